@@ -1,0 +1,65 @@
+"""What can go wrong, named after whose fault it is.
+
+Catch `PostdateError` to catch all of it. The server turns these into RocketMQ response codes, the command line into
+exit codes. A mistake of our own is none of them: it is an `AssertionError` and stops the broker.
+"""
+
+
+class PostdateError(Exception):
+    """Somebody's fault; the subclass says whose."""
+
+
+class UsageError(PostdateError, ValueError):
+    """The caller's fault: the contract of a call was broken."""
+
+
+class IllegalMessage(PostdateError, ValueError):
+    """The producer's fault: the message can never be accepted as it is (RocketMQ code 13)."""
+
+
+class TopicNotFound(PostdateError, LookupError):
+    """The client's fault: it named a topic that does not exist here."""
+
+
+class FlowControl(PostdateError):
+    """Nobody's fault: a named limit is reached for now, and a later try may pass (RocketMQ code 2)."""
+
+
+class Refused(PostdateError):
+    """The sender's fault: a stale or repeated command, such as a stage whose compare-and-set fails."""
+
+
+class DiskFull(PostdateError):
+    """The operator's fault: the disk has no room for what was sent."""
+
+
+class LogFailed(PostdateError):
+    """The disk's fault: a write or fsync of the log failed; no more writes until a restart."""
+
+
+class CorruptData(PostdateError):
+    """The disk's fault: bytes read back are not the bytes written; the subclass says in which file."""
+
+
+class CorruptLog(CorruptData):
+    """The disk's fault: a segment, batch or record of the log is damaged."""
+
+
+class CorruptQueue(CorruptData):
+    """The disk's fault: a queue file is damaged; it can be rebuilt from the log."""
+
+
+class CorruptChunk(CorruptData):
+    """The disk's or the uploader's fault: a chunk is damaged."""
+
+
+class CorruptSnapshot(CorruptData):
+    """The disk's fault: a snapshot is damaged; an older one and the log replace it."""
+
+
+class ForeignFolder(PostdateError):
+    """The operator's fault: the data folder is not ours, or was written by a future version."""
+
+
+class FolderInUse(PostdateError):
+    """The operator's fault: another process holds the data folder."""

@@ -1,0 +1,240 @@
+"""The far queue: what is due later than the lead, in the order in which it came, and what Spark has of it.
+
+    row  | arrival int64 | due int64 | key hashes 2 x uint64 | size | queue | tag hash | kind | level |     48 bytes
+
+A row holds all that a rescue or Spark's index needs, so that neither reads a record to find out. Rows before `taken` are
+Spark's: those due at or before the horizon have been staged, the others wait in the table. A rescue is remembered as
+(low, high, until): messages that arrived in [low, high) and are due at or before `until` went into the wheel from here,
+and a stage that brings one of them again must drop it. It can be forgotten when the horizon has passed `until` and Spark
+has taken every row before `high`: only then can no stage bring one.
+
+The smallest due of each block of rows is kept, so that asking what is due soon costs nothing.
+"""
+
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from postdate.log.batch import CANCEL
+from postdate.log.disk import Disk
+from postdate.log.rows import Rows
+
+FAR = np.dtype(
+    [
+        ("arrival", "<i8"),  # log offset of the record
+        ("due", "<i8"),
+        ("unique_hash", "<u8"),
+        ("key_hash", "<u8"),
+        ("size", "<u4"),
+        ("queue", "<i4"),
+        ("tag_hash", "<i4"),
+        ("kind", "u1"),
+        ("level", "u1"),
+        ("reserved", "<u2"),
+    ]
+)
+FAR_STRUCT = struct.Struct("<qqQQIiiBBH")
+assert FAR_STRUCT.size == FAR.itemsize == 48
+BLOCK_ROWS = 65_536
+# A cancel is rescued only to let its segment go, so it waits for the company of others.
+CANCEL_GRACE_MS = 600_000
+NEVER = (1 << 63) - 1
+
+
+class Rescue(NamedTuple):
+    low: int
+    high: int
+    until: int
+
+    def covers(self, arrival: np.ndarray, due: np.ndarray) -> np.ndarray:
+        mask: np.ndarray = (arrival >= self.low) & (arrival < self.high) & (due <= self.until)
+        return mask
+
+
+class Far:
+    """The rows, Spark's place in them, the rescues that are remembered."""
+
+    def __init__(self, disk: Disk, file_rows: int, tail_rows: int, length: int = 0) -> None:
+        self.rows = Rows(disk, "far", FAR, file_rows, tail_rows, length)
+        self.taken = 0
+        self.horizon_at_ms = 0
+        self.epoch = 0  # of the pipeline that may stage; 0 = there never was one
+        self.rescues: list[Rescue] = []
+        self._minima: list[int] = []  # per block, a lower bound of the dues that wait in it
+        self._edge_minimum = NEVER  # of the untaken rows in the block where `taken` lies
+
+    @property
+    def length(self) -> int:
+        return self.rows.length
+
+    # -- in -----------------------------------------------------------------------------------------------------
+
+    def push(self, row: bytes, due: int) -> None:
+        """A message."""
+        self._note(self.rows.length, due)
+        self.rows.push(row)
+
+    def push_cancel(self, row: bytes, due: int) -> None:
+        self._note(self.rows.length, due + CANCEL_GRACE_MS)
+        self.rows.push(row)
+
+    def extend(self, rows: np.ndarray) -> None:
+        for start in range(0, len(rows), BLOCK_ROWS):
+            self._extend_block(rows[start : start + BLOCK_ROWS])
+
+    def _extend_block(self, rows: np.ndarray) -> None:
+        first = self.rows.length
+        room = BLOCK_ROWS - first % BLOCK_ROWS
+        self._note(first, int(rows["due"][:room].min()))
+        if len(rows) > room:
+            self._note(first + room, int(rows["due"][room:].min()))
+        self.rows.extend(rows)
+
+    def _note(self, offset: int, due: int) -> None:
+        block = offset // BLOCK_ROWS
+        if block == len(self._minima):
+            self._minima.append(NEVER)
+        self._minima[block] = min(self._minima[block], due)
+        if block == self.taken // BLOCK_ROWS:
+            self._edge_minimum = min(self._edge_minimum, due)
+
+    # -- what waits ---------------------------------------------------------------------------------------------
+
+    def earliest(self, *, untaken_only: bool) -> int:
+        """The smallest due that a rescue would find, or less; NEVER where nothing waits."""
+        if not untaken_only:
+            return min(self._minima, default=NEVER)
+        edge = self.taken // BLOCK_ROWS
+        return min(self._edge_minimum, min(self._minima[edge + 1 :], default=NEVER))
+
+    def waits(self, rows: np.ndarray, first: int) -> np.ndarray:
+        """Which of the rows, the first of which is number `first`, are neither staged nor rescued."""
+        numbers = np.arange(first, first + len(rows))
+        unstaged = (numbers >= self.taken) | (rows["due"] > self.horizon_at_ms)
+        waiting: np.ndarray = unstaged & ~self.rescued(rows["arrival"], rows["due"])
+        return waiting
+
+    def rescued(self, arrival: np.ndarray, due: np.ndarray) -> np.ndarray:
+        mask = np.zeros(len(due), np.bool_)
+        for rescue in self.rescues:
+            mask |= rescue.covers(arrival, due)
+        return mask
+
+    def plan_rescue(self, low: int, log_start: int, until: int, blocks_max: int, room: int) -> list[Rescue]:
+        """Which rescues to ask for now: at most so many blocks, at most `room` rows, the earliest first.
+
+        Rows that arrived before `low` are not wanted, those before `log_start` have no record any more. An answer of none
+        leaves `earliest` later than it was, or nothing is to be done.
+        """
+        first = self.rows.search("arrival", low, "left")
+        blocks = [b for b in range(first // BLOCK_ROWS, len(self._minima)) if self._minima[b] <= until][:blocks_max]
+        rows = [self._waiting_in(block, low, until) for block in blocks]
+        candidates = np.concatenate(rows) if rows else np.empty(0, FAR)
+        if not len(candidates):
+            self._refresh(blocks, log_start)
+            return []
+        high = self._block_end_arrival(blocks[-1])
+        if len(candidates) <= room:
+            return [Rescue(low, high, until)]
+        return _rescues_that_fit(candidates, low, high, room)
+
+    def _waiting_in(self, block: int, low: int, until: int) -> np.ndarray:
+        first = block * BLOCK_ROWS
+        rows = self.rows.read(first, first + BLOCK_ROWS)
+        return rows[self.waits(rows, first) & (rows["arrival"] >= low) & (rows["due"] <= until)]
+
+    def _block_end_arrival(self, block: int) -> int:
+        """An arrival behind every row of the block and at or before every row after it."""
+        end = min((block + 1) * BLOCK_ROWS, self.rows.length)
+        return int(self.rows.read(end - 1, end)["arrival"][0]) + 1
+
+    def rescue(self, rescue: Rescue) -> np.ndarray:
+        """Gives the rows of a rescue that still wait and remembers it."""
+        first = self.rows.search("arrival", rescue.low, "left")
+        stop = self.rows.search("arrival", rescue.high, "left")
+        blocks = [b for b in range(first // BLOCK_ROWS, -(-stop // BLOCK_ROWS)) if self._minima[b] <= rescue.until]
+        rows = [self._waiting_in(block, rescue.low, rescue.until) for block in blocks]
+        chosen = np.concatenate(rows) if rows else np.empty(0, FAR)
+        chosen = chosen[chosen["arrival"] < rescue.high]
+        self._remember(rescue)
+        self._refresh(blocks, 0)
+        return chosen
+
+    def _remember(self, rescue: Rescue) -> None:
+        kept = [r for r in self.rescues if r.low < rescue.low or r.high > rescue.high or r.until > rescue.until]
+        if self.epoch == 0:
+            # Nothing was ever taken, and what arrived before `low` has no record left: no stage can bring it.
+            kept = [r for r in kept if r.high > rescue.low and (r.high > rescue.high or r.until > rescue.until)]
+        self.rescues = [*kept, rescue]
+
+    def _refresh(self, blocks: list[int], log_start: int) -> None:
+        """Looks again for the smallest due that waits in these blocks."""
+        edge = self.taken // BLOCK_ROWS
+        for block in blocks:
+            first = block * BLOCK_ROWS
+            rows = self.rows.read(first, first + BLOCK_ROWS)
+            waiting = self.waits(rows, first) & (rows["arrival"] >= log_start)
+            self._minima[block] = _smallest(rows[waiting])
+            if block == edge:
+                self._edge_minimum = _smallest(rows[waiting & (np.arange(first, first + len(rows)) >= self.taken)])
+
+    def find_untaken(self, due: int, column: str, key_hash: int, before: int) -> np.ndarray:
+        """Untaken rows before number `before` of that due and key hash that are not in the wheel."""
+        found = []
+        for block in range(self.taken // BLOCK_ROWS, -(-before // BLOCK_ROWS)):
+            if self._minima[block] <= due:
+                first = max(block * BLOCK_ROWS, self.taken)
+                rows = self.rows.read(first, min((block + 1) * BLOCK_ROWS, before))
+                found.append(
+                    rows[(rows["due"] == due) & (rows[column] == np.uint64(key_hash)) & self.waits(rows, first)]
+                )
+        return np.concatenate(found) if found else np.empty(0, FAR)
+
+    # -- Spark's place ------------------------------------------------------------------------------------------
+
+    def take(self, taken: int, horizon_at_ms: int) -> None:
+        """Moves Spark's place and forgets the rescues that no later stage can meet."""
+        self.taken, self.horizon_at_ms = taken, horizon_at_ms
+        first_untaken = self.arrival_of(taken)
+        self.rescues = [r for r in self.rescues if r.until > horizon_at_ms or r.high > first_untaken]
+        block = taken // BLOCK_ROWS
+        self._edge_minimum = NEVER
+        if block < len(self._minima):
+            rows = self.rows.read(taken, (block + 1) * BLOCK_ROWS)
+            self._edge_minimum = _smallest(rows[self.waits(rows, taken)])
+
+    def arrival_of(self, number: int) -> int:
+        """The arrival of a row; NEVER where the queue ends before it."""
+        rows = self.rows.read(number, number + 1)
+        return int(rows["arrival"][0]) if len(rows) else NEVER
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "length": self.length, "first": self.rows.first, "taken": self.taken, "horizon": self.horizon_at_ms,
+            "epoch": self.epoch, "rescues": list(self.rescues), "minima": list(self._minima), "edge": self._edge_minimum,
+        }  # fmt: skip
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.rows.first = state["first"]
+        self.taken, self.horizon_at_ms, self.epoch = state["taken"], state["horizon"], state["epoch"]
+        self.rescues = [Rescue(*rescue) for rescue in state["rescues"]]
+        self._minima, self._edge_minimum = list(state["minima"]), state["edge"]
+
+
+def _smallest(rows: np.ndarray) -> int:
+    """When the first of the rows is to be rescued."""
+    return int((rows["due"] + CANCEL_GRACE_MS * (rows["kind"] == CANCEL)).min()) if len(rows) else NEVER
+
+
+def _rescues_that_fit(candidates: np.ndarray, low: int, high: int, room: int) -> list[Rescue]:
+    """Rescues for the `room` earliest candidates: all of the dues that fit wholly, and the first of the next one."""
+    if room <= 0:
+        return []
+    order = np.lexsort((candidates["arrival"], candidates["due"]))
+    last = candidates[order[room]]  # the first that does not fit
+    due, arrival = int(last["due"]), int(last["arrival"])
+    rescues = [Rescue(low, high, due - 1)] if int(candidates["due"].min()) < due else []
+    if (candidates["due"][order[:room]] == due).any():
+        rescues.append(Rescue(low, arrival, due))
+    return rescues

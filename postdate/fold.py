@@ -1,0 +1,532 @@
+"""The fold: everything the broker knows, as a function of the durable log alone.
+
+`apply` takes one batch after another: it fires everything due at or before the batch's instant, then applies the batch's
+records as stored at that instant. The live path and a replay call the same function, so they cannot differ. It reads no
+clock, no setting and nothing that the log does not determine; a replica would be the same fold over a copied log.
+
+Small batches go row by row, because a numpy call costs as much as a dozen rows; large ones go by columns. Nothing here
+fails for reasons of the world: rows that cannot be written to their files stay in memory (rows.py).
+"""
+
+import heapq
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from postdate.errors import IllegalMessage
+from postdate.far import FAR, FAR_STRUCT, Far, Rescue
+from postdate.groups import Groups
+from postdate.log import record as records
+from postdate.log.batch import (
+    CANCEL,
+    GROUP,
+    MESSAGE,
+    OFFSETS,
+    PIPELINE,
+    RESCUE,
+    ROW_STRUCT,
+    SETTINGS,
+    STAGE,
+    TOPIC,
+    Batch,
+)  # fmt: skip
+from postdate.log.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk, Chunks
+from postdate.log.disk import Disk
+from postdate.log.queue import ENTRY, ENTRY_STRUCT, Queue
+from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key, key_hash
+from postdate.tombstones import Tombstone, Tombstones
+from postdate.topics import GONE, SCHEDULE_TOPIC, Topics
+from postdate.wheel import DEAD, SINGLE, SINGLE_STRUCT, Due, Run, Wheel
+
+ROWS_BY_COLUMN_MIN = 64
+SCHEDULE_QUEUES = 18
+WAITS = -1  # answer for a message that is not in its queue yet
+LEAD_MS_DEFAULT = 60_000
+
+
+class CancelAnswer(NamedTuple):
+    """What applying a cancel did: its tombstone, and how many messages it found in the wheel (now or cancelled before)."""
+
+    tombstone: Tombstone
+    wheel_count: int
+
+
+class StageAnswer(NamedTuple):
+    accepted: bool
+    reason: str
+
+
+class Fold:
+    """The state, and `apply`. `read` gives the bytes of a record by its offset, empty where it is gone."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        read: Callable[[int, int], bytes],
+        segment_shift: int,
+        file_rows: int,
+        tail_rows: int,
+        *,
+        count_seconds: bool = False,
+    ) -> None:
+        self.disk = disk
+        self._read = read
+        self._shift = segment_shift
+        self.file_rows, self.tail_rows = file_rows, tail_rows
+        self._count_seconds = count_seconds
+        self.position = 0  # everything before it is applied
+        self.at_ms = 0  # of the last batch
+        self.fired_at_ms = 0  # everything due by then has been fired
+        self.lead_ms = LEAD_MS_DEFAULT
+        self.topics = Topics()
+        self.groups = Groups()
+        self.queues: list[Queue] = []  # by number
+        self.waiting: list[int] = []  # by number: messages that wait to become visible in that queue
+        self.wheel = Wheel()
+        self.far = Far(disk, file_rows, tail_rows)
+        self.tombstones = Tombstones()
+        self.chunks = Chunks(disk)
+        self.chunk_end = CHUNK_BIT  # where the next chunk's offsets begin
+        self.chunk_seen: dict[int, int] = {}  # by base: when one of its messages last became visible
+        self.held: dict[
+            int, int
+        ] = {}  # by segment number: records that wait in the wheel or, untaken, in the far queue
+        self.seen: dict[int, int] = {}  # by segment number: when one of its records last became visible or was written
+        self.seconds: dict[int, dict[str, int]] = {}  # by second of due time: messages that wait, by topic
+        self._seconds_heap: list[int] = []
+        self.rescued_count = 0
+        self._handlers: dict[int, Callable[[Batch, tuple[int, ...]], Any]] = {
+            MESSAGE: self._apply_message, CANCEL: self._apply_cancel, STAGE: self._apply_stage,
+            RESCUE: self._apply_rescue, TOPIC: self._apply_topic, GROUP: self._apply_group,
+            OFFSETS: self._apply_offsets, SETTINGS: self._apply_settings, PIPELINE: self._apply_pipeline,
+        }  # fmt: skip
+        self.topics.put(SCHEDULE_TOPIC, SCHEDULE_QUEUES, SCHEDULE_QUEUES, 6, {})
+        self.make_queues()
+
+    def make_queues(self) -> None:
+        """A queue for every number that has none."""
+        for number in range(len(self.queues), len(self.topics.places)):
+            self.queues.append(Queue(self.disk, number, self.file_rows, self.tail_rows))
+            self.waiting.append(0)
+
+    # -- applying -----------------------------------------------------------------------------------------------
+
+    def apply(self, batch: Batch) -> list[Any]:
+        """Applies the next batch; answers one item per row (a message: its queue offset, or WAITS)."""
+        assert batch.offset >= self.position, f"batch {batch.offset} is applied already, the fold is at {self.position}"
+        at_ms = self.at_ms = batch.at_ms
+        if self.wheel.next_due_at_ms <= at_ms:
+            self._fire(at_ms)
+        if at_ms > self.fired_at_ms:
+            self.fired_at_ms = at_ms
+            self._forget_passed(at_ms)
+        answers = self._apply_rows(batch)
+        self.seen[batch.offset >> self._shift] = max(at_ms, self.seen.get(batch.offset >> self._shift, 0))
+        self.position = batch.end
+        return answers
+
+    def _apply_rows(self, batch: Batch) -> list[Any]:
+        if batch.row_count >= ROWS_BY_COLUMN_MIN:
+            rows = batch.array()
+            if (rows["kind"] == MESSAGE).all():
+                return self._apply_messages(batch, rows)
+        return [self._handlers[row[0]](batch, row) for row in ROW_STRUCT.iter_unpack(batch.rows)]
+
+    def _apply_message(self, batch: Batch, row: tuple[int, ...]) -> int:
+        _, level, _, queue, due, unique_hash, first_hash, tag_hash, size, position, _ = row
+        offset = batch.offset + position
+        if level:
+            self._index_level(level, ENTRY_STRUCT.pack(offset, size, due), batch.at_ms)
+        if due <= batch.at_ms:
+            return self._show(queue, offset, size, tag_hash, batch.at_ms)
+        self.waiting[queue] += 1
+        segment = offset >> self._shift
+        self.held[segment] = self.held.get(segment, 0) + 1
+        if self._count_seconds:
+            self._count_second(due, queue, 1)
+        if due <= batch.at_ms + self.lead_ms or due <= self.far.horizon_at_ms:
+            self.wheel.add(due, SINGLE_STRUCT.pack(offset, size, queue, tag_hash, unique_hash, first_hash))
+        else:
+            self.far.push(
+                FAR_STRUCT.pack(offset, due, unique_hash, first_hash, size, queue, tag_hash, MESSAGE, level, 0), due
+            )
+        return WAITS
+
+    def _show(self, queue: int, offset: int, size: int, tag_hash: int, at_ms: int) -> int:
+        """Appends one entry to the queue it goes to now."""
+        target = self.topics.target[queue]
+        if target == GONE:
+            return WAITS
+        shown = self.queues[target]
+        shown.push(ENTRY_STRUCT.pack(offset, size, tag_hash), at_ms)
+        return shown.length - 1
+
+    def _index_level(self, level: int, entry: bytes, at_ms: int) -> None:
+        """Level messages also stand in SCHEDULE_TOPIC_XXXX, for looking with RocketMQ's tools."""
+        self.queues[self._level_number(level)].push(entry, at_ms)
+
+    def _level_number(self, level: int) -> int:
+        topic = self.topics.get(SCHEDULE_TOPIC)
+        if level > len(topic.numbers):
+            self.topics.put(SCHEDULE_TOPIC, level, level, topic.perm, topic.attributes)
+            self.make_queues()
+        return topic.numbers[level - 1]
+
+    def _apply_messages(self, batch: Batch, rows: np.ndarray) -> list[Any]:
+        """The same as _apply_message for each row, by columns."""
+        at_ms, due = batch.at_ms, rows["due"]
+        offset = rows["position"].astype(np.int64) + batch.offset
+        for level in np.unique(rows["level"]).tolist():
+            if level:
+                chosen = rows["level"] == level
+                entries = _entries(offset[chosen], rows["size"][chosen], due[chosen])
+                self.queues[self._level_number(level)].extend(entries, at_ms)
+        now = due <= at_ms
+        near = ~now & (due <= max(self.far.horizon_at_ms, at_ms + self.lead_ms))
+        far = ~now & ~near
+        answers = np.full(len(rows), WAITS, np.int64)
+        if now.any():
+            shown = self._show_many(rows["queue"][now], offset[now], rows["size"][now], rows["tag_hash"][now], at_ms)
+            answers[now] = shown.places()
+        self._hold(rows[~now], offset[~now])
+        if near.any():
+            self.wheel.add_many(due[near], _singles(rows[near], offset[near]))
+        if far.any():
+            self.far.extend(_far_rows(rows[far], offset[far]))
+        return answers.tolist()
+
+    def _hold(self, rows: np.ndarray, offset: np.ndarray) -> None:
+        """Counts messages that begin to wait."""
+        for queue, count in _counts(rows["queue"]):
+            self.waiting[queue] += count
+        for segment, count in _counts(offset >> self._shift):
+            self.held[segment] = self.held.get(segment, 0) + count
+        if self._count_seconds:
+            for due, queue in zip(rows["due"].tolist(), rows["queue"].tolist(), strict=True):
+                self._count_second(due, queue, 1)
+
+    def _count_second(self, due: int, queue: int, count: int) -> None:
+        second, name = due // 1_000, self.topics.places[queue][0]
+        if second not in self.seconds:
+            self.seconds[second] = {}
+            heapq.heappush(self._seconds_heap, second)
+        self.seconds[second][name] = self.seconds[second].get(name, 0) + count
+
+    def load_seconds(self, seconds: dict[int, dict[str, int]]) -> None:
+        self.seconds = seconds
+        self._seconds_heap = sorted(seconds)
+
+    def _show_many(
+        self, queue: np.ndarray, offset: np.ndarray, size: np.ndarray, tag_hash: np.ndarray, at_ms: int
+    ) -> "_Grouped":
+        """Appends many entries, in order, to the queues they go to now."""
+        grouped = _Grouped(self.topics.target_array[queue])
+        entries = _entries(offset, size, tag_hash)
+        if grouped.order is not None:
+            entries = entries[grouped.order]
+        for number, start, stop in grouped.groups:
+            if number != GONE:
+                grouped.first[number] = self.queues[number].length
+                self.queues[number].extend(entries[start:stop], at_ms)
+        return grouped
+
+    # -- firing -------------------------------------------------------------------------------------------------
+
+    def _fire(self, at_ms: int) -> None:
+        """Appends everything due at or before `at_ms` to its queue, in (due, arrival) order."""
+        for run in self.wheel.runs:
+            if run.next_due <= at_ms:
+                self.chunk_seen[run.base] = at_ms
+        while self.wheel.next_due_at_ms <= at_ms:
+            few = self.wheel.take_few(at_ms, ROWS_BY_COLUMN_MIN)
+            if few is None:
+                for piece in self.wheel.take(at_ms):
+                    self._fire_many(piece, at_ms)
+            else:
+                for _, queue, offset, size, tag_hash in few:
+                    self._show(queue, offset, size, tag_hash, at_ms)
+                    self.waiting[queue] -= 1
+                    self._release(offset >> self._shift, 1, at_ms)
+
+    def _fire_many(self, piece: Due, at_ms: int) -> None:
+        self._show_many(piece.queue, piece.offset, piece.size, piece.tag_hash, at_ms)
+        for queue, count in _counts(piece.queue):
+            self.waiting[queue] -= count
+        in_log = piece.offset < CHUNK_BIT
+        for segment, count in _counts((piece.offset if in_log.all() else piece.offset[in_log]) >> self._shift):
+            self._release(segment, count, at_ms)
+
+    def _release(self, segment: int, count: int, seen_at_ms: int) -> None:
+        """Records of a segment wait no more."""
+        left = self.held[segment] - count
+        if left:
+            self.held[segment] = left
+        else:
+            del self.held[segment]
+        self.seen[segment] = max(seen_at_ms, self.seen.get(segment, 0))
+
+    def _forget_passed(self, at_ms: int) -> None:
+        if self.tombstones.pop_fired(at_ms):
+            self.tombstones.sweep(self._is_needed)
+        while self._seconds_heap and self._seconds_heap[0] < at_ms // 1_000:
+            del self.seconds[heapq.heappop(self._seconds_heap)]
+
+    # -- cancels ------------------------------------------------------------------------------------------------
+
+    def _apply_cancel(self, batch: Batch, row: tuple[int, ...]) -> CancelAnswer:
+        body = self._body(batch, row)
+        arrival = batch.offset + row[9]
+        due, far_offset = body["due"], -1
+        hashed = key_hash(body["key"])
+        far_before = self.far.length
+        if due > self.far.horizon_at_ms:
+            far_offset = far_before
+            unique, first = (hashed, 0) if body["by"] == "unique" else (0, hashed)
+            self.far.push_cancel(FAR_STRUCT.pack(arrival, due, unique, first, row[8], -1, 0, CANCEL, 0, 0), due)
+            segment = arrival >> self._shift
+            self.held[segment] = self.held.get(segment, 0) + 1
+        tombstone = Tombstone(body["topic"], body["key"], body["by"], due, arrival, hashed, far_offset, far_before)
+        self.tombstones.add(tombstone)
+        wheel_count = self._kill_in_wheel(tombstone)
+        if due <= self.fired_at_ms:
+            self.tombstones.pop_fired(self.fired_at_ms)
+            self.tombstones.sweep(self._is_needed)
+        return CancelAnswer(tombstone, wheel_count)
+
+    def _kill_in_wheel(self, tombstone: Tombstone) -> int:
+        count = 0
+        for found in self.wheel.find(tombstone.due, tombstone.column, tombstone.key_hash):
+            if found.arrival < tombstone.arrival and self.matches(tombstone, found.offset, found.size):
+                count += 1
+                if found.queue != DEAD:
+                    self.wheel.kill(found)
+                    self.waiting[found.queue] -= 1
+                    if found.run is None:
+                        self._release(found.offset >> self._shift, 1, self.at_ms)
+        return count
+
+    def matches(self, tombstone: Tombstone, offset: int, size: int) -> bool:
+        """Whether the record is of the tombstone's topic and key: equal hashes are only a hint."""
+        data = self.read(offset, size)
+        if not data or records.topic_of(data) != tombstone.topic:
+            return False
+        try:
+            properties = records.properties_of(data)
+        except IllegalMessage:
+            return False  # a producer's bytes that are no text: they have no key either
+        if tombstone.by == "unique":
+            return properties.get(PROPERTY_UNIQ_KEY) == tombstone.key
+        return first_key(properties.get(PROPERTY_KEYS, "")) == tombstone.key
+
+    def read(self, offset: int, size: int) -> bytes:
+        """A record's bytes, from the log or a chunk; empty where it is gone."""
+        return self._read(offset, size) if offset < CHUNK_BIT else self.chunks.read(offset, size)
+
+    def _is_needed(self, tombstone: Tombstone) -> bool:
+        """Whether a fired tombstone may still meet a message that comes into the wheel."""
+        far = self.far
+        if far.taken >= tombstone.far_before:
+            return False
+        # A rescue that had every row which could still be staged has put its messages into the wheel, where the tombstone
+        # met them; a stage that brings them again drops them. Where there never was a pipeline, that is every row in the log.
+        return not any(
+            (r.low == 0 or far.epoch == 0) and r.high >= tombstone.arrival and r.until >= tombstone.due
+            for r in far.rescues
+        )
+
+    def _dead_by_tombstone(
+        self, due: np.ndarray, arrival: np.ndarray, columns: np.ndarray, at: Callable[[int], tuple[int, int]]
+    ) -> np.ndarray:
+        """Which rows a tombstone cancels. `columns` has the hash columns, `at` gives (offset, size) of a row's record."""
+        dead = np.zeros(len(due), np.bool_)
+        if not len(due) or not self.tombstones.count:
+            return dead
+        for tombstone in self.tombstones.between(int(due.min()), int(due.max())):
+            hits = (due == tombstone.due) & (columns[tombstone.column] == np.uint64(tombstone.key_hash))
+            for hit in np.flatnonzero(hits & (arrival < tombstone.arrival)).tolist():
+                if not dead[hit] and self.matches(tombstone, *at(hit)):
+                    dead[hit] = True
+        return dead
+
+    # -- far messages into the wheel ----------------------------------------------------------------------------
+
+    def _apply_rescue(self, batch: Batch, row: tuple[int, ...]) -> int:
+        """Moves far messages that wait into the wheel; answers how many."""
+        body = self._body(batch, row)
+        rows = self.far.rescue(Rescue(body["low"], body["high"], body["until"]))
+        is_message = rows["kind"] == MESSAGE
+        for segment, count in _counts(rows["arrival"][~is_message] >> self._shift):
+            self._release(segment, count, batch.at_ms)  # cancels: their tombstones have the rest of their work
+        rows = rows[is_message]
+        dead = self._dead_by_tombstone(
+            rows["due"], rows["arrival"], rows, lambda hit: (int(rows["arrival"][hit]), int(rows["size"][hit]))
+        )
+        self._drop(rows[dead]["queue"])
+        for segment, count in _counts(rows["arrival"][dead] >> self._shift):
+            self._release(segment, count, batch.at_ms)
+        rows = rows[~dead]
+        self.wheel.add_many(rows["due"], _singles(rows, rows["arrival"]))
+        self.rescued_count += len(rows)
+        self.tombstones.sweep(self._is_needed)
+        return len(rows)
+
+    def _drop(self, queues: np.ndarray) -> None:
+        for queue, count in _counts(queues):
+            self.waiting[queue] -= count
+
+    def _apply_stage(self, batch: Batch, row: tuple[int, ...]) -> StageAnswer:
+        body = self._body(batch, row)
+        reason = self.stage_problem(body)
+        if reason:
+            return StageAnswer(False, reason)
+        chunks = [self.chunks.open(entry["name"]) for entry in body["chunks"]]  # may raise: before anything changes
+        self._take_far(body["far"][1], batch.at_ms)
+        for chunk in chunks:
+            self._stage_chunk(chunk, batch.at_ms)
+        for queue, count in body["cancelled"]:
+            self.waiting[queue] -= count
+        self.far.take(body["far"][1], body["horizon"][1])
+        self.tombstones.forget_taken(self.far.taken, self.far.horizon_at_ms)
+        self.tombstones.sweep(self._is_needed)
+        return StageAnswer(True, "")
+
+    def stage_problem(self, body: dict[str, Any]) -> str:
+        """Why a stage is refused; empty where it is accepted. Compare and set on epoch, taken and horizon."""
+        far = self.far
+        (far_from, far_to), (horizon_from, horizon_to) = body["far"], body["horizon"]
+        if body["epoch"] != far.epoch:
+            return f"epoch {body['epoch']} is not the current one ({far.epoch}): another pipeline has registered"
+        if far_from != far.taken or horizon_from != far.horizon_at_ms:
+            return (
+                f"it starts at far {far_from} and horizon {horizon_from}, "
+                f"the broker is at far {far.taken} and horizon {far.horizon_at_ms}"
+            )
+        if not far_from <= far_to <= far.length or horizon_to < horizon_from:
+            return f"it ends at far {far_to} and horizon {horizon_to}; the far queue has {far.length} rows"
+        return ""
+
+    def _take_far(self, until: int, at_ms: int) -> None:
+        """The log need not hold for Spark's sake what Spark has taken now."""
+        start = self.far.taken
+        rows = self.far.rows.read(start, until)
+        still_held = rows[~self.far.rescued(rows["arrival"], rows["due"])]
+        for segment, count in _counts(still_held["arrival"] >> self._shift):
+            self._release(segment, count, at_ms)
+
+    def _stage_chunk(self, chunk: Chunk, at_ms: int) -> None:
+        index = chunk.index
+        base = self.chunk_end
+        self.chunk_end += (chunk.head.file_bytes + 7) & -8
+        self.chunks.add(base, chunk)
+        self.chunk_seen[base] = at_ms
+        rescued = self.far.rescued(index["arrival"], index["due"]) & (index["flags"] & FLAG_OWN_ARRIVAL == 0)
+        dead = self._dead_by_tombstone(
+            index["due"], index["arrival"], index,
+            lambda hit: (base + int(index["position"][hit]), int(index["size"][hit])),
+        ) & ~rescued  # fmt: skip
+        self._drop(index["queue"][dead])
+        self.wheel.stage(Run(base, index, 0, dead | rescued))
+
+    # -- the small tables ---------------------------------------------------------------------------------------
+
+    def _apply_topic(self, batch: Batch, row: tuple[int, ...]) -> int:
+        """Answers how many messages waited for a topic that is deleted."""
+        body = self._body(batch, row)
+        if body["op"] == "delete":
+            topic = self.topics.delete(body["name"])
+            self.groups.forget_topic(body["name"])
+            return sum(self.waiting[number] for number in topic.numbers) if topic else 0
+        self.topics.put(body["name"], body["read"], body["write"], body["perm"], body["attributes"])
+        self.make_queues()
+        return 0
+
+    def _apply_group(self, batch: Batch, row: tuple[int, ...]) -> None:
+        body = self._body(batch, row)
+        if body["op"] == "delete":
+            self.groups.delete(body["name"])
+        else:
+            self.groups.put(body["name"], body["settings"])
+
+    def _apply_offsets(self, batch: Batch, row: tuple[int, ...]) -> None:
+        body = self._body(batch, row)
+        for topic, queue_id, offset in body["offsets"]:
+            self.groups.commit(body["group"], topic, queue_id, offset)
+
+    def _apply_settings(self, batch: Batch, row: tuple[int, ...]) -> None:
+        self.lead_ms = self._body(batch, row)["lead_ms"]
+
+    def _apply_pipeline(self, batch: Batch, row: tuple[int, ...]) -> int:
+        """A pipeline registers: whatever an older one brings is refused from now on."""
+        self.far.epoch += 1
+        return self.far.epoch
+
+    def _body(self, batch: Batch, row: tuple[int, ...]) -> Any:
+        """The content of a system record."""
+        return json.loads(records.decode(self._read(batch.offset + row[9], row[8])).body)
+
+
+class _Grouped:
+    """A column of queue numbers brought together by number, each group in its old order."""
+
+    def __init__(self, target: np.ndarray) -> None:
+        counts = _counts(target)
+        self.order: np.ndarray | None = None
+        if len(counts) > 1:
+            # numpy sorts 16-bit integers by radix; GONE becomes the largest there, so that group comes last.
+            narrow = counts[-1][0] < 65_535
+            self.order = np.argsort(target.astype(np.uint16) if narrow else target, kind="stable")
+            if narrow and counts[0][0] == GONE:
+                counts = [*counts[1:], counts[0]]
+        self.groups: list[tuple[int, int, int]] = []  # (number, start, stop) in the new order
+        self.first: dict[int, int] = {}  # by number: where its group stands in its queue
+        stop = 0
+        for number, count in counts:
+            self.groups.append((number, stop, stop + count))
+            stop += count
+
+    def places(self) -> np.ndarray:
+        """The queue offset of each, in the old order; WAITS for those that went nowhere."""
+        parts = [
+            np.arange(stop - start) + self.first[number] if number != GONE else np.full(stop - start, WAITS)
+            for number, start, stop in self.groups
+        ]
+        places = np.concatenate(parts)
+        if self.order is None:
+            return places
+        scattered = np.empty_like(places)
+        scattered[self.order] = places
+        return scattered
+
+
+def _entries(offset: np.ndarray, size: np.ndarray, tag: np.ndarray) -> np.ndarray:
+    entries = np.empty(len(offset), ENTRY)
+    entries["offset"], entries["size"], entries["tag"] = offset, size, tag
+    return entries
+
+
+def _singles(rows: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    singles = np.empty(len(rows), SINGLE)
+    singles["offset"] = offset
+    for name in ("size", "queue", "tag_hash", "unique_hash", "key_hash"):
+        singles[name] = rows[name]
+    return singles
+
+
+def _far_rows(rows: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    far = np.zeros(len(rows), FAR)
+    far["arrival"] = offset
+    for name in ("due", "unique_hash", "key_hash", "size", "queue", "tag_hash", "kind", "level"):
+        far[name] = rows[name]
+    return far
+
+
+def _counts(values: np.ndarray) -> list[tuple[int, int]]:
+    """How often each value occurs; values are small or close together."""
+    if not len(values):
+        return []
+    low = int(values.min())
+    counts = np.bincount(values - low)
+    hits = np.flatnonzero(counts)
+    return list(zip((hits + low).tolist(), counts[hits].tolist(), strict=True))

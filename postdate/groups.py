@@ -1,0 +1,53 @@
+"""Consumer groups and their offsets: small tables of the fold.
+
+An offset belongs to (group, topic, queue id) and says which entry the group wants next. Deleting a topic or a group forgets
+its offsets. Who is connected, and which member reads what, is the server's business.
+"""
+
+from typing import Any
+
+Offsets = dict[tuple[str, int], int]  # (topic, queue id) -> offset
+
+
+class Groups:
+    """Settings of groups that somebody made, and offsets of every group that committed one."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, dict[str, Any]] = {}
+        self._offsets: dict[str, Offsets] = {}
+
+    def put(self, name: str, settings: dict[str, Any]) -> None:
+        self.settings[name] = settings
+
+    def delete(self, name: str) -> None:
+        self.settings.pop(name, None)
+        self._offsets.pop(name, None)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        self._offsets.setdefault(group, {})[topic, queue_id] = offset
+
+    def offset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The committed offset; None where the group never committed one."""
+        return self._offsets.get(group, {}).get((topic, queue_id))
+
+    def offsets(self, group: str) -> Offsets:
+        return dict(self._offsets.get(group, {}))
+
+    def forget_topic(self, topic: str) -> None:
+        for offsets in self._offsets.values():
+            for place in [place for place in offsets if place[0] == topic]:
+                del offsets[place]
+
+    def state(self) -> dict[str, Any]:
+        rows = [
+            [group, topic, queue_id, offset]
+            for group, offsets in self._offsets.items()
+            for (topic, queue_id), offset in offsets.items()
+        ]
+        return {"groups": dict(self.settings), "offsets": rows}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.settings = dict(state["groups"])
+        self._offsets = {}
+        for group, topic, queue_id, offset in state["offsets"]:
+            self.commit(group, topic, queue_id, offset)

@@ -1,0 +1,151 @@
+"""A batch: the unit of the log, there wholly or not at all.
+
+    0        4     5     6        8         12       16        24       32         40          48
+    +--------+-----+-----+--------+---------+--------+---------+--------+----------+-----------+
+    | magic  |kind |ver. | 0      | length  | count  | offset  | at_ms  | durable  | checksum  |
+    +--------+-----+-----+--------+---------+--------+---------+--------+----------+-----------+
+    | count rows of 48 bytes (ROW)                                                             |
+    | the records, one behind the other, in RocketMQ's layout (record.py)                      |
+    | zeros up to a multiple of 8                                                              |
+    +------------------------------------------------------------------------------------------+
+
+All little-endian (the records inside are big-endian, as RocketMQ wants them). `length` counts the whole batch,
+`offset` is its own place in the log, so that bytes left by an earlier life of the file are never taken for a batch;
+`durable` is the position that was known to be on disk when the batch was written: an open that finds damage below it
+knows that an acknowledged message is hurt. The checksum (xxh3, 64 bits) covers everything but itself.
+
+A filler (kind 2) has no rows, takes the rest of its segment and is zeros behind its header.
+
+The rows say all that the fold needs, so that neither the live path nor a replay parses a property twice.
+"""
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from postdate.log.disk import View
+
+MAGIC = 0x31424450  # "PDB1"
+VERSION = 1
+KIND_BATCH, KIND_FILLER = 1, 2
+
+_HEAD = struct.Struct("<IBBHIIqqq")
+_CHECKSUM = struct.Struct("<Q")
+HEADER_BYTES = _HEAD.size + _CHECKSUM.size
+ALIGNMENT = 8
+
+# What a record is (column `kind` of ROW).
+MESSAGE, CANCEL, STAGE, RESCUE, TOPIC, GROUP, OFFSETS, SETTINGS, PIPELINE = range(1, 10)
+KIND_NAMES = {
+    MESSAGE: "message",
+    CANCEL: "cancel",
+    STAGE: "stage",
+    RESCUE: "rescue",
+    TOPIC: "topic",
+    GROUP: "group",
+    OFFSETS: "offsets",
+    SETTINGS: "settings",
+    PIPELINE: "pipeline",
+}
+
+ROW = np.dtype(
+    [
+        ("kind", "u1"),
+        ("level", "u1"),  # delay level, 0 = none
+        ("reserved", "<u2"),
+        ("queue", "<i4"),  # queue number (topics.py), -1 for records that belong to no queue
+        ("due", "<i8"),  # epoch ms, 0 = at once
+        ("unique_hash", "<u8"),  # of UNIQ_KEY, 0 = none
+        ("key_hash", "<u8"),  # of the first of KEYS, 0 = none
+        ("tag_hash", "<i4"),
+        ("size", "<u4"),  # of the record
+        ("position", "<u4"),  # of the record, from the start of the batch
+        ("reserved2", "<u4"),
+    ]
+)
+ROW_STRUCT = struct.Struct("<BBHiqQQiIII")
+ROW_BYTES = ROW.itemsize
+assert ROW_STRUCT.size == ROW_BYTES, "the struct and the dtype are one format"
+
+
+class Batch(NamedTuple):
+    """One batch as it stands in the log; `rows` are the raw bytes of its ROW array."""
+
+    offset: int
+    length: int
+    at_ms: int
+    durable: int
+    row_count: int
+    rows: bytes
+    kind: int = KIND_BATCH
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+    def array(self) -> np.ndarray:
+        return np.frombuffer(self.rows, ROW)
+
+
+def batch_bytes(count: int, records_bytes: int) -> int:
+    """The length of a batch of so many rows and record bytes."""
+    return (HEADER_BYTES + count * ROW_BYTES + records_bytes + ALIGNMENT - 1) & -ALIGNMENT
+
+
+def records_position(count: int) -> int:
+    """Where the first record stands, from the start of the batch."""
+    return HEADER_BYTES + count * ROW_BYTES
+
+
+def header(kind: int, offset: int, at_ms: int, durable: int, count: int, body: bytes) -> bytes:
+    """The header in front of `body`, which is everything behind it."""
+    head = _HEAD.pack(MAGIC, kind, VERSION, 0, HEADER_BYTES + len(body), count, offset, at_ms, durable)
+    return head + _CHECKSUM.pack(_checksum(head, body))
+
+
+def _checksum(head: bytes, body: bytes) -> int:
+    return xxh3_64_intdigest(body, xxh3_64_intdigest(head))
+
+
+class Found(NamedTuple):
+    """What stands at a place where a batch should begin: a batch, or the reason why it is none."""
+
+    batch: Batch | None
+    problem: str
+
+
+def parse(view: View, position: int, offset: int) -> Found:
+    """Reads the batch at a position of a segment's view, which should be the one at this offset of the log.
+
+    Never raises for what the bytes say: damage and the end of the log look alike from here, and the log tells them apart.
+    """
+    data = view[position : position + HEADER_BYTES]
+    if len(data) < HEADER_BYTES:
+        return Found(None, f"only {len(data)} bytes are left, a batch header has {HEADER_BYTES}")
+    magic, kind, version, _, length, count, own_offset, at_ms, durable = _HEAD.unpack_from(data)
+    problem = _header_problem(magic, kind, version, length, count, own_offset, offset)
+    if problem:
+        return Found(None, problem)
+    body = view[position + HEADER_BYTES : position + length]
+    if len(body) != length - HEADER_BYTES:
+        return Found(None, f"the batch has {length} bytes, only {HEADER_BYTES + len(body)} are left in its segment")
+    (checksum,) = _CHECKSUM.unpack_from(data, _HEAD.size)
+    if checksum != _checksum(data[: _HEAD.size], body):
+        return Found(None, f"the checksum of the batch of {length} bytes does not match")
+    return Found(Batch(offset, length, at_ms, durable, count, body[: count * ROW_BYTES], kind), "")
+
+
+def _header_problem(magic: int, kind: int, version: int, length: int, count: int, own_offset: int, offset: int) -> str:
+    if magic == 0 and kind == 0 and length == 0:
+        return "nothing is written here"
+    if magic != MAGIC:
+        return f"the magic is {magic:#010x}, expected {MAGIC:#010x}"
+    if version != VERSION:
+        return f"the batch has version {version}, this program knows {VERSION}"
+    if own_offset != offset:
+        return f"the batch says it stands at {own_offset}"
+    if kind not in (KIND_BATCH, KIND_FILLER) or length % ALIGNMENT or length < records_position(count):
+        return f"kind {kind}, length {length} and count {count} do not fit"
+    return ""

@@ -1,0 +1,170 @@
+"""A chunk: the records of a promoted window with their sorted index, uploaded once and read in place.
+
+    0       4      8        16            24           32          40        48       56         64
+    +-------+------+--------+-------------+------------+-----------+---------+--------+----------+
+    | magic | ver. | count  | index sum   | record sum | bytes     | due low | due hi | head sum |
+    +-------+------+--------+-------------+------------+-----------+---------+--------+----------+
+    | count rows of 56 bytes (CHUNK_ROW), ascending by (due, arrival)                            |
+    | the records                                                                                |
+    +--------------------------------------------------------------------------------------------+
+
+Little-endian; sums are xxh3. A staged chunk gets a range of offsets of its own, above every offset of the log (CHUNK_BIT),
+so that a queue entry resolves to a record the same way wherever the record lies.
+"""
+
+import struct
+from bisect import bisect_right
+from typing import NamedTuple
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from postdate.errors import CorruptChunk
+from postdate.log.disk import Disk
+
+FOLDER = "chunks"
+CHUNK_BIT = 1 << 62
+MAGIC = 0x31434450  # "PDC1"
+VERSION = 1
+FLAG_OWN_ARRIVAL = 1  # imported or postponed: not a message of the far queue, a rescue never had it
+
+_HEAD = struct.Struct("<IIqQQqqq")
+_SUM = struct.Struct("<Q")
+HEADER_BYTES = _HEAD.size + _SUM.size
+
+CHUNK_ROW = np.dtype(
+    [
+        ("due", "<i8"),
+        ("arrival", "<i8"),
+        ("position", "<i8"),  # of the record, from the start of the file
+        ("size", "<u4"),
+        ("queue", "<i4"),
+        ("tag_hash", "<i4"),
+        ("flags", "<u4"),
+        ("unique_hash", "<u8"),
+        ("key_hash", "<u8"),
+    ]
+)
+assert CHUNK_ROW.itemsize == 56
+
+
+class Head(NamedTuple):
+    row_count: int
+    index_sum: int
+    records_sum: int
+    file_bytes: int
+    due_low_ms: int
+    due_high_ms: int
+
+
+def write(disk: Disk, name: str, index: np.ndarray, records: bytes) -> None:
+    """Writes and syncs a chunk. `index` is sorted; its positions count from the first record and are moved here."""
+    rows = index.astype(CHUNK_ROW)
+    records_at = HEADER_BYTES + rows.nbytes
+    rows["position"] += records_at
+    body = rows.tobytes()
+    due_low, due_high = (int(rows["due"][0]), int(rows["due"][-1])) if len(rows) else (0, 0)
+    head = _HEAD.pack(
+        MAGIC, VERSION, len(rows), xxh3_64_intdigest(body), xxh3_64_intdigest(records), records_at + len(records),
+        due_low, due_high,
+    )  # fmt: skip
+    path = path_of(name)
+    disk.reach("chunk.write")
+    disk.write(path, 0, head, _SUM.pack(xxh3_64_intdigest(head)), body, records)
+    disk.sync(path)
+    disk.sync_folder(FOLDER)
+    disk.reach("chunk.written")
+
+
+def path_of(name: str) -> str:
+    return f"{FOLDER}/{name}"
+
+
+class Chunk:
+    """An open chunk. Opening reads the header only; `verify` reads all of it."""
+
+    def __init__(self, disk: Disk, name: str) -> None:
+        self.name = name
+        size = disk.size(path_of(name))
+        if size < HEADER_BYTES:
+            raise CorruptChunk(f"{path_of(name)} is missing or cut short ({size} bytes)")
+        self._bytes = disk.array(path_of(name))
+        self.head = self._read_head(size)
+        # In place: the rows cost no memory of ours.
+        self.index: np.ndarray = self._bytes[HEADER_BYTES : self._records_at()].view(CHUNK_ROW)
+
+    def _read_head(self, size: int) -> Head:
+        data = self._bytes[:HEADER_BYTES].tobytes()
+        magic, version, *fields = _HEAD.unpack_from(data)
+        (head_sum,) = _SUM.unpack_from(data, _HEAD.size)
+        if magic != MAGIC or head_sum != xxh3_64_intdigest(data[: _HEAD.size]):
+            raise CorruptChunk(f"{path_of(self.name)}: the header is damaged")
+        if version != VERSION:
+            raise CorruptChunk(f"{path_of(self.name)}: version {version}, this program knows {VERSION}")
+        head = Head(*fields)
+        if head.file_bytes != size:
+            raise CorruptChunk(f"{path_of(self.name)}: {size} bytes, its header says {head.file_bytes}")
+        return head
+
+    def _records_at(self) -> int:
+        return HEADER_BYTES + self.head.row_count * CHUNK_ROW.itemsize
+
+    def read(self, position: int, size: int) -> bytes:
+        return self._bytes[position : position + size].tobytes()
+
+    def verify(self) -> None:
+        """Reads everything. Raises CorruptChunk for sums that do not match, rows out of order or out of bounds."""
+        index, place = self.index, path_of(self.name)
+        records_at = self._records_at()
+        if xxh3_64_intdigest(self._bytes[HEADER_BYTES:records_at].data) != self.head.index_sum:
+            raise CorruptChunk(f"{place}: the checksum of the index does not match")
+        if xxh3_64_intdigest(self._bytes[records_at:].data) != self.head.records_sum:
+            raise CorruptChunk(f"{place}: the checksum of the records does not match")
+        due, arrival = index["due"], index["arrival"]
+        later = (due[1:] > due[:-1]) | ((due[1:] == due[:-1]) & (arrival[1:] >= arrival[:-1]))
+        if not later.all():
+            raise CorruptChunk(f"{place}: row {int(np.flatnonzero(~later)[0]) + 1} is not in (due, arrival) order")
+        ends = index["position"] + index["size"].astype(np.int64)
+        if len(index) and (index["position"].min() < records_at or ends.max() > self.head.file_bytes):
+            raise CorruptChunk(f"{place}: a row points outside the records")
+
+
+class Chunks:
+    """The staged chunks, by the offset range that staging gave each."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._bases: list[int] = []
+        self._chunks: dict[int, Chunk] = {}
+
+    def open(self, name: str) -> Chunk:
+        return Chunk(self._disk, name)
+
+    def add(self, base: int, chunk: Chunk) -> None:
+        self._bases.append(base)
+        self._chunks[base] = chunk
+
+    def read(self, offset: int, size: int) -> bytes:
+        """The bytes of a record; empty where its chunk is gone."""
+        index = bisect_right(self._bases, offset) - 1
+        if index < 0:
+            return b""
+        base = self._bases[index]
+        return self._chunks[base].read(offset - base, size)
+
+    def holds(self, offset: int) -> bool:
+        index = bisect_right(self._bases, offset) - 1
+        return index >= 0 and offset - self._bases[index] < self._chunks[self._bases[index]].head.file_bytes
+
+    def name_of(self, base: int) -> str:
+        return self._chunks[base].name
+
+    def bases(self) -> list[int]:
+        return list(self._bases)
+
+    def remove(self, base: int) -> None:
+        """For retention: the caller has made sure that nothing needs it."""
+        self._disk.reach("chunk.remove")
+        chunk = self._chunks.pop(base)
+        self._bases.remove(base)
+        self._disk.remove(path_of(chunk.name))

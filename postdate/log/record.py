@@ -1,0 +1,281 @@
+"""A record: the bytes of one message as RocketMQ stores them and as its clients read them.
+
+```
+  0        4        8        12       16       20               28               36       40               48
+  +--------+--------+--------+--------+--------+----------------+----------------+--------+----------------+
+  | size   | magic  | body   | queue  | flag   | queue offset   | offset         | sys    | born at ms     |
+  |        |        | crc    | id     |        |                |                | flag   |                |
+  +--------+--------+--------+--------+--------+----------------+----------------+--------+----------------+
+  48               56               64               72       76               84       88
+  +----------------+----------------+----------------+--------+----------------+--------+------ - - ------+
+  | born host      | stored at ms   | store host     | recon- | prepared       | body   | body            |
+  | address, port  |                | address, port  | sumed  | offset         | bytes  |                 |
+  +----------------+----------------+----------------+--------+----------------+--------+------ - - ------+
+  +--------+------ - - ------+--------+------ - - ------+
+  | topic  | topic           | prop.  | properties      |
+  | bytes  |                 | bytes  |                 |
+  +--------+------ - - ------+--------+------ - - ------+
+```
+
+Numbers are big-endian and signed, magic and crc apart. The positions hold for two IPv4 hosts; a host with an IPv6
+address has 12 bytes more and its bit in the sys flag. Topic bytes is an int8 in version 1 and an int16 in version 2,
+which is for topics above 127 bytes; the magic tells the version. Prop. bytes is an int16. The smallest record has 91
+bytes.
+
+The crc covers the body alone; the checksum of its batch covers the whole record. Queue offset and stored at, and for
+chunks the offset, are known for good only when the message becomes visible: `delivered` fills them in for the consumer.
+This module computes; it reads and writes no file.
+"""
+
+from struct import Struct, calcsize
+from typing import NamedTuple
+from zlib import crc32
+
+from postdate.errors import CorruptLog, UsageError
+from postdate.message import Host, Message, decode_properties
+
+MAGIC_V1 = 0xDAA320A7
+MAGIC_V2 = 0xDAA320AB
+
+TOPIC_BYTES_MAX_V1 = 127
+
+BORN_HOST_V6 = 16
+STORE_HOST_V6 = 32
+_HOSTS_V6 = BORN_HOST_V6 | STORE_HOST_V6
+# RocketMQ keeps a crc in a signed int32 and drops the bit that would make it negative.
+_CRC_MASK = 0x7FFFFFFF
+
+_INT8 = Struct(">b")
+_INT16 = Struct(">h")
+_INT32 = Struct(">i")
+_SIZE_AND_MAGIC = Struct(">iI")
+
+# size, magic, crc, queue id, flag | queue offset, offset | sys flag, born at, born host | stored at | the rest
+_UP_TO_QUEUE_OFFSET = "iIIii"
+_OFFSETS = "qq"
+_SYS_FLAG_TO_BORN_HOST = "iq{born}si"
+_STORED_AT = "q"
+_FROM_STORE_HOST = "{store}siiqi"
+
+_MAGIC_POSITION = calcsize(">i")
+_QUEUE_OFFSET_POSITION = calcsize(">" + _UP_TO_QUEUE_OFFSET)
+_SYS_FLAG_POSITION = calcsize(">" + _UP_TO_QUEUE_OFFSET + _OFFSETS)
+# The bits that tell the hosts' kinds are in the last byte of the big-endian sys flag; the version's
+# in that of the magic.
+_HOST_BITS_POSITION = _SYS_FLAG_POSITION + 3
+_VERSION_POSITION = _MAGIC_POSITION + 3
+_VERSION_2 = MAGIC_V2 & 0xFF
+
+
+class _Layout(NamedTuple):
+    """The places that depend on the hosts' kinds; one for each of the four values of the two bits."""
+
+    host_bits: int
+    head: Struct  # everything before the body
+    patch: Struct  # queue offset, offset, what stands between, stored at
+    stored_at_position: int
+    patch_end: int
+
+
+def _layout(born: int, store: int) -> _Layout:
+    between = calcsize(">" + _SYS_FLAG_TO_BORN_HOST.format(born=born))
+    before_stored_at = _UP_TO_QUEUE_OFFSET + _OFFSETS + _SYS_FLAG_TO_BORN_HOST.format(born=born)
+    patch = Struct(f">{_OFFSETS}{between}s{_STORED_AT}")
+    return _Layout(
+        host_bits=(BORN_HOST_V6 if born == 16 else 0) | (STORE_HOST_V6 if store == 16 else 0),
+        head=Struct(">" + before_stored_at + _STORED_AT + _FROM_STORE_HOST.format(store=store)),
+        patch=patch,
+        stored_at_position=calcsize(">" + before_stored_at),
+        patch_end=_QUEUE_OFFSET_POSITION + patch.size,
+    )
+
+
+_BY_ADDRESS_BYTES = {(born, store): _layout(born, store) for born in (4, 16) for store in (4, 16)}
+_BY_HOST_BITS = {layout.host_bits: layout for layout in _BY_ADDRESS_BYTES.values()}
+
+RECORD_BYTES_MIN = _BY_HOST_BITS[0].head.size + _INT8.size + _INT16.size
+
+
+class Record(NamedTuple):
+    """Every field of a record, in the order of the bytes. The magic only tells how the topic's length is written."""
+
+    size: int
+    body_crc: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    offset: int
+    sys_flag: int
+    born_at_ms: int
+    born_host: Host
+    stored_at_ms: int
+    store_host: Host
+    reconsume_times: int
+    prepared_offset: int
+    body: bytes
+    topic: str
+    properties: bytes
+
+
+def record_bytes(message: Message, topic: bytes, store_host: Host) -> int:
+    """Return how many bytes `encode` would give. Raises UsageError for a host whose address has not 4 or 16 bytes."""
+    layout = _layout_for(message.born_host, store_host)
+    topic_length = _INT8 if len(topic) <= TOPIC_BYTES_MAX_V1 else _INT16
+    variable = len(message.body) + len(topic) + len(message.properties)
+    return layout.head.size + topic_length.size + _INT16.size + variable
+
+
+def encode(message: Message, topic: bytes, offset: int, stored_at_ms: int, store_host: Host) -> bytes:
+    """Return the record of a message that has passed `check_message`; once per send.
+
+    `topic` is the message's topic in UTF-8: the caller keeps it, so that it is not encoded for every message. The host
+    bits of the sys flag tell the hosts as they are, whatever the producer said. The queue offset is 0 until delivery.
+
+    Raises UsageError for a host whose address has not 4 or 16 bytes.
+    """
+    body, properties, born_host = message.body, message.properties, message.born_host
+    layout = _layout_for(born_host, store_host)
+    if len(topic) <= TOPIC_BYTES_MAX_V1:
+        magic, topic_length = MAGIC_V1, _INT8
+    else:
+        magic, topic_length = MAGIC_V2, _INT16
+    tail = b"".join((body, topic_length.pack(len(topic)), topic, _INT16.pack(len(properties)), properties))
+    head = layout.head
+    return (
+        head.pack(
+            head.size + len(tail),
+            magic,
+            crc32(body) & _CRC_MASK,
+            message.queue_id,
+            message.flag,
+            0,
+            offset,
+            message.sys_flag & ~_HOSTS_V6 | layout.host_bits,
+            message.born_at_ms,
+            born_host.address,
+            born_host.port,
+            stored_at_ms,
+            store_host.address,
+            store_host.port,
+            message.reconsume_times,
+            message.prepared_offset,
+            len(body),
+        )
+        + tail
+    )
+
+
+def _layout_for(born_host: Host, store_host: Host) -> _Layout:
+    try:
+        return _BY_ADDRESS_BYTES[len(born_host.address), len(store_host.address)]
+    except KeyError:
+        raise UsageError(f"addresses of {born_host} and {store_host}, expected 4 or 16 bytes each") from None
+
+
+def decode(data: bytes) -> Record:
+    """Read one whole record and check it. Raises CorruptLog, and nothing else, naming what is wrong with the bytes.
+
+    Properties are left encoded, as in `Message`: they are the producer's, and judged by `decode_properties`.
+    """
+    magic = _check_frame(data)
+    head = _BY_HOST_BITS[data[_HOST_BITS_POSITION] & _HOSTS_V6].head
+    body_end = _end_of_part(data, "body", head.size - _INT32.size, _INT32)
+    topic_length = _INT8 if magic == MAGIC_V1 else _INT16
+    topic_end = _end_of_part(data, "topic", body_end, topic_length)
+    properties_end = _end_of_part(data, "properties", topic_end, _INT16)
+    if properties_end != len(data):
+        raise CorruptLog(f"record of {len(data)} bytes, but its parts end at {properties_end}")
+
+    size, _, body_crc, queue_id, flag, queue_offset, offset, sys_flag, born_at_ms, *rest = head.unpack_from(data)
+    born_address, born_port, stored_at_ms, store_address, store_port, reconsume_times, prepared_offset, _ = rest
+    return Record(
+        size=size,
+        body_crc=body_crc,
+        queue_id=queue_id,
+        flag=flag,
+        queue_offset=queue_offset,
+        offset=offset,
+        sys_flag=sys_flag,
+        born_at_ms=born_at_ms,
+        born_host=Host(born_address, born_port),
+        stored_at_ms=stored_at_ms,
+        store_host=Host(store_address, store_port),
+        reconsume_times=reconsume_times,
+        prepared_offset=prepared_offset,
+        body=_checked_body(data[head.size : body_end], body_crc),
+        topic=_checked_topic(data[body_end + topic_length.size : topic_end]),
+        properties=data[topic_end + _INT16.size :],
+    )
+
+
+def _check_frame(data: bytes) -> int:
+    """Check what is the same in every record, the length and the magic, and return the magic."""
+    if len(data) < RECORD_BYTES_MIN:
+        raise CorruptLog(f"record of {len(data)} bytes, the smallest has {RECORD_BYTES_MIN}")
+    size, magic = _SIZE_AND_MAGIC.unpack_from(data)
+    if size != len(data):
+        raise CorruptLog(f"record of {len(data)} bytes says that its size is {size}")
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        raise CorruptLog(f"record has magic 0x{magic:08X}, expected 0x{MAGIC_V1:08X} or 0x{MAGIC_V2:08X}")
+    return int(magic)
+
+
+def _end_of_part(data: bytes, name: str, position: int, length: Struct) -> int:
+    """Return where the part whose length is written at `position` ends."""
+    start = position + length.size
+    if start > len(data):
+        raise CorruptLog(f"record of {len(data)} bytes ends before the length of {name} at {position}")
+    (part_bytes,) = length.unpack_from(data, position)
+    if not 0 <= part_bytes <= len(data) - start:
+        raise CorruptLog(f"record says {part_bytes} bytes of {name}, {len(data) - start} are left")
+    return start + int(part_bytes)
+
+
+def _checked_body(body: bytes, body_crc: int) -> bytes:
+    found = crc32(body) & _CRC_MASK
+    if found != body_crc:
+        raise CorruptLog(f"body has crc 0x{found:08X}, the record says 0x{body_crc:08X}")
+    return body
+
+
+def _checked_topic(topic: bytes) -> str:
+    try:
+        return topic.decode()
+    except UnicodeDecodeError as cause:
+        raise CorruptLog(f"topic is not UTF-8: {cause.reason} at byte {cause.start}") from cause
+
+
+# The three below trust the record: its batch has passed the checksum. Of other bytes they promise nothing.
+
+
+def delivered(record: bytes, queue_offset: int, offset: int, stored_at_ms: int) -> bytes:
+    """Return a copy of a record as its consumer sees it; once per message of a pull.
+
+    `queue_offset` is its place in the queue, `offset` where the consumer may ask for it again, `stored_at_ms` when it
+    became visible.
+    """
+    layout = _BY_HOST_BITS[record[_HOST_BITS_POSITION] & _HOSTS_V6]
+    between = record[_SYS_FLAG_POSITION : layout.stored_at_position]
+    patch = layout.patch.pack(queue_offset, offset, between, stored_at_ms)
+    return record[:_QUEUE_OFFSET_POSITION] + patch + record[layout.patch_end :]
+
+
+def topic_of(record: bytes) -> str:
+    """Return a record's topic."""
+    start, end = _topic_bounds(record)
+    return record[start:end].decode()
+
+
+def properties_of(record: bytes) -> dict[str, str]:
+    """Return a record's properties. Raises IllegalMessage if the producer's bytes are not UTF-8."""
+    _, topic_end = _topic_bounds(record)
+    return decode_properties(record[topic_end + _INT16.size :])
+
+
+def _topic_bounds(record: bytes) -> tuple[int, int]:
+    head_bytes = _BY_HOST_BITS[record[_HOST_BITS_POSITION] & _HOSTS_V6].head.size
+    (body_bytes,) = _INT32.unpack_from(record, head_bytes - _INT32.size)
+    length = _INT16 if record[_VERSION_POSITION] == _VERSION_2 else _INT8
+    (topic_bytes,) = length.unpack_from(record, head_bytes + body_bytes)
+    start = head_bytes + body_bytes + length.size
+    return start, start + topic_bytes

@@ -1,0 +1,203 @@
+"""Fixed-width rows in files, appended only: the shape of queues, time indexes and the far queue.
+
+    queues/17/entries/00000000000000000000      rows 0 .. file_rows-1
+    queues/17/entries/00000000000001048576      the next ones
+
+The dtype is the format; a file is nothing but rows. The newest rows stay in memory until there are enough of them to be
+worth a write, or a snapshot wants them. Rows can always be made again from the log, so nothing here is synced but for a
+snapshot, and a write that fails (a full disk) only means that they stay in memory until it works.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from postdate.errors import CorruptQueue
+from postdate.log.disk import Disk
+
+BLOCK_ROWS = 4_096  # rows under one checksum of a snapshot
+_READ_ROWS = 512  # rows read at once for a reader that comes back for the next ones
+
+
+class Rows:
+    """One sequence of rows. `length` counts all of them, in files or in memory."""
+
+    __slots__ = (
+        "_cache", "_cache_start", "_disk", "_dtype", "_file_rows", "_folder", "_item", "_spill_at", "_tail", "_tail_bytes",
+        "first", "length", "stored", "sums", "synced", "write_error",
+    )  # fmt: skip
+
+    def __init__(
+        self, disk: Disk, folder: str, dtype: np.dtype, file_rows: int, tail_rows: int, length: int = 0
+    ) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._dtype = dtype
+        self._item = dtype.itemsize
+        self._file_rows = file_rows
+        self._tail = bytearray()
+        self._tail_bytes = tail_rows * dtype.itemsize
+        self._spill_at = self._tail_bytes
+        self._cache = np.empty(0, dtype)
+        self._cache_start = 0
+        self.length = length
+        self.stored = length  # rows that are in files
+        self.first = 0  # rows before this one are gone (retention)
+        self.synced = length  # rows that the last snapshot made durable
+        self.sums: list[int] = []  # checksums of full blocks, from the first block on
+        self.write_error: OSError | None = None
+
+    def push(self, row: bytes) -> None:
+        self._tail += row
+        self.length += 1
+        if len(self._tail) >= self._spill_at:
+            self.spill()
+
+    def extend(self, rows: np.ndarray) -> None:
+        self.length += len(rows)
+        if rows.nbytes < self._tail_bytes:
+            self._tail += rows.tobytes()
+        else:
+            self.spill()
+            self._extend_stored(rows)
+        if len(self._tail) >= self._spill_at:
+            self.spill()
+
+    def _extend_stored(self, rows: np.ndarray) -> None:
+        # Rows that the disk did not take stay in front: order matters more than memory.
+        if self._tail or not self._store(np.ascontiguousarray(rows).view(np.uint8).data):
+            self._tail += rows.tobytes()
+
+    def spill(self) -> None:
+        """Writes the rows in memory to their files. Where that fails they stay, and the next try comes at twice as many."""
+        if not self._tail:
+            return
+        if self._store(memoryview(bytes(self._tail))):
+            self._tail = bytearray()
+            self._spill_at = self._tail_bytes
+        else:
+            self._spill_at = 2 * len(self._tail)
+
+    def _store(self, data: memoryview) -> bool:
+        try:
+            row = self.stored
+            while data:
+                size = min(len(data), (self._file_rows - row % self._file_rows) * self._item)
+                self._disk.reach("rows.write")
+                self._disk.write(self._path(row), row % self._file_rows * self._item, data[:size])
+                data = data[size:]
+                row += size // self._item
+        except OSError as error:
+            self.write_error = error
+            return False
+        self.write_error = None
+        self.stored = row
+        return True
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Rows start..stop-1, fewer where the sequence ends. Raises CorruptQueue where a file is missing rows."""
+        stop = min(stop, self.length)
+        if start >= stop:
+            return np.empty(0, self._dtype)
+        if start >= self.stored:
+            low = (start - self.stored) * self._item
+            return np.frombuffer(bytes(self._tail[low : (stop - self.stored) * self._item]), self._dtype)
+        if stop <= self.stored:
+            return self._cached(start, stop)
+        return np.concatenate([self._read_stored(start, self.stored), self.read(self.stored, stop)])
+
+    def _cached(self, start: int, stop: int) -> np.ndarray:
+        low, high = start - self._cache_start, stop - self._cache_start
+        if low >= 0 and high <= len(self._cache):
+            return self._cache[low:high]
+        if stop - start > _READ_ROWS:
+            return self._read_stored(start, stop)
+        self._cache = self._read_stored(start, min(start + _READ_ROWS, self.stored))
+        self._cache_start = start
+        return self._cache[: stop - start]
+
+    def _read_stored(self, start: int, stop: int) -> np.ndarray:
+        pieces = []
+        while start < stop:
+            until = min(stop, (start // self._file_rows + 1) * self._file_rows)
+            pieces.append(self._read_file(start, until))
+            start = until
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def _read_file(self, start: int, stop: int) -> np.ndarray:
+        path, size = self._path(start), (stop - start) * self._item
+        try:
+            data = self._disk.read(path, start % self._file_rows * self._item, size)
+        except FileNotFoundError as error:
+            raise CorruptQueue(f"{path} is missing, it should hold rows {start} to {stop - 1}") from error
+        if len(data) != size:
+            raise CorruptQueue(
+                f"{path} ends early: rows {start} to {stop - 1} need {size} bytes, {len(data)} are there"
+            )
+        return np.frombuffer(data, self._dtype)
+
+    def search(self, field: str, value: int, side: Literal["left", "right"]) -> int:
+        """As numpy.searchsorted over a column that ascends, reading only what it must."""
+        low, high = self.first, self.stored
+        while high - low > _READ_ROWS:
+            middle = (low + high) // 2
+            at = int(self._read_stored(middle, middle + 1)[field][0])
+            if at < value or (side == "right" and at == value):
+                low = middle + 1
+            else:
+                high = middle
+        column = self.read(low, self.length if high == self.stored else high)[field]
+        return low + int(np.searchsorted(column, value, side))
+
+    # -- snapshots and retention --------------------------------------------------------------------------------
+
+    def sum_blocks(self, length: int) -> Iterator[None]:
+        """Computes the checksums of the full blocks of the first `length` rows that have none yet, one at a step."""
+        for block in range(len(self.sums), length // BLOCK_ROWS):
+            self.sums.append(self.block_sum(block, length))
+            yield
+
+    def block_sum(self, block: int, length: int) -> int:
+        """The checksum of a block of the first `length` rows (the last block may be short); 0 where it is gone."""
+        start, stop = block * BLOCK_ROWS, min((block + 1) * BLOCK_ROWS, length)
+        return xxh3_64_intdigest(self.read(start, stop).tobytes()) if start >= self.first else 0
+
+    def paths(self, start: int, stop: int) -> list[str]:
+        """The files that hold rows start..stop-1."""
+        step = self._file_rows
+        return [self._path(row) for row in range(start // step * step, stop, step)]
+
+    def check_files(self) -> None:
+        """Raises CorruptQueue where a file is missing or shorter than it must be."""
+        for start in range(self.first // self._file_rows * self._file_rows, self.stored, self._file_rows):
+            need = min(self.stored - start, self._file_rows) * self._item
+            size = self._disk.size(self._path(start))
+            if size < need:
+                raise CorruptQueue(f"{self._path(start)} has {max(size, 0)} bytes, {need} are needed")
+
+    def cut(self) -> None:
+        """Removes from the files what lies behind `length`: rows that a replay will make again."""
+        for name in self._disk.list(self._folder):
+            start = int(name)
+            keep = min(max(self.length - start, 0), self._file_rows) * self._item
+            path = f"{self._folder}/{name}"
+            if keep == 0:
+                self._disk.remove(path)
+            elif self._disk.size(path) > keep:
+                self._disk.truncate(path, keep)
+
+    def drop(self, before: int) -> None:
+        """Forgets rows before this one; files that hold no others are removed."""
+        self.first = max(self.first, before)
+        for name in self._disk.list(self._folder):
+            if int(name) + self._file_rows <= self.first:
+                self._disk.remove(f"{self._folder}/{name}")
+
+    def _path(self, row: int) -> str:
+        return f"{self._folder}/{row // self._file_rows * self._file_rows:020d}"
+
+    @property
+    def folder(self) -> str:
+        return self._folder

@@ -1,0 +1,186 @@
+"""The log's files: segments of one fixed size, named by the offset of their first byte.
+
+A segment is zeroed and synced before it is used, so that an append changes no file size and a sync writes data only.
+Two zeroed segments are kept ahead, by a helper thread in a running broker. The last of them is a reserve: sends may
+not open it, fires, cancels, stages and offsets may. A disk filled by sends therefore refuses sends first.
+"""
+
+import errno
+import threading
+from collections import deque
+
+import numpy as np
+
+from postdate.errors import DiskFull
+from postdate.log.disk import Disk, File, View
+
+FOLDER = "log"
+SPARE_COUNT = 2
+_ZEROS = bytes(1 << 20)
+_NEW = ".new"
+
+
+class Segment:
+    """One open segment: its file for writing, its map for reading."""
+
+    __slots__ = ("base", "file", "view")
+
+    def __init__(self, disk: Disk, base: int) -> None:
+        self.base = base
+        self.file: File = disk.open(path_of(base))
+        self.view: View = disk.map(path_of(base))
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def path_of(base: int) -> str:
+    return f"{FOLDER}/{base:020d}"
+
+
+class Segments:
+    """The segments that exist and the zeroed ones that wait behind them.
+
+    Everything but `prepare` is called by the one thread that appends.
+    """
+
+    def __init__(self, disk: Disk, segment_bytes: int) -> None:
+        self._disk = disk
+        self.segment_bytes = segment_bytes
+        self.shift = segment_bytes.bit_length() - 1
+        self.bases: list[int] = []  # those with data, or that may have data, ascending
+        self.views: dict[int, View] = {}  # by number (base >> shift), opened when first read
+        self._spares: deque[int] = deque()
+        self._preparing = threading.Lock()
+        self._load()
+
+    def _load(self) -> None:
+        for name in self._disk.list(FOLDER):
+            if name.endswith(_NEW):
+                self._disk.remove(f"{FOLDER}/{name}")  # a preparation that a crash cut short
+            elif name.isdecimal():
+                self.bases.append(int(name))
+
+    def view(self, base: int) -> View | None:
+        """The segment's bytes; None where it is gone or never was."""
+        number = base >> self.shift
+        view = self.views.get(number)
+        if view is None and base in self.bases:
+            view = self.views[number] = self._disk.map(path_of(base))
+        return view
+
+    def array(self, base: int) -> np.ndarray:
+        """The segment's bytes for one look over all of them."""
+        return self._disk.array(path_of(base))
+
+    def keep_as_spares(self, bases: list[int]) -> None:
+        """Says that these last segments hold nothing: they are used before new ones are made."""
+        for base in bases:
+            self.bases.remove(base)
+            self.views.pop(base >> self.shift, None)
+            self._spares.append(base)
+
+    def open_next(self, *, urgent: bool) -> Segment:
+        """Opens the next segment for appending. Raises DiskFull when no zeroed one may be used and none can be made."""
+        needed = 1 if urgent else SPARE_COUNT
+        while len(self._spares) < needed:
+            self.prepare()
+        base = self._spares.popleft()
+        segment = Segment(self._disk, base)
+        self.bases.append(base)
+        self.views[base >> self.shift] = segment.view
+        return segment
+
+    def open_last(self) -> Segment:
+        """Opens the segment that was being appended to."""
+        segment = Segment(self._disk, self.bases[-1])
+        self.views[segment.base >> self.shift] = segment.view
+        return segment
+
+    @property
+    def spare_count(self) -> int:
+        return len(self._spares)
+
+    def prepare(self) -> None:
+        """Zeroes one more segment, if one is missing. Raises DiskFull; what it wrote is removed then.
+
+        May run on a helper thread; two calls do not run at once.
+        """
+        with self._preparing:
+            if len(self._spares) >= SPARE_COUNT:
+                return
+            base = self._next_base()
+            self._zero(base)
+            self._spares.append(base)
+
+    def _next_base(self) -> int:
+        last = self._spares[-1] if self._spares else self.bases[-1] if self.bases else -self.segment_bytes
+        return last + self.segment_bytes
+
+    def _zero(self, base: int) -> None:
+        path = path_of(base) + _NEW
+        try:
+            self._disk.reach("segment.zero")
+            for position in range(0, self.segment_bytes, len(_ZEROS)):
+                self._disk.write(path, position, memoryview(_ZEROS)[: self.segment_bytes - position])
+            self._disk.sync(path)
+            self._disk.reach("segment.zeroed")
+            self._disk.rename(path, path_of(base))
+            self._disk.sync_folder(FOLDER)
+        except OSError as error:
+            if self._disk.size(path) >= 0:
+                self._disk.remove(path)
+            raise full_or(error, f"no room for another log segment of {self.segment_bytes} bytes") from error
+        self._disk.reach("segment.ready")
+
+    def remove(self, base: int) -> None:
+        """Removes a segment that retention lets go."""
+        self._disk.reach("segment.remove")
+        self.bases.remove(base)
+        self.views.pop(base >> self.shift, None)
+        self._disk.remove(path_of(base))
+
+
+def full_or(error: OSError, sentence: str) -> Exception:
+    """DiskFull where the disk is full (or its quota is), else the error itself."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return DiskFull(f"{sentence}: {error.strerror or 'the disk is full'}")
+    return error
+
+
+class SegmentKeeper:
+    """The helper thread that zeroes segments ahead of use. A full disk is not its to report: it tries again each second."""
+
+    _RETRY_S = 1.0
+
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
+        self._wake = threading.Event()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="segment-keeper", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Called after each roll: a spare was used."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            missing = self._segments.spare_count < SPARE_COUNT
+            if missing and self._prepared():
+                continue
+            self._wake.wait(self._RETRY_S if missing else None)
+            self._wake.clear()
+
+    def _prepared(self) -> bool:
+        try:
+            self._segments.prepare()
+        except (DiskFull, OSError):
+            # The append that needs the segment tries for itself and reports; here it is only tried again.
+            return False
+        return True

@@ -1,0 +1,218 @@
+"""What a snapshot of the fold holds, how it is taken without stopping, how it is loaded.
+
+Taking one is a generator: each step does a fraction of a millisecond of work, so that no fire waits for it. The singles of
+the wheel are held by `Wheel.freeze`; everything else is small and copied at the first step. Steps that block (syncs) are
+handed to the caller as functions, to be run on another thread.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from postdate.errors import CorruptQueue
+from postdate.far import Far
+from postdate.fold import Fold
+from postdate.log import chunk as chunks
+from postdate.log import snapshot
+from postdate.log.disk import Disk
+from postdate.log.queue import Queue
+from postdate.log.rows import BLOCK_ROWS, Rows
+from postdate.wheel import Run
+
+Step = Callable[[], object] | None
+
+
+class Kept(NamedTuple):
+    """What retention must know of a snapshot that is kept: a replay from it needs everything that waited then."""
+
+    position: int
+    held: frozenset[int]  # segments
+    waiting_chunks: frozenset[int]  # bases
+    taken: int
+    chunk_end: int  # chunks staged later are not in it
+
+
+def kept_of(fold: Fold) -> Kept:
+    bases = frozenset(run.base for run in fold.wheel.runs)
+    return Kept(fold.position, frozenset(fold.held), bases, fold.far.taken, fold.chunk_end)
+
+
+def take(disk: Disk, fold: Fold, flush_log: Callable[[], object]) -> Iterator[Step]:
+    """Takes a snapshot. Yields None after each bounded step, or a blocking function to be run before the next one.
+
+    Raises OSError or LogFailed; then there is no new snapshot, and nothing else has changed.
+    """
+    frozen = fold.wheel.freeze()
+    try:
+        state = _state(fold)
+        lengths = [(rows, rows.length) for rows in _all_rows(fold)]
+        yield None
+        writer = snapshot.Writer(disk, state["position"])
+        for section in _sections(state):
+            writer.write_json(section)
+            yield None
+        for piece in frozen.pieces():
+            writer.write(snapshot.SLOTS, piece)
+            yield None
+        for rows, length in lengths:
+            yield from _write_rows(writer, rows, length)
+        yield flush_log
+        yield lambda: _sync_rows(disk, lengths)
+        yield writer.finish
+        for rows, length in lengths:
+            rows.synced = length
+        snapshot.remove_old(disk)
+    finally:
+        fold.wheel.thaw()
+
+
+def _state(fold: Fold) -> dict[str, Any]:
+    """Everything small, copied in one step."""
+    return {
+        "position": fold.position,
+        "at_ms": fold.at_ms,
+        "fired_at_ms": fold.fired_at_ms,
+        "lead_ms": fold.lead_ms,
+        "topics": fold.topics.state(),
+        "groups": fold.groups.state(),
+        "queues": [[queue.length, queue.times.length, queue.entries.first] for queue in fold.queues],
+        "waiting": list(fold.waiting),
+        "far": fold.far.state(),
+        "tombstones": fold.tombstones.state(),
+        "held": list(fold.held.items()),
+        "seen": list(fold.seen.items()),
+        "seconds": list(fold.seconds.items()),
+        "chunk_end": fold.chunk_end,
+        "chunk_seen": list(fold.chunk_seen.items()),
+        "chunks": [[base, fold.chunks.name_of(base)] for base in fold.chunks.bases()],
+        "runs": [[run.base, run.position, _packed(run.dead)] for run in fold.wheel.runs],
+        "rescued": fold.rescued_count,
+    }
+
+
+def _sections(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for name, value in state.items():
+        yield {name: value}
+
+
+def _packed(dead: np.ndarray | None) -> str:
+    return "" if dead is None else np.packbits(dead).tobytes().hex()
+
+
+def _unpacked(text: str, count: int) -> np.ndarray | None:
+    if not text:
+        return None
+    return np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8), count=count).astype(np.bool_)
+
+
+def _all_rows(fold: Fold) -> Iterator[Rows]:
+    for queue in fold.queues:
+        yield from queue.rows()
+    yield fold.far.rows
+
+
+def _write_rows(writer: snapshot.Writer, rows: Rows, length: int) -> Iterator[None]:
+    """Brings the rows to their files and writes down their checksums."""
+    rows.spill()
+    if rows.write_error is not None:
+        raise rows.write_error
+    yield None
+    yield from rows.sum_blocks(length)
+    full = length // BLOCK_ROWS
+    sums = [*rows.sums[:full], rows.block_sum(full, length) if length % BLOCK_ROWS else 0]
+    name = rows.folder.encode()
+    writer.write(snapshot.SUMS, len(name).to_bytes(2, "little") + name + np.array(sums, "<u8").tobytes())
+    yield None
+
+
+def read_sums(section: snapshot.Section) -> tuple[str, list[int]]:
+    size = int.from_bytes(section.data[:2], "little")
+    return section.data[2 : 2 + size].decode(), np.frombuffer(section.data, "<u8", offset=2 + size).tolist()
+
+
+def _sync_rows(disk: Disk, lengths: list[tuple[Rows, int]]) -> None:
+    folders = set()
+    for rows, length in lengths:
+        if length > rows.synced:
+            for path in rows.paths(rows.synced, length):
+                disk.sync(path)
+            folders.add(rows.folder)
+    for folder in sorted(folders):
+        disk.sync_folder(folder)
+    disk.reach("snapshot.rows_synced")
+
+
+# -- loading ----------------------------------------------------------------------------------------------------
+
+
+def load(fold: Fold, sections: list[snapshot.Section]) -> None:
+    """Fills a fresh fold. Raises CorruptQueue or CorruptChunk where a file that the snapshot speaks of is not as it was."""
+    state: dict[str, Any] = {}
+    for section in sections:
+        if section.kind == snapshot.STATE:
+            state |= section.json()
+    _load_tables(fold, state)
+    fold.queues = [
+        Queue(fold.disk, number, fold.file_rows, fold.tail_rows, length, times_length)
+        for number, (length, times_length, _) in enumerate(state["queues"])
+    ]
+    for queue, (_, _, first) in zip(fold.queues, state["queues"], strict=True):
+        queue.entries.first = first
+    fold.far = Far(fold.disk, fold.file_rows, fold.tail_rows, state["far"]["length"])
+    fold.far.load(state["far"])
+    fold.tombstones.load(state["tombstones"], fold.fired_at_ms)
+    _load_chunks(fold, state)
+    sums = dict(read_sums(section) for section in sections if section.kind == snapshot.SUMS)
+    for rows in _all_rows(fold):
+        _check_rows(rows, sums[rows.folder])
+    for section in sections:
+        if section.kind == snapshot.SLOTS:
+            fold.wheel.load(section.data)
+
+
+def _load_tables(fold: Fold, state: dict[str, Any]) -> None:
+    fold.position, fold.at_ms, fold.fired_at_ms = state["position"], state["at_ms"], state["fired_at_ms"]
+    fold.lead_ms, fold.chunk_end, fold.rescued_count = state["lead_ms"], state["chunk_end"], state["rescued"]
+    fold.topics.load(state["topics"])
+    fold.groups.load(state["groups"])
+    fold.waiting = list(state["waiting"])
+    fold.held = {segment: count for segment, count in state["held"]}
+    fold.seen = {segment: at_ms for segment, at_ms in state["seen"]}
+    fold.chunk_seen = {base: at_ms for base, at_ms in state["chunk_seen"]}
+    fold.load_seconds({second: counts for second, counts in state["seconds"]})
+
+
+def _load_chunks(fold: Fold, state: dict[str, Any]) -> None:
+    runs = {base: (position, dead) for base, position, dead in state["runs"]}
+    for base, name in state["chunks"]:
+        if base not in runs and fold.disk.size(chunks.path_of(name)) < 0:
+            continue  # all of it was fired when the snapshot was taken, and retention has let it go since
+        chunk = fold.chunks.open(name)
+        fold.chunks.add(base, chunk)
+        if base in runs:
+            position, dead = runs[base]
+            fold.wheel.stage(Run(base, chunk.index, position, _unpacked(dead, len(chunk.index))))
+
+
+def _check_rows(rows: Rows, sums: list[int]) -> None:
+    """The files are there, and the block in which the snapshot ends is as it was. `check` looks at all blocks."""
+    full = rows.length // BLOCK_ROWS
+    rows.sums = sums[:full]
+    if rows.length % BLOCK_ROWS and rows.block_sum(full, rows.length) != sums[-1]:
+        raise CorruptQueue(f"{rows.folder}: block {full} is not as the snapshot knew it")
+    rows.check_files()
+
+
+def cut_rows(fold: Fold) -> None:
+    """Removes from the queues' files what the replay will make again."""
+    for rows in _all_rows(fold):
+        rows.cut()
+
+
+def state_json(fold: Fold) -> str:
+    """The whole small state as text, for comparing two folds."""
+    state = _state(fold)
+    state["far"] = {name: value for name, value in state["far"].items() if name not in ("minima", "edge", "first")}
+    return json.dumps(state, sort_keys=True)
