@@ -33,7 +33,7 @@ from postdate.errors import (
     Refused,
     UsageError,
 )  # fmt: skip
-from postdate.far import Rescue
+from postdate.far import Range, Rescue
 from postdate.fold import CancelAnswer, Fold
 from postdate.log import record as records
 from postdate.log import snapshot
@@ -446,9 +446,10 @@ class Broker:
 
     def _planned_rescues(self, until: int) -> list[Rescue]:
         far = self.fold.far
-        low = max(self.log.start, far.arrival_of(far.taken) if self.pipeline_alive else 0)
+        low = far.arrival_of(far.taken) if self.pipeline_alive else 0
         room = self.settings.wheel_entries_max - self.fold.wheel.count
-        return far.plan_rescue(low, self.log.start, until, self.settings.rescue_blocks_max, room)
+        present = [Range(start, stop) for start, stop in self.log.ranges()]
+        return far.plan_rescue(low, present, until, self.settings.rescue_blocks_max, room)
 
     def _note_failure(self, error: PostdateError, at_ms: int) -> None:
         self.fire_failures += 1
@@ -528,17 +529,14 @@ class Broker:
         horizon: tuple[int, int],
         chunks: Sequence[str],
         at_ms: int,
-        *,
-        cancelled: Sequence[tuple[int, int]] = (),
     ) -> None:
         """Takes uploaded chunks into the wheel and moves taken and horizon, durable on return.
 
         Raises Refused for a stage that is stale, repeated or overtaken; CorruptChunk for a file that is not whole.
-        `cancelled` counts rows by queue number that the table left out because of a cancel.
         """
         self.flush()
-        body = {"epoch": epoch, "far": far, "horizon": horizon, "cancelled": list(cancelled)}
-        body["chunks"] = [self._checked_chunk(name, horizon[1]) for name in chunks]
+        checked = [self._checked_chunk(name, horizon[1]) for name in chunks]
+        body = {"epoch": epoch, "far": far, "horizon": horizon, "chunks": checked}
         problem = self.fold.stage_problem(body)
         if problem:
             raise Refused(f"the stage is refused: {problem}")
@@ -589,7 +587,7 @@ class Broker:
         self.flush()
 
     def delete_topic(self, name: str, at_ms: int) -> int:
-        """Deletes a topic and cancels what waits for it; durable on return. Returns how many messages waited."""
+        """Deletes a topic and cancels what waits for it; durable on return. Returns how many waited in wheel and far queue."""
         self.fold.topics.get(name)
         self._encoded_topic(name)
         already_cancelled = sum(1 for _ in self._cancelled_far(name))

@@ -42,6 +42,13 @@ CANCEL_GRACE_MS = 600_000
 NEVER = (1 << 63) - 1
 
 
+class Range(NamedTuple):
+    """Offsets of the log, from start to before stop."""
+
+    start: int
+    stop: int
+
+
 class Rescue(NamedTuple):
     low: int
     high: int
@@ -121,23 +128,24 @@ class Far:
             mask |= rescue.covers(arrival, due)
         return mask
 
-    def plan_rescue(self, low: int, log_start: int, until: int, blocks_max: int, room: int) -> list[Rescue]:
+    def plan_rescue(self, low: int, present: list[Range], until: int, blocks_max: int, room: int) -> list[Rescue]:
         """Which rescues to ask for now: at most so many blocks, at most `room` rows, the earliest first.
 
-        Rows that arrived before `low` are not wanted, those before `log_start` have no record any more. An answer of none
-        leaves `earliest` later than it was, or nothing is to be done.
+        `present` are the ranges of the log that are there: a row outside them has no record any more. Rows that arrived
+        before `low` are not wanted. Where the answer is none, `earliest` is later than before or there is no room.
         """
-        first = self.rows.search("arrival", low, "left")
+        first = self.rows.search("arrival", max(low, present[0].start), "left")
         blocks = [b for b in range(first // BLOCK_ROWS, len(self._minima)) if self._minima[b] <= until][:blocks_max]
-        rows = [self._waiting_in(block, low, until) for block in blocks]
-        candidates = np.concatenate(rows) if rows else np.empty(0, FAR)
-        if not len(candidates):
-            self._refresh(blocks, log_start)
+        if not blocks:
             return []
         high = self._block_end_arrival(blocks[-1])
-        if len(candidates) <= room:
-            return [Rescue(low, high, until)]
-        return _rescues_that_fit(candidates, low, high, room)
+        ranges = [Range(max(r.start, low), min(r.stop, high)) for r in present if r.stop > low and r.start < high]
+        rows = np.concatenate([self._waiting_in(block, 0, until) for block in blocks])
+        candidates = rows[_within(rows["arrival"], ranges)]
+        if not len(candidates):
+            self._refresh(blocks, present)
+            return []
+        return _rescues(candidates, ranges, until, room)
 
     def _waiting_in(self, block: int, low: int, until: int) -> np.ndarray:
         first = block * BLOCK_ROWS
@@ -158,7 +166,7 @@ class Far:
         chosen = np.concatenate(rows) if rows else np.empty(0, FAR)
         chosen = chosen[chosen["arrival"] < rescue.high]
         self._remember(rescue)
-        self._refresh(blocks, 0)
+        self._refresh(blocks, [Range(0, NEVER)])
         return chosen
 
     def _remember(self, rescue: Rescue) -> None:
@@ -168,13 +176,13 @@ class Far:
             kept = [r for r in kept if r.high > rescue.low and (r.high > rescue.high or r.until > rescue.until)]
         self.rescues = [*kept, rescue]
 
-    def _refresh(self, blocks: list[int], log_start: int) -> None:
+    def _refresh(self, blocks: list[int], present: list[Range]) -> None:
         """Looks again for the smallest due that waits in these blocks."""
         edge = self.taken // BLOCK_ROWS
         for block in blocks:
             first = block * BLOCK_ROWS
             rows = self.rows.read(first, first + BLOCK_ROWS)
-            waiting = self.waits(rows, first) & (rows["arrival"] >= log_start)
+            waiting = self.waits(rows, first) & _within(rows["arrival"], present)
             self._minima[block] = _smallest(rows[waiting])
             if block == edge:
                 self._edge_minimum = _smallest(rows[waiting & (np.arange(first, first + len(rows)) >= self.taken)])
@@ -227,14 +235,27 @@ def _smallest(rows: np.ndarray) -> int:
     return int((rows["due"] + CANCEL_GRACE_MS * (rows["kind"] == CANCEL)).min()) if len(rows) else NEVER
 
 
-def _rescues_that_fit(candidates: np.ndarray, low: int, high: int, room: int) -> list[Rescue]:
+def _within(arrival: np.ndarray, ranges: list[Range]) -> np.ndarray:
+    mask = np.zeros(len(arrival), np.bool_)
+    for start, stop in ranges:
+        mask |= (arrival >= start) & (arrival < stop)
+    return mask
+
+
+def _rescues(candidates: np.ndarray, ranges: list[Range], until: int, room: int) -> list[Rescue]:
     """Rescues for the `room` earliest candidates: all of the dues that fit wholly, and the first of the next one."""
     if room <= 0:
         return []
+    if len(candidates) <= room:
+        return _rescues_in(candidates, ranges, until)
     order = np.lexsort((candidates["arrival"], candidates["due"]))
-    last = candidates[order[room]]  # the first that does not fit
-    due, arrival = int(last["due"]), int(last["arrival"])
-    rescues = [Rescue(low, high, due - 1)] if int(candidates["due"].min()) < due else []
-    if (candidates["due"][order[:room]] == due).any():
-        rescues.append(Rescue(low, arrival, due))
-    return rescues
+    due, arrival = (int(candidates[name][order[room]]) for name in ("due", "arrival"))  # the first that does not fit
+    before = [Range(start, min(stop, arrival)) for start, stop in ranges if start < arrival]
+    return [
+        *_rescues_in(candidates[candidates["due"] < due], ranges, due - 1),
+        *_rescues_in(candidates[candidates["due"] == due], before, due),
+    ]
+
+
+def _rescues_in(candidates: np.ndarray, ranges: list[Range], until: int) -> list[Rescue]:
+    return [Rescue(r.start, r.stop, until) for r in ranges if _within(candidates["arrival"], [r]).any()]

@@ -83,7 +83,8 @@ class Fold:
         self.topics = Topics()
         self.groups = Groups()
         self.queues: list[Queue] = []  # by number
-        self.waiting: list[int] = []  # by number: messages that wait to become visible in that queue
+        self.near: list[int] = []  # by number: messages for that queue in the wheel
+        self.untaken: list[int] = []  # by number: messages for it in the far queue, neither taken nor rescued
         self.wheel = Wheel()
         self.far = Far(disk, file_rows, tail_rows)
         self.tombstones = Tombstones()
@@ -109,7 +110,8 @@ class Fold:
         """A queue for every number that has none."""
         for number in range(len(self.queues), len(self.topics.places)):
             self.queues.append(Queue(self.disk, number, self.file_rows, self.tail_rows))
-            self.waiting.append(0)
+            self.near.append(0)
+            self.untaken.append(0)
 
     # -- applying -----------------------------------------------------------------------------------------------
 
@@ -141,14 +143,15 @@ class Fold:
             self._index_level(level, ENTRY_STRUCT.pack(offset, size, due), batch.at_ms)
         if due <= batch.at_ms:
             return self._show(queue, offset, size, tag_hash, batch.at_ms)
-        self.waiting[queue] += 1
         segment = offset >> self._shift
         self.held[segment] = self.held.get(segment, 0) + 1
         if self._count_seconds:
             self._count_second(due, queue, 1)
         if due <= batch.at_ms + self.lead_ms or due <= self.far.horizon_at_ms:
+            self.near[queue] += 1
             self.wheel.add(due, SINGLE_STRUCT.pack(offset, size, queue, tag_hash, unique_hash, first_hash))
         else:
+            self.untaken[queue] += 1
             self.far.push(
                 FAR_STRUCT.pack(offset, due, unique_hash, first_hash, size, queue, tag_hash, MESSAGE, level, 0), due
             )
@@ -192,20 +195,23 @@ class Fold:
             answers[now] = shown.places()
         self._hold(rows[~now], offset[~now])
         if near.any():
+            _add(self.near, rows["queue"][near])
             self.wheel.add_many(due[near], _singles(rows[near], offset[near]))
         if far.any():
+            _add(self.untaken, rows["queue"][far])
             self.far.extend(_far_rows(rows[far], offset[far]))
         return answers.tolist()
 
     def _hold(self, rows: np.ndarray, offset: np.ndarray) -> None:
         """Counts messages that begin to wait."""
-        for queue, count in _counts(rows["queue"]):
-            self.waiting[queue] += count
-        for segment, count in _counts(offset >> self._shift):
-            self.held[segment] = self.held.get(segment, 0) + count
+        self._hold_segments(offset)
         if self._count_seconds:
             for due, queue in zip(rows["due"].tolist(), rows["queue"].tolist(), strict=True):
                 self._count_second(due, queue, 1)
+
+    def _hold_segments(self, offset: np.ndarray) -> None:
+        for segment, count in _counts(offset >> self._shift):
+            self.held[segment] = self.held.get(segment, 0) + count
 
     def _count_second(self, due: int, queue: int, count: int) -> None:
         second, name = due // 1_000, self.topics.places[queue][0]
@@ -247,15 +253,17 @@ class Fold:
             else:
                 for _, queue, offset, size, tag_hash in few:
                     self._show(queue, offset, size, tag_hash, at_ms)
-                    self.waiting[queue] -= 1
+                    self.near[queue] -= 1
                     self._release(offset >> self._shift, 1, at_ms)
 
     def _fire_many(self, piece: Due, at_ms: int) -> None:
         self._show_many(piece.queue, piece.offset, piece.size, piece.tag_hash, at_ms)
-        for queue, count in _counts(piece.queue):
-            self.waiting[queue] -= count
+        _subtract(self.near, piece.queue)
         in_log = piece.offset < CHUNK_BIT
-        for segment, count in _counts((piece.offset if in_log.all() else piece.offset[in_log]) >> self._shift):
+        self._release_segments(piece.offset if in_log.all() else piece.offset[in_log], at_ms)
+
+    def _release_segments(self, offset: np.ndarray, at_ms: int) -> None:
+        for segment, count in _counts(offset >> self._shift):
             self._release(segment, count, at_ms)
 
     def _release(self, segment: int, count: int, seen_at_ms: int) -> None:
@@ -302,7 +310,7 @@ class Fold:
                 count += 1
                 if found.queue != DEAD:
                     self.wheel.kill(found)
-                    self.waiting[found.queue] -= 1
+                    self.near[found.queue] -= 1
                     if found.run is None:
                         self._release(found.offset >> self._shift, 1, self.at_ms)
         return count
@@ -356,25 +364,22 @@ class Fold:
         """Moves far messages that wait into the wheel; answers how many."""
         body = self._body(batch, row)
         rows = self.far.rescue(Rescue(body["low"], body["high"], body["until"]))
+        # What Spark has taken is not held for it any more: it is held again while it is in the wheel.
+        untaken = rows["arrival"] >= self.far.arrival_of(self.far.taken)
         is_message = rows["kind"] == MESSAGE
-        for segment, count in _counts(rows["arrival"][~is_message] >> self._shift):
-            self._release(segment, count, batch.at_ms)  # cancels: their tombstones have the rest of their work
-        rows = rows[is_message]
+        _subtract(self.untaken, rows["queue"][is_message & untaken])
+        self._release_segments(rows["arrival"][untaken], batch.at_ms)
+        rows = rows[is_message]  # of a cancel, its tombstone does the rest
         dead = self._dead_by_tombstone(
             rows["due"], rows["arrival"], rows, lambda hit: (int(rows["arrival"][hit]), int(rows["size"][hit]))
         )
-        self._drop(rows[dead]["queue"])
-        for segment, count in _counts(rows["arrival"][dead] >> self._shift):
-            self._release(segment, count, batch.at_ms)
         rows = rows[~dead]
+        _add(self.near, rows["queue"])
+        self._hold_segments(rows["arrival"])
         self.wheel.add_many(rows["due"], _singles(rows, rows["arrival"]))
         self.rescued_count += len(rows)
         self.tombstones.sweep(self._is_needed)
         return len(rows)
-
-    def _drop(self, queues: np.ndarray) -> None:
-        for queue, count in _counts(queues):
-            self.waiting[queue] -= count
 
     def _apply_stage(self, batch: Batch, row: tuple[int, ...]) -> StageAnswer:
         body = self._body(batch, row)
@@ -385,8 +390,6 @@ class Fold:
         self._take_far(body["far"][1], batch.at_ms)
         for chunk in chunks:
             self._stage_chunk(chunk, batch.at_ms)
-        for queue, count in body["cancelled"]:
-            self.waiting[queue] -= count
         self.far.take(body["far"][1], body["horizon"][1])
         self.tombstones.forget_taken(self.far.taken, self.far.horizon_at_ms)
         self.tombstones.sweep(self._is_needed)
@@ -411,9 +414,9 @@ class Fold:
         """The log need not hold for Spark's sake what Spark has taken now."""
         start = self.far.taken
         rows = self.far.rows.read(start, until)
-        still_held = rows[~self.far.rescued(rows["arrival"], rows["due"])]
-        for segment, count in _counts(still_held["arrival"] >> self._shift):
-            self._release(segment, count, at_ms)
+        rows = rows[~self.far.rescued(rows["arrival"], rows["due"])]
+        _subtract(self.untaken, rows["queue"][rows["kind"] == MESSAGE])
+        self._release_segments(rows["arrival"], at_ms)
 
     def _stage_chunk(self, chunk: Chunk, at_ms: int) -> None:
         index = chunk.index
@@ -421,23 +424,23 @@ class Fold:
         self.chunk_end += (chunk.head.file_bytes + 7) & -8
         self.chunks.add(base, chunk)
         self.chunk_seen[base] = at_ms
-        rescued = self.far.rescued(index["arrival"], index["due"]) & (index["flags"] & FLAG_OWN_ARRIVAL == 0)
-        dead = self._dead_by_tombstone(
+        dead = self.far.rescued(index["arrival"], index["due"]) & (index["flags"] & FLAG_OWN_ARRIVAL == 0)
+        dead |= self._dead_by_tombstone(
             index["due"], index["arrival"], index,
             lambda hit: (base + int(index["position"][hit]), int(index["size"][hit])),
-        ) & ~rescued  # fmt: skip
-        self._drop(index["queue"][dead])
-        self.wheel.stage(Run(base, index, 0, dead | rescued))
+        )  # fmt: skip
+        _add(self.near, index["queue"][~dead])
+        self.wheel.stage(Run(base, index, 0, dead))
 
     # -- the small tables ---------------------------------------------------------------------------------------
 
     def _apply_topic(self, batch: Batch, row: tuple[int, ...]) -> int:
-        """Answers how many messages waited for a topic that is deleted."""
+        """Answers how many messages waited here for a topic that is deleted; the table knows of others."""
         body = self._body(batch, row)
         if body["op"] == "delete":
             topic = self.topics.delete(body["name"])
             self.groups.forget_topic(body["name"])
-            return sum(self.waiting[number] for number in topic.numbers) if topic else 0
+            return sum(self.near[number] + self.untaken[number] for number in topic.numbers) if topic else 0
         self.topics.put(body["name"], body["read"], body["write"], body["perm"], body["attributes"])
         self.make_queues()
         return 0
@@ -520,6 +523,16 @@ def _far_rows(rows: np.ndarray, offset: np.ndarray) -> np.ndarray:
     for name in ("due", "unique_hash", "key_hash", "size", "queue", "tag_hash", "kind", "level"):
         far[name] = rows[name]
     return far
+
+
+def _add(counters: list[int], queues: np.ndarray) -> None:
+    for queue, count in _counts(queues):
+        counters[queue] += count
+
+
+def _subtract(counters: list[int], queues: np.ndarray) -> None:
+    for queue, count in _counts(queues):
+        counters[queue] -= count
 
 
 def _counts(values: np.ndarray) -> list[tuple[int, int]]:

@@ -78,7 +78,8 @@ def _state(fold: Fold) -> dict[str, Any]:
         "topics": fold.topics.state(),
         "groups": fold.groups.state(),
         "queues": [[queue.length, queue.times.length, queue.entries.first] for queue in fold.queues],
-        "waiting": list(fold.waiting),
+        "near": list(fold.near),
+        "untaken": list(fold.untaken),
         "far": fold.far.state(),
         "tombstones": fold.tombstones.state(),
         "held": list(fold.held.items()),
@@ -177,7 +178,7 @@ def _load_tables(fold: Fold, state: dict[str, Any]) -> None:
     fold.lead_ms, fold.chunk_end, fold.rescued_count = state["lead_ms"], state["chunk_end"], state["rescued"]
     fold.topics.load(state["topics"])
     fold.groups.load(state["groups"])
-    fold.waiting = list(state["waiting"])
+    fold.near, fold.untaken = list(state["near"]), list(state["untaken"])
     fold.held = {segment: count for segment, count in state["held"]}
     fold.seen = {segment: at_ms for segment, at_ms in state["seen"]}
     fold.chunk_seen = {base: at_ms for base, at_ms in state["chunk_seen"]}

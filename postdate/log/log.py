@@ -18,6 +18,9 @@ from postdate.log.disk import Data, Disk
 from postdate.log.segment import Segment, Segments, path_of
 
 
+OFFSET_MAX = (1 << 63) - 1
+
+
 class Keeper(Protocol):
     """Whoever zeroes segments ahead of use."""
 
@@ -166,6 +169,16 @@ class Log:
     def start(self) -> int:
         """The first offset that is still there."""
         return self._segments.bases[0] if self._segments.bases else self.end
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """The contiguous ranges of offsets that are there: retention may have taken segments from the middle. The last
+        one has no end."""
+        ranges: list[tuple[int, int]] = []
+        for base in self._segments.bases or [0]:
+            joins = ranges and ranges[-1][1] == base
+            start = ranges.pop()[0] if joins else base
+            ranges.append((start, base + self._segments.segment_bytes))
+        return [*ranges[:-1], (ranges[-1][0], OFFSET_MAX)]
 
     @property
     def spare_count(self) -> int:
