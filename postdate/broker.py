@@ -84,6 +84,7 @@ from postdate.wheel import NEVER
 
 FORMAT = 1
 FORMAT_FILE = "FORMAT"
+FIXED_SETTINGS = ("segment_bytes", "queue_file_rows", "far_block_rows")  # for the life of a folder
 SYSTEM_TOPIC_PREFIX = "postdate_sys_"
 _FILTER_ROWS = 2_048  # entries looked at by one pull that filters
 
@@ -183,7 +184,7 @@ class Broker:
         self.log = Log(self._disk, self._segments, self.settings.unflushed_bytes_max)
         self._batch_bytes_max = min(self.settings.batch_bytes_max, fixed["segment_bytes"])
         snapshot.remove_unfinished(self._disk)
-        self.fold = self._loaded(fixed["queue_file_rows"])
+        self.fold = self._loaded(fixed)
         recovery.cut_rows(self.fold)
         known_durable = max(snapshot.positions(self._disk), default=0)
         for batch in self.log.recovered(self.fold.position, known_durable):
@@ -191,11 +192,11 @@ class Broker:
             self._batches_since_snapshot += 1
         self._write_changed_settings()
 
-    def _loaded(self, file_rows: int) -> Fold:
+    def _loaded(self, fixed: dict[str, int]) -> Fold:
         """The fold of the newest good snapshot; a fresh one where the log goes back to its beginning."""
         problems: list[str] = []
         for position in snapshot.positions(self._disk):
-            fold = self._fresh_fold(file_rows)
+            fold = self._fresh_fold(fixed)
             try:
                 recovery.load(fold, snapshot.read(self._disk, position))
             except CorruptData as error:
@@ -208,15 +209,17 @@ class Broker:
                 f"no snapshot can be used ({'; '.join(problems) or 'there is none'}) and the log begins at {self.log.start}, "
                 "not at 0: restore the folder 'snapshots' from a copy; nothing was changed"
             )
-        return self._fresh_fold(file_rows)
+        return self._fresh_fold(fixed)
 
-    def _fresh_fold(self, file_rows: int) -> Fold:
+    def _fresh_fold(self, fixed: dict[str, int]) -> Fold:
         return Fold(
             self._disk,
             self.log.read,
             self._segments.shift,
-            file_rows,
+            fixed["queue_file_rows"],
             self.settings.queue_tail_rows,
+            far_block_rows=fixed["far_block_rows"],
+            rows_by_column=self.settings.rows_by_column,
             count_seconds=self.settings.due_second_messages_max > 0,
         )
 
@@ -790,7 +793,7 @@ def open_folder(disk: Disk, settings: Settings) -> dict[str, int]:
         raise ForeignFolder(
             f"the folder holds {names[0]!r} but no file {FORMAT_FILE}: it is not a Postdate folder; give the broker an empty one"
         )
-    fixed = {"format": FORMAT, "segment_bytes": settings.segment_bytes, "queue_file_rows": settings.queue_file_rows}
+    fixed = {"format": FORMAT} | {name: getattr(settings, name) for name in FIXED_SETTINGS}
     disk.write(FORMAT_FILE + ".new", 0, json.dumps(fixed).encode())
     disk.sync(FORMAT_FILE + ".new")
     disk.rename(FORMAT_FILE + ".new", FORMAT_FILE)
@@ -802,7 +805,7 @@ def _read_format(disk: Disk) -> dict[str, int]:
     text = disk.read(FORMAT_FILE, 0, 4_096)
     try:
         fixed = json.loads(text)
-        found = {name: int(fixed[name]) for name in ("format", "segment_bytes", "queue_file_rows")}
+        found = {name: int(fixed[name]) for name in ("format", *FIXED_SETTINGS)}
     except (ValueError, KeyError, TypeError) as error:
         raise ForeignFolder(f"the file {FORMAT_FILE} is not readable ({error}): restore it from a copy") from error
     if found["format"] > FORMAT:

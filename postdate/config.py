@@ -47,6 +47,8 @@ class Settings:
     topic_queues_max: int = setting(1_024, 1, 65_535, why="a queue costs two files")
     retention_ms: int = setting(72 * HOUR_MS, 0, 36_525 * DAY_MS, why="RocketMQ's fileReservedTime")
     queue_file_rows: int = setting(1 << 20, 64, 1 << 28, why="20 MB a file: retention removes whole files")
+    far_block_rows: int = setting(65_536, 2, 1 << 24, why="3 MB of far rows are looked through at once")
+    rows_by_column: int = setting(64, 2, 1 << 20, why="where numpy beats a loop over the rows of a batch")
     queue_tail_rows: int = setting(1_024, 1, 1 << 20, why="20 KB of RAM per queue between two writes")
     snapshot_bytes: int = setting(128 * MIB, 4 * KIB, 64 * GIB, why="log to replay after a crash, at most")
     snapshot_batches: int = setting(100_000, 1, 100_000_000, why="batches to replay after a crash: about 0.5 s")

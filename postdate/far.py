@@ -36,7 +36,7 @@ FAR = np.dtype(
 )
 FAR_STRUCT = struct.Struct("<qqQQIiiBBH")
 assert FAR_STRUCT.size == FAR.itemsize == 48
-BLOCK_ROWS = 65_536
+BLOCK_ROWS_DEFAULT = 65_536
 # A cancel is rescued only to let its segment go, so it waits for the company of others.
 CANCEL_GRACE_MS = 600_000
 NEVER = (1 << 63) - 1
@@ -62,8 +62,11 @@ class Rescue(NamedTuple):
 class Far:
     """The rows, Spark's place in them, the rescues that are remembered."""
 
-    def __init__(self, disk: Disk, file_rows: int, tail_rows: int, length: int = 0) -> None:
+    def __init__(
+        self, disk: Disk, file_rows: int, tail_rows: int, length: int = 0, block_rows: int = BLOCK_ROWS_DEFAULT
+    ) -> None:
         self.rows = Rows(disk, "far", FAR, file_rows, tail_rows, length)
+        self._block_rows = block_rows
         self.taken = 0
         self.horizon_at_ms = 0
         self.epoch = 0  # of the pipeline that may stage; 0 = there never was one
@@ -87,23 +90,23 @@ class Far:
         self.rows.push(row)
 
     def extend(self, rows: np.ndarray) -> None:
-        for start in range(0, len(rows), BLOCK_ROWS):
-            self._extend_block(rows[start : start + BLOCK_ROWS])
+        for start in range(0, len(rows), self._block_rows):
+            self._extend_block(rows[start : start + self._block_rows])
 
     def _extend_block(self, rows: np.ndarray) -> None:
         first = self.rows.length
-        room = BLOCK_ROWS - first % BLOCK_ROWS
+        room = self._block_rows - first % self._block_rows
         self._note(first, int(rows["due"][:room].min()))
         if len(rows) > room:
             self._note(first + room, int(rows["due"][room:].min()))
         self.rows.extend(rows)
 
     def _note(self, offset: int, due: int) -> None:
-        block = offset // BLOCK_ROWS
+        block = offset // self._block_rows
         if block == len(self._minima):
             self._minima.append(NEVER)
         self._minima[block] = min(self._minima[block], due)
-        if block == self.taken // BLOCK_ROWS:
+        if block == self.taken // self._block_rows:
             self._edge_minimum = min(self._edge_minimum, due)
 
     # -- what waits ---------------------------------------------------------------------------------------------
@@ -112,7 +115,7 @@ class Far:
         """The smallest due that a rescue would find, or less; NEVER where nothing waits."""
         if not untaken_only:
             return min(self._minima, default=NEVER)
-        edge = self.taken // BLOCK_ROWS
+        edge = self.taken // self._block_rows
         return min(self._edge_minimum, min(self._minima[edge + 1 :], default=NEVER))
 
     def waits(self, rows: np.ndarray, first: int) -> np.ndarray:
@@ -135,7 +138,9 @@ class Far:
         before `low` are not wanted. Where the answer is none, `earliest` is later than before or there is no room.
         """
         first = self.rows.search("arrival", max(low, present[0].start), "left")
-        blocks = [b for b in range(first // BLOCK_ROWS, len(self._minima)) if self._minima[b] <= until][:blocks_max]
+        blocks = [b for b in range(first // self._block_rows, len(self._minima)) if self._minima[b] <= until][
+            :blocks_max
+        ]
         if not blocks:
             return []
         high = self._block_end_arrival(blocks[-1])
@@ -148,20 +153,22 @@ class Far:
         return _rescues(candidates, ranges, until, room)
 
     def _waiting_in(self, block: int, low: int, until: int) -> np.ndarray:
-        first = block * BLOCK_ROWS
-        rows = self.rows.read(first, first + BLOCK_ROWS)
+        first = block * self._block_rows
+        rows = self.rows.read(first, first + self._block_rows)
         return rows[self.waits(rows, first) & (rows["arrival"] >= low) & (rows["due"] <= until)]
 
     def _block_end_arrival(self, block: int) -> int:
         """An arrival behind every row of the block and at or before every row after it."""
-        end = min((block + 1) * BLOCK_ROWS, self.rows.length)
+        end = min((block + 1) * self._block_rows, self.rows.length)
         return int(self.rows.read(end - 1, end)["arrival"][0]) + 1
 
     def rescue(self, rescue: Rescue) -> np.ndarray:
         """Gives the rows of a rescue that still wait and remembers it."""
         first = self.rows.search("arrival", rescue.low, "left")
         stop = self.rows.search("arrival", rescue.high, "left")
-        blocks = [b for b in range(first // BLOCK_ROWS, -(-stop // BLOCK_ROWS)) if self._minima[b] <= rescue.until]
+        blocks = [
+            b for b in range(first // self._block_rows, -(-stop // self._block_rows)) if self._minima[b] <= rescue.until
+        ]
         rows = [self._waiting_in(block, rescue.low, rescue.until) for block in blocks]
         chosen = np.concatenate(rows) if rows else np.empty(0, FAR)
         chosen = chosen[chosen["arrival"] < rescue.high]
@@ -178,10 +185,10 @@ class Far:
 
     def _refresh(self, blocks: list[int], present: list[Range]) -> None:
         """Looks again for the smallest due that waits in these blocks."""
-        edge = self.taken // BLOCK_ROWS
+        edge = self.taken // self._block_rows
         for block in blocks:
-            first = block * BLOCK_ROWS
-            rows = self.rows.read(first, first + BLOCK_ROWS)
+            first = block * self._block_rows
+            rows = self.rows.read(first, first + self._block_rows)
             waiting = self.waits(rows, first) & _within(rows["arrival"], present)
             self._minima[block] = _smallest(rows[waiting])
             if block == edge:
@@ -190,10 +197,10 @@ class Far:
     def find_untaken(self, due: int, column: str, key_hash: int, before: int) -> np.ndarray:
         """Untaken rows before number `before` of that due and key hash that are not in the wheel."""
         found = []
-        for block in range(self.taken // BLOCK_ROWS, -(-before // BLOCK_ROWS)):
+        for block in range(self.taken // self._block_rows, -(-before // self._block_rows)):
             if self._minima[block] <= due:
-                first = max(block * BLOCK_ROWS, self.taken)
-                rows = self.rows.read(first, min((block + 1) * BLOCK_ROWS, before))
+                first = max(block * self._block_rows, self.taken)
+                rows = self.rows.read(first, min((block + 1) * self._block_rows, before))
                 found.append(
                     rows[(rows["due"] == due) & (rows[column] == np.uint64(key_hash)) & self.waits(rows, first)]
                 )
@@ -206,10 +213,10 @@ class Far:
         self.taken, self.horizon_at_ms = taken, horizon_at_ms
         first_untaken = self.arrival_of(taken)
         self.rescues = [r for r in self.rescues if r.until > horizon_at_ms or r.high > first_untaken]
-        block = taken // BLOCK_ROWS
+        block = taken // self._block_rows
         self._edge_minimum = NEVER
         if block < len(self._minima):
-            rows = self.rows.read(taken, (block + 1) * BLOCK_ROWS)
+            rows = self.rows.read(taken, (block + 1) * self._block_rows)
             self._edge_minimum = _smallest(rows[self.waits(rows, taken)])
 
     def arrival_of(self, number: int) -> int:

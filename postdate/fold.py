@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from postdate.errors import IllegalMessage
-from postdate.far import FAR, FAR_STRUCT, Far, Rescue
+from postdate.far import BLOCK_ROWS_DEFAULT, FAR, FAR_STRUCT, Far, Rescue
 from postdate.groups import Groups
 from postdate.log import record as records
 from postdate.log.batch import (
@@ -40,7 +40,7 @@ from postdate.tombstones import Tombstone, Tombstones
 from postdate.topics import GONE, SCHEDULE_TOPIC, Topics
 from postdate.wheel import DEAD, SINGLE, SINGLE_STRUCT, Due, Run, Wheel
 
-ROWS_BY_COLUMN_MIN = 64
+ROWS_BY_COLUMN_DEFAULT = 64
 SCHEDULE_QUEUES = 18
 WAITS = -1  # answer for a message that is not in its queue yet
 LEAD_MS_DEFAULT = 60_000
@@ -69,12 +69,16 @@ class Fold:
         file_rows: int,
         tail_rows: int,
         *,
+        far_block_rows: int = BLOCK_ROWS_DEFAULT,
+        rows_by_column: int = ROWS_BY_COLUMN_DEFAULT,
         count_seconds: bool = False,
     ) -> None:
         self.disk = disk
         self._read = read
         self._shift = segment_shift
         self.file_rows, self.tail_rows = file_rows, tail_rows
+        self.far_block_rows = far_block_rows
+        self._rows_by_column = rows_by_column
         self._count_seconds = count_seconds
         self.position = 0  # everything before it is applied
         self.at_ms = 0  # of the last batch
@@ -86,7 +90,7 @@ class Fold:
         self.near: list[int] = []  # by number: messages for that queue in the wheel
         self.untaken: list[int] = []  # by number: messages for it in the far queue, neither taken nor rescued
         self.wheel = Wheel()
-        self.far = Far(disk, file_rows, tail_rows)
+        self.far = Far(disk, file_rows, tail_rows, 0, far_block_rows)
         self.tombstones = Tombstones()
         self.chunks = Chunks(disk)
         self.chunk_end = CHUNK_BIT  # where the next chunk's offsets begin
@@ -130,7 +134,7 @@ class Fold:
         return answers
 
     def _apply_rows(self, batch: Batch) -> list[Any]:
-        if batch.row_count >= ROWS_BY_COLUMN_MIN:
+        if batch.row_count >= self._rows_by_column:
             rows = batch.array()
             if (rows["kind"] == MESSAGE).all():
                 return self._apply_messages(batch, rows)
@@ -246,7 +250,7 @@ class Fold:
             if run.next_due <= at_ms:
                 self.chunk_seen[run.base] = at_ms
         while self.wheel.next_due_at_ms <= at_ms:
-            few = self.wheel.take_few(at_ms, ROWS_BY_COLUMN_MIN)
+            few = self.wheel.take_few(at_ms, self._rows_by_column)
             if few is None:
                 for piece in self.wheel.take(at_ms):
                     self._fire_many(piece, at_ms)

@@ -161,7 +161,7 @@ def load(fold: Fold, sections: list[snapshot.Section]) -> None:
     ]
     for queue, (_, _, first) in zip(fold.queues, state["queues"], strict=True):
         queue.entries.first = first
-    fold.far = Far(fold.disk, fold.file_rows, fold.tail_rows, state["far"]["length"])
+    fold.far = Far(fold.disk, fold.file_rows, fold.tail_rows, state["far"]["length"], fold.far_block_rows)
     fold.far.load(state["far"])
     fold.tombstones.load(state["tombstones"], fold.fired_at_ms)
     _load_chunks(fold, state)

@@ -166,9 +166,10 @@ class RealDisk:
         os.remove(self.root / path)
 
     def sync_folder(self, folder: str) -> None:
-        """Makes the names in a folder, and the folder's own name, durable."""
-        for path in (folder, os.path.dirname(folder)):
-            with self._descriptor(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+        """Makes the names in a folder durable, and its own and its parents' names."""
+        parts = folder.split("/") if folder else []
+        for depth in range(len(parts), -1, -1):
+            with self._descriptor("/".join(parts[:depth]), os.O_RDONLY | os.O_DIRECTORY) as descriptor:
                 os.fsync(descriptor)
 
     def lock(self) -> "FolderLock":
