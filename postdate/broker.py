@@ -181,6 +181,7 @@ class Broker:
     def _open(self) -> None:
         fixed = open_folder(self._disk, self.settings)
         self._segments = Segments(self._disk, fixed["segment_bytes"])
+        self._segments.remove_unfinished()
         self.log = Log(self._disk, self._segments, self.settings.unflushed_bytes_max)
         self._batch_bytes_max = min(self.settings.batch_bytes_max, fixed["segment_bytes"])
         snapshot.remove_unfinished(self._disk)
@@ -420,9 +421,13 @@ class Broker:
     @property
     def wake_at_ms(self) -> int:
         """When `advance` has something to do next; wheel.NEVER where nothing waits."""
+        return min(self.fold.wheel.next_due_at_ms, self._rescue_at_ms())
+
+    def _rescue_at_ms(self) -> int:
         earliest = self.fold.far.earliest(untaken_only=self.pipeline_alive)
-        rescue_at_ms = earliest - self.settings.lead_ms if earliest != NEVER else NEVER
-        return min(self.fold.wheel.next_due_at_ms, rescue_at_ms)
+        if earliest == NEVER or self.fold.wheel.count >= self.settings.wheel_entries_max:
+            return NEVER  # nothing to rescue, or no room before something has been fired
+        return earliest - self.settings.lead_ms
 
     def _fire_if_due(self, at_ms: int) -> None:
         next_due = self.fold.wheel.next_due_at_ms
@@ -437,9 +442,8 @@ class Broker:
         """Asks for far messages that are due within the lead, or a little later, so that rescues are few."""
         if self._pending:
             return  # a rescue that is on its way may be the one
-        far = self.fold.far
         for _ in range(self.settings.rescue_blocks_max):
-            if far.earliest(untaken_only=self.pipeline_alive) > at_ms + self.settings.lead_ms:
+            if self._rescue_at_ms() > at_ms:
                 return
             rescues = self._planned_rescues(at_ms + self.settings.lead_ms + self.settings.rescue_step_ms)
             for rescue in rescues:

@@ -144,10 +144,12 @@ class Wheel:
 
     def add_many(self, due: np.ndarray, entries: np.ndarray) -> None:
         """Many SINGLEs with their dues, in arrival order."""
+        if not len(due):
+            return
         order = np.argsort(due, kind="stable")
         due = due[order]
         packed = entries[order].tobytes()
-        starts = np.flatnonzero(np.concatenate([[True], due[1:] != due[:-1]])) if len(due) else np.empty(0, np.int64)
+        starts = np.flatnonzero(np.concatenate([[True], due[1:] != due[:-1]]))
         stops = np.append(starts[1:], len(due))
         for at, start, stop in zip(due[starts].tolist(), starts.tolist(), stops.tolist(), strict=True):
             self._add_packed(at, packed[start * SINGLE_BYTES : stop * SINGLE_BYTES])
@@ -255,8 +257,8 @@ class Wheel:
         if found.run is not None:
             found.run.kill(found.row)
             return
-        # In place: a snapshot under way may then show this entry as dead a little early. That is harmless: the cancel
-        # stands in the log behind the snapshot's position and is applied again.
+        if self._frozen is not None:
+            self._frozen.killed.setdefault(found.due, []).append((found.row, found.queue))
         at = found.row * SINGLE_BYTES + _QUEUE_POSITION
         self._slots[found.due][at : at + 4] = _DEAD_BYTES
         self.count -= 1
@@ -306,6 +308,7 @@ class _Frozen:
         self._slots = slots
         self._dues = dues
         self._touched: dict[int, tuple[bytearray, int]] = {}
+        self.killed: dict[int, list[tuple[int, int]]] = {}  # by due: (row, queue) of entries that lived at that moment
 
     def touch(self, due: int, slot: bytearray) -> None:
         """Before a slot grows or is taken. A slot only grows at its end, so its length is enough to remember."""
@@ -333,7 +336,12 @@ class _Frozen:
         slot, length = self._touched.get(due) or (self._slots[due], len(self._slots[due]))
         step = _BYTES_PER_PIECE // SINGLE_BYTES * SINGLE_BYTES
         for start in range(0, length, step):
-            yield bytes(slot[start : min(start + step, length)])
+            part = slot[start : min(start + step, length)]
+            for row, queue in self.killed.get(due, ()):
+                at = row * SINGLE_BYTES - start
+                if 0 <= at < len(part):
+                    struct.pack_into("<i", part, at + _QUEUE_POSITION, queue)
+            yield bytes(part)
 
 
 def _piece(heads: list[tuple[int, int]], bodies: list[bytes]) -> bytes:

@@ -48,18 +48,17 @@ class Segments:
         self._disk = disk
         self.segment_bytes = segment_bytes
         self.shift = segment_bytes.bit_length() - 1
-        self.bases: list[int] = []  # those with data, or that may have data, ascending
+        # Those with data, or that may have data, ascending.
+        self.bases = [int(name) for name in disk.list(FOLDER) if name.isdecimal()]
         self.views: dict[int, View] = {}  # by number (base >> shift), opened when first read
         self._spares: deque[int] = deque()
         self._preparing = threading.Lock()
-        self._load()
 
-    def _load(self) -> None:
+    def remove_unfinished(self) -> None:
+        """Removes preparations that a crash cut short. For a broker that opens its folder; readers leave them alone."""
         for name in self._disk.list(FOLDER):
             if name.endswith(_NEW):
-                self._disk.remove(f"{FOLDER}/{name}")  # a preparation that a crash cut short
-            elif name.isdecimal():
-                self.bases.append(int(name))
+                self._disk.remove(f"{FOLDER}/{name}")
 
     def view(self, base: int) -> View | None:
         """The segment's bytes; None where it is gone or never was."""

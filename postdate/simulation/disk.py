@@ -8,7 +8,7 @@ written, as Linux does), bits flip, there is no more room, and a fault point kil
 
 import errno
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -112,7 +112,7 @@ class VirtualDisk:
     def __init__(self, capacity_bytes: int = 1 << 40) -> None:
         self._seen: dict[str, Content] = {}
         self._on_disk: dict[str, Content] = {}
-        self._changes: list[tuple[str, Callable[[dict[str, Content]], None]]] = []  # (folder, change) not synced
+        self._changes: list[tuple[str, Callable[[dict[str, Content]], object]]] = []  # (folder, change) not synced
         self._locked = False
         self.capacity_bytes = capacity_bytes
         self.reached: dict[str, int] = {}  # how often each fault point was passed
@@ -175,11 +175,11 @@ class VirtualDisk:
     def write_content(self, content: Content, position: int, parts: tuple[Data, ...]) -> None:
         data = b"".join(parts)
         growth = position + len(data) - len(content.seen)
-        if growth > 0 and self._used_bytes() + growth > self.capacity_bytes:
+        if growth > 0 and self.used_bytes() + growth > self.capacity_bytes:
             raise OSError(errno.ENOSPC, "No space left on device")
         content.write(position, data)
 
-    def _used_bytes(self) -> int:
+    def used_bytes(self) -> int:
         return sum(len(content.seen) for content in self._seen.values())
 
     def sync_content(self, content: Content) -> None:
@@ -232,7 +232,7 @@ class VirtualDisk:
 
     def _change(self, folder: str, change: Callable[[dict[str, Content]], object]) -> None:
         change(self._seen)
-        self._changes.append((folder, lambda names: change(names) and None))
+        self._changes.append((folder, change))
 
     def sync_folder(self, folder: str) -> None:
         for place, change in self._changes:
@@ -255,7 +255,7 @@ class VirtualDisk:
             raise FileNotFoundError(errno.ENOENT, "No such file", path)
         return content
 
-    def paths(self) -> "list[str]":
+    def paths(self) -> Sequence[str]:
         return sorted(self._seen)
 
     def copy(self) -> "VirtualDisk":

@@ -1,0 +1,102 @@
+"""Random histories, planted ones, and the shortest form of one that fails."""
+
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+from postdate.simulation.world import SETTINGS, Op, World, with_settings
+
+OPS_PER_HISTORY = 60
+
+
+class Failure(NamedTuple):
+    """A history that broke a promise, as short as we could make it."""
+
+    seed: int
+    history: list[Op]
+    error: BaseException
+
+    def __str__(self) -> str:
+        ops = "\n".join(f"  {op}" for op in self.history)
+        return f"seed {self.seed}: {type(self.error).__name__}: {self.error}\nshortest history found:\n{ops}"
+
+
+# (weight, verb, how its numbers are drawn)
+_VERBS: list[tuple[float, str, Callable[[random.Random], tuple[int, ...]]]] = [
+    (16, "send", lambda d: (d.randrange(7), _amount(d), d.randrange(4), d.randrange(4), d.choice((1, 1, 1, 2, 3, 8)))),
+    (2, "resend", lambda d: (d.randrange(1_000),)),
+    (8, "cancel", lambda d: (d.randrange(1_000), d.choice((0, 0, 0, 1, 2, 3)))),
+    (10, "flush", lambda d: ()),
+    (14, "pass", lambda d: (d.choice((1, 10, 500, 2_000, 10_000, 40_000)),)),
+    (4, "advance", lambda d: ()),
+    (2, "step", lambda d: (d.choice((-20_000, -3_000, -500, 700, 30_000)),)),
+    (2, "commit", lambda d: (d.randrange(2), d.randrange(10))),
+    (1, "resize", lambda d: (d.randrange(2), d.randrange(1, 4))),
+    (0.4, "delete", lambda d: (d.randrange(2),)),
+    (2, "register", lambda d: ()),
+    (4, "read", lambda d: (d.randrange(1, 12),)),
+    (4, "stage", lambda d: (d.choice((0, 3_000, 6_000, 20_000)),)),
+    (1, "stage_again", lambda d: ()),
+    (2, "detach", lambda d: ()),
+    (3, "snapshot", lambda d: (d.randrange(1 << 30),)),
+    (2, "retain", lambda d: ()),
+    (1.5, "close", lambda d: ()),
+    (2, "kill", lambda d: ()),
+    (3, "power", lambda d: (d.randrange(1 << 30),)),
+    (3, "kill_soon", lambda d: (d.randrange(40),)),
+    (0.7, "fail_sync", lambda d: ()),
+    (0.7, "full", lambda d: (d.choice((0, 2_000, 20_000)),)),
+    (1.5, "room", lambda d: ()),
+]
+
+
+def _amount(dice: random.Random) -> int:
+    return dice.choice((0, 1, 2, 100, 1_000, 4_999, 5_000, 5_001, 8_000, 30_000, 100_000, dice.randrange(60_000)))
+
+
+def random_history(seed: int) -> list[Op]:
+    dice = random.Random(seed)
+    weights = [weight for weight, _, _ in _VERBS]
+    chosen = dice.choices(_VERBS, weights, k=dice.randrange(10, 2 * OPS_PER_HISTORY))
+    return [Op(verb, draw(dice)) for _, verb, draw in chosen]
+
+
+def run_history(history: list[Op], seed: int = 0) -> None:
+    """Raises what the history breaks. Some seeds run with other settings."""
+    settings = with_settings(wheel_entries_max=12) if seed % 10 == 7 else SETTINGS
+    world = World(settings)
+    for op in history:
+        world.run(op)
+    world.finish()
+
+
+def run_seed(seed: int) -> Failure | None:
+    history = random_history(seed)
+    error = _error_of(history, seed)
+    if error is None:
+        return None
+    return _shortened(seed, history, error)
+
+
+def _error_of(history: list[Op], seed: int) -> BaseException | None:
+    try:
+        run_history(history, seed)
+    except Exception as error:  # whatever goes wrong in a run is what we are looking for
+        return error
+    return None
+
+
+def _shortened(seed: int, history: list[Op], error: BaseException) -> Failure:
+    """Leaves out halves, quarters, ... single ops, as long as the same kind of failure stays."""
+    size = len(history) // 2
+    while size >= 1:
+        at = 0
+        while at < len(history):
+            shorter = history[:at] + history[at + size :]
+            found = _error_of(shorter, seed)
+            if found is not None and type(found) is type(error):
+                history, error = shorter, found
+            else:
+                at += size
+        size //= 2
+    return Failure(seed, history, error)

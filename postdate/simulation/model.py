@@ -1,0 +1,178 @@
+"""What must be true: a dictionary of messages and the promises of the design, checked against what the broker shows.
+
+The model knows what the client was told and nothing of how the broker works. After each step the world tells it what has
+become visible; it raises Broken with a sentence where a promise is.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from postdate.broker import Cancelled
+
+
+class Broken(AssertionError):
+    """A promise is broken."""
+
+
+@dataclass
+class Sent:
+    """A message as its producer knows it."""
+
+    name: str  # its body
+    topic: str
+    queue_id: int
+    unique_key: str
+    user_key: str
+    due: int  # 0 = at once
+    stored_at: int
+    is_near: bool
+    arrival: int = -1
+    acknowledged: bool = False
+    exists: bool = True  # False: it was never acknowledged and a crash took it
+    cancelled: bool = False  # somebody was told so: it must never be seen
+    maybe_cancelled: bool = False  # a cancel without a clear answer, or a deleted topic: it may or may not be seen
+    seen_at: "tuple[int, int] | None" = None  # (queue number, offset)
+
+
+@dataclass
+class Asked:
+    """A cancel that waits for its answer."""
+
+    topic: str
+    key: str
+    by: str
+    due: int
+    arrival: int
+    seen_before: frozenset[str] = frozenset()
+
+
+class Shown(NamedTuple):
+    """An entry that a consumer saw, and how far the log was applied at the look before it."""
+
+    name: str
+    position_before: int
+
+
+@dataclass
+class Model:
+    """All messages by name, and what each queue has shown, offset by offset."""
+
+    messages: dict[str, Sent] = field(default_factory=dict)
+    shown: dict[int, list[Shown]] = field(default_factory=dict)
+    clock_max: int = 0
+
+    # -- sending ------------------------------------------------------------------------------------------------
+
+    def sent(self, message: Sent) -> None:
+        self.messages[message.name] = message
+
+    def matching(self, asked: Asked) -> list[Sent]:
+        """What a cancel is about: same topic, key and due, arrived before it."""
+        return [
+            m
+            for m in self.messages.values()
+            if m.exists
+            and m.topic == asked.topic
+            and m.due == asked.due
+            and m.arrival < asked.arrival
+            and asked.key == (m.unique_key if asked.by == "unique" else m.user_key)
+        ]
+
+    # -- promise 6: a cancel tells the truth ----------------------------------------------------------------------
+
+    def answered(self, asked: Asked, answer: Cancelled, *, in_table: frozenset[str]) -> None:
+        """`in_table`: messages that Spark holds; the core cannot know of them."""
+        matching = self.matching(asked)
+        delivered = [m for m in matching if m.seen_at is not None]
+        waiting = [m for m in matching if m.seen_at is None and not m.cancelled and not m.maybe_cancelled]
+        if answer is Cancelled.CANCELLED:
+            if not matching:
+                raise Broken(f"a cancel of {asked.key} was answered 'cancelled', but there is no such message")
+            if delivered and len(delivered) == len(matching):
+                raise Broken(f"a cancel of {asked.key} was answered 'cancelled', but {delivered[0].name} was delivered")
+        elif answer is Cancelled.DELIVERED:
+            if not delivered:
+                raise Broken(f"a cancel of {asked.key} was answered 'delivered', but nothing of it was seen")
+            known = [m for m in waiting if m.name not in in_table]
+            if known:
+                raise Broken(f"a cancel of {asked.key} was answered 'delivered', but {known[0].name} still waits")
+        else:
+            known = [m for m in waiting if m.acknowledged and m.name not in in_table]
+            if known:
+                raise Broken(f"a cancel of {asked.key} was answered 'unknown', but {known[0].name} waits")
+        for message in matching:
+            if message.seen_at is None:
+                message.cancelled = message.cancelled or answer is Cancelled.CANCELLED
+                message.maybe_cancelled = True
+
+    def unanswered(self, asked: Asked) -> None:
+        """A crash came before the answer: the cancel may have worked."""
+        for message in self.matching(asked):
+            message.maybe_cancelled = True
+
+    def topic_deleting(self, topic: str) -> None:
+        for message in self.messages.values():
+            if message.topic == topic:
+                message.maybe_cancelled = True
+
+    def topic_deleted(self, topic: str) -> None:
+        for message in self.messages.values():
+            if message.topic == topic and message.seen_at is None:
+                message.cancelled = True
+
+    # -- promises 1, 2, 3: what is seen -----------------------------------------------------------------------------
+
+    def look(self, queue: int, start: int, names: list[str], position_before: int) -> None:
+        """A consumer reads a queue from `start` on."""
+        shown = self.shown.setdefault(queue, [])
+        for offset, name in enumerate(names, start):
+            if offset < len(shown):
+                if shown[offset].name != name:
+                    raise Broken(f"queue {queue}, offset {offset}: was {shown[offset].name}, is {name} now")
+            else:
+                self._show(queue, offset, name, position_before)
+
+    def _show(self, queue: int, offset: int, name: str, position_before: int) -> None:
+        message = self.messages.get(name)
+        if message is None or not message.exists:
+            raise Broken(f"queue {queue}, offset {offset}: {name} was never sent")
+        if message.seen_at is not None:
+            raise Broken(f"{name} is at {message.seen_at} and again in queue {queue}, offset {offset}")
+        if message.cancelled:
+            raise Broken(f"{name} was cancelled and is in queue {queue}, offset {offset}")
+        if message.due > self.clock_max:
+            raise Broken(f"{name} is due at {message.due} and was seen when no clock had passed {self.clock_max}")
+        self._check_order(queue, message)
+        message.seen_at = (queue, offset)
+        self.shown[queue].append(Shown(name, position_before))
+
+    def _check_order(self, queue: int, message: Sent) -> None:
+        """A message that was in the wheel when another fired cannot come behind it with a smaller (due, arrival)."""
+        if not message.due or not message.is_near:
+            return
+        for before in reversed(self.shown[queue][-50:]):
+            other = self.messages[before.name]
+            was_waiting = message.arrival < before.position_before
+            if other.due and was_waiting and (message.due, message.arrival) < (other.due, other.arrival):
+                raise Broken(f"{message.name}, due {message.due}, comes behind {other.name}, due {other.due}")
+
+    def shorter(self, queue: int, length: int) -> None:
+        """The queue has this many entries; it may not have lost any that was seen."""
+        if length < len(self.shown.get(queue, [])):
+            raise Broken(f"queue {queue} had {len(self.shown[queue])} entries and has {length} now")
+
+    # -- promises 1 and 8: what must be seen ------------------------------------------------------------------------
+
+    def complete(self, fired_at: int, excused: frozenset[str]) -> None:
+        """Everything acknowledged and due has been seen, but for what was cancelled or excused (in Spark's hands)."""
+        for message in self.messages.values():
+            if (
+                message.exists
+                and message.acknowledged
+                and message.due <= fired_at
+                and message.seen_at is None
+                and not message.cancelled
+                and not message.maybe_cancelled
+                and message.name not in excused
+            ):
+                raise Broken(f"{message.name} was due at {message.due}, everything due by {fired_at} is fired, it is not seen")

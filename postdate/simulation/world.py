@@ -1,0 +1,530 @@
+"""One run of a history: a broker on a virtual disk and a manual clock, a pipeline, a model that watches.
+
+A history is a list of Ops: a verb and whole numbers. Every verb can stand anywhere in a history, so that a failing one can
+be shortened by leaving ops out. Whatever is random inside an op comes from its numbers, never from outside.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from postdate import message as messages
+from postdate.broker import Broker, PullStatus, Ticket
+from postdate.check import check_folder
+from postdate.clock import ManualClock
+from postdate.config import Settings
+from postdate.errors import CorruptLog, DiskFull, FlowControl, LogFailed, Refused
+from postdate.log import record as records
+from postdate.log.log import Log
+from postdate.log.segment import Segments
+from postdate.message import Message, encode_properties
+from postdate.simulation.disk import Killed, VirtualDisk
+from postdate.simulation.model import Asked, Broken, Model, Sent
+from postdate.simulation.pipeline import SimulatedPipeline
+from postdate.wheel import NEVER
+
+START_MS = 1_700_000_000_000
+TOPICS = ("orders", "mails")
+SETTINGS = Settings(
+    segment_bytes=16 * 1024,
+    batch_bytes_max=16 * 1024,
+    unflushed_bytes_max=16 * 1024,
+    lead_ms=5_000,
+    rescue_step_ms=1_000,
+    retention_ms=30_000,
+    queue_file_rows=64,
+    queue_tail_rows=4,
+    far_block_rows=8,
+    rows_by_column=6,
+    message_delay_level="1s 3s 10s 1m",
+)
+
+
+class Op(NamedTuple):
+    verb: str
+    numbers: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.verb}({', '.join(map(str, self.numbers))})"
+
+
+class World:
+    """Runs ops one after another; raises model.Broken where a promise is broken."""
+
+    def __init__(self, settings: Settings = SETTINGS) -> None:
+        self.settings = settings
+        self.disk = VirtualDisk()
+        self.clock = ManualClock(START_MS)
+        self.model = Model(clock_max=START_MS)
+        self.pipeline = SimulatedPipeline(self.disk)
+        self.broker: Broker | None = None
+        self._made = 0
+        self._sends: list[tuple[Ticket, list[Sent]]] = []  # not answered yet
+        self._cancels: list[tuple[Ticket, Asked]] = []
+        self._sending: list[Sent] = []  # inside the call
+        self._cancelling: Asked | None = None
+        self._end_before = 0
+        self._position_before = 0
+        self._verbs: dict[str, Callable[..., None]] = {
+            name.removeprefix("do_"): getattr(self, name) for name in dir(self) if name.startswith("do_")
+        }
+        self._start()
+
+    # -- running ------------------------------------------------------------------------------------------------
+
+    def run(self, op: Op) -> None:
+        self._end_before = self._broker().log.end
+        try:
+            self._verbs[op.verb](*op.numbers)
+        except Killed:
+            self._crash(power_seed=None)
+        except LogFailed:
+            self._crash(power_seed=None)  # an operator restarts a broker that takes no more writes
+        self.look()
+
+    def _broker(self) -> Broker:
+        assert self.broker is not None, "the world always has a running broker between ops"
+        return self.broker
+
+    def _start(self) -> None:
+        """Opens the broker, again and again where the opening itself is killed."""
+        while self.broker is None:
+            try:
+                self.broker = Broker(self.disk, self.settings)
+            except Killed:
+                self.disk.kill()
+        for topic in TOPICS:
+            if topic not in self.broker.fold.topics.by_name:
+                self.broker.put_topic(topic, self.clock.now_ms(), read_queue_count=2, write_queue_count=2)
+
+    def _crash(self, power_seed: int | None) -> None:
+        self.broker = None
+        if power_seed is None:
+            self.disk.kill()
+        else:
+            self.disk.lose_power(random.Random(power_seed))
+        self._start()
+        self._settle_doubts()
+        self.look(everything=True)
+
+    def _settle_doubts(self) -> None:
+        """After a crash: what was not answered either is in the log or never was."""
+        for ticket, batch in self._sends:
+            for message in batch:
+                message.exists = self._is_in_log(message.arrival, message.name, ticket.end)
+                message.acknowledged = message.exists
+        self._sends.clear()
+        self._settle_calls()
+        for _, asked in self._cancels:
+            self.model.unanswered(asked)
+        self._cancels.clear()
+        for message in self.model.messages.values():
+            if message.acknowledged and message.arrival >= self._broker().log.end:
+                raise Broken(f"{message.name} was acknowledged at {message.arrival}, the log ends at {self._broker().log.end}")
+
+    def _settle_calls(self) -> None:
+        """The process died inside a call: what it was about is in the log or not."""
+        if self._cancelling is not None:
+            self.model.unanswered(self._cancelling)
+            self._cancelling = None
+        if self._sending:
+            places = self._bodies_in_log()
+            for sent in self._sending:
+                sent.arrival = places.get(sent.name, NEVER)
+                sent.exists = sent.acknowledged = sent.arrival != NEVER
+                self.model.sent(sent)
+            self._sending = []
+
+    def _bodies_in_log(self) -> dict[str, int]:
+        log = Log(self.disk, Segments(self.disk, self.settings.segment_bytes), self.settings.unflushed_bytes_max)
+        places = {}
+        for batch in log.scanned(self._end_before, 0):
+            for row in batch.array():
+                offset = batch.offset + int(row["position"])
+                places[records.decode(log.read(offset, int(row["size"]))).body.decode()] = offset
+        return places
+
+    def _is_in_log(self, offset: int, name: str, end: int) -> bool:
+        if end > self._broker().log.end:
+            return False
+        data = self._broker().log.read(offset, 4)
+        try:
+            return records.decode(self._broker().log.read(offset, int.from_bytes(data, "big"))).body == name.encode()
+        except CorruptLog:
+            return False  # other bytes stand there now
+
+    # -- looking ------------------------------------------------------------------------------------------------
+
+    def look(self, *, everything: bool = False) -> None:
+        """What clients see: answers, and every queue as a consumer reads it."""
+        self._collect_answers()
+        broker = self._broker()
+        for number, (topic, queue_id) in enumerate(broker.fold.topics.places):
+            if topic in TOPICS and broker.fold.topics.by_name.get(topic) is not None:
+                topic_numbers = broker.fold.topics.by_name[topic].numbers
+                if queue_id < len(topic_numbers) and topic_numbers[queue_id] == number:
+                    self._look_at(topic, queue_id, number, everything)
+        self._position_before = broker.fold.position
+
+    def _look_at(self, topic: str, queue_id: int, number: int, everything: bool) -> None:
+        broker = self._broker()
+        low, high = broker.offsets(topic, queue_id)
+        self.model.shorter(number, high)
+        offset = low if everything else max(low, len(self.model.shown.get(number, [])))
+        if offset > len(self.model.shown.get(number, [])):
+            raise Broken(f"queue {number} begins at {offset}, a consumer has read only up to {len(self.model.shown[number])}")
+        while offset < high:
+            pulled = broker.pull(topic, queue_id, offset, count_max=7)
+            if pulled.status is not PullStatus.FOUND:
+                if pulled.next_offset <= offset:
+                    raise Broken(f"a pull of queue {number} at {offset} gives {pulled.status} and does not move on")
+                offset = pulled.next_offset
+                continue
+            for data in pulled.records:
+                record = records.decode(data)
+                self.model.look(number, record.queue_offset, [record.body.decode()], self._position_before)
+            offset = pulled.next_offset
+
+    def _collect_answers(self) -> None:
+        for ticket, batch in self._sends:
+            if ticket.answers is not None:
+                for message in batch:
+                    message.acknowledged = True
+        self._sends = [(ticket, batch) for ticket, batch in self._sends if ticket.answers is None]
+
+    # -- producers ----------------------------------------------------------------------------------------------
+
+    def do_send(self, form: int, amount: int, key: int, place: int, count: int) -> None:
+        """`form` is how the delay is asked for, `place` chooses topic and queue, `key` a user key that others use too."""
+        broker, now = self._broker(), self.clock.now_ms()
+        topic = TOPICS[place % len(TOPICS)]
+        queue_id = place // len(TOPICS) % broker.fold.topics.get(topic).write_queue_count
+        batch = [self._message(form, amount + index, key, topic, queue_id, now) for index in range(count)]
+        self._send(batch, now)
+
+    def _send(self, batch: list[Message], now: int) -> None:
+        self._sending = [self._sent(message, now) for message in batch]
+        try:
+            ticket = self._broker().send(batch, now)
+        except (DiskFull, FlowControl):
+            self._sending = []
+            return
+        for sent, offset in zip(self._sending, ticket.offsets, strict=True):
+            sent.arrival = offset
+            self.model.sent(sent)
+        self._sends.append((ticket, self._sending))
+        self._sending = []
+
+    def _message(self, form: int, amount: int, key: int, topic: str, queue_id: int, now: int) -> Message:
+        self._made += 1
+        properties = {"UNIQ_KEY": f"U{self._made}", "KEYS": f"k{key} other"}
+        properties |= _delay(form, amount, now)
+        return Message(topic, f"m{self._made}".encode(), encode_properties(properties), queue_id)
+
+    def _sent(self, message: Message, now: int) -> Sent:
+        properties = messages.decode_properties(message.properties)
+        levels = messages.DelayLevels.parse(self.settings.message_delay_level)
+        due = messages.due(properties, now, levels, self.settings.delay_ms_max).at_ms
+        name, near = message.body.decode(), due <= now + self.settings.lead_ms
+        key = properties["KEYS"].split()[0]
+        return Sent(name, message.topic, message.queue_id, properties["UNIQ_KEY"], key, due, now, near)
+
+    def do_resend(self, pick: int) -> None:
+        """A producer that saw no answer sends the same message again, with the same unique key and due."""
+        if not self.model.messages:
+            return
+        first = list(self.model.messages.values())[pick % len(self.model.messages)]
+        if not first.due or first.topic not in self._broker().fold.topics.by_name:
+            return
+        self._made += 1
+        properties = {"UNIQ_KEY": first.unique_key, "KEYS": first.user_key, "TIMER_DELIVER_MS": str(first.due)}
+        message = Message(first.topic, f"m{self._made}".encode(), encode_properties(properties), 0)
+        self._send([message], self.clock.now_ms())
+
+    def do_cancel(self, pick: int, variant: int) -> None:
+        """Variants: by unique key, by user key, with a wrong due, of a message that is still to come."""
+        if not self.model.messages:
+            return
+        target = list(self.model.messages.values())[pick % len(self.model.messages)]
+        due = target.due + (1 if variant == 2 else 0)
+        if not target.due or target.topic not in self._broker().fold.topics.by_name:
+            return
+        by = "key" if variant == 1 else "unique"
+        key = f"U{self._made + 1 + pick % 3}" if variant == 3 else target.user_key if by == "key" else target.unique_key
+        asked = self._cancelling = Asked(target.topic, key, by, due, NEVER)
+        try:
+            ticket = self._broker().cancel(target.topic, key, due, self.clock.now_ms(), by=by)
+        except (DiskFull, FlowControl):
+            self._cancelling = None
+            return
+        asked.arrival, self._cancelling = ticket.offsets[0], None
+        self._cancels.append((ticket, asked))
+        self._answer_cancels()
+
+    def _answer_cancels(self) -> None:
+        """Called right after a settle, before anybody looks: an answer is about that moment."""
+        held = self.pipeline.held_names(self._broker())
+        for ticket, asked in self._cancels:
+            if ticket.answers is not None:
+                self.model.answered(asked, ticket.answer, in_table=held)
+        self._cancels = [(ticket, asked) for ticket, asked in self._cancels if ticket.answers is None]
+
+    def do_flush(self) -> None:
+        broker = self._broker()
+        # One batch at a time, so that each cancel is judged against what was visible at its own place in the order.
+        broker.log.flush()
+        broker.settle()
+        self.look()
+        self._answer_cancels()
+
+    # -- time ---------------------------------------------------------------------------------------------------
+
+    def do_pass(self, span_ms: int) -> None:
+        """Time passes in normal life: the server comes back whenever it was asked to."""
+        until = self.clock.now_ms() + span_ms
+        while True:
+            self._settle_down()
+            wake = self._broker().wake_at_ms
+            if wake > until:
+                break
+            # A failed fire is tried again after its pause; in between the broker has nothing to do.
+            self._move_to(max(wake, self.clock.now_ms() + (1_000 if self._broker().fire_error else 1)))
+        self._move_to(until)
+        self._settle_down()
+        self._check_complete()
+
+    def _move_to(self, at_ms: int) -> None:
+        if at_ms > self.clock.now_ms():
+            self.clock.pass_ms(at_ms - self.clock.now_ms())
+            self.model.clock_max = max(self.model.clock_max, self.clock.now_ms())
+
+    def _settle_down(self) -> None:
+        """Advance and flush until there is nothing to do at this instant."""
+        broker, now = self._broker(), self.clock.now_ms()
+        for _ in range(100):
+            self._advance(broker, now)
+            self.do_flush()
+            if broker.wake_at_ms > now or broker.fire_error is not None:
+                return
+        raise Broken(f"after 100 rounds at {now} the broker still wants to be called at {broker.wake_at_ms}")
+
+    def _advance(self, broker: Broker, now: int) -> None:
+        try:
+            broker.advance(now)
+        except DiskFull:
+            assert broker.fire_error is not None, "a failed fire can be seen"
+
+    def do_advance(self) -> None:
+        """Fires what is due now, without a flush behind it."""
+        self._advance(self._broker(), self.clock.now_ms())
+
+    def do_step(self, span_ms: int) -> None:
+        """The clock jumps."""
+        self.clock.step_ms(span_ms)
+        self.model.clock_max = max(self.model.clock_max, self.clock.now_ms())
+
+    def _check_complete(self) -> None:
+        broker = self._broker()
+        if broker.fire_error is None:
+            excused = self.pipeline.held_names(broker) if broker.pipeline_alive else frozenset[str]()
+            self.model.complete(min(broker.fold.fired_at_ms, self.clock.now_ms()), excused)
+
+    # -- consumers, topics ----------------------------------------------------------------------------------------
+
+    def do_commit(self, place: int, offset: int) -> None:
+        topic = TOPICS[place % len(TOPICS)]
+        try:
+            self._broker().commit_offsets("group", [(topic, 0, offset)], self.clock.now_ms())
+        except DiskFull:
+            return
+
+    def do_resize(self, place: int, count: int) -> None:
+        topic = TOPICS[place % len(TOPICS)]
+        try:
+            self._broker().put_topic(
+                topic, self.clock.now_ms(), read_queue_count=count, write_queue_count=count
+            )
+        except DiskFull:
+            return
+        self.do_flush()
+
+    def do_delete(self, place: int) -> None:
+        """Deletes a topic and makes it anew: what waited for the old one is cancelled."""
+        topic, broker, now = TOPICS[place % len(TOPICS)], self._broker(), self.clock.now_ms()
+        self.do_flush()
+        try:
+            self.model.topic_deleting(topic)
+            waited = broker.delete_topic(topic, now)
+            self.model.topic_deleted(topic)
+            broker.put_topic(topic, now, read_queue_count=2, write_queue_count=2)
+        except DiskFull:
+            return
+        if waited < 0:
+            raise Broken(f"deleting {topic} says that {waited} messages waited")
+
+    # -- Spark --------------------------------------------------------------------------------------------------
+
+    def do_register(self) -> None:
+        try:
+            self.pipeline.register(self._broker(), self.clock.now_ms())
+        except DiskFull:
+            return
+
+    def do_read(self, count: int) -> None:
+        if self.pipeline.epoch:
+            self.pipeline.read(self._broker(), count)
+
+    def do_stage(self, ahead_ms: int) -> None:
+        """A batch of the pipeline ends: up to now + ahead everything it took is promoted."""
+        if not self.pipeline.epoch:
+            return
+        now = self.clock.now_ms()
+        try:
+            self.pipeline.stage(self._broker(), now + ahead_ms, now)
+        except (DiskFull, OSError):
+            return  # no room for the log or for the chunk
+        except Refused:
+            if self.pipeline.epoch == self._broker().fold.far.epoch:
+                raise Broken("the newest pipeline's stage was refused") from None
+        self.look()
+        self._answer_cancels()
+
+    def do_stage_again(self) -> None:
+        """A stage is repeated by a pipeline that did not hear the answer."""
+        last, far = self.pipeline.last_stage, self._broker().fold.far
+        if last is None:
+            return
+        epoch, taken, horizon, names = last
+        moved = (taken[0], horizon[0]) != (far.taken, far.horizon_at_ms) or epoch != far.epoch
+        if not moved or any(self.disk.size(f"chunks/{name}") < 0 for name in names):
+            return
+        try:
+            self._broker().stage(epoch, taken, horizon, names, self.clock.now_ms())
+        except (Refused, DiskFull):
+            return
+        raise Broken(f"the stage {last} was accepted though the broker is at far {far.taken}, horizon {far.horizon_at_ms}")
+
+    def do_detach(self) -> None:
+        """The pipeline is away: rescue serves everything whose record is in the log."""
+        self._broker().pipeline_alive = False
+
+    # -- snapshots, retention, faults -------------------------------------------------------------------------------
+
+    def do_snapshot(self, other: int) -> None:
+        """Takes a snapshot; after every step the broker does something else, chosen by `other`."""
+        dice = random.Random(other)
+        try:
+            for step in self._broker().snapshot():
+                if step is not None:
+                    step()
+                if dice.random() < 0.3:
+                    self._meanwhile(dice)
+        except OSError:
+            return
+
+    def _meanwhile(self, dice: random.Random) -> None:
+        choice = dice.randrange(4)
+        if choice == 0:
+            self.do_send(dice.randrange(1, 5), dice.randrange(12_000), dice.randrange(4), dice.randrange(4), dice.choice((1, 8)))
+        elif choice == 1:
+            self.do_cancel(dice.randrange(100), dice.randrange(2))
+        elif choice == 2:
+            self._move_to(self.clock.now_ms() + dice.randrange(3_000))
+            self.do_advance()
+        self.do_flush()
+
+    def do_retain(self) -> None:
+        self._broker().retain(self.clock.now_ms())
+
+    def do_close(self) -> None:
+        """A clean stop and start."""
+        broker = self._broker()
+        self.do_flush()
+        try:
+            broker.close()
+        except OSError:
+            pass  # no room for the last snapshot: the next start replays more
+        self._reopen()
+
+    def _reopen(self) -> None:
+        self.broker = None
+        self._start()
+        self.look(everything=True)
+
+    def do_kill(self) -> None:
+        self._crash(power_seed=None)
+
+    def do_power(self, seed: int) -> None:
+        self._crash(power_seed=seed)
+
+    def do_kill_soon(self, points: int) -> None:
+        """Somewhere in what follows, at the n-th fault point from here, the process dies."""
+        self.disk.kill_after = points
+
+    def do_fail_sync(self) -> None:
+        self.disk.failing_syncs = 1
+
+    def do_full(self, room_bytes: int) -> None:
+        self.disk.capacity_bytes = self.disk.used_bytes() + room_bytes
+
+    def do_room(self) -> None:
+        self.disk.capacity_bytes = 1 << 40
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Lets everything come due and looks once more; then the folder is checked."""
+        self.disk.kill_after = None
+        self.disk.failing_syncs = 0
+        self.do_room()
+        self._end_pipeline()
+        for _ in range(10_000):
+            self._settle_down()
+            wake = self._broker().wake_at_ms
+            if wake == NEVER:
+                break
+            self._move_to(wake)
+        self._move_to(max([self.clock.now_ms(), *(m.due for m in self.model.messages.values())]))
+        self._settle_down()
+        self._check_complete()
+        self.look(everything=True)
+        self._check_folder()
+
+    def _end_pipeline(self) -> None:
+        """The pipeline hands over what it holds; without one, rescue does the rest."""
+        if self.pipeline.epoch:
+            self.do_register()
+            self.do_read(1_000_000)
+            self.do_stage(100 * 365 * 86_400_000)
+        self.do_detach()
+
+    def _check_folder(self) -> None:
+        broker = self._broker()
+        broker.close()
+        self.broker = None
+        findings = check_folder(self.disk.copy()).findings
+        if findings:
+            raise Broken("check: " + "; ".join(findings[:3]))
+
+
+def _delay(form: int, amount: int, now: int) -> dict[str, str]:
+    """Properties that ask for a delay of `amount` ms, or near it."""
+    if form == 1:
+        return {"DELAY": str(1 + amount % 5)}
+    if form == 2:
+        return {"TIMER_DELAY_SEC": str(amount // 1_000)}
+    if form == 3:
+        return {"TIMER_DELAY_MS": str(amount)}
+    if form == 4:
+        return {"TIMER_DELIVER_MS": str(now + amount)}
+    if form == 5:
+        return {"TIMER_DELIVER_MS": str(now - amount)}
+    if form == 6:  # many at the same instant
+        return {"TIMER_DELIVER_MS": str((now + amount) // 5_000 * 5_000 + 5_000)}
+    return {}
+
+
+def with_settings(**changes: int | str) -> Settings:
+    """The simulation's settings with some of them changed."""
+    return replace(SETTINGS, **changes)  # type: ignore[arg-type]
