@@ -776,7 +776,7 @@ class Broker:
             queue.entries.drop(self._first_live(queue, present))
         far = self.fold.far
         gone = far.rows.search("arrival", self.log.start, "left")
-        far.rows.drop(min(gone, older.taken))
+        far.drop(min(gone, older.taken))
 
     def _first_live(self, queue: Queue, present: set[int]) -> int:
         first = queue.first

@@ -187,7 +187,8 @@ def _add_log(commands: Any) -> None:
     command.add_argument("--from", dest="start", metavar="OFFSET", type=_offset, default=0, help="first offset")
     command.add_argument("--to", dest="stop", metavar="OFFSET", type=_offset, help="print records before this offset")
     command.add_argument("--topic", metavar="T", help="only messages of this topic")
-    command.add_argument("--kind", metavar="K", choices=list(KIND_NAMES.values()), help=f"only records of this kind: {', '.join(KIND_NAMES.values())}")
+    kinds = list(KIND_NAMES.values())
+    command.add_argument("--kind", metavar="K", choices=kinds, help=f"only records of this kind: {', '.join(kinds)}")
     command.add_argument("--limit", metavar="N", type=_offset, help="print at most so many records")
     command.add_argument("--body", action="store_true", help="print whole bodies (base64 with --json)")
 

@@ -73,6 +73,7 @@ class Far:
         self.rescues: list[Rescue] = []
         self._minima: list[int] = []  # per block, a lower bound of the dues that wait in it
         self._edge_minimum = NEVER  # of the untaken rows in the block where `taken` lies
+        self._cancel_dues: dict[int, tuple[int, int]] = {}  # per block that holds cancels, their smallest and largest due
 
     @property
     def length(self) -> int:
@@ -87,7 +88,20 @@ class Far:
 
     def push_cancel(self, row: bytes, due: int) -> None:
         self._note(self.rows.length, due + CANCEL_GRACE_MS)
+        block = self.rows.length // self._block_rows
+        low, high = self._cancel_dues.get(block, (due, due))
+        self._cancel_dues[block] = (min(low, due), max(high, due))
         self.rows.push(row)
+
+    def taken_cancels(self, due_low: int, due_high: int) -> np.ndarray:
+        """Cancels among the taken rows, with low <= due <= high."""
+        found = [np.empty(0, FAR)]
+        for block, (low, high) in self._cancel_dues.items():
+            first = block * self._block_rows
+            if low <= due_high and high >= due_low and first < self.taken:
+                rows = self.rows.read(max(first, self.rows.first), min(first + self._block_rows, self.taken))
+                found.append(rows[(rows["kind"] == CANCEL) & (rows["due"] >= due_low) & (rows["due"] <= due_high)])
+        return np.concatenate(found)
 
     def extend(self, rows: np.ndarray) -> None:
         for start in range(0, len(rows), self._block_rows):
@@ -226,15 +240,30 @@ class Far:
 
     def state(self) -> dict[str, Any]:
         return {
-            "length": self.length, "first": self.rows.first, "taken": self.taken, "horizon": self.horizon_at_ms,
-            "epoch": self.epoch, "rescues": list(self.rescues), "minima": list(self._minima), "edge": self._edge_minimum,
-        }  # fmt: skip
+            "length": self.length,
+            "first": self.rows.first,
+            "taken": self.taken,
+            "horizon": self.horizon_at_ms,
+            "epoch": self.epoch,
+            "rescues": list(self.rescues),
+            "minima": list(self._minima),
+            "edge": self._edge_minimum,
+            "cancels": [[block, low, high] for block, (low, high) in self._cancel_dues.items()],
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         self.rows.first = state["first"]
         self.taken, self.horizon_at_ms, self.epoch = state["taken"], state["horizon"], state["epoch"]
         self.rescues = [Rescue(*rescue) for rescue in state["rescues"]]
         self._minima, self._edge_minimum = list(state["minima"]), state["edge"]
+        self._cancel_dues = {block: (low, high) for block, low, high in state["cancels"]}
+
+    def drop(self, before: int) -> None:
+        """Forgets rows before this one."""
+        self.rows.drop(before)
+        gone = [block for block in self._cancel_dues if (block + 1) * self._block_rows <= before]
+        for block in gone:
+            del self._cancel_dues[block]
 
 
 def _smallest(rows: np.ndarray) -> int:

@@ -38,7 +38,7 @@ from postdate.log.queue import ENTRY, ENTRY_STRUCT, Queue
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key, key_hash
 from postdate.tombstones import Tombstone, Tombstones
 from postdate.topics import GONE, SCHEDULE_TOPIC, Topics
-from postdate.wheel import DEAD, SINGLE, SINGLE_STRUCT, Due, Run, Wheel
+from postdate.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, SINGLE, SINGLE_STRUCT, Due, Run, Wheel
 
 ROWS_BY_COLUMN_DEFAULT = 64
 SCHEDULE_QUEUES = 18
@@ -296,7 +296,9 @@ class Fold:
         if due > self.far.horizon_at_ms:
             far_offset = far_before
             unique, first = (hashed, 0) if body["by"] == "unique" else (0, hashed)
-            self.far.push_cancel(FAR_STRUCT.pack(arrival, due, unique, first, row[8], -1, 0, CANCEL, 0, 0), due)
+            # Its queue stands for its topic, so that the row tells all even when its record is gone.
+            queue = self.topics.get(body["topic"]).numbers[0]
+            self.far.push_cancel(FAR_STRUCT.pack(arrival, due, unique, first, row[8], queue, 0, CANCEL, 0, 0), due)
             segment = arrival >> self._shift
             self.held[segment] = self.held.get(segment, 0) + 1
         tombstone = Tombstone(body["topic"], body["key"], body["by"], due, arrival, hashed, far_offset, far_before)
@@ -377,13 +379,27 @@ class Fold:
         dead = self._dead_by_tombstone(
             rows["due"], rows["arrival"], rows, lambda hit: (int(rows["arrival"][hit]), int(rows["size"][hit]))
         )
-        rows = rows[~dead]
+        rows = rows[~dead & ~self._dead_by_taken_cancel(rows)]
         _add(self.near, rows["queue"])
         self._hold_segments(rows["arrival"])
         self.wheel.add_many(rows["due"], _singles(rows, rows["arrival"]))
         self.rescued_count += len(rows)
         self.tombstones.sweep(self._is_needed)
         return len(rows)
+
+    def _dead_by_taken_cancel(self, rows: np.ndarray) -> np.ndarray:
+        """Which rows of a rescue a cancel took that Spark has taken too: its tombstone is forgotten, the table carries it."""
+        dead = np.zeros(len(rows), np.bool_)
+        taken = rows["arrival"] < self.far.arrival_of(self.far.taken)
+        if not taken.any():
+            return dead
+        places = self.topics.places
+        for cancel in self.far.taken_cancels(int(rows["due"][taken].min()), int(rows["due"][taken].max())):
+            column = "unique_hash" if cancel["unique_hash"] else "key_hash"
+            hits = taken & (rows["due"] == cancel["due"]) & (rows[column] == cancel[column])
+            for hit in np.flatnonzero(hits & (rows["arrival"] < cancel["arrival"])).tolist():
+                dead[hit] |= places[int(rows["queue"][hit])][0] == places[int(cancel["queue"])][0]
+        return dead
 
     def _apply_stage(self, batch: Batch, row: tuple[int, ...]) -> StageAnswer:
         body = self._body(batch, row)
@@ -428,13 +444,15 @@ class Fold:
         self.chunk_end += (chunk.head.file_bytes + 7) & -8
         self.chunks.add(base, chunk)
         self.chunk_seen[base] = at_ms
-        dead = self.far.rescued(index["arrival"], index["due"]) & (index["flags"] & FLAG_OWN_ARRIVAL == 0)
-        dead |= self._dead_by_tombstone(
+        fate = np.zeros(len(index), np.uint8)
+        cancelled = self._dead_by_tombstone(
             index["due"], index["arrival"], index,
             lambda hit: (base + int(index["position"][hit]), int(index["size"][hit])),
         )  # fmt: skip
-        _add(self.near, index["queue"][~dead])
-        self.wheel.stage(Run(base, index, 0, dead))
+        fate[cancelled] = CANCELLED
+        fate[self.far.rescued(index["arrival"], index["due"]) & (index["flags"] & FLAG_OWN_ARRIVAL == 0)] = ELSEWHERE
+        _add(self.near, index["queue"][fate == LIVING])
+        self.wheel.stage(Run(base, index, 0, fate))
 
     # -- the small tables ---------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ handed to the caller as functions, to be run on another thread.
 """
 
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -22,6 +23,8 @@ from postdate.log.rows import BLOCK_ROWS, Rows
 from postdate.wheel import Run
 
 Step = Callable[[], object] | None
+# What stands in a snapshot to save time, and depends on when looks were taken or on what retention let go.
+LOCAL_FAR_STATE = ("minima", "edge", "first", "cancels")
 
 
 class Kept(NamedTuple):
@@ -99,13 +102,11 @@ def _sections(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _packed(dead: np.ndarray | None) -> str:
-    return "" if dead is None else np.packbits(dead).tobytes().hex()
+    return "" if dead is None else zlib.compress(dead.tobytes(), 1).hex()
 
 
-def _unpacked(text: str, count: int) -> np.ndarray | None:
-    if not text:
-        return None
-    return np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8), count=count).astype(np.bool_)
+def _unpacked(text: str) -> np.ndarray | None:
+    return np.frombuffer(zlib.decompress(bytes.fromhex(text)), np.uint8).copy() if text else None
 
 
 def _all_rows(fold: Fold) -> Iterator[Rows]:
@@ -194,7 +195,7 @@ def _load_chunks(fold: Fold, state: dict[str, Any]) -> None:
         fold.chunks.add(base, chunk)
         if base in runs:
             position, dead = runs[base]
-            fold.wheel.stage(Run(base, chunk.index, position, _unpacked(dead, len(chunk.index))))
+            fold.wheel.stage(Run(base, chunk.index, position, _unpacked(dead)))
 
 
 def _check_rows(rows: Rows, sums: list[int]) -> None:
@@ -215,5 +216,5 @@ def cut_rows(fold: Fold) -> None:
 def state_json(fold: Fold) -> str:
     """The whole small state as text, for comparing two folds."""
     state = _state(fold)
-    state["far"] = {name: value for name, value in state["far"].items() if name not in ("minima", "edge", "first")}
+    state["far"] = {name: value for name, value in state["far"].items() if name not in LOCAL_FAR_STATE}
     return json.dumps(state, sort_keys=True)

@@ -35,6 +35,7 @@ SINGLE_BYTES = SINGLE.itemsize
 assert SINGLE_STRUCT.size == SINGLE_BYTES == 36
 
 DEAD = -1
+LIVING, CANCELLED, ELSEWHERE = range(3)  # fates of a staged row; ELSEWHERE: a rescue brought it into the wheel before
 NEVER = (1 << 63) - 1
 _QUEUE_POSITION = SINGLE.fields["queue"][1] if SINGLE.fields else 0
 _DEAD_BYTES = struct.pack("<i", DEAD)
@@ -75,7 +76,7 @@ class Run:
         self.base = base
         self.index = index
         self.position = position
-        # Rows that are cancelled, or that a rescue has fired already. A byte a row, and only where there are any.
+        # Rows that are not to be fired: CANCELLED, or ELSEWHERE. A byte a row, and only where there are any.
         self.dead = dead if dead is not None and dead.any() else None
         self.next_due = self._next_due()
 
@@ -84,16 +85,16 @@ class Run:
 
     @property
     def waiting_count(self) -> int:
-        dead_count = 0 if self.dead is None else int(self.dead[self.position :].sum())
+        dead_count = 0 if self.dead is None else int(np.count_nonzero(self.dead[self.position :]))
         return len(self.index) - self.position - dead_count
 
     def kill(self, row: int) -> None:
         if self.dead is None:
-            self.dead = np.zeros(len(self.index), np.bool_)
-        self.dead[row] = True
+            self.dead = np.zeros(len(self.index), np.uint8)
+        self.dead[row] = CANCELLED
 
-    def is_dead(self, row: int) -> bool:
-        return self.dead is not None and bool(self.dead[row])
+    def _fate(self, row: int) -> int:
+        return LIVING if self.dead is None else int(self.dead[row])
 
     def take(self, at_ms: int) -> "Due | None":
         """Moves the cursor over everything due at or before `at_ms`."""
@@ -104,7 +105,7 @@ class Run:
         self.next_due = self._next_due()
         rows = self.index[start:stop]
         if self.dead is not None:
-            rows = rows[~self.dead[start:stop]]
+            rows = rows[self.dead[start:stop] == LIVING]
         return Due(
             rows["due"], rows["arrival"], rows["queue"], rows["position"] + self.base, rows["size"], rows["tag_hash"]
         )
@@ -114,7 +115,10 @@ class Run:
         stop = int(np.searchsorted(self.index["due"], due, "right"))
         for hit in np.flatnonzero(self.index[column][start:stop] == np.uint64(key_hash)).tolist():
             row = self.index[start + hit]
-            queue = DEAD if self.is_dead(start + hit) else int(row["queue"])
+            fate = self._fate(start + hit)
+            if fate == ELSEWHERE:
+                continue
+            queue = DEAD if fate == CANCELLED else int(row["queue"])
             yield Found(
                 due, int(row["arrival"]), queue, self.base + int(row["position"]), int(row["size"]), self, start + hit
             )
@@ -274,7 +278,7 @@ class Wheel:
         for run in self.runs:
             rows = run.index[run.position :]
             if run.dead is not None:
-                rows = rows[~run.dead[run.position :]]
+                rows = rows[run.dead[run.position :] == LIVING]
             yield rows["due"], rows["queue"]
 
     # -- snapshots ----------------------------------------------------------------------------------------------

@@ -26,12 +26,12 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("broker",),
     ("check", "server", "bulk", "pipeline", "console"),
     ("simulation",),
-    ("cli",),
+    ("cli", "__main__"),
 )
 ROW_OF = {part: row for row, parts in enumerate(ROWS) for part in parts}
 
 # Inside a row nobody knows another, but for these. Modules of one folder are one part and may know each other.
-NEIGHBOURS = {("message", "errors"), ("config", "errors")}
+NEIGHBOURS = {("message", "errors"), ("config", "errors"), ("__main__", "cli")}
 
 # The core takes bytes and instants as arguments: everything down to the broker.
 CORE_ROW_LAST = ROW_OF["broker"]

@@ -184,6 +184,10 @@ class Log:
     def spare_count(self) -> int:
         return self._segments.spare_count
 
+    def prepare_segment(self) -> None:
+        """Zeroes a segment ahead of use, where no keeper does it. Raises DiskFull."""
+        self._segments.prepare()
+
     def remove_segment(self, number: int) -> None:
         """For retention: the caller has made sure that nothing needs it."""
         assert self.segment_end(number) <= self.durable, f"segment {number} is still being written"
@@ -202,9 +206,13 @@ class Log:
         """
         scan = Scan(self._segments, start, known_durable)
         yield from scan.batches()
-        self._cut(scan.end)
-        self._open_current(scan.end)
-        self._confirm(min(scan.known_durable, scan.end), scan.end)
+        try:
+            self._cut(scan.end)
+            self._open_current(scan.end)
+            self._confirm(min(scan.known_durable, scan.end), scan.end)
+        except OSError as error:
+            self.failure = error
+            raise self._failed() from error
 
     def scanned(self, start: int, known_durable: int) -> Iterator[Batch]:
         """Yields the same batches and changes nothing: for checking a closed folder."""

@@ -17,7 +17,7 @@ from postdate.config import Settings
 from postdate.errors import CorruptLog, DiskFull, FlowControl, LogFailed, Refused
 from postdate.log import record as records
 from postdate.log.log import Log
-from postdate.log.segment import Segments
+from postdate.log.segment import SPARE_COUNT, Segments
 from postdate.message import Message, encode_properties
 from postdate.simulation.disk import Killed, VirtualDisk
 from postdate.simulation.model import Asked, Broken, Model, Sent
@@ -77,11 +77,20 @@ class World:
         self._end_before = self._broker().log.end
         try:
             self._verbs[op.verb](*op.numbers)
+            self._keep_spares()
         except Killed:
             self._crash(power_seed=None)
         except LogFailed:
             self._crash(power_seed=None)  # an operator restarts a broker that takes no more writes
         self.look()
+
+    def _keep_spares(self) -> None:
+        """What the helper thread of a running broker does."""
+        try:
+            while self._broker().log.spare_count < SPARE_COUNT:
+                self._broker().log.prepare_segment()
+        except (DiskFull, OSError):
+            return
 
     def _broker(self) -> Broker:
         assert self.broker is not None, "the world always has a running broker between ops"
@@ -92,7 +101,7 @@ class World:
         while self.broker is None:
             try:
                 self.broker = Broker(self.disk, self.settings)
-            except Killed:
+            except (Killed, LogFailed):
                 self.disk.kill()
         for topic in TOPICS:
             if topic not in self.broker.fold.topics.by_name:
@@ -288,11 +297,14 @@ class World:
             wake = self._broker().wake_at_ms
             if wake > until:
                 break
-            # A failed fire is tried again after its pause; in between the broker has nothing to do.
-            self._move_to(max(wake, self.clock.now_ms() + (1_000 if self._broker().fire_error else 1)))
+            self._move_towards(wake)
         self._move_to(until)
         self._settle_down()
         self._check_complete()
+
+    def _move_towards(self, wake: int) -> None:
+        # A failed fire is tried again after its pause; in between the broker has nothing to do.
+        self._move_to(max(wake, self.clock.now_ms() + (1_000 if self._broker().fire_error else 1)))
 
     def _move_to(self, at_ms: int) -> None:
         if at_ms > self.clock.now_ms():
@@ -484,7 +496,7 @@ class World:
             wake = self._broker().wake_at_ms
             if wake == NEVER:
                 break
-            self._move_to(wake)
+            self._move_towards(wake)
         self._move_to(max([self.clock.now_ms(), *(m.due for m in self.model.messages.values())]))
         self._settle_down()
         self._check_complete()

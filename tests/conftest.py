@@ -1,0 +1,22 @@
+"""The fixture that every test with a broker uses: a folder that is checked when the test is over."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import Data
+
+from postdate.check import check_folder
+from postdate.log.disk import RealDisk
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[Data]:
+    """A helper that opens brokers on one folder. At the end it closes what is open, and the folder must check clean."""
+    folder = Data(tmp_path / "data")
+    yield folder
+    folder.close_all()
+    if folder.damaged or not (folder.folder / "FORMAT").exists():
+        return
+    findings = check_folder(RealDisk(folder.folder)).findings
+    assert not findings, "\n".join(map(str, findings))

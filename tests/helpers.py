@@ -1,0 +1,234 @@
+"""What the tests of the core share: making messages, driving a broker by hand, a disk that fails when told.
+
+Instants are counted from T0, so that numbers in the tests stay short. Nothing here waits: time is an argument.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from postdate.broker import Broker, Ticket
+from postdate.config import Settings
+from postdate.log import chunk as chunks
+from postdate.log import record as records
+from postdate.log.disk import Data as Bytes
+from postdate.log.disk import RealDisk, RealFile, View
+from postdate.message import LOOPBACK, Message, encode_properties, first_key, key_hash, tag_hash
+
+T0 = 1_700_000_000_000
+SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
+TOPIC = "orders"
+SMALL = Settings(segment_bytes=1 << 16, batch_bytes_max=1 << 14, queue_tail_rows=4, queue_file_rows=64)
+STEPS_MAX = 200  # of driving a broker to one instant; more means that it spins
+
+
+def message(
+    body: bytes | str = b"hello",
+    *,
+    topic: str = TOPIC,
+    queue_id: int = 0,
+    due: int | None = None,
+    unique: str = "",
+    keys: str = "",
+    tag: str = "",
+    **properties: str,
+) -> Message:
+    """A message; `due` is an instant, written as TIMER_DELIVER_MS."""
+    named = {"UNIQ_KEY": unique, "KEYS": keys, "TAGS": tag, **properties}
+    if due is not None:
+        named["TIMER_DELIVER_MS"] = str(due)
+    data = body.encode() if isinstance(body, str) else body
+    return Message(
+        topic, data, encode_properties({name: value for name, value in named.items() if value}), queue_id=queue_id
+    )
+
+
+def send(broker: Broker, at_ms: int, *messages: Message) -> Ticket:
+    """Sends one durable and applied batch."""
+    ticket = broker.send(messages, at_ms)
+    broker.flush()
+    return ticket
+
+
+def send_each(broker: Broker, at_ms: int, messages: Sequence[Message]) -> None:
+    """Sends every message as a batch of its own."""
+    for entry in messages:
+        broker.send([entry], at_ms)
+    broker.flush()
+
+
+def advance(broker: Broker, at_ms: int) -> int:
+    """Drives a broker until it has nothing to do at this instant; returns when it wants to be called again."""
+    for _ in range(STEPS_MAX):
+        broker.advance(at_ms)
+        broker.flush()
+        wake_at_ms = broker.wake_at_ms
+        if wake_at_ms > at_ms:
+            return wake_at_ms
+    raise AssertionError(f"the broker wants to be called at {wake_at_ms} again and again, it is {at_ms}")
+
+
+def advance_to(broker: Broker, start: int, stop: int) -> None:
+    """Lets time pass as a server does: from one instant the broker asks for to the next."""
+    at_ms = start
+    for _ in range(100_000):
+        wake_at_ms = advance(broker, at_ms)
+        if wake_at_ms > stop:
+            advance(broker, stop)
+            return
+        at_ms = wake_at_ms
+    raise AssertionError(f"the broker came only to {at_ms} of {stop}")
+
+
+def pulled(broker: Broker, topic: str = TOPIC, queue_id: int = 0, offset: int | None = None) -> list[records.Record]:
+    """Everything visible in a queue, as its consumer reads it."""
+    at, max_offset = broker.offsets(topic, queue_id)
+    at = at if offset is None else offset
+    found: list[records.Record] = []
+    while at < max_offset:
+        answer = broker.pull(topic, queue_id, at)
+        assert answer.next_offset > at, f"a pull at {at} goes on at {answer.next_offset}"
+        found += [records.decode(data) for data in answer.records]
+        at = answer.next_offset
+    return found
+
+
+def bodies(broker: Broker, topic: str = TOPIC, queue_id: int = 0) -> list[str]:
+    return [record.body.decode() for record in pulled(broker, topic, queue_id)]
+
+
+def snapshot(broker: Broker) -> None:
+    for step in broker.snapshot():
+        if step is not None:
+            step()
+
+
+def write_chunk(disk: RealDisk, name: str, rows: Sequence[tuple[int, int, int, Message]], flags: int = 0) -> None:
+    """Uploads a chunk of (due, arrival, queue number, message), as the pipeline would after sorting."""
+    index = np.zeros(len(rows), chunks.CHUNK_ROW)
+    data = b""
+    for number, (due, arrival, queue, entry) in enumerate(sorted(rows, key=lambda row: row[:2])):
+        record = records.encode(entry, entry.topic.encode(), arrival, T0, LOOPBACK)
+        properties = records.properties_of(record)
+        index[number] = (
+            due, arrival, len(data), len(record), queue, tag_hash(properties.get("TAGS", "")), flags,
+            key_hash(properties.get("UNIQ_KEY", "")), key_hash(first_key(properties.get("KEYS", ""))),
+        )  # fmt: skip
+        data += record
+    chunks.write(disk, name, index, data)
+
+
+def stage(broker: Broker, epoch: int, far_to: int, horizon_to: int, names: Sequence[str] = (), at_ms: int = T0) -> None:
+    """Stages from wherever the broker is."""
+    far = broker.fold.far
+    broker.stage(epoch, (far.taken, far_to), (far.horizon_at_ms, horizon_to), names, at_ms)
+
+
+def registered(broker: Broker, at_ms: int = T0) -> int:
+    """Registers a pipeline; returns its epoch."""
+    ticket = broker.register_pipeline(at_ms)
+    broker.flush()
+    return int(ticket.answer)
+
+
+def contents(folder: Path, under: str = "") -> dict[str, bytes]:
+    """Every file under a folder, for saying that nothing has changed."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in (folder / under).rglob("*") if path.is_file()}
+
+
+Fault = Callable[[str, str], OSError | None]
+
+
+class FaultyFile(RealFile):
+    def __init__(self, disk: "FaultyDisk", path: str, real_path: str) -> None:
+        super().__init__(real_path)
+        self._disk, self._path = disk, path
+
+    def write(self, position: int, *parts: Bytes) -> None:
+        self._disk.call("file.write", self._path)
+        super().write(position, *parts)
+
+    def sync(self) -> None:
+        self._disk.call("file.sync", self._path)
+        super().sync()
+
+    def close(self) -> None:
+        self._disk.call("file.close", self._path)
+        super().close()
+
+
+class FaultyDisk(RealDisk):
+    """A real folder whose calls fail when `fault(call, path)` gives an error; it remembers calls and fault points."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        super().__init__(folder)
+        self.points: list[str] = []
+        self.calls: list[tuple[str, str]] = []
+        self.fault: Fault = lambda _call, _path: None
+
+    def call(self, name: str, path: str) -> None:
+        self.calls.append((name, path))
+        error = self.fault(name, path)
+        if error is not None:
+            raise error
+
+    def reach(self, point: str) -> None:
+        self.points.append(point)
+
+    def open(self, path: str) -> FaultyFile:
+        self.call("open", path)
+        return FaultyFile(self, path, self._made(path))
+
+    def map(self, path: str) -> View:
+        self.call("map", path)
+        return super().map(path)
+
+    def write(self, path: str, position: int, *parts: Bytes) -> None:
+        self.call("write", path)
+        super().write(path, position, *parts)
+
+    def sync(self, path: str) -> None:
+        self.call("sync", path)
+        super().sync(path)
+
+    def rename(self, source: str, target: str) -> None:
+        self.call("rename", source)
+        super().rename(source, target)
+
+
+class Data:
+    """A data folder of a test, and the brokers that it opened there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.disk = FaultyDisk(folder)
+        self.damaged = False  # set by a test that hurts the folder on purpose: then it is not checked at the end
+        self._open: list[Broker] = []
+
+    def open(self, settings: Settings = SMALL, *, topic: str | None = TOPIC, queue_count: int = 1) -> Broker:
+        """Opens a broker; makes the topic where it is not there."""
+        broker = Broker(self.disk, settings)
+        self._open.append(broker)
+        if topic is not None and topic not in broker.fold.topics.by_name:
+            broker.put_topic(topic, T0, read_queue_count=queue_count, write_queue_count=queue_count)
+        return broker
+
+    def crash(self, broker: Broker) -> None:
+        """Lets the folder go without a word, as a killed process does (the disk itself loses nothing here)."""
+        self._open.remove(broker)
+        broker.abandon()
+
+    def close(self, broker: Broker) -> None:
+        self._open.remove(broker)
+        broker.close()
+
+    def close_all(self) -> None:
+        self.disk.fault = lambda _call, _path: None
+        while self._open:
+            broker = self._open.pop()
+            if broker.log.failure is None:
+                broker.close()
+            else:
+                broker.abandon()
