@@ -54,11 +54,11 @@ from postdate.log.batch import (
     batch_bytes,
     records_position,
 )  # fmt: skip
-from postdate.log.chunk import Chunk
+from postdate.log.chunk import CHUNK_BIT, Chunk
 from postdate.log.disk import Disk, LockedFolder
 from postdate.log.log import Log
 from postdate.log.queue import Queue
-from postdate.log.segment import Segments
+from postdate.log.segment import SegmentKeeper, Segments
 from postdate.message import (
     LOOPBACK,
     PROPERTY_KEYS,
@@ -117,12 +117,14 @@ class Pulled(NamedTuple):
 class Ticket:
     """The receipt of a written batch. `answers` is None until the batch is durable and applied."""
 
-    __slots__ = ("_finish", "answers", "end", "offsets")
+    __slots__ = ("_finish", "answers", "end", "offsets", "seconds", "timed")
 
     def __init__(self, end: int, offsets: list[int], finish: Callable[[Any], Any] | None = None) -> None:
         self.end = end  # durable when the log is durable up to here
         self.offsets = offsets  # of its records in the log
         self.answers: list[Any] | None = None
+        self.timed = 0  # messages in it that will wait
+        self.seconds: dict[tuple[int, str], int] = {}  # the same by (second of due time, topic), where that is limited
         self._finish = finish
 
     def settle(self, answers: list[Any]) -> None:
@@ -161,12 +163,15 @@ class Broker:
         self._pending: deque[tuple[Batch, Ticket]] = deque()
         self._pending_at_ms = 0  # the latest instant of a pending batch
         self._pending_timed = 0
+        self._pending_seconds: dict[tuple[int, str], int] = {}
+        self._rescue_end = 0  # of the last rescue that was written
         self._async = self.settings.flush == "async"
         self.pipeline_alive = False
         self.fire_failures = 0
         self.fire_error: PostdateError | None = None
         self._failed_at_ms = self._retry_at_ms = 0
         self._kept: list[recovery.Kept] = []  # newest last
+        self._damaged: list[int] = []  # snapshots that could not be used
         self._batches_since_snapshot = 0
         self._snapshot_running = False
         self._lock: LockedFolder = disk.lock()
@@ -191,7 +196,14 @@ class Broker:
         for batch in self.log.recovered(self.fold.position, known_durable):
             self.fold.apply(batch)
             self._batches_since_snapshot += 1
+        for position in self._damaged:
+            snapshot.remove(self._disk, position)  # it would count as one of the two that are kept
+        self._move_first_entries()
         self._write_changed_settings()
+
+    def start_keeper(self) -> None:
+        """Has a helper thread zero the log's segments ahead of use, until the broker is closed."""
+        self.log.keeper = SegmentKeeper(self._segments)
 
     def _loaded(self, fixed: dict[str, int]) -> Fold:
         """The fold of the newest good snapshot; a fresh one where the log goes back to its beginning."""
@@ -202,6 +214,7 @@ class Broker:
                 recovery.load(fold, snapshot.read(self._disk, position))
             except CorruptData as error:
                 problems.append(str(error))
+                self._damaged.append(position)
                 continue
             self._kept = [recovery.kept_of(fold)]
             return fold
@@ -256,11 +269,13 @@ class Broker:
         if not messages:
             raise UsageError("a batch needs at least one message")
         prepared = [self._prepare(message, at_ms) for message in messages]
-        timed = sum(1 for entry in prepared if entry.due_at_ms > 0)
-        if timed:
-            self._admit(prepared, timed)
+        timed = sum(1 for entry in prepared if entry.due_at_ms)
+        seconds = self._admitted(prepared, timed) if timed else {}
         ticket = self._write_messages(prepared, at_ms)
+        ticket.timed, ticket.seconds = timed, seconds
         self._pending_timed += timed
+        for place, count in seconds.items():
+            self._pending_seconds[place] = self._pending_seconds.get(place, 0) + count
         self._settle_async()
         return ticket
 
@@ -300,27 +315,27 @@ class Broker:
             )
         return topic.numbers[queue_id]
 
-    def _admit(self, prepared: list[_Prepared], timed: int) -> None:
-        """Flow control: the near tier lives in RAM, so it has a bound."""
+    def _admitted(self, prepared: list[_Prepared], timed: int) -> dict[tuple[int, str], int]:
+        """Flow control: the near tier lives in RAM, so it has a bound. Returns how many fall into which limited second."""
         limit = self.settings.wheel_entries_max
         if self.fold.wheel.count + self._pending_timed + timed > limit:
             raise FlowControl(
                 f"wheel_entries_max: {self.fold.wheel.count} messages are due soon, the limit is {limit}; try later"
             )
         limit = self.settings.due_second_messages_max
-        if not limit:
-            return
         asked: dict[tuple[int, str], int] = {}
-        for entry in prepared:
+        for entry in prepared if limit else ():
             if entry.due_at_ms:
                 place = (entry.due_at_ms // 1_000, entry.message.topic)
                 asked[place] = asked.get(place, 0) + 1
         for (second, name), count in asked.items():
-            if self.fold.seconds.get(second, {}).get(name, 0) + count > limit:
+            waiting = self.fold.seconds.get(second, {}).get(name, 0) + self._pending_seconds.get((second, name), 0)
+            if waiting + count > limit:
                 raise FlowControl(
                     f"due_second_messages_max: topic {name!r} has {limit} messages due in second {second}, the limit; "
                     "choose another due time"
                 )
+        return asked
 
     def _write_messages(self, prepared: list[_Prepared], at_ms: int) -> Ticket:
         count = len(prepared)
@@ -389,10 +404,21 @@ class Broker:
             batch, ticket = pending.popleft()
             ticket.settle(self.fold.apply(batch))
             settled += 1
+            if ticket.timed:
+                self._forget_pending(ticket)
         if settled and not pending:
-            self._pending_at_ms = self._pending_timed = 0
+            self._pending_at_ms = 0
         self._batches_since_snapshot += settled
         return settled
+
+    def _forget_pending(self, ticket: Ticket) -> None:
+        self._pending_timed -= ticket.timed
+        for place, count in ticket.seconds.items():
+            left = self._pending_seconds[place] - count
+            if left:
+                self._pending_seconds[place] = left
+            else:
+                del self._pending_seconds[place]
 
     def _settle_async(self) -> None:
         if self._async:
@@ -440,23 +466,24 @@ class Broker:
 
     def _rescue_if_due(self, at_ms: int) -> None:
         """Asks for far messages that are due within the lead, or a little later, so that rescues are few."""
-        if self._pending:
-            return  # a rescue that is on its way may be the one
+        if self.fold.position < self._rescue_end:
+            return  # one is on its way
         for _ in range(self.settings.rescue_blocks_max):
             if self._rescue_at_ms() > at_ms:
                 return
             rescues = self._planned_rescues(at_ms + self.settings.lead_ms + self.settings.rescue_step_ms)
             for rescue in rescues:
-                self._write_system(RESCUE, rescue._asdict(), at_ms)
+                body = {**rescue._asdict(), "start": self.log.start}
+                self._rescue_end = self._write_system(RESCUE, body, at_ms).end
             if rescues:
                 return
 
     def _planned_rescues(self, until: int) -> list[Rescue]:
         far = self.fold.far
-        low = far.arrival_of(far.taken) if self.pipeline_alive else 0
         room = self.settings.wheel_entries_max - self.fold.wheel.count
         present = [Range(start, stop) for start, stop in self.log.ranges()]
-        return far.plan_rescue(low, present, until, self.settings.rescue_blocks_max, room)
+        blocks_max = self.settings.rescue_blocks_max
+        return far.plan_rescue(present, until, blocks_max, room, untaken_only=self.pipeline_alive)
 
     def _note_failure(self, error: PostdateError, at_ms: int) -> None:
         self.fire_failures += 1
@@ -542,6 +569,10 @@ class Broker:
         Raises Refused for a stage that is stale, repeated or overtaken; CorruptChunk for a file that is not whole.
         """
         self.flush()
+        staged = self.fold.chunks.names()
+        repeated = [name for name in chunks if chunks.count(name) > 1 or name in staged]
+        if repeated:
+            raise Refused(f"the stage is refused: chunk {repeated[0]} is staged already, or named twice")
         checked = [self._checked_chunk(name, horizon[1]) for name in chunks]
         body = {"epoch": epoch, "far": far, "horizon": horizon, "chunks": checked}
         problem = self.fold.stage_problem(body)
@@ -605,14 +636,14 @@ class Broker:
     def _cancelled_far(self, topic: str) -> Iterator[int]:
         """Messages of a topic in the far queue that a tombstone has cancelled but that nobody has met yet."""
         seen = set()
+        numbers = self.fold.topics.get(topic).numbers
         for tombstone in self.fold.tombstones.between(0, NEVER):
             if tombstone.topic != topic:
                 continue
             rows = self.fold.far.find_untaken(tombstone.due, tombstone.column, tombstone.key_hash, tombstone.far_before)
-            for offset, size, kind in zip(
-                rows["arrival"].tolist(), rows["size"].tolist(), rows["kind"].tolist(), strict=True
-            ):
-                if kind == MESSAGE and offset not in seen and self.fold.matches(tombstone, offset, size):
+            rows = rows[np.isin(rows["queue"], numbers) & (rows["kind"] == MESSAGE)]
+            for offset, size in zip(rows["arrival"].tolist(), rows["size"].tolist(), strict=True):
+                if offset not in seen and self.fold.matches(tombstone, offset, size):
                     seen.add(offset)
                     yield offset
 
@@ -744,12 +775,15 @@ class Broker:
         segments = [number for number in self.log.segment_numbers() if self._segment_may_go(number, older, at_ms)]
         for number in segments:
             self.log.remove_segment(number)
+            self.fold.seen.pop(number, None)
         chunks = [base for base in self.fold.chunks.bases() if self._chunk_may_go(base, older, at_ms)]
         for base in chunks:
             self.fold.chunks.remove(base)
             self.fold.chunk_seen.pop(base, None)
         if segments or chunks:
-            self._drop_dead_rows(older)
+            self._move_first_entries()
+            gone = self.fold.far.rows.search("arrival", self.log.start, "left")
+            self.fold.far.drop(min(gone, older.taken))
         return len(segments) + len(chunks)
 
     def _segment_may_go(self, number: int, older: recovery.Kept, at_ms: int) -> bool:
@@ -769,22 +803,23 @@ class Broker:
             and self.fold.chunk_seen.get(base, 0) + self.settings.retention_ms <= at_ms
         )
 
-    def _drop_dead_rows(self, older: recovery.Kept) -> None:
+    def _move_first_entries(self) -> None:
         """Moves the beginning of each queue to its first entry whose record is there."""
-        present = set(self.log.segment_numbers())
+        present = np.array(self.log.segment_numbers(), np.int64)
         for queue in self.fold.queues:
-            queue.entries.drop(self._first_live(queue, present))
-        far = self.fold.far
-        gone = far.rows.search("arrival", self.log.start, "left")
-        far.drop(min(gone, older.taken))
+            first = self._first_live(queue, present)
+            if first > queue.first:
+                queue.drop(first)
 
-    def _first_live(self, queue: Queue, present: set[int]) -> int:
+    def _first_live(self, queue: Queue, present: np.ndarray) -> int:
         first = queue.first
         while first < queue.length:
-            for index, (offset, _, _) in enumerate(queue.entries.read(first, first + _FILTER_ROWS).tolist()):
-                if offset >> self._segments.shift in present or self.fold.chunks.holds(offset):
-                    return first + index
-            first = min(first + _FILTER_ROWS, queue.length)
+            offsets = queue.entries.read(first, first + _FILTER_ROWS)["offset"]
+            live = np.isin(offsets >> self._segments.shift, present)
+            live |= [offset >= CHUNK_BIT and self.fold.chunks.holds(offset) for offset in offsets.tolist()]
+            if live.any():
+                return first + int(live.argmax())
+            first += len(offsets)
         return first
 
 

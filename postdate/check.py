@@ -10,7 +10,7 @@ Nothing on disk is changed: the second fold works on an overlay, and only the fo
 raised; it becomes a finding with its place, and the check goes on with what it can still look at. What a crash leaves
 by right (a torn tail, rows that the next start makes again) is no damage: it is counted.
 
-The price: about 10 s for a million messages, nearly all of it to decode and apply them one by one, and 0.6 KB of RAM
+The price: 10 to 15 s for a million messages, nearly all of it to decode and apply them one by one, and 0.6 KB of RAM
 for each message in the log.
 """
 
@@ -62,7 +62,7 @@ from postdate.message import (
     tag_hash,
 )  # fmt: skip
 from postdate.topics import SCHEDULE_TOPIC
-from postdate.wheel import DEAD, NEVER, SINGLE
+from postdate.wheel import NEVER, SINGLE
 
 _SHOWN_MAX = 3  # findings of one kind and place that are told one by one; the rest is counted
 _TEXT_MAX = 120  # characters of a value in a finding
@@ -392,13 +392,27 @@ def _without_gone(section: snapshot.Section, firsts: dict[str, int]) -> snapshot
 def _comparable(state: dict[str, Any]) -> dict[str, Any]:
     """A state in a form that is equal for two folds of one log: without what a run's settings and retention decide."""
     state = {name: value for name, value in state.items() if name != "seconds"}
-    state["far"] = {name: value for name, value in state["far"].items() if name not in ("first", "minima", "edge")}
+    state["far"] = {name: value for name, value in state["far"].items() if name not in recovery.LOCAL_FAR_STATE}
     state["queues"] = [[length, times_length] for length, times_length, _ in state["queues"]]
     for name in ("held", "seen", "chunks", "chunk_seen"):
         state[name] = dict(state[name])
     state["tombstones"] = sorted(state["tombstones"])
     state["groups"] = state["groups"] | {"offsets": sorted(state["groups"]["offsets"])}
     return state
+
+
+def _differences(name: str, kept: Any, folded: Any) -> Iterator[str]:
+    """Where two states differ, as deep as their shapes are the same."""
+    if kept == folded:
+        return
+    if isinstance(kept, dict) and isinstance(folded, dict):
+        for key in sorted(kept.keys() | folded.keys()):
+            yield from _differences(f"{name} {key}".strip(), kept.get(key), folded.get(key))
+    elif isinstance(kept, list) and isinstance(folded, list) and len(kept) == len(folded):
+        for index, (own, other) in enumerate(zip(kept, folded, strict=True)):
+            yield from _differences(f"{name} [{index}]", own, other)
+    else:
+        yield f"{name} is {_shown(kept)}, the log gives {_shown(folded)}"
 
 
 def _shown(value: object) -> str:
@@ -419,16 +433,6 @@ def _slots(pieces: Iterable[bytes]) -> dict[int, np.ndarray]:
             slots[due_at_ms] = slots.get(due_at_ms, b"") + piece[at : at + count * SINGLE.itemsize]
             at += count * SINGLE.itemsize
     return {due_at_ms: np.sort(np.frombuffer(slot, SINGLE), order="offset") for due_at_ms, slot in slots.items()}
-
-
-def _same_singles(saved: np.ndarray, folded: np.ndarray) -> bool:
-    """A cancel that came while the snapshot was being written may show in it: then the entry is dead a little early."""
-    if len(saved) != len(folded):
-        return False
-    early = (saved["queue"] == DEAD) & (folded["queue"] != DEAD)
-    folded = folded.copy()
-    folded["queue"][early] = DEAD
-    return saved.tobytes() == folded.tobytes()
 
 
 # -- what is known of the records -------------------------------------------------------------------------------
@@ -729,7 +733,7 @@ class _SecondFold:
             fold.apply(batch)
         except _APPLY_ERRORS as error:
             place = place_of(self._folder.segments, batch.offset)
-            self._report.find(f"{place}: the batch cannot be applied: {error or type(error).__name__}")
+            self._report.find(f"{place}: the batch cannot be applied: {error!r}")
             self.stop()
             return
         self._report.count("batches applied anew", 1)
@@ -754,9 +758,8 @@ class _SecondFold:
             common = kept[name].keys() & folded[name].keys()
             for state in (kept, folded):
                 state[name] = {base: state[name][base] for base in sorted(common)}
-        for name, value in kept.items():
-            if value != folded.get(name):
-                self._report.find(f"{saved.path}: {name} is {_shown(value)}, the log gives {_shown(folded.get(name))}")
+        differences = [f"{saved.path}: {difference}" for difference in _differences("", kept, folded)]
+        self._report.find_each(np.ones(len(differences), np.bool_), differences.__getitem__)
 
     def _compare_slots(self, saved: Saved, fold: Fold) -> None:
         kept = _slots(section.data for section in saved.sections if section.kind == snapshot.SLOTS)
@@ -766,7 +769,7 @@ class _SecondFold:
         self._report.count("waiting messages equal to the log", sum(map(len, folded.values())))
         for due_at_ms in sorted(kept.keys() | folded.keys()):
             own, other = kept.get(due_at_ms, none), folded.get(due_at_ms, none)
-            if not _same_singles(own, other):
+            if own.tobytes() != other.tobytes():
                 self._report.find(
                     f"{saved.path}: the slot due at {due_at_ms} has {len(own)} entries that are not the {len(other)} "
                     "which the log gives"

@@ -71,9 +71,13 @@ class Far:
         self.horizon_at_ms = 0
         self.epoch = 0  # of the pipeline that may stage; 0 = there never was one
         self.rescues: list[Rescue] = []
-        self._minima: list[int] = []  # per block, a lower bound of the dues that wait in it
-        self._edge_minimum = NEVER  # of the untaken rows in the block where `taken` lies
-        self._cancel_dues: dict[int, tuple[int, int]] = {}  # per block that holds cancels, their smallest and largest due
+        # Per block, lower bounds over the rows that wait in it: of their dues, and of when they want to be rescued.
+        self._lows: list[int] = []
+        self._wakes: list[int] = []
+        self._edge_wake = NEVER  # the same over the untaken rows of the block where `taken` lies
+        self._cancel_dues: dict[
+            int, tuple[int, int]
+        ] = {}  # per block that holds cancels, their smallest and largest due
 
     @property
     def length(self) -> int:
@@ -83,11 +87,11 @@ class Far:
 
     def push(self, row: bytes, due: int) -> None:
         """A message."""
-        self._note(self.rows.length, due)
+        self._note(self.rows.length, due, due)
         self.rows.push(row)
 
     def push_cancel(self, row: bytes, due: int) -> None:
-        self._note(self.rows.length, due + CANCEL_GRACE_MS)
+        self._note(self.rows.length, due, due + CANCEL_GRACE_MS)
         block = self.rows.length // self._block_rows
         low, high = self._cancel_dues.get(block, (due, due))
         self._cancel_dues[block] = (min(low, due), max(high, due))
@@ -110,27 +114,30 @@ class Far:
     def _extend_block(self, rows: np.ndarray) -> None:
         first = self.rows.length
         room = self._block_rows - first % self._block_rows
-        self._note(first, int(rows["due"][:room].min()))
-        if len(rows) > room:
-            self._note(first + room, int(rows["due"][room:].min()))
+        for start, part in ((first, rows[:room]), (first + room, rows[room:])):
+            if len(part):
+                low = int(part["due"].min())
+                self._note(start, low, low)
         self.rows.extend(rows)
 
-    def _note(self, offset: int, due: int) -> None:
-        block = offset // self._block_rows
-        if block == len(self._minima):
-            self._minima.append(NEVER)
-        self._minima[block] = min(self._minima[block], due)
+    def _note(self, number: int, due: int, wake: int) -> None:
+        block = number // self._block_rows
+        if block == len(self._lows):
+            self._lows.append(NEVER)
+            self._wakes.append(NEVER)
+        self._lows[block] = min(self._lows[block], due)
+        self._wakes[block] = min(self._wakes[block], wake)
         if block == self.taken // self._block_rows:
-            self._edge_minimum = min(self._edge_minimum, due)
+            self._edge_wake = min(self._edge_wake, wake)
 
     # -- what waits ---------------------------------------------------------------------------------------------
 
     def earliest(self, *, untaken_only: bool) -> int:
         """The smallest due that a rescue would find, or less; NEVER where nothing waits."""
         if not untaken_only:
-            return min(self._minima, default=NEVER)
+            return min(self._wakes, default=NEVER)
         edge = self.taken // self._block_rows
-        return min(self._edge_minimum, min(self._minima[edge + 1 :], default=NEVER))
+        return min(self._edge_wake, min(self._wakes[edge + 1 :], default=NEVER))
 
     def waits(self, rows: np.ndarray, first: int) -> np.ndarray:
         """Which of the rows, the first of which is number `first`, are neither staged nor rescued."""
@@ -145,74 +152,76 @@ class Far:
             mask |= rescue.covers(arrival, due)
         return mask
 
-    def plan_rescue(self, low: int, present: list[Range], until: int, blocks_max: int, room: int) -> list[Rescue]:
+    def plan_rescue(
+        self, present: list[Range], until: int, blocks_max: int, room: int, *, untaken_only: bool
+    ) -> list[Rescue]:
         """Which rescues to ask for now: at most so many blocks, at most `room` rows, the earliest first.
 
-        `present` are the ranges of the log that are there: a row outside them has no record any more. Rows that arrived
-        before `low` are not wanted. Where the answer is none, `earliest` is later than before or there is no room.
+        `present` are the ranges of the log that are there: a row outside them has no record any more. Where the
+        answer is none, `earliest` is later than before or there is no room.
         """
-        first = self.rows.search("arrival", max(low, present[0].start), "left")
-        blocks = [b for b in range(first // self._block_rows, len(self._minima)) if self._minima[b] <= until][
-            :blocks_max
-        ]
+        low = self.arrival_of(self.taken) if untaken_only else 0
+        first = (self.taken if untaken_only else self.rows.first) // self._block_rows
+        blocks = [block for block in range(first, len(self._lows)) if self._lows[block] <= until][:blocks_max]
         if not blocks:
             return []
         high = self._block_end_arrival(blocks[-1])
         ranges = [Range(max(r.start, low), min(r.stop, high)) for r in present if r.stop > low and r.start < high]
-        rows = np.concatenate([self._waiting_in(block, 0, until) for block in blocks])
+        rows = np.concatenate([self._waiting_in(block, until) for block in blocks])
         candidates = rows[_within(rows["arrival"], ranges)]
         if not len(candidates):
             self._refresh(blocks, present)
             return []
         return _rescues(candidates, ranges, until, room)
 
-    def _waiting_in(self, block: int, low: int, until: int) -> np.ndarray:
-        first = block * self._block_rows
-        rows = self.rows.read(first, first + self._block_rows)
-        return rows[self.waits(rows, first) & (rows["arrival"] >= low) & (rows["due"] <= until)]
+    def _waiting_in(self, block: int, until: int) -> np.ndarray:
+        first, rows = self._block(block)
+        return rows[self.waits(rows, first) & (rows["due"] <= until)]
+
+    def _block(self, block: int) -> tuple[int, np.ndarray]:
+        """The rows of a block that are not gone, and the number of the first of them."""
+        first = max(block * self._block_rows, self.rows.first)
+        return first, self.rows.read(first, (block + 1) * self._block_rows)
 
     def _block_end_arrival(self, block: int) -> int:
         """An arrival behind every row of the block and at or before every row after it."""
         end = min((block + 1) * self._block_rows, self.rows.length)
         return int(self.rows.read(end - 1, end)["arrival"][0]) + 1
 
-    def rescue(self, rescue: Rescue) -> np.ndarray:
-        """Gives the rows of a rescue that still wait and remembers it."""
-        first = self.rows.search("arrival", rescue.low, "left")
-        stop = self.rows.search("arrival", rescue.high, "left")
-        blocks = [
-            b for b in range(first // self._block_rows, -(-stop // self._block_rows)) if self._minima[b] <= rescue.until
-        ]
-        rows = [self._waiting_in(block, rescue.low, rescue.until) for block in blocks]
-        chosen = np.concatenate(rows) if rows else np.empty(0, FAR)
-        chosen = chosen[chosen["arrival"] < rescue.high]
-        self._remember(rescue)
+    def rescue(self, rescue: Rescue, log_start: int) -> np.ndarray:
+        """Gives the rows of a rescue that still wait and remembers it. `log_start` is where the log began then."""
+        first = self.rows.search("arrival", rescue.low, "left") // self._block_rows
+        stop = -(-self.rows.search("arrival", rescue.high, "left") // self._block_rows)
+        blocks = [block for block in range(first, stop) if self._lows[block] <= rescue.until]
+        rows = [self._waiting_in(block, rescue.until) for block in blocks]
+        waiting = np.concatenate([np.empty(0, FAR), *rows])
+        chosen: np.ndarray = waiting[_within(waiting["arrival"], [Range(rescue.low, rescue.high)])]
+        self._remember(rescue, log_start)
         self._refresh(blocks, [Range(0, NEVER)])
         return chosen
 
-    def _remember(self, rescue: Rescue) -> None:
+    def _remember(self, rescue: Rescue, log_start: int) -> None:
         kept = [r for r in self.rescues if r.low < rescue.low or r.high > rescue.high or r.until > rescue.until]
-        if self.epoch == 0:
-            # Nothing was ever taken, and what arrived before `low` has no record left: no stage can bring it.
-            kept = [r for r in kept if r.high > rescue.low and (r.high > rescue.high or r.until > rescue.until)]
+        if self.epoch == 0 and log_start > 0:
+            # Nothing was ever taken, so what has no record left was rescued: its segment would have been held.
+            kept = [Rescue(0, log_start, NEVER), *(r for r in kept if r.high > log_start)]
         self.rescues = [*kept, rescue]
 
     def _refresh(self, blocks: list[int], present: list[Range]) -> None:
         """Looks again for the smallest due that waits in these blocks."""
-        edge = self.taken // self._block_rows
         for block in blocks:
-            first = block * self._block_rows
-            rows = self.rows.read(first, first + self._block_rows)
+            first, rows = self._block(block)
             waiting = self.waits(rows, first) & _within(rows["arrival"], present)
-            self._minima[block] = _smallest(rows[waiting])
-            if block == edge:
-                self._edge_minimum = _smallest(rows[waiting & (np.arange(first, first + len(rows)) >= self.taken)])
+            self._lows[block] = int(rows["due"][waiting].min()) if waiting.any() else NEVER
+            self._wakes[block] = _wake(rows[waiting])
+            if block == self.taken // self._block_rows:
+                self._edge_wake = _wake(rows[waiting & (np.arange(first, first + len(rows)) >= self.taken)])
 
     def find_untaken(self, due: int, column: str, key_hash: int, before: int) -> np.ndarray:
         """Untaken rows before number `before` of that due and key hash that are not in the wheel."""
         found = []
         for block in range(self.taken // self._block_rows, -(-before // self._block_rows)):
-            if self._minima[block] <= due:
+            if self._lows[block] <= due:
                 first = max(block * self._block_rows, self.taken)
                 rows = self.rows.read(first, min((block + 1) * self._block_rows, before))
                 found.append(
@@ -226,12 +235,9 @@ class Far:
         """Moves Spark's place and forgets the rescues that no later stage can meet."""
         self.taken, self.horizon_at_ms = taken, horizon_at_ms
         first_untaken = self.arrival_of(taken)
-        self.rescues = [r for r in self.rescues if r.until > horizon_at_ms or r.high > first_untaken]
-        block = taken // self._block_rows
-        self._edge_minimum = NEVER
-        if block < len(self._minima):
-            rows = self.rows.read(taken, (block + 1) * self._block_rows)
-            self._edge_minimum = _smallest(rows[self.waits(rows, taken)])
+        self.rescues = [r for r in self.rescues if r.high > first_untaken or horizon_at_ms < r.until < NEVER]
+        rows = self.rows.read(taken, (taken // self._block_rows + 1) * self._block_rows)
+        self._edge_wake = _wake(rows[self.waits(rows, taken)])
 
     def arrival_of(self, number: int) -> int:
         """The arrival of a row; NEVER where the queue ends before it."""
@@ -246,8 +252,9 @@ class Far:
             "horizon": self.horizon_at_ms,
             "epoch": self.epoch,
             "rescues": list(self.rescues),
-            "minima": list(self._minima),
-            "edge": self._edge_minimum,
+            "lows": list(self._lows),
+            "wakes": list(self._wakes),
+            "edge": self._edge_wake,
             "cancels": [[block, low, high] for block, (low, high) in self._cancel_dues.items()],
         }
 
@@ -255,7 +262,7 @@ class Far:
         self.rows.first = state["first"]
         self.taken, self.horizon_at_ms, self.epoch = state["taken"], state["horizon"], state["epoch"]
         self.rescues = [Rescue(*rescue) for rescue in state["rescues"]]
-        self._minima, self._edge_minimum = list(state["minima"]), state["edge"]
+        self._lows, self._wakes, self._edge_wake = list(state["lows"]), list(state["wakes"]), state["edge"]
         self._cancel_dues = {block: (low, high) for block, low, high in state["cancels"]}
 
     def drop(self, before: int) -> None:
@@ -266,8 +273,8 @@ class Far:
             del self._cancel_dues[block]
 
 
-def _smallest(rows: np.ndarray) -> int:
-    """When the first of the rows is to be rescued."""
+def _wake(rows: np.ndarray) -> int:
+    """When the first of the rows wants to be rescued, as far as its due goes."""
     return int((rows["due"] + CANCEL_GRACE_MS * (rows["kind"] == CANCEL)).min()) if len(rows) else NEVER
 
 

@@ -280,8 +280,7 @@ class Fold:
         self.seen[segment] = max(seen_at_ms, self.seen.get(segment, 0))
 
     def _forget_passed(self, at_ms: int) -> None:
-        if self.tombstones.pop_fired(at_ms):
-            self.tombstones.sweep(self._is_needed)
+        self.tombstones.fire(at_ms, self._is_needed)
         while self._seconds_heap and self._seconds_heap[0] < at_ms // 1_000:
             del self.seconds[heapq.heappop(self._seconds_heap)]
 
@@ -305,8 +304,7 @@ class Fold:
         self.tombstones.add(tombstone)
         wheel_count = self._kill_in_wheel(tombstone)
         if due <= self.fired_at_ms:
-            self.tombstones.pop_fired(self.fired_at_ms)
-            self.tombstones.sweep(self._is_needed)
+            self.tombstones.fire(self.fired_at_ms, self._is_needed)
         return CancelAnswer(tombstone, wheel_count)
 
     def _kill_in_wheel(self, tombstone: Tombstone) -> int:
@@ -341,7 +339,7 @@ class Fold:
     def _is_needed(self, tombstone: Tombstone) -> bool:
         """Whether a fired tombstone may still meet a message that comes into the wheel."""
         far = self.far
-        if far.taken >= tombstone.far_before:
+        if far.taken >= tombstone.far_before and far.taken > tombstone.far_offset:
             return False
         # A rescue that had every row which could still be staged has put its messages into the wheel, where the tombstone
         # met them; a stage that brings them again drops them. Where there never was a pipeline, that is every row in the log.
@@ -369,7 +367,7 @@ class Fold:
     def _apply_rescue(self, batch: Batch, row: tuple[int, ...]) -> int:
         """Moves far messages that wait into the wheel; answers how many."""
         body = self._body(batch, row)
-        rows = self.far.rescue(Rescue(body["low"], body["high"], body["until"]))
+        rows = self.far.rescue(Rescue(body["low"], body["high"], body["until"]), body["start"])
         # What Spark has taken is not held for it any more: it is held again while it is in the wheel.
         untaken = rows["arrival"] >= self.far.arrival_of(self.far.taken)
         is_message = rows["kind"] == MESSAGE

@@ -24,7 +24,7 @@ from postdate.wheel import Run
 
 Step = Callable[[], object] | None
 # What stands in a snapshot to save time, and depends on when looks were taken or on what retention let go.
-LOCAL_FAR_STATE = ("minima", "edge", "first", "cancels")
+LOCAL_FAR_STATE = ("lows", "wakes", "edge", "first", "cancels")
 
 
 class Kept(NamedTuple):
@@ -53,17 +53,21 @@ def take(disk: Disk, fold: Fold, flush_log: Callable[[], object]) -> Iterator[St
         lengths = [(rows, rows.length) for rows in _all_rows(fold)]
         yield None
         writer = snapshot.Writer(disk, state["position"])
-        for section in _sections(state):
-            writer.write_json(section)
-            yield None
-        for piece in frozen.pieces():
-            writer.write(snapshot.SLOTS, piece)
-            yield None
-        for rows, length in lengths:
-            yield from _write_rows(writer, rows, length)
-        yield flush_log
-        yield lambda: _sync_rows(disk, lengths)
-        yield writer.finish
+        try:
+            for section in _sections(state):
+                writer.write_json(section)
+                yield None
+            for piece in frozen.pieces():
+                writer.write(snapshot.SLOTS, piece)
+                yield None
+            for rows, length in lengths:
+                yield from _write_rows(writer, rows, length)
+            yield flush_log
+            yield lambda: _sync_rows(disk, lengths)
+            yield writer.finish
+        except (Exception, GeneratorExit):
+            writer.discard()
+            raise
         for rows, length in lengths:
             rows.synced = length
         snapshot.remove_old(disk)
@@ -87,7 +91,7 @@ def _state(fold: Fold) -> dict[str, Any]:
         "tombstones": fold.tombstones.state(),
         "held": list(fold.held.items()),
         "seen": list(fold.seen.items()),
-        "seconds": list(fold.seconds.items()),
+        "seconds": [[second, dict(counts)] for second, counts in fold.seconds.items()],
         "chunk_end": fold.chunk_end,
         "chunk_seen": list(fold.chunk_seen.items()),
         "chunks": [[base, fold.chunks.name_of(base)] for base in fold.chunks.bases()],
@@ -168,6 +172,7 @@ def load(fold: Fold, sections: list[snapshot.Section]) -> None:
     _load_chunks(fold, state)
     sums = dict(read_sums(section) for section in sections if section.kind == snapshot.SUMS)
     for rows in _all_rows(fold):
+        rows.find_first()
         _check_rows(rows, sums[rows.folder])
     for section in sections:
         if section.kind == snapshot.SLOTS:
@@ -202,7 +207,8 @@ def _check_rows(rows: Rows, sums: list[int]) -> None:
     """The files are there, and the block in which the snapshot ends is as it was. `check` looks at all blocks."""
     full = rows.length // BLOCK_ROWS
     rows.sums = sums[:full]
-    if rows.length % BLOCK_ROWS and rows.block_sum(full, rows.length) != sums[-1]:
+    whole = full * BLOCK_ROWS >= rows.first
+    if whole and rows.length % BLOCK_ROWS and rows.block_sum(full, rows.length) != sums[-1]:
         raise CorruptQueue(f"{rows.folder}: block {full} is not as the snapshot knew it")
     rows.check_files()
 

@@ -54,18 +54,21 @@ class Tombstones:
             if low <= due <= high:
                 yield from tombstones
 
-    def pop_fired(self, at_ms: int) -> bool:
-        """Notes which dues are fired now; True where there are any, and `sweep` is worth its while."""
-        found = False
+    def fire(self, at_ms: int, is_needed: Callable[[Tombstone], bool]) -> None:
+        """Dues up to `at_ms` are fired: forgets the tombstones among them that are not needed any more."""
         while self._dues and self._dues[0] <= at_ms:
-            self._fired.add(heapq.heappop(self._dues))
-            found = True
-        return found
+            due = heapq.heappop(self._dues)
+            if due in self._by_due:
+                self._fired.add(due)
+                self._sweep_due(due, is_needed)
 
     def sweep(self, is_needed: Callable[[Tombstone], bool]) -> None:
-        """Forgets every fired tombstone that is not needed any more."""
+        """Looks again at every fired tombstone: Spark, or a rescue, has moved on."""
         for due in list(self._fired):
-            self._keep(due, [tombstone for tombstone in self._by_due.get(due, []) if is_needed(tombstone)])
+            self._sweep_due(due, is_needed)
+
+    def _sweep_due(self, due: int, is_needed: Callable[[Tombstone], bool]) -> None:
+        self._keep(due, [tombstone for tombstone in self._by_due.get(due, []) if is_needed(tombstone)])
 
     def forget_taken(self, taken: int, horizon: int) -> None:
         """Forgets those that the table carries from now on."""
@@ -80,10 +83,7 @@ class Tombstones:
             self._by_due[due] = kept
             return
         self._by_due.pop(due, None)
-        self._fired.discard(due)
-        if due in self._dues:
-            self._dues.remove(due)
-            heapq.heapify(self._dues)
+        self._fired.discard(due)  # its place in the heap is passed over when it comes up
 
     def state(self) -> list[Any]:
         return [tombstone for tombstones in self._by_due.values() for tombstone in tombstones]
@@ -91,4 +91,4 @@ class Tombstones:
     def load(self, state: list[Any], fired_at_ms: int) -> None:
         for entry in state:
             self.add(Tombstone(*entry))
-        self.pop_fired(fired_at_ms)
+        self.fire(fired_at_ms, lambda _: True)

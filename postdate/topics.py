@@ -82,8 +82,8 @@ class Topics:
     def state(self) -> dict[str, Any]:
         return {
             "topics": [asdict(topic) for topic in self.by_name.values()],
-            "places": self.places,
-            "target": self.target,
+            "places": list(self.places),
+            "target": list(self.target),
         }
 
     def load(self, state: dict[str, Any]) -> None:

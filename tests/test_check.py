@@ -425,7 +425,7 @@ def test_a_missing_chunk_is_found(folder: Path) -> None:
     # All of it is fired, so to the snapshots it looks like a chunk that retention has let go. The log alone needs it.
     for path in (folder / "snapshots").iterdir():
         path.unlink()
-    assert_found(check(folder), "the batch cannot be applied", "chunks/window-1 is missing")
+    assert_found(check(folder), "the batch cannot be applied: CorruptChunk", "chunks/window-1 is missing")
 
 
 def newest_snapshot(folder: Path) -> int:

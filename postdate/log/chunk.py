@@ -102,6 +102,8 @@ class Chunk:
         if version != VERSION:
             raise CorruptChunk(f"{path_of(self.name)}: version {version}, this program knows {VERSION}")
         head = Head(*fields)
+        if not 0 <= head.row_count <= (size - HEADER_BYTES) // CHUNK_ROW.itemsize:
+            raise CorruptChunk(f"{path_of(self.name)}: {head.row_count} rows do not fit into {size} bytes")
         if head.file_bytes != size:
             raise CorruptChunk(f"{path_of(self.name)}: {size} bytes, its header says {head.file_bytes}")
         return head
@@ -121,6 +123,9 @@ class Chunk:
         if xxh3_64_intdigest(self._bytes[records_at:].data) != self.head.records_sum:
             raise CorruptChunk(f"{place}: the checksum of the records does not match")
         due, arrival = index["due"], index["arrival"]
+        dues = (int(due[0]), int(due[-1])) if len(due) else (0, 0)
+        if dues != (self.head.due_low_ms, self.head.due_high_ms):
+            raise CorruptChunk(f"{place}: the rows are due from {dues[0]} to {dues[1]}, the header says otherwise")
         later = (due[1:] > due[:-1]) | ((due[1:] == due[:-1]) & (arrival[1:] >= arrival[:-1]))
         if not later.all():
             raise CorruptChunk(f"{place}: row {int(np.flatnonzero(~later)[0]) + 1} is not in (due, arrival) order")
@@ -155,6 +160,9 @@ class Chunks:
     def holds(self, offset: int) -> bool:
         index = bisect_right(self._bases, offset) - 1
         return index >= 0 and offset - self._bases[index] < self._chunks[self._bases[index]].head.file_bytes
+
+    def names(self) -> set[str]:
+        return {chunk.name for chunk in self._chunks.values()}
 
     def name_of(self, base: int) -> str:
         return self._chunks[base].name

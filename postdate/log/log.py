@@ -6,6 +6,7 @@ After a write or a sync has failed, nothing more is written until the log is ope
 the failed call left on disk, and a second sync may claim success for pages that the first one dropped.
 """
 
+import threading
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -39,6 +40,7 @@ class Log:
         self._mask = segments.segment_bytes - 1
         self._current: Segment | None = None
         self._full: list[Segment] = []  # full, not yet synced
+        self._flushing = threading.Lock()  # the append thread flushes too, where too much is unflushed
         self.keeper: Keeper | None = None
         self.end = 0
         self.durable = 0
@@ -59,6 +61,8 @@ class Log:
             self.flush()
         if self._current is None or not self._fits(length):
             self._roll(at_ms, urgent=urgent)
+        elif not urgent:
+            self._segments.keep_reserve()  # the segment being written may be the reserve, opened by an urgent append
         return self.end
 
     def _fits(self, length: int) -> bool:
@@ -107,6 +111,10 @@ class Log:
 
     def flush(self) -> int:
         """Makes durable everything appended before the call; returns the position. Raises LogFailed."""
+        with self._flushing:
+            return self._flush()
+
+    def _flush(self) -> int:
         if self.failure is not None:
             raise self._failed()
         # Read in this order: an append on the other thread may open a new segment between any two of these lines, and
@@ -204,6 +212,7 @@ class Log:
         `known_durable` is what the snapshots know to be on disk. A torn tail is cut, zeroed and synced. Raises CorruptLog
         for damage below what is known to be durable.
         """
+        self._segments.check_sizes()
         scan = Scan(self._segments, start, known_durable)
         yield from scan.batches()
         try:
@@ -290,7 +299,7 @@ class Scan:
             raise CorruptLog(
                 f"segment {path_of(base)}, offset {self.end} (byte {self.end - base} of the file): {problem}, "
                 f"though everything before {self.known_durable} was on disk; "
-                "restore the file from a copy, nothing was changed"
+                "restore the file from a copy, the log was not changed"
             )
 
     def _later_batches(self) -> Iterator[Batch]:

@@ -62,17 +62,10 @@ class Queue:
     def visible_at_ms(self, start: int, stop: int) -> np.ndarray:
         """When each of the entries start..stop-1 became visible."""
         low = max(self.times.search("offset", start, "right") - 1, 0)
-        rows = self._times_until(low, stop)
+        rows = self.times.read(low, low + stop - start + 1)  # a row of `times` covers at least one entry
         index = np.searchsorted(rows["offset"], np.arange(start, stop), "right") - 1
         instants: np.ndarray = rows["at_ms"][index]
         return instants
-
-    def _times_until(self, low: int, stop: int) -> np.ndarray:
-        """Rows of `times` from `low` on: enough to cover the entries before `stop`, of which there are at most as many."""
-        rows = self.times.read(low, low + 64)
-        if len(rows) == 64 and rows["offset"][-1] < stop:
-            rows = self.times.read(low, self.times.length)
-        return rows
 
     def search(self, at_ms: int) -> int:
         """The first entry that became visible at or after an instant; the queue's length where none did."""
@@ -80,6 +73,11 @@ class Queue:
         if row >= self.times.length:
             return self.length
         return int(self.times.read(row, row + 1)["offset"][0])
+
+    def drop(self, before: int) -> None:
+        """Forgets entries before this offset, and the times that only they need."""
+        self.entries.drop(before)
+        self.times.drop(max(self.times.search("offset", before, "right") - 1, 0))
 
     def rows(self) -> tuple[Rows, Rows]:
         return self.entries, self.times

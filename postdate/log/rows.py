@@ -189,11 +189,17 @@ class Rows:
                 self._disk.truncate(path, keep)
 
     def drop(self, before: int) -> None:
-        """Forgets rows before this one; files that hold no others are removed."""
+        """Forgets rows before this one; files that hold no others are removed, but the last one always stays."""
         self.first = max(self.first, before)
         for name in self._disk.list(self._folder):
-            if int(name) + self._file_rows <= self.first:
+            if int(name) + self._file_rows <= min(self.first, self.length - 1):
                 self._disk.remove(f"{self._folder}/{name}")
+
+    def find_first(self) -> None:
+        """After loading: files may have gone since the snapshot was taken, from the front only."""
+        names = self._disk.list(self._folder)
+        if names and self.length:
+            self.first = max(self.first, min(int(names[0]), self.length - 1))
 
     def _path(self, row: int) -> str:
         return f"{self._folder}/{row // self._file_rows * self._file_rows:020d}"

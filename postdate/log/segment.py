@@ -11,7 +11,7 @@ from collections import deque
 
 import numpy as np
 
-from postdate.errors import DiskFull
+from postdate.errors import CorruptLog, DiskFull, LogFailed, PostdateError
 from postdate.log.disk import Disk, File, View
 
 FOLDER = "log"
@@ -84,11 +84,30 @@ class Segments:
         needed = 1 if urgent else SPARE_COUNT
         while len(self._spares) < needed:
             self.prepare()
-        base = self._spares.popleft()
-        segment = Segment(self._disk, base)
+        base = self._spares[0]
+        try:
+            segment = Segment(self._disk, base)
+        except OSError as error:
+            raise full_or(error, f"segment {path_of(base)} cannot be opened") from error
+        # In this order: a preparation on the other thread looks for the last base among both.
         self.bases.append(base)
+        self._spares.popleft()
         self.views[base >> self.shift] = segment.view
         return segment
+
+    def keep_reserve(self) -> None:
+        """Makes sure that a zeroed segment is left. Raises DiskFull where none is and none can be made."""
+        if not self._spares:
+            self.prepare()
+
+    def check_sizes(self) -> None:
+        """Raises CorruptLog for a segment that has not the size that all of them have."""
+        for base in self.bases:
+            size = self._disk.size(path_of(base))
+            if size != self.segment_bytes:
+                raise CorruptLog(
+                    f"segment {path_of(base)} has {size} bytes, expected {self.segment_bytes}: restore it from a copy"
+                )
 
     def open_last(self) -> Segment:
         """Opens the segment that was being appended to."""
@@ -140,11 +159,10 @@ class Segments:
         self._disk.remove(path_of(base))
 
 
-def full_or(error: OSError, sentence: str) -> Exception:
-    """DiskFull where the disk is full (or its quota is), else the error itself."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return DiskFull(f"{sentence}: {error.strerror or 'the disk is full'}")
-    return error
+def full_or(error: OSError, sentence: str) -> PostdateError:
+    """DiskFull where the disk is full (or its quota is), else LogFailed. Nothing is lost: it can be tried again."""
+    kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else LogFailed
+    return kind(f"{sentence}: {error.strerror or error}")
 
 
 class SegmentKeeper:
@@ -179,7 +197,7 @@ class SegmentKeeper:
     def _prepared(self) -> bool:
         try:
             self._segments.prepare()
-        except (DiskFull, OSError):
+        except (DiskFull, LogFailed):
             # The append that needs the segment tries for itself and reports; here it is only tried again.
             return False
         return True

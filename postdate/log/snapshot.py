@@ -55,12 +55,12 @@ class Writer:
 
     def write(self, kind: int, data: bytes) -> None:
         self._disk.reach("snapshot.section")
-        self._disk.write(self._path + _NEW, self._at, _SECTION.pack(kind, len(data), xxh3_64_intdigest(data)), data)
+        self._disk.write(self._path + _NEW, self._at, _SECTION.pack(kind, len(data), _sum(kind, data)), data)
         self._at += _SECTION.size + len(data)
         self._count += 1
 
     def write_json(self, value: object) -> None:
-        self.write(STATE, json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode())
+        self.write(STATE, json.dumps(value, separators=(",", ":")).encode())
 
     def finish(self) -> None:
         """Makes it count. The caller has synced everything that the snapshot speaks of."""
@@ -70,6 +70,15 @@ class Writer:
         self._disk.rename(self._path + _NEW, self._path)
         self._disk.sync_folder(FOLDER)
         self._disk.reach("snapshot.done")
+
+    def discard(self) -> None:
+        """Something went wrong: leaves nothing behind."""
+        if self._disk.size(self._path + _NEW) >= 0:
+            self._disk.remove(self._path + _NEW)
+
+
+def _sum(kind: int, data: bytes) -> int:
+    return xxh3_64_intdigest(data, kind)
 
 
 def path_of(position: int) -> str:
@@ -85,6 +94,10 @@ def remove_unfinished(disk: Disk) -> None:
     for name in disk.list(FOLDER):
         if name.endswith(_NEW):
             disk.remove(f"{FOLDER}/{name}")
+
+
+def remove(disk: Disk, position: int) -> None:
+    disk.remove(path_of(position))
 
 
 def remove_old(disk: Disk) -> None:
@@ -117,7 +130,7 @@ def _sections(path: str, data: memoryview) -> Iterator[Section]:
             raise CorruptSnapshot(f"{path}, byte {at}: cut short")
         kind, length, checksum = _SECTION.unpack_from(data, at)
         body = bytes(data[at + _SECTION.size : at + _SECTION.size + length]) if length >= 0 else b""
-        if len(body) != length or xxh3_64_intdigest(body) != checksum:
+        if len(body) != length or _sum(kind, body) != checksum:
             raise CorruptSnapshot(f"{path}, byte {at}: the section is damaged")
         yield Section(kind, body)
         at += _SECTION.size + length

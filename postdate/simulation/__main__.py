@@ -34,7 +34,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seeds", type=_positive, default=200, help="how many seeds to run (default 200)")
     parser.add_argument("--from", dest="start", type=int, default=0, help="the first seed (default 0)")
-    parser.add_argument("--workers", type=_positive, default=os.cpu_count() or 1, help="processes (default: one a core)")
+    parser.add_argument(
+        "--workers", type=_positive, default=os.cpu_count() or 1, help="processes (default: one a core)"
+    )
     return parser
 
 

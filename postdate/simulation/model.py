@@ -175,4 +175,6 @@ class Model:
                 and not message.maybe_cancelled
                 and message.name not in excused
             ):
-                raise Broken(f"{message.name} was due at {message.due}, everything due by {fired_at} is fired, it is not seen")
+                raise Broken(
+                    f"{message.name} was due at {message.due}, everything due by {fired_at} is fired, it is not seen"
+                )

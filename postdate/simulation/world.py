@@ -130,7 +130,9 @@ class World:
         self._cancels.clear()
         for message in self.model.messages.values():
             if message.acknowledged and message.arrival >= self._broker().log.end:
-                raise Broken(f"{message.name} was acknowledged at {message.arrival}, the log ends at {self._broker().log.end}")
+                raise Broken(
+                    f"{message.name} was acknowledged at {message.arrival}, the log ends at {self._broker().log.end}"
+                )
 
     def _settle_calls(self) -> None:
         """The process died inside a call: what it was about is in the log or not."""
@@ -182,7 +184,9 @@ class World:
         self.model.shorter(number, high)
         offset = low if everything else max(low, len(self.model.shown.get(number, [])))
         if offset > len(self.model.shown.get(number, [])):
-            raise Broken(f"queue {number} begins at {offset}, a consumer has read only up to {len(self.model.shown[number])}")
+            raise Broken(
+                f"queue {number} begins at {offset}, a consumer has read only up to {len(self.model.shown[number])}"
+            )
         while offset < high:
             pulled = broker.pull(topic, queue_id, offset, count_max=7)
             if pulled.status is not PullStatus.FOUND:
@@ -354,9 +358,7 @@ class World:
     def do_resize(self, place: int, count: int) -> None:
         topic = TOPICS[place % len(TOPICS)]
         try:
-            self._broker().put_topic(
-                topic, self.clock.now_ms(), read_queue_count=count, write_queue_count=count
-            )
+            self._broker().put_topic(topic, self.clock.now_ms(), read_queue_count=count, write_queue_count=count)
         except DiskFull:
             return
         self.do_flush()
@@ -415,7 +417,9 @@ class World:
             self._broker().stage(epoch, taken, horizon, names, self.clock.now_ms())
         except (Refused, DiskFull):
             return
-        raise Broken(f"the stage {last} was accepted though the broker is at far {far.taken}, horizon {far.horizon_at_ms}")
+        raise Broken(
+            f"the stage {last} was accepted though the broker is at far {far.taken}, horizon {far.horizon_at_ms}"
+        )
 
     def do_detach(self) -> None:
         """The pipeline is away: rescue serves everything whose record is in the log."""
@@ -438,7 +442,9 @@ class World:
     def _meanwhile(self, dice: random.Random) -> None:
         choice = dice.randrange(4)
         if choice == 0:
-            self.do_send(dice.randrange(1, 5), dice.randrange(12_000), dice.randrange(4), dice.randrange(4), dice.choice((1, 8)))
+            self.do_send(
+                dice.randrange(1, 5), dice.randrange(12_000), dice.randrange(4), dice.randrange(4), dice.choice((1, 8))
+            )
         elif choice == 1:
             self.do_cancel(dice.randrange(100), dice.randrange(2))
         elif choice == 2:

@@ -1,0 +1,97 @@
+"""Planted histories: the races that the rules of the log exist for, each written down once.
+
+`seen` and `unseen` name messages (m1, m2, ... in the order of sending) that must, or must not, have reached a consumer at
+the end. Where a crash decides (`power`), a history runs under many dice and only the model judges.
+"""
+
+from typing import NamedTuple
+
+from postdate.simulation.model import Broken
+from postdate.simulation.world import Op, World
+
+
+class Planted(NamedTuple):
+    name: str
+    history: tuple[Op, ...]
+    seen: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+
+
+_NEAR = Op("send", (3, 1_000, 0, 0, 1))  # due in a second
+_FAR = Op("send", (3, 8_000, 0, 0, 1))  # due in eight: the lead is five
+_FLUSH = Op("flush")
+_CANCEL_FIRST = Op("cancel", (0, 0))
+
+PLANTED = (
+    # The cancel and the fire are written, neither is on disk: whatever survives, they are never both true.
+    Planted(
+        "an unflushed cancel before a fire",
+        (_NEAR, _FLUSH, _CANCEL_FIRST, Op("step", (1_500,)), Op("advance"), Op("power", (0,))),
+    ),
+    Planted(
+        "a flushed cancel before a fire",
+        (_NEAR, _FLUSH, _CANCEL_FIRST, _FLUSH, Op("step", (1_500,)), Op("advance"), Op("power", (0,))),
+        unseen=("m1",),
+    ),
+    Planted(
+        "a key used again after its cancel",
+        (_NEAR, _FLUSH, _CANCEL_FIRST, _FLUSH, Op("resend", (0,)), _FLUSH, Op("pass", (2_000,))),
+        seen=("m2",),
+        unseen=("m1",),
+    ),
+    Planted(
+        "a far key used again after its cancel",
+        (_FAR, _FLUSH, _CANCEL_FIRST, _FLUSH, Op("resend", (0,)), _FLUSH, Op("pass", (10_000,))),
+        seen=("m2",),
+        unseen=("m1",),
+    ),
+    Planted(
+        "a clock stepping back across a restart",
+        (_NEAR, _NEAR, Op("pass", (2_000,)), Op("step", (-20_000,)), Op("kill"), _NEAR, Op("pass", (40_000,))),
+        seen=("m1", "m2", "m3"),
+    ),
+    Planted(
+        "a rescue between a batch's read and its stage",
+        (_FAR, _FLUSH, Op("register"), Op("read", (9,)), Op("detach"), Op("pass", (3_500,)), Op("stage", (20_000,)),
+         Op("pass", (20_000,))),
+        seen=("m1",),
+    ),
+    # The horizon passes what was rescued while its row is still untaken: the stage that takes it must drop it.
+    Planted(
+        "a rescue that is needed after the horizon has passed it",
+        (Op("send", (3, 90_000, 1, 0, 1)), _FAR, _FLUSH, Op("register"), Op("detach"), Op("pass", (3_500,)),
+         Op("read", (1,)), Op("stage", (20_000,)), Op("read", (9,)), Op("stage", (30_000,)), Op("pass", (100_000,))),
+        seen=("m1", "m2"),
+    ),
+    # Spark has message and cancel, then it is away: the rescue finds the message in the far queue once more.
+    Planted(
+        "a rescue of what was taken and cancelled",
+        (_FAR, _FLUSH, _CANCEL_FIRST, _FLUSH, Op("register"), Op("read", (9,)), Op("stage", (0,)), Op("detach"),
+         Op("pass", (20_000,))),
+        unseen=("m1",),
+    ),
+    Planted(
+        "a cancel between a batch's read and its stage",
+        (_FAR, _FLUSH, Op("register"), Op("read", (9,)), _CANCEL_FIRST, _FLUSH, Op("stage", (20_000,)), Op("pass", (20_000,))),
+        unseen=("m1",),
+    ),
+    Planted(
+        "a cancel while a snapshot is written",
+        (_NEAR, _FLUSH, Op("snapshot", (1,)), _CANCEL_FIRST, _FLUSH, Op("snapshot", (2,)), Op("kill"), Op("pass", (2_000,))),
+    ),
+)  # fmt: skip
+
+
+def run_planted(planted: Planted, power_seed: int = 0) -> World:
+    """Runs one, with these dice where power is lost. Raises Broken."""
+    world = World()
+    for op in planted.history:
+        world.run(Op("power", (power_seed,)) if op.verb == "power" else op)
+    world.finish()
+    for name in planted.seen:
+        if world.model.messages[name].seen_at is None:
+            raise Broken(f"{planted.name}: {name} was not seen")
+    for name in planted.unseen:
+        if world.model.messages[name].seen_at is not None:
+            raise Broken(f"{planted.name}: {name} was seen")
+    return world
