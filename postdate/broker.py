@@ -11,14 +11,13 @@ a batch is applied as soon as it is written; what Spark may read and what a stag
 """
 
 import enum
-import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from postdate import recovery
+from postdate import recovery, retention
 from postdate.config import Settings
 from postdate.errors import (
     CorruptChunk,
@@ -26,8 +25,6 @@ from postdate.errors import (
     CorruptSnapshot,
     DiskFull,
     FlowControl,
-    ForeignFolder,
-    IllegalMessage,
     LogFailed,
     PostdateError,
     Refused,
@@ -35,57 +32,42 @@ from postdate.errors import (
 )  # fmt: skip
 from postdate.far import Range, Rescue
 from postdate.fold import CancelAnswer, Fold
+from postdate.intake import DUE, Intake, Prepared, refuse_system_topic, system_body
 from postdate.log import record as records
 from postdate.log import snapshot
 from postdate.log.batch import (
-    ALIGNMENT,
     CANCEL,
     GROUP,
-    KIND_NAMES,
+    HEADER_BYTES,
     MESSAGE,
     OFFSETS,
     PIPELINE,
     RESCUE,
-    ROW_STRUCT,
     SETTINGS,
     STAGE,
     TOPIC,
     Batch,
-    batch_bytes,
-    records_position,
 )  # fmt: skip
-from postdate.log.chunk import CHUNK_BIT, Chunk
+from postdate.log.chunk import Chunk
 from postdate.log.disk import Disk, LockedFolder
+from postdate.log.folder import open_folder
 from postdate.log.log import Log
 from postdate.log.queue import Queue
 from postdate.log.segment import SegmentKeeper, Segments
 from postdate.message import (
     LOOPBACK,
-    PROPERTY_KEYS,
-    PROPERTY_TAGS,
-    PROPERTY_TIMER_DEL_UNIQKEY,
-    PROPERTY_UNIQ_KEY,
-    DelayLevels,
     Host,
     Message,
     check_group,
-    check_message,
     check_topic,
     decode_properties,
     due,
-    first_key,
-    key_hash,
-    refuse_internal,
-    tag_hash,
 )  # fmt: skip
 from postdate.tombstones import BY_COLUMN, Tombstone
-from postdate.topics import SCHEDULE_TOPIC, Topic
 from postdate.wheel import NEVER
 
-FORMAT = 1
-FORMAT_FILE = "FORMAT"
-FIXED_SETTINGS = ("segment_bytes", "queue_file_rows", "far_block_rows")  # for the life of a folder
-SYSTEM_TOPIC_PREFIX = "postdate_sys_"
+Seconds = dict[tuple[int, str], int]  # (second of due time, topic) -> messages
+NO_SECONDS: Seconds = {}
 _FILTER_ROWS = 2_048  # entries looked at by one pull that filters
 
 
@@ -124,7 +106,7 @@ class Ticket:
         self.offsets = offsets  # of its records in the log
         self.answers: list[Any] | None = None
         self.timed = 0  # messages in it that will wait
-        self.seconds: dict[tuple[int, str], int] = {}  # the same by (second of due time, topic), where that is limited
+        self.seconds = NO_SECONDS  # the same by (second of due time, topic), where that is limited
         self._finish = finish
 
     def settle(self, answers: list[Any]) -> None:
@@ -137,20 +119,6 @@ class Ticket:
         return self.answers[0]
 
 
-class _Prepared(NamedTuple):
-    """A validated message on its way into a batch."""
-
-    message: Message
-    topic: bytes
-    size: int
-    level: int
-    queue: int
-    due_at_ms: int
-    unique_hash: int
-    key_hash: int
-    tag_hash: int
-
-
 class Broker:
     """One open data folder. Raises FolderInUse, ForeignFolder, CorruptData on opening."""
 
@@ -158,12 +126,10 @@ class Broker:
         self.settings = settings or Settings()
         self._disk = disk
         self._store_host = store_host
-        self._levels = DelayLevels.parse(self.settings.message_delay_level)
-        self._topic_bytes: dict[str, bytes] = {}
         self._pending: deque[tuple[Batch, Ticket]] = deque()
         self._pending_at_ms = 0  # the latest instant of a pending batch
         self._pending_timed = 0
-        self._pending_seconds: dict[tuple[int, str], int] = {}
+        self._pending_seconds: Seconds = {}
         self._rescue_end = 0  # of the last rescue that was written
         self._async = self.settings.flush == "async"
         self.pipeline_alive = False
@@ -188,9 +154,10 @@ class Broker:
         self._segments = Segments(self._disk, fixed["segment_bytes"])
         self._segments.remove_unfinished()
         self.log = Log(self._disk, self._segments, self.settings.unflushed_bytes_max)
-        self._batch_bytes_max = min(self.settings.batch_bytes_max, fixed["segment_bytes"])
         snapshot.remove_unfinished(self._disk)
         self.fold = self._loaded(fixed)
+        batch_bytes_max = min(self.settings.batch_bytes_max, fixed["segment_bytes"])
+        self._intake = Intake(self.fold, self.settings, batch_bytes_max, self._store_host)
         recovery.cut_rows(self.fold)
         known_durable = max(snapshot.positions(self._disk), default=0)
         for batch in self.log.recovered(self.fold.position, known_durable):
@@ -198,7 +165,7 @@ class Broker:
             self._batches_since_snapshot += 1
         for position in self._damaged:
             snapshot.remove(self._disk, position)  # it would count as one of the two that are kept
-        self._move_first_entries()
+        retention.move_first_entries(self.log, self.fold)
         self._write_changed_settings()
 
     def start_keeper(self) -> None:
@@ -268,124 +235,70 @@ class Broker:
         """
         if not messages:
             raise UsageError("a batch needs at least one message")
-        prepared = [self._prepare(message, at_ms) for message in messages]
-        timed = sum(1 for entry in prepared if entry.due_at_ms)
-        seconds = self._admitted(prepared, timed) if timed else {}
-        ticket = self._write_messages(prepared, at_ms)
-        ticket.timed, ticket.seconds = timed, seconds
-        self._pending_timed += timed
-        for place, count in seconds.items():
-            self._pending_seconds[place] = self._pending_seconds.get(place, 0) + count
+        prepare = self._intake.prepare
+        prepared = [prepare(message, at_ms) for message in messages]
+        timed = sum([1 for entry in prepared if entry[DUE]])
+        seconds = self._admitted(prepared, timed) if timed else NO_SECONDS
+        length = self._intake.batch_length(prepared)
+        start = self.log.place(length, at_ms, urgent=False)
+        body, offsets = self._intake.pack(prepared, start, at_ms)
+        ticket = Ticket(start + length, offsets)
+        self._append(start, at_ms, len(prepared), body, ticket)
+        if timed:
+            self._note_pending(ticket, timed, seconds)
         self._settle_async()
         return ticket
 
-    def _prepare(self, message: Message, at_ms: int) -> _Prepared:
-        check_message(message, self.settings.body_bytes_max, self.settings.properties_bytes_max)
-        topic = self.fold.topics.get(message.topic)
-        properties = decode_properties(message.properties)
-        refuse_internal(properties)
-        if PROPERTY_TIMER_DEL_UNIQKEY in properties:
-            raise IllegalMessage(f"{PROPERTY_TIMER_DEL_UNIQKEY} marks a cancel, not a message: use cancel")
-        due_at_ms, level = due(properties, at_ms, self._levels, self.settings.delay_ms_max)
-        encoded = self._encoded_topic(message.topic)
-        return _Prepared(
-            message,
-            encoded,
-            records.record_bytes(message, encoded, self._store_host),
-            level,
-            self._queue_number(topic, message.queue_id),
-            due_at_ms,
-            key_hash(properties.get(PROPERTY_UNIQ_KEY, "")),
-            key_hash(first_key(properties.get(PROPERTY_KEYS, ""))),
-            tag_hash(properties.get(PROPERTY_TAGS, "")),
-        )
-
-    def _encoded_topic(self, name: str) -> bytes:
-        encoded = self._topic_bytes.get(name)
-        if encoded is None:
-            if name == SCHEDULE_TOPIC or name.startswith(SYSTEM_TOPIC_PREFIX):
-                raise IllegalMessage(f"topic {name!r} belongs to the broker")
-            encoded = self._topic_bytes[name] = name.encode()
-        return encoded
-
-    def _queue_number(self, topic: Topic, queue_id: int) -> int:
-        if not 0 <= queue_id < topic.write_queue_count:
-            raise IllegalMessage(
-                f"queue {queue_id} of topic {topic.name!r} does not exist: it has {topic.write_queue_count}"
-            )
-        return topic.numbers[queue_id]
-
-    def _admitted(self, prepared: list[_Prepared], timed: int) -> dict[tuple[int, str], int]:
-        """Flow control: the near tier lives in RAM, so it has a bound. Returns how many fall into which limited second."""
+    def _admitted(self, prepared: list[Prepared], timed: int) -> Seconds:
+        """Flow control: the near tier lives in RAM, so it has a bound. Returns how many are due in which limited second."""
         limit = self.settings.wheel_entries_max
         if self.fold.wheel.count + self._pending_timed + timed > limit:
             raise FlowControl(
                 f"wheel_entries_max: {self.fold.wheel.count} messages are due soon, the limit is {limit}; try later"
             )
         limit = self.settings.due_second_messages_max
-        asked: dict[tuple[int, str], int] = {}
-        for entry in prepared if limit else ():
-            if entry.due_at_ms:
-                place = (entry.due_at_ms // 1_000, entry.message.topic)
+        return self._admitted_seconds(prepared, limit) if limit else NO_SECONDS
+
+    def _admitted_seconds(self, prepared: list[Prepared], limit: int) -> Seconds:
+        asked: Seconds = {}
+        for message, _, _, _, _, due_at_ms, *_ in prepared:
+            if due_at_ms:
+                place = (due_at_ms // 1_000, message.topic)
                 asked[place] = asked.get(place, 0) + 1
         for (second, name), count in asked.items():
             waiting = self.fold.seconds.get(second, {}).get(name, 0) + self._pending_seconds.get((second, name), 0)
             if waiting + count > limit:
                 raise FlowControl(
-                    f"due_second_messages_max: topic {name!r} has {limit} messages due in second {second}, the limit; "
-                    "choose another due time"
+                    f"due_second_messages_max: topic {name!r} has {waiting} messages due in second {second}, "
+                    f"the limit is {limit}; choose another due time"
                 )
         return asked
 
-    def _write_messages(self, prepared: list[_Prepared], at_ms: int) -> Ticket:
-        count = len(prepared)
-        length = batch_bytes(count, sum(entry.size for entry in prepared))
-        if length > self._batch_bytes_max:
-            raise UsageError(f"the batch would have {length} bytes, batch_bytes_max is {self._batch_bytes_max}")
-        start = self.log.place(length, at_ms, urgent=False)
-        position = records_position(count)
-        rows, bodies, offsets = [], [], []
-        for message, topic, size, level, queue, due_at_ms, unique_hash, first_hash, tagged in prepared:
-            offset = start + position
-            rows.append(
-                ROW_STRUCT.pack(MESSAGE, level, 0, queue, due_at_ms, unique_hash, first_hash, tagged, size, position, 0)
-            )
-            bodies.append(records.encode(message, topic, offset, at_ms, self._store_host))
-            offsets.append(offset)
-            position += size
-        return self._append(start, at_ms, rows, bodies, length, Ticket(start + length, offsets))
+    def _note_pending(self, ticket: Ticket, timed: int, seconds: Seconds) -> None:
+        """A batch that is not applied yet counts for flow control already."""
+        if ticket.answers is None:
+            ticket.timed, ticket.seconds = timed, seconds
+            self._pending_timed += timed
+            for place, count in seconds.items():
+                self._pending_seconds[place] = self._pending_seconds.get(place, 0) + count
 
-    def _append(
-        self, start: int, at_ms: int, rows: list[bytes], bodies: list[bytes], length: int, ticket: Ticket
-    ) -> Ticket:
-        body = b"".join((*rows, *bodies))
-        padding = -(len(body) + start) % ALIGNMENT  # headers have a multiple of 8 bytes
-        batch = self.log.append(start, at_ms, len(rows), body + bytes(padding) if padding else body)
-        assert batch.length == length, f"a batch of {batch.length} bytes was planned with {length}"
+    def _append(self, start: int, at_ms: int, row_count: int, body: bytes, ticket: Ticket) -> None:
+        batch = self.log.append(start, at_ms, row_count, body)
+        assert batch.end == ticket.end, f"a batch that ends at {batch.end} was planned to end at {ticket.end}"
         self._pending.append((batch, ticket))
-        self._pending_at_ms = max(self._pending_at_ms, at_ms)
-        return ticket
+        if at_ms > self._pending_at_ms:
+            self._pending_at_ms = at_ms
 
     def _write_system(
-        self, kind: int, body: Mapping[str, Any], at_ms: int, finish: Callable[[Any], Any] | None = None
+        self, kind: int, values: Mapping[str, Any], at_ms: int, finish: Callable[[Any], Any] | None = None
     ) -> Ticket:
         """Writes one record of a system topic. It may use the log's reserve."""
-        text = json.dumps(body, separators=(",", ":")).encode()
-        topic = SYSTEM_TOPIC_PREFIX + KIND_NAMES[kind]
-        message = Message(topic, text, born_at_ms=at_ms)
-        encoded = topic.encode()
-        size = records.record_bytes(message, encoded, self._store_host)
-        length = batch_bytes(1, size)
-        if length > self._batch_bytes_max:
-            raise UsageError(
-                f"the {KIND_NAMES[kind]} record would have {length} bytes, batch_bytes_max is {self._batch_bytes_max}"
-            )
+        text = system_body(values)
+        length = self._intake.system_length(text, kind)
         start = self.log.place(length, at_ms, urgent=True)
-        position = records_position(1)
-        row = ROW_STRUCT.pack(kind, 0, 0, -1, 0, 0, 0, 0, size, position, 0)
-        data = records.encode(message, encoded, start + position, at_ms, self._store_host)
-        ticket = Ticket(start + length, [start + position], finish)
-        self._append(start, at_ms, [row], [data], length, ticket)
+        body, offsets = self._intake.pack_system(kind, text, start, at_ms)
+        ticket = Ticket(start + length, offsets, finish)
+        self._append(start, at_ms, 1, body, ticket)
         self._settle_async()
         return ticket
 
@@ -459,9 +372,8 @@ class Broker:
         next_due = self.fold.wheel.next_due_at_ms
         # A pending batch of a later instant fires it when it is applied.
         if next_due <= at_ms and not (self._pending and self._pending_at_ms >= next_due):
-            start = self.log.place(batch_bytes(0, 0), at_ms, urgent=True)
-            length = batch_bytes(0, 0)
-            self._append(start, at_ms, [], [], length, Ticket(start + length, []))
+            start = self.log.place(HEADER_BYTES, at_ms, urgent=True)
+            self._append(start, at_ms, 0, b"", Ticket(start + HEADER_BYTES, []))
             self._settle_async()
 
     def _rescue_if_due(self, at_ms: int) -> None:
@@ -541,7 +453,7 @@ class Broker:
             return False
         record = records.decode(self.fold.read(offset, size))
         properties = decode_properties(record.properties)
-        return due(properties, record.stored_at_ms, self._levels, NEVER).at_ms == tombstone.due
+        return due(properties, record.stored_at_ms, self._intake.levels, NEVER).at_ms == tombstone.due
 
     # -- Spark --------------------------------------------------------------------------------------------------
 
@@ -610,7 +522,7 @@ class Broker:
     ) -> None:
         """Creates a topic or changes it; durable on return."""
         check_topic(name)
-        self._encoded_topic(name)
+        refuse_system_topic(name)
         for label, count in (("read_queue_count", read_queue_count), ("write_queue_count", write_queue_count)):
             if not 1 <= count <= self.settings.topic_queues_max:
                 raise UsageError(
@@ -623,14 +535,16 @@ class Broker:
         body = {"op": "put", "name": name, "read": read_queue_count, "write": write_queue_count, "perm": perm}
         self._write_system(TOPIC, {**body, "attributes": dict(attributes or {})}, at_ms)
         self.flush()
+        self._intake.forget_topics()
 
     def delete_topic(self, name: str, at_ms: int) -> int:
         """Deletes a topic and cancels what waits for it; durable on return. Returns how many waited in wheel and far queue."""
         self.fold.topics.get(name)
-        self._encoded_topic(name)
+        refuse_system_topic(name)
         already_cancelled = sum(1 for _ in self._cancelled_far(name))
         ticket = self._write_system(TOPIC, {"op": "delete", "name": name}, at_ms)
         self.flush()
+        self._intake.forget_topics()
         return int(ticket.answer) - already_cancelled
 
     def _cancelled_far(self, topic: str) -> Iterator[int]:
@@ -765,90 +679,7 @@ class Broker:
             self._snapshot_running = False
 
     def retain(self, at_ms: int) -> int:
-        """Removes segments and chunks that nobody needs any more; returns how many files.
-
-        A replay from the older snapshot must find every record that waited when that snapshot was taken.
-        """
+        """Removes segments and chunks that nobody needs any more; returns how many files."""
         if len(self._kept) < snapshot.KEPT:
             return 0
-        older = self._kept[0]
-        segments = [number for number in self.log.segment_numbers() if self._segment_may_go(number, older, at_ms)]
-        for number in segments:
-            self.log.remove_segment(number)
-            self.fold.seen.pop(number, None)
-        chunks = [base for base in self.fold.chunks.bases() if self._chunk_may_go(base, older, at_ms)]
-        for base in chunks:
-            self.fold.chunks.remove(base)
-            self.fold.chunk_seen.pop(base, None)
-        if segments or chunks:
-            self._move_first_entries()
-            gone = self.fold.far.rows.search("arrival", self.log.start, "left")
-            self.fold.far.drop(min(gone, older.taken))
-        return len(segments) + len(chunks)
-
-    def _segment_may_go(self, number: int, older: recovery.Kept, at_ms: int) -> bool:
-        return (
-            self.log.segment_end(number) <= older.position
-            and number not in self.fold.held
-            and number not in older.held
-            and self.fold.seen.get(number, 0) + self.settings.retention_ms <= at_ms
-        )
-
-    def _chunk_may_go(self, base: int, older: recovery.Kept, at_ms: int) -> bool:
-        waiting = any(run.base == base for run in self.fold.wheel.runs)
-        return (
-            not waiting
-            and base not in older.waiting_chunks
-            and base < older.chunk_end
-            and self.fold.chunk_seen.get(base, 0) + self.settings.retention_ms <= at_ms
-        )
-
-    def _move_first_entries(self) -> None:
-        """Moves the beginning of each queue to its first entry whose record is there."""
-        present = np.array(self.log.segment_numbers(), np.int64)
-        for queue in self.fold.queues:
-            first = self._first_live(queue, present)
-            if first > queue.first:
-                queue.drop(first)
-
-    def _first_live(self, queue: Queue, present: np.ndarray) -> int:
-        first = queue.first
-        while first < queue.length:
-            offsets = queue.entries.read(first, first + _FILTER_ROWS)["offset"]
-            live = np.isin(offsets >> self._segments.shift, present)
-            live |= [offset >= CHUNK_BIT and self.fold.chunks.holds(offset) for offset in offsets.tolist()]
-            if live.any():
-                return first + int(live.argmax())
-            first += len(offsets)
-        return first
-
-
-def open_folder(disk: Disk, settings: Settings) -> dict[str, int]:
-    """Reads, or writes into an empty folder, what is fixed for a folder's life. Raises ForeignFolder."""
-    names = [name for name in disk.list("") if name not in ("LOCK", FORMAT_FILE + ".new")]
-    if FORMAT_FILE in names:
-        return _read_format(disk)
-    if names:
-        raise ForeignFolder(
-            f"the folder holds {names[0]!r} but no file {FORMAT_FILE}: it is not a Postdate folder; give the broker an empty one"
-        )
-    fixed = {"format": FORMAT} | {name: getattr(settings, name) for name in FIXED_SETTINGS}
-    disk.write(FORMAT_FILE + ".new", 0, json.dumps(fixed).encode())
-    disk.sync(FORMAT_FILE + ".new")
-    disk.rename(FORMAT_FILE + ".new", FORMAT_FILE)
-    disk.sync_folder("")
-    return fixed
-
-
-def _read_format(disk: Disk) -> dict[str, int]:
-    text = disk.read(FORMAT_FILE, 0, 4_096)
-    try:
-        fixed = json.loads(text)
-        found = {name: int(fixed[name]) for name in ("format", *FIXED_SETTINGS)}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ForeignFolder(f"the file {FORMAT_FILE} is not readable ({error}): restore it from a copy") from error
-    if found["format"] > FORMAT:
-        raise ForeignFolder(
-            f"the folder has format {found['format']}, this program knows up to {FORMAT}: it was written by a newer Postdate, use that"
-        )
-    return found
+        return retention.retain(self.log, self.fold, self._kept[0], at_ms - self.settings.retention_ms)

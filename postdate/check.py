@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from postdate import recovery
-from postdate.broker import FORMAT_FILE, SYSTEM_TOPIC_PREFIX, open_folder
 from postdate.config import KIB, Settings
 from postdate.errors import (
     CorruptChunk,
@@ -38,6 +37,7 @@ from postdate.errors import (
 )  # fmt: skip
 from postdate.far import FAR
 from postdate.fold import Fold
+from postdate.intake import SYSTEM_TOPIC_PREFIX
 from postdate.log import batch as batches
 from postdate.log import chunk as chunks
 from postdate.log import record as records
@@ -45,6 +45,7 @@ from postdate.log import segment, snapshot
 from postdate.log.batch import KIND_FILLER, KIND_NAMES, MESSAGE, ROW, ROW_STRUCT, STAGE, Batch
 from postdate.log.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk
 from postdate.log.disk import Data, Disk, File, LockedFolder, View
+from postdate.log.folder import FORMAT_FILE, open_folder
 from postdate.log.log import Log
 from postdate.log.queue import ENTRY, TIME
 from postdate.log.rows import BLOCK_ROWS, Rows

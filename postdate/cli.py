@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from postdate import __version__
-from postdate.broker import FORMAT_FILE, open_folder
 from postdate.check import Hole, check_folder, place_of, walk
 from postdate.config import Settings
 from postdate.errors import CorruptLog, ForeignFolder, PostdateError
 from postdate.log import record as records
 from postdate.log.batch import KIND_FILLER, KIND_NAMES, MESSAGE, ROW_STRUCT, Batch
 from postdate.log.disk import RealDisk
+from postdate.log.folder import FORMAT_FILE, open_folder
 from postdate.log.segment import Segments
 from postdate.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
 

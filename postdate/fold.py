@@ -233,9 +233,12 @@ class Fold:
     ) -> "_Grouped":
         """Appends many entries, in order, to the queues they go to now."""
         grouped = _Grouped(self.topics.target_array[queue])
-        entries = _entries(offset, size, tag_hash)
         if grouped.order is not None:
-            entries = entries[grouped.order]
+            # Column by column: numpy takes rows of 20 bytes six times slower than three plain columns.
+            offset, size, tag_hash = (
+                np.ascontiguousarray(column)[grouped.order] for column in (offset, size, tag_hash)
+            )
+        entries = _entries(offset, size, tag_hash)
         for number, start, stop in grouped.groups:
             if number != GONE:
                 grouped.first[number] = self.queues[number].length

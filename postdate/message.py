@@ -194,32 +194,27 @@ def check_message(
 
     The topic's name is left to `check_topic`, the meaning of the properties to `due` and `refuse_internal`.
     """
-    if len(message.body) > body_bytes_max:
-        raise IllegalMessage(f"body has {len(message.body)} bytes, the limit is {body_bytes_max}")
-    if len(message.properties) > properties_bytes_max:
-        raise IllegalMessage(f"properties have {len(message.properties)} bytes, the limit is {properties_bytes_max}")
-    _check_numbers(message)
-    _check_host(message.born_host)
+    # Unpacked once: this runs for every send, and reading ten attributes costs more than the checks.
+    _, body, properties, queue_id, flag, sys_flag, born_at_ms, born_host, reconsume_times, prepared_offset = message
+    if len(body) > body_bytes_max:
+        raise IllegalMessage(f"body has {len(body)} bytes, the limit is {body_bytes_max}")
+    if len(properties) > properties_bytes_max:
+        raise IllegalMessage(f"properties have {len(properties)} bytes, the limit is {properties_bytes_max}")
+    if queue_id < 0:
+        raise IllegalMessage(f"queue_id is {queue_id}, expected 0 or more")
+    try:
+        _NUMBERS.pack(queue_id, flag, sys_flag, born_at_ms, reconsume_times, prepared_offset)
+    except struct.error as cause:
+        raise IllegalMessage(f"a number does not fit its field: {_numbers_out_of_range(message)}") from cause
+    address, port = born_host
+    if len(address) not in (4, 16):
+        raise IllegalMessage(f"born_host has an address of {len(address)} bytes, expected 4 or 16")
+    if not 0 <= port <= PORT_MAX:
+        raise IllegalMessage(f"born_host has port {port}, expected 0 to {PORT_MAX}")
 
 
 # The numeric fields as the record holds them; packing them is the quickest way to check six ranges at once.
 _NUMBERS = struct.Struct(">iiiqiq")
-
-
-def _check_numbers(message: Message) -> None:
-    if message.queue_id < 0:
-        raise IllegalMessage(f"queue_id is {message.queue_id}, expected 0 or more")
-    try:
-        _NUMBERS.pack(
-            message.queue_id,
-            message.flag,
-            message.sys_flag,
-            message.born_at_ms,
-            message.reconsume_times,
-            message.prepared_offset,
-        )
-    except struct.error as cause:
-        raise IllegalMessage(f"a number does not fit its field: {_numbers_out_of_range(message)}") from cause
 
 
 def _numbers_out_of_range(message: Message) -> str:
@@ -236,13 +231,6 @@ def _numbers_out_of_range(message: Message) -> str:
         if not INT64_MIN <= getattr(message, name) <= INT64_MAX
     ]
     return "; ".join(faults)
-
-
-def _check_host(host: Host) -> None:
-    if len(host.address) not in (4, 16):
-        raise IllegalMessage(f"born_host has an address of {len(host.address)} bytes, expected 4 or 16")
-    if not 0 <= host.port <= PORT_MAX:
-        raise IllegalMessage(f"born_host has port {host.port}, expected 0 to {PORT_MAX}")
 
 
 def _shown(text: str) -> str:
@@ -407,6 +395,8 @@ _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 
 
 def _whole_number(name: str, text: str) -> int:
+    if len(text) < 19 and text.isascii() and text.isdigit():
+        return int(text)  # the usual case, at a third of the pattern's price
     if _WHOLE_NUMBER.fullmatch(text):
         number = int(text)
         if INT64_MIN <= number <= INT64_MAX:

@@ -114,6 +114,7 @@ class RealDisk:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.root = Path(folder)
+        self._prefix = f"{self.root}/"  # joining text is ten times quicker than joining paths
 
     def open(self, path: str) -> RealFile:
         return RealFile(self._made(path))
@@ -179,14 +180,15 @@ class RealDisk:
         """A fault point: nothing happens here in production."""
 
     def _made(self, path: str) -> str:
-        target = self.root / path
-        if not target.parent.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-        return str(target)
+        target = self._prefix + path
+        parent = os.path.dirname(target)
+        if not os.path.exists(parent):
+            os.makedirs(parent, exist_ok=True)
+        return target
 
     @contextmanager
     def _descriptor(self, path: str, flags: int) -> Iterator[int]:
-        descriptor = os.open(self.root / path, flags | os.O_CLOEXEC)
+        descriptor = os.open(self._prefix + path, flags | os.O_CLOEXEC)
         try:
             yield descriptor
         finally:

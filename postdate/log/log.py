@@ -18,7 +18,6 @@ from postdate.log.batch import HEADER_BYTES, KIND_BATCH, KIND_FILLER, Batch
 from postdate.log.disk import Data, Disk
 from postdate.log.segment import Segment, Segments, path_of
 
-
 OFFSET_MAX = (1 << 63) - 1
 
 

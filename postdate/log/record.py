@@ -119,10 +119,9 @@ class Record(NamedTuple):
 
 def record_bytes(message: Message, topic: bytes, store_host: Host) -> int:
     """Return how many bytes `encode` would give. Raises UsageError for a host whose address has not 4 or 16 bytes."""
-    layout = _layout_for(message.born_host, store_host)
-    topic_length = _INT8 if len(topic) <= TOPIC_BYTES_MAX_V1 else _INT16
-    variable = len(message.body) + len(topic) + len(message.properties)
-    return layout.head.size + topic_length.size + _INT16.size + variable
+    head_bytes = _layout_for(message.born_host, store_host).head.size
+    fixed = head_bytes + (3 if len(topic) <= TOPIC_BYTES_MAX_V1 else 4)
+    return fixed + len(message.body) + len(topic) + len(message.properties)
 
 
 def encode(message: Message, topic: bytes, offset: int, stored_at_ms: int, store_host: Host) -> bytes:
@@ -139,29 +138,35 @@ def encode(message: Message, topic: bytes, offset: int, stored_at_ms: int, store
         magic, topic_length = MAGIC_V1, _INT8
     else:
         magic, topic_length = MAGIC_V2, _INT16
-    tail = b"".join((body, topic_length.pack(len(topic)), topic, _INT16.pack(len(properties)), properties))
     head = layout.head
-    return (
-        head.pack(
-            head.size + len(tail),
-            magic,
-            crc32(body) & _CRC_MASK,
-            message.queue_id,
-            message.flag,
-            0,
-            offset,
-            message.sys_flag & ~_HOSTS_V6 | layout.host_bits,
-            message.born_at_ms,
-            born_host.address,
-            born_host.port,
-            stored_at_ms,
-            store_host.address,
-            store_host.port,
-            message.reconsume_times,
-            message.prepared_offset,
-            len(body),
+    size = head.size + len(body) + topic_length.size + len(topic) + _INT16.size + len(properties)
+    return b"".join(
+        (
+            head.pack(
+                size,
+                magic,
+                crc32(body) & _CRC_MASK,
+                message.queue_id,
+                message.flag,
+                0,
+                offset,
+                message.sys_flag & ~_HOSTS_V6 | layout.host_bits,
+                message.born_at_ms,
+                born_host.address,
+                born_host.port,
+                stored_at_ms,
+                store_host.address,
+                store_host.port,
+                message.reconsume_times,
+                message.prepared_offset,
+                len(body),
+            ),
+            body,
+            topic_length.pack(len(topic)),
+            topic,
+            _INT16.pack(len(properties)),
+            properties,
         )
-        + tail
     )
 
 

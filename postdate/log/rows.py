@@ -106,7 +106,7 @@ class Rows:
             return np.frombuffer(bytes(self._tail[low : (stop - self.stored) * self._item]), self._dtype)
         if stop <= self.stored:
             return self._cached(start, stop)
-        return np.concatenate([self._read_stored(start, self.stored), self.read(self.stored, stop)])
+        return np.concatenate([self._cached(start, self.stored), self.read(self.stored, stop)])
 
     def _cached(self, start: int, stop: int) -> np.ndarray:
         low, high = start - self._cache_start, stop - self._cache_start
@@ -140,6 +140,21 @@ class Rows:
 
     def search(self, field: str, value: int, side: Literal["left", "right"]) -> int:
         """As numpy.searchsorted over a column that ascends, reading only what it must."""
+        found = self._search_memory(field, value, side)
+        # What was read last may lie before `first` by now.
+        return self._search_stored(field, value, side) if found is None else max(found, self.first)
+
+    def _search_memory(self, field: str, value: int, side: Literal["left", "right"]) -> int | None:
+        """The answer where it lies in the newest rows or in those read last: a consumer asks for what comes next."""
+        tail = self.read(self.stored, self.length)[field]
+        if len(tail) and tail[0] < value:
+            return self.stored + int(np.searchsorted(tail, value, side))
+        column = self._cache[field]
+        if len(column) and column[0] < value < column[-1]:
+            return self._cache_start + int(np.searchsorted(column, value, side))
+        return None
+
+    def _search_stored(self, field: str, value: int, side: Literal["left", "right"]) -> int:
         low, high = self.first, self.stored
         while high - low > _READ_ROWS:
             middle = (low + high) // 2

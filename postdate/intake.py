@@ -1,0 +1,157 @@
+"""The intake: what a producer hands in becomes the rows and records of a batch.
+
+Preparing validates one message and finds out everything about it that the fold will want to know; nothing is written yet,
+so a message that is refused changes nothing. Packing gives the bytes, when the place of the batch in the log is known. This
+is the hot path of sending: a prepared message is a plain tuple, and a topic is looked up once.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from postdate.config import Settings
+from postdate.errors import IllegalMessage, UsageError
+from postdate.fold import Fold
+from postdate.log import record as records
+from postdate.log.batch import ALIGNMENT, KIND_NAMES, MESSAGE, ROW_STRUCT, batch_bytes, records_position
+from postdate.message import (
+    INTERNAL_PROPERTIES,
+    PROPERTY_KEYS,
+    PROPERTY_TAGS,
+    PROPERTY_TIMER_DEL_UNIQKEY,
+    PROPERTY_UNIQ_KEY,
+    DelayLevels,
+    Host,
+    Message,
+    check_message,
+    decode_properties,
+    due,
+    first_key,
+    key_hash,
+    refuse_internal,
+    tag_hash,
+)  # fmt: skip
+from postdate.topics import SCHEDULE_TOPIC, Topic
+
+SYSTEM_TOPIC_PREFIX = "postdate_sys_"
+_NOT_FROM_PRODUCERS = INTERNAL_PROPERTIES | {PROPERTY_TIMER_DEL_UNIQKEY}
+
+# (message, topic bytes, record size, level, queue number, due, unique hash, key hash, tag hash)
+Prepared = tuple[Message, bytes, int, int, int, int, int, int, int]
+SIZE: Final = 2  # places in it that others look at
+DUE: Final = 5
+
+
+class Packed(NamedTuple):
+    """The body of a batch, and the offset of each record in the log."""
+
+    body: bytes
+    offsets: list[int]
+
+
+class Intake:
+    """Prepares and packs. Knows the fold's topics, changes nothing."""
+
+    def __init__(self, fold: Fold, settings: Settings, batch_bytes_max: int, store_host: Host) -> None:
+        self._fold = fold
+        self._body_bytes_max = settings.body_bytes_max
+        self._properties_bytes_max = settings.properties_bytes_max
+        self._delay_ms_max = settings.delay_ms_max
+        self._batch_bytes_max = batch_bytes_max
+        self._store_host = store_host
+        self.levels = DelayLevels.parse(settings.message_delay_level)
+        self._known: dict[str, tuple[Topic, bytes]] = {}
+
+    def forget_topics(self) -> None:
+        """A topic was put or deleted."""
+        self._known.clear()
+
+    def prepare(self, message: Message, at_ms: int) -> Prepared:
+        """Raises IllegalMessage and TopicNotFound."""
+        known = self._known.get(message.topic)
+        topic, encoded = known if known is not None else self._look_up(message.topic)
+        check_message(message, self._body_bytes_max, self._properties_bytes_max)
+        if message.queue_id >= topic.write_queue_count:
+            raise IllegalMessage(
+                f"queue {message.queue_id} of topic {topic.name!r} does not exist: it has {topic.write_queue_count}"
+            )
+        properties = decode_properties(message.properties)
+        if not _NOT_FROM_PRODUCERS.isdisjoint(properties):
+            _refuse(properties)
+        due_at_ms, level = due(properties, at_ms, self.levels, self._delay_ms_max)
+        unique, keys, tags = (properties.get(name) for name in (PROPERTY_UNIQ_KEY, PROPERTY_KEYS, PROPERTY_TAGS))
+        return (
+            message,
+            encoded,
+            records.record_bytes(message, encoded, self._store_host),
+            level,
+            topic.numbers[message.queue_id],
+            due_at_ms,
+            key_hash(unique) if unique else 0,
+            key_hash(first_key(keys)) if keys else 0,
+            tag_hash(tags) if tags else 0,
+        )
+
+    def _look_up(self, name: str) -> tuple[Topic, bytes]:
+        refuse_system_topic(name)
+        known = self._known[name] = (self._fold.topics.get(name), name.encode())
+        return known
+
+    def batch_length(self, prepared: list[Prepared]) -> int:
+        """The length of the batch. Raises UsageError where it is too long."""
+        return self._checked(batch_bytes(len(prepared), sum([entry[SIZE] for entry in prepared])))
+
+    def _checked(self, length: int) -> int:
+        if length > self._batch_bytes_max:
+            raise UsageError(f"the batch would have {length} bytes, batch_bytes_max is {self._batch_bytes_max}")
+        return length
+
+    def pack(self, prepared: list[Prepared], start: int, at_ms: int) -> Packed:
+        """The body of a batch that stands at `start`."""
+        position = records_position(len(prepared))
+        parts, bodies, offsets = [], [], []
+        pack_row, encode, store_host = ROW_STRUCT.pack, records.encode, self._store_host
+        for message, topic, size, level, queue, due_at_ms, unique_hash, first_hash, tagged in prepared:
+            parts.append(
+                pack_row(MESSAGE, level, 0, queue, due_at_ms, unique_hash, first_hash, tagged, size, position, 0)
+            )
+            offset = start + position
+            bodies.append(encode(message, topic, offset, at_ms, store_host))
+            offsets.append(offset)
+            position += size
+        parts += bodies
+        if position % ALIGNMENT:
+            parts.append(bytes(-position % ALIGNMENT))
+        return Packed(b"".join(parts), offsets)
+
+    def system_length(self, body: bytes, kind: int) -> int:
+        """The length of a batch with one record of a system topic. Raises UsageError where it is too long."""
+        return self._checked(batch_bytes(1, self._system_size(body, kind)))
+
+    def _system_size(self, body: bytes, kind: int) -> int:
+        return records.record_bytes(Message("", body), _system_topic(kind), self._store_host)
+
+    def pack_system(self, kind: int, body: bytes, start: int, at_ms: int) -> Packed:
+        position, size = records_position(1), self._system_size(body, kind)
+        row = ROW_STRUCT.pack(kind, 0, 0, -1, 0, 0, 0, 0, size, position, 0)
+        message = Message("", body, born_at_ms=at_ms)
+        data = records.encode(message, _system_topic(kind), start + position, at_ms, self._store_host)
+        return Packed(row + data + bytes(-(position + size) % ALIGNMENT), [start + position])
+
+
+def system_body(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, separators=(",", ":")).encode()
+
+
+def refuse_system_topic(name: str) -> None:
+    if name == SCHEDULE_TOPIC or name.startswith(SYSTEM_TOPIC_PREFIX):
+        raise IllegalMessage(f"topic {name!r} belongs to the broker")
+
+
+def _system_topic(kind: int) -> bytes:
+    return (SYSTEM_TOPIC_PREFIX + KIND_NAMES[kind]).encode()
+
+
+def _refuse(properties: Mapping[str, str]) -> None:
+    refuse_internal(properties)
+    raise IllegalMessage(f"{PROPERTY_TIMER_DEL_UNIQKEY} marks a cancel, not a message: use cancel")

@@ -1,0 +1,73 @@
+"""Retention: what may leave the disk, and when.
+
+A segment or chunk may go when nothing in it waits, nothing in it waited when the older of the two snapshots was taken (a
+replay from there reads it), and enough time has passed since the last of its messages became visible. Segments may go from
+the middle of the log: one message that waits a year holds its own segment, not the log behind it.
+"""
+
+import numpy as np
+
+from postdate.fold import Fold
+from postdate.log.chunk import CHUNK_BIT
+from postdate.log.log import Log
+from postdate.log.queue import Queue
+from postdate.recovery import Kept
+
+_ENTRIES_PER_LOOK = 2_048
+
+
+def retain(log: Log, fold: Fold, older: Kept, seen_before_ms: int) -> int:
+    """Removes what may go and was last seen before that instant; returns how many files."""
+    segments = [number for number in log.segment_numbers() if _segment_may_go(number, log, fold, older, seen_before_ms)]
+    for number in segments:
+        log.remove_segment(number)
+        fold.seen.pop(number, None)
+    chunks = [base for base in fold.chunks.bases() if _chunk_may_go(base, fold, older, seen_before_ms)]
+    for base in chunks:
+        fold.chunks.remove(base)
+        fold.chunk_seen.pop(base, None)
+    if segments or chunks:
+        move_first_entries(log, fold)
+        gone = fold.far.rows.search("arrival", log.start, "left")
+        fold.far.drop(min(gone, older.taken))
+    return len(segments) + len(chunks)
+
+
+def _segment_may_go(number: int, log: Log, fold: Fold, older: Kept, seen_before_ms: int) -> bool:
+    return (
+        log.segment_end(number) <= older.position
+        and number not in fold.held
+        and number not in older.held
+        and fold.seen.get(number, 0) <= seen_before_ms
+    )
+
+
+def _chunk_may_go(base: int, fold: Fold, older: Kept, seen_before_ms: int) -> bool:
+    waits = any(run.base == base for run in fold.wheel.runs)
+    return (
+        not waits
+        and base not in older.waiting_chunks
+        and base < older.chunk_end
+        and fold.chunk_seen.get(base, 0) <= seen_before_ms
+    )
+
+
+def move_first_entries(log: Log, fold: Fold) -> None:
+    """Moves the beginning of each queue to its first entry whose record is there."""
+    present = np.array(log.segment_numbers(), np.int64)
+    for queue in fold.queues:
+        first = _first_live(queue, fold, present, log.segment_shift)
+        if first > queue.first:
+            queue.drop(first)
+
+
+def _first_live(queue: Queue, fold: Fold, present: np.ndarray, shift: int) -> int:
+    first = queue.first
+    while first < queue.length:
+        offsets = queue.entries.read(first, first + _ENTRIES_PER_LOOK)["offset"]
+        live = np.isin(offsets >> shift, present)
+        live |= [offset >= CHUNK_BIT and fold.chunks.holds(offset) for offset in offsets.tolist()]
+        if live.any():
+            return first + int(live.argmax())
+        first += len(offsets)
+    return first
