@@ -42,6 +42,15 @@ SIZE: Final = 2  # places in it that others look at
 DUE: Final = 5
 
 
+class _Known(NamedTuple):
+    """A topic that was looked up: its name in bytes, and by length of the born host's address the size of its records
+    without body and properties."""
+
+    topic: Topic
+    encoded: bytes
+    fixed_bytes: dict[int, int]
+
+
 class Packed(NamedTuple):
     """The body of a batch, and the offset of each record in the log."""
 
@@ -60,7 +69,7 @@ class Intake:
         self._batch_bytes_max = batch_bytes_max
         self._store_host = store_host
         self.levels = DelayLevels.parse(settings.message_delay_level)
-        self._known: dict[str, tuple[Topic, bytes]] = {}
+        self._known: dict[str, _Known] = {}
 
     def forget_topics(self) -> None:
         """A topic was put or deleted."""
@@ -69,7 +78,7 @@ class Intake:
     def prepare(self, message: Message, at_ms: int) -> Prepared:
         """Raises IllegalMessage and TopicNotFound."""
         known = self._known.get(message.topic)
-        topic, encoded = known if known is not None else self._look_up(message.topic)
+        topic, encoded, fixed_bytes = known if known is not None else self._look_up(message.topic)
         check_message(message, self._body_bytes_max, self._properties_bytes_max)
         if message.queue_id >= topic.write_queue_count:
             raise IllegalMessage(
@@ -79,11 +88,13 @@ class Intake:
         if not _NOT_FROM_PRODUCERS.isdisjoint(properties):
             _refuse(properties)
         due_at_ms, level = due(properties, at_ms, self.levels, self._delay_ms_max)
-        unique, keys, tags = (properties.get(name) for name in (PROPERTY_UNIQ_KEY, PROPERTY_KEYS, PROPERTY_TAGS))
+        get = properties.get
+        unique, keys, tags = get(PROPERTY_UNIQ_KEY), get(PROPERTY_KEYS), get(PROPERTY_TAGS)
+        fixed = fixed_bytes[len(message.born_host.address)]
         return (
             message,
             encoded,
-            records.record_bytes(message, encoded, self._store_host),
+            fixed + len(message.body) + len(message.properties),
             level,
             topic.numbers[message.queue_id],
             due_at_ms,
@@ -92,9 +103,14 @@ class Intake:
             tag_hash(tags) if tags else 0,
         )
 
-    def _look_up(self, name: str) -> tuple[Topic, bytes]:
+    def _look_up(self, name: str) -> "_Known":
         refuse_system_topic(name)
-        known = self._known[name] = (self._fold.topics.get(name), name.encode())
+        topic, encoded = self._fold.topics.get(name), name.encode()
+        fixed_bytes = {
+            len(host.address): records.record_bytes(Message(name, b"", born_host=host), encoded, self._store_host)
+            for host in (Host(bytes(4), 0), Host(bytes(16), 0))
+        }
+        known = self._known[name] = _Known(topic, encoded, fixed_bytes)
         return known
 
     def batch_length(self, prepared: list[Prepared]) -> int:

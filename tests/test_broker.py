@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import shutil
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -694,6 +695,27 @@ def test_a_chunk_that_is_not_whole_is_refused(data: Data) -> None:
     stage(broker, epoch, 2, T0 + HOUR_MS, ["good"])
 
 
+def test_a_chunk_that_is_named_twice_or_was_staged_before_is_refused(data: Data) -> None:
+    broker, epoch, messages = far_pair(data)
+    upload(broker, data, "c1", messages[:1], [0])
+    upload(broker, data, "c2", messages[1:], [1])
+    end = broker.log.end
+    with pytest.raises(Refused, match="chunk c1 is staged already, or named twice"):
+        stage(broker, epoch, 2, T0 + HOUR_MS, ["c1", "c2", "c1"])
+    assert (broker.log.end, broker.fold.far.taken) == (end, 0)
+    stage(broker, epoch, 1, T0 + FAR_MS, ["c1"])
+    for again in (["c1"], ["c2", "c1"]):
+        with pytest.raises(Refused, match="chunk c1 is staged already, or named twice"):
+            stage(broker, epoch, 2, T0 + HOUR_MS, again)
+    data.crash(broker)
+    broker = data.open()
+    with pytest.raises(Refused, match="chunk c1 is staged already"):
+        stage(broker, epoch, 2, T0 + HOUR_MS, ["c1"])
+    stage(broker, epoch, 2, T0 + HOUR_MS, ["c2"])
+    advance_to(broker, T0, T0 + HOUR_MS)
+    assert bodies(broker) == ["0", "1"]
+
+
 def test_a_cancelled_message_that_a_chunk_brings_never_comes(data: Data) -> None:
     broker, epoch, messages = far_pair(data)
     assert cancel(broker, "k0", T0 + FAR_MS, T0 + 1) == Cancelled.CANCELLED
@@ -776,6 +798,37 @@ def test_a_cancel_that_the_pipeline_took_along_holds_when_the_pipeline_dies(data
     broker.pipeline_alive = False
     advance_to(broker, T0 + 1, due + DAY_MS)
     assert bodies(broker) == ["1"]
+
+
+@pytest.mark.parametrize("by", ["unique", "key"])
+def test_a_rescue_honours_the_taken_cancel_of_its_own_topic_key_and_due_alone(data: Data, by: str) -> None:
+    broker = data.open()
+    broker.put_topic("second", T0)
+    due = T0 + FAR_MS
+    unique, keys = ("k", "") if by == "unique" else ("", "k other")
+    send(
+        broker,
+        T0,
+        message("cancelled", due=due, unique=unique, keys=keys),
+        message("other due", due=due + 1, unique=unique, keys=keys),
+    )
+    send(
+        broker,
+        T0,
+        message("other topic", topic="second", due=due, unique=unique, keys=keys),
+        message("other key", due=due, unique="x"),
+    )
+    assert cancel(broker, "k", due, T0 + 1, by) == Cancelled.CANCELLED
+    send(broker, T0 + 2, message("key used again", due=due, unique=unique, keys=keys))
+    epoch = registered(broker)
+    stage(broker, epoch, broker.fold.far.length, T0 + 3)
+    assert broker.fold.tombstones.count == 0, "the table carries the cancel from now on"
+    data.crash(broker)
+    broker = data.open()
+    advance_to(broker, T0 + 3, due + DAY_MS)
+    assert bodies(broker) == ["other key", "key used again", "other due"]
+    assert bodies(broker, "second") == ["other topic"]
+    assert (broker.fold.held, waiting_count(broker)) == ({}, 0)
 
 
 def test_a_restart_after_a_rescue_of_taken_messages_finds_the_same(data: Data) -> None:
@@ -914,6 +967,8 @@ def busy(data: Data, broker: Broker) -> None:
     """Something of every kind: visible, near, far, cancelled, levels, staged, rescued, tables."""
     broker.put_topic("second", T0, read_queue_count=3, write_queue_count=3)
     broker.put_group("g", {"a": 1}, T0)
+    broker.put_group("brief", {}, T0)
+    broker.delete_group("brief", T0)
     broker.commit_offsets("g", [(TOPIC, 0, 1)], T0)
     due = T0 + FAR_MS
     send(broker, T0, *[message(f"now{n}", tag="t") for n in range(10)])
@@ -1473,6 +1528,30 @@ def test_a_changed_lead_is_written_to_the_log_and_counts(data: Data) -> None:
     assert len(bodies(broker)) == 3
 
 
+def test_a_keeper_zeroes_segments_ahead_until_the_broker_is_closed(data: Data) -> None:
+    broker = data.open()
+    zeroed = threading.Semaphore(0)
+
+    def fault(call: str, path: str) -> None:
+        if call == "rename" and path.startswith("log/"):
+            zeroed.release()
+
+    data.disk.fault = fault
+    missing = 2 - broker.log.spare_count
+    broker.start_keeper()
+    for _ in range(missing):
+        assert zeroed.acquire(timeout=10)
+    before = threading.active_count()
+    assert before >= 2
+    segment_of_messages(broker, T0, "x")
+    assert zeroed.acquire(timeout=10), "a spare was used, so the next one is made"
+    data.close(broker)
+    assert threading.active_count() == before - 1
+    assert data.disk.list("log") == [f"{n << 16:020d}" for n in range(4)], "two with messages, two ahead"
+    assert data.disk.read(f"log/{3 << 16:020d}", 0, 1 << 17) == bytes(1 << 16)
+    assert bodies(data.open())[0].startswith("x0")
+
+
 # ------------------------------------------------------------------------------------------------------------ async
 
 
@@ -1508,6 +1587,7 @@ def test_in_async_mode_a_snapshot_makes_the_log_durable_first(data: Data) -> Non
 
 def test_a_batch_is_synced_before_it_is_answered(data: Data) -> None:
     broker = data.open()
+    broker.log.prepare_segment()
     data.disk.points.clear()
     send(broker, T0, message())
     assert data.disk.points[:4] == ["log.append", "log.append.written", "log.flush", "log.flushed"]

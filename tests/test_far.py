@@ -40,7 +40,7 @@ def arrivals(rows: np.ndarray) -> list[int]:
 
 
 def rescued(far: Far, plans: list[Rescue]) -> list[int]:
-    return [arrival for plan in plans for arrival in arrivals(far.rescue(plan))]
+    return [arrival for plan in plans for arrival in arrivals(far.rescue(plan, 0))]
 
 
 # ---------------------------------------------------------------------------------------------------------- minima
@@ -96,25 +96,25 @@ def test_many_rows_are_noted_as_one_by_one(tmp_path: Path) -> None:
 
 def test_a_rescue_takes_what_is_due_and_once(far: Far) -> None:
     fill(far, 50, 10, 60, 20, 30, 70)
-    assert far.plan_rescue(0, ALL, 9, 9, 9) == []
-    assert rescued(far, far.plan_rescue(0, ALL, 30, 9, 9)) == [100, 300, 400]
+    assert far.plan_rescue(ALL, 9, 9, 9, untaken_only=False) == []
+    assert rescued(far, far.plan_rescue(ALL, 30, 9, 9, untaken_only=False)) == [100, 300, 400]
     assert far.earliest(untaken_only=False) == 50
-    assert far.plan_rescue(0, ALL, 30, 9, 9) == []
+    assert far.plan_rescue(ALL, 30, 9, 9, untaken_only=False) == []
     assert rescued(far, [Rescue(0, 10_000, 55)]) == [0], "what was rescued before is not rescued again"
 
 
 def test_a_rescue_looks_at_so_many_blocks_at_most(far: Far) -> None:
     fill(far, *range(10, 30))
-    plans = far.plan_rescue(0, ALL, 100, 2, 99)
+    plans = far.plan_rescue(ALL, 100, 2, 99, untaken_only=False)
     assert rescued(far, plans) == [n * 100 for n in range(8)]
-    assert rescued(far, far.plan_rescue(0, ALL, 100, 2, 99)) == [n * 100 for n in range(8, 16)]
+    assert rescued(far, far.plan_rescue(ALL, 100, 2, 99, untaken_only=False)) == [n * 100 for n in range(8, 16)]
 
 
 @pytest.mark.parametrize("room", range(1, 13))
 def test_a_rescue_fits_its_room_earliest_first(far: Far, room: int) -> None:
     dues = [50, 10, 50, 20, 50, 10, 30, 50, 20, 10, 50, 60]
     fill(far, *dues)
-    plans = far.plan_rescue(0, ALL, 100, 9, room)
+    plans = far.plan_rescue(ALL, 100, 9, room, untaken_only=False)
     order = sorted(range(12), key=lambda n: (dues[n], n))
     assert sorted(rescued(far, plans)) == sorted(n * 100 for n in order[:room])
     waits = far.waits(far.rows.read(0, 12), 0)
@@ -123,37 +123,47 @@ def test_a_rescue_fits_its_room_earliest_first(far: Far, room: int) -> None:
 
 def test_without_room_nothing_is_rescued(far: Far) -> None:
     fill(far, 10)
-    assert far.plan_rescue(0, ALL, 100, 9, 0) == []
-    assert far.plan_rescue(0, ALL, 100, 9, -5) == []
+    assert far.plan_rescue(ALL, 100, 9, 0, untaken_only=False) == []
+    assert far.plan_rescue(ALL, 100, 9, -5, untaken_only=False) == []
 
 
 def test_rows_without_a_record_are_left_to_the_pipeline(far: Far) -> None:
     fill(far, *[10] * 10)
     present = [Range(100, 300), Range(500, 700), Range(900, NEVER)]
-    assert rescued(far, far.plan_rescue(0, present, 100, 9, 99)) == [100, 200, 500, 600, 900]
+    assert rescued(far, far.plan_rescue(present, 100, 9, 99, untaken_only=False)) == [100, 200, 500, 600, 900]
     waits = far.waits(far.rows.read(0, 10), 0)
     assert np.flatnonzero(waits).tolist() == [0, 3, 4, 7, 8]
-    assert far.plan_rescue(0, present, 100, 9, 99) == []
+    assert far.plan_rescue(present, 100, 9, 99, untaken_only=False) == []
     assert far.earliest(untaken_only=False) == NEVER, "nothing is left that a rescue would find"
 
 
 def test_blocks_before_everything_that_is_present_are_not_asked_for_again(far: Far) -> None:
     fill(far, *[10] * 10)
     present = [Range(900, NEVER)]
-    assert rescued(far, far.plan_rescue(0, present, 100, 9, 99)) == [900]
-    assert far.plan_rescue(0, present, 100, 9, 99) == []
+    assert rescued(far, far.plan_rescue(present, 100, 9, 99, untaken_only=False)) == [900]
+    assert far.plan_rescue(present, 100, 9, 99, untaken_only=False) == []
     assert far.earliest(untaken_only=False) == NEVER
 
 
-def test_rows_that_arrived_before_the_low_end_are_not_wanted(far: Far) -> None:
+def test_while_the_pipeline_lives_what_it_has_taken_is_not_wanted(far: Far) -> None:
     fill(far, *[10] * 6)
-    assert rescued(far, far.plan_rescue(300, ALL, 100, 9, 99)) == [300, 400, 500]
+    far.take(3, 0)
+    assert rescued(far, far.plan_rescue(ALL, 100, 9, 99, untaken_only=True)) == [300, 400, 500]
+    assert far.plan_rescue(ALL, 100, 9, 99, untaken_only=True) == []
+    assert rescued(far, far.plan_rescue(ALL, 100, 9, 99, untaken_only=False)) == [0, 100, 200]
+
+
+def test_a_pipeline_that_has_taken_everything_leaves_nothing_to_plan(far: Far) -> None:
+    fill(far, *[10] * 6)
+    far.take(6, 0)
+    assert far.plan_rescue(ALL, 100, 9, 99, untaken_only=True) == []
+    assert far.earliest(untaken_only=True) == NEVER
 
 
 def test_staged_rows_are_not_rescued_and_taken_ones_that_wait_are(far: Far) -> None:
     fill(far, 10, 60, 20, 70, 30)
     far.take(4, 50)
-    assert rescued(far, far.plan_rescue(0, ALL, 100, 9, 99)) == [100, 300, 400]
+    assert rescued(far, far.plan_rescue(ALL, 100, 9, 99, untaken_only=False)) == [100, 300, 400]
 
 
 def test_a_cancel_that_a_rescue_covers_is_given_with_it(far: Far) -> None:
@@ -176,9 +186,9 @@ def test_a_rescue_gives_the_same_whatever_was_planned_before(tmp_path: Path) -> 
         far.push_cancel(row(100, 60, CANCEL), 60)
         fill(far, 12, 13, 90)
         far.take(1, 20)
-    assert rescued(planned, planned.plan_rescue(0, ALL, 11, 9, 99)) == []
+    assert rescued(planned, planned.plan_rescue(ALL, 11, 9, 99, untaken_only=False)) == []
     rescue = Rescue(0, 10_000, 90)
-    assert arrivals(planned.rescue(rescue)) == arrivals(replayed.rescue(rescue))
+    assert arrivals(planned.rescue(rescue, 0)) == arrivals(replayed.rescue(rescue, 0))
     assert planned.rescues == replayed.rescues
 
 
@@ -204,8 +214,26 @@ def test_a_rescue_that_another_covers_is_forgotten(far: Far) -> None:
     fill(far, *range(10, 50, 10))
     far.epoch = 1
     for rescue in (Rescue(0, 201, 20), Rescue(100, 301, 10), Rescue(0, 301, 20)):
-        far.rescue(rescue)
+        far.rescue(rescue, 0)
     assert far.rescues == [Rescue(0, 301, 20)]
+
+
+def test_without_a_pipeline_ever_the_rescues_of_what_left_the_log_become_one(far: Far) -> None:
+    """Nothing was taken, so a segment that is gone was not held: all that lay in it had been rescued."""
+    fill(far, *range(10, 50, 10))
+    for rescue in (Rescue(0, 101, 10), Rescue(0, 201, 20)):
+        far.rescue(rescue, 0)
+    far.rescue(Rescue(200, 301, 40), 200)
+    assert far.rescues == [Rescue(0, 200, NEVER), Rescue(0, 201, 20), Rescue(200, 301, 40)]
+    far.rescue(Rescue(300, 401, 40), 300)
+    assert far.rescues == [Rescue(0, 300, NEVER), Rescue(200, 301, 40), Rescue(300, 401, 40)]
+
+
+def test_with_a_pipeline_what_left_the_log_may_be_in_its_table_and_is_no_rescue(far: Far) -> None:
+    fill(far, *range(10, 50, 10))
+    far.epoch = 1
+    far.rescue(Rescue(200, 301, 40), 200)
+    assert far.rescues == [Rescue(200, 301, 40)]
 
 
 def test_coverage_is_arrival_and_due() -> None:
@@ -221,7 +249,7 @@ def test_find_untaken_sees_rows_that_wait_alone(far: Far) -> None:
     far.push(row(600, 51, key=7), 51)
     assert arrivals(far.find_untaken(50, "unique_hash", 7, 5)) == [0, 200, 300, 400]
     far.take(1, 0)
-    far.rescue(Rescue(250, 350, 50))
+    far.rescue(Rescue(250, 350, 50), 0)
     assert arrivals(far.find_untaken(50, "unique_hash", 7, 7)) == [200, 400, 500]
     assert arrivals(far.find_untaken(51, "unique_hash", 7, 7)) == [600]
     assert arrivals(far.find_untaken(50, "key_hash", 7, 7)) == []
@@ -230,7 +258,7 @@ def test_find_untaken_sees_rows_that_wait_alone(far: Far) -> None:
 def test_the_state_comes_back(tmp_path: Path, far: Far) -> None:
     fill(far, 50, 10, 60, 20, 30, 70)
     far.epoch = 3
-    far.rescue(Rescue(0, 301, 20))
+    far.rescue(Rescue(0, 301, 20), 0)
     far.take(2, 15)
     far.rows.spill()
     again = Far(RealDisk(tmp_path), 64, 4, far.length, BLOCK)
@@ -238,6 +266,58 @@ def test_the_state_comes_back(tmp_path: Path, far: Far) -> None:
     assert again.state() == far.state()
     assert again.rescues == far.rescues
     assert again.earliest(untaken_only=True) == far.earliest(untaken_only=True)
+
+
+def test_cancels_among_the_taken_rows_are_found_by_due(far: Far) -> None:
+    for n, due in enumerate((50, 20, 70, 50, 60, 50)):
+        if n % 2:
+            far.push_cancel(row(n * 100, due, CANCEL), due)
+        else:
+            fill(far, due)
+    assert len(far.taken_cancels(0, NEVER)) == 0, "none is taken"
+    far.take(5, 0)
+    assert arrivals(far.taken_cancels(0, NEVER)) == [100, 300]
+    assert arrivals(far.taken_cancels(21, 50)) == [300]
+    assert arrivals(far.taken_cancels(51, 90)) == []
+    far.take(6, 0)
+    assert arrivals(far.taken_cancels(50, 50)) == [300, 500]
+    again = Far(RealDisk(Path(far.rows.paths(0, 1)[0])), 64, 4, 0, BLOCK)
+    again.load(far.state())
+    assert again.state()["cancels"] == far.state()["cancels"] == [[0, 20, 50], [1, 50, 50]]
+
+
+def test_dropping_forgets_rows_and_the_cancels_of_whole_blocks(far: Far) -> None:
+    for n in range(3 * BLOCK):
+        far.push_cancel(row(n * 100, 50 + n, CANCEL), 50 + n)
+    far.take(3 * BLOCK, 0)
+    far.drop(BLOCK + 1)
+    assert far.rows.first == BLOCK + 1
+    assert arrivals(far.taken_cancels(0, NEVER)) == [n * 100 for n in range(BLOCK + 1, 3 * BLOCK)]
+    assert [block for block, _, _ in far.state()["cancels"]] == [1, 2]
+
+
+@pytest.mark.parametrize("before", [1, BLOCK, BLOCK + 1, 2 * BLOCK])
+def test_dropped_rows_are_not_waited_for(far: Far, before: int) -> None:
+    fill(far, *range(10, 10 + 2 * BLOCK), 90)
+    far.take(2 * BLOCK, 0)
+    far.drop(before)
+    for _ in range(5):
+        if far.earliest(untaken_only=False) == NEVER:
+            break
+        rescued(far, far.plan_rescue(ALL, 100, 9, 99, untaken_only=False))
+    assert far.earliest(untaken_only=False) == NEVER
+
+
+def test_the_minima_are_kept_block_by_block(far: Far) -> None:
+    fill(far, 50, 40, 70, 60, 30)
+    far.push_cancel(row(500, 20, CANCEL), 20)
+    state = far.state()
+    assert state["lows"] == [40, 20]
+    assert state["wakes"] == [40, 30], "a cancel is waited for after its grace"
+    far.take(2, 0)
+    assert far.state()["edge"] == 60
+    far.take(5, 0)
+    assert far.state()["edge"] == 20 + CANCEL_GRACE_MS
 
 
 @settings(deadline=None, max_examples=150)
@@ -267,7 +347,7 @@ def test_any_story_rescues_everything_that_waits_once(
             while True:
                 before = sorted((due, arrival) for arrival, due in waiting.items() if due <= n)
                 assert not before or far.earliest(untaken_only=False) <= before[0][0]
-                plans = far.plan_rescue(0, ALL, n, 2, room)
+                plans = far.plan_rescue(ALL, n, 2, room, untaken_only=False)
                 found = rescued(far, plans)
                 assert len(found) == len(set(found)) <= room
                 assert all(waiting.pop(arrival) <= n for arrival in found)

@@ -84,6 +84,32 @@ def test_a_queue_opened_again_goes_on_where_it_was(tmp_path: Path, queue: Queue)
     assert (tmp_path / "queues" / "7" / "entries" / f"{0:020d}").exists()
 
 
+def test_dropping_keeps_the_times_of_what_is_left(tmp_path: Path, queue: Queue) -> None:
+    for n in range(200):
+        push(queue, 2, 1_000 + n)
+    queue.drop(301)
+    assert (queue.first, queue.length) == (301, 400)
+    assert queue.visible_at_ms(301, 400).tolist() == [1_000 + n // 2 for n in range(301, 400)]
+    assert queue.search(0) <= 301, "where the search begins is the caller's to bound"
+    assert [queue.search(1_150 + n) for n in range(1, 4)] == [302, 304, 306]
+    files = {
+        name: sorted(path.name for path in (tmp_path / "queues/7" / name).iterdir()) for name in ("entries", "times")
+    }
+    assert files["entries"][0] == f"{256:020d}"
+    assert files["times"][0] == f"{128:020d}", "row 150 says when entry 301 became visible"
+    queue.drop(200)
+    assert queue.first == 301, "what is gone stays gone"
+
+
+def test_a_queue_of_which_all_is_dropped_goes_on(queue: Queue) -> None:
+    push(queue, 130, 100)
+    queue.drop(130)
+    assert (queue.first, queue.length) == (130, 130)
+    push(queue, 3, 100)
+    push(queue, 1, 200)
+    assert queue.visible_at_ms(130, 134).tolist() == [100, 100, 100, 200]
+
+
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(-3, 10), st.booleans()), max_size=60))
 def test_any_story_gives_what_a_list_gives(

@@ -161,6 +161,43 @@ def test_dropping_removes_whole_files_alone(disk: FaultyDisk) -> None:
     assert values(rows, 8, 24) == list(range(8, 24))
 
 
+def test_the_last_file_stays_however_much_is_dropped(disk: FaultyDisk) -> None:
+    rows = make(disk)
+    rows.extend(many(0, 24))
+    rows.drop(24)
+    assert (rows.first, sizes(disk)) == (24, {16: 8})
+    push(rows, 24, 30)
+    assert values(rows, 24, 30) == list(range(24, 30))
+
+
+def test_the_first_row_is_found_by_the_files_that_are_left(disk: FaultyDisk) -> None:
+    """Retention removes files after a snapshot was taken; the snapshot does not know."""
+    rows = make(disk)
+    rows.extend(many(0, 24))
+    again = make(disk, 24)
+    again.find_first()
+    assert again.first == 0
+    disk.remove("rows/00000000000000000000")
+    again.find_first()
+    assert again.first == 8
+    again.first = 11
+    again.find_first()
+    assert again.first == 11, "the snapshot may know more than the files do"
+    again.check_files()
+    shorter = make(disk, 5)
+    shorter.find_first()
+    assert shorter.first == 4, "the snapshot ends before the first file that is left"
+    empty = make(disk, 0)
+    empty.find_first()
+    assert empty.first == 0
+
+
+def test_without_files_the_first_row_stays(disk: FaultyDisk) -> None:
+    rows = make(disk, 3)
+    rows.find_first()
+    assert rows.first == 0
+
+
 @pytest.mark.parametrize("length", [0, 5, 8, 9, 16, 24])
 def test_cutting_removes_what_a_replay_makes_again(disk: FaultyDisk, length: int) -> None:
     rows = make(disk)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers import FaultyDisk
 
-from postdate.errors import DiskFull
+from postdate.errors import CorruptLog, DiskFull, LogFailed
 from postdate.log.segment import SegmentKeeper, Segments, full_or, path_of
 
 SIZE = 4_096
@@ -64,11 +64,57 @@ def test_a_preparation_that_fails_leaves_nothing(disk: FaultyDisk) -> None:
     assert segments.spare_count == 1
 
 
-def test_an_error_that_is_no_full_disk_keeps_its_name() -> None:
-    broken = OSError(errno.EIO, "Input/output error")
-    assert full_or(broken, "a sentence") is broken
+def test_an_error_that_is_no_full_disk_is_the_logs_failure_and_says_what_happened() -> None:
+    for number in (errno.EIO, errno.EMFILE, errno.EROFS):
+        failed = full_or(OSError(number, "what happened"), "a sentence")
+        assert type(failed) is LogFailed
+        assert str(failed) == "a sentence: what happened"
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        assert isinstance(full_or(OSError(number, "full"), "a sentence"), DiskFull)
+        full = full_or(OSError(number, "full"), "a sentence")
+        assert type(full) is DiskFull
+        assert str(full) == "a sentence: full"
+
+
+@pytest.mark.parametrize("call", ["write", "sync", "rename"])
+def test_a_preparation_on_a_broken_disk_has_a_name_and_keeps_its_cause(disk: FaultyDisk, call: str) -> None:
+    segments, broken = Segments(disk, SIZE), OSError(errno.EIO, "Input/output error")
+    disk.fault = lambda name, _: broken if name == call else None
+    with pytest.raises(LogFailed, match="no room for another log segment of 4096 bytes: Input/output error") as raised:
+        segments.prepare()
+    assert raised.value.__cause__ is broken
+    assert disk.list("log") == []
+
+
+def test_the_reserve_is_made_again_where_none_is_left(disk: FaultyDisk) -> None:
+    segments = Segments(disk, SIZE)
+    segments.prepare()
+    disk.calls.clear()
+    segments.keep_reserve()
+    assert disk.calls == [], "one is there"
+    segments.open_next(urgent=True).close()
+    disk.fault = lambda call, _: OSError(errno.ENOSPC, "No space left on device") if call == "write" else None
+    with pytest.raises(DiskFull):
+        segments.keep_reserve()
+    disk.fault = lambda _call, _path: None
+    segments.keep_reserve()
+    assert (segments.spare_count, disk.list("log")) == (1, [f"{0:020d}", f"{SIZE:020d}"])
+
+
+@pytest.mark.parametrize("size", [0, SIZE - 1, SIZE + 1])
+def test_a_segment_of_another_size_is_named(disk: FaultyDisk, size: int) -> None:
+    for base in (0, SIZE, 2 * SIZE):
+        disk.write(path_of(base), 0, bytes(SIZE))
+    Segments(disk, SIZE).check_sizes()
+    disk.write(path_of(SIZE), SIZE, b"x")
+    disk.truncate(path_of(SIZE), size)
+    with pytest.raises(CorruptLog, match=f"segment {path_of(SIZE)} has {size} bytes, expected {SIZE}"):
+        Segments(disk, SIZE).check_sizes()
+
+
+def test_readers_leave_alone_what_is_half_made(disk: FaultyDisk) -> None:
+    disk.write(path_of(0) + ".new", 0, bytes(100))
+    assert Segments(disk, SIZE).bases == []
+    assert disk.list("log") == [f"{0:020d}.new"]
 
 
 def test_what_a_crash_left_half_made_goes_when_a_broker_opens(disk: FaultyDisk) -> None:

@@ -12,6 +12,10 @@ def tombstone(due: int, arrival: int, far_offset: int = -1, far_before: int = 0,
     return Tombstone("t", key, "unique", due, arrival, 99, far_offset, far_before)
 
 
+def never_asked(entry: Tombstone) -> bool:
+    raise AssertionError(f"nobody may ask about {entry}")
+
+
 def test_tombstones_are_found_by_due() -> None:
     tombstones = Tombstones()
     a, b, c = tombstone(5, 1), tombstone(5, 2), tombstone(9, 3)
@@ -29,11 +33,13 @@ def test_only_fired_ones_that_are_not_needed_are_swept() -> None:
     needed, not_needed, later = tombstone(5, 1), tombstone(5, 2), tombstone(9, 3)
     for entry in (needed, not_needed, later):
         tombstones.add(entry)
-    assert not tombstones.pop_fired(4)
-    tombstones.sweep(lambda _: False)
+    tombstones.fire(4, never_asked)
+    tombstones.sweep(never_asked)
     assert tombstones.count == 3, "none has been fired"
-    assert tombstones.pop_fired(5)
-    assert not tombstones.pop_fired(5), "it was noted before"
+    tombstones.fire(5, lambda entry: entry is needed)
+    assert (tombstones.at(5), tombstones.count) == ([needed], 2)
+    tombstones.fire(5, never_asked)
+    assert tombstones.at(5) == [needed], "firing looks at a due once"
     tombstones.sweep(lambda entry: entry is needed)
     assert (tombstones.at(5), tombstones.count) == ([needed], 2)
     tombstones.sweep(lambda _: False)
@@ -45,7 +51,8 @@ def test_a_due_that_comes_again_after_it_was_swept_is_swept_again() -> None:
     tombstones = Tombstones()
     for _ in range(2):
         tombstones.add(tombstone(5, 1))
-        assert tombstones.pop_fired(5)
+        tombstones.fire(5, lambda _: True)
+        assert tombstones.count == 1
         tombstones.sweep(lambda _: False)
         assert tombstones.count == 0
 
@@ -53,7 +60,7 @@ def test_a_due_that_comes_again_after_it_was_swept_is_swept_again() -> None:
 def test_one_that_joins_a_fired_due_is_swept_with_it() -> None:
     tombstones = Tombstones()
     tombstones.add(tombstone(5, 1))
-    tombstones.pop_fired(5)
+    tombstones.fire(5, lambda _: True)
     tombstones.add(tombstone(5, 2))
     tombstones.sweep(lambda entry: entry.arrival == 1)
     assert tombstones.count == 1
@@ -79,8 +86,11 @@ def test_a_due_that_was_forgotten_is_not_fired() -> None:
     tombstones.add(tombstone(20, 1, 0))
     tombstones.add(tombstone(30, 2, 5))
     tombstones.forget_taken(1, 10)
-    assert not tombstones.pop_fired(20)
-    assert tombstones.pop_fired(30)
+    tombstones.fire(20, never_asked)
+    asked: list[Tombstone] = []
+    tombstones.fire(30, lambda entry: bool(asked.append(entry)))  # type: ignore[func-returns-value]
+    assert [entry.due for entry in asked] == [30]
+    assert tombstones.count == 0
 
 
 def test_many_are_forgotten_without_looking_at_all_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +115,7 @@ def test_the_state_comes_back() -> None:
     tombstones = Tombstones()
     for due, arrival in ((9, 1), (5, 2), (9, 3), (7, 4)):
         tombstones.add(tombstone(due, arrival, arrival, 2))
-    tombstones.pop_fired(7)
+    tombstones.fire(7, lambda _: True)
     again = Tombstones()
     again.load(json.loads(json.dumps(tombstones.state())), 7)
     assert again.state() == tombstones.state()
