@@ -25,7 +25,8 @@ from helpers import (
 )
 
 from postdate.broker import Broker
-from postdate.check import Report, _overtaken, check_folder
+from postdate.check import Report, check_folder
+from postdate.check.order import overtaken
 from postdate.config import Settings
 from postdate.errors import FolderInUse, ForeignFolder
 from postdate.log import snapshot as snapshots
@@ -508,4 +509,4 @@ def test_overtaken_is_what_a_loop_over_all_pairs_says(seed: int) -> None:
     rank = np.array(dice.sample(range(count), count), np.int64)
     low = np.array([dice.randrange(0, place + 1) for place in range(count)], np.int64)
     expected = [any(rank[a] > rank[b] for a in range(low[b], b)) for b in range(count)]
-    assert _overtaken(rank, low).tolist() == expected
+    assert overtaken(rank, low).tolist() == expected

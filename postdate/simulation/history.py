@@ -86,6 +86,11 @@ def _error_of(history: list[Op], seed: int) -> BaseException | None:
     return None
 
 
+def _kind(error: BaseException) -> tuple[type, str]:
+    """What must stay the same while a history is shortened: the error, and whether it is `check` that complains."""
+    return type(error), "check" if str(error).startswith("check") else ""
+
+
 def _shortened(seed: int, history: list[Op], error: BaseException) -> Failure:
     """Leaves out halves, quarters, ... single ops, as long as the same kind of failure stays."""
     size = len(history) // 2
@@ -94,7 +99,7 @@ def _shortened(seed: int, history: list[Op], error: BaseException) -> Failure:
         while at < len(history):
             shorter = history[:at] + history[at + size :]
             found = _error_of(shorter, seed)
-            if found is not None and type(found) is type(error):
+            if found is not None and _kind(found) == _kind(error):
                 history, error = shorter, found
             else:
                 at += size

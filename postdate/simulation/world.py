@@ -343,8 +343,14 @@ class World:
     def _check_complete(self) -> None:
         broker = self._broker()
         if broker.fire_error is None:
-            excused = self.pipeline.held_names(broker) if broker.pipeline_alive else frozenset[str]()
-            self.model.complete(min(broker.fold.fired_at_ms, self.clock.now_ms()), excused)
+            self.model.complete(min(broker.fold.fired_at_ms, self.clock.now_ms()), self._excused(broker))
+
+    def _excused(self, broker: Broker) -> frozenset[str]:
+        """What only the pipeline can bring: all it holds while it is there, and while it is away what the log has not."""
+        held = self.pipeline.held_names(broker)
+        if broker.pipeline_alive:
+            return held
+        return frozenset(name for name in held if not broker.log.read(self.model.messages[name].arrival, 4))
 
     # -- consumers, topics ----------------------------------------------------------------------------------------
 
@@ -357,6 +363,7 @@ class World:
 
     def do_resize(self, place: int, count: int) -> None:
         topic = TOPICS[place % len(TOPICS)]
+        self.do_flush()
         try:
             self._broker().put_topic(topic, self.clock.now_ms(), read_queue_count=count, write_queue_count=count)
         except DiskFull:
@@ -380,6 +387,7 @@ class World:
     # -- Spark --------------------------------------------------------------------------------------------------
 
     def do_register(self) -> None:
+        self.do_flush()  # an answer is judged by what was true when it was given
         try:
             self.pipeline.register(self._broker(), self.clock.now_ms())
         except DiskFull:
@@ -393,6 +401,7 @@ class World:
         """A batch of the pipeline ends: up to now + ahead everything it took is promoted."""
         if not self.pipeline.epoch:
             return
+        self.do_flush()
         now = self.clock.now_ms()
         try:
             self.pipeline.stage(self._broker(), now + ahead_ms, now)
@@ -409,6 +418,7 @@ class World:
         last, far = self.pipeline.last_stage, self._broker().fold.far
         if last is None:
             return
+        self.do_flush()
         epoch, taken, horizon, names = last
         moved = (taken[0], horizon[0]) != (far.taken, far.horizon_at_ms) or epoch != far.epoch
         if not moved or any(self.disk.size(f"chunks/{name}") < 0 for name in names):

@@ -1,0 +1,84 @@
+"""A record against the row that stands for it: in a batch of the log or in the index of a chunk."""
+
+import json
+from collections.abc import Callable, Iterator
+
+from postdate.errors import IllegalMessage
+from postdate.intake import SYSTEM_TOPIC_PREFIX
+from postdate.log import record as records
+from postdate.log.batch import KIND_NAMES
+from postdate.message import (
+    DEFAULT_LEVELS_TEXT,
+    PROPERTY_KEYS,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    DelayLevels,
+    decode_properties,
+    due,
+    first_key,
+    key_hash,
+    tag_hash,
+)  # fmt: skip
+from postdate.wheel import NEVER
+
+_LEVELS = DelayLevels.parse(DEFAULT_LEVELS_TEXT)
+
+
+class Places:
+    """Which topic and queue id the records of each queue number name: compared with the topics once those are known."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[int, str, int], str] = {}
+
+    def note(self, number: int, topic: str, queue_id: int, place: Callable[[], str]) -> None:
+        if (number, topic, queue_id) not in self._first:
+            self._first[number, topic, queue_id] = place()
+
+    def problems(self, places: list[tuple[str, int]]) -> Iterator[str]:
+        for (number, topic, queue_id), place in self._first.items():
+            expected = places[number] if 0 <= number < len(places) else None
+            if expected is None:
+                yield f"{place}: the record is for queue number {number}, there are {len(places)}"
+            elif expected != (topic, queue_id):
+                yield (
+                    f"{place}: the record is for queue {queue_id} of {topic!r}, "
+                    f"its row for number {number}, which is queue {expected[1]} of {expected[0]!r}"
+                )
+
+
+def keys_problem(properties: dict[str, str], unique_hash: int, first_hash: int, tagged: int) -> str:
+    """A message's properties against the hashes that its row holds."""
+    if key_hash(properties.get(PROPERTY_UNIQ_KEY, "")) != unique_hash:
+        return "the row's hash is not that of the unique key"
+    if key_hash(first_key(properties.get(PROPERTY_KEYS, ""))) != first_hash:
+        return "the row's hash is not that of the first key"
+    if tag_hash(properties.get(PROPERTY_TAGS, "")) != tagged:
+        return f"the row's tag hash is {tagged}, not that of the tag"
+    return ""
+
+
+def message_problem(record: records.Record, row: tuple[int, ...], at_ms: int) -> str:
+    _, level, _, _, due_at_ms, unique_hash, first_hash, tagged, *_ = row
+    try:
+        properties = decode_properties(record.properties)
+        # What a level meant is a setting and stands nowhere; all other delays say their due themselves.
+        expected = due(properties, at_ms, _LEVELS, NEVER) if not level else (due_at_ms, 0)
+    except IllegalMessage as error:
+        return str(error)
+    if expected != (due_at_ms, 0):
+        return f"the row says due {due_at_ms} and level {level}, the properties {expected[0]} and {expected[1]}"
+    return keys_problem(properties, unique_hash, first_hash, tagged)
+
+
+def system_problem(record: records.Record, row: tuple[int, ...]) -> str:
+    if row[0] not in KIND_NAMES:
+        return f"the row says kind {row[0]}, which this program does not know"
+    if record.topic != SYSTEM_TOPIC_PREFIX + KIND_NAMES[row[0]]:
+        return f"the row says {KIND_NAMES[row[0]]}, the record is of topic {record.topic!r}"
+    if row[1:8] != (0, 0, -1, 0, 0, 0, 0):
+        return f"the row of a {KIND_NAMES[row[0]]} holds {row[1:8]} where nothing belongs"
+    try:
+        json.loads(record.body)
+    except ValueError as error:
+        return f"the body of a {KIND_NAMES[row[0]]} is no JSON: {error}"
+    return ""

@@ -1,0 +1,317 @@
+"""Crashes at every named fault point, power lost under an async broker, bits that flip in the log.
+
+A fault point is a name given to `Disk.reach`. The story below comes to every one of them; the tests kill it there, start
+the broker again and go on with the story, and the model of the simulation judges the end.
+"""
+
+import ast
+import itertools
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from postdate.broker import Broker
+from postdate.check import check_folder
+from postdate.errors import CorruptLog
+from postdate.log import snapshot as snapshots
+from postdate.log.log import Log
+from postdate.log.segment import Segments
+from postdate.message import Message, encode_properties
+from postdate.simulation import Killed, Op, VirtualDisk, World
+from postdate.simulation.world import SETTINGS, START_MS, with_settings
+
+PACKAGE = Path(__file__).parent.parent / "postdate"
+KILLS_PER_POINT = 10  # of the times that a story comes to a point, spread evenly, the first and the last among them
+POWER_SEEDS = range(3)
+FLIPS = 200
+
+NOW, NEAR, FAR = Op("send", (0, 0, 1, 0, 8)), Op("send", (3, 1_000, 1, 1, 8)), Op("send", (3, 8_000, 1, 2, 8))
+FLUSH = Op("flush")
+STORY = (
+    # Messages of every kind, and cancels of a near and of a far one.
+    NOW, NEAR, FAR, FLUSH, Op("cancel", (9, 0)), Op("cancel", (17, 0)), FLUSH,
+    # A pipeline takes some of them and brings them back.
+    Op("register"), Op("read", (4,)), Op("snapshot", (1,)), Op("stage", (20_000,)),
+    # Enough for several segments, then time passes, and the pipeline is away.
+    *[NOW, NEAR, FLUSH] * 4, FAR, Op("commit", (0, 3)), Op("pass", (10_000,)), Op("snapshot", (2,)), Op("detach"),
+    Op("send", (3, 8_000, 2, 3, 3)), FLUSH, Op("kill"), Op("pass", (40_000,)),
+    # Retention removes a chunk and segments.
+    *[NOW] * 4, FLUSH, Op("snapshot", (3,)), NEAR, Op("pass", (40_000,)), Op("snapshot", (4,)), Op("retain"),
+    # A torn tail, a clean stop.
+    *[Op("send", (0, 0, 1, 0, count)) for count in (3, 2, 2)], Op("power", (0,)), NEAR, Op("close"),
+    Op("pass", (2_000,)),
+)  # fmt: skip
+
+
+class DeadlyWorld(World):
+    """A world that dies at the n-th passing of a point, counted over all its lives."""
+
+    def __init__(self, point: str = "", times: int = 0, power_seed: int | None = None) -> None:
+        self._deadly, self._power_seed = (point, times), power_seed
+        self._armed = False
+        self.deaths = 0
+        super().__init__()
+
+    def _start(self) -> None:
+        point, times = self._deadly
+        while True:
+            left = times - self.disk.reached.get(point, 0)
+            self._armed = left >= 0
+            self.disk.kill_at = (point, left) if self._armed else None
+            try:
+                super()._start()
+            except Killed:  # behind the opening, where topics are made
+                self._note_death()
+                self.broker = None
+                self.disk.kill()
+            else:
+                self._note_death()  # the opening itself may have been killed and done again
+                return
+
+    def _crash(self, power_seed: int | None) -> None:
+        self._note_death()
+        super()._crash(self._power_seed if power_seed is None else power_seed)
+
+    def _note_death(self) -> None:
+        if self._armed and self.disk.kill_at is None:
+            self._armed = False
+            self.deaths += 1
+
+
+def told(world: World) -> World:
+    for op in STORY:
+        world.run(op)
+    return world
+
+
+# ------------------------------------------------------------------------------------------- the points of the source
+
+
+def points_of(tree: ast.Module) -> Iterator[str]:
+    """The names given to `reach` in a module, also where a function passes on what it is given."""
+    passed_on = {
+        (function.name, suffix)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for call in calls_of(function, "reach")
+        if (suffix := suffix_of(call.args[0], function)) is not None
+    }
+    for call in calls_of(tree, "reach"):
+        if isinstance(call.args[0], ast.Constant):
+            yield str(call.args[0].value)
+    for name, suffix in passed_on:
+        for call in calls_of(tree, name):
+            assert isinstance(call.args[0], ast.Constant), f"line {call.lineno}: the point's name is not written here"
+            yield str(call.args[0].value) + suffix
+
+
+def calls_of(tree: ast.AST, name: str) -> list[ast.Call]:
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name
+    ]
+
+
+def suffix_of(argument: ast.expr, function: ast.FunctionDef) -> str | None:
+    """What is put behind a parameter; None where the argument is a name by itself."""
+    if isinstance(argument, ast.Constant):
+        return None
+    parameters = {each.arg for each in function.args.args}
+    if isinstance(argument, ast.Name) and argument.id in parameters:
+        return ""
+    assert isinstance(argument, ast.BinOp), f"line {argument.lineno}: a point's name is made in a way unknown here"
+    assert isinstance(argument.left, ast.Name)
+    assert argument.left.id in parameters
+    assert isinstance(argument.right, ast.Constant)
+    return str(argument.right.value)
+
+
+def points_of_the_source() -> set[str]:
+    paths = [path for path in PACKAGE.rglob("*.py") if "simulation" not in path.parts]
+    return {point for path in paths for point in points_of(ast.parse(path.read_text(encoding="utf-8")))}
+
+
+POINTS = sorted(points_of_the_source())
+
+
+def test_points_are_found_in_a_source() -> None:
+    source = """
+class A:
+    def f(self, point, data):
+        self._disk.reach(point)
+        self._disk.reach(point + ".written")
+    def g(self):
+        self.f("one", 1)
+        disk.reach("two")
+"""
+    assert sorted(points_of(ast.parse(source))) == ["one", "one.written", "two"]
+    for unknown in ('disk.reach(f"{x}")', "disk.reach(x)", "self.f(x, 1)"):
+        with pytest.raises(AssertionError):
+            list(points_of(ast.parse(source.replace('disk.reach("two")', unknown))))
+
+
+# ----------------------------------------------------------------------------------------------- killed at every point
+
+
+@pytest.fixture(scope="module")
+def reached() -> dict[str, int]:
+    """How often the story, undisturbed, comes to each point."""
+    world = told(World())
+    counts = dict(world.disk.reached)
+    world.finish()
+    return counts
+
+
+def test_the_story_comes_to_every_point_of_the_source(reached: dict[str, int]) -> None:
+    assert len(POINTS) >= 21
+    assert set(reached) == set(POINTS)
+
+
+def occasions(count: int) -> list[int]:
+    """Which of `count` passings to die at."""
+    return sorted({index * (count - 1) // max(KILLS_PER_POINT - 1, 1) for index in range(KILLS_PER_POINT)})
+
+
+@pytest.mark.parametrize("ending", ["the process is killed", "power is lost"])
+@pytest.mark.parametrize("point", POINTS)
+def test_no_promise_is_broken_when_it_ends_at(point: str, ending: str, reached: dict[str, int]) -> None:
+    for times in occasions(reached[point]):
+        world = DeadlyWorld(point, times, power_seed=times if ending == "power is lost" else None)
+        try:
+            told(world).finish()
+        except Exception as error:
+            raise AssertionError(f"{point}, passing {times}: {error}") from error
+        assert world.deaths == 1, f"{point}, passing {times}: it did not die there"
+
+
+# -------------------------------------------------------------------------- power lost under an async broker's snapshot
+
+
+def message(number: int, delay_ms: int) -> Message:
+    properties = {"UNIQ_KEY": f"U{number}"} | ({"TIMER_DELAY_MS": str(delay_ms)} if delay_ms else {})
+    return Message("orders", f"m{number}".encode(), encode_properties(properties), 0)
+
+
+def async_steps(disk: VirtualDisk) -> Iterator[None]:
+    """An async broker that flushes nothing by itself, sends all the time, and takes two snapshots in the meantime."""
+    broker = Broker(disk, with_settings(flush="async", unflushed_bytes_max=1 << 20))
+    broker.put_topic("orders", START_MS, read_queue_count=2, write_queue_count=2)
+    numbers = itertools.count()
+
+    def work(at_ms: int) -> None:
+        broker.send([message(next(numbers), delay_ms) for delay_ms in (0, 100, 8_000)], at_ms)
+        broker.advance(at_ms)
+
+    for round_number in range(2):
+        now = START_MS + round_number * 10_000
+        for step in range(12):
+            work(now + step * 50)
+            yield
+        for step, blocking in enumerate(broker.snapshot()):
+            if blocking is not None:
+                blocking()
+                yield
+            if step % 10 == 0:
+                work(now + 1_000 + step)
+            yield
+        broker.cancel("orders", "U2", START_MS + 8_000, now + 5_000)
+        yield
+
+
+def opens_clean(disk: VirtualDisk) -> None:
+    """The folder opens, takes a message and checks clean: no snapshot is ahead of the log that is on disk."""
+    broker = Broker(disk, with_settings(flush="async"))
+    for position in snapshots.positions(disk):
+        assert position <= broker.log.end
+    if "orders" in broker.fold.topics.by_name:
+        broker.send([message(1_000_000, 0)], START_MS + 100_000)
+    broker.close()
+    findings = check_folder(disk).findings
+    assert not findings, "\n".join(map(str, findings))
+
+
+def test_power_lost_at_any_fault_point_of_an_async_broker_leaves_a_folder_that_opens() -> None:
+    disk = VirtualDisk()
+    for _ in async_steps(disk):
+        pass
+    points = sum(disk.reached.values())
+    assert disk.reached["snapshot.done"] == 2
+    for killed_after in range(points):
+        disk = VirtualDisk()
+        disk.kill_after = killed_after
+        with pytest.raises(Killed):
+            for _ in async_steps(disk):
+                pass
+        disk.lose_power(random.Random(killed_after))
+        opens_clean(disk)
+
+
+@pytest.mark.parametrize("power_seed", POWER_SEEDS)
+def test_power_lost_between_any_two_steps_of_an_async_broker_leaves_a_folder_that_opens(power_seed: int) -> None:
+    count = sum(1 for _ in async_steps(VirtualDisk()))
+    for stop in range(0, count, 2):
+        disk = VirtualDisk()
+        for _ in itertools.islice(async_steps(disk), stop + 1):
+            pass
+        disk.lose_power(random.Random(power_seed * 10_000 + stop))
+        opens_clean(disk)
+
+
+# ------------------------------------------------------------------------------------------------- bits flip in the log
+
+
+def folder(ending: str) -> VirtualDisk:
+    """A folder that has been through the story."""
+    world = told(World())
+    broker = world.broker
+    assert broker is not None
+    if ending == "closed":
+        broker.close()
+    world.disk.kill()
+    return world.disk.copy()
+
+
+def known_durable(disk: VirtualDisk) -> int:
+    """Up to where the files themselves say that everything was on disk: snapshots do, and batches of those before."""
+    log = Log(disk, Segments(disk, SETTINGS.segment_bytes), 1 << 20)
+    known = max(snapshots.positions(disk))
+    return max(known, *(batch.durable for batch in log.scanned(log.start, 0)))
+
+
+def test_a_batch_knows_what_was_durable_before_it_whatever_the_snapshots_know() -> None:
+    disk = folder("crashed")
+    assert known_durable(disk) > max(snapshots.positions(disk))
+
+
+@pytest.mark.parametrize("ending", ["closed", "crashed"])
+def test_a_bit_that_flips_in_the_durable_log_is_never_silently_accepted(ending: str) -> None:
+    disk = folder(ending)
+    assert not check_folder(disk.copy()).findings
+    durable = known_durable(disk)
+    dice = random.Random(f"flips of a {ending} folder")
+    segments = [name for name in disk.list("log") if int(name) < durable]
+    assert len(segments) >= 2
+    replayed = 0
+    for _ in range(FLIPS):
+        name = dice.choice(segments)
+        bit = dice.randrange(min(durable - int(name), SETTINGS.segment_bytes) * 8)
+        path, flipped = f"log/{name}", int(name) + bit // 8
+        hurt = disk.copy()
+        hurt.flip(path, bit)
+        findings = [str(finding) for finding in check_folder(hurt.copy()).findings]
+        assert any(path in finding for finding in findings), f"{path}, bit {bit}: check says {findings[:3]}"
+        before = hurt.read(path, 0, SETTINGS.segment_bytes)
+        if flipped < max(snapshots.positions(disk)):
+            Broker(hurt, SETTINGS).abandon()  # what lies before the newest snapshot is read by check alone
+        else:
+            replayed += 1
+            with pytest.raises(CorruptLog, match=rf"segment {path}, offset \d+ ") as raised:
+                Broker(hurt, SETTINGS)
+            (offset,) = re.findall(r"offset (\d+) ", str(raised.value))
+            assert int(offset) <= flipped, f"{path}, bit {bit}: {raised.value}"
+        assert hurt.read(path, 0, SETTINGS.segment_bytes) == before, "nothing is repaired in silence"
+    assert bool(replayed) == (ending == "crashed")

@@ -1,0 +1,575 @@
+"""The pages: every example is run, every table is compared with the code, every link leads somewhere.
+
+A page is read line by line for fenced blocks, tables and headings. What each block means:
+
+    python     run, all blocks of a page one after another; `print(...)  # text` must print that text
+    console    `$ ` lines are run, in the folder that the page's examples have made; the lines behind them are the output,
+               where a line `...` stands for any number of lines. Commands that run the tests themselves are not run.
+    json       must be JSON
+    text       a picture
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import io
+import json
+import os
+import re
+import shlex
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from helpers import (
+    HOUR_MS, MINUTE_MS, SECOND_MS, SMALL, T0, TOPIC, Data, advance, message, registered, send, stage, write_chunk,
+)  # fmt: skip
+from test_imports import ROWS
+
+from postdate import cli
+from postdate.config import Settings
+from postdate.log import record as records
+from postdate.log import snapshot
+from postdate.log.batch import KIND_NAMES
+from postdate.log.folder import FIXED_SETTINGS, FORMAT
+from postdate.log.rows import BLOCK_ROWS
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    (ROOT / "docs").glob("*.md")
+)
+ARCHITECTURE, FORMATS, SETTINGS = (ROOT / "docs" / name for name in ("architecture.md", "formats.md", "settings.md"))
+
+# Named in the pages and made later.
+NOT_YET = {"tests/formats"}
+# They run this test, or make the environment that it runs in: they must be there, no more.
+NOT_RUN = ("scripts/", "source ")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
+
+
+# -- reading a page ---------------------------------------------------------------------------------------------
+
+
+class Block(NamedTuple):
+    kind: str
+    line: int  # of its first line
+    lines: list[str]
+
+
+def blocks_of(text: str) -> list[Block]:
+    blocks: list[Block] = []
+    inside = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.startswith("```"):
+            if inside:
+                blocks[-1].lines.append(line)
+        elif inside:
+            inside = False
+        else:
+            inside = True
+            blocks.append(Block(line.removeprefix("```"), number + 1, []))
+    assert not inside, f"the block of line {blocks[-1].line} does not end"
+    return blocks
+
+
+def prose_of(text: str) -> str:
+    """The page without its blocks."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def sections_of(text: str) -> dict[str, str]:
+    """The text under each heading of any depth, up to the next heading."""
+    parts = re.split(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def tables_of(text: str) -> list[list[list[str]]]:
+    """The tables: for each, its rows of cells without the heads."""
+    tables = re.findall(r"(?:^\|.*\n)+", text + "\n", flags=re.MULTILINE)
+    return [[cells_of(line) for line in table.splitlines()[2:]] for table in tables]
+
+
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def table_in(page: Path, heading: str, index: int = 0) -> list[list[str]]:
+    return tables_of(sections_of(page.read_text())[heading])[index]
+
+
+def code(cell: str) -> str:
+    """The text between backticks."""
+    found = re.fullmatch(r"`([^`]*)`", cell)
+    assert found, f"{cell!r} should be one word in backticks"
+    return found[1]
+
+
+def codes(cell: str) -> list[str]:
+    return re.findall(r"`([^`]*)`", cell)
+
+
+# -- examples ---------------------------------------------------------------------------------------------------
+
+
+@every_page
+def test_every_block_says_what_it_is(page: Path) -> None:
+    unknown = [
+        block for block in blocks_of(page.read_text()) if block.kind not in ("python", "console", "json", "text")
+    ]
+    assert not unknown, f"{name_of(page)}:{unknown[0].line}: a block of kind {unknown[0].kind!r} is run by nobody"
+
+
+@every_page
+def test_the_examples_of_a_page_do_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks_of(page.read_text()):
+        place = f"{name_of(page)}:{block.line}"
+        if block.kind == "python":
+            run_python(block, place, names)
+        elif block.kind == "console":
+            run_console(block.lines, place)
+        elif block.kind == "json":
+            json.loads("\n".join(block.lines))
+
+
+def run_python(block: Block, place: str, names: dict[str, Any]) -> None:
+    source = "\n" * (block.line - 1) + "\n".join(block.lines)  # so that a traceback has the page's lines
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(source, place, "exec"), names)
+    promised = [line.partition("  # ")[2] for line in block.lines if line.lstrip().startswith("print(")]
+    assert printed.getvalue().splitlines() == promised, place
+
+
+class Command(NamedTuple):
+    text: str
+    output: list[str]
+
+
+def commands_of(lines: list[str]) -> Iterator[Command]:
+    command: Command | None = None
+    for line in lines:
+        if line.startswith("$ "):
+            if command:
+                yield command
+            command = Command(line.removeprefix("$ "), [])
+        else:
+            assert command, f"output without a command: {line!r}"
+            command.output.append(line)
+    if command:
+        yield command
+
+
+def run_console(lines: list[str], place: str) -> None:
+    for command in commands_of(lines):
+        if command.text.startswith(NOT_RUN):
+            check_script(command, place)
+            continue
+        done = subprocess.run(argv_of(command.text), capture_output=True, text=True, env=environment(), check=False)
+        assert done.returncode == 0, f"{place}: {command.text} ended with {done.returncode}: {done.stderr}"
+        if command.output:
+            assert_output(done.stdout.splitlines(), command.output, f"{place}: {command.text}")
+
+
+def check_script(command: Command, place: str) -> None:
+    first = command.text.split()[0]
+    assert not command.output, f"{place}: {command.text} is not run, so nobody compares its output"
+    if first.startswith("scripts/"):
+        assert os.access(ROOT / first, os.X_OK), f"{place}: {first} is not there or cannot be run"
+
+
+def argv_of(text: str) -> list[str]:
+    """The command with this interpreter: the package need not be installed."""
+    words = shlex.split(text)
+    modules = {"postdate": [sys.executable, "-m", "postdate"], "python": [sys.executable]}
+    assert words[0] in modules, f"{text!r} is not a command of ours"
+    return [*modules[words[0]], *words[1:]]
+
+
+def environment() -> dict[str, str]:
+    # NO_COLOR and COLUMNS: what argparse prints must not depend on the terminal.
+    return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "NO_COLOR": "1"}
+
+
+def assert_output(printed: list[str], promised: list[str], place: str) -> None:
+    parts = [".*" if line == "..." else re.escape(line + "\n") for line in promised]
+    matches = re.fullmatch("".join(parts), "".join(line + "\n" for line in printed), re.DOTALL)
+    assert matches, f"{place} prints\n" + "\n".join(printed)
+
+
+# -- links and names --------------------------------------------------------------------------------------------
+
+
+def anchor(heading: str) -> str:
+    """As the usual renderers make it: small letters, no punctuation, dashes for spaces."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def link_problems(page: Path, text: str) -> Iterator[str]:
+    for target in re.findall(r"\]\(([^)]+)\)", prose_of(text)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, fragment = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists():
+            yield f"{target} leads nowhere"
+        elif fragment and fragment not in map(anchor, sections_of(file.read_text())):
+            yield f"{target} names no heading"
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    assert list(link_problems(page, page.read_text())) == []
+
+
+@every_page
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    paths = re.findall(r"`((?:postdate|tests|scripts|docs|benchmarks)/[\w./]+)`", prose_of(page.read_text()))
+    assert [path for path in paths if path not in NOT_YET and not (ROOT / path).exists()] == []
+
+
+# -- architecture -----------------------------------------------------------------------------------------------
+
+
+def test_the_tour_names_every_module_once() -> None:
+    named = [code(cells[0]) for cells in table_in(ARCHITECTURE, "Reading the source")]
+    modules = [str(path.relative_to(ROOT)) for path in (ROOT / "postdate").rglob("*.py")]
+    assert sorted(named) == sorted(modules)
+
+
+def test_the_import_table_is_the_one_that_is_held() -> None:
+    shown = table_in(ARCHITECTURE, "Who may import whom")
+    assert [tuple(re.findall(r"\w+", cells[1])) for cells in shown] == list(ROWS)
+
+
+def test_parts_of_the_import_table_that_do_not_exist_are_in_italics() -> None:
+    for _, parts in table_in(ARCHITECTURE, "Who may import whom"):
+        for part in codes(parts):
+            assert (ROOT / "postdate" / f"{part}.py").exists() or (ROOT / "postdate" / part).is_dir(), part
+        for part in re.findall(r"\*(\w+)\*", parts):
+            assert not (ROOT / "postdate" / f"{part}.py").exists(), part
+            assert not (ROOT / "postdate" / part).exists(), part
+
+
+# -- settings ---------------------------------------------------------------------------------------------------
+
+FACTORS = {
+    "": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30,
+    "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000,
+}  # fmt: skip
+
+
+def value_of(cell: str) -> int | str | None:
+    """A default or a bound as the table shows it: `sync`, 4,096, 64 MiB, or nothing."""
+    if not cell:
+        return None
+    if cell.startswith("`"):
+        return code(cell)
+    number, _, unit = cell.partition(" ")
+    return int(number.replace(",", "")) * FACTORS[unit]
+
+
+class SettingRow(NamedTuple):
+    name: str
+    default: int | str | None
+    low: int | str | None
+    high: int | str | None
+    why: str
+
+
+def settings_shown() -> list[SettingRow]:
+    rows = table_in(SETTINGS, "Settings")
+    return [
+        SettingRow(code(name), *map(value_of, (default, low, high)), why) for name, default, _, low, high, why in rows
+    ]
+
+
+def test_every_setting_is_documented_as_it_is() -> None:
+    fields = dataclasses.fields(Settings)
+    held = [SettingRow(f.name, f.default, f.metadata["low"], f.metadata["high"], f.metadata["why"]) for f in fields]
+    assert settings_shown() == held
+
+
+def test_units_of_settings_are_those_of_their_names() -> None:
+    for name, _, unit, *_ in table_in(SETTINGS, "Settings"):
+        for part in ("bytes", "ms", "rows"):
+            assert (f"_{part}" in code(name) or f"{part}_" in code(name)) == (unit == part), (name, unit)
+
+
+def test_settings_that_stay_with_a_folder_are_named() -> None:
+    named = codes(sections_of(SETTINGS.read_text())["Settings that stay with a folder"])
+    assert set(FIXED_SETTINGS) <= set(named)
+
+
+# -- formats ----------------------------------------------------------------------------------------------------
+
+TYPES = {
+    "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "4 bytes": "4s",
+}  # fmt: skip
+
+
+class Layout(NamedTuple):
+    """A fixed-width thing: as the page shows it, or as the code has it."""
+
+    size: int
+    positions: list[int]
+    format: str
+
+
+class Section(NamedTuple):
+    heading: str
+    source: str  # the line that names the file, what in it, and the size
+    picture: list[str]
+    rows: list[list[str]]
+
+
+def layout_sections() -> list[Section]:
+    found = []
+    for heading, text in sections_of(FORMATS.read_text()).items():
+        source = re.search(r"`(postdate/\S+\.py)`: .*", text)
+        pictures = [block.lines for block in blocks_of(text) if block.kind == "text" and block.lines[1].startswith("+")]
+        if pictures:
+            assert source, f"{heading}: where in the code is it?"
+            found.append(Section(heading, source[0], pictures[0], tables_of(text)[0]))
+    return found
+
+
+every_layout = pytest.mark.parametrize("section", layout_sections(), ids=lambda section: section.heading)
+
+
+def shown_layout(section: Section) -> Layout:
+    size = re.search(r"(\d+) bytes", section.source)
+    assert size, section.source
+    positions = [int(cells[0]) for cells in section.rows]
+    return Layout(int(size[1]), positions, "".join(TYPES[cells[2]] for cells in section.rows))
+
+
+def held_layout(section: Section) -> Layout:
+    """What the code says: a dtype, one struct or two of them one behind the other; a record's head where none is named."""
+    path, *names = codes(section.source)
+    module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+    found = [getattr(module, name) for name in names]
+    if not found:
+        found = [records._BY_HOST_BITS[0].head]
+    if isinstance(found[0], np.dtype):
+        return dtype_layout(found[0])
+    order = found[0].format[0]
+    assert order == (">" if "big-endian" in section.source else "<"), section.heading
+    return struct_layout(order, "".join(each.format[1:] for each in found))
+
+
+def dtype_layout(dtype: np.dtype) -> Layout:
+    assert dtype.fields is not None
+    fields = [dtype.fields[name] for name in dtype.names or ()]
+    assert all(field[0].str[0] in "<|" for field in fields), f"{dtype} is not little-endian"
+    code_of = {np.dtype(f"<{kind}{size}").str[1:]: TYPES[f"{kind}{8 * size}"] for kind in "ui" for size in (1, 2, 4, 8)}
+    return Layout(dtype.itemsize, [int(field[1]) for field in fields], "".join(code_of[f[0].str[1:]] for f in fields))
+
+
+def struct_layout(order: str, text: str) -> Layout:
+    items = re.findall(r"4s|[a-zA-Z]", text)
+    positions = [struct.calcsize(order + "".join(items[:index])) for index in range(len(items))]
+    return Layout(struct.calcsize(order + text), positions, "".join(items))
+
+
+@every_layout
+def test_a_table_of_bytes_agrees_with_the_code(section: Section) -> None:
+    assert shown_layout(section) == held_layout(section)
+
+
+@every_layout
+def test_fields_of_a_dtype_have_the_names_of_its_table(section: Section) -> None:
+    path, *names = codes(section.source)
+    module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+    held = getattr(module, names[0]) if names else None
+    if isinstance(held, np.dtype):
+        assert [code(cells[1]) for cells in section.rows] == list(held.names or ())
+
+
+@every_layout
+def test_a_picture_shows_the_fields_and_positions_of_its_table(section: Section) -> None:
+    drawn = [name for line in section.picture if line.startswith("|") for name in re.findall(r"\w+", line)]
+    assert drawn == [code(cells[1]) for cells in section.rows]
+    rulers = [list(map(int, re.findall(r"\d+", line))) for line in section.picture if line[0].isdigit()]
+    assert all(above[-1] == below[0] for above, below in zip(rulers, rulers[1:], strict=False))
+    marks = sorted({mark for ruler in rulers for mark in ruler})
+    assert marks == [*shown_layout(section).positions, shown_layout(section).size]
+
+
+@every_layout
+def test_numbers_of_a_ruler_stand_above_their_corners(section: Section) -> None:
+    for ruler, edge in zip(section.picture, section.picture[1:], strict=False):
+        if ruler[0].isdigit():
+            corners = [index for index, character in enumerate(edge) if character == "+"]
+            assert [found.start() for found in re.finditer(r"\d+", ruler)] == corners
+
+
+def test_every_stored_layout_has_its_section() -> None:
+    named = {name for section in layout_sections() for name in codes(section.source)[1:]}
+    assert named >= {"_HEAD", "_CHECKSUM", "ROW", "ENTRY", "TIME", "FAR", "CHUNK_ROW", "_SUM", "_SECTION", "SINGLE"}
+    assert len(layout_sections()) == 12
+
+
+def test_magic_numbers_and_versions_are_those_of_the_code() -> None:
+    text = FORMATS.read_text()
+    for name in ("batch", "chunk", "snapshot"):
+        module = importlib.import_module(f"postdate.log.{name}")
+        letters = module.MAGIC.to_bytes(4, "little").decode()
+        assert f"`{module.MAGIC:#010x}`, the letters {letters}" in text
+    assert f"`0x{records.MAGIC_V1:08X}`, version 1; `0x{records.MAGIC_V2:08X}`, version 2" in text
+
+
+@pytest.mark.parametrize("section", [s for s in layout_sections() if "version" in str(s.rows)], ids=lambda s: s.heading)
+def test_versions_are_those_of_the_code(section: Section) -> None:
+    module = importlib.import_module(codes(section.source)[0].removesuffix(".py").replace("/", "."))
+    versions = [cells[3] for cells in section.rows if cells[1] == "`version`"]
+    if versions:
+        assert versions == [str(module.VERSION)]
+
+
+def test_the_format_file_is_as_shown() -> None:
+    shown = next(json.loads(block.lines[0]) for block in blocks_of(FORMATS.read_text()) if block.kind == "json")
+    defaults = Settings()
+    assert shown == {"format": FORMAT} | {name: getattr(defaults, name) for name in FIXED_SETTINGS}
+    assert [code(cells[0]) for cells in table_in(FORMATS, "FORMAT")] == list(shown)
+
+
+# -- formats: the folder and the JSON, compared with what a broker writes ---------------------------------------
+
+
+def write_every_record(data: Data) -> None:
+    """A folder with every kind of record, a message in each place where one can be, a chunk and a snapshot."""
+    broker = data.open(dataclasses.replace(SMALL, lead_ms=SMALL.lead_ms // 2))
+    broker.put_topic("other", T0)
+    broker.delete_topic("other", T0)
+    broker.put_group("readers", {"retries": 3}, T0)
+    broker.delete_group("writers", T0)
+    broker.commit_offsets("readers", [(TOPIC, 0, 0)], T0)
+    broker.cancel(TOPIC, "nobody", T0 + HOUR_MS, T0)
+    staged = message("staged", due=T0 + HOUR_MS)
+    ticket = send(broker, T0, staged, message("rescued", due=T0 + MINUTE_MS), message("soon", due=T0 + SECOND_MS))
+    advance(broker, T0 + MINUTE_MS)
+    queue = broker.fold.topics.get(TOPIC).numbers[0]
+    write_chunk(data.disk, "00000001", [(T0 + HOUR_MS, ticket.offsets[0], queue, staged)])
+    stage(broker, registered(broker), broker.fold.far.length, T0 + HOUR_MS, ["00000001"], T0 + MINUTE_MS)
+    data.close(broker)
+
+
+def test_system_records_have_the_fields_that_are_shown(data: Data, capsys: pytest.CaptureFixture[str]) -> None:
+    write_every_record(data)
+    assert cli.main(["log", str(data.folder), "--json"]) == 0
+    written: dict[str, set[str]] = {}
+    for line in capsys.readouterr().out.splitlines():
+        entry = json.loads(line)
+        written.setdefault(entry["kind"], set()).update(entry.get("content", {}))
+    kinds, fields = (table_in(FORMATS, "System records", index) for index in (0, 1))
+    assert {int(number): name for number, name, _ in kinds} == KIND_NAMES
+    assert {name: set(codes(body)) for _, name, body in kinds} == written
+    explained: dict[str, set[str]] = {name: set() for name in written}
+    for kind, names, _ in fields:
+        explained[kind].update(codes(names))
+    assert explained == written
+
+
+def test_the_folder_has_the_tree_that_is_shown(data: Data) -> None:
+    write_every_record(data)
+    tree = next(block.lines for block in blocks_of(sections_of(FORMATS.read_text())["The data folder"]))
+    shown = {line.split()[0].rstrip("/") for line in tree if re.match(r"  \S", line)}
+    assert shown == {path.name for path in data.folder.iterdir()}
+    assert {path.name for path in (data.folder / "queues" / "18").iterdir()} == {"entries", "times"}
+    folders = [
+        path for path in data.folder.rglob("*") if path.parent.name in ("log", "entries", "times", "far", "snapshots")
+    ]
+    assert len(folders) >= 5
+    assert all(re.fullmatch(r"\d{20}", path.name) for path in folders)
+
+
+def test_snapshots_have_the_sections_and_parts_that_are_shown(data: Data) -> None:
+    write_every_record(data)
+    (position, *_) = snapshot.positions(data.disk)
+    sections = snapshot.read(data.disk, position)
+    kinds, parts = (table_in(FORMATS, "Section of a snapshot", index) for index in (1, 2))
+    known = {"end": snapshot.END, "state": snapshot.STATE, "slots": snapshot.SLOTS, "sums": snapshot.SUMS}
+    assert {name: int(number) for number, name, _ in kinds} == known
+    written = [name for section in sections if section.kind == snapshot.STATE for name in section.json()]
+    assert sorted(name for cells in parts for name in codes(cells[0])) == sorted(written)
+    assert f"{BLOCK_ROWS:,} rows" in FORMATS.read_text()
+
+
+# -- the readers above can fail -----------------------------------------------------------------------------------
+
+
+def test_a_wrong_print_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="page:1"):
+        run_python(Block("python", 1, ["print(1)  # 2"]), "page:1", {})
+
+
+def test_a_failing_command_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="ended with 2"):
+        run_console(["$ postdate check no-such-folder"], "page:1")
+    with pytest.raises(AssertionError, match="not a command of ours"):
+        run_console(["$ rm -r everything"], "page:1")
+    with pytest.raises(AssertionError, match="is not there"):
+        run_console(["$ scripts/no-such"], "page:1")
+
+
+@pytest.mark.parametrize(
+    ("promised", "holds"),
+    [
+        (["a", "b"], True),
+        (["a", "..."], True),
+        (["...", "b"], True),
+        (["..."], True),
+        (["a"], False),
+        (["a", "c"], False),
+        (["b", "..."], False),
+        (["a", "b", "c"], False),
+    ],
+)
+def test_shown_output_is_compared(promised: list[str], holds: bool) -> None:
+    if holds:
+        assert_output(["a", "b"], promised, "page:1")
+    else:
+        with pytest.raises(AssertionError, match="page:1 prints"):
+            assert_output(["a", "b"], promised, "page:1")
+
+
+def test_links_that_lead_nowhere_are_noticed() -> None:
+    text = "[a](no-such.md) [b](README.md#layout) [c](README.md#nowhere) [d](https://example.org) [e](docs)"
+    assert list(link_problems(ROOT / "README.md", text)) == [
+        "no-such.md leads nowhere",
+        "README.md#nowhere names no heading",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("edit", "shown"),
+    [
+        (("48 bytes", "52 bytes"), "size"),
+        (("| 4 | `queue`", "| 5 | `queue`"), "positions"),
+        (("`due` | i64", "`due` | u64"), "format"),
+    ],
+)
+def test_a_wrong_table_of_bytes_is_noticed(edit: tuple[str, str], shown: str) -> None:
+    right = next(section for section in layout_sections() if section.heading == "Row of a batch")
+    lines = "\n".join([right.source, *("| " + " | ".join(cells) + " |" for cells in right.rows)])
+    source, *rows = lines.replace(*edit).splitlines()
+    wrong = shown_layout(right._replace(source=source, rows=[cells_of(line) for line in rows]))
+    assert getattr(wrong, shown) != getattr(held_layout(right), shown)
+
+
+def test_cells_with_units_are_read() -> None:
+    cells = ["", "`sync`", "4,096", "64 MiB", "72 h", "10"]
+    assert [value_of(cell) for cell in cells] == [None, "sync", 4_096, 64 << 20, 72 * HOUR_MS, 10]

@@ -1,0 +1,313 @@
+"""The simulation: planted races, random histories, a model that notices each kind of wrong, and its command."""
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from postdate import simulation
+from postdate.broker import Cancelled
+from postdate.errors import CorruptLog
+from postdate.simulation import Broken, Failure, Model, Op, World, random_history, run_history, run_seed
+from postdate.simulation import __main__ as command
+from postdate.simulation import history as histories
+from postdate.simulation.model import Asked, Sent
+from postdate.simulation.planted import PLANTED, Planted, run_planted
+
+ROOT = Path(__file__).parent.parent
+POWER_SEEDS = range(12)
+SEEDS, SEEDS_PER_TEST = 300, 30
+T0 = 1_000_000
+
+
+# ------------------------------------------------------------------------------------------------ planted histories
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
+def test_a_planted_history_holds_whatever_power_loss_leaves(planted: Planted) -> None:
+    has_power = any(op.verb == "power" for op in planted.history)
+    for seed in POWER_SEEDS if has_power else [0]:
+        run_planted(planted, seed)
+
+
+def test_an_unflushed_cancel_and_the_fire_behind_it_are_decided_by_what_reached_the_disk() -> None:
+    (planted,) = [planted for planted in PLANTED if planted.name == "an unflushed cancel before a fire"]
+    seen = {run_planted(planted, seed).model.messages["m1"].seen_at is not None for seed in POWER_SEEDS}
+    assert seen == {True, False}, "the dice must show both: a cancel that survived and one that did not"
+
+
+def test_a_planted_history_that_ends_otherwise_is_broken() -> None:
+    delivered = (Op("send", (3, 1_000, 0, 0, 1)), Op("flush"), Op("pass", (2_000,)))
+    run_planted(Planted("right", delivered, seen=("m1",)))
+    with pytest.raises(Broken, match="wrong: m1 was seen"):
+        run_planted(Planted("wrong", delivered, unseen=("m1",)))
+    cancelled = (*delivered[:2], Op("cancel", (0, 0)), Op("flush"), Op("pass", (2_000,)))
+    with pytest.raises(Broken, match="wrong: m1 was not seen"):
+        run_planted(Planted("wrong", cancelled, seen=("m1",)))
+
+
+# ------------------------------------------------------------------------------------------------- random histories
+
+
+@pytest.mark.parametrize("start", range(0, SEEDS, SEEDS_PER_TEST))
+def test_random_histories_hold(start: int) -> None:
+    failures = [failure for seed in range(start, start + SEEDS_PER_TEST) if (failure := run_seed(seed)) is not None]
+    assert not failures, "\n\n".join(map(str, failures))
+
+
+def test_a_seed_gives_the_same_history_each_time_and_another_seed_another() -> None:
+    assert random_history(7) == random_history(7)
+    assert random_history(7) != random_history(8)
+
+
+def test_random_histories_come_to_every_verb() -> None:
+    verbs = {name.removeprefix("do_") for name in dir(World) if name.startswith("do_")}
+    assert {op.verb for seed in range(200) for op in random_history(seed)} == verbs
+
+
+def test_a_failing_history_is_shortened_to_the_ops_that_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = [Op("flush")] * 40
+    history[11:11] = [Op("kill", (1,))]
+    history[30:30] = [Op("power", (2,))]
+
+    def run(ops: list[Op], _seed: int) -> None:
+        if Op("kill", (1,)) in ops and Op("power", (2,)) in ops:
+            raise Broken("both")
+        if Op("kill", (1,)) in ops:
+            raise CorruptLog("another failure is not the one we look for")
+
+    monkeypatch.setattr(histories, "random_history", lambda _seed: history)
+    monkeypatch.setattr(histories, "run_history", run)
+    failure = run_seed(4_711)
+    assert failure is not None
+    assert failure.history == [Op("kill", (1,)), Op("power", (2,))]
+    assert str(failure) == "seed 4711: Broken: both\nshortest history found:\n  kill(1)\n  power(2)"
+
+
+def test_a_history_that_breaks_a_promise_fails_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole way once: a broker that fires early is found out by the world and its model."""
+    history = [Op("send", (3, 1_000, 0, 0, 1)), Op("flush")]
+    run_history(history)
+    fire = World.do_flush
+
+    def fire_early(self: World) -> None:
+        assert self.broker is not None
+        self.broker.advance(self.clock.now_ms() + 1_000)
+        fire(self)
+
+    monkeypatch.setattr(World, "do_flush", fire_early)
+    with pytest.raises(Broken, match=r"m1 is due at \d+ and was seen when no clock had passed"):
+        run_history(history)
+
+
+# ------------------------------------------------------------------------------------- the model notices what is wrong
+
+
+def sent(model: Model, name: str, due: int = 0, *, arrival: int = 0, near: bool = True) -> Sent:
+    """An acknowledged message; the keys are made from its name."""
+    message = Sent(name, "orders", 0, f"u{name}", f"k{name}", due, T0, near, arrival, acknowledged=True)
+    model.sent(message)
+    return message
+
+
+def asked(name: str, due: int, *, arrival: int = 1_000, by: str = "unique") -> Asked:
+    return Asked("orders", f"u{name}" if by == "unique" else f"k{name}", by, due, arrival)
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model(clock_max=T0)
+
+
+def test_what_is_right_passes(model: Model) -> None:
+    sent(model, "a", T0 - 10, arrival=10)
+    sent(model, "b", T0, arrival=5)
+    sent(model, "c", T0 + 1)
+    model.look(0, 0, ["a", "b"], 100)
+    model.look(0, 0, ["a", "b"], 100)
+    model.look(0, 1, ["b"], 100)
+    model.shorter(0, 2)
+    model.complete(T0, frozenset())
+
+
+def test_a_duplicate_is_noticed(model: Model) -> None:
+    sent(model, "a")
+    model.look(0, 0, ["a"], 0)
+    with pytest.raises(Broken, match=r"a is at \(0, 0\) and again in queue 0, offset 1"):
+        model.look(0, 0, ["a", "a"], 0)
+    with pytest.raises(Broken, match="again in queue 1, offset 0"):
+        model.look(1, 0, ["a"], 0)
+
+
+def test_a_message_that_comes_early_is_noticed(model: Model) -> None:
+    sent(model, "a", T0 + 1)
+    with pytest.raises(Broken, match=f"a is due at {T0 + 1} and was seen when no clock had passed {T0}"):
+        model.look(0, 0, ["a"], 0)
+
+
+def test_a_cancelled_message_that_comes_is_noticed(model: Model) -> None:
+    sent(model, "a", T0)
+    model.answered(asked("a", T0), Cancelled.CANCELLED, in_table=frozenset())
+    with pytest.raises(Broken, match="a was cancelled and is in queue 0, offset 0"):
+        model.look(0, 0, ["a"], 0)
+
+
+def test_a_message_of_a_deleted_topic_that_comes_is_noticed(model: Model) -> None:
+    sent(model, "a", T0)
+    model.topic_deleted("orders")
+    with pytest.raises(Broken, match="a was cancelled"):
+        model.look(0, 0, ["a"], 0)
+
+
+@pytest.mark.parametrize(("second_due", "second_arrival"), [(T0 - 1, 20), (T0, 9)])
+def test_a_wrong_order_is_noticed(model: Model, second_due: int, second_arrival: int) -> None:
+    sent(model, "a", T0, arrival=10)
+    sent(model, "b", second_due, arrival=second_arrival)
+    model.look(0, 0, ["a"], 100)
+    with pytest.raises(Broken, match=f"b, due {second_due}, comes behind a, due {T0}"):
+        model.look(0, 1, ["b"], 100)
+
+
+@pytest.mark.parametrize("second", [{"arrival": 100}, {"arrival": 5, "near": False}])
+def test_what_was_not_in_the_wheel_when_the_other_fired_may_come_behind_it(
+    model: Model, second: dict[str, int]
+) -> None:
+    sent(model, "a", T0, arrival=10)
+    sent(model, "b", T0 - 1, arrival=second["arrival"], near=bool(second.get("near", True)))
+    model.look(0, 0, ["a", "b"], 100)
+
+
+def test_an_offset_that_changes_is_noticed(model: Model) -> None:
+    sent(model, "a")
+    sent(model, "b")
+    model.look(0, 0, ["a", "b"], 0)
+    with pytest.raises(Broken, match="queue 0, offset 0: was a, is b now"):
+        model.look(0, 0, ["b", "a"], 0)
+
+
+def test_a_lost_entry_is_noticed(model: Model) -> None:
+    sent(model, "a")
+    model.look(0, 0, ["a"], 0)
+    model.shorter(0, 1)
+    model.shorter(9, 0)
+    with pytest.raises(Broken, match="queue 0 had 1 entries and has 0 now"):
+        model.shorter(0, 0)
+
+
+def test_a_message_that_nobody_sent_is_noticed(model: Model) -> None:
+    with pytest.raises(Broken, match="x was never sent"):
+        model.look(0, 0, ["x"], 0)
+    sent(model, "lost").exists = False
+    with pytest.raises(Broken, match="lost was never sent"):
+        model.look(0, 0, ["lost"], 0)
+
+
+def test_a_message_that_is_missing_is_noticed(model: Model) -> None:
+    message = sent(model, "a", T0)
+    model.complete(T0 - 1, frozenset())
+    model.complete(T0, frozenset({"a"}))
+    with pytest.raises(Broken, match=f"a was due at {T0}, everything due by {T0} is fired, it is not seen"):
+        model.complete(T0, frozenset())
+    message.acknowledged = False
+    model.complete(T0, frozenset())
+
+
+Given = Callable[[Model], object]
+
+
+@pytest.mark.parametrize(
+    ("given", "answer", "said"),
+    [
+        (lambda _: None, Cancelled.CANCELLED, "answered 'cancelled', but there is no such message"),
+        (lambda model: model.look(0, 0, ["a"], 0), Cancelled.CANCELLED, "answered 'cancelled', but a was delivered"),
+        (lambda _: None, Cancelled.DELIVERED, "answered 'delivered', but nothing of it was seen"),
+        (lambda _: None, Cancelled.UNKNOWN, "answered 'unknown', but a waits"),
+    ],
+    ids=["no such message", "cancelled after delivery", "delivered and never seen", "unknown and it waits"],
+)
+def test_an_untrue_answer_to_a_cancel_is_noticed(model: Model, given: Given, answer: Cancelled, said: str) -> None:
+    sent(model, "a", T0)
+    given(model)
+    due = T0 + 1 if "no such" in said else T0
+    with pytest.raises(Broken, match=said):
+        model.answered(asked("a", due), answer, in_table=frozenset())
+
+
+def test_delivered_is_untrue_while_a_copy_waits(model: Model) -> None:
+    sent(model, "a", T0)
+    copy = sent(model, "b", T0)
+    copy.unique_key = "ua"
+    model.look(0, 0, ["a"], 0)
+    with pytest.raises(Broken, match="answered 'delivered', but b still waits"):
+        model.answered(asked("a", T0), Cancelled.DELIVERED, in_table=frozenset())
+    model.answered(asked("a", T0), Cancelled.DELIVERED, in_table=frozenset({"b"}))
+
+
+def test_a_cancel_is_about_messages_before_it_alone(model: Model) -> None:
+    sent(model, "a", T0, arrival=2_000)
+    assert model.matching(asked("a", T0, arrival=2_000)) == []
+    assert [m.name for m in model.matching(asked("a", T0, arrival=2_001, by="key"))] == ["a"]
+
+
+def test_an_unanswered_cancel_may_have_worked_or_not(model: Model) -> None:
+    for name in ("a", "b"):
+        sent(model, name, T0)
+        model.unanswered(asked(name, T0))
+    model.look(0, 0, ["a"], 0)
+    model.complete(T0, frozenset())
+
+
+# ------------------------------------------------------------------------------------------------------- the command
+
+
+def test_the_command_runs_seeds_and_says_how_many_held() -> None:
+    arguments = [sys.executable, "-m", "postdate.simulation", "--seeds", "4"]
+    ran = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "4 seeds held, 0 failed (seeds 0 to 3)\n"), ran.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--seeds", "0"], ["--seeds", "many"], ["--workers", "-1"], ["--colour"], ["7"]])
+def test_a_bad_argument_is_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(arguments)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: python -m postdate.simulation")
+
+
+def test_a_failing_seed_is_printed_with_its_shortest_history(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failure = Failure(12, [Op("send", (3, 1, 0, 0, 1)), Op("kill")], Broken("m1 came twice"))
+    monkeypatch.setattr(command, "ProcessPoolExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(command, "run_seed", lambda seed: failure if seed == 12 else None)
+    assert command.main(["--seeds", "5", "--from", "10", "--workers", "1"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == "4 seeds held, 1 failed (seeds 10 to 14)\n"
+    assert shown.err.strip() == (
+        "seed 12: Broken: m1 came twice\nshortest history found:\n  send(3, 1, 0, 0, 1)\n  kill()"
+    )
+
+
+def test_an_interrupt_has_its_own_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "_run", interrupted)
+    assert command.main([]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_the_example_of_the_package_runs() -> None:
+    assert simulation.__doc__ is not None
+    _, _, indented = simulation.__doc__.partition("\n\n")
+    example, _, _ = indented.partition("\n\n`python -m")
+    names: dict[str, object] = {}
+    exec(textwrap.dedent(example), names)
+    assert isinstance(names["disk"], simulation.VirtualDisk)
+    assert "FORMAT" in names["disk"].paths()
