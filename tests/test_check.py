@@ -88,9 +88,12 @@ def lived(folder: Path) -> None:
     broker.close()
 
 
+FORGETFUL = Settings(**{**vars(SMALL), "far_block_rows": 64, "retention_ms": 1_000})
+
+
 def retained(folder: Path) -> None:
     """A folder whose first segments and queue files retention has let go."""
-    broker = opened(folder, Settings(**{**vars(SMALL), "far_block_rows": 64, "retention_ms": 1_000}))
+    broker = opened(folder, FORGETFUL)
     broker.put_topic(TOPIC, T0, read_queue_count=1, write_queue_count=1)
     for i in range(40):
         send(broker, T0 + i, *[message(b"x" * 1_000, due=T0 + 200 + i) for _ in range(10)])
@@ -170,6 +173,41 @@ def test_a_folder_that_retention_has_shortened_is_ok_and_folded_from_the_older_s
     assert report.findings == []
     assert report.numbers["snapshots equal to the log"] == 1
     assert 0 < report.numbers["batches applied anew"] < report.numbers["batches"]
+
+
+def long_queue(folder: Path) -> Broker:
+    """A queue of several files, of entries and of times, and two snapshots."""
+    broker = opened(folder, FORGETFUL)
+    broker.put_topic(TOPIC, T0, read_queue_count=1, write_queue_count=1)
+    for i in range(150):
+        send(broker, T0 + i, message(b"x" * 1_000), message(b"x" * 1_000))
+    for i in range(2):
+        send(broker, T0 + SECOND_MS + i, message(b"x" * 1_000))
+        snapshot(broker)
+    return broker
+
+
+def test_what_retention_took_after_the_newest_snapshot_is_no_damage(tmp_path: Path) -> None:
+    broker = long_queue(tmp_path)
+    assert broker.retain(T0 + MINUTE_MS) > 0
+    broker.abandon()
+    assert not (tmp_path / ENTRIES).exists()
+    assert not (tmp_path / TIMES).exists()
+    report = check(tmp_path)
+    assert report.findings == []
+    assert report.numbers["rows whose record is gone"] > 0
+
+
+def test_segments_that_are_back_after_retention_and_a_power_loss_are_no_damage(tmp_path: Path) -> None:
+    broker = long_queue(tmp_path / "data")
+    shutil.copytree(tmp_path / "data/log", tmp_path / "log")
+    assert broker.retain(T0 + MINUTE_MS) > 0
+    send(broker, T0 + MINUTE_MS, message("after"))
+    broker.close()  # its snapshot syncs the queues' folders, not the log's
+    for path in (tmp_path / "log").iterdir():
+        if not (tmp_path / "data/log" / path.name).exists():
+            shutil.copy(path, tmp_path / "data/log" / path.name)
+    assert check(tmp_path / "data").findings == []
 
 
 def test_an_empty_folder_of_ours_is_ok(tmp_path: Path) -> None:
@@ -372,6 +410,13 @@ def test_a_queue_file_cut_short_is_found(folder: Path) -> None:
 def test_a_removed_queue_file_is_found(folder: Path) -> None:
     (folder / TIMES).unlink()
     assert_found(check(folder), f"{TIMES} has 0 bytes")
+
+
+@pytest.mark.parametrize("lost", [ENTRIES, TIMES])
+def test_a_removed_first_file_is_found_where_retention_has_taken_nothing(tmp_path: Path, lost: str) -> None:
+    long_queue(tmp_path).close()
+    (tmp_path / lost).unlink()
+    assert_found(check(tmp_path), f"{lost} has 0 bytes")
 
 
 def test_two_swapped_entries_are_found_to_be_out_of_order(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Crashes at every named fault point, power lost under an async broker, bits that flip in the log.
 
-A fault point is a name given to `Disk.reach`. The story below comes to every one of them; the tests kill it there, start
-the broker again and go on with the story, and the model of the simulation judges the end.
+A fault point is a name given to `Disk.reach`. The story below comes to every one of them; the tests kill it there,
+start the broker again and go on with the story, and the model of the simulation judges the end.
 """
 
 import ast

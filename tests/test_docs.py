@@ -3,8 +3,9 @@
 A page is read line by line for fenced blocks, tables and headings. What each block means:
 
     python     run, all blocks of a page one after another; `print(...)  # text` must print that text
-    console    `$ ` lines are run, in the folder that the page's examples have made; the lines behind them are the output,
-               where a line `...` stands for any number of lines. Commands that run the tests themselves are not run.
+    console    `$ ` lines are run, in the folder that the page's examples have made; the lines behind one are its
+               output, where a line `...` stands for any number of lines. Long ones (NOT_RUN) need only be there.
+    sh         the same without `$ ` and without output
     json       must be JSON
     text       a picture
 """
@@ -21,14 +22,27 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from helpers import (
-    HOUR_MS, MINUTE_MS, SECOND_MS, SMALL, T0, TOPIC, Data, advance, message, registered, send, stage, write_chunk,
-)  # fmt: skip
+    HOUR_MS,
+    MINUTE_MS,
+    SECOND_MS,
+    SMALL,
+    T0,
+    TOPIC,
+    Data,
+    advance,
+    message,
+    registered,
+    send,
+    stage,
+    write_chunk,
+)
 from test_imports import ROWS
 
 from postdate import cli
@@ -47,8 +61,11 @@ ARCHITECTURE, FORMATS, SETTINGS = (ROOT / "docs" / name for name in ("architectu
 
 # Named in the pages and made later.
 NOT_YET = {"tests/formats"}
-# They run this test, or make the environment that it runs in: they must be there, no more.
-NOT_RUN = ("scripts/", "source ")
+# They run this test, make the environment that it runs in, or take minutes.
+NOT_RUN = ("scripts/", "source ", "python -m benchmarks.")
+
+
+KINDS = ("python", "console", "sh", "json", "text")
 
 
 def name_of(page: Path) -> str:
@@ -95,8 +112,8 @@ def sections_of(text: str) -> dict[str, str]:
 
 
 def tables_of(text: str) -> list[list[list[str]]]:
-    """The tables: for each, its rows of cells without the heads."""
-    tables = re.findall(r"(?:^\|.*\n)+", text + "\n", flags=re.MULTILINE)
+    """The tables outside of blocks: for each, its rows of cells without the heads."""
+    tables = re.findall(r"(?:^\|.*\n)+", prose_of(text) + "\n", flags=re.MULTILINE)
     return [[cells_of(line) for line in table.splitlines()[2:]] for table in tables]
 
 
@@ -124,9 +141,7 @@ def codes(cell: str) -> list[str]:
 
 @every_page
 def test_every_block_says_what_it_is(page: Path) -> None:
-    unknown = [
-        block for block in blocks_of(page.read_text()) if block.kind not in ("python", "console", "json", "text")
-    ]
+    unknown = [block for block in blocks_of(page.read_text()) if block.kind not in KINDS]
     assert not unknown, f"{name_of(page)}:{unknown[0].line}: a block of kind {unknown[0].kind!r} is run by nobody"
 
 
@@ -140,6 +155,8 @@ def test_the_examples_of_a_page_do_what_it_says(page: Path, tmp_path: Path, monk
             run_python(block, place, names)
         elif block.kind == "console":
             run_console(block.lines, place)
+        elif block.kind == "sh":
+            run_console([f"$ {line}" for line in block.lines if line], place)
         elif block.kind == "json":
             json.loads("\n".join(block.lines))
 
@@ -184,10 +201,13 @@ def run_console(lines: list[str], place: str) -> None:
 
 
 def check_script(command: Command, place: str) -> None:
-    first = command.text.split()[0]
+    words = command.text.split()
     assert not command.output, f"{place}: {command.text} is not run, so nobody compares its output"
-    if first.startswith("scripts/"):
-        assert os.access(ROOT / first, os.X_OK), f"{place}: {first} is not there or cannot be run"
+    if words[0].startswith("scripts/"):
+        assert os.access(ROOT / words[0], os.X_OK), f"{place}: {words[0]} is not there or cannot be run"
+    if words[0] == "python":
+        module = ROOT / f"{words[2].replace('.', '/')}.py"
+        assert module.exists(), f"{place}: {module} is not there"
 
 
 def argv_of(text: str) -> list[str]:
@@ -289,17 +309,19 @@ class SettingRow(NamedTuple):
     why: str
 
 
-def settings_shown() -> list[SettingRow]:
-    rows = table_in(SETTINGS, "Settings")
-    return [
-        SettingRow(code(name), *map(value_of, (default, low, high)), why) for name, default, _, low, high, why in rows
-    ]
+def setting_shown(cells: list[str]) -> SettingRow:
+    name, default, _, low, high, why = cells
+    return SettingRow(code(name), value_of(default), value_of(low), value_of(high), why)
+
+
+def setting_held(field: "dataclasses.Field[Any]") -> SettingRow:
+    bounds = field.metadata
+    return SettingRow(field.name, getattr(Settings(), field.name), bounds["low"], bounds["high"], bounds["why"])
 
 
 def test_every_setting_is_documented_as_it_is() -> None:
-    fields = dataclasses.fields(Settings)
-    held = [SettingRow(f.name, f.default, f.metadata["low"], f.metadata["high"], f.metadata["why"]) for f in fields]
-    assert settings_shown() == held
+    shown = [setting_shown(cells) for cells in table_in(SETTINGS, "Settings")]
+    assert shown == [setting_held(field) for field in dataclasses.fields(Settings)]
 
 
 def test_units_of_settings_are_those_of_their_names() -> None:
@@ -357,7 +379,7 @@ def shown_layout(section: Section) -> Layout:
 
 
 def held_layout(section: Section) -> Layout:
-    """What the code says: a dtype, one struct or two of them one behind the other; a record's head where none is named."""
+    """What the code says: a dtype, a struct or two one behind the other; a record's head where none is named."""
     path, *names = codes(section.source)
     module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
     found = [getattr(module, name) for name in names]
@@ -403,14 +425,14 @@ def test_a_picture_shows_the_fields_and_positions_of_its_table(section: Section)
     drawn = [name for line in section.picture if line.startswith("|") for name in re.findall(r"\w+", line)]
     assert drawn == [code(cells[1]) for cells in section.rows]
     rulers = [list(map(int, re.findall(r"\d+", line))) for line in section.picture if line[0].isdigit()]
-    assert all(above[-1] == below[0] for above, below in zip(rulers, rulers[1:], strict=False))
+    assert all(above[-1] == below[0] for above, below in pairwise(rulers))
     marks = sorted({mark for ruler in rulers for mark in ruler})
     assert marks == [*shown_layout(section).positions, shown_layout(section).size]
 
 
 @every_layout
 def test_numbers_of_a_ruler_stand_above_their_corners(section: Section) -> None:
-    for ruler, edge in zip(section.picture, section.picture[1:], strict=False):
+    for ruler, edge in pairwise(section.picture):
         if ruler[0].isdigit():
             corners = [index for index, character in enumerate(edge) if character == "+"]
             assert [found.start() for found in re.finditer(r"\d+", ruler)] == corners
@@ -422,7 +444,7 @@ def test_every_stored_layout_has_its_section() -> None:
     assert len(layout_sections()) == 12
 
 
-def test_magic_numbers_and_versions_are_those_of_the_code() -> None:
+def test_magic_numbers_are_those_of_the_code() -> None:
     text = FORMATS.read_text()
     for name in ("batch", "chunk", "snapshot"):
         module = importlib.import_module(f"postdate.log.{name}")
@@ -431,12 +453,14 @@ def test_magic_numbers_and_versions_are_those_of_the_code() -> None:
     assert f"`0x{records.MAGIC_V1:08X}`, version 1; `0x{records.MAGIC_V2:08X}`, version 2" in text
 
 
-@pytest.mark.parametrize("section", [s for s in layout_sections() if "version" in str(s.rows)], ids=lambda s: s.heading)
-def test_versions_are_those_of_the_code(section: Section) -> None:
-    module = importlib.import_module(codes(section.source)[0].removesuffix(".py").replace("/", "."))
-    versions = [cells[3] for cells in section.rows if cells[1] == "`version`"]
-    if versions:
-        assert versions == [str(module.VERSION)]
+def test_versions_are_those_of_the_code() -> None:
+    shown: dict[str, int] = {}
+    for section in layout_sections():
+        versions = [cells[3] for cells in section.rows if cells[1] == "`version`"]
+        shown |= {codes(section.source)[0]: int(version) for version in versions}
+    names = ("batch", "chunk", "snapshot")
+    held = {f"postdate/log/{name}.py": importlib.import_module(f"postdate.log.{name}").VERSION for name in names}
+    assert shown == held
 
 
 def test_the_format_file_is_as_shown() -> None:
@@ -523,6 +547,10 @@ def test_a_failing_command_is_noticed() -> None:
         run_console(["$ rm -r everything"], "page:1")
     with pytest.raises(AssertionError, match="is not there"):
         run_console(["$ scripts/no-such"], "page:1")
+    with pytest.raises(AssertionError, match="is not there"):
+        run_console(["$ python -m benchmarks.no_such --quick"], "page:1")
+    with pytest.raises(AssertionError, match="nobody compares"):
+        run_console(["$ scripts/test", "all is well"], "page:1")
 
 
 @pytest.mark.parametrize(

@@ -120,9 +120,10 @@ class Refold:
             return
         sentences = [f"{saved.path}: {sentence}" for sentence in state.differences(self._folder, saved, self.fold)]
         self._report.find_each(np.ones(len(sentences), np.bool_), sentences.__getitem__)
-        for sentence in state.slot_differences(saved, self.fold):
+        slots = state.slots_of(self.fold)
+        self._report.count("waiting messages equal to the log", sum(map(len, slots.values())))
+        for sentence in state.slot_differences(saved, slots):
             self._report.find(f"{saved.path}: {sentence}")
-        self._report.count("waiting messages equal to the log", sum(map(len, state.slots_of(self.fold).values())))
         self._report.count("snapshots equal to the log", 1)
 
     # -- against the files --------------------------------------------------------------------------------------

@@ -73,9 +73,9 @@ def _shown(value: object) -> str:
 _SLOT_HEAD = np.dtype([("due", "<i8"), ("count", "<i8")])
 
 
-def slot_differences(saved: Saved, fold: Fold) -> Iterator[str]:
+def slot_differences(saved: Saved, folded: dict[int, np.ndarray]) -> Iterator[str]:
     """One sentence for each slot of the wheel that differs."""
-    kept, folded = slots(saved.slots()), slots_of(fold)
+    kept = _slots(saved.slots())
     none = np.empty(0, SINGLE)
     for due_at_ms in sorted(kept.keys() | folded.keys()):
         own, other = kept.get(due_at_ms, none), folded.get(due_at_ms, none)
@@ -86,13 +86,14 @@ def slot_differences(saved: Saved, fold: Fold) -> Iterator[str]:
 
 
 def slots_of(fold: Fold) -> dict[int, np.ndarray]:
+    """The singles in a fold's wheel, by due."""
     try:
-        return slots(fold.wheel.freeze().pieces())
+        return _slots(fold.wheel.freeze().pieces())
     finally:
         fold.wheel.thaw()
 
 
-def slots(pieces: Iterable[bytes]) -> dict[int, np.ndarray]:
+def _slots(pieces: Iterable[bytes]) -> dict[int, np.ndarray]:
     """The singles of a wheel's pieces (Wheel.freeze), by due, in arrival order."""
     slots: dict[int, bytes] = {}
     for piece in pieces:

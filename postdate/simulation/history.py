@@ -43,6 +43,7 @@ _VERBS: list[tuple[float, str, Callable[[random.Random], tuple[int, ...]]]] = [
     (1.5, "close", lambda d: ()),
     (2, "kill", lambda d: ()),
     (3, "power", lambda d: (d.randrange(1 << 30),)),
+    (1.5, "spoil", lambda d: (d.randrange(1 << 30),)),
     (3, "kill_soon", lambda d: (d.randrange(40),)),
     (0.7, "fail_sync", lambda d: ()),
     (0.7, "full", lambda d: (d.choice((0, 2_000, 20_000)),)),

@@ -70,6 +70,19 @@ PLANTED = (
          Op("pass", (20_000,))),
         unseen=("m1",),
     ),
+    # Spark has taken the message and not yet the cancel when the due passes; a bounded batch brings the message late.
+    Planted(
+        "a cancel that Spark takes after its message's due",
+        (_FAR, _FLUSH, Op("register"), Op("read", (1,)), _CANCEL_FIRST, _FLUSH, Op("stage", (0,)), Op("pass", (10_000,)),
+         Op("stage", (20_000,)), Op("pass", (20_000,))),
+        unseen=("m1",),
+    ),
+    # The first batch is lost, the second survives behind it: it must not come up when the first place is filled again.
+    Planted(
+        "a later batch survives an earlier one",
+        (_NEAR, _NEAR, Op("power", (0,)), _NEAR, _FLUSH, Op("kill"), Op("pass", (2_000,))),
+        seen=("m3",),
+    ),
     Planted(
         "a cancel between a batch's read and its stage",
         (_FAR, _FLUSH, Op("register"), Op("read", (9,)), _CANCEL_FIRST, _FLUSH, Op("stage", (20_000,)), Op("pass", (20_000,))),

@@ -486,6 +486,13 @@ class World:
     def do_power(self, seed: int) -> None:
         self._crash(power_seed=seed)
 
+    def do_spoil(self, bit: int) -> None:
+        """The process dies and the newest snapshot goes bad: the start falls back to the older one, or to the whole log."""
+        paths = [path for path in self.disk.paths() if path.startswith("snapshots/") and path[-1].isdecimal()]
+        if len(paths) > 1 or (paths and self._broker().log.start == 0):
+            self.disk.flip(paths[-1], bit % (8 * self.disk.size(paths[-1])))
+        self._crash(power_seed=None)
+
     def do_kill_soon(self, points: int) -> None:
         """Somewhere in what follows, at the n-th fault point from here, the process dies."""
         self.disk.kill_after = points
