@@ -6,8 +6,9 @@
     advance                    fires what is due, rescues what Spark does not serve, says when to come back
     pull, search, ...          read what is visible
 
-Instants come in as arguments, milliseconds of the caller's clock. A refused call has changed nothing. In flush mode "async"
-a batch is applied as soon as it is written; what Spark may read and what a stage is told still waits for the disk.
+Instants come in as arguments, milliseconds of the caller's clock. A refused call has changed nothing. In flush mode
+"async" a batch is applied as soon as it is written; what Spark may read and what a stage is told still waits for the
+disk.
 """
 
 import enum
@@ -165,7 +166,7 @@ class Broker:
             self._batches_since_snapshot += 1
         for position in self._damaged:
             snapshot.remove(self._disk, position)  # it would count as one of the two that are kept
-        retention.move_first_entries(self.log, self.fold)
+        retention.forget_dead_entries(self.log, self.fold)
         self._write_changed_settings()
 
     def start_keeper(self) -> None:
@@ -187,8 +188,8 @@ class Broker:
             return fold
         if self.log.start > 0:
             raise CorruptSnapshot(
-                f"no snapshot can be used ({'; '.join(problems) or 'there is none'}) and the log begins at {self.log.start}, "
-                "not at 0: restore the folder 'snapshots' from a copy; nothing was changed"
+                f"no snapshot can be used ({'; '.join(problems) or 'there is none'}) and the log begins at "
+                f"{self.log.start}, not at 0: restore the folder 'snapshots' from a copy; nothing was changed"
             )
         return self._fresh_fold(fixed)
 
@@ -250,7 +251,9 @@ class Broker:
         return ticket
 
     def _admitted(self, prepared: list[Prepared], timed: int) -> Seconds:
-        """Flow control: the near tier lives in RAM, so it has a bound. Returns how many are due in which limited second."""
+        """Flow control: the near tier lives in RAM, so it has a bound. Returns how many are due in which limited
+        second.
+        """
         limit = self.settings.wheel_entries_max
         if self.fold.wheel.count + self._pending_timed + timed > limit:
             raise FlowControl(
@@ -342,8 +345,9 @@ class Broker:
     def advance(self, at_ms: int) -> int:
         """Fires what is due at `at_ms` and rescues what Spark is not serving; returns when to come back.
 
-        What it writes shows after the next flush, like everything. Raises DiskFull or LogFailed where it could not write:
-        nothing is half done, `fire_error` says why, and it tries again after a growing pause (until then a call does nothing).
+        What it writes shows after the next flush, like everything. Raises DiskFull or LogFailed where it could not
+        write: nothing is half done, `fire_error` says why, and it tries again after a growing pause (until then a
+        call does nothing).
         """
         if self._failed_at_ms <= at_ms < self._retry_at_ms:
             return self._retry_at_ms
@@ -538,7 +542,9 @@ class Broker:
         self._intake.forget_topics()
 
     def delete_topic(self, name: str, at_ms: int) -> int:
-        """Deletes a topic and cancels what waits for it; durable on return. Returns how many waited in wheel and far queue."""
+        """Deletes a topic and cancels what waits for it; durable on return. Returns how many waited in wheel and far
+        queue.
+        """
         self.fold.topics.get(name)
         refuse_system_topic(name)
         already_cancelled = sum(1 for _ in self._cancelled_far(name))

@@ -2,11 +2,11 @@
 
     row  | arrival int64 | due int64 | key hashes 2 x uint64 | size | queue | tag hash | kind | level |     48 bytes
 
-A row holds all that a rescue or Spark's index needs, so that neither reads a record to find out. Rows before `taken` are
-Spark's: those due at or before the horizon have been staged, the others wait in the table. A rescue is remembered as
-(low, high, until): messages that arrived in [low, high) and are due at or before `until` went into the wheel from here,
-and a stage that brings one of them again must drop it. It can be forgotten when the horizon has passed `until` and Spark
-has taken every row before `high`: only then can no stage bring one.
+A row holds all that a rescue or Spark's index needs, so that neither reads a record to find out. Rows before `taken`
+are Spark's: those due at or before the horizon have been staged, the others wait in the table. A rescue is remembered
+as (low, high, until): messages that arrived in [low, high) and are due at or before `until` went into the wheel from
+here, and a stage that brings one of them again must drop it. It can be forgotten when the horizon has passed `until`
+and Spark has taken every row before `high`: only then can no stage bring one.
 
 The smallest due of each block of rows is kept, so that asking what is due soon costs nothing.
 """
@@ -265,9 +265,9 @@ class Far:
         self._lows, self._wakes, self._edge_wake = list(state["lows"]), list(state["wakes"]), state["edge"]
         self._cancel_dues = {block: (low, high) for block, low, high in state["cancels"]}
 
-    def drop(self, before: int) -> None:
+    def forget(self, before: int) -> None:
         """Forgets rows before this one."""
-        self.rows.drop(before)
+        self.rows.forget(before)
         gone = [block for block in self._cancel_dues if (block + 1) * self._block_rows <= before]
         for block in gone:
             del self._cancel_dues[block]

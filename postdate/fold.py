@@ -1,8 +1,9 @@
 """The fold: everything the broker knows, as a function of the durable log alone.
 
-`apply` takes one batch after another: it fires everything due at or before the batch's instant, then applies the batch's
-records as stored at that instant. The live path and a replay call the same function, so they cannot differ. It reads no
-clock, no setting and nothing that the log does not determine; a replica would be the same fold over a copied log.
+`apply` takes one batch after another: it fires everything due at or before the batch's instant, then applies the
+batch's records as stored at that instant. The live path and a replay call the same function, so they cannot differ.
+It reads no clock, no setting and nothing that the log does not determine; a replica would be the same fold over a
+copied log.
 
 Small batches go row by row, because a numpy call costs as much as a dozen rows; large ones go by columns. Nothing here
 fails for reasons of the world: rows that cannot be written to their files stay in memory (rows.py).
@@ -10,7 +11,7 @@ fails for reasons of the world: rows that cannot be written to their files stay 
 
 import heapq
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,7 @@ from postdate.log.batch import (
 from postdate.log.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk, Chunks
 from postdate.log.disk import Disk
 from postdate.log.queue import ENTRY, ENTRY_STRUCT, Queue
+from postdate.log.rows import Rows
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key, key_hash
 from postdate.tombstones import Tombstone, Tombstones
 from postdate.topics import GONE, SCHEDULE_TOPIC, Topics
@@ -47,7 +49,9 @@ LEAD_MS_DEFAULT = 60_000
 
 
 class CancelAnswer(NamedTuple):
-    """What applying a cancel did: its tombstone, and how many messages it found in the wheel (now or cancelled before)."""
+    """What applying a cancel did: its tombstone, and how many messages it found in the wheel (now or cancelled
+    before).
+    """
 
     tombstone: Tombstone
     wheel_count: int
@@ -99,8 +103,11 @@ class Fold:
             int, int
         ] = {}  # by segment number: records that wait in the wheel or, untaken, in the far queue
         self.seen: dict[int, int] = {}  # by segment number: when one of its records last became visible or was written
+        # By segment number: up to where the log was applied when one of its records last began or ceased to wait.
+        self.touched: dict[int, int] = {}
         self.seconds: dict[int, dict[str, int]] = {}  # by second of due time: messages that wait, by topic
         self._seconds_heap: list[int] = []
+        self._batch_end = 0
         self.rescued_count = 0
         self._handlers: dict[int, Callable[[Batch, tuple[int, ...]], Any]] = {
             MESSAGE: self._apply_message, CANCEL: self._apply_cancel, STAGE: self._apply_stage,
@@ -117,12 +124,18 @@ class Fold:
             self.near.append(0)
             self.untaken.append(0)
 
+    def all_rows(self) -> Iterator[Rows]:
+        for queue in self.queues:
+            yield from queue.rows()
+        yield self.far.rows
+
     # -- applying -----------------------------------------------------------------------------------------------
 
     def apply(self, batch: Batch) -> list[Any]:
         """Applies the next batch; answers one item per row (a message: its queue offset, or WAITS)."""
         assert batch.offset >= self.position, f"batch {batch.offset} is applied already, the fold is at {self.position}"
         at_ms = self.at_ms = batch.at_ms
+        self._batch_end = batch.end
         if self.wheel.next_due_at_ms <= at_ms:
             self._fire(at_ms)
         if at_ms > self.fired_at_ms:
@@ -281,6 +294,7 @@ class Fold:
         else:
             del self.held[segment]
         self.seen[segment] = max(seen_at_ms, self.seen.get(segment, 0))
+        self.touched[segment] = self._batch_end
 
     def _forget_passed(self, at_ms: int) -> None:
         self.tombstones.fire(at_ms, self._is_needed)
@@ -344,8 +358,9 @@ class Fold:
         far = self.far
         if far.taken >= tombstone.far_before and far.taken > tombstone.far_offset:
             return False
-        # A rescue that had every row which could still be staged has put its messages into the wheel, where the tombstone
-        # met them; a stage that brings them again drops them. Where there never was a pipeline, that is every row in the log.
+        # A rescue that had every row which could still be staged has put its messages into the wheel, where the
+        # tombstone met them; a stage that brings them again drops them. Where there never was a pipeline, that is
+        # every row in the log.
         return not any(
             (r.low == 0 or far.epoch == 0) and r.high >= tombstone.arrival and r.until >= tombstone.due
             for r in far.rescues
@@ -354,7 +369,9 @@ class Fold:
     def _dead_by_tombstone(
         self, due: np.ndarray, arrival: np.ndarray, columns: np.ndarray, at: Callable[[int], tuple[int, int]]
     ) -> np.ndarray:
-        """Which rows a tombstone cancels. `columns` has the hash columns, `at` gives (offset, size) of a row's record."""
+        """Which rows a tombstone cancels. `columns` has the hash columns, `at` gives (offset, size) of a row's
+        record.
+        """
         dead = np.zeros(len(due), np.bool_)
         if not len(due) or not self.tombstones.count:
             return dead
@@ -377,6 +394,8 @@ class Fold:
         _subtract(self.untaken, rows["queue"][is_message & untaken])
         self._release_segments(rows["arrival"][untaken], batch.at_ms)
         rows = rows[is_message]  # of a cancel, its tombstone does the rest
+        for segment, _ in _counts(rows["arrival"] >> self._shift):
+            self.touched[segment] = self._batch_end  # its records are read below, and on a replay again
         dead = self._dead_by_tombstone(
             rows["due"], rows["arrival"], rows, lambda hit: (int(rows["arrival"][hit]), int(rows["size"][hit]))
         )
@@ -389,7 +408,9 @@ class Fold:
         return len(rows)
 
     def _dead_by_taken_cancel(self, rows: np.ndarray) -> np.ndarray:
-        """Which rows of a rescue a cancel took that Spark has taken too: its tombstone is forgotten, the table carries it."""
+        """Which rows of a rescue a cancel took that Spark has taken too: its tombstone is forgotten, the table
+        carries it.
+        """
         dead = np.zeros(len(rows), np.bool_)
         taken = rows["arrival"] < self.far.arrival_of(self.far.taken)
         if not taken.any():
@@ -483,7 +504,7 @@ class Fold:
     def _apply_settings(self, batch: Batch, row: tuple[int, ...]) -> None:
         self.lead_ms = self._body(batch, row)["lead_ms"]
 
-    def _apply_pipeline(self, batch: Batch, row: tuple[int, ...]) -> int:
+    def _apply_pipeline(self, _batch: Batch, _row: tuple[int, ...]) -> int:
         """A pipeline registers: whatever an older one brings is refused from now on."""
         self.far.epoch += 1
         return self.far.epoch

@@ -1,7 +1,7 @@
 """Consumer groups and their offsets: small tables of the fold.
 
-An offset belongs to (group, topic, queue id) and says which entry the group wants next. Deleting a topic or a group forgets
-its offsets. Who is connected, and which member reads what, is the server's business.
+An offset belongs to (group, topic, queue id) and says which entry the group wants next. Deleting a topic or a group
+forgets its offsets. Who is connected, and which member reads what, is the server's business.
 """
 
 from typing import Any

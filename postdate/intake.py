@@ -1,8 +1,8 @@
 """The intake: what a producer hands in becomes the rows and records of a batch.
 
-Preparing validates one message and finds out everything about it that the fold will want to know; nothing is written yet,
-so a message that is refused changes nothing. Packing gives the bytes, when the place of the batch in the log is known. This
-is the hot path of sending: a prepared message is a plain tuple, and a topic is looked up once.
+Preparing validates one message and finds out everything about it that the fold will want to know; nothing is written
+yet, so a message that is refused changes nothing. Packing gives the bytes, when the place of the batch in the log is
+known. This is the hot path of sending: a prepared message is a plain tuple, and a topic is looked up once.
 """
 
 import json

@@ -1,8 +1,8 @@
 """What a snapshot of the fold holds, how it is taken without stopping, how it is loaded.
 
-Taking one is a generator: each step does a fraction of a millisecond of work, so that no fire waits for it. The singles of
-the wheel are held by `Wheel.freeze`; everything else is small and copied at the first step. Steps that block (syncs) are
-handed to the caller as functions, to be run on another thread.
+Taking one is a generator: each step does a fraction of a millisecond of work, so that no fire waits for it. The
+singles of the wheel are held by `Wheel.freeze`; everything else is small and copied at the first step. Steps that
+block (syncs) are handed to the caller as functions, to be run on another thread.
 """
 
 import json
@@ -31,15 +31,16 @@ class Kept(NamedTuple):
     """What retention must know of a snapshot that is kept: a replay from it needs everything that waited then."""
 
     position: int
-    held: frozenset[int]  # segments
     waiting_chunks: frozenset[int]  # bases
     taken: int
     chunk_end: int  # chunks staged later are not in it
+    lengths: dict[str, int]  # of the rows, by folder
 
 
 def kept_of(fold: Fold) -> Kept:
     bases = frozenset(run.base for run in fold.wheel.runs)
-    return Kept(fold.position, frozenset(fold.held), bases, fold.far.taken, fold.chunk_end)
+    lengths = {rows.folder: rows.length for rows in fold.all_rows()}
+    return Kept(fold.position, bases, fold.far.taken, fold.chunk_end, lengths)
 
 
 def take(disk: Disk, fold: Fold, flush_log: Callable[[], object]) -> Iterator[Step]:
@@ -50,7 +51,7 @@ def take(disk: Disk, fold: Fold, flush_log: Callable[[], object]) -> Iterator[St
     frozen = fold.wheel.freeze()
     try:
         state = _state(fold)
-        lengths = [(rows, rows.length) for rows in _all_rows(fold)]
+        lengths = [(rows, rows.length) for rows in fold.all_rows()]
         yield None
         writer = snapshot.Writer(disk, state["position"])
         try:
@@ -91,6 +92,7 @@ def _state(fold: Fold) -> dict[str, Any]:
         "tombstones": fold.tombstones.state(),
         "held": list(fold.held.items()),
         "seen": list(fold.seen.items()),
+        "touched": list(fold.touched.items()),
         "seconds": [[second, dict(counts)] for second, counts in fold.seconds.items()],
         "chunk_end": fold.chunk_end,
         "chunk_seen": list(fold.chunk_seen.items()),
@@ -111,12 +113,6 @@ def _packed(dead: np.ndarray | None) -> str:
 
 def _unpacked(text: str) -> np.ndarray | None:
     return np.frombuffer(zlib.decompress(bytes.fromhex(text)), np.uint8).copy() if text else None
-
-
-def _all_rows(fold: Fold) -> Iterator[Rows]:
-    for queue in fold.queues:
-        yield from queue.rows()
-    yield fold.far.rows
 
 
 def _write_rows(writer: snapshot.Writer, rows: Rows, length: int) -> Iterator[None]:
@@ -154,7 +150,9 @@ def _sync_rows(disk: Disk, lengths: list[tuple[Rows, int]]) -> None:
 
 
 def load(fold: Fold, sections: list[snapshot.Section]) -> None:
-    """Fills a fresh fold. Raises CorruptQueue or CorruptChunk where a file that the snapshot speaks of is not as it was."""
+    """Fills a fresh fold. Raises CorruptQueue or CorruptChunk where a file that the snapshot speaks of is not as it
+    was.
+    """
     state: dict[str, Any] = {}
     for section in sections:
         if section.kind == snapshot.STATE:
@@ -171,7 +169,7 @@ def load(fold: Fold, sections: list[snapshot.Section]) -> None:
     fold.tombstones.load(state["tombstones"], fold.fired_at_ms)
     _load_chunks(fold, state)
     sums = dict(read_sums(section) for section in sections if section.kind == snapshot.SUMS)
-    for rows in _all_rows(fold):
+    for rows in fold.all_rows():
         rows.find_first()
         _check_rows(rows, sums[rows.folder])
     for section in sections:
@@ -185,10 +183,9 @@ def _load_tables(fold: Fold, state: dict[str, Any]) -> None:
     fold.topics.load(state["topics"])
     fold.groups.load(state["groups"])
     fold.near, fold.untaken = list(state["near"]), list(state["untaken"])
-    fold.held = {segment: count for segment, count in state["held"]}
-    fold.seen = {segment: at_ms for segment, at_ms in state["seen"]}
-    fold.chunk_seen = {base: at_ms for base, at_ms in state["chunk_seen"]}
-    fold.load_seconds({second: counts for second, counts in state["seconds"]})
+    fold.held, fold.seen, fold.touched = (dict(state[name]) for name in ("held", "seen", "touched"))
+    fold.chunk_seen = dict(state["chunk_seen"])
+    fold.load_seconds(dict(state["seconds"]))
 
 
 def _load_chunks(fold: Fold, state: dict[str, Any]) -> None:
@@ -216,7 +213,7 @@ def _check_rows(rows: Rows, sums: list[int]) -> None:
 
 def cut_rows(fold: Fold) -> None:
     """Removes from the queues' files what the replay will make again."""
-    for rows in _all_rows(fold):
+    for rows in fold.all_rows():
         rows.cut()
 
 

@@ -1,8 +1,8 @@
 """Retention: what may leave the disk, and when.
 
-A segment or chunk may go when nothing in it waits, nothing in it waited when the older of the two snapshots was taken (a
-replay from there reads it), and enough time has passed since the last of its messages became visible. Segments may go from
-the middle of the log: one message that waits a year holds its own segment, not the log behind it.
+A segment or chunk may go when nothing in it waits, nothing in it waited when the older of the two snapshots was taken
+(a replay from there reads it), and enough time has passed since the last of its messages became visible. Segments may
+go from the middle of the log: one message that waits a year holds its own segment, not the log behind it.
 """
 
 import numpy as np
@@ -22,14 +22,13 @@ def retain(log: Log, fold: Fold, older: Kept, seen_before_ms: int) -> int:
     for number in segments:
         log.remove_segment(number)
         fold.seen.pop(number, None)
+        fold.touched.pop(number, None)
     chunks = [base for base in fold.chunks.bases() if _chunk_may_go(base, fold, older, seen_before_ms)]
     for base in chunks:
         fold.chunks.remove(base)
         fold.chunk_seen.pop(base, None)
     if segments or chunks:
-        move_first_entries(log, fold)
-        gone = fold.far.rows.search("arrival", log.start, "left")
-        fold.far.drop(min(gone, older.taken))
+        _shorten_rows(log, fold, older)
     return len(segments) + len(chunks)
 
 
@@ -37,7 +36,7 @@ def _segment_may_go(number: int, log: Log, fold: Fold, older: Kept, seen_before_
     return (
         log.segment_end(number) <= older.position
         and number not in fold.held
-        and number not in older.held
+        and fold.touched.get(number, 0) <= older.position
         and fold.seen.get(number, 0) <= seen_before_ms
     )
 
@@ -52,13 +51,23 @@ def _chunk_may_go(base: int, fold: Fold, older: Kept, seen_before_ms: int) -> bo
     )
 
 
-def move_first_entries(log: Log, fold: Fold) -> None:
+def _shorten_rows(log: Log, fold: Fold, older: Kept) -> None:
+    """Lets rows go whose records are gone: when it is certain that the records do not come back after a power loss."""
+    log.sync_folder()
+    fold.chunks.sync_folder()
+    forget_dead_entries(log, fold)
+    fold.far.forget(min(fold.far.rows.search("arrival", log.start, "left"), older.taken))
+    for rows in fold.all_rows():
+        rows.remove_files(older.lengths.get(rows.folder, 0))
+
+
+def forget_dead_entries(log: Log, fold: Fold) -> None:
     """Moves the beginning of each queue to its first entry whose record is there."""
     present = np.array(log.segment_numbers(), np.int64)
     for queue in fold.queues:
         first = _first_live(queue, fold, present, log.segment_shift)
         if first > queue.first:
-            queue.drop(first)
+            queue.forget(first)
 
 
 def _first_live(queue: Queue, fold: Fold, present: np.ndarray, shift: int) -> int:

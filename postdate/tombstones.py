@@ -3,7 +3,8 @@
 A tombstone matches messages of its topic, key and due that arrived before it; a key may be used again after. It is kept
 until no such message can come into the wheel any more:
 
-- Spark has taken its entry of the far queue while its due was still beyond the horizon: from then on the table carries it;
+- Spark has taken its entry of the far queue while its due was still beyond the horizon: from then on the table
+  carries it;
 - or its due has been fired, and every far message older than it has been taken, or moved into the wheel by a rescue.
 """
 

@@ -5,12 +5,13 @@
             08:00:00.250  | e e e e e e e |
     runs    sorted rows of a staged chunk, read where they lie, with a cursor
 
-A slot exists while something is due in its millisecond. The next due instant is the smallest slot or the smallest cursor:
-a look, no search. Taking gives everything due at or before an instant in (due, arrival) order; the arrival of a single
-entry is its log offset, a staged row carries its own.
+A slot exists while something is due in its millisecond. The next due instant is the smallest slot or the smallest
+cursor: a look, no search. Taking gives everything due at or before an instant in (due, arrival) order; the arrival of
+a single entry is its log offset, a staged row carries its own.
 
-A cancelled entry stays where it is with its queue set to DEAD, and is left out when its slot is taken: a second cancel still
-finds it and can tell the truth. Instants come in as arguments; this file reads no clock and touches no disk.
+A cancelled entry stays where it is with its queue set to DEAD, and is left out when its slot is taken: a second
+cancel still finds it and can tell the truth. Instants come in as arguments; this file reads no clock and touches no
+disk.
 """
 
 import heapq
@@ -189,7 +190,8 @@ class Wheel:
         return due
 
     def take_few(self, at_ms: int, count_max: int) -> list[tuple[int, int, int, int, int]] | None:
-        """The earliest slot, where it holds a handful of singles: (due, queue, offset, size, tag hash) of the living ones.
+        """The earliest slot, where it holds a handful of singles: (due, queue, offset, size, tag hash) of the living
+        ones.
 
         None where it holds more, or staged rows are due: then `take` is the way.
         """

@@ -1339,15 +1339,25 @@ def test_a_first_pipeline_after_retention_takes_what_was_rescued_long_ago(data: 
     assert data.open(KEEP_DAY).fold.held == {}
 
 
-def test_the_broker_does_not_spin_over_taken_messages_whose_record_is_gone(data: Data) -> None:
-    broker = data.open(dataclasses.replace(KEEP_DAY, far_block_rows=4))
-    send(broker, T0, *[message(str(n), due=T0 + 10 * DAY_MS) for n in range(6)])
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("count", [6, 140])
+def test_the_broker_does_not_spin_over_taken_messages_whose_record_is_gone(
+    data: Data, count: int, restarts: bool
+) -> None:
+    """With 140 of them whole files of the far queue go too, and the snapshots that are kept know nothing of that."""
+    settings = dataclasses.replace(KEEP_DAY, far_block_rows=4)
+    broker = data.open(settings)
+    send_each(broker, T0, [message(str(n), due=T0 + 10 * DAY_MS) for n in range(count)])
     epoch = registered(broker)
-    stage(broker, epoch, 6, T0 + 1)
+    stage(broker, epoch, count, T0 + 1)
     for n in range(3):
         segment_of_messages(broker, T0 + 1, f"{n}.")
         snapshot(broker)
     assert broker.retain(T0 + 2 * DAY_MS) > 0
+    assert len(data.disk.list("far")) == 1
+    if restarts:
+        data.crash(broker)
+        broker = data.open(settings)
     at_ms = T0 + 10 * DAY_MS
     assert advance(broker, at_ms) > at_ms, "no pipeline, no record: there is nothing to do"
 

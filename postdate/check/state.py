@@ -26,6 +26,7 @@ def differences(folder: Folder, saved: Saved, fold: Fold) -> list[str]:
     names = folded["chunks"] | kept["chunks"]
     bases = {base for base, name in names.items() if folder.has_chunk(name)}
     _leave_out_gone(kept, folded, "seen", numbers)
+    _leave_out_gone(kept, folded, "touched", numbers)
     _leave_out_gone(kept, folded, "chunks", bases)
     _leave_out_gone(kept, folded, "chunk_seen", bases)
     return list(_differences("", kept, folded))
@@ -35,7 +36,7 @@ def _comparable(state: dict[str, Any]) -> dict[str, Any]:
     state = {name: value for name, value in state.items() if name != "seconds"}
     state["far"] = {name: value for name, value in state["far"].items() if name not in recovery.LOCAL_FAR_STATE}
     state["queues"] = [[length, times_length] for length, times_length, _ in state["queues"]]
-    for name in ("held", "seen", "chunks", "chunk_seen"):
+    for name in ("held", "seen", "touched", "chunks", "chunk_seen"):
         state[name] = dict(state[name])
     state["tombstones"] = sorted(state["tombstones"])
     state["groups"] = state["groups"] | {"offsets": sorted(state["groups"]["offsets"])}

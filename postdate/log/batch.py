@@ -119,7 +119,8 @@ class Found(NamedTuple):
 def parse(view: View, position: int, offset: int) -> Found:
     """Reads the batch at a position of a segment's view, which should be the one at this offset of the log.
 
-    Never raises for what the bytes say: damage and the end of the log look alike from here, and the log tells them apart.
+    Never raises for what the bytes say: damage and the end of the log look alike from here, and the log tells them
+    apart.
     """
     data = view[position : position + HEADER_BYTES]
     if len(data) < HEADER_BYTES:

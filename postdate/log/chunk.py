@@ -8,8 +8,8 @@
     | the records                                                                                |
     +--------------------------------------------------------------------------------------------+
 
-Little-endian; sums are xxh3. A staged chunk gets a range of offsets of its own, above every offset of the log (CHUNK_BIT),
-so that a queue entry resolves to a record the same way wherever the record lies.
+Little-endian; sums are xxh3. A staged chunk gets a range of offsets of its own, above every offset of the log
+(CHUNK_BIT), so that a queue entry resolves to a record the same way wherever the record lies.
 """
 
 import struct
@@ -169,6 +169,11 @@ class Chunks:
 
     def bases(self) -> list[int]:
         return list(self._bases)
+
+    def sync_folder(self) -> None:
+        """Makes removals durable."""
+        if self._disk.list(FOLDER):
+            self._disk.sync_folder(FOLDER)
 
     def remove(self, base: int) -> None:
         """For retention: the caller has made sure that nothing needs it."""

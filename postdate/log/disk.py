@@ -206,7 +206,7 @@ class FolderLock:
             holder = os.pread(self._descriptor, 32, 0).decode("ascii", "replace").strip()
             os.close(self._descriptor)
             raise FolderInUse(
-                f"{folder} is in use by process {holder or 'unknown'}: stop that broker, or give this one another folder"
+                f"{folder} is in use by process {holder or 'unknown'}: stop that broker, or use another folder"
             ) from error
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)

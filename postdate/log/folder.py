@@ -21,7 +21,8 @@ def open_folder(disk: Disk, settings: Settings) -> dict[str, int]:
         return _read_format(disk)
     if names:
         raise ForeignFolder(
-            f"the folder holds {names[0]!r} but no file {FORMAT_FILE}: it is not a Postdate folder; give the broker an empty one"
+            f"the folder holds {names[0]!r} but no file {FORMAT_FILE}: it is not a Postdate folder; "
+            "give the broker an empty one"
         )
     fixed = {"format": FORMAT} | {name: getattr(settings, name) for name in FIXED_SETTINGS}
     disk.write(FORMAT_FILE + ".new", 0, json.dumps(fixed).encode())
@@ -40,6 +41,7 @@ def _read_format(disk: Disk) -> dict[str, int]:
         raise ForeignFolder(f"the file {FORMAT_FILE} is not readable ({error}): restore it from a copy") from error
     if found["format"] > FORMAT:
         raise ForeignFolder(
-            f"the folder has format {found['format']}, this program knows up to {FORMAT}: it was written by a newer Postdate, use that"
+            f"the folder has format {found['format']}, this program knows up to {FORMAT}: "
+            "it was written by a newer Postdate, use that"
         )
     return found

@@ -139,7 +139,8 @@ class Log:
 
     def _failed(self) -> LogFailed:
         return LogFailed(
-            f"the log takes no more writes since a disk error ({self.failure}); restart the broker, it reads the tail anew"
+            f"the log takes no more writes since a disk error ({self.failure}); "
+            "restart the broker, it reads the tail anew"
         )
 
     def close(self) -> None:
@@ -208,8 +209,8 @@ class Log:
     def recovered(self, start: int, known_durable: int) -> Iterator[Batch]:
         """Yields every batch from `start` to the end of the log, then makes that end firm; must be read to its end.
 
-        `known_durable` is what the snapshots know to be on disk. A torn tail is cut, zeroed and synced. Raises CorruptLog
-        for damage below what is known to be durable.
+        `known_durable` is what the snapshots know to be on disk. A torn tail is cut, zeroed and synced. Raises
+        CorruptLog for damage below what is known to be durable.
         """
         self._segments.check_sizes()
         scan = Scan(self._segments, start, known_durable)
@@ -255,8 +256,8 @@ class Log:
     def _confirm(self, known_durable: int, end: int) -> None:
         """Writes the tail once more and syncs it.
 
-        What we just read may come from memory alone: after a failed sync the kernel holds pages as clean that never reached
-        the disk. Only a write makes them dirty again.
+        What we just read may come from memory alone: after a failed sync the kernel holds pages as clean that never
+        reached the disk. Only a write makes them dirty again.
         """
         for base in self._segments.bases:
             low, high = max(known_durable, base), min(end, base + self._segments.segment_bytes)

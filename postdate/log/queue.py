@@ -3,8 +3,9 @@
     entries   | log offset int64 | size int32 | tag int64 |     20 bytes, one per message, in the order of consuming
     times     | visible at int64 | offset int64 |               16 bytes, one per instant at which the queue grew
 
-A row of `times` says: the entries from `offset` on became visible at that instant, up to the next row. It is sparse where
-many come at once and exact everywhere. Instants never go back here, even if the broker's clock did: search needs order.
+A row of `times` says: the entries from `offset` on became visible at that instant, up to the next row. It is sparse
+where many come at once and exact everywhere. Instants never go back here, even if the broker's clock did: search
+needs order.
 """
 
 import struct
@@ -74,10 +75,10 @@ class Queue:
             return self.length
         return int(self.times.read(row, row + 1)["offset"][0])
 
-    def drop(self, before: int) -> None:
+    def forget(self, before: int) -> None:
         """Forgets entries before this offset, and the times that only they need."""
-        self.entries.drop(before)
-        self.times.drop(max(self.times.search("offset", before, "right") - 1, 0))
+        self.entries.forget(before)
+        self.times.forget(max(self.times.search("offset", before, "right") - 1, 0))
 
     def rows(self) -> tuple[Rows, Rows]:
         return self.entries, self.times

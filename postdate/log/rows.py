@@ -25,8 +25,8 @@ class Rows:
     """One sequence of rows. `length` counts all of them, in files or in memory."""
 
     __slots__ = (
-        "_cache", "_cache_start", "_disk", "_dtype", "_file_rows", "_folder", "_item", "_spill_at", "_tail", "_tail_bytes",
-        "first", "length", "stored", "sums", "synced", "write_error",
+        "_cache", "_cache_start", "_disk", "_dtype", "_file_rows", "_folder", "_item", "_spill_at", "_tail",
+        "_tail_bytes", "first", "length", "stored", "sums", "synced", "write_error",
     )  # fmt: skip
 
     def __init__(
@@ -71,7 +71,9 @@ class Rows:
             self._tail += rows.tobytes()
 
     def spill(self) -> None:
-        """Writes the rows in memory to their files. Where that fails they stay, and the next try comes at twice as many."""
+        """Writes the rows in memory to their files. Where that fails they stay, and the next try comes at twice as
+        many.
+        """
         if not self._tail:
             return
         if self._store(memoryview(bytes(self._tail))):
@@ -203,11 +205,15 @@ class Rows:
             elif self._disk.size(path) > keep:
                 self._disk.truncate(path, keep)
 
-    def drop(self, before: int) -> None:
-        """Forgets rows before this one; files that hold no others are removed, but the last one always stays."""
+    def forget(self, before: int) -> None:
+        """Forgets rows before this one; their files stay until `remove_files`."""
         self.first = max(self.first, before)
+
+    def remove_files(self, kept_length: int) -> None:
+        """Removes files whose rows are all forgotten, up to the file of the last of the first `kept_length` rows: a
+        snapshot of that length must be loadable."""
         for name in self._disk.list(self._folder):
-            if int(name) + self._file_rows <= min(self.first, self.length - 1):
+            if int(name) + self._file_rows <= min(self.first, kept_length - 1):
                 self._disk.remove(f"{self._folder}/{name}")
 
     def find_first(self) -> None:

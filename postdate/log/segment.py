@@ -166,7 +166,9 @@ def full_or(error: OSError, sentence: str) -> PostdateError:
 
 
 class SegmentKeeper:
-    """The helper thread that zeroes segments ahead of use. A full disk is not its to report: it tries again each second."""
+    """The helper thread that zeroes segments ahead of use. A full disk is not its to report: it tries again each
+    second.
+    """
 
     _RETRY_S = 1.0
 

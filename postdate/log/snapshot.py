@@ -7,9 +7,9 @@
     +-------+------+-----------+                   +------+----------+----------+------+
     4       4      8                               4      8          8
 
-The last section is END and holds the number of sections before it. A file without it, or with a checksum that does not
-match, does not count. A snapshot is written beside its name and renamed when all of it, and the log and queues up to its
-position, are on disk. The newest two are kept.
+The last section is END and holds the number of sections before it. A file without it, or with a checksum that does
+not match, does not count. A snapshot is written beside its name and renamed when all of it, and the log and queues up
+to its position, are on disk. The newest two are kept.
 """
 
 import json

@@ -9,8 +9,8 @@
     clock.pass_ms(3_600_000)             # an hour in no time
     broker.advance(clock.now_ms())
 
-`python -m postdate.simulation --seeds 1000` runs random histories of sends, cancels, stages, clock jumps, crashes and full
-disks against a small dictionary model; a failing one is shortened and printed with its seed.
+`python -m postdate.simulation --seeds 1000` runs random histories of sends, cancels, stages, clock jumps, crashes and
+full disks against a small dictionary model; a failing one is shortened and printed with its seed.
 """
 
 from postdate.simulation.disk import Killed, VirtualDisk

@@ -1,9 +1,9 @@
 """A disk in memory that keeps the promises of a real one and not one more.
 
-What is written is seen at once, and is on disk only when its file has been synced; a name only when its folder has been.
-`lose_power` keeps what was synced and, of the rest, whatever the dice say: any subset of the writes, torn in pieces, in any
-order of arrival. `kill` ends the process alone: what was written stays. On demand a sync fails (and drops what it should have
-written, as Linux does), bits flip, there is no more room, and a fault point kills.
+What is written is seen at once, and is on disk only when its file has been synced; a name only when its folder has
+been. `lose_power` keeps what was synced and, of the rest, whatever the dice say: any subset of the writes, torn in
+pieces, in any order of arrival. `kill` ends the process alone: what was written stays. On demand a sync fails (and
+drops what it should have written, as Linux does), bits flip, there is no more room, and a fault point kills.
 """
 
 import errno

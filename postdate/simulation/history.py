@@ -21,33 +21,37 @@ class Failure(NamedTuple):
         return f"seed {self.seed}: {type(self.error).__name__}: {self.error}\nshortest history found:\n{ops}"
 
 
+def _no_numbers(_: random.Random) -> tuple[int, ...]:
+    return ()
+
+
 # (weight, verb, how its numbers are drawn)
 _VERBS: list[tuple[float, str, Callable[[random.Random], tuple[int, ...]]]] = [
     (16, "send", lambda d: (d.randrange(7), _amount(d), d.randrange(4), d.randrange(4), d.choice((1, 1, 1, 2, 3, 8)))),
     (2, "resend", lambda d: (d.randrange(1_000),)),
     (8, "cancel", lambda d: (d.randrange(1_000), d.choice((0, 0, 0, 1, 2, 3)))),
-    (10, "flush", lambda d: ()),
+    (10, "flush", _no_numbers),
     (14, "pass", lambda d: (d.choice((1, 10, 500, 2_000, 10_000, 40_000)),)),
-    (4, "advance", lambda d: ()),
+    (4, "advance", _no_numbers),
     (2, "step", lambda d: (d.choice((-20_000, -3_000, -500, 700, 30_000)),)),
     (2, "commit", lambda d: (d.randrange(2), d.randrange(10))),
     (1, "resize", lambda d: (d.randrange(2), d.randrange(1, 4))),
     (0.4, "delete", lambda d: (d.randrange(2),)),
-    (2, "register", lambda d: ()),
+    (2, "register", _no_numbers),
     (4, "read", lambda d: (d.randrange(1, 12),)),
     (4, "stage", lambda d: (d.choice((0, 3_000, 6_000, 20_000)),)),
-    (1, "stage_again", lambda d: ()),
-    (2, "detach", lambda d: ()),
+    (1, "stage_again", _no_numbers),
+    (2, "detach", _no_numbers),
     (3, "snapshot", lambda d: (d.randrange(1 << 30),)),
-    (2, "retain", lambda d: ()),
-    (1.5, "close", lambda d: ()),
-    (2, "kill", lambda d: ()),
+    (2, "retain", _no_numbers),
+    (1.5, "close", _no_numbers),
+    (2, "kill", _no_numbers),
     (3, "power", lambda d: (d.randrange(1 << 30),)),
     (1.5, "spoil", lambda d: (d.randrange(1 << 30),)),
     (3, "kill_soon", lambda d: (d.randrange(40),)),
-    (0.7, "fail_sync", lambda d: ()),
+    (0.7, "fail_sync", _no_numbers),
     (0.7, "full", lambda d: (d.choice((0, 2_000, 20_000)),)),
-    (1.5, "room", lambda d: ()),
+    (1.5, "room", _no_numbers),
 ]
 
 

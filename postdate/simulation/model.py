@@ -1,7 +1,7 @@
 """What must be true: a dictionary of messages and the promises of the design, checked against what the broker shows.
 
-The model knows what the client was told and nothing of how the broker works. After each step the world tells it what has
-become visible; it raises Broken with a sentence where a promise is.
+The model knows what the client was told and nothing of how the broker works. After each step the world tells it what
+has become visible; it raises Broken with a sentence where a promise is.
 """
 
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """A pipeline without Spark: it obeys the same calls in the same order, in memory that no crash takes.
 
-It reads far rows, keeps them in a table, and stages chunks. As in the real one, the table is durable before the stage is
-called, and the table knows by itself how far it has read; a stage that fails is made anew from the broker's place.
+It reads far rows, keeps them in a table, and stages chunks. As in the real one, the table is durable before the stage
+is called, and the table knows by itself how far it has read; a stage that fails is made anew from the broker's place.
 """
 
 import json

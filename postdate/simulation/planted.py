@@ -1,7 +1,7 @@
 """Planted histories: the races that the rules of the log exist for, each written down once.
 
-`seen` and `unseen` name messages (m1, m2, ... in the order of sending) that must, or must not, have reached a consumer at
-the end. Where a crash decides (`power`), a history runs under many dice and only the model judges.
+`seen` and `unseen` name messages (m1, m2, ... in the order of sending) that must, or must not, have reached a
+consumer at the end. Where a crash decides (`power`), a history runs under many dice and only the model judges.
 """
 
 from typing import NamedTuple
@@ -73,7 +73,8 @@ PLANTED = (
     # Spark has taken the message and not yet the cancel when the due passes; a bounded batch brings the message late.
     Planted(
         "a cancel that Spark takes after its message's due",
-        (_FAR, _FLUSH, Op("register"), Op("read", (1,)), _CANCEL_FIRST, _FLUSH, Op("stage", (0,)), Op("pass", (10_000,)),
+        (_FAR, _FLUSH, Op("register"), Op("read", (1,)), _CANCEL_FIRST, _FLUSH, Op("stage", (0,)),
+         Op("pass", (10_000,)),
          Op("stage", (20_000,)), Op("pass", (20_000,))),
         unseen=("m1",),
     ),
@@ -85,12 +86,14 @@ PLANTED = (
     ),
     Planted(
         "a cancel between a batch's read and its stage",
-        (_FAR, _FLUSH, Op("register"), Op("read", (9,)), _CANCEL_FIRST, _FLUSH, Op("stage", (20_000,)), Op("pass", (20_000,))),
+        (_FAR, _FLUSH, Op("register"), Op("read", (9,)), _CANCEL_FIRST, _FLUSH, Op("stage", (20_000,)),
+         Op("pass", (20_000,))),
         unseen=("m1",),
     ),
     Planted(
         "a cancel while a snapshot is written",
-        (_NEAR, _FLUSH, Op("snapshot", (1,)), _CANCEL_FIRST, _FLUSH, Op("snapshot", (2,)), Op("kill"), Op("pass", (2_000,))),
+        (_NEAR, _FLUSH, Op("snapshot", (1,)), _CANCEL_FIRST, _FLUSH, Op("snapshot", (2,)), Op("kill"),
+         Op("pass", (2_000,))),
     ),
 )  # fmt: skip
 

@@ -1,11 +1,12 @@
 """One run of a history: a broker on a virtual disk and a manual clock, a pipeline, a model that watches.
 
-A history is a list of Ops: a verb and whole numbers. Every verb can stand anywhere in a history, so that a failing one can
-be shortened by leaving ops out. Whatever is random inside an op comes from its numbers, never from outside.
+A history is a list of Ops: a verb and whole numbers. Every verb can stand anywhere in a history, so that a failing
+one can be shortened by leaving ops out. Whatever is random inside an op comes from its numbers, never from outside.
 """
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -209,7 +210,9 @@ class World:
     # -- producers ----------------------------------------------------------------------------------------------
 
     def do_send(self, form: int, amount: int, key: int, place: int, count: int) -> None:
-        """`form` is how the delay is asked for, `place` chooses topic and queue, `key` a user key that others use too."""
+        """`form` is how the delay is asked for, `place` chooses topic and queue, `key` a user key that others use
+        too.
+        """
         broker, now = self._broker(), self.clock.now_ms()
         topic = TOPICS[place % len(TOPICS)]
         queue_id = place // len(TOPICS) % broker.fold.topics.get(topic).write_queue_count
@@ -346,7 +349,9 @@ class World:
             self.model.complete(min(broker.fold.fired_at_ms, self.clock.now_ms()), self._excused(broker))
 
     def _excused(self, broker: Broker) -> frozenset[str]:
-        """What only the pipeline can bring: all it holds while it is there, and while it is away what the log has not."""
+        """What only the pipeline can bring: all it holds while it is there, and while it is away what the log has
+        not.
+        """
         held = self.pipeline.held_names(broker)
         if broker.pipeline_alive:
             return held
@@ -469,10 +474,8 @@ class World:
         """A clean stop and start."""
         broker = self._broker()
         self.do_flush()
-        try:
+        with suppress(OSError):  # no room for the last snapshot: the next start replays more
             broker.close()
-        except OSError:
-            pass  # no room for the last snapshot: the next start replays more
         self._reopen()
 
     def _reopen(self) -> None:
@@ -487,7 +490,9 @@ class World:
         self._crash(power_seed=seed)
 
     def do_spoil(self, bit: int) -> None:
-        """The process dies and the newest snapshot goes bad: the start falls back to the older one, or to the whole log."""
+        """The process dies and the newest snapshot goes bad: the start falls back to the older one, or to the whole
+        log.
+        """
         paths = [path for path in self.disk.paths() if path.startswith("snapshots/") and path[-1].isdecimal()]
         if len(paths) > 1 or (paths and self._broker().log.start == 0):
             self.disk.flip(paths[-1], bit % (8 * self.disk.size(paths[-1])))
