@@ -268,6 +268,8 @@ class Far:
     def forget(self, before: int) -> None:
         """Forgets rows before this one."""
         self.rows.forget(before)
+        for block in range(min(self.rows.first // self._block_rows, len(self._lows))):
+            self._lows[block] = self._wakes[block] = NEVER
         gone = [block for block in self._cancel_dues if (block + 1) * self._block_rows <= before]
         for block in gone:
             del self._cancel_dues[block]

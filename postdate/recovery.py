@@ -172,6 +172,7 @@ def load(fold: Fold, sections: list[snapshot.Section]) -> None:
     for rows in fold.all_rows():
         rows.find_first()
         _check_rows(rows, sums[rows.folder])
+    fold.far.forget(fold.far.rows.first)
     for section in sections:
         if section.kind == snapshot.SLOTS:
             fold.wheel.load(section.data)

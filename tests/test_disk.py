@@ -100,7 +100,7 @@ def test_a_locked_folder_is_refused_with_a_sentence(disk: RealDisk) -> None:
     with pytest.raises(FolderInUse) as caught:
         RealDisk(disk.root).lock()
     assert str(caught.value) == (
-        f"{disk.root} is in use by process {os.getpid()}: stop that broker, or give this one another folder"
+        f"{disk.root} is in use by process {os.getpid()}: stop that broker, or use another folder"
     )
     lock.release()
     again = disk.lock()

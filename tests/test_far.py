@@ -287,21 +287,21 @@ def test_cancels_among_the_taken_rows_are_found_by_due(far: Far) -> None:
     assert far.state()["cancels"] == [[0, 20, 50], [1, 50, 50]], "block, smallest and largest due"
 
 
-def test_dropping_forgets_rows_and_the_cancels_of_whole_blocks(far: Far) -> None:
+def test_forgetting_rows_forgets_the_cancels_of_whole_blocks(far: Far) -> None:
     for n in range(3 * BLOCK):
         far.push_cancel(row(n * 100, 50 + n, CANCEL), 50 + n)
     far.take(3 * BLOCK, 0)
-    far.drop(BLOCK + 1)
+    far.forget(BLOCK + 1)
     assert far.rows.first == BLOCK + 1
     assert arrivals(far.taken_cancels(0, NEVER)) == [n * 100 for n in range(BLOCK + 1, 3 * BLOCK)]
     assert [block for block, _, _ in far.state()["cancels"]] == [1, 2]
 
 
 @pytest.mark.parametrize("before", [1, BLOCK, BLOCK + 1, 2 * BLOCK])
-def test_dropped_rows_are_not_waited_for(far: Far, before: int) -> None:
+def test_forgotten_rows_are_not_waited_for(far: Far, before: int) -> None:
     fill(far, *range(10, 10 + 2 * BLOCK), 90)
     far.take(2 * BLOCK, 0)
-    far.drop(before)
+    far.forget(before)
     for _ in range(5):
         if far.earliest(untaken_only=False) == NEVER:
             break

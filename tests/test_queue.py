@@ -84,10 +84,14 @@ def test_a_queue_opened_again_goes_on_where_it_was(tmp_path: Path, queue: Queue)
     assert (tmp_path / "queues" / "7" / "entries" / f"{0:020d}").exists()
 
 
-def test_dropping_keeps_the_times_of_what_is_left(tmp_path: Path, queue: Queue) -> None:
+def test_forgetting_keeps_the_times_of_what_is_left(tmp_path: Path, queue: Queue) -> None:
     for n in range(200):
         push(queue, 2, 1_000 + n)
-    queue.drop(301)
+    for rows in queue.rows():
+        rows.spill()
+    queue.forget(301)
+    queue.entries.remove_files(400)
+    queue.times.remove_files(200)
     assert (queue.first, queue.length) == (301, 400)
     assert queue.visible_at_ms(301, 400).tolist() == [1_000 + n // 2 for n in range(301, 400)]
     assert queue.search(0) <= 301, "where the search begins is the caller's to bound"
@@ -97,13 +101,15 @@ def test_dropping_keeps_the_times_of_what_is_left(tmp_path: Path, queue: Queue) 
     }
     assert files["entries"][0] == f"{256:020d}"
     assert files["times"][0] == f"{128:020d}", "row 150 says when entry 301 became visible"
-    queue.drop(200)
+    queue.forget(200)
     assert queue.first == 301, "what is gone stays gone"
 
 
-def test_a_queue_of_which_all_is_dropped_goes_on(queue: Queue) -> None:
+def test_a_queue_of_which_all_is_forgotten_goes_on(queue: Queue) -> None:
     push(queue, 130, 100)
-    queue.drop(130)
+    queue.forget(130)
+    for rows in queue.rows():
+        rows.remove_files(rows.length)
     assert (queue.first, queue.length) == (130, 130)
     push(queue, 3, 100)
     push(queue, 1, 200)

@@ -141,30 +141,58 @@ def test_search_gives_what_numpy_gives(
 def test_search_begins_at_the_first_row_that_is_there(disk: FaultyDisk) -> None:
     rows = make(disk)
     rows.extend(many(0, 24))
-    rows.drop(17)
+    rows.forget(17)
+    rows.remove_files(24)
     assert rows.search("key", 0, "left") == 17
     assert rows.search("key", 200, "left") == 20
-    rows.drop(24)
+    rows.forget(24)
     assert rows.search("key", 0, "left") == 24
 
 
-def test_dropping_removes_whole_files_alone(disk: FaultyDisk) -> None:
+def test_forgotten_rows_keep_their_files_until_these_are_removed(disk: FaultyDisk) -> None:
     rows = make(disk)
     rows.extend(many(0, 24))
-    rows.drop(7)
+    rows.forget(17)
+    assert (rows.first, sizes(disk)) == (17, {0: 8, 8: 8, 16: 8})
+    rows.remove_files(24)
+    assert sizes(disk) == {16: 8}
+    rows.check_files()
+    assert values(rows, 17, 24) == list(range(17, 24))
+
+
+def test_whole_files_of_forgotten_rows_are_removed_and_no_others(disk: FaultyDisk) -> None:
+    rows = make(disk)
+    rows.extend(many(0, 24))
+    rows.forget(7)
+    rows.remove_files(24)
     assert (rows.first, sizes(disk)) == (7, {0: 8, 8: 8, 16: 8})
-    rows.drop(8)
+    rows.forget(8)
+    rows.remove_files(24)
     assert (rows.first, sizes(disk)) == (8, {8: 8, 16: 8})
-    rows.drop(3)
+    rows.forget(3)
     assert rows.first == 8, "what is gone stays gone"
     rows.check_files()
     assert values(rows, 8, 24) == list(range(8, 24))
 
 
-def test_the_last_file_stays_however_much_is_dropped(disk: FaultyDisk) -> None:
+@pytest.mark.parametrize(("kept_length", "left"), [(0, 0), (1, 0), (8, 0), (9, 8), (16, 8), (17, 16), (24, 16)])
+def test_a_file_stays_while_a_snapshot_ends_in_it(disk: FaultyDisk, kept_length: int, left: int) -> None:
     rows = make(disk)
     rows.extend(many(0, 24))
-    rows.drop(24)
+    rows.forget(24)
+    rows.remove_files(kept_length)
+    assert min(sizes(disk)) == left
+    if kept_length:
+        again = make(disk, kept_length)
+        again.find_first()
+        again.check_files()
+
+
+def test_the_last_file_stays_however_much_is_forgotten(disk: FaultyDisk) -> None:
+    rows = make(disk)
+    rows.extend(many(0, 24))
+    rows.forget(24)
+    rows.remove_files(24)
     assert (rows.first, sizes(disk)) == (24, {16: 8})
     push(rows, 24, 30)
     assert values(rows, 24, 30) == list(range(24, 30))
@@ -242,7 +270,7 @@ def test_checksums_cover_blocks_and_notice_a_change(disk: FaultyDisk, monkeypatc
     disk.write("rows/00000000000000000000", 13, b"\xff")
     fresh = make(disk, 12)
     assert fresh.block_sum(0, 12) != rows.sums[0] or fresh.block_sum(1, 12) != rows.sums[1]
-    rows.drop(8)
+    rows.forget(8)
     assert rows.block_sum(0, 12) == 0
 
 
