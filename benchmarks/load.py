@@ -44,7 +44,7 @@ def opened(folder: Path, settings: Settings | None = None) -> Broker:
     broker = Broker(RealDisk(folder), settings or Settings())
     if TOPIC not in broker.fold.topics.by_name:
         broker.put_topic(TOPIC, START_AT_MS, read_queue_count=QUEUE_COUNT, write_queue_count=QUEUE_COUNT)
-    keeper = SegmentKeeper(broker.log._segments)
+    broker.start_keeper()
     broker.log.keeper = keeper
     while broker.log.spare_count < 2:
         time.sleep(0.001)

@@ -41,8 +41,15 @@ class Content:
         del self.seen[size:]
 
     def sync(self) -> None:
-        self.on_disk = bytearray(self.seen)
+        for position, data in self.unsynced:
+            self._keep(position, data)
         self.unsynced.clear()
+
+    def _keep(self, position: int, data: bytes) -> None:
+        if position < 0:
+            del self.on_disk[int(data) :]
+        else:
+            _put(self.on_disk, position, data)
 
     def drop_unsynced(self) -> None:
         """A failed sync: what is seen stays, but nobody will ever write it to the disk."""
@@ -58,10 +65,8 @@ class Content:
         fate = dice.random()
         if fate < 0.4:
             return
-        if position < 0:
-            del self.on_disk[int(data) :]
-        elif fate < 0.8:
-            _put(self.on_disk, position, data)
+        if fate < 0.8 or position < 0:
+            self._keep(position, data)
         else:
             for start in range(0, len(data), SECTOR_BYTES):
                 if dice.random() < 0.5:
@@ -140,11 +145,12 @@ class VirtualDisk:
         self._forget_process()
 
     def lose_power(self, dice: random.Random) -> None:
-        """The machine is gone. Names are journalled, so of the unsynced changes of names a prefix survives."""
+        """The machine is gone. Names are journalled: of the unsynced changes in a folder the first ones survive."""
         self._forget_process()
-        keep = dice.randint(0, len(self._changes))
-        for _, change in self._changes[:keep]:
-            change(self._on_disk)
+        for folder in sorted({place for place, _ in self._changes}):
+            changes = [change for place, change in self._changes if place == folder]
+            for change in changes[: dice.randint(0, len(changes))]:
+                change(self._on_disk)
         self._changes.clear()
         for content in self._on_disk.values():
             content.lose_power(dice)
