@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from postdate.broker import Broker
 from postdate.config import Settings
 from postdate.log.disk import RealDisk
-from postdate.log.segment import SegmentKeeper
 from postdate.message import Message
 
 TOPIC = "bench"
@@ -45,7 +44,6 @@ def opened(folder: Path, settings: Settings | None = None) -> Broker:
     if TOPIC not in broker.fold.topics.by_name:
         broker.put_topic(TOPIC, START_AT_MS, read_queue_count=QUEUE_COUNT, write_queue_count=QUEUE_COUNT)
     broker.start_keeper()
-    broker.log.keeper = keeper
     while broker.log.spare_count < 2:
         time.sleep(0.001)
     return broker

@@ -198,11 +198,8 @@ class Fold:
         """The same as _apply_message for each row, by columns."""
         at_ms, due = batch.at_ms, rows["due"]
         offset = rows["position"].astype(np.int64) + batch.offset
-        for level in np.unique(rows["level"]).tolist():
-            if level:
-                chosen = rows["level"] == level
-                entries = _entries(offset[chosen], rows["size"][chosen], due[chosen])
-                self.queues[self._level_number(level)].extend(entries, at_ms)
+        if rows["level"].any():
+            self._index_levels(rows, offset, at_ms)
         now = due <= at_ms
         near = ~now & (due <= max(self.far.horizon_at_ms, at_ms + self.lead_ms))
         far = ~now & ~near
@@ -218,6 +215,13 @@ class Fold:
             _add(self.untaken, rows["queue"][far])
             self.far.extend(_far_rows(rows[far], offset[far]))
         return answers.tolist()
+
+    def _index_levels(self, rows: np.ndarray, offset: np.ndarray, at_ms: int) -> None:
+        for level, _ in _counts(rows["level"]):
+            if level:
+                chosen = rows["level"] == level
+                entries = _entries(offset[chosen], rows["size"][chosen], rows["due"][chosen])
+                self.queues[self._level_number(level)].extend(entries, at_ms)
 
     def _hold(self, rows: np.ndarray, offset: np.ndarray) -> None:
         """Counts messages that begin to wait."""

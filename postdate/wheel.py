@@ -138,12 +138,7 @@ class Wheel:
 
     def add(self, due: int, entry: bytes) -> None:
         """One packed SINGLE."""
-        slot = self._slots.get(due)
-        if slot is None:
-            slot = self._new_slot(due)
-        elif self._frozen is not None:
-            self._frozen.touch(due, slot)
-        slot += entry
+        self._slot_to_grow(due).extend(entry)
         self.count += 1
 
     def add_many(self, due: np.ndarray, entries: np.ndarray) -> None:
@@ -155,21 +150,18 @@ class Wheel:
         packed = entries[order].tobytes()
         starts = np.flatnonzero(np.concatenate([[True], due[1:] != due[:-1]]))
         stops = np.append(starts[1:], len(due))
-        for at, start, stop in zip(due[starts].tolist(), starts.tolist(), stops.tolist(), strict=True):
-            self._add_packed(at, packed[start * SINGLE_BYTES : stop * SINGLE_BYTES])
+        bounds = zip(
+            due[starts].tolist(), (starts * SINGLE_BYTES).tolist(), (stops * SINGLE_BYTES).tolist(), strict=True
+        )
+        for at, start, stop in bounds:
+            self._slot_to_grow(at).extend(packed[start:stop])
+        self.count += len(due)
 
-    def _add_packed(self, due: int, packed: bytes) -> None:
+    def _slot_to_grow(self, due: int) -> bytearray:
         slot = self._slots.get(due)
         if slot is None:
-            slot = self._new_slot(due)
-        elif self._frozen is not None:
-            self._frozen.touch(due, slot)
-        slot += packed
-        self.count += len(packed) // SINGLE_BYTES
-
-    def _new_slot(self, due: int) -> bytearray:
-        slot = self._slots[due] = bytearray()
-        heapq.heappush(self._dues, due)
+            slot = self._slots[due] = bytearray()
+            heapq.heappush(self._dues, due)
         if self._frozen is not None:
             self._frozen.touch(due, slot)
         return slot
@@ -302,9 +294,8 @@ class Wheel:
         for due, count in heads.tolist():
             slot = piece[at : at + count * SINGLE_BYTES]
             at += len(slot)
-            self._add_packed(due, slot)
-            dead = np.frombuffer(slot, SINGLE)["queue"] == DEAD
-            self.count -= int(dead.sum())
+            self._slot_to_grow(due).extend(slot)
+            self.count += int(np.count_nonzero(np.frombuffer(slot, SINGLE)["queue"] != DEAD))
 
 
 class _Frozen:

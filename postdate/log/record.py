@@ -132,7 +132,8 @@ def encode(message: Message, topic: bytes, offset: int, stored_at_ms: int, store
 
     Raises UsageError for a host whose address has not 4 or 16 bytes.
     """
-    body, properties, born_host = message.body, message.properties, message.born_host
+    # Unpacked once: reading ten attributes costs as much as packing them.
+    _, body, properties, queue_id, flag, sys_flag, born_at_ms, born_host, reconsume_times, prepared_offset = message
     layout = _layout_for(born_host, store_host)
     if len(topic) <= TOPIC_BYTES_MAX_V1:
         magic, topic_length = MAGIC_V1, _INT8
@@ -146,19 +147,19 @@ def encode(message: Message, topic: bytes, offset: int, stored_at_ms: int, store
                 size,
                 magic,
                 crc32(body) & _CRC_MASK,
-                message.queue_id,
-                message.flag,
+                queue_id,
+                flag,
                 0,
                 offset,
-                message.sys_flag & ~_HOSTS_V6 | layout.host_bits,
-                message.born_at_ms,
+                sys_flag & ~_HOSTS_V6 | layout.host_bits,
+                born_at_ms,
                 born_host.address,
                 born_host.port,
                 stored_at_ms,
                 store_host.address,
                 store_host.port,
-                message.reconsume_times,
-                message.prepared_offset,
+                reconsume_times,
+                prepared_offset,
                 len(body),
             ),
             body,
