@@ -59,6 +59,14 @@ def _amount(dice: random.Random) -> int:
     return dice.choice((0, 1, 2, 100, 1_000, 4_999, 5_000, 5_001, 8_000, 30_000, 100_000, dice.randrange(60_000)))
 
 
+# By the seed's last digit: other settings than the usual ones.
+_VARIANTS = {
+    3: with_settings(flush="async"),
+    7: with_settings(wheel_entries_max=12),
+    8: with_settings(rows_by_column=64),
+}
+
+
 def random_history(seed: int) -> list[Op]:
     dice = random.Random(seed)
     weights = [weight for weight, _, _ in _VERBS]
@@ -68,8 +76,7 @@ def random_history(seed: int) -> list[Op]:
 
 def run_history(history: list[Op], seed: int = 0) -> None:
     """Raises what the history breaks. Some seeds run with other settings."""
-    settings = with_settings(wheel_entries_max=12) if seed % 10 == 7 else SETTINGS
-    world = World(settings)
+    world = World(_VARIANTS.get(seed % 10, SETTINGS))
     for op in history:
         world.run(op)
     world.finish()

@@ -487,7 +487,8 @@ class World:
         self._crash(power_seed=None)
 
     def do_power(self, seed: int) -> None:
-        self._crash(power_seed=seed)
+        """Power is lost. An async broker promises nothing then, so it is only killed."""
+        self._crash(power_seed=None if self.settings.flush == "async" else seed)
 
     def do_spoil(self, bit: int) -> None:
         """The process dies and the newest snapshot goes bad: the start falls back to the older one, or to the whole
