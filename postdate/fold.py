@@ -142,7 +142,9 @@ class Fold:
             self.fired_at_ms = at_ms
             self._forget_passed(at_ms)
         answers = self._apply_rows(batch)
-        self.seen[batch.offset >> self._shift] = max(at_ms, self.seen.get(batch.offset >> self._shift, 0))
+        segment = batch.offset >> self._shift
+        if at_ms > self.seen.get(segment, 0):
+            self.seen[segment] = at_ms
         self.position = batch.end
         return answers
 
