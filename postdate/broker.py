@@ -51,7 +51,7 @@ from postdate.log.batch import (
 )  # fmt: skip
 from postdate.log.chunk import Chunk
 from postdate.log.disk import Disk, LockedFolder
-from postdate.log.folder import open_folder
+from postdate.log.folder import open_folder, refuse_foreign
 from postdate.log.log import Log
 from postdate.log.queue import Queue
 from postdate.log.segment import SegmentKeeper, Segments
@@ -141,6 +141,7 @@ class Broker:
         self._damaged: list[int] = []  # snapshots that could not be used
         self._batches_since_snapshot = 0
         self._snapshot_running = False
+        refuse_foreign(disk)
         self._lock: LockedFolder = disk.lock()
         try:
             self._open()

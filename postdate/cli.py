@@ -121,7 +121,10 @@ def _folder(arguments: argparse.Namespace) -> RealDisk:
     folder: Path = arguments.folder
     if not folder.is_dir():
         raise ForeignFolder(f"{folder} is not a folder")
-    return RealDisk(folder)
+    disk = RealDisk(folder)
+    if disk.size(FORMAT_FILE) < 0:
+        raise ForeignFolder(f"there is no file {FORMAT_FILE} in {folder}: it is not a Postdate folder")
+    return disk
 
 
 # -- check ------------------------------------------------------------------------------------------------------
@@ -202,8 +205,6 @@ def _offset(text: str) -> int:
 
 def _log(arguments: argparse.Namespace) -> int:
     disk = _folder(arguments)
-    if disk.size(FORMAT_FILE) < 0:
-        raise ForeignFolder(f"there is no file {FORMAT_FILE} in {arguments.folder}: it is not a Postdate folder")
     segments = Segments(disk, open_folder(disk, Settings())["segment_bytes"])
     left = arguments.limit
     for item in _items(segments, arguments.start, arguments.stop):

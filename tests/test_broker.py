@@ -1462,6 +1462,7 @@ def test_a_folder_that_is_not_ours_is_refused_and_left_alone(data: Data) -> None
     (data.folder / "thesis.txt").write_text("mine")
     with pytest.raises(ForeignFolder, match=r"holds 'thesis.txt' but no file FORMAT.*give the broker an empty one"):
         data.open()
+    assert [path.name for path in data.folder.iterdir()] == ["thesis.txt"], "not even a lock is left in it"
     assert (data.folder / "thesis.txt").read_text() == "mine"
 
 

@@ -16,20 +16,25 @@ FIXED_SETTINGS = ("segment_bytes", "queue_file_rows", "far_block_rows")
 
 def open_folder(disk: Disk, settings: Settings) -> dict[str, int]:
     """Reads, or writes into an empty folder, what is fixed for a folder's life. Raises ForeignFolder."""
-    names = [name for name in disk.list("") if name not in ("LOCK", FORMAT_FILE + ".new")]
-    if FORMAT_FILE in names:
+    refuse_foreign(disk)
+    if disk.size(FORMAT_FILE) >= 0:
         return _read_format(disk)
-    if names:
-        raise ForeignFolder(
-            f"the folder holds {names[0]!r} but no file {FORMAT_FILE}: it is not a Postdate folder; "
-            "give the broker an empty one"
-        )
     fixed = {"format": FORMAT} | {name: getattr(settings, name) for name in FIXED_SETTINGS}
     disk.write(FORMAT_FILE + ".new", 0, json.dumps(fixed).encode())
     disk.sync(FORMAT_FILE + ".new")
     disk.rename(FORMAT_FILE + ".new", FORMAT_FILE)
     disk.sync_folder("")
     return fixed
+
+
+def refuse_foreign(disk: Disk) -> None:
+    """Raises ForeignFolder for a folder that holds something, but nothing of ours. Changes nothing, not even a lock."""
+    names = [name for name in disk.list("") if name not in ("LOCK", FORMAT_FILE + ".new")]
+    if names and FORMAT_FILE not in names:
+        raise ForeignFolder(
+            f"the folder holds {names[0]!r} but no file {FORMAT_FILE}: it is not a Postdate folder; "
+            "give the broker an empty one"
+        )
 
 
 def _read_format(disk: Disk) -> dict[str, int]:
