@@ -100,23 +100,32 @@ class Pulled(NamedTuple):
 class Ticket:
     """The receipt of a written batch. `answers` is None until the batch is durable and applied."""
 
-    __slots__ = ("_finish", "answers", "end", "offsets", "seconds", "timed")
+    __slots__ = ("_finish", "answers", "end", "error", "offsets", "seconds", "timed")
 
     def __init__(self, end: int, offsets: list[int], finish: Callable[[Any], Any] | None = None) -> None:
         self.end = end  # durable when the log is durable up to here
         self.offsets = offsets  # of its records in the log
         self.answers: list[Any] | None = None
+        self.error: PostdateError | OSError | None = None
         self.timed = 0  # messages in it that will wait
         self.seconds = NO_SECONDS  # the same by (second of due time, topic), where that is limited
         self._finish = finish
 
     def settle(self, answers: list[Any]) -> None:
-        self.answers = [self._finish(answer) for answer in answers] if self._finish else answers
+        if self._finish is None:
+            self.answers = answers
+            return
+        try:
+            self.answers = [self._finish(answer) for answer in answers]
+        except (PostdateError, OSError) as error:
+            self.answers, self.error = [], error  # it is applied; only the answer could not be found out
 
     @property
     def answer(self) -> Any:
-        """The answer of a batch of one. The broker must have settled it."""
+        """The answer of a batch of one. The broker must have settled it. Raises what kept it from being found out."""
         assert self.answers is not None, "the batch is not durable yet: flush and settle first"
+        if self.error is not None:
+            raise self.error
         return self.answers[0]
 
 
@@ -128,7 +137,7 @@ class Broker:
         self._disk = disk
         self._store_host = store_host
         self._pending: deque[tuple[Batch, Ticket]] = deque()
-        self._pending_at_ms = 0  # the latest instant of a pending batch
+        self._broken: LogFailed | None = None  # why the fold must not go on
         self._pending_timed = 0
         self._pending_seconds: Seconds = {}
         self._rescue_end = 0  # of the last rescue that was written
@@ -215,7 +224,7 @@ class Broker:
     def close(self) -> None:
         """Takes a last snapshot, so that the next start replays nothing, and lets the folder go."""
         try:
-            if self.log.failure is None:
+            if self.log.failure is None and not self._snapshot_running:
                 self.flush()
                 for step in self.snapshot():
                     if step is not None:
@@ -290,8 +299,6 @@ class Broker:
         batch = self.log.append(start, at_ms, row_count, body)
         assert batch.end == ticket.end, f"a batch that ends at {batch.end} was planned to end at {ticket.end}"
         self._pending.append((batch, ticket))
-        if at_ms > self._pending_at_ms:
-            self._pending_at_ms = at_ms
 
     def _write_system(
         self, kind: int, values: Mapping[str, Any], at_ms: int, finish: Callable[[Any], Any] | None = None
@@ -318,15 +325,25 @@ class Broker:
         limit = self.log.end if self._async else self.log.durable
         pending, settled = self._pending, 0
         while pending and pending[0][0].end <= limit:
-            batch, ticket = pending.popleft()
-            ticket.settle(self.fold.apply(batch))
+            batch, ticket = pending[0]
+            answers = self._applied(batch)
+            pending.popleft()
+            ticket.settle(answers)
             settled += 1
             if ticket.timed:
                 self._forget_pending(ticket)
-        if settled and not pending:
-            self._pending_at_ms = 0
         self._batches_since_snapshot += settled
         return settled
+
+    def _applied(self, batch: Batch) -> list[Any]:
+        """Applies a batch. A fold that could not (a file cannot be read) may be half changed: it is used no more."""
+        if self._broken is not None:
+            raise self._broken
+        try:
+            return self.fold.apply(batch)
+        except Exception as error:
+            self._broken = self.log.fail(error)
+            raise self._broken from error
 
     def _forget_pending(self, ticket: Ticket) -> None:
         self._pending_timed -= ticket.timed
@@ -359,6 +376,10 @@ class Broker:
         except (DiskFull, LogFailed) as error:
             self._note_failure(error, at_ms)
             raise
+        except OSError as error:
+            failure = LogFailed(f"what is due cannot be read: {error}")
+            self._note_failure(failure, at_ms)
+            raise failure from error
         self.fire_failures, self.fire_error, self._retry_at_ms = 0, None, 0
         return self.wake_at_ms
 
@@ -376,7 +397,7 @@ class Broker:
     def _fire_if_due(self, at_ms: int) -> None:
         next_due = self.fold.wheel.next_due_at_ms
         # A pending batch of a later instant fires it when it is applied.
-        if next_due <= at_ms and not (self._pending and self._pending_at_ms >= next_due):
+        if next_due <= at_ms and not any(batch.at_ms >= next_due for batch, _ in self._pending):
             start = self.log.place(HEADER_BYTES, at_ms, urgent=True)
             self._append(start, at_ms, 0, b"", Ticket(start + HEADER_BYTES, []))
             self._settle_async()
@@ -418,8 +439,11 @@ class Broker:
         self.fold.topics.get(topic)
         if not key or by not in BY_COLUMN:
             raise UsageError(f"a cancel needs a key and by='unique' or 'key', got key {key!r} and by={by!r}")
-        if not 0 < due_at_ms < NEVER:
-            raise UsageError(f"the due time of a cancel is {due_at_ms}, expected epoch milliseconds")
+        if not 0 < due_at_ms <= at_ms + self.settings.delay_ms_max:
+            raise UsageError(
+                f"the due time of a cancel is {due_at_ms}, expected epoch milliseconds, "
+                f"at most delay_ms_max ({self.settings.delay_ms_max}) from now"
+            )
         if self.fold.tombstones.count >= self.settings.tombstones_max:
             raise FlowControl(
                 f"tombstones_max: {self.fold.tombstones.count} cancels wait for their messages, the limit; try later"
@@ -446,7 +470,7 @@ class Broker:
         budget = self.settings.delivered_search_entries
         for number in self.fold.topics.get(tombstone.topic).numbers:
             queue = self.fold.queues[number]
-            start = queue.search(tombstone.due)
+            start = max(queue.search(tombstone.due), queue.first)
             for offset, size, _ in queue.entries.read(start, start + budget).tolist():
                 if self._is_delivered(tombstone, offset, size):
                     return True
@@ -466,10 +490,15 @@ class Broker:
         """A pipeline begins; the answer is its epoch. Stages of older ones are refused from then on."""
         return self._write_system(PIPELINE, {}, at_ms)
 
+    @property
+    def far_first(self) -> int:
+        """The first far row that is still there: older ones were rescued, or taken, long ago."""
+        return self.fold.far.rows.first
+
     def read_far(self, start: int, count: int) -> np.ndarray:
         """Rows of the far queue (far.FAR) that are durable, from number `start` on."""
-        if start < 0 or count < 0:
-            raise UsageError(f"far rows {start} and {count} of them: neither may be negative")
+        if start < self.far_first or count < 0:
+            raise UsageError(f"far rows from {start} and {count} of them: the first that is there is {self.far_first}")
         rows = self.fold.far.rows.read(start, start + count)
         return rows[rows["arrival"] < self.log.durable]
 
@@ -548,6 +577,7 @@ class Broker:
         """
         self.fold.topics.get(name)
         refuse_system_topic(name)
+        self.flush()
         already_cancelled = sum(1 for _ in self._cancelled_far(name))
         ticket = self._write_system(TOPIC, {"op": "delete", "name": name}, at_ms)
         self.flush()
@@ -570,8 +600,13 @@ class Broker:
 
     def put_group(self, name: str, settings: Mapping[str, Any], at_ms: int) -> None:
         check_group(name)
+        self._admit_group(name)
         self._write_system(GROUP, {"op": "put", "name": name, "settings": dict(settings)}, at_ms)
         self.flush()
+
+    def _admit_group(self, name: str) -> None:
+        if name not in self.fold.groups and len(self.fold.groups) >= self.settings.groups_max:
+            raise FlowControl(f"groups_max: there are {self.settings.groups_max} groups, the limit; delete some first")
 
     def delete_group(self, name: str, at_ms: int) -> None:
         check_group(name)
@@ -581,6 +616,7 @@ class Broker:
     def commit_offsets(self, group: str, offsets: Sequence[tuple[str, int, int]], at_ms: int) -> Ticket:
         """Commits (topic, queue id, offset) for a group."""
         check_group(group)
+        self._admit_group(group)
         for topic, queue_id, offset in offsets:
             self._queue(topic, queue_id)
             if offset < 0:
@@ -674,19 +710,22 @@ class Broker:
         """Takes a snapshot in small steps, see recovery.take. The caller goes on working between the steps."""
         if self._snapshot_running:
             raise UsageError("a snapshot is being taken already")
+        if self._broken is not None:
+            raise self._broken
         kept = recovery.kept_of(self.fold)
         if self._kept and self._kept[-1].position == kept.position:
             return
         self._snapshot_running = True
-        self._batches_since_snapshot = 0
+        batches = self._batches_since_snapshot
         try:
             yield from recovery.take(self._disk, self.fold, self.log.flush)
             self._kept = [*self._kept, kept][-snapshot.KEPT :]
+            self._batches_since_snapshot -= batches
         finally:
             self._snapshot_running = False
 
     def retain(self, at_ms: int) -> int:
         """Removes segments and chunks that nobody needs any more; returns how many files."""
-        if len(self._kept) < snapshot.KEPT:
-            return 0
+        if len(self._kept) < snapshot.KEPT or self.fold.position < self._rescue_end:
+            return 0  # a rescue that is on its way was planned with what is there now
         return retention.retain(self.log, self.fold, self._kept[0], at_ms - self.settings.retention_ms)

@@ -37,13 +37,12 @@ class Settings:
     delay_ms_max: int = setting(87_660 * HOUR_MS, SECOND_MS, 876_600 * HOUR_MS, why="ten years of 365.25 days")
     lead_ms: int = setting(60 * SECOND_MS, 100, HOUR_MS, why="what is due later than this is far and costs no RAM")
     rescue_step_ms: int = setting(5 * SECOND_MS, 1, HOUR_MS, why="rescues look this much further, so that they are few")
-    rescue_blocks_max: int = setting(
-        32, 1, 4_096, why="far blocks of one rescue: about 2 ms, so that no fire waits longer"
-    )
+    rescue_blocks_max: int = setting(8, 2, 4_096, why="far blocks of one rescue: some ms that a fire may have to wait")
     wheel_entries_max: int = setting(8_000_000, 1, 1_000_000_000, why="about 0.4 GB of RAM for single messages")
     due_second_messages_max: int = setting(0, 0, 1_000_000_000, why="per topic and second of due time; 0 is no limit")
     tombstones_max: int = setting(1_000_000, 1, 100_000_000, why="cancels that wait for Spark cost RAM: about 0.3 GB")
     topics_max: int = setting(10_000, 1, 1_000_000, why="a topic costs RAM and route bytes")
+    groups_max: int = setting(100_000, 1, 10_000_000, why="a group costs RAM for its offsets")
     topic_queues_max: int = setting(1_024, 1, 65_535, why="a queue costs two files")
     retention_ms: int = setting(72 * HOUR_MS, 0, 36_525 * DAY_MS, why="RocketMQ's fileReservedTime")
     queue_file_rows: int = setting(1 << 20, 64, 1 << 28, why="20 MB a file: retention removes whole files")

@@ -12,6 +12,7 @@ The smallest due of each block of rows is kept, so that asking what is due soon 
 """
 
 import struct
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,10 +54,6 @@ class Rescue(NamedTuple):
     low: int
     high: int
     until: int
-
-    def covers(self, arrival: np.ndarray, due: np.ndarray) -> np.ndarray:
-        mask: np.ndarray = (arrival >= self.low) & (arrival < self.high) & (due <= self.until)
-        return mask
 
 
 class Far:
@@ -147,9 +144,12 @@ class Far:
         return waiting
 
     def rescued(self, arrival: np.ndarray, due: np.ndarray) -> np.ndarray:
-        mask = np.zeros(len(due), np.bool_)
-        for rescue in self.rescues:
-            mask |= rescue.covers(arrival, due)
+        """Which of these a rescue has brought into the wheel."""
+        if not self.rescues:
+            return np.zeros(len(due), np.bool_)
+        lows, highs, untils = np.array(self.rescues, np.int64).T
+        place = np.searchsorted(lows, arrival, "right") - 1  # they do not overlap
+        mask: np.ndarray = (place >= 0) & (arrival < highs[place]) & (due <= untils[place])
         return mask
 
     def plan_rescue(
@@ -201,11 +201,10 @@ class Far:
         return chosen
 
     def _remember(self, rescue: Rescue, log_start: int) -> None:
-        kept = [r for r in self.rescues if r.low < rescue.low or r.high > rescue.high or r.until > rescue.until]
+        self.rescues = _overlaid(self.rescues, rescue)
         if self.epoch == 0 and log_start > 0:
             # Nothing was ever taken, so what has no record left was rescued: its segment would have been held.
-            kept = [Rescue(0, log_start, NEVER), *(r for r in kept if r.high > log_start)]
-        self.rescues = [*kept, rescue]
+            self.rescues = _overlaid(self.rescues, Rescue(0, log_start, NEVER))
 
     def _refresh(self, blocks: list[int], present: list[Range]) -> None:
         """Looks again for the smallest due that waits in these blocks."""
@@ -213,16 +212,16 @@ class Far:
             first, rows = self._block(block)
             waiting = self.waits(rows, first) & _within(rows["arrival"], present)
             self._lows[block] = int(rows["due"][waiting].min()) if waiting.any() else NEVER
-            self._wakes[block] = _wake(rows[waiting])
+            self._wakes[block] = _wake(rows, waiting)
             if block == self.taken // self._block_rows:
-                self._edge_wake = _wake(rows[waiting & (np.arange(first, first + len(rows)) >= self.taken)])
+                self._edge_wake = _wake(rows, waiting & (np.arange(first, first + len(rows)) >= self.taken))
 
     def find_untaken(self, due: int, column: str, key_hash: int, before: int) -> np.ndarray:
         """Untaken rows before number `before` of that due and key hash that are not in the wheel."""
         found = []
         for block in range(self.taken // self._block_rows, -(-before // self._block_rows)):
             if self._lows[block] <= due:
-                first = max(block * self._block_rows, self.taken)
+                first = max(block * self._block_rows, self.taken, self.rows.first)
                 rows = self.rows.read(first, min((block + 1) * self._block_rows, before))
                 found.append(
                     rows[(rows["due"] == due) & (rows[column] == np.uint64(key_hash)) & self.waits(rows, first)]
@@ -236,11 +235,13 @@ class Far:
         self.taken, self.horizon_at_ms = taken, horizon_at_ms
         first_untaken = self.arrival_of(taken)
         self.rescues = [r for r in self.rescues if r.high > first_untaken or horizon_at_ms < r.until < NEVER]
+        taken = max(taken, self.rows.first)
         rows = self.rows.read(taken, (taken // self._block_rows + 1) * self._block_rows)
-        self._edge_wake = _wake(rows[self.waits(rows, taken)])
+        self._edge_wake = _wake(rows, self.waits(rows, taken))
 
     def arrival_of(self, number: int) -> int:
-        """The arrival of a row; NEVER where the queue ends before it."""
+        """The arrival of a row, or of the first one that is there; NEVER where the queue ends before it."""
+        number = max(number, self.rows.first)
         rows = self.rows.read(number, number + 1)
         return int(rows["arrival"][0]) if len(rows) else NEVER
 
@@ -275,9 +276,25 @@ class Far:
             del self._cancel_dues[block]
 
 
-def _wake(rows: np.ndarray) -> int:
-    """When the first of the rows wants to be rescued, as far as its due goes."""
-    return int((rows["due"] + CANCEL_GRACE_MS * (rows["kind"] == CANCEL)).min()) if len(rows) else NEVER
+def _wake(rows: np.ndarray, waiting: np.ndarray) -> int:
+    """When the first of the rows that wait wants to be rescued, as far as its due goes."""
+    due, is_cancel = rows["due"][waiting], rows["kind"][waiting] == CANCEL
+    messages, cancels = due[~is_cancel], due[is_cancel]
+    wake = int(messages.min()) if len(messages) else NEVER
+    return min(wake, int(cancels.min()) + CANCEL_GRACE_MS) if len(cancels) else wake
+
+
+def _overlaid(rescues: list[Rescue], new: Rescue) -> list[Rescue]:
+    """Ranges that do not overlap, ascending; where an old one and the new one meet, the later `until` counts."""
+    met = [r for r in rescues if r.high >= new.low and r.low <= new.high]
+    bounds = sorted({new.low, new.high, *(bound for r in met for bound in (r.low, r.high))})
+    pieces: list[Rescue] = []
+    for low, high in pairwise(bounds):
+        until = max(r.until for r in (*met, new) if r.low <= low and high <= r.high)
+        start = pieces.pop().low if pieces and pieces[-1].until == until else low
+        pieces.append(Rescue(start, high, until))
+    before, after = [r for r in rescues if r.high < new.low], [r for r in rescues if r.low > new.high]
+    return [*before, *pieces, *after]
 
 
 def _within(arrival: np.ndarray, ranges: list[Range]) -> np.ndarray:

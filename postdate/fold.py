@@ -38,7 +38,7 @@ from postdate.log.disk import Disk
 from postdate.log.queue import ENTRY, ENTRY_STRUCT, Queue
 from postdate.log.rows import Rows
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key, key_hash
-from postdate.tombstones import Tombstone, Tombstones
+from postdate.tombstones import BY_COLUMN, Tombstone, Tombstones
 from postdate.topics import GONE, SCHEDULE_TOPIC, Topics
 from postdate.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, SINGLE, SINGLE_STRUCT, Due, Run, Wheel
 
@@ -364,13 +364,10 @@ class Fold:
         far = self.far
         if far.taken >= tombstone.far_before and far.taken > tombstone.far_offset:
             return False
-        # A rescue that had every row which could still be staged has put its messages into the wheel, where the
-        # tombstone met them; a stage that brings them again drops them. Where there never was a pipeline, that is
-        # every row in the log.
-        return not any(
-            (r.low == 0 or far.epoch == 0) and r.high >= tombstone.arrival and r.until >= tombstone.due
-            for r in far.rescues
-        )
+        if far.taken and tombstone.due > far.horizon_at_ms:
+            return True  # the table may have its message, and has not read the cancel
+        # What was rescued has met it, and a stage that brings it again drops it: only untaken rows that wait are left.
+        return bool(len(far.find_untaken(tombstone.due, tombstone.column, tombstone.key_hash, tombstone.far_before)))
 
     def _dead_by_tombstone(
         self, due: np.ndarray, arrival: np.ndarray, columns: np.ndarray, at: Callable[[int], tuple[int, int]]
@@ -381,12 +378,21 @@ class Fold:
         dead = np.zeros(len(due), np.bool_)
         if not len(due) or not self.tombstones.count:
             return dead
-        for tombstone in self.tombstones.between(int(due.min()), int(due.max())):
-            hits = (due == tombstone.due) & (columns[tombstone.column] == np.uint64(tombstone.key_hash))
-            for hit in np.flatnonzero(hits & (arrival < tombstone.arrival)).tolist():
-                if not dead[hit] and self.matches(tombstone, *at(hit)):
-                    dead[hit] = True
+        tombstones = list(self.tombstones.between(int(due.min()), int(due.max())))
+        hits = np.zeros(len(due), np.bool_)
+        for column in BY_COLUMN.values():
+            hashes = np.array([t.key_hash for t in tombstones if t.column == column], np.uint64)
+            if len(hashes):
+                hits |= np.isin(columns[column], hashes)
+        for hit in np.flatnonzero(hits).tolist():
+            found = (int(arrival[hit]), int(columns["unique_hash"][hit]), int(columns["key_hash"][hit]))
+            dead[hit] = any(self._is_hit(t, found, at(hit)) for t in self.tombstones.at(int(due[hit])))
         return dead
+
+    def _is_hit(self, tombstone: Tombstone, found: tuple[int, int, int], place: tuple[int, int]) -> bool:
+        arrival, unique_hash, first_hash = found
+        hashed = unique_hash if tombstone.by == "unique" else first_hash
+        return hashed == tombstone.key_hash and arrival < tombstone.arrival and self.matches(tombstone, *place)
 
     # -- far messages into the wheel ----------------------------------------------------------------------------
 
@@ -460,8 +466,7 @@ class Fold:
 
     def _take_far(self, until: int, at_ms: int) -> None:
         """The log need not hold for Spark's sake what Spark has taken now."""
-        start = self.far.taken
-        rows = self.far.rows.read(start, until)
+        rows = self.far.rows.read(max(self.far.taken, self.far.rows.first), until)
         rows = rows[~self.far.rescued(rows["arrival"], rows["due"])]
         _subtract(self.untaken, rows["queue"][rows["kind"] == MESSAGE])
         self._release_segments(rows["arrival"], at_ms)

@@ -16,6 +16,12 @@ class Groups:
         self.settings: dict[str, dict[str, Any]] = {}
         self._offsets: dict[str, Offsets] = {}
 
+    def __contains__(self, name: str) -> bool:
+        return name in self.settings or name in self._offsets
+
+    def __len__(self) -> int:
+        return len(self.settings.keys() | self._offsets.keys())
+
     def put(self, name: str, settings: dict[str, Any]) -> None:
         self.settings[name] = settings
 

@@ -66,6 +66,8 @@ DEFAULT_LEVELS_TEXT = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2
 # 10 years of 365.25 days.
 DELAY_MS_MAX_DEFAULT = 315_576_000_000
 
+LEVELS_MAX = 255  # a batch's row has a byte for the level
+
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
@@ -319,6 +321,8 @@ class DelayLevels:
         entries = text.split()
         if not entries:
             raise UsageError("delay levels are empty, expected at least one, such as 1s")
+        if len(entries) > LEVELS_MAX:
+            raise UsageError(f"there are {len(entries)} delay levels, the limit is {LEVELS_MAX}")
         return cls(tuple(_level_ms(entry) for entry in entries))
 
     @property

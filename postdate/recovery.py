@@ -23,6 +23,7 @@ from postdate.log.rows import BLOCK_ROWS, Rows
 from postdate.wheel import Run
 
 Step = Callable[[], object] | None
+ITEMS_PER_SECTION = 500  # about 0.5 ms
 # What stands in a snapshot to save time, and depends on when looks were taken or on what retention let go.
 LOCAL_FAR_STATE = ("lows", "wakes", "edge", "first", "cancels")
 
@@ -103,8 +104,13 @@ def _state(fold: Fold) -> dict[str, Any]:
 
 
 def _sections(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """One part a section; a long list in slices, because a section is written in one step."""
     for name, value in state.items():
-        yield {name: value}
+        if isinstance(value, list) and len(value) > ITEMS_PER_SECTION:
+            for start in range(0, len(value), ITEMS_PER_SECTION):
+                yield {name: value[start : start + ITEMS_PER_SECTION]}
+        else:
+            yield {name: value}
 
 
 def _packed(dead: np.ndarray | None) -> str:
@@ -120,6 +126,8 @@ def _write_rows(writer: snapshot.Writer, rows: Rows, length: int) -> Iterator[No
     rows.spill()
     if rows.write_error is not None:
         raise rows.write_error
+    if rows.unsure:
+        rows.write_again()
     yield None
     yield from rows.sum_blocks(length)
     full = length // BLOCK_ROWS
@@ -134,12 +142,20 @@ def read_sums(section: snapshot.Section) -> tuple[str, list[int]]:
     return section.data[2 : 2 + size].decode(), np.frombuffer(section.data, "<u8", offset=2 + size).tolist()
 
 
+def _sync_files(disk: Disk, rows: Rows, length: int) -> None:
+    try:
+        for path in rows.paths(rows.synced, length):
+            disk.sync(path)
+    except OSError:
+        rows.unsure = True
+        raise
+
+
 def _sync_rows(disk: Disk, lengths: list[tuple[Rows, int]]) -> None:
     folders = set()
     for rows, length in lengths:
         if length > rows.synced:
-            for path in rows.paths(rows.synced, length):
-                disk.sync(path)
+            _sync_files(disk, rows, length)
             folders.add(rows.folder)
     for folder in sorted(folders):
         disk.sync_folder(folder)
@@ -153,10 +169,7 @@ def load(fold: Fold, sections: list[snapshot.Section]) -> None:
     """Fills a fresh fold. Raises CorruptQueue or CorruptChunk where a file that the snapshot speaks of is not as it
     was.
     """
-    state: dict[str, Any] = {}
-    for section in sections:
-        if section.kind == snapshot.STATE:
-            state |= section.json()
+    state = read_state(sections)
     _load_tables(fold, state)
     fold.queues = [
         Queue(fold.disk, number, fold.file_rows, fold.tail_rows, length, times_length)
@@ -176,6 +189,16 @@ def load(fold: Fold, sections: list[snapshot.Section]) -> None:
     for section in sections:
         if section.kind == snapshot.SLOTS:
             fold.wheel.load(section.data)
+
+
+def read_state(sections: list[snapshot.Section]) -> dict[str, Any]:
+    """The parts of the state, slices put together."""
+    state: dict[str, Any] = {}
+    for section in sections:
+        if section.kind == snapshot.STATE:
+            for name, value in section.json().items():
+                state[name] = state[name] + value if name in state else value
+    return state
 
 
 def _load_tables(fold: Fold, state: dict[str, Any]) -> None:

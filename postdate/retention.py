@@ -56,7 +56,9 @@ def _shorten_rows(log: Log, fold: Fold, older: Kept) -> None:
     log.sync_folder()
     fold.chunks.sync_folder()
     forget_dead_entries(log, fold)
-    fold.far.forget(min(fold.far.rows.search("arrival", log.start, "left"), older.taken))
+    gone = fold.far.rows.search("arrival", log.start, "left")
+    # Without a pipeline nothing is ever taken; then what has no record was rescued.
+    fold.far.forget(min(gone, older.taken) if fold.far.epoch else gone)
     for rows in fold.all_rows():
         rows.remove_files(older.lengths.get(rows.folder, 0))
 

@@ -85,6 +85,8 @@ class Tombstones:
             return
         self._by_due.pop(due, None)
         self._fired.discard(due)  # its place in the heap is passed over when it comes up
+        if len(self._dues) > 2 * len(self._by_due) + 1_000:
+            self._dues = sorted(self._by_due.keys() - self._fired)
 
     def state(self) -> list[Any]:
         return [tombstone for tombstones in self._by_due.values() for tombstone in tombstones]

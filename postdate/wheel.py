@@ -256,7 +256,7 @@ class Wheel:
             found.run.kill(found.row)
             return
         if self._frozen is not None:
-            self._frozen.killed.setdefault(found.due, []).append((found.row, found.queue))
+            self._frozen.note_kill(found, self._slots[found.due])
         at = found.row * SINGLE_BYTES + _QUEUE_POSITION
         self._slots[found.due][at : at + 4] = _DEAD_BYTES
         self.count -= 1
@@ -305,12 +305,20 @@ class _Frozen:
         self._slots = slots
         self._dues = dues
         self._touched: dict[int, tuple[bytearray, int]] = {}
-        self.killed: dict[int, list[tuple[int, int]]] = {}  # by due: (row, queue) of entries that lived at that moment
+        self._killed: dict[int, list[tuple[int, int]]] = {}  # by due: (row, queue) of entries that lived at that moment
 
     def touch(self, due: int, slot: bytearray) -> None:
         """Before a slot grows or is taken. A slot only grows at its end, so its length is enough to remember."""
         if due not in self._touched:
             self._touched[due] = (slot, len(slot))
+
+    def note_kill(self, found: Found, slot: bytearray) -> None:
+        """Before an entry is cancelled. After a clock stepped back its due may have a new slot, which is none of
+        ours.
+        """
+        touched = self._touched.get(found.due)
+        if touched is None or touched[0] is slot:
+            self._killed.setdefault(found.due, []).append((found.row, found.queue))
 
     def pieces(self) -> Iterator[bytes]:
         """The slots as they were, in bounded pieces."""
@@ -334,7 +342,7 @@ class _Frozen:
         step = _BYTES_PER_PIECE // SINGLE_BYTES * SINGLE_BYTES
         for start in range(0, length, step):
             part = slot[start : min(start + step, length)]
-            for row, queue in self.killed.get(due, ()):
+            for row, queue in self._killed.get(due, ()):
                 at = row * SINGLE_BYTES - start
                 if 0 <= at < len(part):
                     struct.pack_into("<i", part, at + _QUEUE_POSITION, queue)

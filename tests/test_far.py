@@ -1,5 +1,6 @@
 """The far queue: what waits in it, what a rescue takes, what the pipeline has."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postdate.far import CANCEL_GRACE_MS, FAR, FAR_STRUCT, NEVER, Far, Range, Rescue
+from postdate.far import CANCEL_GRACE_MS, FAR, FAR_STRUCT, NEVER, Far, Range, Rescue, _overlaid
 from postdate.log.batch import CANCEL, MESSAGE
 from postdate.log.disk import RealDisk
 
@@ -224,9 +225,9 @@ def test_without_a_pipeline_ever_the_rescues_of_what_left_the_log_become_one(far
     for rescue in (Rescue(0, 101, 10), Rescue(0, 201, 20)):
         far.rescue(rescue, 0)
     far.rescue(Rescue(200, 301, 40), 200)
-    assert far.rescues == [Rescue(0, 200, NEVER), Rescue(0, 201, 20), Rescue(200, 301, 40)]
+    assert far.rescues == [Rescue(0, 200, NEVER), Rescue(200, 301, 40)]
     far.rescue(Rescue(300, 401, 40), 300)
-    assert far.rescues == [Rescue(0, 300, NEVER), Rescue(200, 301, 40), Rescue(300, 401, 40)]
+    assert far.rescues == [Rescue(0, 300, NEVER), Rescue(300, 401, 40)]
 
 
 def test_with_a_pipeline_what_left_the_log_may_be_in_its_table_and_is_no_rescue(far: Far) -> None:
@@ -236,11 +237,24 @@ def test_with_a_pipeline_what_left_the_log_may_be_in_its_table_and_is_no_rescue(
     assert far.rescues == [Rescue(200, 301, 40)]
 
 
-def test_coverage_is_arrival_and_due() -> None:
-    rescue = Rescue(100, 300, 50)
-    arrival = np.array([99, 100, 299, 300, 200])
-    due = np.array([50, 50, 50, 50, 51])
-    assert rescue.covers(arrival, due).tolist() == [False, True, True, False, False]
+def test_coverage_is_arrival_and_due(far: Far) -> None:
+    far.rescues = [Rescue(100, 300, 50), Rescue(400, 500, 60)]
+    arrival = np.array([99, 100, 299, 300, 200, 399, 400, 499, 500])
+    due = np.array([50, 50, 50, 50, 51, 1, 60, 61, 1])
+    assert far.rescued(arrival, due).tolist() == [False, True, True, False, False, False, True, False, False]
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 10), st.integers(0, 9)), max_size=8))
+@settings(deadline=None)
+def test_rescues_are_remembered_exactly_and_without_overlap(asked: list[tuple[int, int, int]]) -> None:
+    rescues: list[Rescue] = []
+    for low, span, until in asked:
+        rescues = _overlaid(rescues, Rescue(low, low + span, until))
+    assert all(a.high <= b.low for a, b in pairwise(rescues)), "they do not overlap"
+    for arrival in range(32):
+        wanted = max((until for low, span, until in asked if low <= arrival < low + span), default=-1)
+        found = [r.until for r in rescues if r.low <= arrival < r.high]
+        assert found == ([wanted] if wanted >= 0 else [])
 
 
 def test_find_untaken_sees_rows_that_wait_alone(far: Far) -> None:

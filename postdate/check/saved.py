@@ -49,11 +49,7 @@ class Saved:
 def read(disk: Disk, position: int) -> Saved:
     """Raises CorruptSnapshot."""
     sections = snapshot.read(disk, position)
-    state: dict[str, Any] = {}
-    for section in sections:
-        if section.kind == snapshot.STATE:
-            state |= section.json()
-    return Saved(position, sections, state)
+    return Saved(position, sections, recovery.read_state(sections))
 
 
 def entries_folder(number: int) -> str:

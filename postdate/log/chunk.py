@@ -26,6 +26,7 @@ FOLDER = "chunks"
 CHUNK_BIT = 1 << 62
 MAGIC = 0x31434450  # "PDC1"
 VERSION = 1
+OPEN_MAX = 64  # chunks kept open for reading
 FLAG_OWN_ARRIVAL = 1  # imported or postponed: not a message of the far queue, a rescue never had it
 
 _HEAD = struct.Struct("<IIqQQqqq")
@@ -135,37 +136,55 @@ class Chunk:
 
 
 class Chunks:
-    """The staged chunks, by the offset range that staging gave each."""
+    """The staged chunks, by the offset range that staging gave each. An open one holds a file descriptor: a chunk stays
+    open while its rows wait (its run holds it), the others are opened again when they are read."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._bases: list[int] = []
-        self._chunks: dict[int, Chunk] = {}
+        self._names: dict[int, str] = {}
+        self._bytes: dict[int, int] = {}
+        self._open: dict[int, Chunk] = {}  # those read last
 
     def open(self, name: str) -> Chunk:
         return Chunk(self._disk, name)
 
     def add(self, base: int, chunk: Chunk) -> None:
         self._bases.append(base)
-        self._chunks[base] = chunk
+        self._names[base] = chunk.name
+        self._bytes[base] = chunk.head.file_bytes
+        self._keep_open(base, chunk)
+
+    def _keep_open(self, base: int, chunk: Chunk) -> None:
+        while len(self._open) >= OPEN_MAX:
+            del self._open[next(iter(self._open))]
+        self._open[base] = chunk
 
     def read(self, offset: int, size: int) -> bytes:
         """The bytes of a record; empty where its chunk is gone."""
-        index = bisect_right(self._bases, offset) - 1
-        if index < 0:
+        base = self._base_of(offset)
+        if base is None:
             return b""
-        base = self._bases[index]
-        return self._chunks[base].read(offset - base, size)
+        chunk = self._open.get(base)
+        if chunk is None:
+            chunk = self.open(self._names[base])
+            self._keep_open(base, chunk)
+        return chunk.read(offset - base, size)
 
     def holds(self, offset: int) -> bool:
+        return self._base_of(offset) is not None
+
+    def _base_of(self, offset: int) -> int | None:
         index = bisect_right(self._bases, offset) - 1
-        return index >= 0 and offset - self._bases[index] < self._chunks[self._bases[index]].head.file_bytes
+        if index < 0 or offset - self._bases[index] >= self._bytes[self._bases[index]]:
+            return None
+        return self._bases[index]
 
     def names(self) -> set[str]:
-        return {chunk.name for chunk in self._chunks.values()}
+        return set(self._names.values())
 
     def name_of(self, base: int) -> str:
-        return self._chunks[base].name
+        return self._names[base]
 
     def bases(self) -> list[int]:
         return list(self._bases)
@@ -178,6 +197,7 @@ class Chunks:
     def remove(self, base: int) -> None:
         """For retention: the caller has made sure that nothing needs it."""
         self._disk.reach("chunk.remove")
-        chunk = self._chunks.pop(base)
+        self._disk.remove(path_of(self._names[base]))
+        del self._names[base], self._bytes[base]
+        self._open.pop(base, None)
         self._bases.remove(base)
-        self._disk.remove(path_of(chunk.name))

@@ -43,7 +43,7 @@ class Log:
         self.keeper: Keeper | None = None
         self.end = 0
         self.durable = 0
-        self.failure: OSError | None = None
+        self.failure: Exception | None = None
 
     # -- appending ----------------------------------------------------------------------------------------------
 
@@ -137,15 +137,25 @@ class Log:
             segment.close()
         return end
 
+    def fail(self, error: Exception) -> LogFailed:
+        """Ends writing until the log is opened again: what is on disk can no longer be trusted to be what is in
+        memory.
+        """
+        self.failure = error
+        return self._failed()
+
     def _failed(self) -> LogFailed:
         return LogFailed(
-            f"the log takes no more writes since a disk error ({self.failure}); "
-            "restart the broker, it reads the tail anew"
+            f"the log takes no more writes since an error ({self.failure}); restart the broker, it reads the tail anew"
         )
 
     def close(self) -> None:
         if self.keeper is not None:
             self.keeper.stop()
+        with self._flushing:
+            self._close_segments()
+
+    def _close_segments(self) -> None:
         for segment in (*self._full, self._current):
             if segment is not None:
                 segment.close()
@@ -305,8 +315,10 @@ class Scan:
     def _later_batches(self) -> Iterator[Batch]:
         """Whole batches behind the place where the walk stopped: pages may reach the disk out of order."""
         for base in self._segments.bases:
+            if base + self._segments.segment_bytes <= self.end:
+                continue
             view = self._segments.view(base)
-            if view is None or base + self._segments.segment_bytes <= self.end:
+            if view is None:
                 continue
             low = max(self.end - base, 0)
             words = self._segments.array(base)[low:].view(np.uint32)[:: batches.ALIGNMENT // 4]

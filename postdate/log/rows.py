@@ -26,7 +26,7 @@ class Rows:
 
     __slots__ = (
         "_cache", "_cache_start", "_disk", "_dtype", "_file_rows", "_folder", "_item", "_spill_at", "_tail",
-        "_tail_bytes", "first", "length", "stored", "sums", "synced", "write_error",
+        "_tail_bytes", "first", "length", "stored", "sums", "synced", "unsure", "write_error",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +46,9 @@ class Rows:
         self.stored = length  # rows that are in files
         self.first = 0  # rows before this one are gone (retention)
         self.synced = length  # rows that the last snapshot made durable
+        self.unsure = (
+            False  # a sync has failed: what is behind `synced` may never reach the disk, unless it is written again
+        )
         self.sums: list[int] = []  # checksums of full blocks, from the first block on
         self.write_error: OSError | None = None
 
@@ -181,6 +184,15 @@ class Rows:
         start, stop = block * BLOCK_ROWS, min((block + 1) * BLOCK_ROWS, length)
         return xxh3_64_intdigest(self.read(start, stop).tobytes()) if start >= self.first else 0
 
+    def write_again(self) -> None:
+        """After a failed sync the kernel holds pages as clean that never reached the disk; only a write helps."""
+        start = self.synced
+        while start < self.stored:
+            stop = min(start + BLOCK_ROWS, self.stored, (start // self._file_rows + 1) * self._file_rows)
+            self._disk.write(self._path(start), start % self._file_rows * self._item, self.read(start, stop).tobytes())
+            start = stop
+        self.unsure = False
+
     def paths(self, start: int, stop: int) -> list[str]:
         """The files that hold rows start..stop-1."""
         step = self._file_rows
@@ -212,6 +224,8 @@ class Rows:
     def remove_files(self, kept_length: int) -> None:
         """Removes files whose rows are all forgotten, up to the file of the last of the first `kept_length` rows: a
         snapshot of that length must be loadable."""
+        if self.first < self._file_rows:
+            return  # not even the first file
         for name in self._disk.list(self._folder):
             if int(name) + self._file_rows <= min(self.first, kept_length - 1):
                 self._disk.remove(f"{self._folder}/{name}")

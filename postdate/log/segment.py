@@ -8,6 +8,7 @@ not open it, fires, cancels, stages and offsets may. A disk filled by sends ther
 import errno
 import threading
 from collections import deque
+from contextlib import suppress
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from postdate.log.disk import Disk, File, View
 
 FOLDER = "log"
 SPARE_COUNT = 2
+VIEWS_MAX = 128  # segments mapped at once: 8 GB of log at the default size, and as many file descriptors
 _ZEROS = bytes(1 << 20)
 _NEW = ".new"
 
@@ -27,8 +29,8 @@ class Segment:
 
     def __init__(self, disk: Disk, base: int) -> None:
         self.base = base
-        self.file: File = disk.open(path_of(base))
         self.view: View = disk.map(path_of(base))
+        self.file: File = disk.open(path_of(base))
 
     def close(self) -> None:
         self.file.close()
@@ -65,8 +67,15 @@ class Segments:
         number = base >> self.shift
         view = self.views.get(number)
         if view is None and base in self.bases:
-            view = self.views[number] = self._disk.map(path_of(base))
+            view = self._disk.map(path_of(base))
+            self._keep_view(number, view)
         return view
+
+    def _keep_view(self, number: int, view: View) -> None:
+        """A map holds a file descriptor, so only so many are kept; the oldest goes."""
+        while len(self.views) >= VIEWS_MAX:
+            del self.views[next(iter(self.views))]
+        self.views[number] = view
 
     def array(self, base: int) -> np.ndarray:
         """The segment's bytes for one look over all of them."""
@@ -92,7 +101,7 @@ class Segments:
         # In this order: a preparation on the other thread looks for the last base among both.
         self.bases.append(base)
         self._spares.popleft()
-        self.views[base >> self.shift] = segment.view
+        self._keep_view(base >> self.shift, segment.view)
         return segment
 
     def keep_reserve(self) -> None:
@@ -112,7 +121,7 @@ class Segments:
     def open_last(self) -> Segment:
         """Opens the segment that was being appended to."""
         segment = Segment(self._disk, self.bases[-1])
-        self.views[segment.base >> self.shift] = segment.view
+        self._keep_view(segment.base >> self.shift, segment.view)
         return segment
 
     @property
@@ -132,8 +141,9 @@ class Segments:
             self._spares.append(base)
 
     def _next_base(self) -> int:
-        last = self._spares[-1] if self._spares else self.bases[-1] if self.bases else -self.segment_bytes
-        return last + self.segment_bytes
+        # One look at each: the appending thread may take the last spare in between, after it has become the last base.
+        spares, bases = list(self._spares), list(self.bases)
+        return max([-self.segment_bytes, *spares[-1:], *bases[-1:]]) + self.segment_bytes
 
     def _zero(self, base: int) -> None:
         path = path_of(base) + _NEW
@@ -146,7 +156,7 @@ class Segments:
             self._disk.rename(path, path_of(base))
             self._disk.sync_folder(FOLDER)
         except OSError as error:
-            if self._disk.size(path) >= 0:
+            with suppress(OSError):  # what cannot be removed now is removed by the next start
                 self._disk.remove(path)
             raise full_or(error, f"no room for another log segment of {self.segment_bytes} bytes") from error
         self._disk.reach("segment.ready")
@@ -154,9 +164,9 @@ class Segments:
     def remove(self, base: int) -> None:
         """Removes a segment that retention lets go."""
         self._disk.reach("segment.remove")
+        self._disk.remove(path_of(base))
         self.bases.remove(base)
         self.views.pop(base >> self.shift, None)
-        self._disk.remove(path_of(base))
 
 
 def full_or(error: OSError, sentence: str) -> PostdateError:

@@ -51,6 +51,7 @@ class Writer:
         self._at = _HEAD.size
         self._count = 0
         disk.reach("snapshot.begin")
+        self.discard()  # what an earlier try may have left
         disk.write(self._path + _NEW, 0, _HEAD.pack(MAGIC, VERSION, position))
 
     def write(self, kind: int, data: bytes) -> None:

@@ -40,7 +40,7 @@ class SimulatedPipeline:
 
     def read(self, broker: Broker, count: int) -> None:
         """Takes far rows into the table, as they are durable."""
-        start = max(self.read_until, broker.fold.far.taken)
+        start = max(self.read_until, broker.fold.far.taken, broker.far_first)
         for index, row in enumerate(broker.read_far(start, count)):
             data = broker.fold.read(int(row["arrival"]), int(row["size"]))
             if data:
