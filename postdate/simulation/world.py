@@ -276,6 +276,7 @@ class World:
             return
         asked.arrival, self._cancelling = ticket.offsets[0], None
         self._cancels.append((ticket, asked))
+        self.look()  # an async broker has fired what was due before it answered
         self._answer_cancels()
 
     def _answer_cancels(self) -> None:
@@ -495,7 +496,9 @@ class World:
         log.
         """
         paths = [path for path in self.disk.paths() if path.startswith("snapshots/") and path[-1].isdecimal()]
-        if len(paths) > 1 or (paths and self._broker().log.start == 0):
+        # With the last snapshot gone too, a start needs the whole log and every chunk.
+        is_whole = self._broker().log.start == 0 and len(self.disk.list("chunks")) == self.pipeline.chunk_count
+        if len(paths) > 1 or (paths and is_whole):
             self.disk.flip(paths[-1], bit % (8 * self.disk.size(paths[-1])))
         self._crash(power_seed=None)
 
