@@ -196,10 +196,10 @@ class Broker:
                 continue
             self._kept = [recovery.kept_of(fold)]
             return fold
-        if self.log.start > 0:
+        if not self.log.is_whole:
             raise CorruptSnapshot(
-                f"no snapshot can be used ({'; '.join(problems) or 'there is none'}) and the log begins at "
-                f"{self.log.start}, not at 0: restore the folder 'snapshots' from a copy; nothing was changed"
+                f"no snapshot can be used ({'; '.join(problems) or 'there is none'}) and the log is not whole from 0 on "
+                f"(it begins at {self.log.start}): restore the folder 'snapshots' from a copy; nothing was changed"
             )
         return self._fresh_fold(fixed)
 

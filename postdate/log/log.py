@@ -199,6 +199,11 @@ class Log:
         return [*ranges[:-1], (ranges[-1][0], OFFSET_MAX)]
 
     @property
+    def is_whole(self) -> bool:
+        """Whether nothing of it is gone."""
+        return self.ranges() == [(0, OFFSET_MAX)]
+
+    @property
     def spare_count(self) -> int:
         return self._segments.spare_count
 

@@ -27,7 +27,11 @@ def _no_numbers(_: random.Random) -> tuple[int, ...]:
 
 # (weight, verb, how its numbers are drawn)
 _VERBS: list[tuple[float, str, Callable[[random.Random], tuple[int, ...]]]] = [
-    (16, "send", lambda d: (d.randrange(7), _amount(d), d.randrange(4), d.randrange(4), d.choice((1, 1, 1, 2, 3, 8)))),
+    (
+        16,
+        "send",
+        lambda d: (d.randrange(7), _amount(d), d.randrange(4), d.randrange(4), d.choice((1, 1, 1, 2, 3, 8, 30))),
+    ),
     (2, "resend", lambda d: (d.randrange(1_000),)),
     (8, "cancel", lambda d: (d.randrange(1_000), d.choice((0, 0, 0, 1, 2, 3)))),
     (10, "flush", _no_numbers),
@@ -42,8 +46,8 @@ _VERBS: list[tuple[float, str, Callable[[random.Random], tuple[int, ...]]]] = [
     (4, "stage", lambda d: (d.choice((0, 3_000, 6_000, 20_000)),)),
     (1, "stage_again", _no_numbers),
     (2, "detach", _no_numbers),
-    (3, "snapshot", lambda d: (d.randrange(1 << 30),)),
-    (2, "retain", _no_numbers),
+    (4, "snapshot", lambda d: (d.randrange(1 << 30),)),
+    (3, "retain", _no_numbers),
     (1.5, "close", _no_numbers),
     (2, "kill", _no_numbers),
     (3, "power", lambda d: (d.randrange(1 << 30),)),
@@ -62,6 +66,8 @@ def _amount(dice: random.Random) -> int:
 # By the seed's last digit: other settings than the usual ones.
 _VARIANTS = {
     3: with_settings(flush="async"),
+    5: with_settings(retention_ms=500),
+    6: with_settings(retention_ms=500),
     7: with_settings(wheel_entries_max=12),
     8: with_settings(rows_by_column=64),
 }

@@ -497,7 +497,7 @@ class World:
         """
         paths = [path for path in self.disk.paths() if path.startswith("snapshots/") and path[-1].isdecimal()]
         # With the last snapshot gone too, a start needs the whole log and every chunk.
-        is_whole = self._broker().log.start == 0 and len(self.disk.list("chunks")) == self.pipeline.chunk_count
+        is_whole = self._broker().log.is_whole and len(self.disk.list("chunks")) == self.pipeline.chunk_count
         if len(paths) > 1 or (paths and is_whole):
             self.disk.flip(paths[-1], bit % (8 * self.disk.size(paths[-1])))
         self._crash(power_seed=None)
