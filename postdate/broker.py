@@ -198,7 +198,7 @@ class Broker:
             return fold
         if not self.log.is_whole:
             raise CorruptSnapshot(
-                f"no snapshot can be used ({'; '.join(problems) or 'there is none'}) and the log is not whole from 0 on "
+                f"no snapshot can be used ({'; '.join(problems) or 'there is none'}) and the log is not whole "
                 f"(it begins at {self.log.start}): restore the folder 'snapshots' from a copy; nothing was changed"
             )
         return self._fresh_fold(fixed)
@@ -235,6 +235,7 @@ class Broker:
     def abandon(self) -> None:
         """Lets the folder go as it is, like a crash does; the next start recovers."""
         self.log.close()
+        self.fold.chunks.close()
         self._lock.release()
 
     # -- sending ------------------------------------------------------------------------------------------------
@@ -726,6 +727,8 @@ class Broker:
 
     def retain(self, at_ms: int) -> int:
         """Removes segments and chunks that nobody needs any more; returns how many files."""
+        if self._broken is not None:
+            raise self._broken
         if len(self._kept) < snapshot.KEPT or self.fold.position < self._rescue_end:
             return 0  # a rescue that is on its way was planned with what is there now
         return retention.retain(self.log, self.fold, self._kept[0], at_ms - self.settings.retention_ms)

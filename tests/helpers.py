@@ -3,13 +3,15 @@
 Instants are counted from T0, so that numbers in the tests stay short. Nothing here waits: time is an argument.
 """
 
+import dataclasses
+import errno
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from postdate.broker import Broker, Ticket
+from postdate.broker import Broker, Cancelled, Ticket
 from postdate.config import Settings
 from postdate.log import chunk as chunks
 from postdate.log import record as records
@@ -21,6 +23,9 @@ T0 = 1_700_000_000_000
 SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 TOPIC = "orders"
 SMALL = Settings(segment_bytes=1 << 16, batch_bytes_max=1 << 14, queue_tail_rows=4, queue_file_rows=64)
+KEEP_DAY = dataclasses.replace(SMALL, retention_ms=DAY_MS)
+LEAD_MS = 60_000
+FAR_MS = 10 * MINUTE_MS  # beyond the lead
 STEPS_MAX = 200  # of driving a broker to one instant; more means that it spins
 
 
@@ -57,6 +62,29 @@ def send_each(broker: Broker, at_ms: int, messages: Sequence[Message]) -> None:
     for entry in messages:
         broker.send([entry], at_ms)
     broker.flush()
+
+
+def segment_of_messages(broker: Broker, at_ms: int, label: str) -> None:
+    """Fills the rest of a segment with visible messages."""
+    first = broker.log.end >> 16
+    count = 0
+    while broker.log.end >> 16 == first:
+        send(broker, at_ms, *[message(f"{label}{count + n}".ljust(500)) for n in range(16)])
+        count += 16
+
+
+def cancel(broker: Broker, key: str, due: int, at_ms: int, by: str = "unique") -> Cancelled:
+    """Cancels durably; returns the truth about it."""
+    ticket = broker.cancel(TOPIC, key, due, at_ms, by=by)
+    broker.flush()
+    answer = ticket.answer
+    assert isinstance(answer, Cancelled)
+    return answer
+
+
+def waiting_count(broker: Broker) -> int:
+    """Messages in the wheel and, untaken, in the far queue."""
+    return sum(broker.fold.near) + sum(broker.fold.untaken)
 
 
 def advance(broker: Broker, at_ms: int) -> int:
@@ -160,7 +188,9 @@ class FaultyFile(RealFile):
 
 
 class FaultyDisk(RealDisk):
-    """A real folder whose calls fail when `fault(call, path)` gives an error; it remembers calls and fault points."""
+    """A real folder whose calls fail when `fault(call, path)` gives an error; it remembers fault points
+    and calls, but for reads.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         super().__init__(folder)
@@ -169,7 +199,8 @@ class FaultyDisk(RealDisk):
         self.fault: Fault = lambda _call, _path: None
 
     def call(self, name: str, path: str) -> None:
-        self.calls.append((name, path))
+        if name != "read":
+            self.calls.append((name, path))
         error = self.fault(name, path)
         if error is not None:
             raise error
@@ -185,6 +216,10 @@ class FaultyDisk(RealDisk):
         self.call("map", path)
         return super().map(path)
 
+    def read(self, path: str, position: int, size: int) -> bytes:
+        self.call("read", path)
+        return super().read(path, position, size)
+
     def write(self, path: str, position: int, *parts: Bytes) -> None:
         self.call("write", path)
         super().write(path, position, *parts)
@@ -196,6 +231,25 @@ class FaultyDisk(RealDisk):
     def rename(self, source: str, target: str) -> None:
         self.call("rename", source)
         super().rename(source, target)
+
+    def remove(self, path: str) -> None:
+        self.call("remove", path)
+        super().remove(path)
+
+
+def broken_once(disk: FaultyDisk, call: str, folder: str, nth: int = 1) -> None:
+    """The nth call of that name on a file of that folder fails; the others work."""
+    left = nth
+
+    def fault(name: str, path: str) -> OSError | None:
+        nonlocal left
+        left -= name == call and path.startswith(folder + "/")
+        if left or name != call or not path.startswith(folder + "/"):
+            return None
+        left = -1
+        return OSError(errno.EIO, "Input/output error")
+
+    disk.fault = fault
 
 
 class Data:
@@ -232,3 +286,21 @@ class Data:
                 broker.close()
             else:
                 broker.abandon()
+
+
+def no_new_segments(data: Data) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    data.disk.fault = lambda call, path: full if call == "write" and path.startswith("log/") else None
+
+
+def upload(broker: Broker, data: Data, name: str, messages: list[Message], numbers: list[int]) -> None:
+    """A chunk of far messages by their row numbers in the far queue."""
+    rows = broker.read_far(0, broker.fold.far.length)
+    write_chunk(
+        data.disk,
+        name,
+        [
+            (int(rows[n]["due"]), int(rows[n]["arrival"]), int(rows[n]["queue"]), entry)
+            for n, entry in zip(numbers, messages, strict=True)
+        ],
+    )

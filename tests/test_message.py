@@ -266,6 +266,12 @@ def test_default_levels_are_rocketmqs_eighteen() -> None:
     ]  # fmt: skip
 
 
+def test_levels_are_as_many_as_a_byte_can_tell() -> None:
+    assert len(DelayLevels.parse("1s " * 255).delays_ms) == 255
+    with pytest.raises(UsageError, match="there are 256 delay levels, the limit is 255"):
+        DelayLevels.parse("1s " * 256)
+
+
 def test_levels_know_days() -> None:
     assert DelayLevels.parse(" 2d  3s ").delays_ms == (172_800_000, 3000)
 

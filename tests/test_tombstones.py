@@ -122,3 +122,15 @@ def test_the_state_comes_back() -> None:
     assert again.count == 4
     again.sweep(lambda _: False)
     assert sorted(entry.due for entry in again.state()) == [9, 9], "what was fired before is known to be"
+
+
+def test_dues_whose_tombstones_the_table_carries_cost_nothing_any_more() -> None:
+    tombstones = Tombstones()
+    for n in range(5_000):
+        tombstones.add(tombstone(10_000 + n, n, far_offset=n))
+    tombstones.forget_taken(5_000, 0)
+    assert tombstones.count == 0
+    assert len(tombstones._dues) <= 1_000, "places of forgotten ones are passed over, but not hoarded"
+    tombstones.add(tombstone(7, 1))
+    tombstones.fire(7, lambda _: False)
+    assert tombstones.count == 0

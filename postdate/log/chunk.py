@@ -189,6 +189,9 @@ class Chunks:
     def bases(self) -> list[int]:
         return list(self._bases)
 
+    def close(self) -> None:
+        self._open.clear()
+
     def sync_folder(self) -> None:
         """Makes removals durable."""
         if self._disk.list(FOLDER):

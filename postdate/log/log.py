@@ -160,6 +160,7 @@ class Log:
             if segment is not None:
                 segment.close()
         self._current = None
+        self._segments.views.clear()  # each holds a descriptor
 
     # -- reading ------------------------------------------------------------------------------------------------
 

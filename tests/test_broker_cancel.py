@@ -1,0 +1,168 @@
+"""Cancelling: the answer is the truth, and a cancelled message never comes."""
+
+import pytest
+from helpers import (
+    DAY_MS,
+    FAR_MS,
+    HOUR_MS,
+    T0,
+    TOPIC,
+    Data,
+    advance,
+    advance_to,
+    bodies,
+    cancel,
+    message,
+    send,
+    waiting_count,
+)
+
+from postdate import recovery
+from postdate.broker import Cancelled
+from postdate.errors import TopicNotFound, UsageError
+
+
+def test_a_cancel_of_a_near_message_is_the_truth_and_it_never_comes(data: Data) -> None:
+    broker = data.open()
+    due = T0 + 1_000
+    send(broker, T0, message("cancelled", unique="k", due=due), message("kept", unique="l", due=due))
+    assert cancel(broker, "k", due, T0 + 1) == Cancelled.CANCELLED
+    assert cancel(broker, "k", due, T0 + 2) == Cancelled.CANCELLED, "a second cancel finds the same"
+    advance_to(broker, T0 + 2, T0 + HOUR_MS)
+    assert bodies(broker) == ["kept"]
+
+
+def test_a_cancel_of_a_far_message_is_the_truth_and_it_never_comes(data: Data) -> None:
+    broker = data.open()
+    due = T0 + FAR_MS
+    send(broker, T0, message("cancelled", unique="k", due=due), message("kept", unique="l", due=due))
+    assert cancel(broker, "k", due, T0 + 1) == Cancelled.CANCELLED
+    assert cancel(broker, "k", due, T0 + 2) == Cancelled.CANCELLED
+    advance_to(broker, T0 + 2, due + HOUR_MS)
+    assert bodies(broker) == ["kept"]
+
+
+def test_a_cancel_of_a_rescued_message_is_the_truth_and_it_never_comes(data: Data) -> None:
+    broker = data.open()
+    due = T0 + FAR_MS
+    send(broker, T0, message("cancelled", unique="k", due=due))
+    advance_to(broker, T0, due - 1)
+    assert broker.fold.wheel.count == 1
+    assert cancel(broker, "k", due, due - 1) == Cancelled.CANCELLED
+    advance_to(broker, due - 1, due + HOUR_MS)
+    assert bodies(broker) == []
+
+
+@pytest.mark.parametrize("delay_ms", [1_000, FAR_MS])
+def test_a_cancel_after_delivery_says_delivered(data: Data, delay_ms: int) -> None:
+    broker = data.open()
+    due = T0 + delay_ms
+    send(broker, T0, message("gone out", unique="k", due=due))
+    advance_to(broker, T0, due)
+    assert cancel(broker, "k", due, due) == Cancelled.DELIVERED
+    assert bodies(broker) == ["gone out"]
+
+
+def test_a_cancel_at_the_due_instant_comes_too_late(data: Data) -> None:
+    broker = data.open()
+    send(broker, T0, message("gone out", unique="k", due=T0 + 10))
+    assert cancel(broker, "k", T0 + 10, T0 + 10) == Cancelled.DELIVERED
+    assert bodies(broker) == ["gone out"]
+
+
+@pytest.mark.parametrize("delay_ms", [1_000, FAR_MS])
+def test_a_cancel_of_nothing_is_unknown(data: Data, delay_ms: int) -> None:
+    broker = data.open()
+    due = T0 + delay_ms
+    send(broker, T0, message("other due", unique="k", due=due + 1), message("other key", unique="l", due=due))
+    assert cancel(broker, "k", due, T0 + 1) == Cancelled.UNKNOWN
+    assert cancel(broker, "l", due - 1, T0 + 1) == Cancelled.UNKNOWN
+    advance_to(broker, T0, due + 1)
+    assert bodies(broker) == ["other key", "other due"]
+
+
+@pytest.mark.parametrize("delay_ms", [1_000, FAR_MS])
+def test_a_cancel_does_not_meet_a_message_that_comes_after_it(data: Data, delay_ms: int) -> None:
+    broker = data.open()
+    due = T0 + delay_ms
+    send(broker, T0, message("first life", unique="k", due=due))
+    assert cancel(broker, "k", due, T0 + 1) == Cancelled.CANCELLED
+    send(broker, T0 + 2, message("second life", unique="k", due=due))
+    advance_to(broker, T0 + 2, due)
+    assert bodies(broker) == ["second life"]
+
+
+@pytest.mark.parametrize("delay_ms", [1_000, FAR_MS])
+def test_a_cancel_by_user_key_meets_the_first_key_alone(data: Data, delay_ms: int) -> None:
+    broker = data.open()
+    due = T0 + delay_ms
+    send(broker, T0, message("first", keys="a b", due=due), message("second", keys="b a", due=due))
+    send(broker, T0, message("unique", unique="a", due=due))
+    assert cancel(broker, "a", due, T0 + 1, by="key") == Cancelled.CANCELLED
+    advance_to(broker, T0 + 1, due)
+    assert bodies(broker) == ["second", "unique"]
+
+
+def test_a_cancel_removes_every_copy_that_a_resend_left(data: Data) -> None:
+    broker = data.open()
+    for due in (T0 + 1_000, T0 + FAR_MS):
+        send(broker, T0, message("one", unique="k", due=due), message("two", unique="k", due=due))
+        assert cancel(broker, "k", due, T0 + 1) == Cancelled.CANCELLED
+    advance_to(broker, T0 + 1, T0 + FAR_MS)
+    assert bodies(broker) == []
+
+
+def test_a_cancel_meets_its_own_topic_alone(data: Data) -> None:
+    broker = data.open()
+    broker.put_topic("others", T0)
+    send(broker, T0, message("kept", topic="others", unique="k", due=T0 + 100))
+    assert cancel(broker, "k", T0 + 100, T0 + 1) == Cancelled.UNKNOWN
+    advance(broker, T0 + 100)
+    assert bodies(broker, "others") == ["kept"]
+
+
+def test_a_cancel_in_the_same_flush_as_its_message_is_the_truth(data: Data) -> None:
+    broker = data.open()
+    for due in (T0 + 100, T0 + FAR_MS):
+        broker.send([message("cancelled", unique="k", due=due)], T0)
+        ticket = broker.cancel(TOPIC, "k", due, T0)
+        broker.flush()
+        assert ticket.answer == Cancelled.CANCELLED
+    advance_to(broker, T0, T0 + FAR_MS)
+    assert bodies(broker) == []
+
+
+def test_a_cancel_that_makes_no_sense_is_refused(data: Data) -> None:
+    broker = data.open()
+    end = broker.log.end
+    with pytest.raises(TopicNotFound):
+        broker.cancel("nowhere", "k", T0, T0)
+    with pytest.raises(UsageError, match="needs a key"):
+        broker.cancel(TOPIC, "", T0, T0)
+    with pytest.raises(UsageError, match="by='tag'"):
+        broker.cancel(TOPIC, "k", T0, T0, by="tag")
+    with pytest.raises(UsageError, match="the due time of a cancel is 0"):
+        broker.cancel(TOPIC, "k", 0, T0)
+    assert broker.log.end == end
+
+
+def test_a_cancel_by_any_key_survives_a_snapshot(data: Data) -> None:
+    broker = data.open()
+    for key in ("schlüssel", "键", "\U0001f511", "\ud800"):
+        assert cancel(broker, key, T0 + FAR_MS, T0) == Cancelled.UNKNOWN
+    before = recovery.state_json(broker.fold)
+    data.close(broker)
+    assert recovery.state_json(data.open().fold) == before
+
+
+def test_tombstones_are_forgotten_when_their_work_is_done(data: Data) -> None:
+    broker = data.open()
+    for n, due in enumerate((T0 + 100, T0 + FAR_MS)):
+        send(broker, T0, message("cancelled", unique=f"k{n}", due=due))
+        cancel(broker, f"k{n}", due, T0 + 1)
+    assert broker.fold.tombstones.count == 2
+    advance_to(broker, T0 + 1, T0 + DAY_MS)
+    send(broker, T0 + DAY_MS, message("time passes with the batches alone"))
+    assert broker.fold.tombstones.count == 0
+    assert broker.fold.held == {}, "nothing waits any more, so no segment is held"
+    assert waiting_count(broker) == 0

@@ -1,0 +1,295 @@
+"""Staging: a pipeline that lives, lags, repeats itself or dies."""
+
+import dataclasses
+
+import pytest
+from helpers import (
+    DAY_MS,
+    FAR_MS,
+    HOUR_MS,
+    LEAD_MS,
+    MINUTE_MS,
+    SMALL,
+    T0,
+    Data,
+    advance,
+    advance_to,
+    bodies,
+    cancel,
+    message,
+    pulled,
+    registered,
+    send,
+    stage,
+    upload,
+    waiting_count,
+    write_chunk,
+)
+
+from postdate import recovery
+from postdate.broker import Broker, Cancelled
+from postdate.errors import CorruptChunk, Refused, UsageError
+from postdate.message import Message
+
+
+def far_pair(data: Data) -> tuple[Broker, int, list[Message]]:
+    """A broker with two far messages, of which the pipeline has taken none, and the pipeline's epoch."""
+    broker = data.open()
+    messages = [message(str(n), unique=f"k{n}", due=T0 + FAR_MS + n) for n in range(2)]
+    send(broker, T0, *messages)
+    epoch = registered(broker)
+    broker.pipeline_alive = True
+    return broker, epoch, messages
+
+
+def test_a_staged_message_is_delivered_on_time_once(data: Data) -> None:
+    broker, epoch, messages = far_pair(data)
+    stage(broker, epoch, 2, T0)
+    advance_to(broker, T0, T0 + 5 * MINUTE_MS)
+    assert broker.fold.wheel.count == 0, "what the pipeline has taken is not rescued while it lives"
+    upload(broker, data, "c1", messages, [0, 1])
+    stage(broker, epoch, 2, T0 + FAR_MS + 1, ["c1"], T0 + 5 * MINUTE_MS)
+    advance_to(broker, T0 + 5 * MINUTE_MS, T0 + FAR_MS)
+    assert bodies(broker) == ["0"]
+    advance_to(broker, T0 + FAR_MS, T0 + DAY_MS)
+    assert bodies(broker) == ["0", "1"]
+    assert [record.stored_at_ms for record in pulled(broker)] == [T0 + FAR_MS, T0 + FAR_MS + 1]
+    assert (broker.fold.held, waiting_count(broker)) == ({}, 0)
+
+
+def test_the_far_queue_shows_the_pipeline_durable_rows_alone(data: Data) -> None:
+    broker = data.open(dataclasses.replace(SMALL, flush="async"))
+    broker.send([message(due=T0 + FAR_MS)], T0)
+    assert broker.fold.far.length == 1
+    assert len(broker.read_far(0, 10)) == 0
+    broker.flush()
+    assert broker.read_far(0, 10)["due"].tolist() == [T0 + FAR_MS]
+    assert len(broker.read_far(1, 10)) == 0
+    with pytest.raises(UsageError, match="far rows from -1 and 10 of them: the first that is there is 0"):
+        broker.read_far(-1, 10)
+
+
+def test_stages_that_are_stale_repeated_or_overtaken_are_refused_by_name(data: Data) -> None:
+    broker, epoch, _ = far_pair(data)
+    stage(broker, epoch, 1, T0 + 100)
+    end, state = broker.log.end, recovery.state_json(broker.fold)
+    for far, horizon, said in [
+        ((0, 1), (0, T0 + 100), "it starts at far 0 and horizon 0, the broker is at far 1"),
+        ((1, 2), (0, T0 + 200), "it starts at far 1 and horizon 0"),
+        ((1, 3), (T0 + 100, T0 + 200), "it ends at far 3.*the far queue has 2 rows"),
+        ((1, 0), (T0 + 100, T0 + 200), "it ends at far 0"),
+        ((1, 2), (T0 + 100, T0 + 99), "it ends at far 2 and horizon"),
+    ]:
+        with pytest.raises(Refused, match=said):
+            broker.stage(epoch, far, horizon, [], T0)
+    with pytest.raises(Refused, match="epoch 0 is not the current one"):
+        broker.stage(0, (1, 2), (T0 + 100, T0 + 200), [], T0)
+    assert (broker.log.end, recovery.state_json(broker.fold)) == (end, state)
+    assert registered(broker) == epoch + 1
+    with pytest.raises(Refused, match="another pipeline has registered"):
+        stage(broker, epoch, 2, T0 + 200)
+    stage(broker, epoch + 1, 2, T0 + 200)
+    assert (broker.fold.far.taken, broker.fold.far.horizon_at_ms) == (2, T0 + 200)
+
+
+def test_a_chunk_that_is_not_whole_is_refused(data: Data) -> None:
+    broker, epoch, messages = far_pair(data)
+    upload(broker, data, "good", messages, [0, 1])
+    whole = (data.folder / "chunks" / "good").read_bytes()
+    end = broker.log.end
+    for position in (0, 8, 60, 64, 100, len(whole) - 1):
+        (data.folder / "chunks" / "bad").write_bytes(
+            whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :]
+        )
+        with pytest.raises(CorruptChunk, match="chunks/bad"):
+            stage(broker, epoch, 2, T0 + HOUR_MS, ["bad"])
+    (data.folder / "chunks" / "bad").write_bytes(whole[:-1])
+    for name in ("bad", "missing"):
+        with pytest.raises(CorruptChunk, match=f"chunks/{name}"):
+            stage(broker, epoch, 2, T0 + HOUR_MS, [name])
+    with pytest.raises(CorruptChunk, match="behind the horizon"):
+        stage(broker, epoch, 2, T0 + FAR_MS, ["good"])
+    for name in ("", "../FORMAT", ".hidden"):
+        with pytest.raises(UsageError, match="no file name"):
+            stage(broker, epoch, 2, T0 + HOUR_MS, [name])
+    write_chunk(data.disk, "strange", [(T0 + FAR_MS, 1, 99, messages[0])])
+    with pytest.raises(CorruptChunk, match="queue number 99"):
+        stage(broker, epoch, 2, T0 + HOUR_MS, ["strange"])
+    assert broker.log.end == end
+    stage(broker, epoch, 2, T0 + HOUR_MS, ["good"])
+
+
+def test_a_chunk_that_is_named_twice_or_was_staged_before_is_refused(data: Data) -> None:
+    broker, epoch, messages = far_pair(data)
+    upload(broker, data, "c1", messages[:1], [0])
+    upload(broker, data, "c2", messages[1:], [1])
+    end = broker.log.end
+    with pytest.raises(Refused, match="chunk c1 is staged already, or named twice"):
+        stage(broker, epoch, 2, T0 + HOUR_MS, ["c1", "c2", "c1"])
+    assert (broker.log.end, broker.fold.far.taken) == (end, 0)
+    stage(broker, epoch, 1, T0 + FAR_MS, ["c1"])
+    for again in (["c1"], ["c2", "c1"]):
+        with pytest.raises(Refused, match="chunk c1 is staged already, or named twice"):
+            stage(broker, epoch, 2, T0 + HOUR_MS, again)
+    data.crash(broker)
+    broker = data.open()
+    with pytest.raises(Refused, match="chunk c1 is staged already"):
+        stage(broker, epoch, 2, T0 + HOUR_MS, ["c1"])
+    stage(broker, epoch, 2, T0 + HOUR_MS, ["c2"])
+    advance_to(broker, T0, T0 + HOUR_MS)
+    assert bodies(broker) == ["0", "1"]
+
+
+def test_a_cancelled_message_that_a_chunk_brings_never_comes(data: Data) -> None:
+    broker, epoch, messages = far_pair(data)
+    assert cancel(broker, "k0", T0 + FAR_MS, T0 + 1) == Cancelled.CANCELLED
+    upload(broker, data, "c1", messages, [0, 1])
+    stage(broker, epoch, 2, T0 + HOUR_MS, ["c1"])
+    assert cancel(broker, "k1", T0 + FAR_MS + 1, T0 + 2) == Cancelled.CANCELLED
+    assert cancel(broker, "k1", T0 + FAR_MS + 1, T0 + 2) == Cancelled.CANCELLED
+    advance_to(broker, T0 + 2, T0 + DAY_MS)
+    assert bodies(broker) == []
+    assert waiting_count(broker) == 0
+
+
+def test_a_cancel_of_what_only_the_table_knows_is_unknown_and_still_works(data: Data) -> None:
+    broker, epoch, messages = far_pair(data)
+    stage(broker, epoch, 2, T0)
+    assert cancel(broker, "k0", T0 + FAR_MS, T0 + 1) == Cancelled.UNKNOWN
+    upload(broker, data, "c1", messages, [0, 1])
+    stage(broker, epoch, 2, T0 + HOUR_MS, ["c1"])
+    advance_to(broker, T0 + 1, T0 + HOUR_MS)
+    assert bodies(broker) == ["1"]
+
+
+def test_a_cancelled_message_never_comes_even_if_the_pipeline_takes_it_late(data: Data) -> None:
+    """The pipeline lags: it has taken the message, not yet the cancel, when the due instant passes."""
+    broker, epoch, messages = far_pair(data)
+    due = T0 + FAR_MS
+    assert cancel(broker, "k0", due, T0 + 1) == Cancelled.CANCELLED
+    stage(broker, epoch, 2, T0 + 1)
+    advance_to(broker, T0 + 1, due + MINUTE_MS)
+    upload(broker, data, "c1", messages, [0, 1])
+    stage(broker, epoch, 2, due + 1, ["c1"], due + MINUTE_MS)
+    advance_to(broker, due + MINUTE_MS, due + HOUR_MS)
+    assert bodies(broker) == ["1"]
+
+
+def test_what_a_rescue_fired_is_not_fired_again_by_a_stage(data: Data) -> None:
+    broker, epoch, messages = far_pair(data)
+    due = T0 + FAR_MS
+    upload(broker, data, "c1", messages, [0, 1])
+    advance_to(broker, T0, due)
+    assert bodies(broker) == ["0"], "untaken messages are rescued while the pipeline lives"
+    stage(broker, epoch, 2, due + 1, ["c1"], due)
+    advance_to(broker, due, due + HOUR_MS)
+    assert bodies(broker) == ["0", "1"]
+    assert (broker.fold.held, waiting_count(broker)) == ({}, 0)
+
+
+def test_a_cancel_between_rescue_and_stage_removes_both(data: Data) -> None:
+    broker, epoch, messages = far_pair(data)
+    due = T0 + FAR_MS
+    upload(broker, data, "c1", messages, [0, 1])
+    advance_to(broker, T0, due - 100)
+    stage(broker, epoch, 2, due + 1, ["c1"], due - 100)
+    assert cancel(broker, "k0", due, due - 50) == Cancelled.CANCELLED
+    advance_to(broker, due - 50, due + HOUR_MS)
+    assert bodies(broker) == ["1"]
+
+
+def test_a_dead_pipelines_messages_are_rescued_from_the_log_and_fire_once(data: Data) -> None:
+    broker, epoch, messages = far_pair(data)
+    due = T0 + FAR_MS
+    stage(broker, epoch, 2, T0)
+    broker.pipeline_alive = False
+    advance_to(broker, T0, due + 1)
+    assert bodies(broker) == ["0", "1"]
+
+    broker.pipeline_alive = True
+    upload(broker, data, "c1", messages, [0, 1])
+    stage(broker, registered(broker, due + 1), 2, due + 1, ["c1"], due + 1)
+    advance_to(broker, due + 1, due + HOUR_MS)
+    assert bodies(broker) == ["0", "1"]
+    assert (broker.fold.held, waiting_count(broker)) == ({}, 0)
+
+
+def test_a_cancel_that_the_pipeline_took_along_holds_when_the_pipeline_dies(data: Data) -> None:
+    broker, epoch, _ = far_pair(data)
+    due = T0 + FAR_MS
+    assert cancel(broker, "k0", due, T0 + 1) == Cancelled.CANCELLED
+    stage(broker, epoch, 3, T0 + 1)
+    broker.pipeline_alive = False
+    advance_to(broker, T0 + 1, due + DAY_MS)
+    assert bodies(broker) == ["1"]
+
+
+@pytest.mark.parametrize("by", ["unique", "key"])
+def test_a_rescue_honours_the_taken_cancel_of_its_own_topic_key_and_due_alone(data: Data, by: str) -> None:
+    broker = data.open()
+    broker.put_topic("second", T0)
+    due = T0 + FAR_MS
+    unique, keys = ("k", "") if by == "unique" else ("", "k other")
+    send(
+        broker,
+        T0,
+        message("cancelled", due=due, unique=unique, keys=keys),
+        message("other due", due=due + 1, unique=unique, keys=keys),
+    )
+    send(
+        broker,
+        T0,
+        message("other topic", topic="second", due=due, unique=unique, keys=keys),
+        message("other key", due=due, unique="x"),
+    )
+    assert cancel(broker, "k", due, T0 + 1, by) == Cancelled.CANCELLED
+    send(broker, T0 + 2, message("key used again", due=due, unique=unique, keys=keys))
+    epoch = registered(broker)
+    stage(broker, epoch, broker.fold.far.length, T0 + 3)
+    assert broker.fold.tombstones.count == 0, "the table carries the cancel from now on"
+    data.crash(broker)
+    broker = data.open()
+    advance_to(broker, T0 + 3, due + DAY_MS)
+    assert bodies(broker) == ["other key", "key used again", "other due"]
+    assert bodies(broker, "second") == ["other topic"]
+    assert (broker.fold.held, waiting_count(broker)) == ({}, 0)
+
+
+def test_a_restart_after_a_rescue_of_taken_messages_finds_the_same(data: Data) -> None:
+    broker, epoch, _ = far_pair(data)
+    stage(broker, epoch, 2, T0)
+    broker.pipeline_alive = False
+    advance(broker, T0 + FAR_MS - LEAD_MS)
+    assert broker.fold.wheel.count == 2
+    state = recovery.state_json(broker.fold)
+    data.crash(broker)
+    broker = data.open()
+    assert recovery.state_json(broker.fold) == state
+    advance_to(broker, T0 + FAR_MS - LEAD_MS, T0 + HOUR_MS)
+    assert bodies(broker) == ["0", "1"]
+
+
+def test_imported_rows_fire_though_a_rescue_covers_their_arrival(data: Data) -> None:
+    broker, epoch, messages = far_pair(data)
+    due = T0 + FAR_MS
+    advance_to(broker, T0, due - 1)
+    arrival = int(broker.read_far(0, 1)["arrival"][0])
+    write_chunk(data.disk, "imported", [(due, arrival, int(broker.read_far(0, 1)["queue"][0]), messages[0])], flags=1)
+    stage(broker, epoch, 2, due + 1, ["imported"], due - 1)
+    advance(broker, due)
+    assert bodies(broker) == ["0", "0"]
+
+
+def test_a_burst_in_several_chunks_comes_in_order_of_arrival(data: Data) -> None:
+    broker = data.open()
+    due = T0 + FAR_MS
+    messages = [message(f"{n:02d}", due=due) for n in range(30)]
+    send(broker, T0, *messages)
+    epoch = registered(broker)
+    broker.pipeline_alive = True
+    upload(broker, data, "odd", messages[1::2], list(range(1, 30, 2)))
+    upload(broker, data, "even", messages[::2], list(range(0, 30, 2)))
+    stage(broker, epoch, 30, due, ["odd", "even"])
+    send(broker, T0 + 1, message("single", due=due))
+    advance(broker, due)
+    assert bodies(broker) == [f"{n:02d}" for n in range(30)] + ["single"]
