@@ -249,7 +249,7 @@ class Broker:
             raise UsageError("a batch needs at least one message")
         prepare = self._intake.prepare
         prepared = [prepare(message, at_ms) for message in messages]
-        timed = sum([1 for entry in prepared if entry[DUE]])
+        timed = len([None for entry in prepared if entry[DUE]])
         seconds = self._admitted(prepared, timed) if timed else NO_SECONDS
         length = self._intake.batch_length(prepared)
         start = self.log.place(length, at_ms, urgent=False)

@@ -57,7 +57,7 @@ def test_a_batch_comes_back_as_it_was() -> None:
     found = parse(bytes(16) + whole() + bytes(100), 16, 4_096)
     assert found.problem == ""
     assert found.batch is not None
-    assert found.batch == batches.Batch(4_096, 104, AT_MS, 4_000, 1, ROW_BYTES_BY_HAND, KIND_BATCH)
+    assert found.batch == batches.Batch(4_096, 4_200, AT_MS, 4_000, 1, ROW_BYTES_BY_HAND, KIND_BATCH)
     assert found.batch.end == 4_200
     row = found.batch.array()[0]
     assert (row["kind"], row["queue"], row["due"], row["tag_hash"]) == (1, 7, AT_MS + 1_000, -2)

@@ -64,7 +64,7 @@ class Story:
 
     def _apply(self, at_ms: int, count: int, rows: bytes) -> list[int]:
         length = (HEADER_BYTES + len(rows) + 100 * count + 7) & -8
-        batch = Batch(self.end, length, at_ms, 0, count, rows)
+        batch = Batch(self.end, self.end + length, at_ms, 0, count, rows)
         self.end += length
         return self.fold.apply(batch)
 

@@ -74,7 +74,7 @@ class Batch(NamedTuple):
     """One batch as it stands in the log; `rows` are the raw bytes of its ROW array."""
 
     offset: int
-    length: int
+    end: int  # where the next one begins
     at_ms: int
     durable: int
     row_count: int
@@ -82,8 +82,8 @@ class Batch(NamedTuple):
     kind: int = KIND_BATCH
 
     @property
-    def end(self) -> int:
-        return self.offset + self.length
+    def length(self) -> int:
+        return self.end - self.offset
 
     def array(self) -> np.ndarray:
         return np.frombuffer(self.rows, ROW)
@@ -135,7 +135,7 @@ def parse(view: View, position: int, offset: int) -> Found:
     (checksum,) = _CHECKSUM.unpack_from(data, _HEAD.size)
     if checksum != _checksum(data[: _HEAD.size], body):
         return Found(None, f"the checksum of the batch of {length} bytes does not match")
-    return Found(Batch(offset, length, at_ms, durable, count, body[: count * ROW_BYTES], kind), "")
+    return Found(Batch(offset, offset + length, at_ms, durable, count, body[: count * ROW_BYTES], kind), "")
 
 
 def _header_problem(magic: int, kind: int, version: int, length: int, count: int, own_offset: int, offset: int) -> str:

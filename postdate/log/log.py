@@ -91,10 +91,9 @@ class Log:
         assert start == self.end, f"batch made for {start}, the log ends at {self.end}"
         durable = self.durable
         head = batches.header(KIND_BATCH, start, at_ms, durable, count, body)
-        self._write("log.append", head, body)
-        length = HEADER_BYTES + len(body)
-        self.end = start + length
-        return Batch(start, length, at_ms, durable, count, body[: count * batches.ROW_BYTES])
+        self._write("log.append", head + body)
+        self.end = start + HEADER_BYTES + len(body)
+        return Batch(start, self.end, at_ms, durable, count, body[: count * batches.ROW_BYTES])
 
     def _write(self, point: str, *parts: Data) -> None:
         assert self._current is not None
