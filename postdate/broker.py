@@ -174,8 +174,7 @@ class Broker:
         for batch in self.log.recovered(self.fold.position, known_durable):
             self.fold.apply(batch)
             self._batches_since_snapshot += 1
-        for position in self._damaged:
-            snapshot.remove(self._disk, position)  # it would count as one of the two that are kept
+        snapshot.remove(self._disk, self._damaged)  # they would count among the two that are kept
         retention.forget_dead_entries(self.log, self.fold)
         self._write_changed_settings()
 

@@ -72,7 +72,7 @@ def take(disk: Disk, fold: Fold, flush_log: Callable[[], object]) -> Iterator[St
             raise
         for rows, length in lengths:
             rows.synced = length
-        snapshot.remove_old(disk)
+        yield lambda: snapshot.remove_old(disk)
     finally:
         fold.wheel.thaw()
 

@@ -8,7 +8,7 @@ import ast
 import itertools
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -71,9 +71,9 @@ class DeadlyWorld(World):
                 self._note_death()  # the opening itself may have been killed and done again
                 return
 
-    def _crash(self, power_seed: int | None) -> None:
+    def _crash(self, power_seed: int | None, then: Callable[[], None] | None = None) -> None:
         self._note_death()
-        super()._crash(self._power_seed if power_seed is None else power_seed)
+        super()._crash(self._power_seed if power_seed is None else power_seed, then)
 
     def _note_death(self) -> None:
         if self._armed and self.disk.kill_at is None:

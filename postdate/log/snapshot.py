@@ -97,14 +97,17 @@ def remove_unfinished(disk: Disk) -> None:
             disk.remove(f"{FOLDER}/{name}")
 
 
-def remove(disk: Disk, position: int) -> None:
-    disk.remove(path_of(position))
+def remove(disk: Disk, unwanted: list[int]) -> None:
+    """Removes snapshots for good: one that came back after a power loss would speak of rows that are gone."""
+    for position in unwanted:
+        disk.remove(path_of(position))
+    if unwanted:
+        disk.sync_folder(FOLDER)
 
 
 def remove_old(disk: Disk) -> None:
     """Keeps the newest two."""
-    for position in positions(disk)[KEPT:]:
-        disk.remove(path_of(position))
+    remove(disk, positions(disk)[KEPT:])
 
 
 def read(disk: Disk, position: int) -> list[Section]:

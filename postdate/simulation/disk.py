@@ -265,8 +265,8 @@ class VirtualDisk:
         return sorted(self._seen)
 
     def copy(self) -> "VirtualDisk":
-        """A disk with the same files as they are seen now, all of them synced."""
-        twin = VirtualDisk(self.capacity_bytes)
+        """A disk with room and the same files as they are seen now, all of them synced."""
+        twin = VirtualDisk()
         for path, content in self._seen.items():
             twin.write(path, 0, bytes(content.seen))
             twin.sync(path)
