@@ -454,16 +454,18 @@ class Broker:
     def _cancel_truth(self, answer: CancelAnswer) -> Cancelled:
         """Looks where a message may be, in the direction in which it moves."""
         tombstone = answer.tombstone
-        if answer.wheel_count or self._found_far(tombstone):
+        if answer.wheel_count or any(True for _ in self._untaken_matches(tombstone)):
             return Cancelled.CANCELLED
         if tombstone.due <= self.fold.fired_at_ms and self._found_delivered(tombstone):
             return Cancelled.DELIVERED
         return Cancelled.UNKNOWN
 
-    def _found_far(self, tombstone: Tombstone) -> bool:
+    def _untaken_matches(self, tombstone: Tombstone) -> Iterator[tuple[int, int]]:
+        """(queue number, arrival) of the untaken far messages that a tombstone has cancelled."""
         rows = self.fold.far.find_untaken(tombstone.due, tombstone.column, tombstone.key_hash, tombstone.far_before)
-        places = zip(rows["arrival"].tolist(), rows["size"].tolist(), rows["kind"].tolist(), strict=True)
-        return any(kind == MESSAGE and self.fold.matches(tombstone, offset, size) for offset, size, kind in places)
+        for row in rows[rows["kind"] == MESSAGE]:
+            if self.fold.matches(tombstone, int(row["arrival"]), int(row["size"])):
+                yield int(row["queue"]), int(row["arrival"])
 
     def _found_delivered(self, tombstone: Tombstone) -> bool:
         """Looks through what became visible from the due instant on; gives up (unknown) at a bound."""
@@ -578,25 +580,22 @@ class Broker:
         self.fold.topics.get(name)
         refuse_system_topic(name)
         self.flush()
-        already_cancelled = sum(1 for _ in self._cancelled_far(name))
+        already_cancelled = len(self._cancelled_far(name))
         ticket = self._write_system(TOPIC, {"op": "delete", "name": name}, at_ms)
         self.flush()
         self._intake.forget_topics()
         return int(ticket.answer) - already_cancelled
 
-    def _cancelled_far(self, topic: str) -> Iterator[int]:
+    def _cancelled_far(self, topic: str) -> set[int]:
         """Messages of a topic in the far queue that a tombstone has cancelled but that nobody has met yet."""
-        seen = set()
-        numbers = self.fold.topics.get(topic).numbers
-        for tombstone in self.fold.tombstones.between(0, NEVER):
-            if tombstone.topic != topic:
-                continue
-            rows = self.fold.far.find_untaken(tombstone.due, tombstone.column, tombstone.key_hash, tombstone.far_before)
-            rows = rows[np.isin(rows["queue"], numbers) & (rows["kind"] == MESSAGE)]
-            for offset, size in zip(rows["arrival"].tolist(), rows["size"].tolist(), strict=True):
-                if offset not in seen and self.fold.matches(tombstone, offset, size):
-                    seen.add(offset)
-                    yield offset
+        numbers = set(self.fold.topics.get(topic).numbers)  # not those of an earlier topic of that name
+        return {
+            arrival
+            for tombstone in self.fold.tombstones.between(0, NEVER)
+            if tombstone.topic == topic
+            for queue, arrival in self._untaken_matches(tombstone)
+            if queue in numbers
+        }
 
     def put_group(self, name: str, settings: Mapping[str, Any], at_ms: int) -> None:
         check_group(name)

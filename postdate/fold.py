@@ -99,9 +99,8 @@ class Fold:
         self.chunks = Chunks(disk)
         self.chunk_end = CHUNK_BIT  # where the next chunk's offsets begin
         self.chunk_seen: dict[int, int] = {}  # by base: when one of its messages last became visible
-        self.held: dict[
-            int, int
-        ] = {}  # by segment number: records that wait in the wheel or, untaken, in the far queue
+        # By segment number: records that wait in the wheel or, untaken, in the far queue.
+        self.held: dict[int, int] = {}
         self.seen: dict[int, int] = {}  # by segment number: when one of its records last became visible or was written
         # By segment number: up to where the log was applied when one of its records last began or ceased to wait.
         self.touched: dict[int, int] = {}
@@ -165,7 +164,7 @@ class Fold:
         segment = offset >> self._shift
         self.held[segment] = self.held.get(segment, 0) + 1
         if self._count_seconds:
-            self._count_second(due, queue, 1)
+            self._count_second(due, queue)
         if due <= batch.at_ms + self.lead_ms or due <= self.far.horizon_at_ms:
             self.near[queue] += 1
             self.wheel.add(due, SINGLE_STRUCT.pack(offset, size, queue, tag_hash, unique_hash, first_hash))
@@ -230,18 +229,18 @@ class Fold:
         self._hold_segments(offset)
         if self._count_seconds:
             for due, queue in zip(rows["due"].tolist(), rows["queue"].tolist(), strict=True):
-                self._count_second(due, queue, 1)
+                self._count_second(due, queue)
 
     def _hold_segments(self, offset: np.ndarray) -> None:
         for segment, count in _counts(offset >> self._shift):
             self.held[segment] = self.held.get(segment, 0) + count
 
-    def _count_second(self, due: int, queue: int, count: int) -> None:
+    def _count_second(self, due: int, queue: int) -> None:
         second, name = due // 1_000, self.topics.places[queue][0]
         if second not in self.seconds:
             self.seconds[second] = {}
             heapq.heappush(self._seconds_heap, second)
-        self.seconds[second][name] = self.seconds[second].get(name, 0) + count
+        self.seconds[second][name] = self.seconds[second].get(name, 0) + 1
 
     def load_seconds(self, seconds: dict[int, dict[str, int]]) -> None:
         self.seconds = seconds
