@@ -33,7 +33,7 @@ from postdate.errors import (
 )  # fmt: skip
 from postdate.far import Range, Rescue
 from postdate.fold import CancelAnswer, Fold
-from postdate.intake import DUE, Intake, Prepared, refuse_system_topic, system_body
+from postdate.intake import DUE, SYSTEM_TOPIC_PREFIX, Intake, Prepared, refuse_system_topic, system_body
 from postdate.log import record as records
 from postdate.log import snapshot
 from postdate.log.batch import (
@@ -49,7 +49,7 @@ from postdate.log.batch import (
     TOPIC,
     Batch,
 )  # fmt: skip
-from postdate.log.chunk import Chunk
+from postdate.log.chunk import CHUNK_BIT, Chunk
 from postdate.log.disk import Disk, LockedFolder
 from postdate.log.folder import open_folder, refuse_foreign
 from postdate.log.log import Log
@@ -57,6 +57,7 @@ from postdate.log.queue import Queue
 from postdate.log.segment import SegmentKeeper, Segments
 from postdate.message import (
     LOOPBACK,
+    Cancelled,
     Host,
     Message,
     check_group,
@@ -69,15 +70,8 @@ from postdate.wheel import NEVER
 
 Seconds = dict[tuple[int, str], int]  # (second of due time, topic) -> messages
 NO_SECONDS: Seconds = {}
+CHUNK_OFFSET_MAX = (1 << 63) - 1
 _FILTER_ROWS = 2_048  # entries looked at by one pull that filters
-
-
-class Cancelled(enum.Enum):
-    """The truth about a cancel."""
-
-    CANCELLED = "cancelled"  # it waited, and will never reach a consumer
-    DELIVERED = "delivered"  # it was visible before the cancel came
-    UNKNOWN = "unknown"  # no such message was found; should one arrive from the table, it is cancelled
 
 
 class PullStatus(enum.Enum):
@@ -100,11 +94,12 @@ class Pulled(NamedTuple):
 class Ticket:
     """The receipt of a written batch. `answers` is None until the batch is durable and applied."""
 
-    __slots__ = ("_finish", "answers", "end", "error", "offsets", "seconds", "timed")
+    __slots__ = ("_finish", "answers", "end", "error", "offsets", "prepared", "seconds", "timed")
 
     def __init__(self, end: int, offsets: list[int], finish: Callable[[Any], Any] | None = None) -> None:
         self.end = end  # durable when the log is durable up to here
         self.offsets = offsets  # of its records in the log
+        self.prepared: list[Prepared] = []  # its messages, as the intake understood them
         self.answers: list[Any] | None = None
         self.error: PostdateError | OSError | None = None
         self.timed = 0  # messages in it that will wait
@@ -145,7 +140,7 @@ class Broker:
         self.pipeline_alive = False
         self.fire_failures = 0
         self.fire_error: PostdateError | None = None
-        self._failed_at_ms = self._retry_at_ms = 0
+        self._failed_at_ms = self.retry_at_ms = 0
         self._kept: list[recovery.Kept] = []  # newest last
         self._damaged: list[int] = []  # snapshots that could not be used
         self._batches_since_snapshot = 0
@@ -242,7 +237,8 @@ class Broker:
     def send(self, messages: Sequence[Message], at_ms: int) -> Ticket:
         """Writes messages as one batch. A message's answer is its queue offset, or fold.WAITS while it waits.
 
-        Raises IllegalMessage, TopicNotFound, FlowControl, DiskFull, LogFailed; then nothing of the batch was written.
+        Raises IllegalMessage, TopicNotFound, NoPermission, FlowControl, DiskFull, LogFailed; then nothing of the batch
+        was written.
         """
         if not messages:
             raise UsageError("a batch needs at least one message")
@@ -254,6 +250,7 @@ class Broker:
         start = self.log.place(length, at_ms, urgent=False)
         body, offsets = self._intake.pack(prepared, start, at_ms)
         ticket = Ticket(start + length, offsets)
+        ticket.prepared = prepared
         self._append(start, at_ms, len(prepared), body, ticket)
         if timed:
             self._note_pending(ticket, timed, seconds)
@@ -367,8 +364,8 @@ class Broker:
         write: nothing is half done, `fire_error` says why, and it tries again after a growing pause (until then a
         call does nothing).
         """
-        if self._failed_at_ms <= at_ms < self._retry_at_ms:
-            return self._retry_at_ms
+        if self._failed_at_ms <= at_ms < self.retry_at_ms:
+            return self.retry_at_ms
         self.settle()
         try:
             self._fire_if_due(at_ms)
@@ -380,7 +377,7 @@ class Broker:
             failure = LogFailed(f"what is due cannot be read: {error}")
             self._note_failure(failure, at_ms)
             raise failure from error
-        self.fire_failures, self.fire_error, self._retry_at_ms = 0, None, 0
+        self.fire_failures, self.fire_error, self.retry_at_ms = 0, None, 0
         return self.wake_at_ms
 
     @property
@@ -427,7 +424,7 @@ class Broker:
         self.fire_failures += 1
         self.fire_error = error
         pause_ms = self.settings.fire_pause_ms_min << min(self.fire_failures - 1, 20)
-        self._failed_at_ms, self._retry_at_ms = at_ms, at_ms + min(pause_ms, self.settings.fire_pause_ms_max)
+        self._failed_at_ms, self.retry_at_ms = at_ms, at_ms + min(pause_ms, self.settings.fire_pause_ms_max)
 
     # -- cancelling ---------------------------------------------------------------------------------------------
 
@@ -635,6 +632,14 @@ class Broker:
         queue = self._queue(topic, queue_id)
         return queue.first, queue.length
 
+    def place(self, topic: str, queue_id: int, offset: int) -> int:
+        """Where the record of a visible message lies in the log."""
+        return int(self._queue(topic, queue_id).entries.read(offset, offset + 1)["offset"][0])
+
+    def visible_at_ms(self, topic: str, queue_id: int, offset: int) -> int:
+        """When a message became visible."""
+        return int(self._queue(topic, queue_id).visible_at_ms(offset, offset + 1)[0])
+
     def search(self, topic: str, queue_id: int, at_ms: int) -> int:
         """The first offset that became visible at or after an instant; the max offset where none did."""
         queue = self._queue(topic, queue_id)
@@ -664,6 +669,22 @@ class Broker:
             return Pulled(PullStatus.ILLEGAL_OFFSET, low if offset < low else high, low, high, [])
         found, next_offset = self._collect(queue, queue_id, offset, count_max, bytes_max, tag_hashes)
         return Pulled(PullStatus.FOUND if found else PullStatus.NO_MATCH, next_offset, low, high, found)
+
+    def look(self, offset: int) -> bytes:
+        """The record of a message at an offset of the log or a chunk, visible or not; empty where there is none.
+
+        The offset may be anything: a client names it.
+        """
+        if not 0 <= offset <= CHUNK_OFFSET_MAX or self.log.durable <= offset < CHUNK_BIT:
+            return b""
+        size = int.from_bytes(self.fold.read(offset, 4), "big")
+        data = self.fold.read(offset, size) if size <= self.settings.batch_bytes_max else b""
+        try:
+            record = records.decode(data)
+        except CorruptData:
+            return b""
+        is_there = offset >= CHUNK_BIT or record.offset == offset
+        return data if is_there and not record.topic.startswith(SYSTEM_TOPIC_PREFIX) else b""
 
     def _collect(
         self,

@@ -1,19 +1,35 @@
 """Every setting: its default, its unit, its bounds and why, in one place.
 
-Settings are one frozen value. Strings from a file, the environment or a flag become values once, at the edge;
-nothing below this module parses text. A value out of bounds is refused with a sentence, never clamped.
+Settings are one frozen value. Strings from a file, the environment or a flag become values once, in `load`; nothing
+below this module parses text. A value out of bounds is refused with a sentence, never clamped. The sentence of `load`
+also says where the value stands:
+
+    postdate.toml                 lead_ms in postdate.toml is 5, expected 100 to 3600000
+    POSTDATE_LEAD_MS=5            environment POSTDATE_LEAD_MS is 5, expected 100 to 3600000
+    --lead-ms 5                   --lead-ms is 5, expected 100 to 3600000
 """
 
 import dataclasses
+import difflib
+import ipaddress
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from postdate.errors import UsageError
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 SECOND_MS, MINUTE_MS, HOUR_MS = 1_000, 60_000, 3_600_000
 DAY_MS = 24 * HOUR_MS
 
 FLUSH_MODES = ("sync", "async")
+PORT_MAX = 65_535
+
+FILE_DEFAULT = "postdate.toml"
+ENVIRONMENT_PREFIX = "POSTDATE_"
+ENVIRONMENT_FILE = "POSTDATE_CONFIG"
 
 
 def setting(default: Any, low: int | None = None, high: int | None = None, *, why: str) -> Any:
@@ -23,7 +39,7 @@ def setting(default: Any, low: int | None = None, high: int | None = None, *, wh
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """All settings of the core. Raises UsageError for a value outside its bounds."""
+    """All settings of a broker. Raises UsageError for a value outside its bounds."""
 
     flush: str = setting("sync", why="an acknowledged message is on disk; 'async' trades that for speed")
     segment_bytes: int = setting(64 * MIB, 16 * KIB, GIB, why="small enough to zero ahead in 0.1 s, a power of two")
@@ -57,13 +73,41 @@ class Settings:
         4_096, 0, 1 << 20, why="a cancel looks at most at this many delivered records"
     )
 
+    data: str = setting("postdate-data", why="the data folder; made in the folder where the broker is started")
+    host: str = setting("127.0.0.1", why="nobody else can reach a broker that has no password; 0.0.0.0 is all of IPv4")
+    route_port: int = setting(9_876, 0, PORT_MAX, why="RocketMQ's name server; 0 takes a free port")
+    broker_port: int = setting(10_911, 0, PORT_MAX, why="RocketMQ's broker; 0 takes a free port")
+    vip_port: int = setting(10_909, -1, PORT_MAX, why="old clients send to the broker's port - 2; -1 is off")
+    advertise: str = setting("", why="host[:port] as clients reach it; empty is the address that they came to")
+    broker_name: str = setting("postdate", why="clients name queues by it, and handles hold it")
+    cluster_name: str = setting("DefaultCluster", why="RocketMQ's; its tools ask for it")
+    auto_create_topics: bool = setting(True, why="RocketMQ's: the first send to a topic makes it")
+    auto_create_groups: bool = setting(True, why="RocketMQ's: the first heartbeat of a group makes it")
+    default_queue_count: int = setting(8, 1, 1_024, why="queues of TBW102, hence the most an automatic topic gets")
+    frame_bytes_max: int = setting(16 * MIB, KIB, 256 * MIB, why="RocketMQ's: what its clients send and accept")
+    connections_max: int = setting(10_000, 1, 1_000_000, why="a connection costs a file descriptor and buffers")
+    write_buffer_bytes_max: int = setting(4 * MIB, 64 * KIB, GIB, why="a peer that reads slower is read no further")
+    held_pulls_max: int = setting(100_000, 1, 10_000_000, why="a pull that waits for messages costs RAM")
+    pull_count_max: int = setting(1_024, 1, 65_536, why="messages in an answer: how long others wait for a pull")
+    pull_bytes_max: int = setting(256 * KIB, 4 * KIB, 64 * MIB, why="RocketMQ's maxTransferBytesOnMessageInMemory")
+    client_expiry_ms: int = setting(120 * SECOND_MS, SECOND_MS, HOUR_MS, why="RocketMQ's: four heartbeats are missing")
+    lock_expiry_ms: int = setting(60 * SECOND_MS, SECOND_MS, HOUR_MS, why="RocketMQ's: three renewals are missing")
+    offsets_interval_ms: int = setting(
+        SECOND_MS, 10, MINUTE_MS, why="offsets committed without asking for an answer are written this often"
+    )
+    retry_times_max: int = setting(16, 0, 1_000, why="RocketMQ's: then a message goes to the dead letter queue")
+    fresh_queue_bytes: int = setting(
+        GIB, 0, TIB, why="a new group begins a queue at its first message while that lies this close to the log's end"
+    )
+    flush_interval_ms: int = setting(200, 1, MINUTE_MS, why="how often the log is flushed in flush mode async")
+    retain_interval_ms: int = setting(60 * SECOND_MS, SECOND_MS, DAY_MS, why="how often old files are looked for")
+    shutdown_ms: int = setting(3 * SECOND_MS, 0, MINUTE_MS, why="how long a stop waits for connections to drain")
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            _check_bounds(field, getattr(self, field.name))
-        if self.flush not in FLUSH_MODES:
-            raise UsageError(f"flush is {self.flush!r}, expected one of {', '.join(FLUSH_MODES)}")
-        if self.segment_bytes & (self.segment_bytes - 1):
-            raise UsageError(f"segment_bytes is {self.segment_bytes}, expected a power of two")
+            fault = _fault(field, getattr(self, field.name))
+            if fault:
+                raise UsageError(f"{field.name} is {fault}")
         if self.batch_bytes_max > self.segment_bytes:
             raise UsageError(
                 f"batch_bytes_max is {self.batch_bytes_max}, more than segment_bytes ({self.segment_bytes}): "
@@ -71,11 +115,178 @@ class Settings:
             )
 
 
-def _check_bounds(field: "dataclasses.Field[Any]", value: object) -> None:
+# -- rules of one setting ---------------------------------------------------------------------------------------
+
+
+def _fault(field: "dataclasses.Field[Any]", value: Any) -> str | None:
+    """What is wrong with a value, as the end of a sentence: "5, expected 100 to 3600000". None if nothing is."""
+    expected = _TYPES[field.type]  # type: ignore[index]  # no annotation of Settings is a text
+    if type(value) is not field.type:
+        return f"{value!r}, expected {expected}"
     low, high = field.metadata["low"], field.metadata["high"]
-    if low is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise UsageError(f"{field.name} is {value!r}, expected a whole number")
-    if not low <= value <= high:
-        raise UsageError(f"{field.name} is {value}, expected {low} to {high}")
+    if low is not None and not low <= value <= high:
+        return f"{value}, expected {low} to {high}"
+    expected = _RULES[field.name](value) if field.name in _RULES else ""
+    return f"{value!r}, expected {expected}" if expected else None
+
+
+_TYPES = {int: "a whole number", bool: "true or false", str: "a text"}
+
+# A rule says what it expects instead of a value, or nothing.
+_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+_ADVERTISED = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|[^\s:\[\]]+)(?::(?P<port>[0-9]{1,5}))?")
+
+
+def _some_text(text: str) -> str:
+    return "" if text.strip() else "a text that is not empty"
+
+
+def _name(text: str) -> str:
+    """A recall handle is words with spaces between them, and the broker's name is one of them."""
+    return "" if _NAME.fullmatch(text) else "one or more of the characters % | a-z A-Z 0-9 _ -"
+
+
+def _flush_mode(text: str) -> str:
+    return "" if text in FLUSH_MODES else f"one of {', '.join(FLUSH_MODES)}"
+
+
+def _power_of_two(number: int) -> str:
+    return "a power of two" if number & (number - 1) else ""
+
+
+def _advertised(text: str) -> str:
+    match = _ADVERTISED.fullmatch(text)
+    if not text or (match and _is_ipv6(match["ipv6"]) and 1 <= int(match["port"] or 1) <= PORT_MAX):
+        return ""
+    return f"host, host:port or [IPv6]:port with a port of 1 to {PORT_MAX}"
+
+
+def _is_ipv6(text: str | None) -> bool:
+    try:
+        return text is None or bool(ipaddress.IPv6Address(text))
+    except ValueError:
+        return False
+
+
+_RULES: dict[str, Callable[[Any], str]] = {
+    "flush": _flush_mode, "segment_bytes": _power_of_two, "data": _some_text, "host": _some_text,
+    "advertise": _advertised, "broker_name": _name, "cluster_name": _name,
+}  # fmt: skip
+
+
+# -- from text --------------------------------------------------------------------------------------------------
+
+_NUMBER = re.compile(r"[+-]?[0-9]{1,3}(?:_?[0-9]{1,3}){0,6}")
+_SPAN_PART = re.compile(r"([0-9]{1,15}) ?(ms|s|min|m|h|d)")
+_SPAN = re.compile(rf"{_SPAN_PART.pattern}(?: ?{_SPAN_PART.pattern})*")
+_SPAN_UNITS = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "min": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS}
+_SIZE = re.compile(r"([0-9]{1,15}) ?(KiB|MiB|GiB|TiB)")
+_SIZE_UNITS = {"KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
+_SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def span_ms(text: str) -> int | None:
+    """The milliseconds of "500ms", "30s", "10m", "72h", "7d" or a sum such as "1h30m"; None for anything else."""
+    if not _SPAN.fullmatch(text):
+        return None
+    return sum(int(count) * _SPAN_UNITS[unit] for count, unit in _SPAN_PART.findall(text))
+
+
+def _size_bytes(text: str) -> int | None:
+    match = _SIZE.fullmatch(text)
+    return int(match[1]) * _SIZE_UNITS[match[2]] if match else None
+
+
+def _number(text: str) -> int | None:
+    return int(text) if _NUMBER.fullmatch(text) else None
+
+
+def _switch(text: str) -> bool | None:
+    return _SWITCHES.get(text.lower())
+
+
+def _parsed(field: "dataclasses.Field[Any]", text: str) -> Any:
+    """The value that a text means for a setting; the text itself where it means none, which `_fault` then refuses."""
+    words = field.name.split("_")
+    readers: list[Callable[[str], Any]] = []
+    if field.type is bool:
+        readers = [_switch]
+    elif field.type is int:
+        readers = [_number, *([span_ms] if "ms" in words else []), *([_size_bytes] if "bytes" in words else [])]
+    values = (reader(text.strip()) for reader in readers)
+    return next((value for value in values if value is not None), text)
+
+
+# -- from a file, the environment and flags ---------------------------------------------------------------------
+
+FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
+
+
+def find_file(flag: str | None, environ: Mapping[str, str]) -> Path | None:
+    """The file of settings: the one of --config, else of POSTDATE_CONFIG, else ./postdate.toml if it is there."""
+    named = flag or environ.get(ENVIRONMENT_FILE)
+    if named:
+        return Path(named)
+    default = Path(FILE_DEFAULT)
+    return default if default.is_file() else None
+
+
+def load(*, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]) -> Settings:
+    """Settings from a TOML file, over them the environment, over that flags (by setting); defaults for the rest.
+
+    An environment variable that is empty counts as not set, and one that names no setting is left alone: Kubernetes
+    injects such names. Raises UsageError naming the source of what is wrong.
+    """
+    values: dict[str, Any] = {}
+    if file is not None:
+        for name, value in _read_file(file).items():
+            values[name] = _checked(f"{name} in {file}", name, value)
+    for name in FIELDS:
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        if environ.get(variable):
+            values[name] = _checked(f"environment {variable}", name, environ[variable])
+    for name, text in flags.items():
+        values[name] = _checked(flag_of(name), name, text)
+    return Settings(**values)
+
+
+def flag_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"the settings file {file} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # no TOML, or no UTF-8
+        raise UsageError(f"the settings file {file} is not TOML: {error}") from error
+    for name in values:
+        if name not in FIELDS:
+            raise UsageError(f"{file} has {name!r}, which is no setting{_suggestion(name)}")
+    return values
+
+
+def _suggestion(name: str) -> str:
+    close = difflib.get_close_matches(name, FIELDS, 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _checked(label: str, name: str, value: Any) -> Any:
+    field = FIELDS[name]
+    if isinstance(value, str):
+        value = _parsed(field, value)
+    fault = _fault(field, value)
+    if fault:
+        raise UsageError(f"{label} is {fault}{_hint(field, value)}")
+    return value
+
+
+def _hint(field: "dataclasses.Field[Any]", value: Any) -> str:
+    """How a span or a size can be written, for a text that is neither."""
+    words = field.name.split("_")
+    if isinstance(value, str) and field.type is int and "ms" in words:
+        return " of milliseconds or a span such as 500ms, 30s, 10m, 72h or 7d"
+    if isinstance(value, str) and field.type is int and "bytes" in words:
+        return " of bytes or a size such as 16KiB, 64MiB or 1GiB"
+    return ""

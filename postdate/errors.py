@@ -21,6 +21,22 @@ class TopicNotFound(PostdateError, LookupError):
     """The client's fault: it named a topic that does not exist here."""
 
 
+class GroupNotFound(PostdateError, LookupError):
+    """The client's fault: it named a consumer group that does not exist here."""
+
+
+class SubscriptionMissing(PostdateError):
+    """The consumer's fault: it pulls a topic that it has not subscribed to."""
+
+
+class NoPermission(PostdateError):
+    """The client's fault: the topic may not be written or read, or the operation is not allowed here."""
+
+
+class ProtocolError(PostdateError, ValueError):
+    """The peer's fault: it sent bytes that the protocol does not know."""
+
+
 class FlowControl(PostdateError):
     """Nobody's fault: a named limit is reached for now, and a later try may pass (RocketMQ code 2)."""
 

@@ -12,6 +12,7 @@ The smallest due of each block of rows is kept, so that asking what is due soon 
 """
 
 import struct
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -142,6 +143,14 @@ class Far:
         unstaged = (numbers >= self.taken) | (rows["due"] > self.horizon_at_ms)
         waiting: np.ndarray = unstaged & ~self.rescued(rows["arrival"], rows["due"])
         return waiting
+
+    def untaken_pieces(self) -> Iterator[np.ndarray]:
+        """The untaken rows that wait, block by block."""
+        first = max(self.taken, self.rows.first)
+        for block in range(first // self._block_rows, -(-self.rows.length // self._block_rows)):
+            start, rows = self._block(block)
+            waiting = self.waits(rows, start) & (np.arange(start, start + len(rows)) >= self.taken)
+            yield rows[waiting]
 
     def rescued(self, arrival: np.ndarray, due: np.ndarray) -> np.ndarray:
         """Which of these a rescue has brought into the wheel."""

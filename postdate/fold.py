@@ -108,6 +108,8 @@ class Fold:
         self._seconds_heap: list[int] = []
         self._batch_end = 0
         self.rescued_count = 0
+        # Numbers of queues that got entries. Whoever wakes consumers takes them from here; nothing else depends on it.
+        self.grown: set[int] = set()
         self._handlers: dict[int, Callable[[Batch, tuple[int, ...]], Any]] = {
             MESSAGE: self._apply_message, CANCEL: self._apply_cancel, STAGE: self._apply_stage,
             RESCUE: self._apply_rescue, TOPIC: self._apply_topic, GROUP: self._apply_group,
@@ -181,6 +183,7 @@ class Fold:
         if target == GONE:
             return WAITS
         shown = self.queues[target]
+        self.grown.add(target)
         shown.push(ENTRY_STRUCT.pack(offset, size, tag_hash), at_ms)
         return shown.length - 1
 
@@ -259,6 +262,7 @@ class Fold:
         entries = _entries(offset, size, tag_hash)
         for number, start, stop in grouped.groups:
             if number != GONE:
+                self.grown.add(number)
                 grouped.first[number] = self.queues[number].length
                 self.queues[number].extend(entries[start:stop], at_ms)
         return grouped
@@ -393,6 +397,18 @@ class Fold:
         hashed = unique_hash if tombstone.by == "unique" else first_hash
         return hashed == tombstone.key_hash and arrival < tombstone.arrival and self.matches(tombstone, *place)
 
+    def waiting(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(due, queue number) columns of what waits in the wheel and, untaken, in the far queue, without what is
+        cancelled. Piece by piece, some ms each; the fold may go on between two pieces, then the sum is of no one
+        moment.
+        """
+        yield from self.wheel.waiting()
+        for rows in self.far.untaken_pieces():
+            rows = rows[rows["kind"] == MESSAGE]
+            dead = self._dead_by_tombstone(rows["due"], rows["arrival"], rows, _place_in(rows))
+            rows = rows[~dead & (self.topics.target_array[rows["queue"]] != GONE)]
+            yield rows["due"], rows["queue"]
+
     # -- far messages into the wheel ----------------------------------------------------------------------------
 
     def _apply_rescue(self, batch: Batch, row: tuple[int, ...]) -> int:
@@ -407,9 +423,7 @@ class Fold:
         rows = rows[is_message]  # of a cancel, its tombstone does the rest
         for segment, _ in _counts(rows["arrival"] >> self._shift):
             self.touched[segment] = self._batch_end  # its records are read below, and on a replay again
-        dead = self._dead_by_tombstone(
-            rows["due"], rows["arrival"], rows, lambda hit: (int(rows["arrival"][hit]), int(rows["size"][hit]))
-        )
+        dead = self._dead_by_tombstone(rows["due"], rows["arrival"], rows, _place_in(rows))
         rows = rows[~dead & ~self._dead_by_taken_cancel(rows)]
         _add(self.near, rows["queue"])
         self._hold_segments(rows["arrival"])
@@ -561,6 +575,11 @@ def _entries(offset: np.ndarray, size: np.ndarray, tag: np.ndarray) -> np.ndarra
     entries = np.empty(len(offset), ENTRY)
     entries["offset"], entries["size"], entries["tag"] = offset, size, tag
     return entries
+
+
+def _place_in(rows: np.ndarray) -> Callable[[int], tuple[int, int]]:
+    """Where the record of a far row lies: its offset and size."""
+    return lambda index: (int(rows["arrival"][index]), int(rows["size"][index]))
 
 
 def _singles(rows: np.ndarray, offset: np.ndarray) -> np.ndarray:

@@ -22,6 +22,10 @@ class Groups:
     def __len__(self) -> int:
         return len(self.settings.keys() | self._offsets.keys())
 
+    def all_settings(self) -> dict[str, dict[str, Any]]:
+        """Every group by name, with the settings that somebody gave it."""
+        return {name: self.settings.get(name, {}) for name in sorted(self.settings.keys() | self._offsets.keys())}
+
     def put(self, name: str, settings: dict[str, Any]) -> None:
         self.settings[name] = settings
 

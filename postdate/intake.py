@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from postdate.config import Settings
-from postdate.errors import IllegalMessage, UsageError
+from postdate.errors import IllegalMessage, NoPermission, UsageError
 from postdate.fold import Fold
 from postdate.log import record as records
 from postdate.log.batch import ALIGNMENT, KIND_NAMES, MESSAGE, ROW_STRUCT, batch_bytes, records_position
@@ -19,6 +19,7 @@ from postdate.message import (
     PROPERTY_KEYS,
     PROPERTY_TAGS,
     PROPERTY_TIMER_DEL_UNIQKEY,
+    PROPERTY_TRANSACTION,
     PROPERTY_UNIQ_KEY,
     DelayLevels,
     Host,
@@ -31,15 +32,17 @@ from postdate.message import (
     refuse_internal,
     tag_hash,
 )  # fmt: skip
-from postdate.topics import SCHEDULE_TOPIC, Topic
+from postdate.topics import PERM_WRITE, RESERVED_TOPICS, Topic
 
 SYSTEM_TOPIC_PREFIX = "postdate_sys_"
-_NOT_FROM_PRODUCERS = INTERNAL_PROPERTIES | {PROPERTY_TIMER_DEL_UNIQKEY}
+_NOT_FROM_PRODUCERS = INTERNAL_PROPERTIES | {PROPERTY_TIMER_DEL_UNIQKEY, PROPERTY_TRANSACTION}
 
-# (message, topic bytes, record size, level, queue number, due, unique hash, key hash, tag hash)
-Prepared = tuple[Message, bytes, int, int, int, int, int, int, int]
-SIZE: Final = 2  # places in it that others look at
+# (message, topic bytes, record size, level, queue number, due, unique hash, key hash, tag hash, unique key)
+Prepared = tuple[Message, bytes, int, int, int, int, int, int, int, str | None]
+MESSAGE_SENT: Final = 0  # places in it that others look at
+SIZE: Final = 2
 DUE: Final = 5
+UNIQUE_KEY: Final = 9
 
 
 class _Known(NamedTuple):
@@ -76,7 +79,7 @@ class Intake:
         self._known.clear()
 
     def prepare(self, message: Message, at_ms: int) -> Prepared:
-        """Raises IllegalMessage and TopicNotFound."""
+        """Raises IllegalMessage, TopicNotFound and NoPermission."""
         known = self._known.get(message.topic)
         topic, encoded, fixed_bytes = known if known is not None else self._look_up(message.topic)
         check_message(message, self._body_bytes_max, self._properties_bytes_max)
@@ -101,11 +104,14 @@ class Intake:
             key_hash(unique) if unique else 0,
             key_hash(first_key(keys)) if keys else 0,
             tag_hash(tags) if tags else 0,
+            unique,
         )
 
     def _look_up(self, name: str) -> "_Known":
         refuse_system_topic(name)
         topic, encoded = self._fold.topics.get(name), name.encode()
+        if not topic.perm & PERM_WRITE:
+            raise NoPermission(f"topic {name!r} may not be written: its perm is {topic.perm}")
         fixed_bytes = {
             len(host.address): records.record_bytes(Message(name, b"", born_host=host), encoded, self._store_host)
             for host in (Host(bytes(4), 0), Host(bytes(16), 0))
@@ -127,7 +133,7 @@ class Intake:
         position = records_position(len(prepared))
         parts, bodies, offsets = [], [], []
         pack_row, encode, store_host = ROW_STRUCT.pack, records.encode, self._store_host
-        for message, topic, size, level, queue, due_at_ms, unique_hash, first_hash, tagged in prepared:
+        for message, topic, size, level, queue, due_at_ms, unique_hash, first_hash, tagged, _ in prepared:
             parts.append(
                 pack_row(MESSAGE, level, 0, queue, due_at_ms, unique_hash, first_hash, tagged, size, position, 0)
             )
@@ -160,8 +166,8 @@ def system_body(values: Mapping[str, Any]) -> bytes:
 
 
 def refuse_system_topic(name: str) -> None:
-    if name == SCHEDULE_TOPIC or name.startswith(SYSTEM_TOPIC_PREFIX):
-        raise IllegalMessage(f"topic {name!r} belongs to the broker")
+    if name in RESERVED_TOPICS or name.startswith(SYSTEM_TOPIC_PREFIX):
+        raise NoPermission(f"topic {name!r} belongs to the broker")
 
 
 def _system_topic(kind: int) -> bytes:
@@ -170,4 +176,7 @@ def _system_topic(kind: int) -> bytes:
 
 def _refuse(properties: Mapping[str, str]) -> None:
     refuse_internal(properties)
-    raise IllegalMessage(f"{PROPERTY_TIMER_DEL_UNIQKEY} marks a cancel, not a message: use cancel")
+    if PROPERTY_TIMER_DEL_UNIQKEY in properties:
+        raise IllegalMessage(f"{PROPERTY_TIMER_DEL_UNIQKEY} marks a cancel, not a message: use cancel")
+    if properties[PROPERTY_TRANSACTION].lower() == "true":
+        raise NoPermission("transactions are not supported: the half message was not stored")

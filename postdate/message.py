@@ -7,6 +7,7 @@ Properties travel and rest encoded, as `name 0x01 value 0x02` repeated, in UTF-8
 asked for: the broker stores the producer's bytes untouched.
 """
 
+import enum
 import re
 import struct
 from collections.abc import Mapping
@@ -28,6 +29,11 @@ PROPERTY_TIMER_DEL_UNIQKEY = "TIMER_DEL_UNIQKEY"
 PROPERTY_UNIQ_KEY = "UNIQ_KEY"
 PROPERTY_KEYS = "KEYS"
 PROPERTY_TAGS = "TAGS"
+PROPERTY_TRANSACTION = "TRAN_MSG"  # "true" marks the half message of a transaction
+
+# Properties of a message that a consumer sent back.
+PROPERTY_RETRY_TOPIC = "RETRY_TOPIC"  # the topic it was sent to at first
+PROPERTY_ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 
 # Properties that RocketMQ's broker writes for itself. Trusting one from a producer would let it pass by the timer or
 # deliver to another topic.
@@ -101,6 +107,14 @@ class Message(NamedTuple):
     born_host: Host = LOOPBACK
     reconsume_times: int = 0
     prepared_offset: int = 0
+
+
+class Cancelled(enum.Enum):
+    """The truth about a cancel."""
+
+    CANCELLED = "cancelled"  # it waited, and will never reach a consumer
+    DELIVERED = "delivered"  # it was visible before the cancel came
+    UNKNOWN = "unknown"  # no such message was found; should one arrive from the table, it is cancelled
 
 
 # ---------------------------------------------------------------------------------------------------- properties
@@ -354,6 +368,10 @@ class Due(NamedTuple):
 
 AT_ONCE = Due(0, 0)
 
+
+DELAY_PROPERTIES = frozenset(
+    {PROPERTY_DELAY, PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS}
+)
 
 # In order of precedence: name, unit, whether the value counts from now.
 _TIMERS = (

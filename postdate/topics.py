@@ -15,6 +15,11 @@ from postdate.errors import TopicNotFound
 
 GONE = -1
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+# RocketMQ's own topics: nobody may send to them, there or here.
+RESERVED_TOPICS = frozenset(
+    {SCHEDULE_TOPIC, "TBW102", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+     "TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"}
+)  # fmt: skip
 PERM_READ, PERM_WRITE = 4, 2
 
 

@@ -264,16 +264,22 @@ class Wheel:
     # -- looking ------------------------------------------------------------------------------------------------
 
     def waiting(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(due, queue) columns of everything that waits, piece by piece."""
-        for due, slot in self._slots.items():
-            queues = np.frombuffer(bytes(slot), SINGLE)["queue"]
-            queues = queues[queues != DEAD]
-            yield np.full(len(queues), due), queues
-        for run in self.runs:
+        """(due, queue) columns of everything that waits, in bounded pieces. The wheel may turn between two pieces."""
+        dues = list(self._slots)
+        for start in range(0, len(dues), _SLOTS_PER_PIECE):
+            yield self._waiting_slots(dues[start : start + _SLOTS_PER_PIECE])
+        for run in list(self.runs):
             rows = run.index[run.position :]
             if run.dead is not None:
                 rows = rows[run.dead[run.position :] == LIVING]
             yield rows["due"], rows["queue"]
+
+    def _waiting_slots(self, dues: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        slots = [(due, self._slots[due]) for due in dues if due in self._slots]
+        queues = np.frombuffer(b"".join([slot for _, slot in slots]), SINGLE)["queue"]
+        counts = [len(slot) // SINGLE_BYTES for _, slot in slots]
+        living = queues != DEAD
+        return np.repeat(np.array([due for due, _ in slots], np.int64), counts)[living], queues[living]
 
     # -- snapshots ----------------------------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ from helpers import (
 )
 
 from postdate import recovery
-from postdate.broker import Cancelled
 from postdate.errors import TopicNotFound, UsageError
+from postdate.message import Cancelled
 
 
 def test_a_cancel_of_a_near_message_is_the_truth_and_it_never_comes(data: Data) -> None:

@@ -29,10 +29,11 @@ from helpers import (
 )
 
 from postdate import recovery
-from postdate.broker import Broker, Cancelled
+from postdate.broker import Broker
 from postdate.errors import UsageError
 from postdate.log import snapshot as snapshots
 from postdate.log.disk import RealDisk
+from postdate.message import Cancelled
 
 
 def busy(data: Data, broker: Broker) -> None:

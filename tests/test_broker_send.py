@@ -25,7 +25,7 @@ from helpers import (
 
 from postdate import recovery
 from postdate.broker import PullStatus
-from postdate.errors import FlowControl, IllegalMessage, TopicNotFound, UsageError
+from postdate.errors import FlowControl, IllegalMessage, NoPermission, TopicNotFound, UsageError
 from postdate.fold import WAITS
 from postdate.message import Message, tag_hash
 
@@ -113,7 +113,7 @@ def test_nothing_fires_early_when_the_clock_steps_back(data: Data) -> None:
         (message(topic="nowhere"), TopicNotFound, "topic 'nowhere' does not exist"),
         (message(queue_id=1), IllegalMessage, "queue 1 of topic 'orders' does not exist: it has 1"),
         (message(queue_id=-1), IllegalMessage, "queue_id is -1"),
-        (message(topic="SCHEDULE_TOPIC_XXXX"), IllegalMessage, "belongs to the broker"),
+        (message(topic="SCHEDULE_TOPIC_XXXX"), NoPermission, "belongs to the broker"),
         (message(REAL_TOPIC="x"), IllegalMessage, "REAL_TOPIC.*internal"),
         (message(TIMER_DEL_UNIQKEY="k"), IllegalMessage, "TIMER_DEL_UNIQKEY marks a cancel"),
         (message(TIMER_DELAY_SEC="soon"), IllegalMessage, "TIMER_DELAY_SEC = 'soon'"),

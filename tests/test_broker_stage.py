@@ -27,9 +27,9 @@ from helpers import (
 )
 
 from postdate import recovery
-from postdate.broker import Broker, Cancelled
+from postdate.broker import Broker
 from postdate.errors import CorruptChunk, Refused, UsageError
-from postdate.message import Message
+from postdate.message import Cancelled, Message
 
 
 def far_pair(data: Data) -> tuple[Broker, int, list[Message]]:

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from helpers import DAY_MS, FAR_MS, SMALL, T0, TOPIC, Data, advance_to, bodies, cancel, message, send, waiting_count
 
-from postdate.broker import Cancelled
-from postdate.errors import FlowControl, IllegalMessage, TopicNotFound, UsageError
+from postdate.errors import FlowControl, IllegalMessage, NoPermission, TopicNotFound, UsageError
+from postdate.message import Cancelled
 
 
 def test_a_topic_is_made_changed_and_deleted(data: Data) -> None:
@@ -39,8 +39,8 @@ def test_deleting_a_topic_cancels_what_waits_for_it_and_says_how_many(data: Data
     ("name", "options", "error", "said"),
     [
         ("no spaces", {}, IllegalMessage, "topic 'no spaces'"),
-        ("SCHEDULE_TOPIC_XXXX", {}, IllegalMessage, "belongs to the broker"),
-        ("postdate_sys_cancel", {}, IllegalMessage, "belongs to the broker"),
+        ("SCHEDULE_TOPIC_XXXX", {}, NoPermission, "belongs to the broker"),
+        ("postdate_sys_cancel", {}, NoPermission, "belongs to the broker"),
         ("t", {"read_queue_count": 0}, UsageError, "read_queue_count of topic 't' is 0, expected 1 to 1024"),
         ("t", {"write_queue_count": 1_025}, UsageError, "write_queue_count of topic 't' is 1025"),
         ("t", {"perm": 8}, UsageError, "perm of topic 't' is 8"),

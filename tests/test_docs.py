@@ -7,6 +7,7 @@ A page is read line by line for fenced blocks, tables and headings. What each bl
                output, where a line `...` stands for any number of lines. Long ones (NOT_RUN) need only be there.
     sh         the same without `$ ` and without output
     json       must be JSON
+    toml       must be a file of settings
     text       a picture
 """
 
@@ -46,7 +47,7 @@ from helpers import (
 from test_imports import ROWS
 
 from postdate import cli
-from postdate.config import Settings
+from postdate.config import Settings, load
 from postdate.log import record as records
 from postdate.log import snapshot
 from postdate.log.batch import KIND_NAMES
@@ -65,7 +66,7 @@ NOT_YET = {"tests/formats"}
 NOT_RUN = ("scripts/", "source ", "python -m benchmarks.")
 
 
-KINDS = ("python", "console", "sh", "json", "text")
+KINDS = ("python", "console", "sh", "json", "toml", "text")
 
 
 def name_of(page: Path) -> str:
@@ -159,6 +160,9 @@ def test_the_examples_of_a_page_do_what_it_says(page: Path, tmp_path: Path, monk
             run_console([f"$ {line}" for line in block.lines if line], place)
         elif block.kind == "json":
             json.loads("\n".join(block.lines))
+        elif block.kind == "toml":
+            (tmp_path / "page.toml").write_text("\n".join(block.lines))
+            load(file=tmp_path / "page.toml", environ={}, flags={})
 
 
 def run_python(block: Block, place: str, names: dict[str, Any]) -> None:
@@ -286,17 +290,21 @@ def test_parts_of_the_import_table_that_do_not_exist_are_in_italics() -> None:
 # -- settings ---------------------------------------------------------------------------------------------------
 
 FACTORS = {
-    "": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30,
+    "": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
     "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000,
 }  # fmt: skip
 
 
+# As a file of settings has them; any other word in backticks is a text without its quotes.
+WORDS: dict[str, bool | str] = {"true": True, "false": False, '""': ""}
+
+
 def value_of(cell: str) -> int | str | None:
-    """A default or a bound as the table shows it: `sync`, 4,096, 64 MiB, or nothing."""
+    """A default or a bound as the table shows it: `sync`, `true`, 4,096, 64 MiB, or nothing."""
     if not cell:
         return None
     if cell.startswith("`"):
-        return code(cell)
+        return WORDS.get(code(cell), code(cell))
     number, _, unit = cell.partition(" ")
     return int(number.replace(",", "")) * FACTORS[unit]
 
@@ -599,5 +607,5 @@ def test_a_wrong_table_of_bytes_is_noticed(edit: tuple[str, str], shown: str) ->
 
 
 def test_cells_with_units_are_read() -> None:
-    cells = ["", "`sync`", "4,096", "64 MiB", "72 h", "10"]
-    assert [value_of(cell) for cell in cells] == [None, "sync", 4_096, 64 << 20, 72 * HOUR_MS, 10]
+    cells = ["", "`sync`", "`true`", '`""`', "4,096", "64 MiB", "72 h", "10", "-1"]
+    assert [value_of(cell) for cell in cells] == [None, "sync", True, "", 4_096, 64 << 20, 72 * HOUR_MS, 10, -1]

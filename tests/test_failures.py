@@ -36,11 +36,12 @@ from helpers import (
     upload,
 )
 
-from postdate.broker import Broker, Cancelled
+from postdate.broker import Broker
 from postdate.config import Settings
 from postdate.errors import LogFailed
 from postdate.log.disk import RealDisk
 from postdate.log.segment import Segments
+from postdate.message import Cancelled
 from postdate.simulation import VirtualDisk
 
 FAR_COUNT = 1_024  # more rows than are remembered from the last read, in one block: a rescue has to read their file

@@ -30,9 +30,10 @@ from helpers import (
     write_chunk,
 )
 
-from postdate.broker import Broker, Cancelled
+from postdate.broker import Broker
 from postdate.config import Settings
 from postdate.errors import UsageError
+from postdate.message import Cancelled
 from postdate.wheel import NEVER
 
 # ---------------------------------------------------------------------------------------- retention, clocks, pending

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from postdate import simulation
-from postdate.broker import Cancelled
 from postdate.errors import CorruptLog
+from postdate.message import Cancelled
 from postdate.simulation import Broken, Failure, Model, Op, World, random_history, run_history, run_seed
 from postdate.simulation import __main__ as command
 from postdate.simulation import history as histories

@@ -7,7 +7,7 @@ has become visible; it raises Broken with a sentence where a promise is.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from postdate.broker import Cancelled
+from postdate.message import Cancelled
 
 
 class Broken(AssertionError):

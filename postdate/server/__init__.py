@@ -1,0 +1,19 @@
+"""The server: RocketMQ's remoting protocol on sockets, around one broker.
+
+    serve.py       listening sockets, start and stop
+    connection.py  one client: bytes to requests, answers back
+    service.py     which request goes to whom
+    producers.py   send, batch, recall, delete marker
+    pulls.py       pull, and wait for what is not there yet
+    consumers.py   heartbeats, members, offsets, locks, send-backs
+    admin.py       routes, topics, groups, what waits
+    pulse.py       flush, settle, fire: what makes the broker live
+    alarm.py       rings at the next due instant
+
+It runs on one thread and one event loop; flushes and the slow steps of snapshots have threads of their own. The broker
+knows nothing of it.
+"""
+
+from postdate.server.serve import Server, run, serve
+
+__all__ = ["Server", "run", "serve"]

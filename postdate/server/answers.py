@@ -1,0 +1,26 @@
+"""How an error becomes an answer: RocketMQ's own codes, and a sentence."""
+
+from postdate import errors
+from postdate.wire import codes
+
+# The first row whose class fits counts.
+_CODES: tuple[tuple[type[Exception], int], ...] = (
+    (errors.IllegalMessage, codes.MESSAGE_ILLEGAL),
+    (errors.TopicNotFound, codes.TOPIC_NOT_EXIST),
+    (errors.GroupNotFound, codes.SUBSCRIPTION_GROUP_NOT_EXIST),
+    (errors.SubscriptionMissing, codes.SUBSCRIPTION_NOT_EXIST),
+    (errors.NoPermission, codes.NO_PERMISSION),
+    (errors.FlowControl, codes.SYSTEM_BUSY),
+    (errors.DiskFull, codes.SERVICE_NOT_AVAILABLE),
+    (errors.LogFailed, codes.SERVICE_NOT_AVAILABLE),
+    (errors.Refused, codes.ILLEGAL_OPERATION),
+    (errors.ProtocolError, codes.INVALID_PARAMETER),
+    (errors.UsageError, codes.INVALID_PARAMETER),
+)
+
+
+def code_of(error: Exception) -> int:
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    return codes.SYSTEM_ERROR

@@ -1,0 +1,245 @@
+"""What consumers ask for besides pulls: heartbeats, members, offsets, locks, send-backs."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from postdate.broker import Broker, Ticket
+from postdate.clock import Clock
+from postdate.errors import DiskFull, LogFailed, PostdateError, UsageError
+from postdate.log import record as records
+from postdate.log.chunk import CHUNK_BIT
+from postdate.log.record import Record
+from postdate.message import (
+    DELAY_PROPERTIES,
+    PROPERTY_DELAY,
+    PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_RETRY_TOPIC,
+    RETRY_TOPIC_PREFIX,
+    Host,
+    Message,
+    check_group,
+    decode_properties,
+    encode_properties,
+)  # fmt: skip
+from postdate.server.answers import code_of
+from postdate.server.connection import Connection
+from postdate.server.locks import Locks
+from postdate.server.members import Members
+from postdate.server.offsets import Offsets
+from postdate.server.producers import retry_times_max
+from postdate.server.pulse import Pulse
+from postdate.server.topics import Birth
+from postdate.wire import bodies, codes
+from postdate.wire.frame import Command, encode, reply
+from postdate.wire.ids import message_id
+
+_FIRST_RETRY_LEVEL = 3  # 10 s by default; each further retry is one level later
+
+
+class Consumers:
+    """Serves one broker."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        clock: Clock,
+        pulse: Pulse,
+        birth: Birth,
+        members: Members[Connection],
+        offsets: Offsets,
+        store_host: Host,
+    ) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._pulse = pulse
+        self._birth = birth
+        self._members = members
+        self._offsets = offsets
+        self._store_host = store_host
+        self._locks = Locks(broker.settings.lock_expiry_ms * 1_000_000)
+
+    # -- members ------------------------------------------------------------------------------------------------
+
+    def heart_beat(self, connection: Connection, command: Command, _: Mapping[str, Any]) -> bytes:
+        heartbeat = bodies.decode_heartbeat(command.body)
+        for consumer in heartbeat.consumers:
+            check_group(consumer.group)
+            self._birth.retry_topic(consumer.group)
+        changed = self._members.beat(heartbeat, connection, self._clock.elapsed_ns())
+        answer = reply(command, codes.SUCCESS, {"IS_SUPPORT_HEART_BEAT_V2": "false", "IS_SUB_CHANGE": "true"})
+        self.notify(changed)
+        return answer
+
+    def unregister(self, _connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
+        group = asked["consumerGroup"]
+        if group and self._members.leave(asked["clientID"], group):
+            self.notify({group})
+        return reply(command, codes.SUCCESS)
+
+    def consumer_list(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
+        members = self._members.of(asked["consumerGroup"])
+        if not members:
+            remark = f"no consumer of group {asked['consumerGroup']!r} is connected"
+            return reply(command, codes.SYSTEM_ERROR, remark=remark)
+        return reply(command, codes.SUCCESS, body=bodies.encode_consumer_ids(member.client_id for member in members))
+
+    def check_subscription(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+        """Asked only for filters that are not by tag, which we do not have."""
+        data = bodies.load(command.body, "a subscription").get("subscriptionData")
+        kind = str(data.get("expressionType") or "TAG") if isinstance(data, dict) else "TAG"
+        if kind != "TAG":
+            raise UsageError(f"the broker filters by tag, not by {kind}")
+        return reply(command, codes.SUCCESS)
+
+    def notify(self, groups: set[str]) -> None:
+        """Tells every member of these groups that their company has changed, so that they share out anew."""
+        for group in groups:
+            notice = Command(codes.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group}, flag=codes.FLAG_ONEWAY)
+            frame = encode(notice)
+            for connection in {member.link for member in self._members.of(group)}:
+                connection.write(frame)
+
+    def drop(self, connection: Connection) -> None:
+        """The connection is gone, and with it the members behind it."""
+        self.notify(self._members.drop(connection))
+
+    def expire(self) -> None:
+        now_ns = self._clock.elapsed_ns()
+        self.notify(self._members.expire(now_ns - self._broker.settings.client_expiry_ms * 1_000_000))
+        self._locks.expire(now_ns)
+
+    # -- offsets ------------------------------------------------------------------------------------------------
+
+    def query_offset(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
+        group, topic, queue_id = asked["consumerGroup"], asked["topic"], asked["queueId"]
+        offset = self._offsets.get(group, topic, queue_id)
+        if offset is None and topic == RETRY_TOPIC_PREFIX + group:
+            self._birth.retry_topic(group)
+        if offset is None and asked["setZeroIfNotFound"] and self._is_fresh(topic, queue_id):
+            offset = 0
+        if offset is None:
+            remark = f"group {group!r} has committed no offset for queue {queue_id} of topic {topic!r}"
+            return reply(command, codes.QUERY_NOT_FOUND, remark=remark)
+        return reply(command, codes.SUCCESS, {"offset": offset})
+
+    def _is_fresh(self, topic: str, queue_id: int) -> bool:
+        """Whether a new group begins this queue at its first message, whatever it says about where to begin.
+
+        A consumer learns of a new topic, or of a queue that was added, up to half a minute late. Beginning at the end
+        then would skip what came meanwhile.
+        """
+        low, high = self._broker.offsets(topic, queue_id)
+        if low > 0:
+            return False
+        head = self._broker.place(topic, queue_id, 0) if high else self._broker.log.end
+        return head < CHUNK_BIT and self._broker.log.end - head <= self._broker.settings.fresh_queue_bytes
+
+    def update_offset(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+        group, topic, queue_id = asked["consumerGroup"], asked["topic"], asked["queueId"]
+        self._birth.group(group)
+        if command.is_oneway:
+            self._broker.offsets(topic, queue_id)
+            self._offsets.note(group, topic, queue_id, max(asked["commitOffset"], 0))
+            return
+        ticket = self._offsets.commit(group, topic, queue_id, asked["commitOffset"], self._clock.now_ms())
+        self._pulse.expect(ticket, _plain_answer(connection, command))
+
+    def write_offsets(self) -> None:
+        """Writes the offsets that nobody waits for."""
+        if self._offsets.is_empty:
+            return
+        try:
+            self._offsets.write(self._clock.now_ms())
+        except (DiskFull, LogFailed):
+            return  # said already by whoever fires; they stay noted, and the next try comes soon
+        self._pulse.nudge()
+
+    def max_offset(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
+        return reply(command, codes.SUCCESS, {"offset": self._bounds(asked)[1]})
+
+    def min_offset(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
+        return reply(command, codes.SUCCESS, {"offset": self._bounds(asked)[0]})
+
+    def _bounds(self, asked: Mapping[str, Any]) -> tuple[int, int]:
+        return self._broker.offsets(asked["topic"], asked["queueId"])
+
+    def search_offset(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
+        """The first offset visible at or after an instant; the last one at or before it for boundary UPPER."""
+        topic, queue_id, at_ms = asked["topic"], asked["queueId"], asked["timestamp"]
+        offset = self._broker.search(topic, queue_id, at_ms)
+        if asked["boundaryType"].upper() == "UPPER":
+            offset = max(self._broker.search(topic, queue_id, at_ms + 1) - 1, self._bounds(asked)[0])
+        return reply(command, codes.SUCCESS, {"offset": offset})
+
+    def earliest_time(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
+        """When the first message that is still there became visible; -1 where there is none."""
+        low, high = self._bounds(asked)
+        at_ms = self._broker.visible_at_ms(asked["topic"], asked["queueId"], low) if low < high else -1
+        return reply(command, codes.SUCCESS, {"timestamp": at_ms})
+
+    def view_message(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
+        data = self._broker.look(asked["offset"])
+        if not data:
+            return reply(command, codes.SYSTEM_ERROR, remark=f"there is no message at offset {asked['offset']}")
+        return reply(command, codes.SUCCESS, body=data)
+
+    # -- locks --------------------------------------------------------------------------------------------------
+
+    def lock(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+        request = bodies.decode_lock(command.body)
+        named = {(queue.topic, queue.queue_id): queue for queue in request.queues}
+        taken = self._locks.lock(request.group, request.client_id, list(named), self._clock.elapsed_ns())
+        return reply(command, codes.SUCCESS, body=bodies.encode_locked(named[queue] for queue in taken))
+
+    def unlock(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+        request = bodies.decode_lock(command.body)
+        queues = [(queue.topic, queue.queue_id) for queue in request.queues]
+        self._locks.unlock(request.group, request.client_id, queues)
+        return reply(command, codes.SUCCESS)
+
+    # -- send-backs ---------------------------------------------------------------------------------------------
+
+    def send_back(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes | None:
+        """A consumer could not do its work: the message comes again later, or, past the limit, is a dead letter."""
+        data = self._broker.look(asked["offset"])
+        if not data:
+            return reply(command, codes.SYSTEM_ERROR, remark=f"there is no message at offset {asked['offset']}")
+        again = self._again(records.decode(data), asked)
+        ticket = self._broker.send([again], self._clock.now_ms())
+        self._pulse.expect(ticket, _plain_answer(connection, command))
+        return None
+
+    def _again(self, record: Record, asked: Mapping[str, Any]) -> Message:
+        """The message as it comes again."""
+        group, level = asked["group"], asked["delayLevel"]
+        limit = asked["maxReconsumeTimes"]
+        if limit is None or limit < 0:
+            limit = retry_times_max(self._broker, group)
+        properties = {
+            name: value for name, value in decode_properties(record.properties).items() if name not in DELAY_PROPERTIES
+        }
+        properties.setdefault(PROPERTY_RETRY_TOPIC, record.topic)
+        origin = asked["originMsgId"] or message_id(self._store_host, asked["offset"])
+        properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, origin)
+        if level < 0 or record.reconsume_times >= limit:
+            topic = self._birth.dead_letter_topic(group).name
+        else:
+            topic = self._birth.retry_topic(group).name
+            properties[PROPERTY_DELAY] = str(level or _FIRST_RETRY_LEVEL + record.reconsume_times)
+        return Message(
+            topic, record.body, encode_properties(properties), 0, record.flag, record.sys_flag, record.born_at_ms,
+            record.born_host, record.reconsume_times + 1,
+        )  # fmt: skip
+
+
+def _plain_answer(connection: Connection, command: Command) -> Callable[[Ticket], None]:
+    """Answers success, or what went wrong, when a ticket is settled."""
+
+    def answer(ticket: Ticket) -> None:
+        if command.is_oneway:
+            return
+        error: PostdateError | OSError | None = ticket.error
+        code = codes.SUCCESS if error is None else code_of(error)
+        connection.write(reply(command, code, remark=None if error is None else str(error)))
+
+    return answer

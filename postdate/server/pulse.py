@@ -1,0 +1,192 @@
+"""The pulse: what makes a broker live. It flushes, settles, fires, takes snapshots and removes what is old.
+
+    nudge     after something was written: a flush begins, or follows the one under way (group commit)
+    settled   after a flush: what is durable is applied, its tickets are answered, consumers are woken
+    ring      at the next due instant: fire
+
+Flushes run on one thread of their own, the blocking steps of a snapshot on another; everything else happens on the
+event loop. There is no tick: the alarm is set to the next instant at which the broker has something to do.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from postdate.broker import Broker, Ticket
+from postdate.clock import Clock, ManualClock
+from postdate.errors import DiskFull, LogFailed, PostdateError
+from postdate.server.alarm import Alarm, SilentAlarm
+from postdate.wheel import NEVER
+
+logger = logging.getLogger("postdate.server")
+
+Answer = Callable[[Ticket], None]
+
+
+class Pulse:
+    """Drives one broker. Everything but the flush itself is called on the loop's thread."""
+
+    def __init__(self, broker: Broker, clock: Clock, on_settled: Callable[[], None]) -> None:
+        self.broker = broker
+        self.clock = clock
+        self._on_settled = on_settled
+        self._loop = asyncio.get_running_loop()
+        self._alarm: Alarm | SilentAlarm = (
+            SilentAlarm() if isinstance(clock, ManualClock) else Alarm(self._loop, self.ring)
+        )
+        self._expected: deque[tuple[Ticket, Answer]] = deque()
+        self._is_async = broker.settings.flush == "async"
+        self._flush_asked = False
+        self._flushes: SimpleQueue[bool] = SimpleQueue()  # True: flush; False: end
+        self._flusher = threading.Thread(target=self._flush_when_asked, name="postdate-flush", daemon=True)
+        self._snapshot: asyncio.Task[None] | None = None
+        self._retain_timer: asyncio.TimerHandle | None = None
+        self._is_stopped = False
+        self._trouble = ""  # what was logged last about a failing fire, so that it is said once
+
+    def start(self) -> None:
+        self._flusher.start()
+        self._retain_later()
+        self.ring()
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def expect(self, ticket: Ticket, answer: Answer) -> None:
+        """Calls `answer` when the ticket's batch is durable and applied. Call `nudge` when all is written."""
+        self._expected.append((ticket, answer))
+
+    def nudge(self) -> None:
+        """Something was written: makes it durable, answers what can be answered."""
+        if self._is_async:
+            self._settle()
+        if not self._flush_asked and self.broker.log.end > self.broker.log.durable:
+            self._flush_asked = True
+            if self._is_async:
+                self._loop.call_later(self.broker.settings.flush_interval_ms / 1_000, self._flushes.put, True)
+            else:
+                self._flushes.put(True)
+
+    def _flush_when_asked(self) -> None:
+        while self._flushes.get():
+            error: LogFailed | None = None
+            try:
+                self.broker.log.flush()
+            except LogFailed as failure:
+                error = failure
+            try:
+                self._loop.call_soon_threadsafe(self._flushed, error)
+            except RuntimeError:
+                return  # the loop is closed: nobody waits for an answer any more
+
+    def _flushed(self, error: LogFailed | None) -> None:
+        self._flush_asked = False
+        if self._is_stopped:
+            return
+        if error is not None:
+            self._fail(error)
+            return
+        self._settle()
+        self.nudge()
+
+    def _settle(self) -> None:
+        """Applies what is durable, answers, wakes, and sets the alarm."""
+        try:
+            self.broker.settle()
+        except LogFailed as error:
+            self._fail(error)
+            return
+        self._answer_settled()
+        self._on_settled()
+        self._set_alarm()
+        self._snapshot_if_due()
+
+    def _answer_settled(self) -> None:
+        expected = self._expected
+        while expected and expected[0][0].answers is not None:
+            ticket, answer = expected.popleft()
+            answer(ticket)
+
+    def _fail(self, error: LogFailed) -> None:
+        """The log takes no more writes. Nobody knows whether what was not durable is on disk: say so."""
+        logger.error("%s", error)
+        while self._expected:
+            ticket, answer = self._expected.popleft()
+            if ticket.answers is None:
+                ticket.answers, ticket.error = [], error
+            answer(ticket)
+
+    # -- time ---------------------------------------------------------------------------------------------------
+
+    def ring(self) -> None:
+        """Fires what is due by now."""
+        now_ms = self.clock.now_ms()
+        try:
+            self.broker.advance(now_ms)
+            self._trouble = ""
+        except (DiskFull, LogFailed) as error:
+            self._log_once(error)
+        self.nudge()
+        self._set_alarm()
+
+    def _log_once(self, error: PostdateError) -> None:
+        if str(error) != self._trouble:
+            self._trouble = str(error)
+            logger.error("what is due cannot be fired, trying again: %s", error)
+
+    def _set_alarm(self) -> None:
+        now_ms = self.clock.now_ms()
+        at_ms = self.broker.wake_at_ms
+        if self.broker.fire_error is not None:
+            at_ms = max(at_ms, self.broker.retry_at_ms)
+        if at_ms <= now_ms and self._flush_asked and not self._is_async:
+            at_ms = NEVER  # it is written already, and shows when the flush that is under way has ended
+        self._alarm.set(at_ms)
+
+    # -- from time to time --------------------------------------------------------------------------------------
+
+    def _snapshot_if_due(self) -> None:
+        if self._snapshot is None and self.broker.snapshot_is_due and not self._is_stopped:
+            self._snapshot = self._loop.create_task(self._take_snapshot())
+
+    async def _take_snapshot(self) -> None:
+        try:
+            for step in self.broker.snapshot():
+                await (asyncio.sleep(0) if step is None else asyncio.to_thread(step))
+        except (PostdateError, OSError) as error:
+            logger.error("the snapshot failed, a restart will take longer: %s", error)
+            # Not at once again: a full disk stays full for a while.
+            await asyncio.sleep(self.broker.settings.fire_pause_ms_max / 1_000)
+        finally:
+            self._snapshot = None
+
+    def _retain_later(self) -> None:
+        self._retain_timer = self._loop.call_later(self.broker.settings.retain_interval_ms / 1_000, self._retain)
+
+    def _retain(self) -> None:
+        try:
+            removed = self.broker.retain(self.clock.now_ms())
+            if removed:
+                logger.info("removed %d files that nobody needs any more", removed)
+        except (PostdateError, OSError) as error:
+            logger.error("old files cannot be removed: %s", error)
+        self._retain_later()
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Makes durable and answers everything that was written, then lets go. The broker stays open."""
+        while self._expected and self.broker.log.failure is None:
+            await asyncio.sleep(0.001)
+        self._is_stopped = True
+        self._alarm.close()
+        if self._retain_timer is not None:
+            self._retain_timer.cancel()
+        snapshot: asyncio.Task[Any] | None = self._snapshot
+        if snapshot is not None:
+            await asyncio.wait([snapshot])
+        self._flushes.put(False)
+        await asyncio.to_thread(self._flusher.join)

@@ -1,0 +1,157 @@
+"""The server: listening sockets around one broker, from start to stop."""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import uvloop
+
+from postdate.broker import Broker
+from postdate.clock import Clock, SystemClock
+from postdate.config import Settings
+from postdate.errors import UsageError
+from postdate.log.disk import RealDisk
+from postdate.message import LOOPBACK, Host
+from postdate.server.connection import Connection
+from postdate.server.service import Service
+from postdate.wire.ids import host_of
+
+logger = logging.getLogger("postdate.server")
+
+_EXPIRE_EVERY_MS = 5_000  # how often silent clients and old locks are looked for
+_BACKLOG = 1_024  # connections that wait to be taken
+
+
+class Server:
+    """Serves one broker, which it neither opens nor closes. `start` and `stop` are called on one event loop."""
+
+    def __init__(self, broker: Broker, clock: Clock) -> None:
+        self.broker = broker
+        self._clock = clock
+        self._settings = broker.settings
+        self._listeners: list[asyncio.Server] = []
+        self._timers: list[asyncio.Task[None]] = []
+        self._service: Service | None = None
+        self.route_address = self.broker_address = ""
+        self.vip_address: str | None = None
+
+    async def start(self) -> None:
+        """Listens. Raises UsageError where a port is taken or the host is not ours."""
+        settings = self._settings
+        self._service = service = Service(self.broker, self._clock, broker_host(settings))
+        service.pulse.start()
+        try:
+            self.broker_address = await self._listen("broker_port", settings.broker_port)
+            service.admin.broker_port = int(self.broker_address.rpartition(":")[2])
+            if settings.vip_port >= 0:
+                self.vip_address = await self._listen("vip_port", settings.vip_port)
+            # Last: whoever finds the route finds the broker.
+            self.route_address = await self._listen("route_port", settings.route_port)
+        except BaseException:
+            await self.stop()
+            raise
+        self._every(_EXPIRE_EVERY_MS, service.consumers.expire)
+        self._every(settings.offsets_interval_ms, service.consumers.write_offsets)
+
+    async def _listen(self, name: str, port: int) -> str:
+        assert self._service is not None
+        settings = self._settings
+        make = partial(Connection, self._service, settings.frame_bytes_max, settings.write_buffer_bytes_max)
+        try:
+            listener = await asyncio.get_running_loop().create_server(make, settings.host, port, backlog=_BACKLOG)
+        except OSError as error:
+            raise UsageError(_listen_problem(name, settings.host, port, error)) from error
+        self._listeners.append(listener)
+        host, bound = listener.sockets[0].getsockname()[:2]
+        return f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+
+    def _every(self, interval_ms: int, work: Callable[[], None]) -> None:
+        async def repeat() -> None:
+            while True:
+                await asyncio.sleep(interval_ms / 1_000)
+                work()
+
+        self._timers.append(asyncio.get_running_loop().create_task(repeat()))
+
+    def ring(self) -> None:
+        """Fires what is due by the clock: for a clock that is moved by hand."""
+        assert self._service is not None
+        self._service.pulse.ring()
+
+    async def stop(self) -> None:
+        """Takes no more connections, answers what was written, and lets the clients go."""
+        for listener in self._listeners:
+            listener.close()
+        for timer in self._timers:
+            timer.cancel()
+        if self._service is None:
+            return
+        service = self._service
+        service.pulls.release_all()
+        service.consumers.write_offsets()
+        await service.pulse.stop()
+        for connection in list(service.connections):
+            connection.close()  # what is written to it is still sent
+        await self._drained(service)
+
+    async def _drained(self, service: Service) -> None:
+        end_ns = self._clock.elapsed_ns() + self._settings.shutdown_ms * 1_000_000
+        while service.connections and self._clock.elapsed_ns() < end_ns:
+            await asyncio.sleep(0.005)
+        for connection in list(service.connections):
+            connection.abort()
+
+
+def broker_host(settings: Settings) -> Host:
+    """The address in message ids: the one that is advertised, where it is an IP address."""
+    text = settings.advertise or settings.host
+    host = text.removeprefix("[").partition("]")[0] if text.startswith("[") else text.partition(":")[0]
+    try:
+        return host_of(host if settings.advertise else settings.host, settings.broker_port)
+    except ValueError:
+        return Host(LOOPBACK.address, settings.broker_port)
+
+
+def _listen_problem(name: str, host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        flag = name.replace("_", "-")
+        return f"port {port} of {host} is in use by another program: choose another with --{flag} ({name})"
+    return f"cannot listen on port {port} of {host} ({name}): {error.strerror or error}"
+
+
+def run(settings: Settings, ready: Callable[[Server], None]) -> None:
+    """Opens the data folder and serves it until SIGINT or SIGTERM. `ready` is called when it listens.
+
+    Raises what opening the folder raises, and UsageError where it cannot listen.
+    """
+    Path(settings.data).mkdir(parents=True, exist_ok=True)
+    broker = Broker(RealDisk(Path(settings.data)), settings, broker_host(settings))
+    try:
+        broker.start_keeper()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(broker, SystemClock(), ready))
+    finally:
+        broker.close()
+
+
+async def serve(broker: Broker, clock: Clock, ready: Callable[[Server], None]) -> None:
+    """Serves until a signal asks for the end."""
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
+    server = Server(broker, clock)
+    await server.start()
+    try:
+        ready(server)
+        await stopping.wait()
+    finally:
+        with contextlib.suppress(NotImplementedError):
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+        await server.stop()

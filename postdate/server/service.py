@@ -1,0 +1,150 @@
+"""The service: which request goes to whom. One table, one loop over the frames of a read, one write of the answers."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from postdate.broker import Broker
+from postdate.clock import Clock
+from postdate.errors import PostdateError
+from postdate.message import Host
+from postdate.server.admin import Admin
+from postdate.server.answers import code_of
+from postdate.server.connection import Connection
+from postdate.server.consumers import Consumers
+from postdate.server.members import Members
+from postdate.server.offsets import Offsets
+from postdate.server.producers import SEND_CODES, Producers
+from postdate.server.pulls import Pulls
+from postdate.server.pulse import Pulse
+from postdate.server.topics import Birth
+from postdate.wire import codes
+from postdate.wire.frame import Command, reply
+from postdate.wire.ids import host_text
+from postdate.wire.schema import REQUESTS, values
+
+logger = logging.getLogger("postdate.server")
+
+Handler = Callable[[Connection, Command, Mapping[str, Any]], bytes | None]
+_PULL_CODES = frozenset({codes.PULL_MESSAGE, codes.LITE_PULL_MESSAGE})
+_WRITE_BYTES = 1 << 20  # answers of one read are written when they have come to this
+
+
+class Service:
+    """Everything that one broker answers. One for all listening sockets."""
+
+    def __init__(self, broker: Broker, clock: Clock, store_host: Host) -> None:
+        self._settings = broker.settings
+        self.connections: set[Connection] = set()
+        offsets, members = Offsets(broker), Members[Connection]()
+        birth = Birth(broker, clock)
+        self.pulls = Pulls(broker, offsets, members, birth)
+        self.pulse = Pulse(broker, clock, self.pulls.wake)
+        self._producers = Producers(broker, clock, self.pulse, birth, store_host)
+        self.consumers = Consumers(broker, clock, self.pulse, birth, members, offsets, store_host)
+        self.admin = Admin(broker, clock, offsets)
+        self._handlers = self._table()
+
+    def _table(self) -> dict[int, Handler]:
+        consumers, admin = self.consumers, self.admin
+        return {
+            codes.RECALL_MESSAGE: self._producers.recall,
+            codes.HEART_BEAT: consumers.heart_beat,
+            codes.UNREGISTER_CLIENT: consumers.unregister,
+            codes.GET_CONSUMER_LIST_BY_GROUP: consumers.consumer_list,
+            codes.QUERY_CONSUMER_OFFSET: consumers.query_offset,
+            codes.UPDATE_CONSUMER_OFFSET: consumers.update_offset,
+            codes.GET_MAX_OFFSET: consumers.max_offset,
+            codes.GET_MIN_OFFSET: consumers.min_offset,
+            codes.SEARCH_OFFSET_BY_TIMESTAMP: consumers.search_offset,
+            codes.GET_EARLIEST_MSG_STORETIME: consumers.earliest_time,
+            codes.VIEW_MESSAGE_BY_ID: consumers.view_message,
+            codes.LOCK_BATCH_MQ: consumers.lock,
+            codes.UNLOCK_BATCH_MQ: consumers.unlock,
+            codes.CONSUMER_SEND_MSG_BACK: consumers.send_back,
+            codes.CHECK_CLIENT_CONFIG: consumers.check_subscription,
+            codes.GET_ROUTEINFO_BY_TOPIC: admin.route,
+            codes.UPDATE_AND_CREATE_TOPIC: admin.put_topic,
+            codes.DELETE_TOPIC_IN_BROKER: admin.delete_topic,
+            codes.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: admin.topic_list,
+            codes.GET_TOPIC_STATS_INFO: admin.topic_stats,
+            codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: admin.put_group,
+            codes.DELETE_SUBSCRIPTIONGROUP: admin.delete_group,
+            codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: admin.group_list,
+            codes.GET_CONSUME_STATS: admin.consume_stats,
+            codes.GET_PENDING: admin.pending,
+        }
+
+    # -- connections --------------------------------------------------------------------------------------------
+
+    def welcome(self, connection: Connection) -> bool:
+        """Whether there is room for one more."""
+        if len(self.connections) >= self._settings.connections_max:
+            logger.warning(
+                "connections_max: %s is turned away, %d are connected",
+                host_text(connection.host),
+                len(self.connections),
+            )
+            return False
+        self.connections.add(connection)
+        return True
+
+    def farewell(self, connection: Connection) -> None:
+        if connection in self.connections:
+            self.connections.remove(connection)
+            self.pulls.drop(connection)
+            self.consumers.drop(connection)
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def handle(self, connection: Connection, commands: list[Command]) -> int:
+        """Handles the requests of a read, in order; returns how many. Fewer than all where the client does not read
+        its answers.
+        """
+        answers: list[bytes] = []
+        size = handled = 0
+        for command in commands:
+            handled += 1
+            if command.code in SEND_CODES:
+                self._producers.collect(connection, command)
+                continue
+            self._producers.write(connection)
+            answer = self._answer(connection, command)
+            if answer is not None:
+                answers.append(answer)
+                size += len(answer)
+                if size >= _WRITE_BYTES:
+                    connection.write(b"".join(answers))
+                    answers, size = [], 0
+                    if connection.is_paused:
+                        break
+        self._producers.write(connection)
+        if answers:
+            connection.write(answers[0] if len(answers) == 1 else b"".join(answers))
+        self.pulse.nudge()
+        return handled
+
+    def _answer(self, connection: Connection, command: Command) -> bytes | None:
+        """The answer to a request that is not a send; None where it comes later, or not at all."""
+        if command.is_response:
+            return None  # to a notice of ours; clients answer some although they need not
+        try:
+            if command.code in _PULL_CODES:
+                answer = self.pulls.pull(connection, command)
+            else:
+                answer = self._dispatch(connection, command)
+        except PostdateError as error:
+            answer = reply(command, code_of(error), remark=str(error))
+        return None if command.is_oneway else answer
+
+    def _dispatch(self, connection: Connection, command: Command) -> bytes | None:
+        handler = self._handlers.get(command.code)
+        if handler is None:
+            return reply(command, codes.REQUEST_CODE_NOT_SUPPORTED, remark=_unknown(command.code))
+        return handler(connection, command, values(REQUESTS[command.code], command.fields))
+
+
+def _unknown(code: int) -> str:
+    if code == codes.END_TRANSACTION:
+        return "transactions are not supported"
+    return f"request code {code} is not supported"

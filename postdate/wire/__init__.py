@@ -1,0 +1,11 @@
+"""RocketMQ's remoting protocol without I/O: bytes in, values out, and back.
+
+    frame.py    frames, and the header in both serializations
+    codes.py    the numbers of requests and answers
+    schema.py   one row per request: which fields it has, which its answer has
+    bodies.py   what travels in bodies: routes, heartbeats, locks, batches of messages
+    ids.py      message ids and recall handles
+
+Reading is lenient, because clients differ: a number may come as a string or bare, a flag as "true" or "1". Writing is
+exact. Whatever a peer sends that cannot be read is a ProtocolError.
+"""

@@ -1,0 +1,324 @@
+"""What travels in bodies.
+
+JSON bodies are read leniently: an enum may come as its name or its number, a number as text. A body that is not what
+its request promises is a ProtocolError.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from struct import Struct
+from struct import error as StructError  # noqa: N812  it is a class
+from typing import Any, NamedTuple
+
+import orjson
+
+from postdate.errors import ProtocolError
+from postdate.wire.frame import plain_text, whole_number
+
+SUBSCRIPTION_ALL = "*"
+
+
+def load(body: bytes, what: str) -> dict[str, Any]:
+    """A JSON object. Raises ProtocolError."""
+    try:
+        values = orjson.loads(body)
+    except ValueError as error:
+        raise ProtocolError(f"the body of {what} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ProtocolError(f"the body of {what} is no JSON object")
+    return values
+
+
+# -- routes -----------------------------------------------------------------------------------------------------
+
+
+class Broker(NamedTuple):
+    """A broker as a route names it."""
+
+    name: str
+    cluster: str
+    address: str
+
+
+class QueueData(NamedTuple):
+    """How many queues of a topic a broker has."""
+
+    broker_name: str
+    read_queue_count: int
+    write_queue_count: int
+    perm: int
+
+
+class Route(NamedTuple):
+    brokers: list[Broker]
+    queues: list[QueueData]
+
+
+def encode_route(broker: Broker, read_queue_count: int, write_queue_count: int, perm: int) -> bytes:
+    """A route with one broker: we are one node."""
+    queue_data = {
+        "brokerName": broker.name, "perm": perm, "readQueueNums": read_queue_count,
+        "topicSysFlag": 0, "writeQueueNums": write_queue_count,
+    }  # fmt: skip
+    return orjson.dumps({"brokerDatas": [broker_data(broker)], "filterServerTable": {}, "queueDatas": [queue_data]})
+
+
+def broker_data(broker: Broker) -> dict[str, Any]:
+    return {
+        "brokerAddrs": {"0": broker.address}, "brokerName": broker.name, "cluster": broker.cluster,
+        "enableActingMaster": False,
+    }  # fmt: skip
+
+
+def decode_route(body: bytes) -> Route:
+    """The masters of a route and their queues. Raises ProtocolError."""
+    values = load(body, "a route")
+    try:
+        brokers = [
+            Broker(plain_text(data["brokerName"]), plain_text(data.get("cluster") or ""), plain_text(addresses["0"]))
+            for data in values["brokerDatas"]
+            if "0" in (addresses := data["brokerAddrs"])
+        ]
+        queues = [
+            QueueData(
+                plain_text(data["brokerName"]),
+                whole_number(data["readQueueNums"]),
+                whole_number(data["writeQueueNums"]),
+                whole_number(data["perm"]),
+            )
+            for data in values["queueDatas"]
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProtocolError(f"a route that cannot be read: {type(error).__name__} {error}") from error
+    return Route(brokers, queues)
+
+
+# -- heartbeats -------------------------------------------------------------------------------------------------
+
+
+class Subscription(NamedTuple):
+    """What a group wants of a topic. No tags means all."""
+
+    topic: str
+    expression: str
+    tags: frozenset[str]
+    kind: str  # "TAG", or something that we do not filter by
+
+
+class Consumer(NamedTuple):
+    """A consumer group that a client is a member of."""
+
+    group: str
+    consume_type: str
+    message_model: str
+    consume_from: str
+    subscriptions: tuple[Subscription, ...]
+
+
+class Heartbeat(NamedTuple):
+    client_id: str
+    producer_groups: tuple[str, ...]
+    consumers: tuple[Consumer, ...]
+
+
+# Old clients write these enums as numbers, in this order.
+CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY")
+MESSAGE_MODELS = ("BROADCASTING", "CLUSTERING")
+CONSUME_FROM = ("CONSUME_FROM_LAST_OFFSET", "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
+                "CONSUME_FROM_MIN_OFFSET", "CONSUME_FROM_MAX_OFFSET", "CONSUME_FROM_FIRST_OFFSET",
+                "CONSUME_FROM_TIMESTAMP")  # fmt: skip
+
+
+def decode_heartbeat(body: bytes) -> Heartbeat:
+    """Raises ProtocolError."""
+    values = load(body, "a heartbeat")
+    try:
+        producers = tuple(plain_text(entry["groupName"]) for entry in values.get("producerDataSet") or ())
+        consumers = tuple(_consumer(entry) for entry in values.get("consumerDataSet") or ())
+        return Heartbeat(plain_text(values["clientID"]), producers, consumers)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise ProtocolError(f"a heartbeat that cannot be read: {type(error).__name__} {error}") from error
+
+
+def _consumer(entry: dict[str, Any]) -> Consumer:
+    return Consumer(
+        plain_text(entry["groupName"]),
+        _named(CONSUME_TYPES, entry.get("consumeType"), 1),
+        _named(MESSAGE_MODELS, entry.get("messageModel"), 1),
+        _named(CONSUME_FROM, entry.get("consumeFromWhere"), 0),
+        tuple(_subscription(each) for each in entry.get("subscriptionDataSet") or ()),
+    )
+
+
+def _named(names: Sequence[str], found: object, default: int) -> str:
+    text = plain_text(default if found is None else found)
+    return names[int(text)] if text.isdigit() else text
+
+
+def _subscription(entry: dict[str, Any]) -> Subscription:
+    return parse_subscription(
+        plain_text(entry["topic"]),
+        plain_text(entry.get("subString") or ""),
+        plain_text(entry.get("expressionType") or "TAG"),
+    )
+
+
+def parse_subscription(topic: str, expression: str, kind: str = "TAG") -> Subscription:
+    """A subscription such as "*" or "paid || refunded"."""
+    tags: frozenset[str] = frozenset()
+    if kind == "TAG":
+        tags = frozenset(tag for part in expression.split("||") if (tag := part.strip()))
+        if SUBSCRIPTION_ALL in tags:
+            tags = frozenset()
+    return Subscription(topic, expression, tags, kind)
+
+
+def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
+    return orjson.dumps(
+        {
+            "clientID": heartbeat.client_id,
+            "producerDataSet": [{"groupName": group} for group in heartbeat.producer_groups],
+            "consumerDataSet": [_consumer_data(consumer) for consumer in heartbeat.consumers],
+        }
+    )
+
+
+def _consumer_data(consumer: Consumer) -> dict[str, Any]:
+    return {
+        "groupName": consumer.group,
+        "consumeType": consumer.consume_type,
+        "messageModel": consumer.message_model,
+        "consumeFromWhere": consumer.consume_from,
+        "unitMode": False,
+        "subscriptionDataSet": [
+            {
+                "topic": each.topic, "subString": each.expression, "tagsSet": sorted(each.tags), "codeSet": [],
+                "subVersion": 0, "expressionType": each.kind, "classFilterMode": False,
+            }
+            for each in consumer.subscriptions
+        ],
+    }  # fmt: skip
+
+
+# -- groups and locks -------------------------------------------------------------------------------------------
+
+
+def encode_consumer_ids(client_ids: Iterable[str]) -> bytes:
+    return orjson.dumps({"consumerIdList": list(client_ids)})
+
+
+def decode_consumer_ids(body: bytes) -> list[str]:
+    """Raises ProtocolError."""
+    values = load(body, "a list of consumers")
+    try:
+        return [plain_text(each) for each in values.get("consumerIdList") or ()]
+    except (TypeError, ValueError) as error:
+        raise ProtocolError(f"a list of consumers that cannot be read: {error}") from error
+
+
+class QueueName(NamedTuple):
+    """A queue as clients name it."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+class LockRequest(NamedTuple):
+    """Queues that a client of a group wants for itself, or gives back."""
+
+    group: str
+    client_id: str
+    queues: tuple[QueueName, ...]
+
+
+def decode_lock(body: bytes) -> LockRequest:
+    """Raises ProtocolError."""
+    values = load(body, "a lock request")
+    try:
+        queues = tuple(
+            QueueName(
+                plain_text(each["topic"]), plain_text(each.get("brokerName") or ""), whole_number(each["queueId"])
+            )
+            for each in values.get("mqSet") or ()
+        )
+        return LockRequest(plain_text(values["consumerGroup"]), plain_text(values["clientId"]), queues)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProtocolError(f"a lock request that cannot be read: {type(error).__name__} {error}") from error
+
+
+def encode_locked(queues: Iterable[QueueName]) -> bytes:
+    return orjson.dumps({"lockOKMQSet": [_queue_data(each) for each in queues]})
+
+
+def _queue_data(queue: QueueName) -> dict[str, Any]:
+    return {"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic}
+
+
+def encode_by_queue(
+    name: str, table: Mapping[QueueName, Mapping[str, Any]], more: Mapping[str, Any] | None = None
+) -> bytes:
+    """A table whose keys are queues: standard JSON has text keys alone, so that a queue is written as JSON text; the
+    parser of the Java client takes both.
+    """
+    rows = {orjson.dumps(_queue_data(queue)).decode(): dict(row) for queue, row in table.items()}
+    return orjson.dumps({name: rows, **(more or {})})
+
+
+def decode_by_queue(body: bytes, name: str) -> dict[QueueName, dict[str, Any]]:
+    """Raises ProtocolError."""
+    table = load(body, name).get(name) or {}
+    try:
+        return {
+            QueueName(plain_text(key["topic"]), plain_text(key["brokerName"]), whole_number(key["queueId"])): {**row}
+            for text, row in table.items()
+            for key in (orjson.loads(text),)
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProtocolError(f"a table by queue that cannot be read: {type(error).__name__} {error}") from error
+
+
+# -- batches of messages ----------------------------------------------------------------------------------------
+
+# total, magic, crc, flag, body bytes; then the body, and the properties behind their length
+_INNER_HEAD = Struct(">iiiii")
+_INT16 = Struct(">h")
+
+
+class Inner(NamedTuple):
+    """A message within a batch."""
+
+    flag: int
+    body: bytes
+    properties: bytes
+
+
+def decode_batch(body: bytes) -> list[Inner]:
+    """The messages of a batch. Raises ProtocolError."""
+    try:
+        return list(_inner_messages(body))
+    except StructError as error:
+        raise ProtocolError(f"a batch of {len(body)} bytes that cannot be read: {error}") from error
+
+
+def _inner_messages(body: bytes) -> Iterator[Inner]:
+    position = 0
+    while position < len(body):
+        total, _, _, flag, body_bytes = _INNER_HEAD.unpack_from(body, position)
+        body_at = position + _INNER_HEAD.size
+        body_end = body_at + body_bytes
+        if body_bytes < 0 or body_end > len(body):
+            raise ProtocolError(f"a batch has a body of {body_bytes} bytes at {position}, {len(body)} bytes in all")
+        (properties_bytes,) = _INT16.unpack_from(body, body_end)
+        end = body_end + _INT16.size + properties_bytes
+        if properties_bytes < 0 or end > len(body) or end - position != total:
+            raise ProtocolError(f"a batch has a message of {total} bytes at {position}, its parts end at {end}")
+        yield Inner(flag, body[body_at:body_end], body[body_end + _INT16.size : end])
+        position = end
+
+
+def encode_batch(messages: Iterable[Inner]) -> bytes:
+    parts: list[bytes] = []
+    for flag, body, properties in messages:
+        total = _INNER_HEAD.size + len(body) + _INT16.size + len(properties)
+        parts += (_INNER_HEAD.pack(total, 0, 0, flag, len(body)), body, _INT16.pack(len(properties)), properties)
+    return b"".join(parts)

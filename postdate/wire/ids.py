@@ -1,0 +1,74 @@
+"""Ids that travel as text: where a message lies, and what a producer needs to recall it."""
+
+import base64
+import binascii
+import ipaddress
+from typing import NamedTuple
+
+from postdate.errors import ProtocolError
+from postdate.message import INT64_MAX, PORT_MAX, Host
+
+_HANDLE_VERSION = "v1"
+_HANDLE_PARTS = 5
+_HANDLE_CHARACTERS_MAX = 4_096
+
+
+class RecallHandle(NamedTuple):
+    """What a recall handle says."""
+
+    topic: str
+    broker_name: str
+    due_at_ms: int
+    unique_key: str
+
+
+def message_id(host: Host, offset: int) -> str:
+    """The id of the message at an offset of the log: upper-case hex of address, port and offset."""
+    return f"{host.address.hex()}{host.port:08x}{offset:016x}".upper()
+
+
+def parse_message_id(text: str) -> tuple[Host, int]:
+    """The broker and the offset of an id. Raises ProtocolError."""
+    try:
+        data = bytes.fromhex(text)
+    except ValueError:
+        data = b""
+    if len(data) not in (16, 28) or len(text) != 2 * len(data):  # fromhex() skips spaces
+        raise ProtocolError(f"message id {text[:64]!r}, expected 32 or 56 hex digits")
+    address, port, offset = data[:-12], int.from_bytes(data[-12:-8], "big"), int.from_bytes(data[-8:], "big")
+    if port > PORT_MAX or offset > INT64_MAX:
+        raise ProtocolError(f"message id {text!r} has port {port} and offset {offset}, which no broker has")
+    return Host(address, port), offset
+
+
+def recall_handle(topic: str, broker_name: str, due_at_ms: int, unique_key: str) -> str:
+    text = f"{_HANDLE_VERSION} {topic} {broker_name} {due_at_ms} {unique_key}"
+    return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def parse_recall_handle(text: str) -> RecallHandle:
+    """Raises ProtocolError for what no broker has given out."""
+    if len(text) > _HANDLE_CHARACTERS_MAX:
+        raise ProtocolError(f"a recall handle of {len(text)} characters, the longest has {_HANDLE_CHARACTERS_MAX}")
+    try:
+        plain = base64.b64decode(text, altchars=b"-_", validate=True).decode()
+    except (binascii.Error, ValueError) as error:
+        raise ProtocolError("the recall handle is not base64 text") from error
+    parts = plain.split(" ", _HANDLE_PARTS - 1)
+    if len(parts) != _HANDLE_PARTS or parts[0] != _HANDLE_VERSION or not all(parts):
+        raise ProtocolError(f"the recall handle says {plain[:64]!r}, expected 'v1 topic broker time key'")
+    _, topic, broker_name, due, unique_key = parts
+    if not (due.isascii() and due.isdigit() and len(due) < 19):
+        raise ProtocolError(f"the recall handle has the time {due[:32]!r}, expected epoch milliseconds")
+    assert int(due) <= INT64_MAX
+    return RecallHandle(topic, broker_name, int(due), unique_key)
+
+
+def host_of(address: str, port: int) -> Host:
+    """The host of a socket's address. Raises ValueError for what is no IP address."""
+    return Host(ipaddress.ip_address(address.partition("%")[0]).packed, port)
+
+
+def host_text(host: Host) -> str:
+    address = ipaddress.ip_address(host.address)
+    return f"[{address}]:{host.port}" if address.version == 6 else f"{address}:{host.port}"

@@ -1,0 +1,179 @@
+"""Requests and their answers as a table: one row per code.
+
+A field is text, a whole number of 64 bits or a flag; a row says which must be there. Fields that no row names are left
+alone: every client adds some of its own (namespace, access key, zone). `values` reads the fields of a request by its
+row, leniently: C++ writes bare numbers and "1" for true, Java writes everything as text.
+"""
+
+import enum
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from postdate.errors import ProtocolError
+from postdate.wire import codes
+from postdate.wire.frame import plain_text, shown, whole_number
+
+
+class Kind(enum.Enum):
+    TEXT = "text"
+    NUMBER = "number"
+    FLAG = "flag"
+
+
+class Field(NamedTuple):
+    """A field of a request. `letter` is its name in SEND_MESSAGE_V2, and in batches of some clients."""
+
+    name: str
+    kind: Kind
+    required: bool
+    default: Any
+    letter: str = ""
+
+
+class Request(NamedTuple):
+    """A row of the table."""
+
+    code: int
+    name: str
+    fields: tuple[Field, ...]
+    reply: tuple[str, ...] = ()
+    body: str = ""  # what its body is
+    reply_body: str = ""
+
+
+def _must(name: str, kind: Kind = Kind.TEXT, letter: str = "") -> Field:
+    return Field(name, kind, True, None, letter)
+
+
+def _may(name: str, default: Any = "", kind: Kind = Kind.TEXT, letter: str = "") -> Field:
+    return Field(name, kind, False, default, letter)
+
+
+NUMBER, FLAG = Kind.NUMBER, Kind.FLAG
+
+_SEND = (
+    _may("producerGroup", letter="a"), _must("topic", letter="b"), _may("defaultTopic", letter="c"),
+    _may("defaultTopicQueueNums", 4, NUMBER, "d"), _must("queueId", NUMBER, "e"), _may("sysFlag", 0, NUMBER, "f"),
+    _may("bornTimestamp", 0, NUMBER, "g"), _may("flag", 0, NUMBER, "h"), _may("properties", letter="i"),
+    _may("reconsumeTimes", 0, NUMBER, "j"), _may("unitMode", False, FLAG, "k"),
+    _may("maxReconsumeTimes", None, NUMBER, "l"), _may("batch", False, FLAG, "m"), _may("brokerName", letter="n"),
+)  # fmt: skip
+_SENT = ("msgId", "queueId", "queueOffset", "transactionId", "recallHandle", "MSG_REGION", "TRACE_ON")
+_PULL = (
+    _must("consumerGroup"), _must("topic"), _must("queueId", NUMBER), _must("queueOffset", NUMBER),
+    _must("maxMsgNums", NUMBER), _may("sysFlag", 0, NUMBER), _may("commitOffset", 0, NUMBER),
+    _may("suspendTimeoutMillis", 0, NUMBER), _may("subscription"), _may("subVersion", 0, NUMBER),
+    _may("expressionType", "TAG"), _may("maxMsgBytes", 0, NUMBER),
+)  # fmt: skip
+_PULLED = ("suggestWhichBrokerId", "nextBeginOffset", "minOffset", "maxOffset")
+_QUEUE = (_must("topic"), _must("queueId", NUMBER))
+_GROUP_QUEUE = (_must("consumerGroup"), *_QUEUE)
+
+_ROWS = (
+    Request(codes.SEND_MESSAGE, "SEND_MESSAGE", _SEND, _SENT, "the message's body"),
+    Request(codes.SEND_MESSAGE_V2, "SEND_MESSAGE_V2", _SEND, _SENT, "the message's body"),
+    Request(codes.SEND_BATCH_MESSAGE, "SEND_BATCH_MESSAGE", _SEND, _SENT, "messages, see bodies.decode_batch"),
+    Request(codes.PULL_MESSAGE, "PULL_MESSAGE", _PULL, _PULLED, reply_body="records"),
+    Request(codes.LITE_PULL_MESSAGE, "LITE_PULL_MESSAGE", _PULL, _PULLED, reply_body="records"),
+    Request(
+        codes.QUERY_CONSUMER_OFFSET, "QUERY_CONSUMER_OFFSET",
+        (*_GROUP_QUEUE, _may("setZeroIfNotFound", True, FLAG)), ("offset",),
+    ),
+    Request(
+        codes.UPDATE_CONSUMER_OFFSET, "UPDATE_CONSUMER_OFFSET", (*_GROUP_QUEUE, _must("commitOffset", NUMBER)),
+    ),
+    Request(
+        codes.SEARCH_OFFSET_BY_TIMESTAMP, "SEARCH_OFFSET_BY_TIMESTAMP",
+        (*_QUEUE, _must("timestamp", NUMBER), _may("boundaryType", "LOWER")), ("offset",),
+    ),
+    Request(codes.GET_MAX_OFFSET, "GET_MAX_OFFSET", _QUEUE, ("offset",)),
+    Request(codes.GET_MIN_OFFSET, "GET_MIN_OFFSET", _QUEUE, ("offset",)),
+    Request(codes.GET_EARLIEST_MSG_STORETIME, "GET_EARLIEST_MSG_STORETIME", _QUEUE, ("timestamp",)),
+    Request(codes.VIEW_MESSAGE_BY_ID, "VIEW_MESSAGE_BY_ID", (_must("offset", NUMBER),), reply_body="one record"),
+    Request(codes.HEART_BEAT, "HEART_BEAT", (), body="JSON: client, its groups and subscriptions"),
+    Request(
+        codes.UNREGISTER_CLIENT, "UNREGISTER_CLIENT",
+        (_must("clientID"), _may("producerGroup"), _may("consumerGroup")),
+    ),
+    Request(
+        codes.CONSUMER_SEND_MSG_BACK, "CONSUMER_SEND_MSG_BACK",
+        (_must("group"), _must("offset", NUMBER), _may("delayLevel", 0, NUMBER), _may("originMsgId"),
+         _may("originTopic"), _may("maxReconsumeTimes", None, NUMBER)),
+    ),
+    Request(
+        codes.GET_CONSUMER_LIST_BY_GROUP, "GET_CONSUMER_LIST_BY_GROUP", (_must("consumerGroup"),),
+        reply_body="JSON: client ids",
+    ),
+    Request(codes.LOCK_BATCH_MQ, "LOCK_BATCH_MQ", (), body="JSON: group, client, queues", reply_body="JSON: queues"),
+    Request(codes.UNLOCK_BATCH_MQ, "UNLOCK_BATCH_MQ", (), body="JSON: group, client, queues"),
+    Request(codes.CHECK_CLIENT_CONFIG, "CHECK_CLIENT_CONFIG", (), body="JSON: a subscription"),
+    Request(
+        codes.RECALL_MESSAGE, "RECALL_MESSAGE",
+        (_must("topic"), _may("producerGroup"), _may("recallHandle"), _may("key"), _may("due", 0, NUMBER)),
+        ("msgId", "outcome"),
+    ),
+    Request(codes.GET_ROUTEINFO_BY_TOPIC, "GET_ROUTEINFO_BY_TOPIC", (_must("topic"),), reply_body="JSON: a route"),
+    Request(
+        codes.UPDATE_AND_CREATE_TOPIC, "UPDATE_AND_CREATE_TOPIC",
+        (_must("topic"), _may("readQueueNums", 8, NUMBER), _may("writeQueueNums", 8, NUMBER),
+         _may("perm", 6, NUMBER), _may("attributes")),
+    ),
+    Request(codes.DELETE_TOPIC_IN_BROKER, "DELETE_TOPIC_IN_BROKER", (_must("topic"),), ("cancelled",)),
+    Request(codes.GET_TOPIC_STATS_INFO, "GET_TOPIC_STATS_INFO", (_must("topic"),), reply_body="JSON: offsets by queue"),
+    Request(
+        codes.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, "GET_ALL_TOPIC_LIST_FROM_NAMESERVER", (),
+        reply_body="JSON: names of topics",
+    ),
+    Request(
+        codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP", (),
+        body="JSON: settings of a group",
+    ),
+    Request(
+        codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "GET_ALL_SUBSCRIPTIONGROUP_CONFIG", (),
+        reply_body="JSON: settings of all groups",
+    ),
+    Request(codes.DELETE_SUBSCRIPTIONGROUP, "DELETE_SUBSCRIPTIONGROUP", (_must("groupName"),)),
+    Request(
+        codes.GET_CONSUME_STATS, "GET_CONSUME_STATS", (_must("consumerGroup"), _may("topic")),
+        reply_body="JSON: offsets by queue",
+    ),
+    Request(
+        codes.GET_PENDING, "GET_PENDING", (_may("topic"), _may("unit", "minute"), _may("limit", 100, NUMBER)),
+        reply_body="JSON: what waits, by topic and by time",
+    ),
+)  # fmt: skip
+REQUESTS = {row.code: row for row in _ROWS}
+
+
+def values(row: Request, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a request by their long names, as values. Raises ProtocolError that names the field."""
+    return {field.name: _value(row, field, fields) for field in row.fields}
+
+
+def _value(row: Request, field: Field, fields: Mapping[str, Any]) -> Any:
+    found = fields.get(field.name)
+    if found is None and field.letter:
+        found = fields.get(field.letter)
+    if found is None:
+        if field.required:
+            raise ProtocolError(f"{row.name} lacks the field {field.name}")
+        return field.default
+    if field.kind is Kind.NUMBER and found == "" and not field.required:
+        return field.default
+    try:
+        return _READ[field.kind](found)
+    except ValueError as error:
+        said = f"{row.name} has {field.name} = {shown(found)}, expected a {field.kind.value}"
+        raise ProtocolError(said) from error
+
+
+def _flag(found: Any) -> bool:
+    if type(found) is bool:
+        return found
+    text = plain_text(found).lower()
+    if text not in ("true", "false", "1", "0", ""):
+        raise ValueError
+    return text in ("true", "1")
+
+
+_READ = {Kind.TEXT: plain_text, Kind.NUMBER: whole_number, Kind.FLAG: _flag}

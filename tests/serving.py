@@ -1,0 +1,118 @@
+"""A real server on loopback for tests, on an event loop of its own in a thread."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvloop
+
+from postdate.broker import Broker
+from postdate.check import check_folder
+from postdate.clock import Clock, ManualClock, SystemClock
+from postdate.config import MIB, Settings
+from postdate.log.disk import Disk, RealDisk
+from postdate.server import Server
+
+WAIT_S = 30.0
+Result = TypeVar("Result")
+
+# Small files, free ports, no waiting for slow clients at the end.
+SERVED: dict[str, Any] = {
+    "segment_bytes": MIB,
+    "batch_bytes_max": MIB,
+    "queue_file_rows": 4_096,
+    "route_port": 0,
+    "broker_port": 0,
+    "vip_port": 0,
+    "offsets_interval_ms": 50,
+    "shutdown_ms": 500,
+}
+
+
+class Served:
+    """A running server. `call` runs something on its loop, `kill` ends it like a crash."""
+
+    def __init__(self, disk: Disk, settings: Settings, clock: Clock) -> None:
+        self.disk = disk
+        self.clock = clock
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="serving", daemon=True)
+        self._thread.start()
+        self.broker = Broker(disk, settings)
+        self.broker.start_keeper()
+        self.server = Server(self.broker, clock)
+        try:
+            self._run(self.server.start())
+        except BaseException:
+            self.broker.abandon()
+            self._end_loop()
+            raise
+
+    @property
+    def address(self) -> str:
+        """Of the route port, as clients are told it."""
+        return self.server.route_address
+
+    @property
+    def port(self) -> int:
+        return int(self.server.broker_address.rpartition(":")[2])
+
+    def _run(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(WAIT_S)
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Runs a function on the server's loop and gives its result."""
+        done: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(function())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._loop.call_soon_threadsafe(run)
+        return done.result(WAIT_S)
+
+    def pass_ms(self, span_ms: int) -> None:
+        """Moves a manual clock and fires what has become due."""
+        clock = self.clock
+        assert isinstance(clock, ManualClock)
+
+        def move() -> None:
+            clock.pass_ms(span_ms)
+            self.server.ring()
+
+        self.call(move)
+
+    def stop(self) -> None:
+        self._run(self.server.stop())
+        self.broker.close()
+        self._end_loop()
+
+    def kill(self) -> None:
+        """Drops everything: no snapshot, no last offsets, connections cut."""
+        self._run(self.server.stop())
+        self.broker.abandon()
+        self._end_loop()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(WAIT_S)
+        self._loop.close()
+
+
+@contextmanager
+def serving(folder: Path, clock: Clock | None = None, **settings: Any) -> Iterator[Served]:
+    """A server on a data folder, checked when it has stopped."""
+    disk = RealDisk(folder)
+    served = Served(disk, Settings(**(SERVED | settings)), clock or SystemClock())
+    try:
+        yield served
+    finally:
+        served.stop()
+    report = check_folder(RealDisk(folder))
+    assert report.ok, report.findings
