@@ -88,7 +88,11 @@ class Pulled(NamedTuple):
     next_offset: int
     min_offset: int
     max_offset: int
-    records: list[bytes]
+    body: bytes = b""  # the records, one behind the other
+
+    @property
+    def records(self) -> list[bytes]:
+        return records.split(self.body)
 
 
 class Ticket:
@@ -240,10 +244,20 @@ class Broker:
         Raises IllegalMessage, TopicNotFound, NoPermission, FlowControl, DiskFull, LogFailed; then nothing of the batch
         was written.
         """
-        if not messages:
+        return self.write([self._intake.prepare(message, at_ms) for message in messages], at_ms)
+
+    def prepare(self, message: Message, at_ms: int) -> Prepared:
+        """The first half of `send`, for a caller who gathers a batch one message after the other: checks a message and
+        finds out when it is due. Changes nothing. Raises IllegalMessage, TopicNotFound, NoPermission.
+        """
+        return self._intake.prepare(message, at_ms)
+
+    def write(self, prepared: list[Prepared], at_ms: int) -> Ticket:
+        """The second half: writes one batch, at the instant for which its messages were prepared. No topic may have
+        changed in between. Raises IllegalMessage, FlowControl, DiskFull, LogFailed.
+        """
+        if not prepared:
             raise UsageError("a batch needs at least one message")
-        prepare = self._intake.prepare
-        prepared = [prepare(message, at_ms) for message in messages]
         timed = len([None for entry in prepared if entry[DUE]])
         seconds = self._admitted(prepared, timed) if timed else NO_SECONDS
         length = self._intake.batch_length(prepared)
@@ -664,11 +678,11 @@ class Broker:
         if count_max < 1:
             raise UsageError(f"count_max is {count_max}, expected at least 1")
         if offset == high:
-            return Pulled(PullStatus.NO_NEW, offset, low, high, [])
+            return Pulled(PullStatus.NO_NEW, offset, low, high)
         if not low <= offset < high:
-            return Pulled(PullStatus.ILLEGAL_OFFSET, low if offset < low else high, low, high, [])
-        found, next_offset = self._collect(queue, queue_id, offset, count_max, bytes_max, tag_hashes)
-        return Pulled(PullStatus.FOUND if found else PullStatus.NO_MATCH, next_offset, low, high, found)
+            return Pulled(PullStatus.ILLEGAL_OFFSET, low if offset < low else high, low, high)
+        body, next_offset = self._collect(queue, queue_id, offset, count_max, bytes_max, tag_hashes)
+        return Pulled(PullStatus.FOUND if body else PullStatus.NO_MATCH, next_offset, low, high, body)
 
     def look(self, offset: int) -> bytes:
         """The record of a message at an offset of the log or a chunk, visible or not; empty where there is none.
@@ -694,26 +708,35 @@ class Broker:
         count_max: int,
         bytes_max: int,
         tag_hashes: frozenset[int] | None,
-    ) -> tuple[list[bytes], int]:
+    ) -> tuple[bytes, int]:
+        """The records from an offset on that pass the filter, as their consumer sees them, and where to go on.
+
+        All are copied into one piece first and patched there: a pull of 32 takes some 40 us.
+        """
         stop = min(offset + (_FILTER_ROWS if tag_hashes else count_max), queue.length)
-        entries = queue.entries.read(offset, stop).tolist()
-        visible_at = queue.visible_at_ms(offset, stop).tolist()
-        read, total = self.fold.read, 0
+        read_log, read_chunk, own_id = self.log.read, self.fold.chunks.read, queue_id.to_bytes(4, "big")
         found: list[bytes] = []
-        own_id = queue_id.to_bytes(4, "big")
-        for index, (place, size, tag) in enumerate(entries):
+        chosen: list[tuple[int, int, int]] = []  # position in the body, place in the log, index of the entry
+        total, index = 0, -1
+        for place, size, tag in queue.entries.read(offset, stop).tolist():
+            index += 1
             if tag_hashes and tag not in tag_hashes:
                 continue
-            data = read(place, size)
+            data = read_log(place, size) if place < CHUNK_BIT else read_chunk(place, size)
             if not data:
                 continue
             if len(found) == count_max or (found and total + size > bytes_max):
-                return found, offset + index
-            if data[12:16] != own_id:
-                data = data[:12] + own_id + data[16:]  # its queue is gone: it came here instead
-            found.append(records.delivered(data, offset + index, place, visible_at[index]))
+                stop = offset + index
+                break
+            chosen.append((total, place, index))
+            found.append(data if data[records.QUEUE_ID] == own_id else records.moved(data, queue_id))
             total += size
-        return found, stop
+        if not found:
+            return b"", stop
+        body = bytearray().join(found)
+        visible_at = queue.visible_at_ms(offset, stop).tolist()
+        records.deliver(body, [(at, offset + index, place, visible_at[index]) for at, place, index in chosen])
+        return bytes(body), stop
 
     # -- snapshots and retention --------------------------------------------------------------------------------
 

@@ -6,8 +6,9 @@ known. This is the hot path of sending: a prepared message is a plain tuple, and
 """
 
 import json
+import struct
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 from postdate.config import Settings
 from postdate.errors import IllegalMessage, NoPermission, UsageError
@@ -26,7 +27,7 @@ from postdate.message import (
     Message,
     check_message,
     decode_properties,
-    due,
+    due_and_level,
     first_key,
     key_hash,
     refuse_internal,
@@ -37,8 +38,8 @@ from postdate.topics import PERM_WRITE, RESERVED_TOPICS, Topic
 SYSTEM_TOPIC_PREFIX = "postdate_sys_"
 _NOT_FROM_PRODUCERS = INTERNAL_PROPERTIES | {PROPERTY_TIMER_DEL_UNIQKEY, PROPERTY_TRANSACTION}
 
-# (message, topic bytes, record size, level, queue number, due, unique hash, key hash, tag hash, unique key)
-Prepared = tuple[Message, bytes, int, int, int, int, int, int, int, str | None]
+# (message, shape, record size, level, queue number, due, unique hash, key hash, tag hash, unique key)
+Prepared = tuple[Message, records.Shape, int, int, int, int, int, int, int, str | None]
 MESSAGE_SENT: Final = 0  # places in it that others look at
 SIZE: Final = 2
 DUE: Final = 5
@@ -46,12 +47,10 @@ UNIQUE_KEY: Final = 9
 
 
 class _Known(NamedTuple):
-    """A topic that was looked up: its name in bytes, and by length of the born host's address the size of its records
-    without body and properties."""
+    """A topic that was looked up, and the shape of its records by length of the born host's address."""
 
     topic: Topic
-    encoded: bytes
-    fixed_bytes: dict[int, int]
+    shapes: dict[int, records.Shape]
 
 
 class Packed(NamedTuple):
@@ -80,26 +79,30 @@ class Intake:
 
     def prepare(self, message: Message, at_ms: int) -> Prepared:
         """Raises IllegalMessage, TopicNotFound and NoPermission."""
-        known = self._known.get(message.topic)
-        topic, encoded, fixed_bytes = known if known is not None else self._look_up(message.topic)
-        check_message(message, self._body_bytes_max, self._properties_bytes_max)
-        if message.queue_id >= topic.write_queue_count:
-            raise IllegalMessage(
-                f"queue {message.queue_id} of topic {topic.name!r} does not exist: it has {topic.write_queue_count}"
-            )
-        properties = decode_properties(message.properties)
+        # Unpacked once: this runs for every send, and reading attributes costs more than the checks.
+        name, body, encoded_properties, queue_id, _, _, _, born_host, _, _ = message
+        known = self._known.get(name)
+        topic, shapes = known if known is not None else self._look_up(name)
+        shape = shapes.get(len(born_host.address))
+        if (
+            len(body) > self._body_bytes_max
+            or len(encoded_properties) > self._properties_bytes_max
+            or not 0 <= queue_id < topic.write_queue_count
+            or shape is None
+        ):
+            self._refuse_fields(message, topic)
+        properties = decode_properties(encoded_properties)
         if not _NOT_FROM_PRODUCERS.isdisjoint(properties):
             _refuse(properties)
-        due_at_ms, level = due(properties, at_ms, self.levels, self._delay_ms_max)
+        due_at_ms, level = due_and_level(properties, at_ms, self.levels, self._delay_ms_max)
         get = properties.get
         unique, keys, tags = get(PROPERTY_UNIQ_KEY), get(PROPERTY_KEYS), get(PROPERTY_TAGS)
-        fixed = fixed_bytes[len(message.born_host.address)]
         return (
             message,
-            encoded,
-            fixed + len(message.body) + len(message.properties),
+            shape,
+            shape.fixed_bytes + len(body) + len(encoded_properties),
             level,
-            topic.numbers[message.queue_id],
+            topic.numbers[queue_id],
             due_at_ms,
             key_hash(unique) if unique else 0,
             key_hash(first_key(keys)) if keys else 0,
@@ -107,16 +110,19 @@ class Intake:
             unique,
         )
 
+    def _refuse_fields(self, message: Message, topic: Topic) -> NoReturn:
+        check_message(message, self._body_bytes_max, self._properties_bytes_max)
+        raise IllegalMessage(
+            f"queue {message.queue_id} of topic {topic.name!r} does not exist: it has {topic.write_queue_count}"
+        )
+
     def _look_up(self, name: str) -> "_Known":
         refuse_system_topic(name)
-        topic, encoded = self._fold.topics.get(name), name.encode()
+        topic = self._fold.topics.get(name)
         if not topic.perm & PERM_WRITE:
             raise NoPermission(f"topic {name!r} may not be written: its perm is {topic.perm}")
-        fixed_bytes = {
-            len(host.address): records.record_bytes(Message(name, b"", born_host=host), encoded, self._store_host)
-            for host in (Host(bytes(4), 0), Host(bytes(16), 0))
-        }
-        known = self._known[name] = _Known(topic, encoded, fixed_bytes)
+        shapes = {length: records.shape(Host(bytes(length), 0), self._store_host, name.encode()) for length in (4, 16)}
+        known = self._known[name] = _Known(topic, shapes)
         return known
 
     def batch_length(self, prepared: list[Prepared]) -> int:
@@ -129,16 +135,26 @@ class Intake:
         return length
 
     def pack(self, prepared: list[Prepared], start: int, at_ms: int) -> Packed:
-        """The body of a batch that stands at `start`."""
+        """The body of a batch that stands at `start`. Raises IllegalMessage for a number that does not fit its field:
+        it shows here without a check of its own.
+        """
+        try:
+            return self._packed(prepared, start, at_ms)
+        except struct.error:
+            for entry in prepared:
+                check_message(entry[MESSAGE_SENT], self._body_bytes_max, self._properties_bytes_max)
+            raise
+
+    def _packed(self, prepared: list[Prepared], start: int, at_ms: int) -> Packed:
         position = records_position(len(prepared))
         parts, bodies, offsets = [], [], []
-        pack_row, encode, store_host = ROW_STRUCT.pack, records.encode, self._store_host
-        for message, topic, size, level, queue, due_at_ms, unique_hash, first_hash, tagged, _ in prepared:
+        pack_row, encode, store_host = ROW_STRUCT.pack, records.encode_shaped, self._store_host
+        for message, shape, size, level, queue, due_at_ms, unique_hash, first_hash, tagged, _ in prepared:
             parts.append(
                 pack_row(MESSAGE, level, 0, queue, due_at_ms, unique_hash, first_hash, tagged, size, position, 0)
             )
             offset = start + position
-            bodies.append(encode(message, topic, offset, at_ms, store_host))
+            bodies.append(encode(message, shape, offset, at_ms, store_host))
             offsets.append(offset)
             position += size
         parts += bodies

@@ -366,18 +366,8 @@ class Due(NamedTuple):
     level: int  # the delay level asked for, clamped to the last one; 0 = none
 
 
-AT_ONCE = Due(0, 0)
-
-
 DELAY_PROPERTIES = frozenset(
     {PROPERTY_DELAY, PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS}
-)
-
-# In order of precedence: name, unit, whether the value counts from now.
-_TIMERS = (
-    (PROPERTY_TIMER_DELAY_SEC, 1000, True),
-    (PROPERTY_TIMER_DELAY_MS, 1, True),
-    (PROPERTY_TIMER_DELIVER_MS, 1, False),
 )
 
 
@@ -397,19 +387,31 @@ def due(properties: Mapping[str, str], now_ms: int, levels: DelayLevels, delay_m
     Raises IllegalMessage, naming property, value and what is expected, for a value that is not a whole number of 64
     bits, or a delay above `delay_ms_max`.
     """
-    level_text = properties.get(PROPERTY_DELAY)
+    return Due(*due_and_level(properties, now_ms, levels, delay_ms_max))
+
+
+def due_and_level(
+    properties: Mapping[str, str], now_ms: int, levels: DelayLevels, delay_ms_max: int
+) -> tuple[int, int]:
+    """As `due`, for the hot path: a plain pair, and the properties one after the other rather than by a table."""
+    get = properties.get
+    level_text = get(PROPERTY_DELAY)
     if level_text is not None:
         level = min(_whole_number(PROPERTY_DELAY, level_text), levels.count)
         if level > 0:
-            return Due(
-                _within(PROPERTY_DELAY, level_text, now_ms, now_ms + levels.delay_ms(level), delay_ms_max), level
-            )
-    for name, unit_ms, relative in _TIMERS:
-        text = properties.get(name)
-        if text is not None:
-            at_ms = _whole_number(name, text) * unit_ms + (now_ms if relative else 0)
-            return Due(_within(name, text, now_ms, at_ms, delay_ms_max), 0)
-    return AT_ONCE
+            at_ms = now_ms + levels.delay_ms(level)
+            return _within(PROPERTY_DELAY, level_text, now_ms, at_ms, delay_ms_max), level
+    name, text = PROPERTY_TIMER_DELAY_SEC, get(PROPERTY_TIMER_DELAY_SEC)
+    if text is not None:
+        at_ms = now_ms + _whole_number(name, text) * 1_000
+        return _within(name, text, now_ms, at_ms, delay_ms_max), 0
+    name, text = PROPERTY_TIMER_DELAY_MS, get(PROPERTY_TIMER_DELAY_MS)
+    if text is not None:
+        return _within(name, text, now_ms, now_ms + _whole_number(name, text), delay_ms_max), 0
+    name, text = PROPERTY_TIMER_DELIVER_MS, get(PROPERTY_TIMER_DELIVER_MS)
+    if text is not None:
+        return _within(name, text, now_ms, _whole_number(name, text), delay_ms_max), 0
+    return 0, 0
 
 
 # Narrower than int(), which also takes spaces, underscores, other alphabets' digits and any length.

@@ -153,8 +153,12 @@ class Wheel:
         bounds = zip(
             due[starts].tolist(), (starts * SINGLE_BYTES).tolist(), (stops * SINGLE_BYTES).tolist(), strict=True
         )
+        get = self._slots.get
         for at, start, stop in bounds:
-            self._slot_to_grow(at).extend(packed[start:stop])
+            slot = get(at)
+            if slot is None or self._frozen is not None:
+                slot = self._slot_to_grow(at)
+            slot += packed[start:stop]
         self.count += len(due)
 
     def _slot_to_grow(self, due: int) -> bytearray:

@@ -16,8 +16,9 @@ from postdate.clock import Clock, ManualClock, SystemClock
 from postdate.config import MIB, Settings
 from postdate.log.disk import Disk, RealDisk
 from postdate.server import Server
+from postdate.server.service import Service
 
-WAIT_S = 30.0
+WAIT_S = 5.0
 Result = TypeVar("Result")
 
 # Small files, free ports, no waiting for slow clients at the end.
@@ -36,9 +37,12 @@ SERVED: dict[str, Any] = {
 class Served:
     """A running server. `call` runs something on its loop, `kill` ends it like a crash."""
 
+    STEPS_MAX = 1_000  # of driving a broker to one instant; more means that it spins
+
     def __init__(self, disk: Disk, settings: Settings, clock: Clock) -> None:
         self.disk = disk
         self.clock = clock
+        self._is_ended = False
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="serving", daemon=True)
         self._thread.start()
@@ -60,6 +64,12 @@ class Served:
     @property
     def port(self) -> int:
         return int(self.server.broker_address.rpartition(":")[2])
+
+    @property
+    def service(self) -> Service:
+        service = self.server._service
+        assert service is not None
+        return service
 
     def _run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(WAIT_S)
@@ -88,16 +98,51 @@ class Served:
 
         self.call(move)
 
+    def settle(self) -> None:
+        """Makes everything written durable and visible, and fires and rescues until nothing more is due."""
+
+        def run() -> None:
+            for _ in range(self.STEPS_MAX):
+                self.server.ring()
+                self.broker.flush()
+                self.service.pulse._settle()
+                if self.broker.wake_at_ms > self.clock.now_ms():
+                    return
+            raise AssertionError(f"the broker wants to be called again and again at {self.clock.now_ms()}")
+
+        self.call(run)
+
     def stop(self) -> None:
-        self._run(self.server.stop())
-        self.broker.close()
-        self._end_loop()
+        """Ends it politely. Does nothing where it has ended already."""
+        if self._is_ended:
+            return
+        self._is_ended = True
+        try:
+            self._run(self.server.stop())
+        finally:
+            self.broker.close()
+            self._end_loop()
 
     def kill(self) -> None:
-        """Drops everything: no snapshot, no last offsets, connections cut."""
-        self._run(self.server.stop())
-        self.broker.abandon()
+        """Ends it like a crash: connections are reset, nothing in flight is answered, nothing more is written."""
+        self._is_ended = True
+        self._run(self._cut())
         self._end_loop()
+        self.service.pulse._flushes.put(False)
+        self.broker.abandon()
+
+    async def _cut(self) -> None:
+        for listener in self.server._listeners:
+            listener.close()
+        for connection in list(self.service.connections):
+            connection.abort()
+        pulse = self.service.pulse
+        pulse._is_stopped = True
+        pulse._alarm.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -106,10 +151,11 @@ class Served:
 
 
 @contextmanager
-def serving(folder: Path, clock: Clock | None = None, **settings: Any) -> Iterator[Served]:
-    """A server on a data folder, checked when it has stopped."""
-    disk = RealDisk(folder)
-    served = Served(disk, Settings(**(SERVED | settings)), clock or SystemClock())
+def serving(
+    folder: Path, clock: Clock | None = None, disk: Disk | None = None, **settings: Any
+) -> Iterator[Served]:
+    """A server on a data folder, checked when it has stopped or was killed."""
+    served = Served(disk or RealDisk(folder), Settings(**(SERVED | settings)), clock or SystemClock())
     try:
         yield served
     finally:

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from postdate import message as message_module
 from postdate.errors import IllegalMessage, UsageError
 from postdate.message import (
-    AT_ONCE,
     BODY_BYTES_MAX_DEFAULT,
     DEFAULT_LEVELS_TEXT,
     DELAY_MS_MAX_DEFAULT,
@@ -29,6 +28,8 @@ from postdate.message import (
     refuse_internal,
     tag_hash,
 )
+
+AT_ONCE = Due(0, 0)
 
 NOW_MS = 1_700_000_000_000
 LEVELS = DelayLevels.parse(DEFAULT_LEVELS_TEXT)

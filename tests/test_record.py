@@ -14,10 +14,12 @@ from postdate.log.record import (
     RECORD_BYTES_MIN,
     Record,
     decode,
-    delivered,
+    deliver,
     encode,
+    moved,
     properties_of,
     record_bytes,
+    split,
     topic_of,
 )
 from postdate.message import Host, Message, decode_properties
@@ -235,6 +237,15 @@ def test_a_message_comes_back_as_it_was(message: Message, offset: int, stored_at
     assert topic_of(data) == message.topic
 
 
+def delivered(data: bytes, queue_offset: int, offset: int, stored_at_ms: int) -> bytes:
+    """A record with another before and one behind it, delivered in place."""
+    body = bytearray(V1_IPV6 + data + V1_IPV4)
+    deliver(body, [(len(V1_IPV6), queue_offset, offset, stored_at_ms)])
+    before, found, behind = split(bytes(body))
+    assert (before, behind) == (V1_IPV6, V1_IPV4)
+    return found
+
+
 @settings(deadline=None)
 @given(encoded_records, int64s, int64s, int64s)
 def test_delivered_changes_three_fields_alone(data: bytes, queue_offset: int, offset: int, stored_at_ms: int) -> None:
@@ -249,6 +260,11 @@ def test_delivered_is_spelled_byte_by_byte() -> None:
     assert delivered(V1_IPV4, 7, 0x2000, 1_700_000_010_000) == expected
     expected = changed(V1_IPV6, at_20=bytes.fromhex("0000000000000007 0000000000002000"), at_68=bytes(7) + b"\x0b")
     assert delivered(V1_IPV6, 7, 0x2000, 11) == expected
+
+
+@pytest.mark.parametrize("vector", ALL_VECTORS, ids=["v1 ipv4", "v1 ipv6", "v2"])
+def test_moved_changes_the_queue_alone(vector: bytes) -> None:
+    assert decode(moved(vector, 77)) == decode(vector)._replace(queue_id=77)
 
 
 @pytest.mark.parametrize("vector", ALL_VECTORS, ids=["v1 ipv4", "v1 ipv6", "v2"])

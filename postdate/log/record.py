@@ -23,10 +23,11 @@ which is for topics above 127 bytes; the magic tells the version. Prop. bytes is
 bytes.
 
 The crc covers the body alone; the checksum of its batch covers the whole record. Queue offset and stored at, and for
-chunks the offset, are known for good only when the message becomes visible: `delivered` fills them in for the consumer.
+chunks the offset, are known for good only when the message becomes visible: `deliver` fills them in for the consumer.
 This module computes; it reads and writes no file.
 """
 
+from collections.abc import Iterable
 from struct import Struct, calcsize
 from typing import NamedTuple
 from zlib import crc32
@@ -48,6 +49,8 @@ _CRC_MASK = 0x7FFFFFFF
 _INT8 = Struct(">b")
 _INT16 = Struct(">h")
 _INT32 = Struct(">i")
+_INT64 = Struct(">q")
+_OFFSETS_STRUCT = Struct(">qq")
 _SIZE_AND_MAGIC = Struct(">iI")
 
 # size, magic, crc, queue id, flag | queue offset, offset | sys flag, born at, born host | stored at | the rest
@@ -58,6 +61,7 @@ _STORED_AT = "q"
 _FROM_STORE_HOST = "{store}siiqi"
 
 _MAGIC_POSITION = calcsize(">i")
+QUEUE_ID = slice(calcsize(">iII"), calcsize(">iIIi"))
 _QUEUE_OFFSET_POSITION = calcsize(">" + _UP_TO_QUEUE_OFFSET)
 _SYS_FLAG_POSITION = calcsize(">" + _UP_TO_QUEUE_OFFSET + _OFFSETS)
 # The bits that tell the hosts' kinds are in the last byte of the big-endian sys flag; the version's
@@ -72,21 +76,15 @@ class _Layout(NamedTuple):
 
     host_bits: int
     head: Struct  # everything before the body
-    patch: Struct  # queue offset, offset, what stands between, stored at
     stored_at_position: int
-    patch_end: int
 
 
 def _layout(born: int, store: int) -> _Layout:
-    between = calcsize(">" + _SYS_FLAG_TO_BORN_HOST.format(born=born))
     before_stored_at = _UP_TO_QUEUE_OFFSET + _OFFSETS + _SYS_FLAG_TO_BORN_HOST.format(born=born)
-    patch = Struct(f">{_OFFSETS}{between}s{_STORED_AT}")
     return _Layout(
         host_bits=(BORN_HOST_V6 if born == 16 else 0) | (STORE_HOST_V6 if store == 16 else 0),
         head=Struct(">" + before_stored_at + _STORED_AT + _FROM_STORE_HOST.format(store=store)),
-        patch=patch,
         stored_at_position=calcsize(">" + before_stored_at),
-        patch_end=_QUEUE_OFFSET_POSITION + patch.size,
     )
 
 
@@ -119,9 +117,7 @@ class Record(NamedTuple):
 
 def record_bytes(message: Message, topic: bytes, store_host: Host) -> int:
     """Return how many bytes `encode` would give. Raises UsageError for a host whose address has not 4 or 16 bytes."""
-    head_bytes = _layout_for(message.born_host, store_host).head.size
-    fixed = head_bytes + (3 if len(topic) <= TOPIC_BYTES_MAX_V1 else 4)
-    return fixed + len(message.body) + len(topic) + len(message.properties)
+    return shape(message.born_host, store_host, topic).fixed_bytes + len(message.body) + len(message.properties)
 
 
 def encode(message: Message, topic: bytes, offset: int, stored_at_ms: int, store_host: Host) -> bytes:
@@ -132,18 +128,35 @@ def encode(message: Message, topic: bytes, offset: int, stored_at_ms: int, store
 
     Raises UsageError for a host whose address has not 4 or 16 bytes.
     """
+    return encode_shaped(message, shape(message.born_host, store_host, topic), offset, stored_at_ms, store_host)
+
+
+class Shape(NamedTuple):
+    """What the records of one topic have in common while the kinds of the hosts stay the same."""
+
+    layout: _Layout
+    magic: int
+    topic: bytes  # behind its length
+    fixed_bytes: int  # the size of a record without body and properties
+
+
+def shape(born_host: Host, store_host: Host, topic: bytes) -> Shape:
+    """Raises UsageError for a host whose address has not 4 or 16 bytes."""
+    layout = _layout_for(born_host, store_host)
+    magic, length = (MAGIC_V1, _INT8) if len(topic) <= TOPIC_BYTES_MAX_V1 else (MAGIC_V2, _INT16)
+    fixed_bytes = layout.head.size + length.size + len(topic) + _INT16.size
+    return Shape(layout, magic, length.pack(len(topic)) + topic, fixed_bytes)
+
+
+def encode_shaped(message: Message, known: Shape, offset: int, stored_at_ms: int, store_host: Host) -> bytes:
+    """As `encode`, for a caller who keeps the shape: the hot path of sending."""
     # Unpacked once: reading ten attributes costs as much as packing them.
     _, body, properties, queue_id, flag, sys_flag, born_at_ms, born_host, reconsume_times, prepared_offset = message
-    layout = _layout_for(born_host, store_host)
-    if len(topic) <= TOPIC_BYTES_MAX_V1:
-        magic, topic_length = MAGIC_V1, _INT8
-    else:
-        magic, topic_length = MAGIC_V2, _INT16
-    head = layout.head
-    size = head.size + len(body) + topic_length.size + len(topic) + _INT16.size + len(properties)
+    layout, magic, topic, fixed_bytes = known
+    size = fixed_bytes + len(body) + len(properties)
     return b"".join(
         (
-            head.pack(
+            layout.head.pack(
                 size,
                 magic,
                 crc32(body) & _CRC_MASK,
@@ -163,7 +176,6 @@ def encode(message: Message, topic: bytes, offset: int, stored_at_ms: int, store
                 len(body),
             ),
             body,
-            topic_length.pack(len(topic)),
             topic,
             _INT16.pack(len(properties)),
             properties,
@@ -251,19 +263,35 @@ def _checked_topic(topic: bytes) -> str:
         raise CorruptLog(f"topic is not UTF-8: {cause.reason} at byte {cause.start}") from cause
 
 
-# The three below trust the record: its batch has passed the checksum. Of other bytes they promise nothing.
+# Those below trust the record: its batch has passed the checksum. Of other bytes they promise nothing.
 
 
-def delivered(record: bytes, queue_offset: int, offset: int, stored_at_ms: int) -> bytes:
-    """Return a copy of a record as its consumer sees it; once per message of a pull.
+def deliver(body: bytearray, places: Iterable[tuple[int, int, int, int]]) -> None:
+    """Fills in what is known when messages are delivered, in the records of `body`; for every message of a pull.
 
-    `queue_offset` is its place in the queue, `offset` where the consumer may ask for it again, `stored_at_ms` when it
-    became visible.
+    For each: its position in the body, its place in the queue, the offset where the consumer may ask for it again, and
+    when it became visible.
     """
-    layout = _BY_HOST_BITS[record[_HOST_BITS_POSITION] & _HOSTS_V6]
-    between = record[_SYS_FLAG_POSITION : layout.stored_at_position]
-    patch = layout.patch.pack(queue_offset, offset, between, stored_at_ms)
-    return record[:_QUEUE_OFFSET_POSITION] + patch + record[layout.patch_end :]
+    pack_offsets, pack_instant, layouts = _OFFSETS_STRUCT.pack_into, _INT64.pack_into, _BY_HOST_BITS
+    for position, queue_offset, offset, stored_at_ms in places:
+        pack_offsets(body, position + _QUEUE_OFFSET_POSITION, queue_offset, offset)
+        layout = layouts[body[position + _HOST_BITS_POSITION] & _HOSTS_V6]
+        pack_instant(body, position + layout.stored_at_position, stored_at_ms)
+
+
+def moved(record: bytes, queue_id: int) -> bytes:
+    """A record as it shows in another queue than it was sent to, because that one is gone."""
+    return record[: QUEUE_ID.start] + _INT32.pack(queue_id) + record[QUEUE_ID.stop :]
+
+
+def split(body: bytes) -> list[bytes]:
+    """The records that stand one behind the other."""
+    found, position = [], 0
+    while position < len(body):
+        (size,) = _INT32.unpack_from(body, position)
+        found.append(body[position : position + size])
+        position += size
+    return found
 
 
 def topic_of(record: bytes) -> str:

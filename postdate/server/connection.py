@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from postdate.errors import ProtocolError
 from postdate.message import LOOPBACK, Host
-from postdate.wire.frame import Command, Frames, decode
+from postdate.wire.frame import Frames
 from postdate.wire.ids import host_of, host_text
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Connection(asyncio.Protocol):
         self._backlog: deque[bytes] = deque()  # frames that wait until the client has read its answers
         self._is_paused = False
         self._is_lost = False
+        self._is_stopped = False
         self.host: Host = LOOPBACK
         self.local_address = ""  # where the client reached us
 
@@ -70,6 +71,8 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_paused = False
+        if self._is_stopped:
+            return
         backlog, self._backlog = self._backlog, deque()
         self._take(list(backlog))
         if not self._is_paused and self._transport is not None and not self._transport.is_closing():
@@ -80,20 +83,8 @@ class Connection(asyncio.Protocol):
     def _take(self, frames: list[bytes]) -> None:
         if self._is_paused:
             self._backlog.extend(frames)
-            return
-        if not frames:
-            return
-        commands: list[Command] = []
-        failure: ProtocolError | None = None
-        try:
-            for frame in frames:
-                commands.append(decode(frame))  # noqa: PERF401  those before a bad one count
-        except ProtocolError as error:
-            failure = error
-        handled = self._service.handle(self, commands)
-        if failure is not None:
-            self.fail(failure)
-        elif handled < len(commands):
+        elif frames:
+            handled = self._service.handle(self, frames)
             self._backlog.extend(frames[handled:])
 
     def write(self, data: bytes) -> None:
@@ -107,9 +98,16 @@ class Connection(asyncio.Protocol):
 
     def fail(self, error: ProtocolError) -> None:
         """The peer does not speak our protocol: this connection ends, with one line in the log."""
+        self._backlog.clear()
         if self._transport is not None and not self._transport.is_closing():
             logger.warning("closing the connection of %s: %s", host_text(self.host), error)
             self.close()
+
+    def stop_reading(self) -> None:
+        """Takes no more requests; those that were taken are still answered."""
+        self._is_stopped = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
 
     def close(self) -> None:
         if self._transport is not None:

@@ -44,12 +44,16 @@ class Offsets:
 
     def write(self, at_ms: int) -> None:
         """Writes everything that was noted. Raises DiskFull, LogFailed; then what is left stays noted."""
-        topics = self._broker.fold.topics.by_name
         for group, noted in list(self._noted.items()):
-            rows = [(topic, queue_id, offset) for (topic, queue_id), offset in noted.items() if topic in topics]
+            rows = [(*place, offset) for place, offset in noted.items() if self._is_there(*place)]
             if rows:
                 self._broker.commit_offsets(group, rows, at_ms)
             del self._noted[group]
+
+    def _is_there(self, topic: str, queue_id: int) -> bool:
+        """A topic may have been deleted, or made anew with fewer queues, since its offset was noted."""
+        known = self._broker.fold.topics.by_name.get(topic)
+        return known is not None and queue_id < len(known.numbers)
 
     def forget_group(self, group: str) -> None:
         self._noted.pop(group, None)

@@ -4,9 +4,9 @@ The sends of one read become one batch of the log; each is answered when that ba
 batch is refused, its sends are tried one by one, so that a bad message fails alone.
 """
 
-import binascii
+from binascii import b2a_base64
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -40,36 +40,20 @@ from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
 from postdate.server.topics import Birth
 from postdate.wire import bodies, codes
-from postdate.wire.frame import JSON, Command, framed, reply
+from postdate.wire.frame import JSON, MARKS, Command, reply
 from postdate.wire.ids import RecallHandle, parse_recall_handle
 from postdate.wire.schema import REQUESTS, values
 
 SEND_CODES = frozenset({codes.SEND_MESSAGE, codes.SEND_MESSAGE_V2, codes.SEND_BATCH_MESSAGE})
 _REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+# msgId, queueId, queueOffset, transactionId, perhaps a recall handle, opaque
+_SENT = (
+    b'{"code":0,"extFields":{"msgId":"%%b%%016X","queueId":"%%d","queueOffset":"%%d","transactionId":"%%b",%%b'
+    b'"MSG_REGION":"DefaultRegion","TRACE_ON":"true"},"flag":1,"language":"%b","opaque":%%d,'
+    b'"serializeTypeCurrentRPC":"JSON","version":%d}'
+) % (codes.LANGUAGE.encode(), codes.PROTOCOL_VERSION)
+_NEW = tuple.__new__
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
-
-
-class _Names(NamedTuple):
-    """The fields of a send that every message needs, as a client writes them."""
-
-    topic: str
-    properties: str
-    queue_id: str
-    flag: str
-    sys_flag: str
-    born_at_ms: str
-    reconsume_times: str
-
-
-_LETTERS = _Names("b", "i", "e", "h", "f", "g", "j")
-_WORDS = _Names("topic", "properties", "queueId", "flag", "sysFlag", "bornTimestamp", "reconsumeTimes")
-
-
-class _Request(NamedTuple):
-    """A send that waits to be written."""
-
-    command: Command
-    messages: list[Message]
 
 
 class Producers:
@@ -82,47 +66,76 @@ class Producers:
         self._birth = birth
         self._name = broker.settings.broker_name
         self._levels = DelayLevels.parse(broker.settings.message_delay_level)
-        self._id_prefix = f"{store_host.address.hex()}{store_host.port:08x}".upper()
+        self._id_prefix = f"{store_host.address.hex()}{store_host.port:08x}".upper().encode()
         self._next_queue = 0
-        self._requests: list[_Request] = []
+        # Collected sends: what to answer each by (a usual one by its opaque alone), and its message.
+        self._asks: list[int | Command] = []
+        self._prepared: list[Prepared] = []
 
     # -- sending ------------------------------------------------------------------------------------------------
 
-    def collect(self, connection: Connection, command: Command) -> None:
-        """Takes a send in; it is written by the next `write`, which must be called with the same connection."""
-        try:
-            messages = (
-                self._batch(connection, command)
-                if command.code == codes.SEND_BATCH_MESSAGE
-                else [self._message(connection, command)]
-            )
-        except PostdateError as error:
-            self._refuse(connection, command, error)
+    def collect(self, connection: Connection, command: Command, now_ms: int) -> None:
+        """Takes a send in; it is written by the next `write`, which must be called with the same arguments."""
+        if command.code == codes.SEND_BATCH_MESSAGE:
+            self._write_batch(connection, command, now_ms)
             return
-        self._requests.append(_Request(command, messages))
+        try:
+            message = self._message(connection, command)
+            self._prepared.append(self._broker.prepare(message, now_ms))
+        except PostdateError as error:
+            self._second_try(connection, command, error, now_ms)
+            return
+        is_usual = command.serialization == JSON and not command.flag
+        self._asks.append(command.opaque if is_usual else _without_content(command))
+
+    def _second_try(self, connection: Connection, command: Command, error: PostdateError, now_ms: int) -> None:
+        """A send that could not be prepared: perhaps its topic must be made first, or it is a delete marker."""
+        self.write(connection, now_ms)  # what came before it, comes before it
+        try:
+            message = self._message(connection, command)
+            if isinstance(error, TopicNotFound):
+                self._make_topic(command, message)
+                self.collect(connection, command, now_ms)
+                return
+            cancelled = self._cancelled_by_marker(message, now_ms)
+        except PostdateError as problem:
+            self._refuse(connection, command, problem)
+            return
+        if cancelled is None:
+            self._refuse(connection, command, error)
+        else:
+            self._pulse.expect(cancelled, lambda ticket: self._answer_marker(connection, command, message, ticket))
+
+    def _make_topic(self, command: Command, message: Message) -> None:
+        asked = values(REQUESTS[command.code], command.fields)["defaultTopicQueueNums"]
+        self._birth.topic(message.topic, asked)
 
     def _message(self, connection: Connection, command: Command) -> Message:
-        """The message of a send. The usual fields are read directly: reading by the table costs as much as storing."""
+        """The message of a send. The letters of V2 are read directly: reading by the table costs as much as storing."""
         fields = command.fields
-        names = _LETTERS if "b" in fields else _WORDS
         try:
             get = fields.get
-            message = Message(
-                fields[names.topic],
-                command.body,
-                get(names.properties, "").encode(),
-                int(fields[names.queue_id]),
-                int(get(names.flag, 0)),
-                int(get(names.sys_flag, 0)),
-                int(get(names.born_at_ms, 0)),
-                connection.host,
-                int(get(names.reconsume_times) or 0),
+            queue_id, sys_flag, topic = int(fields["e"]), int(get("f", 0)), fields["b"]
+            # Past the constructor, as in wire.frame.decode.
+            message = _NEW(
+                Message,
+                (
+                    topic,
+                    command.body,
+                    get("i", "").encode(),
+                    queue_id,
+                    int(get("h", 0)),
+                    sys_flag,
+                    int(get("g", 0)),
+                    connection.host,
+                    int(get("j", 0)),
+                    0,
+                ),
             )
+            is_usual = queue_id >= 0 and not sys_flag & codes.SYS_TRANSACTION and not topic.startswith("%")
         except (KeyError, ValueError, TypeError, AttributeError):
-            message = _message_by_table(connection, command)
-        if message.queue_id < 0 or message.sys_flag & codes.SYS_TRANSACTION or message.topic[:1] == "%":
-            return self._unusual(message, command)
-        return message
+            message, is_usual = _message_by_table(connection, command), False
+        return message if is_usual else self._unusual(message, command)
 
     def _unusual(self, message: Message, command: Command) -> Message:
         if message.sys_flag & codes.SYS_TRANSACTION:
@@ -149,6 +162,16 @@ class Producers:
         topic = self._birth.dead_letter_topic(group)
         return message._replace(topic=topic.name, queue_id=0, properties=without_delay(message.properties))
 
+    def _write_batch(self, connection: Connection, command: Command, now_ms: int) -> None:
+        """A batch of a client is a batch of the log: all of it or nothing."""
+        self.write(connection, now_ms)
+        try:
+            ticket = self._sent(command, self._batch(connection, command), now_ms)
+        except PostdateError as error:
+            self._refuse(connection, command, error)
+            return
+        self._pulse.expect(ticket, lambda ticket: self._answer_batch(connection, command, ticket))
+
     def _batch(self, connection: Connection, command: Command) -> list[Message]:
         """The messages of a batch: topic, queue and times are the frame's, the rest is each message's own."""
         settings = self._broker.settings
@@ -160,50 +183,35 @@ class Producers:
             raise IllegalMessage("the batch holds no message")
         return [outer._replace(body=each.body, properties=each.properties, flag=each.flag) for each in inner]
 
-    def write(self, connection: Connection) -> None:
-        """Writes what was collected as one batch."""
-        requests = self._requests
-        if not requests:
-            return
-        self._requests = []
-        try:
-            messages = [message for request in requests for message in request.messages]
-            ticket = self._broker.send(messages, self._clock.now_ms())
-        except PostdateError:
-            for request in requests:
-                self._write_alone(connection, request)
-            return
-        self._pulse.expect(ticket, lambda ticket: self._answer(connection, requests, ticket))
-
-    def _write_alone(self, connection: Connection, request: _Request) -> None:
-        try:
-            ticket = self._sent(request)
-        except PostdateError as error:
-            self._refuse_or_cancel(connection, request, error)
-            return
-        self._pulse.expect(ticket, lambda ticket: self._answer(connection, [request], ticket))
-
-    def _sent(self, request: _Request) -> Ticket:
+    def _sent(self, command: Command, messages: list[Message], now_ms: int) -> Ticket:
         """Sends, and makes the topic where that is why it failed."""
         try:
-            return self._broker.send(request.messages, self._clock.now_ms())
+            return self._broker.send(messages, now_ms)
         except TopicNotFound:
-            topic = request.messages[0].topic
-            asked = values(REQUESTS[request.command.code], request.command.fields)["defaultTopicQueueNums"]
-            self._birth.topic(topic, asked)
-            return self._broker.send(request.messages, self._clock.now_ms())
+            self._make_topic(command, messages[0])
+            return self._broker.send(messages, now_ms)
 
-    def _refuse_or_cancel(self, connection: Connection, request: _Request, error: PostdateError) -> None:
-        """A message with a delete marker is no message: it cancels one."""
+    def write(self, connection: Connection, now_ms: int) -> None:
+        """Writes what was collected as one batch. Where that is refused, one by one: what fits is taken."""
+        asks, prepared = self._asks, self._prepared
+        if not asks:
+            return
+        self._asks, self._prepared = [], []
         try:
-            cancelled = self._cancelled_by_marker(request)
-        except PostdateError as problem:
-            self._refuse(connection, request.command, problem)
-            return
-        if cancelled is None:
-            self._refuse(connection, request.command, error)
-            return
-        self._pulse.expect(cancelled, lambda ticket: self._answer_marker(connection, request, ticket))
+            self._expect(connection, asks, self._broker.write(prepared, now_ms))
+        except PostdateError as error:
+            if len(asks) == 1:
+                self._refuse_ask(connection, asks[0], error)
+                return
+            for ask, entry in zip(asks, prepared, strict=True):
+                self._asks, self._prepared = [ask], [entry]
+                self.write(connection, now_ms)
+
+    def _expect(self, connection: Connection, asks: list[int | Command], ticket: Ticket) -> None:
+        self._pulse.expect(ticket, lambda ticket: self._answer(connection, asks, ticket))
+
+    def _refuse_ask(self, connection: Connection, ask: int | Command, error: Exception) -> None:
+        self._refuse(connection, Command(0, {}, opaque=ask) if isinstance(ask, int) else ask, error)
 
     def _refuse(self, connection: Connection, command: Command, error: Exception) -> None:
         if not command.is_oneway:
@@ -211,56 +219,61 @@ class Producers:
 
     # -- answering a send ---------------------------------------------------------------------------------------
 
-    def _answer(self, connection: Connection, requests: list[_Request], ticket: Ticket) -> None:
-        """One write answers every send of the batch."""
+    def _answer(self, connection: Connection, asks: list[int | Command], ticket: Ticket) -> None:
+        """One write answers every send of a batch.
+
+        The usual answers are written out: making them by the general way costs as much as the rest of a send.
+        """
         if ticket.error is not None:
-            for request in requests:
-                self._refuse(connection, request.command, ticket.error)
+            for ask in asks:
+                self._refuse_ask(connection, ask, ticket.error)
             return
         assert ticket.answers is not None
         frames: list[bytes] = []
-        first = 0
-        for command, messages in requests:
-            last = first + len(messages)
-            if not command.is_oneway:
-                if last - first == 1 and command.serialization == JSON:
-                    frames.append(self._sent_one(command.opaque, ticket, first))
-                else:
-                    frames.append(reply(command, codes.SUCCESS, self._sent_fields(ticket, first, last)))
-            first = last
-        connection.write(frames[0] if len(frames) == 1 else b"".join(frames))
+        prefix, handle_of, pack = self._id_prefix, self._handle, MARKS.pack
+        for ask, entry, offset, answer in zip(asks, ticket.prepared, ticket.offsets, ticket.answers, strict=True):
+            if type(ask) is not int:
+                frames += self._unusual_answer(ask, entry, offset, answer)
+                continue
+            unique = (entry[UNIQUE_KEY] or "").encode()
+            handle = b'"recallHandle":"%b",' % handle_of(entry) if entry[DUE] and unique else b""
+            if not unique.isalnum():
+                unique = orjson.dumps(unique.decode())[1:-1]
+            shown = answer if answer > 0 else 0
+            header = _SENT % (prefix, offset, entry[MESSAGE_SENT][3], shown, unique, handle, ask)
+            frames.append(pack(len(header) + 4, len(header)) + header)
+        if frames:
+            connection.write(frames[0] if len(frames) == 1 else b"".join(frames))
 
-    def _sent_one(self, opaque: int, ticket: Ticket, index: int) -> bytes:
-        """The answer to one send, written out: building it by the general way costs as much as the rest of a send."""
-        assert ticket.answers is not None
-        entry = ticket.prepared[index]
-        unique = entry[UNIQUE_KEY] or ""
-        if not (unique.isalnum() and unique.isascii()):
-            unique = orjson.dumps(unique).decode()[1:-1]
-        handle = f'"recallHandle":"{self._handle(entry)}",' if entry[DUE] and unique else ""
-        offset = ticket.answers[index]
-        return framed(
-            f'{{"code":0,"extFields":{{"msgId":"{self._id_prefix}{ticket.offsets[index]:016X}",'
-            f'"queueId":"{entry[MESSAGE_SENT][3]}","queueOffset":"{offset if offset > 0 else 0}",'
-            f'"transactionId":"{unique}",{handle}"MSG_REGION":"DefaultRegion","TRACE_ON":"true"}},'
-            f'"flag":1,"language":"PYTHON","opaque":{opaque},"serializeTypeCurrentRPC":"JSON",'
-            f'"version":{codes.PROTOCOL_VERSION}}}'.encode()
-        )
+    def _unusual_answer(self, command: int | Command, entry: Prepared, offset: int, answer: int) -> list[bytes]:
+        assert isinstance(command, Command)
+        if command.is_oneway:
+            return []
+        return [reply(command, codes.SUCCESS, self._fields([entry], [offset], answer))]
 
-    def _handle(self, entry: Prepared) -> str:
+    def _answer_batch(self, connection: Connection, command: Command, ticket: Ticket) -> None:
+        if ticket.error is not None:
+            self._refuse(connection, command, ticket.error)
+        elif not command.is_oneway:
+            assert ticket.answers is not None
+            fields = self._fields(ticket.prepared, ticket.offsets, ticket.answers[0])
+            connection.write(reply(command, codes.SUCCESS, fields))
+
+    def _handle(self, entry: Prepared) -> bytes:
         """As ids.recall_handle, with the library's detours left out."""
         text = f"v1 {entry[MESSAGE_SENT][0]} {self._name} {entry[DUE]} {entry[UNIQUE_KEY]}"
-        return binascii.b2a_base64(text.encode(), newline=False).translate(_URL_SAFE).decode()
+        return b2a_base64(text.encode(), newline=False).translate(_URL_SAFE)
 
-    def _sent_fields(self, ticket: Ticket, first: int, last: int) -> Mapping[str, Any]:
-        """The answer to a batch: ids of all, the place of the first, a handle for each that has one."""
-        assert ticket.answers is not None
-        entries = ticket.prepared[first:last]
-        handles = [self._handle(entry) if entry[DUE] and entry[UNIQUE_KEY] else "-" for entry in entries]
+    def _id(self, offset: int) -> str:
+        return f"{self._id_prefix.decode()}{offset:016X}"
+
+    def _fields(self, entries: list[Prepared], offsets: list[int], answer: int) -> Mapping[str, Any]:
+        """The fields of an answer: ids of all, the place of the first, a handle for each that has one."""
+        handles = [self._handle(entry).decode() if entry[DUE] and entry[UNIQUE_KEY] else "-" for entry in entries]
         fields: dict[str, Any] = {
-            "msgId": ",".join(f"{self._id_prefix}{offset:016X}" for offset in ticket.offsets[first:last]),
+            "msgId": ",".join(map(self._id, offsets)),
             "queueId": entries[0][MESSAGE_SENT].queue_id,
-            "queueOffset": max(ticket.answers[first], 0),
+            "queueOffset": max(answer, 0),
             "transactionId": entries[0][UNIQUE_KEY] or "",
             **_REGION,
         }
@@ -297,7 +310,8 @@ class Producers:
         return handle
 
     def _answer_recall(self, connection: Connection, command: Command, name: str, ticket: Ticket) -> None:
-        connection.write(self._truth(command, name, ticket, {"msgId": name}))
+        if not command.is_oneway:
+            connection.write(self._truth(command, name, ticket, {"msgId": name}))
 
     def _truth(self, command: Command, name: str, ticket: Ticket, fields: Mapping[str, Any]) -> bytes:
         """0 only where the message is cancelled: a Java client sees no remark on success."""
@@ -309,18 +323,14 @@ class Producers:
             return reply(command, codes.SUCCESS, fields)
         return reply(command, codes.ILLEGAL_OPERATION, fields, remark=_OUTCOMES[outcome].format(name=name))
 
-    def _cancelled_by_marker(self, request: _Request) -> Ticket | None:
+    def _cancelled_by_marker(self, message: Message, now_ms: int) -> Ticket | None:
         """RocketMQ's delete marker: a message of the same topic and due whose property names the one to cancel, by its
         unique key or by "topic+key". None where it is no such message.
         """
-        message = request.messages[0]
         properties = decode_properties(message.properties)
         marked = properties.get(PROPERTY_TIMER_DEL_UNIQKEY)
         if marked is None:
             return None
-        if len(request.messages) > 1:
-            raise IllegalMessage(f"{PROPERTY_TIMER_DEL_UNIQKEY} marks a cancel, which cannot be part of a batch")
-        now_ms = self._clock.now_ms()
         due_at_ms, _ = due(properties, now_ms, self._levels, self._broker.settings.delay_ms_max)
         if not due_at_ms:
             raise IllegalMessage(
@@ -329,13 +339,12 @@ class Producers:
             )
         return self._broker.cancel(message.topic, marked.removeprefix(f"{message.topic}+"), due_at_ms, now_ms)
 
-    def _answer_marker(self, connection: Connection, request: _Request, ticket: Ticket) -> None:
-        message, command = request.messages[0], request.command
+    def _answer_marker(self, connection: Connection, command: Command, message: Message, ticket: Ticket) -> None:
         if command.is_oneway:
             return
         properties = decode_properties(message.properties)
         fields = {
-            "msgId": f"{self._id_prefix}{ticket.offsets[0]:016X}", "queueId": message.queue_id, "queueOffset": 0,
+            "msgId": self._id(ticket.offsets[0]), "queueId": message.queue_id, "queueOffset": 0,
             "transactionId": properties.get(PROPERTY_UNIQ_KEY, ""), **_REGION,
         }  # fmt: skip
         connection.write(self._truth(command, properties[PROPERTY_TIMER_DEL_UNIQKEY], ticket, fields))
@@ -354,6 +363,11 @@ def _message_by_table(connection: Connection, command: Command) -> Message:
         asked["topic"], command.body, asked["properties"].encode(), asked["queueId"], asked["flag"], asked["sysFlag"],
         asked["bornTimestamp"], connection.host, asked["reconsumeTimes"],
     )  # fmt: skip
+
+
+def _without_content(command: Command) -> Command:
+    """What is needed to answer a request."""
+    return command._replace(fields={}, body=b"")
 
 
 def without_delay(properties: bytes) -> bytes:

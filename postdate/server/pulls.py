@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from postdate.broker import Broker, Pulled, PullStatus
 from postdate.errors import NoPermission, PostdateError, ProtocolError, SubscriptionMissing, UsageError
-from postdate.message import RETRY_TOPIC_PREFIX, tag_hash
+from postdate.message import INT64_MAX, RETRY_TOPIC_PREFIX, tag_hash
 from postdate.server.answers import code_of
 from postdate.server.connection import Connection
 from postdate.server.members import Members
@@ -83,9 +83,9 @@ class Pulls:
         ask = _ask(command)
         self._check(ask)
         tag_hashes = self._tag_hashes(connection, command, ask)
+        pulled = self._pulled(ask, ask.offset, tag_hashes)
         if ask.sys_flag & codes.PULL_COMMIT_OFFSET and ask.commit_offset >= 0:
             self._offsets.note(ask.group, ask.topic, ask.queue_id, ask.commit_offset)
-        pulled = self._pulled(ask, ask.offset, tag_hashes)
         if pulled.status is PullStatus.NO_NEW and self._may_wait(ask):
             self._hold(connection, command, ask, tag_hashes)
             return None
@@ -127,8 +127,8 @@ class Pulls:
             ask.topic,
             ask.queue_id,
             offset,
-            count_max=ask.count_max,
-            bytes_max=ask.bytes_max or self._settings.pull_bytes_max,
+            count_max=min(ask.count_max, self._settings.pull_count_max),
+            bytes_max=min(ask.bytes_max or INT64_MAX, self._settings.pull_bytes_max),
             tag_hashes=tag_hashes,
         )
 
@@ -176,7 +176,7 @@ class Pulls:
         self._try(held)
         if held in self._held.get(held.number, ()):
             low, high = self._broker.offsets(held.ask.topic, held.ask.queue_id)
-            self._finish(held, _answer(held.command, Pulled(PullStatus.NO_NEW, held.offset, low, high, [])))
+            self._finish(held, _answer(held.command, Pulled(PullStatus.NO_NEW, held.offset, low, high)))
 
     def _finish(self, held: _Held, answer: bytes) -> None:
         self._release(held)
@@ -220,6 +220,8 @@ def _ask(command: Command) -> _Ask:
         ask = _ask_by_table(command)
     if type(ask.group) is not str or type(ask.topic) is not str:
         raise ProtocolError("consumerGroup and topic of a pull must be texts")
+    if ask.commit_offset > INT64_MAX:
+        raise ProtocolError("commitOffset of a pull does not fit 64 bits")
     return ask
 
 
@@ -232,8 +234,8 @@ def _ask_by_table(command: Command) -> _Ask:
 
 
 def _answer(command: Command, pulled: Pulled) -> bytes:
-    status, next_offset, low, high, found = pulled
-    code, body = _CODES[status], b"".join(found)
+    status, next_offset, low, high, body = pulled
+    code = _CODES[status]
     if command.serialization != JSON:
         fields = {"suggestWhichBrokerId": 0, "nextBeginOffset": next_offset, "minOffset": low, "maxOffset": high}
         return reply(command, code, fields, body=body)

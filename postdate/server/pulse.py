@@ -46,7 +46,7 @@ class Pulse:
         self._snapshot: asyncio.Task[None] | None = None
         self._retain_timer: asyncio.TimerHandle | None = None
         self._is_stopped = False
-        self._trouble = ""  # what was logged last about a failing fire, so that it is said once
+        self._trouble = ""  # what was logged last about a failing disk, so that it is said once
 
     def start(self) -> None:
         self._flusher.start()
@@ -61,14 +61,21 @@ class Pulse:
 
     def nudge(self) -> None:
         """Something was written: makes it durable, answers what can be answered."""
-        if self._is_async:
+        if self._is_async or self._is_settled_already():
             self._settle()
-        if not self._flush_asked and self.broker.log.end > self.broker.log.durable:
+        log = self.broker.log
+        # A log that has failed is asked once more only where somebody waits to be told so.
+        if not self._flush_asked and log.end > log.durable and (log.failure is None or self._expected):
             self._flush_asked = True
             if self._is_async:
                 self._loop.call_later(self.broker.settings.flush_interval_ms / 1_000, self._flushes.put, True)
             else:
                 self._flushes.put(True)
+
+    def _is_settled_already(self) -> bool:
+        """Whether a call that waits for the disk itself, as making a topic does, has settled what others wait for."""
+        expected = self._expected
+        return bool(self.broker.fold.grown) or (bool(expected) and expected[0][0].answers is not None)
 
     def _flush_when_asked(self) -> None:
         while self._flushes.get():
@@ -112,7 +119,7 @@ class Pulse:
 
     def _fail(self, error: LogFailed) -> None:
         """The log takes no more writes. Nobody knows whether what was not durable is on disk: say so."""
-        logger.error("%s", error)
+        self._log_once("", error)
         while self._expected:
             ticket, answer = self._expected.popleft()
             if ticket.answers is None:
@@ -128,14 +135,14 @@ class Pulse:
             self.broker.advance(now_ms)
             self._trouble = ""
         except (DiskFull, LogFailed) as error:
-            self._log_once(error)
+            self._log_once("what is due cannot be fired, trying again: ", error)
         self.nudge()
         self._set_alarm()
 
-    def _log_once(self, error: PostdateError) -> None:
+    def _log_once(self, what: str, error: PostdateError) -> None:
         if str(error) != self._trouble:
             self._trouble = str(error)
-            logger.error("what is due cannot be fired, trying again: %s", error)
+            logger.error("%s%s", what, error)
 
     def _set_alarm(self) -> None:
         now_ms = self.clock.now_ms()

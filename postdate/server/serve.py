@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import re
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -92,6 +93,8 @@ class Server:
         if self._service is None:
             return
         service = self._service
+        for connection in service.connections:
+            connection.stop_reading()
         service.pulls.release_all()
         service.consumers.write_offsets()
         await service.pulse.stop()
@@ -100,19 +103,23 @@ class Server:
         await self._drained(service)
 
     async def _drained(self, service: Service) -> None:
-        end_ns = self._clock.elapsed_ns() + self._settings.shutdown_ms * 1_000_000
-        while service.connections and self._clock.elapsed_ns() < end_ns:
-            await asyncio.sleep(0.005)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.shutdown_ms / 1_000):
+                while service.connections:
+                    await asyncio.sleep(0.005)
         for connection in list(service.connections):
             connection.abort()
 
 
+_ADVERTISED = re.compile(r"\[?(.+?)\]?(?::([0-9]+))?")  # host, host:port or [IPv6]:port, as the settings allow it
+
+
 def broker_host(settings: Settings) -> Host:
     """The address in message ids: the one that is advertised, where it is an IP address."""
-    text = settings.advertise or settings.host
-    host = text.removeprefix("[").partition("]")[0] if text.startswith("[") else text.partition(":")[0]
+    match = _ADVERTISED.fullmatch(settings.advertise)
+    host, port = (match[1], int(match[2] or settings.broker_port)) if match else (settings.host, settings.broker_port)
     try:
-        return host_of(host if settings.advertise else settings.host, settings.broker_port)
+        return host_of(host, port)
     except ValueError:
         return Host(LOOPBACK.address, settings.broker_port)
 
