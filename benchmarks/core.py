@@ -475,11 +475,7 @@ MEASURES: dict[str, Callable[[Bench], list[Figure]]] = {
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.core", description="Measures the core of Postdate.")
-    parser.add_argument("--quick", action="store_true", help="a tenth of every size; goals in seconds shrink with it")
-    parser.add_argument("--only", nargs="+", choices=MEASURES, metavar="NAME", help=f"of {', '.join(MEASURES)}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures and the machine there")
-    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default 3")
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="for temporary data; default the system's")
+    report.add_options(parser, MEASURES)
     return parser.parse_args(arguments)
 
 

@@ -102,8 +102,12 @@ class Admin:
 
     def delete_topic(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         """Says how many messages waited for it: they are cancelled."""
-        count = self._broker.delete_topic(asked["topic"], self._clock.now_ms())
-        return reply(command, codes.SUCCESS, {"cancelled": count})
+        return reply(command, codes.SUCCESS, {"cancelled": self._delete_topic(asked["topic"])})
+
+    def _delete_topic(self, name: str) -> int:
+        count = self._broker.delete_topic(name, self._clock.now_ms())
+        self._offsets.forget_topic(name)
+        return count
 
     def topic_list(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
         names = sorted(name for name in self._broker.fold.topics.by_name if name != SCHEDULE_TOPIC)
@@ -137,7 +141,7 @@ class Admin:
             raise GroupNotFound(f"group {name!r} does not exist")
         for topic in (RETRY_TOPIC_PREFIX + name, DLQ_TOPIC_PREFIX + name):
             if topic in self._broker.fold.topics.by_name:
-                self._broker.delete_topic(topic, self._clock.now_ms())
+                self._delete_topic(topic)
         self._broker.delete_group(name, self._clock.now_ms())
         self._offsets.forget_group(name)
         return reply(command, codes.SUCCESS)

@@ -11,11 +11,12 @@ Place = tuple[str, int]  # topic, queue id
 
 
 class Offsets:
-    """What is committed, written or not yet."""
+    """What is committed: on disk, on its way there, or noted until the next `write`."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._noted: dict[str, dict[Place, int]] = {}
+        self._latest: dict[str, dict[Place, int]] = {}  # since the start; the fold lags behind it by a flush
+        self._noted: dict[str, set[Place]] = {}  # of those, what is not written
 
     @property
     def is_empty(self) -> bool:
@@ -23,37 +24,40 @@ class Offsets:
 
     def note(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Keeps an offset until `write`."""
-        if self._broker.fold.groups.offset(group, topic, queue_id) != offset:
-            self._noted.setdefault(group, {})[topic, queue_id] = offset
-        elif group in self._noted:
-            self._noted[group].pop((topic, queue_id), None)
+        if self.get(group, topic, queue_id) != offset:
+            self._latest.setdefault(group, {})[topic, queue_id] = offset
+            self._noted.setdefault(group, set()).add((topic, queue_id))
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
-        noted = self._noted.get(group, {}).get((topic, queue_id))
-        return noted if noted is not None else self._broker.fold.groups.offset(group, topic, queue_id)
+        latest = self._latest.get(group, {}).get((topic, queue_id))
+        return latest if latest is not None else self._broker.fold.groups.offset(group, topic, queue_id)
 
     def of(self, group: str) -> dict[Place, int]:
         """All that a group has committed."""
-        return self._broker.fold.groups.offsets(group) | self._noted.get(group, {})
+        return self._broker.fold.groups.offsets(group) | self._latest.get(group, {})
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int, at_ms: int) -> Ticket:
         """Writes an offset at once."""
         ticket = self._broker.commit_offsets(group, [(topic, queue_id, offset)], at_ms)
-        self._noted.get(group, {}).pop((topic, queue_id), None)
+        self._latest.setdefault(group, {})[topic, queue_id] = offset
+        self._noted.get(group, set()).discard((topic, queue_id))
         return ticket
 
     def write(self, at_ms: int) -> None:
         """Writes everything that was noted. Raises DiskFull, LogFailed; then what is left stays noted."""
         for group, noted in list(self._noted.items()):
-            rows = [(*place, offset) for place, offset in noted.items() if self._is_there(*place)]
+            latest = self._latest[group]
+            rows = [(*place, latest[place]) for place in sorted(noted)]
             if rows:
                 self._broker.commit_offsets(group, rows, at_ms)
             del self._noted[group]
 
-    def _is_there(self, topic: str, queue_id: int) -> bool:
-        """A topic may have been deleted, or made anew with fewer queues, since its offset was noted."""
-        known = self._broker.fold.topics.by_name.get(topic)
-        return known is not None and queue_id < len(known.numbers)
-
     def forget_group(self, group: str) -> None:
+        self._latest.pop(group, None)
         self._noted.pop(group, None)
+
+    def forget_topic(self, topic: str) -> None:
+        for group, latest in self._latest.items():
+            for place in [place for place in latest if place[0] == topic]:
+                del latest[place]
+                self._noted.get(group, set()).discard(place)

@@ -1,0 +1,372 @@
+"""Measures the server: python -m benchmarks.server [--quick] [--only NAME ...] [--json FILE] [--repeat N] ...
+
+A real `postdate up` in a process of its own, bound to one core, on loopback; the load comes from this process, bound to
+another. Every message has a body of 200 bytes, a UNIQ_KEY of 32 characters, and the properties and header fields of the
+Java client. Data folders are temporary and always removed. Every figure is the median of its repeats.
+"""
+
+import argparse
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import postdate
+from benchmarks import report
+from benchmarks.report import Figure
+from postdate.wire import codes
+from postdate.wire.frame import Command, Frames, decode, encode
+
+TOPIC = "bench"
+QUEUE_COUNT = 8
+BODY = bytes(range(200))
+PULL_BATCH = 32
+WINDOW = 2_000  # sends in flight
+CHUNK = 250  # sends written at once
+PULL_WINDOW = 16
+SOCKET_BYTES = 1 << 20
+STOP_S = 30.0
+LATE_COUNT, LATE_SPAN_MS = 10_000, 20_000
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+HOUR_MS = 3_600_000
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Bench:
+    """Where, how often and how much."""
+
+    def __init__(self, parent: Path, repeat: int, scale: float) -> None:
+        self.parent, self.repeat, self.scale = parent, repeat, scale
+        cores = sorted(os.sched_getaffinity(0))
+        self.server_core, self.client_core = cores[0], cores[-1]
+        os.sched_setaffinity(0, {self.client_core})
+
+    def scaled(self, count: int) -> int:
+        return int(count * self.scale)
+
+    def repeats(self, name: str) -> Iterator[int]:
+        for number in range(self.repeat):
+            say(f"  {name}: {number + 1} of {self.repeat}")
+            yield number
+
+    @contextmanager
+    def server(self, *flags: str) -> Iterator["Running"]:
+        """`postdate up` on a new folder, stopped and removed at the end."""
+        folder = Path(tempfile.mkdtemp(prefix="postdate-bench-", dir=self.parent))
+        running = Running(folder, self.server_core, flags)
+        try:
+            yield running
+        finally:
+            running.stop()
+            shutil.rmtree(folder)
+
+
+class Running:
+    """A server process, and what the system knows about it."""
+
+    def __init__(self, folder: Path, core: int, flags: Sequence[str]) -> None:
+        command = [
+            sys.executable, "-m", "postdate", "up", "--json", "--data", str(folder / "data"), "--route-port", "0",
+            "--broker-port", "0", "--vip-port", "-1", *flags,
+        ]  # fmt: skip
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.sched_setaffinity(0, {core})
+        )
+        assert self._process.stdout is not None
+        ready = json.loads(self._process.stdout.readline())
+        self.route_address: str = ready["route"]
+        self.broker_address: str = ready["broker"]
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(STOP_S)
+
+    @property
+    def cpu_s(self) -> float:
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
+
+    @property
+    def resident_mb(self) -> float:
+        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1_000
+
+
+class Peer:
+    """A raw connection to the broker that keeps many requests in flight."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._frames = Frames(256 << 20)
+
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def ask(self, code: int, fields: dict[str, Any]) -> Command:
+        self._socket.sendall(encode(Command(code, fields)))
+        while True:
+            for frame in self._frames.feed(self._socket.recv(SOCKET_BYTES)):
+                return decode(frame)
+
+    def pump(self, requests: Sequence[bytes], window: int, chunk: int) -> list[bytes]:
+        """Sends all requests, `chunk` at a time and at most `window` unanswered; returns the answers."""
+        self._socket.setblocking(False)
+        answers: list[bytes] = []
+        sent, rest = 0, b""
+        while len(answers) < len(requests):
+            wants = bool(rest) or (sent < len(requests) and sent - len(answers) <= window - chunk)
+            readable, writable, _ = select.select([self._socket], [self._socket] if wants else [], [])
+            if readable:
+                answers += self._frames.feed(self._socket.recv(SOCKET_BYTES))
+            if writable:
+                if not rest:
+                    rest = b"".join(requests[sent : sent + chunk])
+                    sent = min(sent + chunk, len(requests))
+                rest = rest[self._socket.send(rest) :]
+        self._socket.setblocking(True)
+        return answers
+
+
+def make_topic(peer: Peer) -> None:
+    fields = {"topic": TOPIC, "readQueueNums": QUEUE_COUNT, "writeQueueNums": QUEUE_COUNT, "perm": 6}
+    answer = peer.ask(codes.UPDATE_AND_CREATE_TOPIC, fields)
+    assert answer.code == codes.SUCCESS, answer
+
+
+def send_frame(index: int, due_at_ms: int) -> bytes:
+    """A timed send as the Java client writes it."""
+    properties = f"UNIQ_KEY\x01{index:032X}\x02WAIT\x01true\x02TIMER_DELIVER_MS\x01{due_at_ms}\x02"
+    fields = {
+        "a": "producers", "b": TOPIC, "c": "TBW102", "d": "4", "e": str(index % QUEUE_COUNT), "f": "0",
+        "g": str(due_at_ms), "h": "0", "i": properties, "j": "0", "k": "false", "m": "false", "n": "postdate",
+    }  # fmt: skip
+    return encode(Command(codes.SEND_MESSAGE_V2, fields, BODY, index, language="JAVA"))
+
+
+def sent(peer: Peer, dues: Sequence[int]) -> None:
+    """Sends a message for each due time, in pieces, so that their frames do not fill the memory."""
+    for start in range(0, len(dues), 100_000):
+        frames = [send_frame(start + index, due) for index, due in enumerate(dues[start : start + 100_000])]
+        answers = peer.pump(frames, WINDOW, CHUNK)
+        assert decode(answers[-1]).code == codes.SUCCESS, decode(answers[-1])
+
+
+# -- measures ---------------------------------------------------------------------------------------------------
+
+
+def send(bench: Bench) -> list[Figure]:
+    """Timed sends over one raw connection, due within the minute or in an hour."""
+    count = bench.scaled(200_000)
+    figures = []
+    for name, flush, delay_ms in (
+        ("near, sync", "sync", 50_000), ("far, sync", "sync", HOUR_MS), ("near, async", "async", 50_000),
+    ):  # fmt: skip
+        rates, costs = [], []
+        for _ in bench.repeats(f"send {name}"):
+            with bench.server("--flush", flush) as server, Peer(server.broker_address) as peer:
+                make_topic(peer)
+                sent(peer, [now_ms() + HOUR_MS] * CHUNK)
+                due_from_ms = now_ms() + delay_ms
+                frames = [send_frame(index, due_from_ms + index % 5_000) for index in range(count)]
+                before_s, start = server.cpu_s, time.perf_counter()
+                peer.pump(frames, WINDOW, CHUNK)
+                rates.append(count / (time.perf_counter() - start))
+                costs.append((server.cpu_s - before_s) / count * 1e6)
+        goal = 80_000 if name == "near, sync" else None
+        floor = f"{np.median(costs):.1f} us of CPU a message"
+        figures.append(Figure(f"timed sends, raw, {name}", "msg/s", rates, goal, floor=floor))
+    return figures
+
+
+def pull(bench: Bench) -> list[Figure]:
+    """Pulls of 32 over one raw connection, all queues in turn."""
+    count = bench.scaled(400_000) // (QUEUE_COUNT * PULL_BATCH) * QUEUE_COUNT * PULL_BATCH
+    with bench.server() as server, Peer(server.broker_address) as peer:
+        make_topic(peer)
+        sent(peer, [1] * count)
+        frames = [
+            pull_frame(queue_id, offset)
+            for offset in range(0, count // QUEUE_COUNT, PULL_BATCH)
+            for queue_id in range(QUEUE_COUNT)
+        ]
+        rates, costs = [], []
+        for _ in bench.repeats("pull"):
+            before_s, start = server.cpu_s, time.perf_counter()
+            answers = peer.pump(frames, PULL_WINDOW, PULL_WINDOW // 4)
+            rates.append(count / (time.perf_counter() - start))
+            costs.append((server.cpu_s - before_s) / count * 1e6)
+            assert decode(answers[-1]).code == codes.SUCCESS, decode(answers[-1])
+    floor = f"{np.median(costs):.2f} us of CPU a message"
+    return [Figure(f"pulled, batches of {PULL_BATCH}", "msg/s", rates, 500_000, floor=floor)]
+
+
+def pull_frame(queue_id: int, offset: int) -> bytes:
+    fields = {
+        "consumerGroup": "consumers", "topic": TOPIC, "queueId": str(queue_id), "queueOffset": str(offset),
+        "maxMsgNums": str(PULL_BATCH), "sysFlag": "6", "commitOffset": "0", "suspendTimeoutMillis": "15000",
+        "subscription": "*", "subVersion": "0", "expressionType": "TAG", "maxMsgBytes": "2147483647",
+    }  # fmt: skip
+    return encode(Command(codes.PULL_MESSAGE, fields, opaque=1, language="JAVA"))
+
+
+def lateness(bench: Bench) -> list[Figure]:
+    """10,000 messages spread over 20 s: how long after its due time the consumer has each in hand."""
+    p50, p99, worst, early = [], [], [], 0
+    for _ in bench.repeats("lateness"):
+        with bench.server() as server:
+            late_ms = np.array(_late_ms(server, bench.scaled(LATE_COUNT), bench.scaled(LATE_SPAN_MS)))
+        p50.append(float(np.percentile(late_ms, 50)))
+        p99.append(float(np.percentile(late_ms, 99)))
+        worst.append(float(late_ms.max()))
+        early += int((late_ms < 0).sum())
+    assert not early, f"{early} messages came before they were due"
+    return [
+        Figure("lateness at the Python client, p50", "ms", p50, 1.0, at_most=True),
+        Figure("lateness at the Python client, p99", "ms", p99, 5.0, at_most=True),
+        Figure("lateness at the Python client, worst", "ms", worst, None, at_most=True),
+    ]
+
+
+def _late_ms(server: Running, count: int, span_ms: int) -> list[float]:
+    with Peer(server.broker_address) as peer:
+        make_topic(peer)
+        due_from_ms = now_ms() + 5_000
+        dues = [due_from_ms + index * span_ms // count for index in range(count)]
+        sent(peer, dues)
+    late_ms: list[float] = []
+    with postdate.connect(server.route_address) as client:
+        for message in client.consume(TOPIC, group="late"):
+            received_at_ms = time.time_ns() / 1e6
+            late_ms.append(received_at_ms - int(message.properties["TIMER_DELIVER_MS"]))
+            if len(late_ms) == count:
+                break
+    return late_ms
+
+
+def burst(bench: Bench) -> list[Figure]:
+    """1,000,000 messages due at one instant: until all are visible, asked over the network; and what they cost."""
+    count = bench.scaled(1_000_000)
+    spans, started_mb, waiting_mb = [], [], []
+    for _ in bench.repeats("burst"):
+        with bench.server() as server, Peer(server.broker_address) as peer:
+            started_mb.append(server.resident_mb)
+            make_topic(peer)
+            due_at_ms = now_ms() + max(int(55_000 * bench.scale), 10_000)
+            sent(peer, [due_at_ms] * count)
+            assert now_ms() < due_at_ms, "sending took longer than the delay"
+            waiting_mb.append(server.resident_mb)
+            spans.append(_visible_after_s(peer, count, due_at_ms))
+    return [
+        Figure(f"{count:,} due at one instant, all visible", "s", spans, 0.2 * bench.scale, at_most=True),
+        Figure("memory after start", "MB", started_mb, 120, at_most=True),
+        Figure(f"memory with {count:,} near messages", "MB", waiting_mb, 220, at_most=True),
+    ]
+
+
+def _visible_after_s(peer: Peer, count: int, due_at_ms: int) -> float:
+    time.sleep(max(due_at_ms - now_ms() - 5, 0) / 1_000)
+    while True:
+        visible = 0
+        for queue_id in range(QUEUE_COUNT):
+            answer = peer.ask(codes.GET_MAX_OFFSET, {"topic": TOPIC, "queueId": queue_id})
+            visible += int(answer.fields["offset"])
+        if visible == count:
+            return (time.time_ns() / 1e6 - due_at_ms) / 1_000
+
+
+def idle(bench: Bench) -> list[Figure]:
+    """CPU of a server that waits, with a consumer connected and messages due in an hour."""
+    shares, span_s = [], max(10.0 * bench.scale, 3.0)
+    for _ in bench.repeats("idle"):
+        with bench.server() as server, Peer(server.broker_address) as peer:
+            make_topic(peer)
+            sent(peer, [now_ms() + HOUR_MS] * 1_000)
+            peer.ask(codes.GET_MAX_OFFSET, {"topic": TOPIC, "queueId": 0})
+            time.sleep(1)
+            before_s = server.cpu_s
+            time.sleep(span_s)
+            shares.append((server.cpu_s - before_s) / span_s * 100)
+    return [Figure("CPU while idle", "% of a core", shares, 1.0, at_most=True)]
+
+
+def client(bench: Bench) -> list[Figure]:
+    """The Python client: one send after the other, in batches, and consuming."""
+    single, batched, consumed = [], [], []
+    singles, count = bench.scaled(5_000), bench.scaled(50_000)
+    for _ in bench.repeats("client"):
+        with bench.server() as server, postdate.connect(server.route_address) as connected:
+            start = time.perf_counter()
+            for _ in range(singles):
+                connected.send(TOPIC, BODY, delay="1h")
+            single.append(singles / (time.perf_counter() - start))
+            messages = [postdate.Outgoing(BODY) for _ in range(count)]
+            start = time.perf_counter()
+            connected.send_batch(TOPIC, messages)
+            batched.append(count / (time.perf_counter() - start))
+            start = time.perf_counter()
+            for number, _ in enumerate(connected.consume(TOPIC, group="consumers"), 1):
+                if number == count:
+                    break
+            consumed.append(count / (time.perf_counter() - start))
+    return [
+        Figure("Python client, one timed send after the other, sync", "msg/s", single, None),
+        Figure("Python client, batches", "msg/s", batched, None),
+        Figure("Python client, consumed", "msg/s", consumed, None),
+    ]
+
+
+# -- the command ------------------------------------------------------------------------------------------------
+
+MEASURES: dict[str, Callable[[Bench], list[Figure]]] = {
+    "send": send,
+    "pull": pull,
+    "lateness": lateness,
+    "burst": burst,
+    "idle": idle,
+    "client": client,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 0 when every goal was reached, 1 otherwise."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.server", description="Measures Postdate's server.")
+    report.add_options(parser, MEASURES)
+    options = parser.parse_args(arguments)
+    bench = Bench(options.folder or Path(tempfile.gettempdir()), max(options.repeat, 1), 0.1 if options.quick else 1.0)
+    figures: list[Figure] = []
+    for name in options.only or MEASURES:
+        say(f"{name} ...")
+        figures += MEASURES[name](bench)
+    print(report.table(figures))
+    print(report.machine())
+    if options.json:
+        report.write_json(options.json, figures, {"quick": options.quick})
+    return int(any(figure.verdict == "short" for figure in figures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
