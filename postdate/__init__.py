@@ -1,3 +1,69 @@
-"""Postdate: a broker for messages that must arrive later, spoken to by RocketMQ clients."""
+"""Postdate: a broker for messages that must arrive later, spoken to by RocketMQ clients.
+
+The names of the client are here too: `postdate.connect()`. They are loaded when the first of them is used: every import
+of ours runs this file, and most want neither sockets nor event loops.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from postdate.client import (
+        AsyncClient,
+        AsyncReceivedMessage,
+        BrokerError,
+        Cancelled,
+        Client,
+        Disconnected,
+        FlowControl,
+        GroupNotFound,
+        IllegalMessage,
+        NoPermission,
+        Outgoing,
+        PostdateError,
+        ProtocolError,
+        Receipt,
+        ReceivedMessage,
+        Refused,
+        TimedOut,
+        TopicNotFound,
+        Unavailable,
+        Unreachable,
+        UsageError,
+        connect,
+        connect_async,
+    )
 
 __version__ = "0.1.0"
+__all__ = [
+    "AsyncClient",
+    "AsyncReceivedMessage",
+    "BrokerError",
+    "Cancelled",
+    "Client",
+    "Disconnected",
+    "FlowControl",
+    "GroupNotFound",
+    "IllegalMessage",
+    "NoPermission",
+    "Outgoing",
+    "PostdateError",
+    "ProtocolError",
+    "Receipt",
+    "ReceivedMessage",
+    "Refused",
+    "TimedOut",
+    "TopicNotFound",
+    "Unavailable",
+    "Unreachable",
+    "UsageError",
+    "connect",
+    "connect_async",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from postdate import client
+
+    return getattr(client, name)

@@ -74,7 +74,7 @@ class Settings:
     )
 
     data: str = setting("postdate-data", why="the data folder; made in the folder where the broker is started")
-    host: str = setting("127.0.0.1", why="nobody else can reach a broker that has no password; 0.0.0.0 is all of IPv4")
+    host: str = setting("127.0.0.1", why="only this machine, because there is no password yet; 0.0.0.0 is all of IPv4")
     route_port: int = setting(9_876, 0, PORT_MAX, why="RocketMQ's name server; 0 takes a free port")
     broker_port: int = setting(10_911, 0, PORT_MAX, why="RocketMQ's broker; 0 takes a free port")
     vip_port: int = setting(10_909, -1, PORT_MAX, why="old clients send to the broker's port - 2; -1 is off")

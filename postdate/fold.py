@@ -402,7 +402,9 @@ class Fold:
         cancelled. Piece by piece, some ms each; the fold may go on between two pieces, then the sum is of no one
         moment.
         """
-        yield from self.wheel.waiting()
+        for due, queue in self.wheel.waiting():
+            there = self.topics.target_array[queue] != GONE
+            yield due[there], queue[there]
         for rows in self.far.untaken_pieces():
             rows = rows[rows["kind"] == MESSAGE]
             dead = self._dead_by_tombstone(rows["due"], rows["arrival"], rows, _place_in(rows))

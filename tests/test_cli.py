@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it answers to mistakes, its exit codes."""
+"""The command line on a data folder, and what all commands share: help, mistakes, exit codes."""
 
 import json
 import subprocess
@@ -187,10 +187,15 @@ def test_wrong_usage_answers_2(arguments: tuple[str, ...], capsys: pytest.Captur
     assert "usage: postdate" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("check", "--help"), ("log", "--help")])
+HELPS = [(), *((name,) for name in cli.COMMANDS)]
+HELPS += [("topic", verb) for verb in ("list", "show", "create", "update", "delete")]
+HELPS += [("group", verb) for verb in ("list", "show", "create", "delete")]
+
+
+@pytest.mark.parametrize("arguments", HELPS, ids=" ".join)
 def test_help_ends_with_examples_and_exit_codes(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
-        run(*arguments)
+        run(*arguments, "--help")
     text = capsys.readouterr().out
     assert text.index("examples:\n  postdate ") < text.index("exit codes: 0")
 
@@ -201,7 +206,7 @@ def test_an_interrupt_is_quiet(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "walk", interrupted)
+    monkeypatch.setattr("postdate.cli.log.walk", interrupted)
     assert run("log", folder) == 130
     assert capsys.readouterr() == ("", "")
 

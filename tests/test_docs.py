@@ -4,13 +4,22 @@ A page is read line by line for fenced blocks, tables and headings. What each bl
 
     python     run, all blocks of a page one after another; `print(...)  # text` must print that text
     console    `$ ` lines are run, in the folder that the page's examples have made; the lines behind one are its
-               output, where a line `...` stands for any number of lines. Long ones (NOT_RUN) need only be there.
+               output. Long ones (NOT_RUN) need only be there. `# exit 1` behind a command: it ends with that code, and
+               what it complains about is output too.
     sh         the same without `$ ` and without output
+    java       equal to a file of tests/interop/java/src, or to its lines between `// begin NAME` and `// end NAME`;
+               scripts/interop compiles and runs that file
     json       must be JSON
     toml       must be a file of settings
     text       a picture
+
+In what is printed a line `...` stands for any number of lines, and `...` within a line for any text: ids and times
+differ from run to run. In a command, `...` is the text that it stood for last. The pages of SERVED have a broker, whose address is
+in POSTDATE_ADDR and whose data is in ./postdate-data; `postdate check` stops it first, so check comes last. `postdate
+up` is a broker of its own: it has free ports, which are shown as the usual ones, and is told to stop when it listens.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import importlib
@@ -19,9 +28,11 @@ import json
 import os
 import re
 import shlex
+import signal
 import struct
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -44,21 +55,31 @@ from helpers import (
     stage,
     write_chunk,
 )
+from serving import Served, serving
 from test_imports import ROWS
 
-from postdate import cli
+from postdate import cli, client
+from postdate.cli import command as cli_command
+from postdate.client import faults
 from postdate.config import Settings, load
 from postdate.log import record as records
 from postdate.log import snapshot
 from postdate.log.batch import KIND_NAMES
 from postdate.log.folder import FIXED_SETTINGS, FORMAT
 from postdate.log.rows import BLOCK_ROWS
+from postdate.server import answers
+from postdate.wire import codes as wire_codes
+from postdate.wire.schema import REQUESTS, Field, Request
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
     (ROOT / "docs").glob("*.md")
 )
-ARCHITECTURE, FORMATS, SETTINGS = (ROOT / "docs" / name for name in ("architecture.md", "formats.md", "settings.md"))
+ARCHITECTURE, FORMATS, SETTINGS, PROTOCOL, CLIENT, CLI = (
+    ROOT / "docs" / f"{name}.md" for name in ("architecture", "formats", "settings", "protocol", "client", "cli")
+)
+SERVED = {ROOT / "README.md", CLIENT, CLI}
+JAVA = ROOT / "tests" / "interop" / "java" / "src"
 
 # Named in the pages and made later.
 NOT_YET = {"tests/formats"}
@@ -66,7 +87,7 @@ NOT_YET = {"tests/formats"}
 NOT_RUN = ("scripts/", "source ", "python -m benchmarks.")
 
 
-KINDS = ("python", "console", "sh", "json", "toml", "text")
+KINDS = ("python", "console", "sh", "java", "json", "toml", "text")
 
 
 def name_of(page: Path) -> str:
@@ -119,7 +140,9 @@ def tables_of(text: str) -> list[list[list[str]]]:
 
 
 def cells_of(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+    """The cells of a row; a bar that belongs to a cell has a backslash before it."""
+    cells = re.split(r"(?<!\\)\|", line.strip().removeprefix("|").removesuffix("|"))
+    return [cell.strip().replace("\\|", "|") for cell in cells]
 
 
 def table_in(page: Path, heading: str, index: int = 0) -> list[list[str]]:
@@ -149,20 +172,33 @@ def test_every_block_says_what_it_is(page: Path) -> None:
 @every_page
 def test_the_examples_of_a_page_do_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    if page not in SERVED:
+        run_page(page)
+        return
+    with serving(tmp_path / "postdate-data") as served:
+        monkeypatch.setenv("POSTDATE_ADDR", served.address)
+        run_page(page, served)
+
+
+def run_page(page: Path, served: Served | None = None) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
+    console = Console(served)
     for block in blocks_of(page.read_text()):
         place = f"{name_of(page)}:{block.line}"
         if block.kind == "python":
             run_python(block, place, names)
         elif block.kind == "console":
-            run_console(block.lines, place)
+            console.run(block.lines, place)
         elif block.kind == "sh":
-            run_console([f"$ {line}" for line in block.lines if line], place)
+            console.run([f"$ {line}" for line in block.lines if line], place)
+        elif block.kind == "java":
+            check_java(block, place)
         elif block.kind == "json":
             json.loads("\n".join(block.lines))
         elif block.kind == "toml":
-            (tmp_path / "page.toml").write_text("\n".join(block.lines))
-            load(file=tmp_path / "page.toml", environ={}, flags={})
+            file = Path("page.toml")
+            file.write_text("\n".join(block.lines))
+            load(file=file, environ={}, flags={})
 
 
 def run_python(block: Block, place: str, names: dict[str, Any]) -> None:
@@ -171,11 +207,15 @@ def run_python(block: Block, place: str, names: dict[str, Any]) -> None:
     with contextlib.redirect_stdout(printed):
         exec(compile(source, place, "exec"), names)
     promised = [line.partition("  # ")[2] for line in block.lines if line.lstrip().startswith("print(")]
-    assert printed.getvalue().splitlines() == promised, place
+    assert_output(printed.getvalue().splitlines(), promised, place)
+
+
+# -- examples: commands
 
 
 class Command(NamedTuple):
     text: str
+    exit_code: int
     output: list[str]
 
 
@@ -185,7 +225,8 @@ def commands_of(lines: list[str]) -> Iterator[Command]:
         if line.startswith("$ "):
             if command:
                 yield command
-            command = Command(line.removeprefix("$ "), [])
+            text, _, code = line.removeprefix("$ ").partition("  # exit ")
+            command = Command(text, int(code or 0), [])
         else:
             assert command, f"output without a command: {line!r}"
             command.output.append(line)
@@ -193,15 +234,58 @@ def commands_of(lines: list[str]) -> Iterator[Command]:
         yield command
 
 
-def run_console(lines: list[str], place: str) -> None:
-    for command in commands_of(lines):
-        if command.text.startswith(NOT_RUN):
-            check_script(command, place)
-            continue
-        done = subprocess.run(argv_of(command.text), capture_output=True, text=True, env=environment(), check=False)
-        assert done.returncode == 0, f"{place}: {command.text} ended with {done.returncode}: {done.stderr}"
-        if command.output:
-            assert_output(done.stdout.splitlines(), command.output, f"{place}: {command.text}")
+class Console:
+    """Runs the commands of one page. Remembers what `...` stood for last."""
+
+    def __init__(self, served: Served | None = None) -> None:
+        self._served = served
+        self._last = "..."
+
+    def run(self, lines: list[str], place: str) -> None:
+        for command in commands_of(lines):
+            at = f"{place}: {command.text}"
+            if command.text.startswith(NOT_RUN):
+                check_script(command, place)
+                continue
+            printed = self._printed(command, at)
+            if command.output:
+                self._last = assert_output(printed, command.output, at) or self._last
+
+    def _printed(self, command: Command, at: str) -> list[str]:
+        argv = argv_of(command.text.replace("...", self._last))
+        if command.text.startswith("postdate up") and not command.exit_code:
+            return printed_by_up(argv)
+        if command.text.startswith("postdate check") and self._served is not None:
+            self._served.stop()
+        done = subprocess.run(argv, capture_output=True, text=True, env=environment(), check=False)
+        said = f"{at} ended with {done.returncode}: {done.stderr}"
+        assert done.returncode == command.exit_code, said
+        return [*done.stdout.splitlines(), *(done.stderr.splitlines() if command.exit_code else ())]
+
+
+def printed_by_up(argv: list[str]) -> list[str]:
+    """What a broker prints from start to stop, with the usual ports for those that it got."""
+    folder = Path("up")
+    folder.mkdir(exist_ok=True)
+    ports = {"POSTDATE_ROUTE_PORT": "0", "POSTDATE_BROKER_PORT": "0", "POSTDATE_VIP_PORT": "0"}
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environment() | ports, cwd=folder) as process:
+        assert process.stdout is not None
+        printed = []
+        for line in process.stdout:
+            printed.append(line.rstrip("\n"))
+            if line.startswith("Ctrl-C"):
+                process.send_signal(signal.SIGTERM)
+    assert process.returncode == 0, f"{argv} ended with {process.returncode}"
+    return as_usual(printed)
+
+
+def as_usual(printed: list[str]) -> list[str]:
+    text = "\n".join(printed)
+    usual = Settings()
+    found = re.findall(r"(?<=127\.0\.0\.1:)[0-9]+", text)
+    for port, shown in zip(found[:3], (usual.route_port, usual.broker_port, usual.vip_port), strict=True):
+        text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{shown}")
+    return text.replace(f" --addr 127.0.0.1:{usual.route_port}", "").splitlines()
 
 
 def check_script(command: Command, place: str) -> None:
@@ -227,10 +311,34 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "NO_COLOR": "1"}
 
 
-def assert_output(printed: list[str], promised: list[str], place: str) -> None:
-    parts = [".*" if line == "..." else re.escape(line + "\n") for line in promised]
-    matches = re.fullmatch("".join(parts), "".join(line + "\n" for line in printed), re.DOTALL)
+def assert_output(printed: list[str], promised: list[str], place: str) -> str:
+    """Compares; returns what the last `...` within a line stood for, empty where there is none."""
+    parts = ["(?:.*\n)*?" if line == "..." else pattern_of(line) for line in promised]
+    matches = re.fullmatch("".join(parts), "".join(line + "\n" for line in printed))
     assert matches, f"{place} prints\n" + "\n".join(printed)
+    return (matches.groups() or ("",))[-1]
+
+
+def pattern_of(line: str) -> str:
+    return "(.*)".join(map(re.escape, line.split("..."))) + "\n"
+
+
+# -- examples: Java
+
+
+def check_java(block: Block, place: str) -> None:
+    """Somebody else runs it: here it need only be the same."""
+    text = "\n".join(block.lines).strip()
+    files = [file for file in sorted(JAVA.glob("*.java")) if text in java_texts(file.read_text())]
+    assert files, f"{place} equals no file of {JAVA.relative_to(ROOT)}, and no region of one"
+    run = (JAVA.parent.parent / "run.py").read_text()
+    assert any(f'"{file.stem}"' in run for file in files), f"{place}: scripts/interop does not run {files[0].name}"
+
+
+def java_texts(source: str) -> list[str]:
+    """What a page may show of a file: all of it, or a region, moved to the left."""
+    regions = re.findall(r"^ *// begin (\w+)\n(.*?)^ *// end \1$", source, flags=re.MULTILINE | re.DOTALL)
+    return [source.strip(), *(textwrap.dedent(region).strip() for _, region in regions)]
 
 
 # -- links and names --------------------------------------------------------------------------------------------
@@ -341,6 +449,168 @@ def test_units_of_settings_are_those_of_their_names() -> None:
 def test_settings_that_stay_with_a_folder_are_named() -> None:
     named = codes(sections_of(SETTINGS.read_text())["Settings that stay with a folder"])
     assert set(FIXED_SETTINGS) <= set(named)
+
+
+# -- protocol ---------------------------------------------------------------------------------------------------
+
+
+def names_in(cell: str) -> list[str]:
+    """The names of a cell of the requests; a word in italics stands for those of a table further down."""
+    tables = {"*send*": ("Fields of a send", 1), "*pull*": ("Fields of a pull", 0),
+              "*sent*": ("Answer to a send", 0), "*pulled*": ("Answer to a pull", 0)}  # fmt: skip
+    if cell not in tables:
+        return codes(cell)
+    heading, column = tables[cell]
+    return [code(cells[column]) for cells in table_in(PROTOCOL, heading)]
+
+
+def fields_of(request: Request, *, required: bool) -> list[str]:
+    return [field.name for field in request.fields if field.required == required]
+
+
+def test_every_request_is_documented_as_it_is() -> None:
+    rows = table_in(PROTOCOL, "Requests")
+    assert [(int(cells[0]), code(cells[1])) for cells in rows] == [(row.code, row.name) for row in REQUESTS.values()]
+    for cells, request in zip(rows, REQUESTS.values(), strict=True):
+        shown = set(names_in(cells[2])) | set(names_in(cells[3]))
+        assert shown == {field.name for field in request.fields}, request.name
+        assert tuple(names_in(cells[4])) == request.reply, request.name
+        if not cells[2].startswith("*"):
+            assert codes(cells[2]) == fields_of(request, required=True), request.name
+            assert codes(cells[3]) == fields_of(request, required=False), request.name
+
+
+class FieldRow(NamedTuple):
+    name: str
+    kind: str
+    default: Any
+    required: bool | None = None  # None where it depends on the request
+    letter: str = ""
+
+
+def default_of(cell: str) -> Any:
+    if not cell:
+        return None
+    text = code(cell)
+    return int(text) if text.isdigit() else WORDS.get(text, text)
+
+
+def field_held(field: Field, *, required: bool | None) -> FieldRow:
+    return FieldRow(field.name, field.kind.value, field.default, required, field.letter)
+
+
+def test_fields_of_a_send_are_those_of_the_code() -> None:
+    for request in (wire_codes.SEND_MESSAGE, wire_codes.SEND_MESSAGE_V2, wire_codes.SEND_BATCH_MESSAGE):
+        held = [field_held(field, required=field.required) for field in REQUESTS[request].fields]
+        assert held == [
+            FieldRow(code(name), kind, default_of(default), required == "yes", code(letter))
+            for letter, name, kind, required, default, _ in table_in(PROTOCOL, "Fields of a send")
+        ]
+
+
+def test_fields_of_a_pull_are_those_of_the_code() -> None:
+    for request in (wire_codes.PULL_MESSAGE, wire_codes.LITE_PULL_MESSAGE):
+        held = [field_held(field, required=field.required) for field in REQUESTS[request].fields]
+        assert held == [
+            FieldRow(code(name), kind, default_of(default), required == "yes")
+            for name, kind, required, default, _ in table_in(PROTOCOL, "Fields of a pull")
+        ]
+
+
+def test_fields_of_other_requests_are_those_of_the_code() -> None:
+    common = {REQUESTS[wire_codes.SEND_MESSAGE].fields, REQUESTS[wire_codes.PULL_MESSAGE].fields}
+    held: dict[str, FieldRow] = {}
+    for request in REQUESTS.values():
+        for field in () if request.fields in common else request.fields:
+            row = field_held(field, required=None)
+            known = held.setdefault(field.name, row)
+            held[field.name] = row if known.default is None else known
+            assert known.kind == row.kind, f"{field.name} is of two kinds"
+    shown = [
+        FieldRow(code(name), kind, default_of(default))
+        for name, kind, default, _ in table_in(PROTOCOL, "Fields of other requests")
+    ]
+    assert shown == list(held.values())
+
+
+def test_answer_codes_are_those_that_the_server_gives() -> None:
+    rows = table_in(PROTOCOL, "Answer codes")
+    assert all(getattr(wire_codes, code(name)) == int(number) for number, name, _ in rows)
+    known = (ROOT / "postdate" / "wire" / "codes.py").read_text().partition("# Answers.")[2].partition("\n\n")[0]
+    sources = "".join(file.read_text() for file in sorted((ROOT / "postdate" / "server").glob("*.py")))
+    given = set(re.findall(r"codes\.([A-Z_]+)", sources)) & set(re.findall(r"^([A-Z_]+) =", known, re.MULTILINE))
+    assert {code(name) for _, name, _ in rows} == given
+
+
+def test_errors_become_the_codes_that_are_shown() -> None:
+    shown = [(code(name), int(number)) for name, number in table_in(PROTOCOL, "Answer codes", 1)]
+    assert shown == [(error.__name__, number) for error, number in answers._CODES]
+
+
+def test_what_is_said_to_be_unsupported_is_not_in_the_table() -> None:
+    section = sections_of(PROTOCOL.read_text())["Not supported"]
+    numbers = {int(number) for number in re.findall(r"\b\d{2,6}\b", section)}
+    numbers -= {wire_codes.NO_PERMISSION, wire_codes.VIEW_MESSAGE_BY_ID}  # an answer, and a way that works
+    assert REQUESTS.keys().isdisjoint(numbers)
+
+
+# -- client -----------------------------------------------------------------------------------------------------
+
+
+def errors_exported() -> dict[str, type[Exception]]:
+    found = {name: getattr(client, name) for name in client.__all__}
+    return {name: each for name, each in found.items() if isinstance(each, type) and issubclass(each, Exception)}
+
+
+def test_errors_of_the_client_are_those_that_it_exports() -> None:
+    by_code = {error: str(number) for number, error in faults._BY_CODE.items()}
+    shown = {code(name): number for name, number, _ in table_in(CLIENT, "Errors")}
+    assert shown == {name: by_code.get(error, "") for name, error in errors_exported().items()}
+
+
+def test_every_name_of_the_client_is_explained() -> None:
+    text = CLIENT.read_text()
+    assert [name for name in client.__all__ if not re.search(rf"\b{name}\b", text)] == []
+
+
+# -- command line -----------------------------------------------------------------------------------------------
+
+
+def test_every_command_is_documented_as_it_is() -> None:
+    shown = {code(name): summary for name, summary in table_in(CLI, "Command line")}
+    assert shown == {f"postdate {name}": summary for name, summary in cli.COMMANDS.items()}
+
+
+def test_exit_codes_are_those_of_the_code() -> None:
+    shown = {name: int(number) for number, name, _ in table_in(CLI, "Exit codes")}
+    assert shown == {name: getattr(cli_command, name) for name in ("OK", "NEGATIVE", "USAGE", "REFUSED", "INTERRUPTED")}
+    for name in cli.COMMANDS:
+        told = importlib.import_module(f"postdate.cli.{name}").HELP.partition("exit codes: ")[2]
+        assert {int(number) for number in re.findall(r"(?:^|, )(\d+) ", told)} <= set(shown.values()), name
+
+
+def parsers_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of a command's verbs by name; itself where it has none."""
+    found = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(found[0]) if found else {"": parser}
+
+
+def flags_held(name: str) -> dict[str, str]:
+    """Every flag and argument of a command with its help, those of all verbs together."""
+    command = parsers_of(cli._parser(name))[name]
+    actions = [action for parser in parsers_of(command).values() for action in parser._actions]
+    common = {"--help", "--addr", "--json"}
+    return {
+        (action.option_strings[-1] if action.option_strings else str(action.metavar)): str(action.help)
+        for action in actions
+        if common.isdisjoint(action.option_strings) and not action.dest.startswith("_")
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "up"])
+def test_flags_of_a_command_are_those_of_the_code(name: str) -> None:
+    shown = {code(flag).partition(" ")[0]: text for flag, text in table_in(CLI, name)}
+    assert shown == flags_held(name)
 
 
 # -- formats ----------------------------------------------------------------------------------------------------
@@ -550,15 +820,35 @@ def test_a_wrong_print_is_noticed() -> None:
 
 def test_a_failing_command_is_noticed() -> None:
     with pytest.raises(AssertionError, match="ended with 2"):
-        run_console(["$ postdate check no-such-folder"], "page:1")
+        Console().run(["$ postdate check no-such-folder"], "page:1")
+    with pytest.raises(AssertionError, match="ended with 2"):
+        Console().run(["$ postdate check no-such-folder  # exit 1"], "page:1")
     with pytest.raises(AssertionError, match="not a command of ours"):
-        run_console(["$ rm -r everything"], "page:1")
+        Console().run(["$ rm -r everything"], "page:1")
     with pytest.raises(AssertionError, match="is not there"):
-        run_console(["$ scripts/no-such"], "page:1")
+        Console().run(["$ scripts/no-such"], "page:1")
     with pytest.raises(AssertionError, match="is not there"):
-        run_console(["$ python -m benchmarks.no_such --quick"], "page:1")
+        Console().run(["$ python -m benchmarks.no_such --quick"], "page:1")
     with pytest.raises(AssertionError, match="nobody compares"):
-        run_console(["$ scripts/test", "all is well"], "page:1")
+        Console().run(["$ scripts/test", "all is well"], "page:1")
+
+
+def test_a_command_may_fail_as_shown() -> None:
+    Console().run(["$ postdate check no-such-folder  # exit 2", "postdate: no-such-folder is not a folder"], "page:1")
+
+
+def test_a_gap_in_a_command_is_filled_from_the_output_before() -> None:
+    Console().run(["$ python -c 'print(\"got 42 apples\")'", "got 4... apples", "$ python -c 'assert ... == 2'"], "page:1")
+
+
+def test_java_that_nobody_compiles_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="page:1 equals no file"):
+        check_java(Block("java", 1, ["final class NoSuch {}"]), "page:1")
+
+
+def test_a_region_of_a_java_file_is_known_by_its_name() -> None:
+    source = "class A {\n    // begin one\n    int a;\n      int b;\n    // end one\n}\n"
+    assert java_texts(source) == [source.strip(), "int a;\n  int b;"]
 
 
 @pytest.mark.parametrize(
@@ -572,6 +862,9 @@ def test_a_failing_command_is_noticed() -> None:
         (["a", "c"], False),
         (["b", "..."], False),
         (["a", "b", "c"], False),
+        (["a...", "b"], True),
+        (["a", "...", "b"], True),
+        (["...a..."], False),
     ],
 )
 def test_shown_output_is_compared(promised: list[str], holds: bool) -> None:

@@ -27,6 +27,7 @@ from postdate.server.locks import Locks
 from postdate.server.members import Members
 from postdate.server.offsets import Offsets
 from postdate.server.producers import retry_times_max
+from postdate.server.pulls import Pulls
 from postdate.server.pulse import Pulse
 from postdate.server.topics import Birth
 from postdate.wire import bodies, codes
@@ -44,6 +45,7 @@ class Consumers:
         broker: Broker,
         clock: Clock,
         pulse: Pulse,
+        pulls: Pulls,
         birth: Birth,
         members: Members[Connection],
         offsets: Offsets,
@@ -52,6 +54,7 @@ class Consumers:
         self._broker = broker
         self._clock = clock
         self._pulse = pulse
+        self._pulls = pulls
         self._birth = birth
         self._members = members
         self._offsets = offsets
@@ -67,6 +70,8 @@ class Consumers:
             self._birth.retry_topic(consumer.group)
         changed = self._members.beat(heartbeat, connection, self._clock.elapsed_ns())
         answer = reply(command, codes.SUCCESS, {"IS_SUPPORT_HEART_BEAT_V2": "false", "IS_SUB_CHANGE": "true"})
+        if changed:
+            self._pulls.release(connection)
         self.notify(changed)
         return answer
 

@@ -76,7 +76,8 @@ class Producers:
 
     def collect(self, connection: Connection, command: Command, now_ms: int) -> None:
         """Takes a send in; it is written by the next `write`, which must be called with the same arguments."""
-        if command.code == codes.SEND_BATCH_MESSAGE:
+        is_plain = command.code == codes.SEND_MESSAGE_V2 and command.fields.get("m", "false") == "false"
+        if not is_plain and _is_batch(command):
             self._write_batch(connection, command, now_ms)
             return
         try:
@@ -354,6 +355,13 @@ _OUTCOMES = {
     Cancelled.DELIVERED: "message {name} is delivered already",
     Cancelled.UNKNOWN: "no message {name} waits for that time: it is unknown, or was delivered long ago",
 }
+
+
+def _is_batch(command: Command) -> bool:
+    """By its code or, as the C++ client has it, by a flag of the others."""
+    fields = command.fields
+    said = fields.get("batch", fields.get("m"))
+    return command.code == codes.SEND_BATCH_MESSAGE or said not in (None, "", "false", "0", 0)
 
 
 def _message_by_table(connection: Connection, command: Command) -> Message:

@@ -187,11 +187,15 @@ class Pulls:
         for held in list(self._held_of.get(connection, ())):
             self._release(held)
 
+    def release(self, connection: Connection) -> None:
+        """A client is told to ask again, because what it subscribes to has changed: held pulls keep the old filter."""
+        for held in list(self._held_of.get(connection, ())):
+            self._give_up(held)
+
     def release_all(self) -> None:
         """The server stops: every consumer is told to ask again."""
         for connection in list(self._held_of):
-            for held in list(self._held_of[connection]):
-                self._give_up(held)
+            self.release(connection)
 
 
 def _discard(table: dict[_Key, set[_Held]], key: _Key, held: _Held) -> None:

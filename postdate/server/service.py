@@ -67,7 +67,7 @@ class Service:
         self.pulls = Pulls(broker, offsets, members, birth)
         self.pulse = Pulse(broker, clock, self.pulls.wake)
         self._producers = Producers(broker, clock, self.pulse, birth, store_host)
-        self.consumers = Consumers(broker, clock, self.pulse, birth, members, offsets, store_host)
+        self.consumers = Consumers(broker, clock, self.pulse, self.pulls, birth, members, offsets, store_host)
         self.admin = Admin(broker, clock, offsets)
         self._handlers = self._table()
 

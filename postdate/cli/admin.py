@@ -1,0 +1,125 @@
+"""What `pending`, `topic` and `group` ask a broker, as values: one function per request of the protocol.
+
+All take the route address and raise PostdateError where no broker is reached or it refuses.
+"""
+
+from typing import Any, NamedTuple
+
+import orjson
+
+from postdate.cli.ask import ask
+from postdate.client import BrokerError
+from postdate.wire import bodies, codes
+
+
+class Topic(NamedTuple):
+    """How many queues a topic has, and what may be done with them."""
+
+    name: str
+    read_queue_count: int
+    write_queue_count: int
+    perm: int
+
+
+class QueueRange(NamedTuple):
+    """The offsets of a queue: the first that is there, and the one that the next message gets."""
+
+    queue_id: int
+    min_offset: int
+    max_offset: int
+
+
+class Progress(NamedTuple):
+    """How far a group has read a queue."""
+
+    topic: str
+    queue_id: int
+    committed: int
+    max_offset: int
+
+    @property
+    def lag(self) -> int:
+        return self.max_offset - self.committed
+
+
+# -- what waits -------------------------------------------------------------------------------------------------
+
+
+def pending(address: str | None, topic: str = "", unit: str = "minute", limit: int = 100) -> dict[str, Any]:
+    """{"total", "near", "far", "topics": [...], "unit", "times": [...], "truncated"}"""
+    fields = {"topic": topic, "unit": unit, "limit": limit}
+    return bodies.load(ask(address, codes.GET_PENDING, fields).body, "what waits")
+
+
+# -- topics -----------------------------------------------------------------------------------------------------
+
+
+def topic_names(address: str | None) -> list[str]:
+    body = ask(address, codes.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body
+    return sorted(bodies.load(body, "a list of topics").get("topicList") or ())
+
+
+def topic(address: str | None, name: str) -> Topic:
+    """Raises TopicNotFound, also for one that only has the route that it would have, as TBW102."""
+    queue_ranges(address, name)
+    route = bodies.decode_route(ask(address, codes.GET_ROUTEINFO_BY_TOPIC, {"topic": name}).body)
+    _, read_queue_count, write_queue_count, perm = route.queues[0]
+    return Topic(name, read_queue_count, write_queue_count, perm)
+
+
+def queue_ranges(address: str | None, name: str) -> list[QueueRange]:
+    """Raises TopicNotFound."""
+    body = ask(address, codes.GET_TOPIC_STATS_INFO, {"topic": name}).body
+    table = bodies.decode_by_queue(body, "offsetTable")
+    return sorted(QueueRange(queue.queue_id, row["minOffset"], row["maxOffset"]) for queue, row in table.items())
+
+
+def put_topic(address: str | None, wanted: Topic) -> None:
+    """Creates a topic or changes it."""
+    fields = {
+        "topic": wanted.name, "defaultTopic": "TBW102", "readQueueNums": wanted.read_queue_count,
+        "writeQueueNums": wanted.write_queue_count, "perm": wanted.perm, "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": 0, "order": "false",
+    }  # fmt: skip
+    ask(address, codes.UPDATE_AND_CREATE_TOPIC, fields)
+
+
+def delete_topic(address: str | None, name: str) -> int:
+    """Returns how many waiting messages were cancelled with it."""
+    return int(ask(address, codes.DELETE_TOPIC_IN_BROKER, {"topic": name}).fields.get("cancelled") or 0)
+
+
+# -- groups -----------------------------------------------------------------------------------------------------
+
+
+def group_names(address: str | None) -> list[str]:
+    body = ask(address, codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body
+    return sorted(bodies.load(body, "a list of groups").get("subscriptionGroupTable") or ())
+
+
+def put_group(address: str | None, name: str) -> None:
+    ask(address, codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=orjson.dumps({"groupName": name}))
+
+
+def delete_group(address: str | None, name: str) -> None:
+    ask(address, codes.DELETE_SUBSCRIPTIONGROUP, {"groupName": name})
+
+
+def members(address: str | None, group: str) -> list[str]:
+    """The ids of the clients that read for a group at this moment."""
+    try:
+        answer = ask(address, codes.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group})
+    except BrokerError as error:
+        if error.code != codes.SYSTEM_ERROR:
+            raise
+        return []  # RocketMQ's way to say that nobody is there
+    return sorted(bodies.decode_consumer_ids(answer.body))
+
+
+def progress(address: str | None, group: str) -> list[Progress]:
+    body = ask(address, codes.GET_CONSUME_STATS, {"consumerGroup": group}).body
+    table = bodies.decode_by_queue(body, "offsetTable")
+    return sorted(
+        Progress(queue.topic, queue.queue_id, row["consumerOffset"], row["brokerOffset"])
+        for queue, row in table.items()
+    )

@@ -1,0 +1,51 @@
+"""`postdate cancel`: the truth about a cancel, as a sentence and an exit code."""
+
+import argparse
+
+from postdate.cli.command import NEGATIVE, OK, add_broker, print_json
+from postdate.cli.values import instant
+from postdate.client import connect
+from postdate.errors import UsageError
+from postdate.message import Cancelled
+
+HELP = """\
+Cancels a message that waits, by the handle that `postdate send` printed, or by topic, key and due time.
+
+examples:
+  postdate cancel djEgb3JkZXJzIHBvc3RkYXRlIDE3OTg3OTA0MDAwMDAgN0YwMDAwMDE=
+  postdate cancel --topic orders --key order-17 --due 2027-01-01T08:00:00+01:00
+  postdate cancel --topic orders --key order-17 --due 1798790400000
+
+The answer is one of: cancelled (it will never be delivered), delivered (the cancel came too late), unknown (no such
+message was found; should one still come up, it is cancelled).
+
+exit codes: 0 cancelled, 1 delivered or unknown, or there is no such topic, 2 wrong usage, 3 no broker was reached or it
+refused, 130 interrupted
+"""
+
+_SENTENCES = {
+    Cancelled.CANCELLED: "cancelled: the message will never be delivered",
+    Cancelled.DELIVERED: "delivered: the message was out before the cancel came",
+    Cancelled.UNKNOWN: "unknown: no such message was found; should one still come up, it is cancelled",
+}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("handle", metavar="HANDLE", nargs="?", help="the handle that send printed")
+    parser.add_argument("--topic", metavar="T", help="the topic, where there is no handle")
+    parser.add_argument("--key", metavar="K", help="the first key, or the unique key, of the message")
+    parser.add_argument("--due", metavar="TIME", type=instant, help="when it is due: ISO 8601 or epoch milliseconds")
+    add_broker(parser, _cancel)
+
+
+def _cancel(arguments: argparse.Namespace) -> int:
+    by_key = [arguments.topic, arguments.key, arguments.due]
+    if (None in by_key) if arguments.handle is None else (by_key != [None] * 3):
+        raise UsageError("give either a handle, or all of --topic, --key and --due")
+    with connect(arguments.addr) as client:
+        answer = client.cancel_key(*by_key) if arguments.handle is None else client.cancel(arguments.handle)
+    if arguments.json:
+        print_json({"outcome": answer.value})
+    else:
+        print(_SENTENCES[answer])
+    return OK if answer is Cancelled.CANCELLED else NEGATIVE

@@ -1,0 +1,75 @@
+"""What commands share: exit codes, flags, verbs below a command, and the question before something is lost."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from postdate.errors import UsageError
+
+OK, NEGATIVE, USAGE, REFUSED = 0, 1, 2, 3
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+Run = Callable[[argparse.Namespace], int]
+
+
+def describe(parser: argparse.ArgumentParser, text: str) -> None:
+    """Gives a parser its help: a description, then examples and exit codes as they are."""
+    parser.description, _, parser.epilog = text.partition("\n\n")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+
+
+def runs(parser: argparse.ArgumentParser, run: Run, failed: int = REFUSED) -> None:
+    """Sets what a command does, and its exit code when somebody else's fault keeps it from being done."""
+    parser.set_defaults(run=run, failed=failed)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_broker(parser: argparse.ArgumentParser, run: Run) -> None:
+    """The flags of a command that talks to a broker."""
+    parser.add_argument(
+        "--addr", metavar="HOST:PORT", help="route address of the broker (default: POSTDATE_ADDR, else 127.0.0.1:9876)"
+    )
+    add_json(parser)
+    runs(parser, run)
+
+
+class Verbs:
+    """The verbs of a command such as `topic`. Their help ends as the command's does."""
+
+    def __init__(self, parser: argparse.ArgumentParser, noun: str, text: str) -> None:
+        self._verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+        self._noun = noun
+        self._epilog = text.partition("\n\n")[2]
+
+    def add(self, name: str, run: Run, summary: str, *, named: bool = True) -> argparse.ArgumentParser:
+        verb = self._verbs.add_parser(name, help=summary, allow_abbrev=False)
+        describe(verb, f"{summary[0].upper()}{summary[1:]}.\n\n{self._epilog}")
+        if named:
+            verb.add_argument("name", metavar="NAME", help=f"the {self._noun}")
+        add_broker(verb, run)
+        return verb
+
+    def add_delete(self, run: Run, summary: str) -> None:
+        self.add("delete", run, summary).add_argument("--yes", action="store_true", help="do not ask")
+
+
+def is_meant(question: str) -> bool:
+    """Asks on the terminal whether a deletion is meant. Raises UsageError where nobody can answer."""
+    if not sys.stdin.isatty():
+        raise UsageError("what is deleted does not come back: give --yes if you mean it")
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
+def say_no(sentence: str) -> int:
+    """Tells why nothing was done; returns the exit code for that."""
+    print(f"postdate: {sentence}", file=sys.stderr)
+    return NEGATIVE
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False))

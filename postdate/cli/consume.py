@@ -1,0 +1,130 @@
+"""`postdate consume`: messages as they come, one line each."""
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import sys
+from typing import Any
+
+from postdate.cli.command import NEGATIVE, OK, add_broker, print_json
+from postdate.cli.show import body as show_body
+from postdate.cli.show import moment, span
+from postdate.cli.values import positive
+from postdate.cli.values import span as span_ms
+from postdate.client import connect_async
+from postdate.client.backlog import Delivery
+from postdate.client.received import Received
+from postdate.client.spans import instant_ms
+from postdate.client.wanted import Wanted
+from postdate.errors import ProtocolError
+from postdate.message import DELAY_PROPERTIES
+
+HELP = """\
+Prints the messages of a topic as a member of a consumer group. A message is acknowledged when it is printed.
+
+examples:
+  postdate consume orders --group billing                            until Ctrl-C
+  postdate consume orders --group billing --tag "paid || refunded"
+  postdate consume orders --group new --from last                    a new group begins behind what is there
+  postdate consume orders --group billing --count 10 --timeout 30s   ten, or until none has come for 30 s
+  postdate consume orders --group billing --json | jq -r .body
+
+A line has the time when the message became visible, its place, how late it was, and its body. A message that was sent
+with a delay does not say when it was due, so for it the time since it was sent is shown.
+
+exit codes: 0 got what was asked for, 1 the timeout came before --count messages, or before any, 2 wrong usage, 3 no
+broker was reached or it refused, 130 interrupted
+"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("topic", metavar="TOPIC", help="what to read")
+    parser.add_argument("--group", metavar="G", required=True, help="the consumer group to read as")
+    parser.add_argument("--tag", metavar="T", default="*", help='only these tags, such as "paid || refunded"')
+    parser.add_argument(
+        "--from", dest="start", choices=("first", "last"), default="first", help="where a new group begins"
+    )
+    parser.add_argument("--count", metavar="N", type=positive, help="end after so many messages")
+    parser.add_argument("--timeout", metavar="SPAN", type=span_ms, help="end when none has come for so long")
+    add_broker(parser, _consume)
+
+
+def _consume(arguments: argparse.Namespace) -> int:
+    printed = asyncio.run(_receive(arguments))
+    return OK if printed >= (arguments.count or 1) else NEGATIVE
+
+
+async def _receive(arguments: argparse.Namespace) -> int:
+    """Prints until there are enough, or none has come for too long; returns how many it were."""
+    wanted = Wanted(arguments.topic, arguments.group, arguments.tag, arguments.start)
+    wanted.check()
+    timeout = None if arguments.timeout is None else arguments.timeout / 1_000
+    printed, done = 0, None
+    async with connect_async(arguments.addr) as client:
+        consumer = await client.join(wanted)
+        if sys.stderr.isatty():
+            print(f"waiting for messages of {wanted.topic} as group {wanted.group}; Ctrl-C ends", file=sys.stderr)
+        with contextlib.suppress(TimeoutError):
+            while True:
+                async with asyncio.timeout(timeout):
+                    done = await consumer.next(done)
+                if done is None:
+                    break
+                _print(done, json=arguments.json)
+                printed += 1
+                if printed == arguments.count:
+                    consumer.stop()  # the next step acknowledges this one and brings no other
+    return printed
+
+
+def _print(delivery: Delivery, *, json: bool) -> None:
+    message = Received(delivery)
+    if json:
+        print_json(_as_json(message, _body(delivery, message)))
+    else:
+        print(_line(message, _body(delivery, message)))
+    sys.stdout.flush()  # it is acknowledged next, so it must be out
+
+
+def _body(delivery: Delivery, message: Received) -> bytes:
+    """The body; as it came where it is compressed in a way that we cannot read, for one message must not stop all."""
+    try:
+        return message.body
+    except ProtocolError as error:
+        print(f"postdate: {message.id}: {error}", file=sys.stderr)
+        return delivery.record.body
+
+
+def _line(message: Received, content: bytes) -> str:
+    parts = [
+        moment(instant_ms(message.stored_at)),
+        f"{message.topic}/{message.queue_id}",
+        f"offset {message.queue_offset}",
+    ]
+    named = {"key": message.key, "tag": message.tag, "attempt": message.attempt if message.attempt > 1 else None}
+    parts += [f"{name} {value}" for name, value in named.items() if value is not None]
+    return "  ".join([*parts, *_lateness(message), show_body(content, whole=True)])
+
+
+def _lateness(message: Received) -> list[str]:
+    stored_at_ms = instant_ms(message.stored_at)
+    if message.due_at is not None:
+        return [f"{span(stored_at_ms - instant_ms(message.due_at))} after due"]
+    if DELAY_PROPERTIES.isdisjoint(message.properties):
+        return []
+    # Two clocks, the producer's and the broker's: the difference may be a little below the delay.
+    return [f"{span(max(0, stored_at_ms - instant_ms(message.born_at)))} after sending"]
+
+
+def _as_json(message: Received, content: bytes) -> dict[str, Any]:
+    shown = {
+        "topic": message.topic, "queue_id": message.queue_id, "queue_offset": message.queue_offset, "id": message.id,
+        "offset_id": message.offset_id, "key": message.key, "tag": message.tag, "attempt": message.attempt,
+        "born_at_ms": instant_ms(message.born_at), "stored_at_ms": instant_ms(message.stored_at),
+        "due_at_ms": None if message.due_at is None else instant_ms(message.due_at), "properties": message.properties,
+    }  # fmt: skip
+    try:
+        return shown | {"body": content.decode()}
+    except UnicodeDecodeError:
+        return shown | {"body_base64": base64.b64encode(content).decode()}

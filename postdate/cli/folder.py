@@ -1,0 +1,27 @@
+"""The data folder that `check` and `log` read."""
+
+import argparse
+from pathlib import Path
+
+from postdate.cli.command import USAGE, Run, add_json, runs
+from postdate.errors import ForeignFolder
+from postdate.log.disk import RealDisk
+from postdate.log.folder import FORMAT_FILE
+
+
+def add_folder(parser: argparse.ArgumentParser, run: Run) -> None:
+    """The flags of a command that works on a data folder."""
+    parser.add_argument("folder", metavar="DIR", type=Path, help="the data folder")
+    add_json(parser)
+    runs(parser, run, failed=USAGE)
+
+
+def opened(arguments: argparse.Namespace) -> RealDisk:
+    """The data folder; opening one that is not there must not make it. Raises ForeignFolder."""
+    folder: Path = arguments.folder
+    if not folder.is_dir():
+        raise ForeignFolder(f"{folder} is not a folder")
+    disk = RealDisk(folder)
+    if disk.size(FORMAT_FILE) < 0:
+        raise ForeignFolder(f"there is no file {FORMAT_FILE} in {folder}: it is not a Postdate folder")
+    return disk

@@ -1,0 +1,61 @@
+"""`postdate pending`: what waits, by topic and by time."""
+
+import argparse
+from typing import Any
+
+from postdate.cli import admin
+from postdate.cli.command import OK, add_broker, print_json
+from postdate.cli.show import count, moment, table
+from postdate.cli.values import positive
+
+HELP = """\
+Shows how many messages wait, for which topics, and when they are due (in UTC).
+
+examples:
+  postdate pending                                   all topics, by minute of due time
+  postdate pending --topic orders --by day           one topic, by day
+  postdate pending --limit 1000 --json               more rows, for a program
+
+Near messages are due within the lead (60 s unless set otherwise) and lie in memory; far ones lie on disk.
+
+exit codes: 0 shown, 1 there is no such topic, 2 wrong usage, 3 no broker was reached or it refused, 130 interrupted
+"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--topic", metavar="T", default="", help="only this topic")
+    parser.add_argument("--by", choices=("minute", "hour", "day"), default="minute", help="rows by (default: minute)")
+    parser.add_argument("--limit", metavar="N", type=positive, default=20, help="at most so many rows (default: 20)")
+    add_broker(parser, _pending)
+
+
+def _pending(arguments: argparse.Namespace) -> int:
+    found = admin.pending(arguments.addr, arguments.topic, arguments.by, arguments.limit)
+    if arguments.json:
+        print_json(found)
+    elif not found["total"]:
+        print(f"nothing waits for {arguments.topic}" if arguments.topic else "nothing waits")
+    else:
+        _print_pending(found, arguments.by)
+    return OK
+
+
+def _print_pending(found: dict[str, Any], unit: str) -> None:
+    print(f"{count(found['total'], 'message')} {'waits' if found['total'] == 1 else 'wait'}")
+    rows = [[each["topic"], each["near"], each["far"]] for each in found["topics"]]
+    _print_table(["topic", "near", "far"], rows)
+    times = [[_time(each["from_ms"], unit), each["topic"], each["count"]] for each in found["times"]]
+    _print_table([f"due in the {unit}", "topic", "messages"], times)
+    if found["truncated"]:
+        print("... and more: see --limit and --by")
+
+
+def _print_table(heads: list[str], rows: list[list[str | int]]) -> None:
+    if rows:
+        print("", *table(heads, rows), sep="\n")
+
+
+def _time(from_ms: int, unit: str) -> str:
+    """The moment as far as the unit needs it: 2027-01-01T07:00Z, 2027-01-01T07Z, 2027-01-01."""
+    text = moment(from_ms)
+    return {"minute": f"{text[:16]}Z", "hour": f"{text[:13]}Z", "day": text[:10]}[unit] if text.endswith("Z") else text

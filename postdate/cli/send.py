@@ -1,0 +1,209 @@
+"""`postdate send`: one message, the same one many times, or a message for each line of stdin."""
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from postdate.cli.command import OK, add_broker, print_json
+from postdate.cli.show import count, rough
+from postdate.cli.show import instant as show_instant
+from postdate.cli.values import instant as instant_ms
+from postdate.cli.values import named_value, positive, span
+from postdate.client import Outgoing, Receipt, connect
+from postdate.client.spans import instant
+from postdate.clock import SystemClock
+from postdate.errors import PostdateError, UsageError
+
+HELP = """\
+Sends a message that is delivered at once, after a delay or at a time, and prints how to cancel it.
+
+examples:
+  postdate send orders "hello"                                       at once
+  postdate send orders "hello" --delay 30m                           also 500ms, 10s, 2h, 7d, 1h30m
+  postdate send orders "hello" --at 2027-01-01T08:00:00+01:00        without a zone it is local time
+  postdate send orders "hello" --level 3                             RocketMQ's delay level: 10 s
+  postdate send orders --file order.json --key order-17 --tag paid
+  postdate send orders - < order.json                                the body is stdin
+  seq 1000 | postdate send orders --lines --delay 1h --json          a message for each line that is not empty
+
+exit codes: 0 sent, 1 there is no such topic and the broker makes none by itself, 2 wrong usage or the file cannot be
+read, 3 no broker was reached or it refused, 130 interrupted
+"""
+
+_STDIN = "-"
+_BATCH_MESSAGES = 1_000
+_READ_BYTES = 1 << 16
+_LINE_BYTES_MAX = 64 << 20  # no broker takes a longer body, so it is not gathered in memory either
+_PROGRESS_INTERVAL_NS = 100_000_000
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("topic", metavar="TOPIC", help="where to")
+    parser.add_argument("body", metavar="BODY", nargs="?", help="the body as text, or - for stdin")
+    parser.add_argument("--file", metavar="F", help="the body is what this file holds; - is stdin")
+    parser.add_argument("--lines", action="store_true", help="each line of stdin is a message")
+    when = parser.add_mutually_exclusive_group()
+    when.add_argument("--delay", metavar="SPAN", type=span, help="deliver it so much later")
+    when.add_argument("--at", metavar="TIME", type=instant_ms, help="deliver it then: ISO 8601 or epoch milliseconds")
+    when.add_argument("--level", metavar="N", type=positive, help="deliver it after RocketMQ's delay level N")
+    parser.add_argument("--key", metavar="K", help="a key to find or cancel it by")
+    parser.add_argument("--tag", metavar="T", help="a tag that consumers may filter by")
+    parser.add_argument(
+        "--property", metavar="NAME=VALUE", type=named_value, action="append", default=[], help="may be repeated"
+    )
+    parser.add_argument("--count", metavar="N", type=positive, default=1, help="send it so many times")
+    add_broker(parser, _send)
+
+
+def _send(arguments: argparse.Namespace) -> int:
+    if (arguments.body is not None) + (arguments.file is not None) + arguments.lines != 1:
+        raise UsageError("give the body in one way: BODY, --file or --lines")
+    if arguments.lines:
+        return _send_many(arguments, _line_batches())
+    body = _body(arguments)
+    if arguments.count > 1:
+        return _send_many(arguments, _copies(body, arguments.count))
+    with connect(arguments.addr) as client:
+        receipt = client.send(arguments.topic, body, **_wishes(arguments))
+    if arguments.json:
+        _print_json([receipt])
+    else:
+        _print_receipt(receipt)
+    return OK
+
+
+def _wishes(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the flags say about a message besides its body, as the client takes it."""
+    return {
+        "delay": None if arguments.delay is None else timedelta(milliseconds=arguments.delay),
+        "at": None if arguments.at is None else instant(arguments.at),
+        "level": arguments.level,
+        "key": arguments.key,
+        "tag": arguments.tag,
+        "properties": dict(arguments.property),
+    }
+
+
+# -- bodies -----------------------------------------------------------------------------------------------------
+
+
+def _body(arguments: argparse.Namespace) -> bytes:
+    if _STDIN in (arguments.body, arguments.file):
+        return sys.stdin.buffer.read()
+    if arguments.file is not None:
+        return _content(Path(arguments.file))
+    return str(arguments.body).encode("utf-8", "surrogateescape")  # as the shell passed it, even if it is no text
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _copies(body: bytes, number: int) -> Iterator[list[bytes]]:
+    for start in range(0, number, _BATCH_MESSAGES):
+        yield [body] * min(_BATCH_MESSAGES, number - start)
+
+
+def _line_batches() -> Iterator[list[bytes]]:
+    """The lines of stdin that are not empty, as many as there are at a time: a slow writer's are not held back."""
+    rest, stdin = b"", sys.stdin.fileno()
+    while chunk := os.read(stdin, _READ_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield _full(lines)
+        if len(rest) > _LINE_BYTES_MAX:
+            raise UsageError(f"a line has more than {_LINE_BYTES_MAX} bytes")
+    yield _full([rest])
+
+
+def _full(lines: list[bytes]) -> list[bytes]:
+    return [body for line in lines if (body := line.rstrip(b"\r"))]
+
+
+# -- many -------------------------------------------------------------------------------------------------------
+
+
+def _send_many(arguments: argparse.Namespace, batches: Iterator[list[bytes]]) -> int:
+    tally, wishes = _Tally(), _wishes(arguments)
+    with connect(arguments.addr) as client:
+        for bodies in batches:
+            try:
+                receipts = client.send_batch(arguments.topic, [Outgoing(body, **wishes) for body in bodies])
+            except PostdateError as error:
+                tally.end()
+                if not tally.sent:
+                    raise
+                raise PostdateError(f"{error}; at least {count(tally.sent, 'message')} had been sent before") from error
+            tally.add(receipts)
+            if arguments.json:
+                _print_json(receipts)
+    tally.end()
+    if not arguments.json:
+        tally.print(arguments.topic)
+    return OK
+
+
+class _Tally:
+    """What was sent so far, and a line about it on a terminal."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self._dues: list[int] = []  # the first and the last
+        self._clock = SystemClock()
+        self._shown_at_ns = self._clock.elapsed_ns()
+        self._is_shown = False
+
+    def add(self, receipts: list[Receipt]) -> None:
+        self.sent += len(receipts)
+        dues = self._dues + [receipt.due_at_ms for receipt in receipts if receipt.due_at_ms is not None]
+        self._dues = [min(dues), max(dues)] if dues else []
+        if sys.stderr.isatty() and self._clock.elapsed_ns() - self._shown_at_ns > _PROGRESS_INTERVAL_NS:
+            self._shown_at_ns, self._is_shown = self._clock.elapsed_ns(), True
+            print(f"\r{self.sent:,} sent", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Wipes the line: what comes next says it all."""
+        if self._is_shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def print(self, topic: str) -> None:
+        print(f"sent {count(self.sent, 'message')} to {topic}")
+        if self._dues:
+            first, last = self._dues
+            print(
+                f"due {show_instant(first)}" if first == last else f"due {show_instant(first)} to {show_instant(last)}"
+            )
+            print("--json prints their handles, to cancel them with")
+
+
+# -- receipts ---------------------------------------------------------------------------------------------------
+
+
+def _print_json(receipts: list[Receipt]) -> None:
+    for receipt in receipts:
+        print_json(dataclasses.asdict(receipt))
+    sys.stdout.flush()
+
+
+def _print_receipt(receipt: Receipt) -> None:
+    print(f"sent {receipt.id} to {receipt.topic}, queue {receipt.queue_id}{_place(receipt)}")
+    if receipt.due_at_ms is not None:
+        print(f"due {show_instant(receipt.due_at_ms)}, {_left(receipt.due_at_ms)}")
+    if receipt.handle is not None:
+        print(f"cancel it with: postdate cancel {receipt.handle}")
+
+
+def _place(receipt: Receipt) -> str:
+    return "" if receipt.queue_offset is None else f", offset {receipt.queue_offset}"
+
+
+def _left(due_at_ms: int) -> str:
+    left_ms = due_at_ms - SystemClock().now_ms()
+    return f"in {rough(left_ms)}" if left_ms > 0 else "which has come"

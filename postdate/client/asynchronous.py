@@ -1,0 +1,238 @@
+"""The asyncio client."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from datetime import datetime
+from functools import partial
+from types import TracebackType
+
+from postdate.client.backlog import Delivery
+from postdate.client.connection import Connections, parse_addresses
+from postdate.client.consumer import Consumer
+from postdate.client.outgoing import Outgoing, Receipt
+from postdate.client.producer import Producer
+from postdate.client.received import AsyncReceivedMessage
+from postdate.client.routes import Routes
+from postdate.client.spans import Delay, instant_ms
+from postdate.client.wanted import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted
+from postdate.errors import UsageError
+from postdate.message import Cancelled
+
+ADDRESS_VARIABLE = "POSTDATE_ADDR"
+ADDRESS_DEFAULT = "127.0.0.1:9876"
+TIMEOUT_SECONDS_DEFAULT = 3.0  # RocketMQ's
+ATTEMPTS_MAX_DEFAULT = 16
+
+AsyncHandler = Callable[[AsyncReceivedMessage], Awaitable[None]]
+
+
+class AsyncClient:
+    """Talks to a broker from one event loop. Made by `postdate.connect_async`; close it, or use `async with`.
+
+    Connections are made when they are first needed, and made anew when they are lost. Whatever asks a broker takes at
+    most about `timeout` seconds and may raise TimedOut, Unreachable (Disconnected if the connection was lost while it
+    waited) and, with the broker's own sentence, FlowControl, Unavailable, NoPermission, TopicNotFound, IllegalMessage
+    or BrokerError. Catch `PostdateError` to catch all of them.
+    """
+
+    def __init__(self, address: str | None = None, *, timeout: float = TIMEOUT_SECONDS_DEFAULT) -> None:
+        if not timeout > 0:
+            raise UsageError(f"timeout is {timeout}, expected seconds above 0")
+        if address is None:
+            address = os.environ.get(ADDRESS_VARIABLE) or ADDRESS_DEFAULT
+        self._timeout = timeout
+        self._connections = Connections()
+        self._routes = Routes(self._connections, parse_addresses(address))
+        self._producer = Producer(self._connections, self._routes, timeout)
+        self._consumers: set[Consumer] = set()
+        self._is_closed = False
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Leaves all groups, committing what is acknowledged, and drops the connections; takes at most about a second.
+
+        May be repeated. Loops over `consume` and calls of `listen` end.
+        """
+        self._is_closed = True
+        await asyncio.gather(*[consumer.leave() for consumer in self._consumers])
+        await self._connections.close()
+
+    # -- sending
+
+    async def send(
+        self,
+        topic: str,
+        body: bytes | str,
+        *,
+        delay: Delay | None = None,
+        at: datetime | None = None,
+        level: int | None = None,
+        key: str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        queue: int | None = None,
+    ) -> Receipt:
+        """Sends one message; when this returns, the broker has stored it.
+
+        At most one of these says when it may be received, by the broker's clock; without any, at once:
+        `delay`, "30m", "1h30m", "500ms", a number of seconds or a timedelta; `at`, a datetime with a time zone;
+        `level`, a delay level of RocketMQ, from 1 on.
+
+        `key` is what to find the message by, `tag` what consumers may filter by, `properties` anything else. The
+        broker's queues take turns unless `queue` names one. A topic that does not exist is created, if the broker
+        allows it. Any number of sends may be under way at once, and share a connection.
+
+        A send that fails because the connection was lost, or with an answer that may pass, is repeated up to two times
+        within the timeout, with the same id. If the broker had stored it and only its answer was lost, the message
+        is there twice, and so it may be after TimedOut or Disconnected if the caller sends again.
+
+        Raises UsageError for arguments that contradict each other, and what the class tells.
+        """
+        message = Outgoing(body, delay=delay, at=at, level=level, key=key, tag=tag, properties=properties)
+        return await self._producer.send(topic, message, queue)
+
+    async def send_batch(self, topic: str, messages: Iterable[Outgoing]) -> list[Receipt]:
+        """Sends many messages, as many as fit in one request; returns their receipts in the same order.
+
+        Nothing is sent if one of them cannot be written. If a request fails, those before it have been stored, and
+        the timeout and the repeats of `send` count for each request.
+        """
+        return await self._producer.send_batch(topic, list(messages))
+
+    async def cancel(self, receipt: Receipt | str) -> Cancelled:
+        """Cancels a delayed message by its receipt, or by the text of its receipt; tells what has become of it.
+
+        CANCELLED: it waited, and no consumer will see it. DELIVERED: it was visible already. UNKNOWN: the broker found
+        no such message. RocketMQ itself does not tell, so that its success is UNKNOWN too, and so is a message whose
+        broker gave no handle. Not repeated by itself: after TimedOut or Disconnected, ask again.
+
+        Raises UsageError for a text that is no handle, Refused where the broker does not accept the handle.
+        """
+        return await self._producer.cancel(receipt)
+
+    async def cancel_key(self, topic: str, key: str, due: datetime | int) -> Cancelled:
+        """Cancels by the first of the message's keys and the instant it is due (a datetime or epoch milliseconds).
+
+        Only Postdate knows this; another broker refuses it.
+        """
+        due_at_ms = due if isinstance(due, int) else instant_ms(due)
+        return await self._producer.cancel_key(topic, key, due_at_ms)
+
+    # -- receiving
+
+    def consume(
+        self,
+        topic: str,
+        group: str,
+        *,
+        tag: str = "*",
+        from_: From = "first",
+        batch: int = BATCH_DEFAULT,
+        prefetch: int = PREFETCH_DEFAULT,
+    ) -> AsyncGenerator[AsyncReceivedMessage, None]:
+        """Receives as a member of a group: `async for message in client.consume("orders", "billing")`.
+
+        The queues of the topic are shared out among the members of the group, Java ones included, so each message
+        goes to one of them. Asking for the next message acknowledges the current one. Leaving the loop, by break or
+        by an exception, leaves the current one unacknowledged and commits the others at once; it comes again, and so
+        may others after a crash: delivery is at least once.
+
+        `tag` filters: "*" for all, or "paid || refunded". A group that is new begins at the first message there is,
+        or behind the last one with `from_="last"`. Pulls ask for `batch` messages; at most `prefetch` wait here. A
+        topic that does not exist is waited for.
+
+        The first step raises what the class tells; later, lost connections are made anew without a word but the log's.
+        """
+        wanted = Wanted(topic, group, tag, from_, batch, prefetch)
+        wanted.check()
+        return self._received(wanted)
+
+    async def _received(self, wanted: Wanted) -> AsyncGenerator[AsyncReceivedMessage, None]:
+        consumer = await self.join(wanted)
+        delivery: Delivery | None = None
+        try:
+            while (delivery := await consumer.next(delivery)) is not None:
+                yield _message(consumer, delivery)
+        finally:
+            await self.leave(consumer)
+
+    async def listen(
+        self,
+        topic: str,
+        group: str,
+        handler: AsyncHandler,
+        *,
+        tag: str = "*",
+        tasks: int = 1,
+        max_attempts: int = ATTEMPTS_MAX_DEFAULT,
+    ) -> None:
+        """Awaits `handler(message)` for every message, until `close` or until it is cancelled.
+
+        A handler that returns acknowledges its message. One that raises sends it back: it comes again after the
+        broker's growing delays (10 s, 30 s, 1 m, ...), and after `max_attempts` in all it becomes a dead letter, in the
+        topic %DLQ%group. With more `tasks`, messages of several queues are handled at once, those of one queue always
+        in order. Otherwise as `consume`.
+        """
+        if tasks < 1:
+            raise UsageError(f"tasks is {tasks}, expected 1 or more")
+        wanted = Wanted(topic, group, tag, attempts_max=max_attempts)
+        wanted.check()
+        consumer = await self.join(wanted)
+        try:
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(tasks):
+                    workers.create_task(_handle_all(consumer, handler))
+        finally:
+            await self.leave(consumer)
+
+    # -- what the blocking client shares
+
+    async def join(self, wanted: Wanted) -> Consumer:
+        """A member of the group, until `leave` or `close`."""
+        if self._is_closed:
+            raise UsageError("the client is closed")
+        consumer = Consumer(wanted, self._routes, self._producer, self._timeout)
+        self._consumers.add(consumer)
+        try:
+            await consumer.join()
+        except BaseException:
+            self._consumers.discard(consumer)
+            raise
+        return consumer
+
+    async def leave(self, consumer: Consumer) -> None:
+        try:
+            await consumer.leave()
+        finally:  # and not before: `close` waits for those that are leaving
+            self._consumers.discard(consumer)
+
+
+async def _handle_all(consumer: Consumer, handler: AsyncHandler) -> None:
+    done: Delivery | None = None
+    while (delivery := await consumer.next(done)) is not None:
+        try:
+            await handler(_message(consumer, delivery))
+            done = delivery
+        except Exception as error:
+            await consumer.give_back(delivery, error)
+            done = None
+
+
+def _message(consumer: Consumer, delivery: Delivery) -> AsyncReceivedMessage:
+    return AsyncReceivedMessage(delivery, partial(consumer.retry, delivery))
+
+
+def connect_async(address: str | None = None, *, timeout: float = TIMEOUT_SECONDS_DEFAULT) -> AsyncClient:
+    """An asyncio client of the broker whose route address this is; "a:9876;b:9876" names several.
+
+    Without an address, of POSTDATE_ADDR, else of 127.0.0.1:9876. Nothing is connected before it is needed.
+    """
+    return AsyncClient(address, timeout=timeout)

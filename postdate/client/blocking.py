@@ -1,0 +1,322 @@
+"""The blocking client: the asyncio client on an event loop of its own, in a thread."""
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
+from contextlib import suppress
+from datetime import datetime
+from types import TracebackType
+from typing import Any, TypeVar
+
+from postdate.client.asynchronous import ATTEMPTS_MAX_DEFAULT, TIMEOUT_SECONDS_DEFAULT, AsyncClient
+from postdate.client.backlog import Delivery
+from postdate.client.consumer import Consumer
+from postdate.client.outgoing import Outgoing, Receipt
+from postdate.client.received import ReceivedMessage
+from postdate.client.spans import Delay
+from postdate.client.wanted import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted
+from postdate.clock import SystemClock
+from postdate.errors import UsageError
+from postdate.message import Cancelled
+
+Result = TypeVar("Result")
+Handler = Callable[[ReceivedMessage], object]
+
+# How often a caller who waits looks whether the thread he waits for still lives.
+_LIFE_SIGN_SECONDS = 1.0
+# How long the thread may take to end. It is held up only by a name that is being looked up, and then ends later.
+_END_SECONDS = 1.0
+
+
+class _Closed(UsageError):
+    def __init__(self) -> None:
+        super().__init__("the client is closed")
+
+
+class _LoopThread:
+    """An event loop in a daemon thread, for any number of callers."""
+
+    def __init__(self) -> None:
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="postdate-client", daemon=True)
+        self._thread.start()
+        self._started.wait()
+
+    def _main(self) -> None:
+        asyncio.run(self._until_stopped())
+
+    async def _until_stopped(self) -> None:
+        """What still runs when this returns is cancelled by asyncio.run."""
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        self._started.set()
+        await self._stopping.wait()
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Runs a coroutine to its end; called from any thread but the loop's. An interrupt cancels it."""
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:  # the loop is closed
+            work.close()
+            raise _Closed from None
+        try:
+            while not future.done():
+                concurrent.futures.wait((future,), _LIFE_SIGN_SECONDS)
+                if not self._thread.is_alive():
+                    future.cancel()
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise _Closed from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        with suppress(RuntimeError):  # stopped already
+            self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(_END_SECONDS)
+
+
+class Client:
+    """Talks to a broker; any number of threads may share one. Made by `postdate.connect`; close it, or use `with`.
+
+    Connections are made when they are first needed, and made anew when they are lost. Whatever asks a broker takes at
+    most about `timeout` seconds and may raise TimedOut, Unreachable (Disconnected if the connection was lost while it
+    waited) and, with the broker's own sentence, FlowControl, Unavailable, NoPermission, TopicNotFound, IllegalMessage
+    or BrokerError. Catch `PostdateError` to catch all of them. Ctrl-C ends every call.
+    """
+
+    def __init__(self, address: str | None = None, *, timeout: float = TIMEOUT_SECONDS_DEFAULT) -> None:
+        self._client = AsyncClient(address, timeout=timeout)
+        self._timeout = timeout
+        self._loop = _LoopThread()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leaves all groups, committing what is acknowledged, and drops the connections; takes at most about a second.
+
+        May be repeated, and called from any thread. Loops over `consume` and calls of `listen` end when the message at
+        hand is done with; that message comes again.
+        """
+        with suppress(_Closed):
+            self._loop.run(self._client.close())
+        self._loop.stop()
+
+    # -- sending
+
+    def send(
+        self,
+        topic: str,
+        body: bytes | str,
+        *,
+        delay: Delay | None = None,
+        at: datetime | None = None,
+        level: int | None = None,
+        key: str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        queue: int | None = None,
+    ) -> Receipt:
+        """Sends one message; when this returns, the broker has stored it.
+
+        At most one of these says when it may be received, by the broker's clock; without any, at once:
+        `delay`, "30m", "1h30m", "500ms", a number of seconds or a timedelta; `at`, a datetime with a time zone;
+        `level`, a delay level of RocketMQ, from 1 on.
+
+        `key` is what to find the message by, `tag` what consumers may filter by, `properties` anything else. The
+        broker's queues take turns unless `queue` names one. A topic that does not exist is created, if the broker
+        allows it. Sends of several threads share a connection and do not wait for one another.
+
+        A send that fails because the connection was lost, or with an answer that may pass, is repeated up to two times
+        within the timeout, with the same id. If the broker had stored it and only its answer was lost, the message
+        is there twice, and so it may be after TimedOut or Disconnected if the caller sends again.
+
+        Raises UsageError for arguments that contradict each other, and what the class tells.
+        """
+        return self._loop.run(
+            self._client.send(
+                topic, body, delay=delay, at=at, level=level, key=key, tag=tag, properties=properties, queue=queue
+            )
+        )
+
+    def send_batch(self, topic: str, messages: Iterable[Outgoing]) -> list[Receipt]:
+        """Sends many messages, as many as fit in one request; returns their receipts in the same order.
+
+        Nothing is sent if one of them cannot be written. If a request fails, those before it have been stored, and
+        the timeout and the repeats of `send` count for each request.
+        """
+        return self._loop.run(self._client.send_batch(topic, list(messages)))
+
+    def cancel(self, receipt: Receipt | str) -> Cancelled:
+        """Cancels a delayed message by its receipt, or by the text of its receipt; tells what has become of it.
+
+        CANCELLED: it waited, and no consumer will see it. DELIVERED: it was visible already. UNKNOWN: the broker found
+        no such message. RocketMQ itself does not tell, so that its success is UNKNOWN too, and so is a message whose
+        broker gave no handle. Not repeated by itself: after TimedOut or Disconnected, ask again.
+
+        Raises UsageError for a text that is no handle, Refused where the broker does not accept the handle.
+        """
+        return self._loop.run(self._client.cancel(receipt))
+
+    def cancel_key(self, topic: str, key: str, due: datetime | int) -> Cancelled:
+        """Cancels by the first of the message's keys and the instant it is due (a datetime or epoch milliseconds).
+
+        Only Postdate knows this; another broker refuses it.
+        """
+        return self._loop.run(self._client.cancel_key(topic, key, due))
+
+    # -- receiving
+
+    def consume(
+        self,
+        topic: str,
+        group: str,
+        *,
+        tag: str = "*",
+        from_: From = "first",
+        batch: int = BATCH_DEFAULT,
+        prefetch: int = PREFETCH_DEFAULT,
+    ) -> Generator[ReceivedMessage, None, None]:
+        """Receives as a member of a group: `for message in client.consume("orders", group="billing")`.
+
+        The queues of the topic are shared out among the members of the group, Java ones included, so each message
+        goes to one of them. Asking for the next message acknowledges the current one; it waits until there is one.
+        Leaving the loop, by break or by an exception, leaves the current one unacknowledged and commits the others at
+        once; it comes again, and so may others after a crash: delivery is at least once.
+
+        `tag` filters: "*" for all, or "paid || refunded". A group that is new begins at the first message there is,
+        or behind the last one with `from_="last"`. Pulls ask for `batch` messages; at most `prefetch` wait here. A
+        topic that does not exist is waited for.
+
+        The first step raises what the class tells; later, lost connections are made anew without a word but the log's.
+        """
+        wanted = Wanted(topic, group, tag, from_, batch, prefetch)
+        wanted.check()
+        return self._received(wanted)
+
+    def _received(self, wanted: Wanted) -> Generator[ReceivedMessage, None, None]:
+        consumer = self._loop.run(self._client.join(wanted))
+        delivery: Delivery | None = None
+        try:
+            while (delivery := self._next(consumer, delivery)) is not None:
+                yield self._message(consumer, delivery)
+        finally:
+            self._leave(consumer)
+
+    def listen(
+        self,
+        topic: str,
+        group: str,
+        handler: Handler,
+        *,
+        tag: str = "*",
+        threads: int = 1,
+        max_attempts: int = ATTEMPTS_MAX_DEFAULT,
+    ) -> None:
+        """Calls `handler(message)` for every message, until `close` is called from another thread, or Ctrl-C.
+
+        A handler that returns acknowledges its message. One that raises sends it back: it comes again after the
+        broker's growing delays (10 s, 30 s, 1 m, ...), and after `max_attempts` in all it becomes a dead letter, in the
+        topic %DLQ%group. With one thread the handler runs in the caller's. With more, messages of several queues are
+        handled at once, those of one queue always in order; on Ctrl-C those at work have `timeout` seconds to end.
+        Otherwise as `consume`.
+        """
+        if threads < 1:
+            raise UsageError(f"threads is {threads}, expected 1 or more")
+        wanted = Wanted(topic, group, tag, attempts_max=max_attempts)
+        wanted.check()
+        consumer = self._loop.run(self._client.join(wanted))
+        try:
+            if threads == 1:
+                self._handle_all(consumer, handler)
+            else:
+                self._handle_in_threads(consumer, handler, threads)
+        finally:
+            self._leave(consumer)
+
+    def _handle_all(self, consumer: Consumer, handler: Handler) -> None:
+        done: Delivery | None = None
+        while (delivery := self._next(consumer, done)) is not None:
+            try:
+                handler(self._message(consumer, delivery))
+                done = delivery
+            except Exception as error:
+                self._give_back(consumer, delivery, error)
+                done = None
+
+    def _handle_in_threads(self, consumer: Consumer, handler: Handler, count: int) -> None:
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                self._handle_all(consumer, handler)
+            except BaseException as error:
+                failures.append(error)
+            finally:  # all end with the first
+                self._stop(consumer)
+
+        workers = [threading.Thread(target=work, name=f"postdate-listen-{n}", daemon=True) for n in range(count)]
+        for worker in workers:
+            worker.start()
+        try:
+            for worker in workers:
+                while worker.is_alive():
+                    worker.join(_LIFE_SIGN_SECONDS)
+        except BaseException:
+            self._stop(consumer)
+            _join_within(workers, self._timeout)
+            raise
+        if failures:
+            raise failures[0]
+
+    # -- the consumer lives on the loop; these reach it. When the client is closed, it has left already.
+
+    def _next(self, consumer: Consumer, done: Delivery | None) -> Delivery | None:
+        with suppress(_Closed):
+            return self._loop.run(consumer.next(done))
+        return None
+
+    def _give_back(self, consumer: Consumer, delivery: Delivery, error: Exception) -> None:
+        with suppress(_Closed):
+            self._loop.run(consumer.give_back(delivery, error))
+
+    def _stop(self, consumer: Consumer) -> None:
+        async def stop() -> None:
+            consumer.stop()
+
+        with suppress(_Closed):
+            self._loop.run(stop())
+
+    def _leave(self, consumer: Consumer) -> None:
+        with suppress(_Closed):
+            self._loop.run(self._client.leave(consumer))
+
+    def _message(self, consumer: Consumer, delivery: Delivery) -> ReceivedMessage:
+        def retry(delay: Delay | None) -> None:
+            self._loop.run(consumer.retry(delivery, delay))
+
+        return ReceivedMessage(delivery, retry)
+
+
+def _join_within(threads: Iterable[threading.Thread], seconds: float) -> None:
+    """Waits for all threads, that long in all."""
+    clock = SystemClock()
+    end_ns = clock.elapsed_ns() + int(seconds * 1e9)
+    for thread in threads:
+        thread.join(max(0, end_ns - clock.elapsed_ns()) / 1e9)
+
+
+def connect(address: str | None = None, *, timeout: float = TIMEOUT_SECONDS_DEFAULT) -> Client:
+    """A client of the broker whose route address this is; "a:9876;b:9876" names several.
+
+    Without an address, of POSTDATE_ADDR, else of 127.0.0.1:9876. Nothing is connected before it is needed.
+    """
+    return Client(address, timeout=timeout)

@@ -1,0 +1,255 @@
+"""Connections: requests out, answers back by their opaque, many in flight at once.
+
+One event loop owns a connection; nothing here is for several threads. A request ends in exactly one of three ways: its
+answer, TimedOut or Disconnected.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
+
+from postdate.client.faults import Disconnected, TimedOut, Unreachable
+from postdate.errors import PostdateError, ProtocolError, UsageError
+from postdate.message import PORT_MAX
+from postdate.wire import codes
+from postdate.wire.frame import NO_FIELDS, Command, Frames, decode, encode, reply
+
+# What a broker asks of its client; the answer, where one is wanted, is the connection's own.
+OnRequest = Callable[[Command], None]
+OnLost = Callable[[], None]
+Result = TypeVar("Result")
+
+# A shorter silence proves nothing: a request may have had only the rest of a caller's timeout.
+SILENCE_SECONDS_MIN = 1.0
+
+_OPAQUE_MAX = 2**31 - 1
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """Reads "host:port"; an IPv6 host stands in brackets. Raises UsageError."""
+    host, colon, port = text.strip().rpartition(":")
+    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) <= PORT_MAX):
+        raise UsageError(f"the address is {text[:64]!r}, expected host:port, such as 127.0.0.1:9876")
+    return Address(host.removeprefix("[").removesuffix("]"), int(port))
+
+
+def parse_addresses(text: str) -> tuple[Address, ...]:
+    """Reads "host:port;host:port", as RocketMQ writes a list of name servers. Raises UsageError."""
+    addresses = tuple(parse_address(part) for part in text.split(";") if part.strip())
+    if not addresses:
+        raise UsageError(f"the address is {text[:64]!r}, expected host:port, such as 127.0.0.1:9876")
+    return addresses
+
+
+async def within(timeout: float, work: Awaitable[Result], failure: str) -> Result:
+    """The result of something, if it comes in time. Raises TimedOut."""
+    timeout = max(timeout, 0.0)
+    try:
+        async with asyncio.timeout(timeout):
+            return await work
+    except TimedOut:
+        raise
+    except TimeoutError:
+        raise TimedOut(f"{failure} within {timeout:.1f} s") from None
+
+
+class Connection(asyncio.Protocol):
+    """One connection to a route or broker address. Made by `Connections`."""
+
+    def __init__(self, address: Address, on_request: OnRequest | None, on_lost: OnLost | None) -> None:
+        self.address = address
+        self._on_request = on_request
+        self._on_lost = on_lost
+        self._frames = Frames()
+        self._waiting: dict[int, asyncio.Future[Command]] = {}
+        self._opaque = 0
+        self._silent_since: float | None = None  # the first request since the peer was last heard
+        self._outbox: list[bytes] = []
+        self._transport: asyncio.Transport | None = None
+        self._writable = asyncio.Event()
+        self._lost = asyncio.Event()
+        self._reason = "the connection was lost"
+
+    @property
+    def is_lost(self) -> bool:
+        return self._lost.is_set()
+
+    # -- asking
+
+    async def request(
+        self, code: int, fields: Mapping[str, Any] = NO_FIELDS, body: bytes = b"", *, timeout: float
+    ) -> Command:
+        """Asks, and returns the answer whatever its code. Raises TimedOut after `timeout` seconds, or Disconnected."""
+        try:
+            return await within(timeout, self._answer(code, fields, body), f"no answer from {self.address}")
+        except TimedOut:
+            self._abort_if_silent()
+            raise
+
+    def _abort_if_silent(self) -> None:
+        """A peer that says nothing at all may be gone without a word. The next request then connects anew."""
+        if self._silent_since is None:
+            return
+        seconds = asyncio.get_running_loop().time() - self._silent_since
+        if seconds >= SILENCE_SECONDS_MIN:
+            self._abort(f"{self.address} was silent for {seconds:.1f} s")
+
+    async def _answer(self, code: int, fields: Mapping[str, Any], body: bytes) -> Command:
+        await self._writable.wait()
+        opaque = self._opaque = self._opaque % _OPAQUE_MAX + 1
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Command] = loop.create_future()
+        if self._silent_since is None:
+            self._silent_since = loop.time()
+        self._write(encode(Command(code, dict(fields), body, opaque)))
+        self._waiting[opaque] = future
+        try:
+            return await future
+        finally:
+            self._waiting.pop(opaque, None)
+
+    def tell(self, code: int, fields: Mapping[str, Any]) -> None:
+        """Says something that wants no answer. It may get lost with the connection."""
+        if not self.is_lost:
+            self._write(encode(Command(code, dict(fields), flag=codes.FLAG_ONEWAY)))
+
+    def _write(self, frame: bytes) -> None:
+        """Frames of one turn of the loop leave in one system call."""
+        if self.is_lost:
+            raise Disconnected(f"{self.address}: {self._reason}")
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox.append(frame)
+
+    def _flush(self) -> None:
+        frames, self._outbox = self._outbox, []
+        if self._transport is not None and not self.is_lost:
+            self._transport.write(b"".join(frames))
+
+    # -- what the event loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no asyncio.Transport, they only look like one.
+        self._transport = cast(asyncio.Transport, transport)
+        self._writable.set()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._frames.feed(data):
+                self._received(decode(frame))
+            if self._frames.error is not None:
+                raise self._frames.error
+        except ProtocolError as error:
+            self._abort(f"{self.address} does not speak the protocol: {error}")
+
+    def _received(self, command: Command) -> None:
+        self._silent_since = None
+        if command.is_response:
+            future = self._waiting.get(command.opaque)
+            if future is not None and not future.done():
+                future.set_result(command)
+            return
+        if self._on_request is not None:
+            self._on_request(command)
+        if not command.is_oneway:
+            sentence = f"this client does not answer request {command.code}"
+            self._write(reply(command, codes.REQUEST_CODE_NOT_SUPPORTED, remark=sentence))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if error is not None:
+            self._reason = f"the connection was lost: {error}"
+        self._lost.set()
+        self._writable.set()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(Disconnected(f"{self.address}: {self._reason}"))
+        if self._on_lost is not None:
+            self._on_lost()
+
+    # -- ending
+
+    def _abort(self, reason: str) -> None:
+        self._reason = reason
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def close(self) -> None:
+        """Drops the connection; requests in flight end in Disconnected."""
+        self._abort("the client was closed")
+        await self._lost.wait()
+
+
+Greet = Callable[[Connection], Awaitable[None]]
+
+
+class Connections:
+    """One connection per address, made when it is first needed and made anew when it was lost.
+
+    `greet` is awaited on every new connection before anybody else gets it.
+    """
+
+    def __init__(
+        self, *, on_request: OnRequest | None = None, on_lost: OnLost | None = None, greet: Greet | None = None
+    ) -> None:
+        self._on_request = on_request
+        self._on_lost = on_lost
+        self._greet = greet
+        self._by_address: dict[Address, Connection] = {}
+        self._locks: dict[Address, asyncio.Lock] = {}
+        self._closed = False
+
+    @property
+    def alive(self) -> list[Connection]:
+        return [connection for connection in self._by_address.values() if not connection.is_lost]
+
+    async def to(self, address: Address, timeout: float) -> Connection:
+        """The connection to an address. Raises Unreachable, TimedOut, or what `greet` raises."""
+        connection = self._by_address.get(address)
+        if connection is not None and not connection.is_lost:
+            return connection
+        return await within(timeout, self._made(address), f"no connection to {address}")
+
+    async def _made(self, address: Address) -> Connection:
+        async with self._locks.setdefault(address, asyncio.Lock()):
+            connection = self._by_address.get(address)
+            if connection is None or connection.is_lost:
+                connection = self._by_address[address] = await self._connect(address)
+            return connection
+
+    async def _connect(self, address: Address) -> Connection:
+        if self._closed:
+            raise UsageError("the client is closed")
+        try:
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: Connection(address, self._on_request, self._on_lost), address.host, address.port
+            )
+        except (OSError, UnicodeError) as error:
+            raise Unreachable(f"no broker at {address} ({error}); is it running? start it with: scripts/run") from error
+        try:
+            if self._greet is not None:
+                await self._greet(connection)
+            if self._closed:
+                raise UsageError("the client is closed")
+        except (PostdateError, asyncio.CancelledError):
+            await connection.close()
+            raise
+        return connection
+
+    async def close(self) -> None:
+        self._closed = True
+        for connection in list(self._by_address.values()):
+            await connection.close()

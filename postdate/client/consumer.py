@@ -1,0 +1,404 @@
+"""A member of a consumer group at work: shares the queues out, pulls, hands out, commits.
+
+```
+  join --> rebalance --> one pull per owned queue --> backlog --> next() --> work --> next(done)
+              ^ every 20 s, and when the                            ^                    |
+              | members have changed                                |   commit, every second and on leaving
+```
+
+Everything runs on one event loop. Whatever fails in the background is tried again after a growing pause.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from postdate.client.allocation import allocate
+from postdate.client.backlog import Backlog, Delivery, OwnedQueue
+from postdate.client.connection import Address
+from postdate.client.faults import PAUSE_SECONDS_MIN, Pause, expect_success, refusal
+from postdate.client.membership import Membership
+from postdate.client.producer import Producer
+from postdate.client.progress import Progress
+from postdate.client.received import readable_properties
+from postdate.client.returns import Returns
+from postdate.client.routes import DEFAULT_TOPIC, Routes, addresses_of, readable_queues
+from postdate.client.spans import Delay
+from postdate.client.wanted import Wanted
+from postdate.errors import PostdateError, ProtocolError, TopicNotFound, UsageError
+from postdate.message import PROPERTY_TAGS
+from postdate.wire import codes
+from postdate.wire.bodies import QueueName, Route
+from postdate.wire.frame import Command, Fields
+from postdate.wire.records import decode_records
+
+log = logging.getLogger("postdate.client")
+
+# RocketMQ's intervals: brokers forget a silent member after 120 s.
+HEARTBEAT_SECONDS = 30.0
+REBALANCE_SECONDS = 20.0
+# How soon to look again for a topic that is not there yet, or a queue whose offset could not be asked.
+REBALANCE_SOON_SECONDS = 1.0
+COMMIT_SECONDS = 1.0
+HOLD_SECONDS = 15.0  # how long a broker may hold a pull that finds nothing
+# An answer that brings nothing new and comes sooner than this was not held: asking again at once would be a busy loop.
+HELD_SECONDS_MIN = 0.5
+LEAVE_SECONDS = 0.8  # what is not committed by then is delivered again; leaving must not hang on a dead broker
+PREFETCH_BYTES_MAX = 64 * 1024 * 1024
+
+
+class Consumer:
+    """One member of one group, for one topic and the group's retry topic. Joins once, leaves once."""
+
+    def __init__(self, wanted: Wanted, routes: Routes, producer: Producer, timeout: float) -> None:
+        self._wanted = wanted
+        self._subscriptions = wanted.subscriptions()
+        self._routes = routes
+        self._timeout = timeout
+        self._membership = Membership(wanted, timeout)
+        self._returns = Returns(wanted, self._membership, producer)
+        self._owned: dict[QueueName, OwnedQueue] = {}
+        self._backlog = Backlog()
+        self._arrived = asyncio.Event()  # something for `next` to look at
+        self._stopped = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._failure: BaseException | None = None  # our own mistake in the background
+        self._leaving: asyncio.Task[None] | None = None
+
+    # -- what the clients call
+
+    async def join(self) -> None:
+        """Becomes a member and takes its share of the queues. A topic that does not exist yet is waited for.
+
+        Raises Unreachable, TimedOut or what the broker answers: a wrong address is told at once, a broker that goes
+        away later is waited for.
+        """
+        try:
+            seconds = await self._rebalance()
+            if self._stopped.is_set():
+                raise UsageError("the client was closed")
+        except BaseException:
+            await self.leave()
+            raise
+        self._tasks += [
+            self._spawn(self._repeat("heartbeat", self._membership.beat, HEARTBEAT_SECONDS)),
+            self._spawn(self._repeat("commit", self._commit_changed, COMMIT_SECONDS)),
+            self._spawn(self._rebalance_forever(seconds)),
+        ]
+
+    async def next(self, done: Delivery | None = None) -> Delivery | None:
+        """Acknowledges the message that is done with; then the next one, when there is one. None after `stop`.
+
+        Of one queue no second message comes before the first is acknowledged.
+        """
+        if done is not None:
+            self._acknowledge(done)
+        while not self._stopped.is_set():
+            if self._failure is not None:
+                raise self._failure
+            delivery = self._backlog.take()
+            if delivery is not None:
+                self._make_room(delivery.queue)
+                return delivery
+            self._arrived.clear()
+            await self._arrived.wait()
+        return None
+
+    def _acknowledge(self, delivery: Delivery) -> None:
+        delivery.settle()
+        self._backlog.release(delivery.queue)
+        self._arrived.set()
+
+    async def retry(self, delivery: Delivery, delay: Delay | None) -> None:
+        """Sends a message back. It then counts as acknowledged. Raises what the broker answers."""
+        await self._returns.retry(delivery, delay)
+
+    async def give_back(self, delivery: Delivery, error: Exception) -> None:
+        """Its handler failed: the message is sent back, and never dropped.
+
+        Tries until the broker has taken it, or until `stop`; then it stays unacknowledged.
+        """
+        record = delivery.record
+        log.warning(
+            "the handler failed on message %s of %s (queue %d, offset %d, attempt %d), it is sent back: %s: %s",
+            delivery.id, record.topic, record.queue_id, record.queue_offset, record.reconsume_times + 1,
+            type(error).__name__, error,
+        )  # fmt: skip
+        pause = Pause()
+        while not delivery.is_settled and not self._stopped.is_set():
+            try:
+                await self._returns.give_back(delivery)
+            except PostdateError as problem:
+                seconds = pause.next()
+                log.warning("message %s cannot be sent back, again in %.1f s: %s", delivery.id, seconds, problem)
+                await _set_within(self._stopped, seconds)
+        if delivery.is_settled:
+            self._acknowledge(delivery)
+
+    def stop(self) -> None:
+        """Hands out nothing more. What is handed out may still be acknowledged, until `leave`."""
+        self._stopped.set()
+        self._arrived.set()
+
+    async def leave(self) -> None:
+        """Commits what is acknowledged and says goodbye; at most about a second. May be repeated."""
+        self.stop()
+        if self._leaving is None:
+            self._leaving = asyncio.get_running_loop().create_task(self._leave())
+        await asyncio.shield(self._leaving)
+
+    async def _leave(self) -> None:
+        pulls = [queue.pulling for queue in self._owned.values() if queue.pulling is not None]
+        await _cancel(*self._tasks, *pulls)
+        try:
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await asyncio.gather(*map(self._commit_or_complain, self._owned.values()))
+                await self._membership.say_goodbye()
+        except TimeoutError:
+            log.warning("group %s: the broker did not take the last offsets in time", self._wanted.group)
+        finally:
+            await self._membership.close()
+
+    # -- in the background
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """Background work only ends by being cancelled. If it fails, that is a mistake of ours: `next` raises it."""
+        if not task.cancelled() and task.exception() is not None:
+            self._failure = task.exception()
+            self._arrived.set()
+
+    async def _repeat(self, name: str, action: Callable[[], Awaitable[None]], every_seconds: float) -> None:
+        pause, seconds = Pause(), every_seconds
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await action()
+            except PostdateError as error:
+                seconds = self._complain(name, error, pause)
+            else:
+                pause.reset()
+                seconds = every_seconds
+
+    def _complain(self, name: str, error: PostdateError, pause: Pause) -> float:
+        """One line when trouble begins; the tries that follow are for the curious. Returns how long to wait."""
+        level = logging.WARNING if pause.is_fresh else logging.DEBUG
+        log.log(level, "group %s: %s failed and is tried again: %s", self._wanted.group, name, error)
+        return pause.next()
+
+    async def _rebalance_forever(self, seconds: float) -> None:
+        pause = Pause()
+        while True:
+            await _set_within(self._membership.changed, seconds)
+            try:
+                seconds = await self._rebalance()
+                pause.reset()
+                await asyncio.sleep(PAUSE_SECONDS_MIN)  # a group that restarts changes many times in a moment
+            except PostdateError as error:
+                await asyncio.sleep(self._complain("rebalance", error, pause))
+                seconds = 0
+
+    # -- queues
+
+    async def _rebalance(self) -> float:
+        """Takes our share of the queues of both topics; returns in how many seconds to look again."""
+        self._membership.changed.clear()  # before anybody is asked: a change from here on means another rebalance
+        complete = True
+        for topic in self._subscriptions:
+            try:
+                route = await self._routes.of(topic, self._timeout)
+            except TopicNotFound:
+                await self._greet_any_broker()
+                route = Route([], [])
+                complete = False
+            addresses = addresses_of(route)
+            members = await self._membership.members(addresses.values())
+            share = allocate(self._membership.client_id, members, readable_queues(topic, route))
+            complete &= await self._own(topic, share, addresses)
+        self._pull_all()
+        return REBALANCE_SECONDS if complete else REBALANCE_SOON_SECONDS
+
+    async def _greet_any_broker(self) -> None:
+        """RocketMQ makes the retry topic of a group on its first heartbeat, so one must come before any route."""
+        with contextlib.suppress(TopicNotFound):
+            route = await self._routes.of(DEFAULT_TOPIC, self._timeout)
+            await self._membership.members(addresses_of(route).values())
+
+    async def _own(self, topic: str, share: Sequence[QueueName], addresses: Mapping[str, Address]) -> bool:
+        """Owns exactly these queues of a topic; returns whether that was possible for all."""
+        for name, queue in list(self._owned.items()):
+            if name.topic == topic and name not in share:
+                await self._lose(queue)
+        complete = True
+        for name in share:
+            if name in self._owned:
+                self._owned[name].address = addresses.get(name.broker_name, self._owned[name].address)
+            elif name.broker_name in addresses:
+                complete &= await self._gain(name, addresses[name.broker_name])
+        return complete
+
+    async def _gain(self, name: QueueName, address: Address) -> bool:
+        try:
+            committed = await self._committed(name, address)
+            start = await self._first_offset(name, address) if committed is None else committed
+        except PostdateError as error:
+            log.warning("group %s: no place to begin %s: %s", self._wanted.group, _shown(name), error)
+            return False
+        self._owned[name] = OwnedQueue(name, address, Progress(start), committed)
+        return True
+
+    def _pull_all(self) -> None:
+        """Begins to pull what we own. Not before all of it is known: how much may wait depends on how many share it."""
+        for queue in self._owned.values():
+            if queue.pulling is None and not self._stopped.is_set():
+                queue.room.set()
+                queue.pulling = self._spawn(self._pull_forever(queue))
+
+    async def _lose(self, queue: OwnedQueue) -> None:
+        """Another member has it now: what is not handed out is dropped, for the other one to read."""
+        del self._owned[queue.name]
+        if queue.pulling is not None:
+            await _cancel(queue.pulling)
+        self._backlog.drop(queue)
+        await self._commit_or_complain(queue)
+
+    async def _committed(self, name: QueueName, address: Address) -> int | None:
+        fields = self._queue_fields(name) | {"setZeroIfNotFound": "false"}
+        answer = await self._membership.ask(address, codes.QUERY_CONSUMER_OFFSET, fields)
+        return None if answer.code == codes.QUERY_NOT_FOUND else _number(expect_success(answer).fields, "offset")
+
+    async def _first_offset(self, name: QueueName, address: Address) -> int:
+        """Where a group begins that has committed nothing. Of its retries it wants all."""
+        if name.topic == self._wanted.retry_topic:
+            return 0
+        code = codes.GET_MIN_OFFSET if self._wanted.from_ == "first" else codes.GET_MAX_OFFSET
+        answer = await self._membership.ask(address, code, {"topic": name.topic, "queueId": name.queue_id})
+        return _number(expect_success(answer).fields, "offset")
+
+    def _queue_fields(self, name: QueueName) -> dict[str, Any]:
+        return {"consumerGroup": self._wanted.group, "topic": name.topic, "queueId": name.queue_id}
+
+    # -- pulling
+
+    async def _pull_forever(self, queue: OwnedQueue) -> None:
+        pause = Pause()
+        while True:
+            await queue.room.wait()
+            try:
+                if await self._pull(queue):
+                    pause.reset()
+                else:
+                    await asyncio.sleep(pause.next())
+            except PostdateError as error:
+                await asyncio.sleep(self._complain(f"pull of {_shown(queue.name)}", error, pause))
+
+    async def _pull(self, queue: OwnedQueue) -> bool:
+        """One pull; returns whether the next may follow at once: something came, or the broker held it for a while."""
+        began = asyncio.get_running_loop().time()
+        connection = await self._membership.connection(queue.address)
+        position = queue.progress.position
+        answer = await connection.request(
+            codes.PULL_MESSAGE, self._pull_fields(queue), timeout=HOLD_SECONDS + self._timeout
+        )
+        self._take_in(queue, answer)
+        was_held = asyncio.get_running_loop().time() - began >= HELD_SECONDS_MIN
+        return was_held or queue.progress.position != position
+
+    def _pull_fields(self, queue: OwnedQueue) -> dict[str, Any]:
+        commit_offset = queue.progress.commit_offset
+        flags = codes.PULL_SUSPEND | codes.PULL_SUBSCRIPTION | (codes.PULL_COMMIT_OFFSET if commit_offset else 0)
+        count = min(self._wanted.batch, self._waiting_max - len(queue.waiting))
+        return self._queue_fields(queue.name) | {
+            "queueOffset": queue.progress.position, "maxMsgNums": max(count, 1), "sysFlag": flags,
+            "commitOffset": commit_offset, "suspendTimeoutMillis": int(HOLD_SECONDS * 1_000),
+            "subscription": self._subscriptions[queue.name.topic].expression, "subVersion": 0,
+            "expressionType": "TAG", "bname": queue.name.broker_name,
+        }  # fmt: skip
+
+    def _take_in(self, queue: OwnedQueue, answer: Command) -> None:
+        if answer.code not in _PULLED:
+            raise refusal(answer)
+        position = _number(answer.fields, "nextBeginOffset")
+        if answer.code == codes.SUCCESS:
+            deliveries = self._deliveries(queue, answer.body)
+            queue.progress.pulled([delivery.record.queue_offset for delivery in deliveries], position)
+            self._backlog.put(queue, deliveries)
+            self._arrived.set()
+        elif not queue.progress.move(position):
+            log.warning("group %s: %s begins anew at offset %d", self._wanted.group, _shown(queue.name), position)
+            self._backlog.drop(queue)
+        if not self._has_room(queue, self._waiting_max - 1):
+            queue.room.clear()
+
+    def _deliveries(self, queue: OwnedQueue, body: bytes) -> list[Delivery]:
+        """What came and is wanted. A broker filters by the hash of a tag, and two tags may share one."""
+        tags = self._subscriptions[queue.name.topic].tags
+        found = [Delivery(queue, record, readable_properties(record.properties)) for record in decode_records(body)]
+        return [each for each in found if each.properties.get(PROPERTY_TAGS) in tags] if tags else found
+
+    # Every queue may keep its share of what may wait in all, so that none waits for another and all keep the bound.
+
+    @property
+    def _waiting_max(self) -> int:
+        return max(1, self._wanted.prefetch // max(1, len(self._owned)))
+
+    def _has_room(self, queue: OwnedQueue, count_max: int) -> bool:
+        bytes_max = PREFETCH_BYTES_MAX // max(1, len(self._owned))
+        return len(queue.waiting) <= count_max and queue.waiting_bytes <= bytes_max
+
+    def _make_room(self, queue: OwnedQueue) -> None:
+        """Pulls again when half of what may wait is gone: a pull for one message costs as much as one for many."""
+        if self._has_room(queue, self._waiting_max // 2):
+            queue.room.set()
+
+    # -- committing
+
+    async def _commit_changed(self) -> None:
+        """Tells the broker how far we are. It need not answer: what gets lost is told again with the next pull."""
+        for queue in list(self._owned.values()):
+            offset = queue.progress.commit_offset
+            if offset != queue.committed:
+                connection = await self._membership.connection(queue.address)
+                connection.tell(codes.UPDATE_CONSUMER_OFFSET, self._queue_fields(queue.name) | {"commitOffset": offset})
+                queue.committed = offset
+
+    async def _commit_or_complain(self, queue: OwnedQueue) -> None:
+        """The last commit of a queue: waits for the answer, but does not fail."""
+        fields = self._queue_fields(queue.name) | {"commitOffset": queue.progress.commit_offset}
+        try:
+            expect_success(await self._membership.ask(queue.address, codes.UPDATE_CONSUMER_OFFSET, fields))
+        except PostdateError as error:
+            log.warning("group %s: offset of %s not committed: %s", self._wanted.group, _shown(queue.name), error)
+
+
+_PULLED = (codes.SUCCESS, codes.PULL_NOT_FOUND, codes.PULL_RETRY_IMMEDIATELY, codes.PULL_OFFSET_MOVED)
+
+
+def _shown(name: QueueName) -> str:
+    return f"{name.topic}/{name.queue_id}"
+
+
+def _number(fields: Fields, name: str) -> int:
+    try:
+        return int(fields[name])
+    except (KeyError, ValueError, TypeError) as error:
+        raise ProtocolError(f"an answer has {name} = {fields.get(name)!r}, expected a number") from error
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> None:
+    """Waits until an event is set, but not longer than that."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+async def _cancel(*tasks: "asyncio.Task[None]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

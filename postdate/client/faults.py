@@ -1,0 +1,86 @@
+"""What can go wrong between a client and its broker, beside what `postdate.errors` names already."""
+
+from postdate.errors import (
+    FlowControl,
+    GroupNotFound,
+    IllegalMessage,
+    NoPermission,
+    PostdateError,
+    Refused,
+    TopicNotFound,
+)
+from postdate.wire import codes
+from postdate.wire.frame import Command
+
+
+class Unavailable(PostdateError):
+    """The broker's fault: it runs, but does not take this for now (RocketMQ code 14)."""
+
+
+class TimedOut(PostdateError, TimeoutError):
+    """Nobody's fault yet: no answer came in time. What was asked for may have been done."""
+
+
+class Unreachable(PostdateError, ConnectionError):
+    """The operator's fault, mostly: no broker answers at that address."""
+
+
+class Disconnected(Unreachable):
+    """The connection was lost before the answer came. What was asked for may have been done."""
+
+
+class BrokerError(PostdateError):
+    """The broker refused with a code that has no name of its own here."""
+
+    def __init__(self, code: int, sentence: str) -> None:
+        super().__init__(f"{sentence} (code {code})")
+        self.code = code
+        self.sentence = sentence
+
+
+_BY_CODE: dict[int, type[PostdateError]] = {
+    codes.SYSTEM_BUSY: FlowControl,
+    codes.MESSAGE_ILLEGAL: IllegalMessage,
+    codes.SERVICE_NOT_AVAILABLE: Unavailable,
+    codes.NO_PERMISSION: NoPermission,
+    codes.TOPIC_NOT_EXIST: TopicNotFound,
+    codes.SUBSCRIPTION_GROUP_NOT_EXIST: GroupNotFound,
+    codes.ILLEGAL_OPERATION: Refused,
+}
+
+
+def refusal(answer: Command) -> PostdateError:
+    """The error that an answer means, with the broker's own sentence."""
+    sentence = answer.remark or "the broker gave no reason"
+    named = _BY_CODE.get(answer.code)
+    return BrokerError(answer.code, sentence) if named is None else named(sentence)
+
+
+def expect_success(answer: Command) -> Command:
+    """The answer, if it is one of success. Raises what it means otherwise."""
+    if answer.code != codes.SUCCESS:
+        raise refusal(answer)
+    return answer
+
+
+PAUSE_SECONDS_MIN = 0.1
+PAUSE_SECONDS_MAX = 5.0  # long enough to spare a broker that starts, short enough to notice it soon
+
+
+class Pause:
+    """How long to wait before the next try: doubles with every failure, starts again after a success."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the last try succeeded."""
+        return self._seconds == 0
+
+    def next(self) -> float:
+        self._seconds = min(max(self._seconds * 2, PAUSE_SECONDS_MIN), PAUSE_SECONDS_MAX)
+        return self._seconds
+
+    def reset(self) -> None:
+        self._seconds = 0.0

@@ -1,0 +1,215 @@
+"""Messages on their way out: what a caller asks for as properties, and the receipt for it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from postdate.client.spans import Delay, delay_ms, instant_ms
+from postdate.errors import IllegalMessage, ProtocolError, UsageError
+from postdate.message import (
+    PROPERTIES_BYTES_MAX,
+    PROPERTY_DELAY,
+    PROPERTY_KEYS,
+    PROPERTY_TAGS,
+    PROPERTY_TIMER_DELAY_MS,
+    PROPERTY_TIMER_DELAY_SEC,
+    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_UNIQ_KEY,
+    encode_properties,
+)
+from postdate.wire.bodies import Inner
+from postdate.wire.frame import FRAME_BYTES_MAX_DEFAULT, Fields
+from postdate.wire.ids import parse_recall_handle
+
+PROPERTY_WAIT = "WAIT"  # whether the broker answers only when the message is safe
+# These have arguments of their own. A second way would only make it unclear which of two values counts.
+_PROPERTIES_BY_ARGUMENT = {
+    PROPERTY_DELAY: "level", PROPERTY_TIMER_DELAY_SEC: "delay", PROPERTY_TIMER_DELAY_MS: "delay",
+    PROPERTY_TIMER_DELIVER_MS: "at", PROPERTY_KEYS: "key", PROPERTY_TAGS: "tag",
+}  # fmt: skip
+_PROPERTIES_OF_CLIENT = (PROPERTY_UNIQ_KEY, PROPERTY_WAIT)
+
+# A frame of a batch: large enough to share its cost, far below the largest frame and body that a broker takes.
+BATCH_BYTES_MAX = 1_000_000
+BATCH_MESSAGES_MAX = 1_000
+_INNER_BYTES = 22  # what a batch adds to each message: five numbers, and the length of its properties
+_HEADER_BYTES = 4_096  # of a request's header besides the properties, at most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wishes:
+    delay: Delay | None = None
+    at: datetime | None = None
+    level: int | None = None
+    key: str | None = None
+    tag: str | None = None
+    properties: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing(_Wishes):
+    """A message to send, as the arguments of `send` describe it."""
+
+    body: bytes | str
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What is known about a message that a broker has taken.
+
+    `str(receipt)` is what to store for a later cancel: the recall handle, or the id where the broker gave no handle.
+    """
+
+    topic: str
+    id: str  # the unique key; the consumer sees the same one
+    offset_id: str  # where the broker keeps it
+    queue_id: int
+    queue_offset: int | None  # None if a delay was asked for: it has none while it waits
+    due_at_ms: int | None  # by the broker's clock; None unless the broker gave a handle
+    handle: str | None  # what a cancel needs
+
+    def __str__(self) -> str:
+        return self.handle or self.id
+
+
+class Sealed(NamedTuple):
+    """A message ready for the wire."""
+
+    unique_key: str
+    body: bytes
+    properties: bytes
+    is_delayed: bool
+
+
+def seal(message: Outgoing, unique_key: str) -> Sealed:
+    """Raises UsageError for arguments that contradict each other, IllegalMessage for what no broker would take."""
+    body = message.body.encode() if isinstance(message.body, str) else message.body
+    if not isinstance(body, bytes):
+        raise UsageError(f"the body is of type {type(body).__name__}, expected bytes or str")
+    timing = _timing(message)
+    properties = encode_properties(_properties(message, unique_key) | timing)
+    if len(properties) > PROPERTIES_BYTES_MAX:
+        raise IllegalMessage(f"properties have {len(properties)} bytes, the limit is {PROPERTIES_BYTES_MAX}")
+    check_size(body)
+    return Sealed(unique_key, body, properties, bool(timing))
+
+
+def check_size(body: bytes) -> None:
+    """A broker closes the connection on a frame that is too long, and that would look like a failure of its own."""
+    body_bytes_max = FRAME_BYTES_MAX_DEFAULT - PROPERTIES_BYTES_MAX - _HEADER_BYTES
+    if len(body) > body_bytes_max:
+        raise IllegalMessage(f"the body has {len(body)} bytes, a frame has room for {body_bytes_max}")
+
+
+def _properties(message: Outgoing, unique_key: str) -> dict[str, str]:
+    properties = dict(message.properties or {})
+    for name in properties:
+        if name in _PROPERTIES_BY_ARGUMENT:
+            raise UsageError(f"property {name}: use the argument {_PROPERTIES_BY_ARGUMENT[name]}")
+        if name in _PROPERTIES_OF_CLIENT:
+            raise UsageError(f"property {name} is set by the client itself")
+    properties |= {PROPERTY_UNIQ_KEY: unique_key, PROPERTY_WAIT: "true"}
+    if message.key is not None:
+        properties[PROPERTY_KEYS] = message.key
+    if message.tag is not None:
+        properties[PROPERTY_TAGS] = message.tag
+    return properties
+
+
+def _timing(message: Outgoing) -> dict[str, str]:
+    delay, at, level = message.delay, message.at, message.level
+    if sum(wish is not None for wish in (delay, at, level)) > 1:
+        raise UsageError(f"delay={delay!r}, at={at!r}, level={level!r}: expected at most one of them")
+    if delay is not None:
+        span_ms = delay_ms(delay)
+        return {PROPERTY_TIMER_DELAY_MS: str(span_ms)} if span_ms else {}
+    if at is not None:
+        return {PROPERTY_TIMER_DELIVER_MS: str(instant_ms(at))}
+    if level is None:
+        return {}
+    if isinstance(level, bool) or not isinstance(level, int) or level < 1:
+        raise UsageError(f"level is {level!r}, expected a whole number from 1 on")
+    return {PROPERTY_DELAY: str(level)}
+
+
+# -- batches
+
+
+def frames_of(messages: Sequence[Sealed]) -> Iterator[Sequence[Sealed]]:
+    """Cuts messages into runs that fit one frame each."""
+    start, size = 0, 0
+    for index, message in enumerate(messages):
+        message_bytes = len(message.body) + len(message.properties) + _INNER_BYTES
+        if index > start and (size + message_bytes > BATCH_BYTES_MAX or index - start == BATCH_MESSAGES_MAX):
+            yield messages[start:index]
+            start, size = index, 0
+        size += message_bytes
+    if start < len(messages):
+        yield messages[start:]
+
+
+def inner(message: Sealed) -> Inner:
+    return Inner(0, message.body, message.properties)
+
+
+# -- receipts
+
+
+def receipt(topic: str, message: Sealed, answer: Fields) -> Receipt:
+    """The receipt for one message, by the fields of the answer to its send."""
+    handle = answer.get("recallHandle") or None
+    return _receipt(topic, message, answer, str(answer.get("msgId", "")), handle, _number(answer, "queueOffset"))
+
+
+def receipts(topic: str, messages: Sequence[Sealed], answer: Fields) -> list[Receipt]:
+    """The receipts for the messages of one frame.
+
+    The broker tells the offset of the first alone. Those that do not wait follow it one by one; if the first itself
+    waits, nobody knows theirs.
+    """
+    if len(messages) == 1:
+        return [receipt(topic, messages[0], answer)]
+    offset_ids = _as_many(str(answer.get("msgId", "")).split(","), messages)
+    handles = _as_many(str(answer.get("recallHandles", "")).split(" "), messages)
+    first = None if messages[0].is_delayed else _number(answer, "queueOffset")
+    found: list[Receipt] = []
+    for message, offset_id, handle in zip(messages, offset_ids, handles, strict=True):
+        found.append(_receipt(topic, message, answer, offset_id, None if handle in ("", "-") else handle, first))
+        if first is not None and not message.is_delayed:
+            first += 1
+    return found
+
+
+def _receipt(
+    topic: str, message: Sealed, answer: Fields, offset_id: str, handle: str | None, queue_offset: int | None
+) -> Receipt:
+    return Receipt(
+        topic=topic,
+        id=message.unique_key,
+        offset_id=offset_id,
+        queue_id=_number(answer, "queueId"),
+        queue_offset=None if message.is_delayed else queue_offset,
+        due_at_ms=_due_of(handle),
+        handle=handle,
+    )
+
+
+def _as_many(parts: list[str], messages: Sequence[Sealed]) -> list[str]:
+    """One part for each message; nothing for any where the broker told something else."""
+    return parts if len(parts) == len(messages) else [""] * len(messages)
+
+
+def _number(answer: Fields, name: str) -> int:
+    try:
+        return int(answer.get(name) or 0)
+    except (ValueError, TypeError) as error:
+        raise ProtocolError(f"the answer to a send has {name} = {answer[name]!r}, expected a number") from error
+
+
+def _due_of(handle: str | None) -> int | None:
+    """When the message of a handle is due. A handle that cannot be read is the broker's own affair."""
+    try:
+        return parse_recall_handle(handle).due_at_ms if handle else None
+    except ProtocolError:
+        return None

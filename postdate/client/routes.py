@@ -1,0 +1,181 @@
+"""Where topics live: asks the route addresses, and remembers the answers for a while."""
+
+import asyncio
+import random
+from typing import NamedTuple
+
+from postdate.client.connection import Address, Connections, parse_address, within
+from postdate.client.faults import TimedOut, Unreachable, expect_success
+from postdate.errors import NoPermission, PostdateError, ProtocolError, TopicNotFound, UsageError
+from postdate.wire import codes
+from postdate.wire.bodies import QueueName, Route, decode_route
+from postdate.wire.frame import Command
+
+# The topic whose route and settings a new topic inherits, and how many queues a producer asks for at most: RocketMQ's.
+DEFAULT_TOPIC = "TBW102"
+DEFAULT_TOPIC_QUEUES_MAX = 4
+
+ROUTE_SECONDS = 30.0  # as often as RocketMQ's clients ask
+# For what is soon better known: a topic is there as soon as its first message is, a route address may be back.
+SHORT_SECONDS = 1.0
+
+_READABLE, _WRITABLE = 4, 2
+
+
+class Target(NamedTuple):
+    """A queue that can be written to."""
+
+    broker_name: str
+    address: Address
+    queue_id: int
+
+
+class _Known(NamedTuple):
+    route: Route
+    targets: list[Target]
+    until: float  # by the loop's clock
+    is_promise: bool = False  # of a topic that is not there yet
+
+
+class Routes:
+    """The routes of a client. Those who ask for one topic at once share one request."""
+
+    def __init__(self, connections: Connections, addresses: tuple[Address, ...]) -> None:
+        self._connections = connections
+        self._addresses = addresses
+        self._known: dict[str, _Known] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._turns: dict[str, int] = {}
+        self._first_turn = random.getrandbits(16)  # clients that send one message each must not all take the same queue
+
+    async def of(self, topic: str, timeout: float) -> Route:
+        """Raises TopicNotFound, Unreachable or TimedOut. An old route serves on while no route address answers."""
+        return (await self._known_of(topic, timeout, creating=False)).route
+
+    async def target(self, topic: str, queue_id: int | None, timeout: float) -> Target:
+        """The queue for the next message: the one asked for, else one after the other, over all brokers.
+
+        A topic that does not exist gets the route of TBW102: sending to it creates the topic. Raises what `of` raises,
+        NoPermission if nothing can be written to, and UsageError for a queue that is not there.
+        """
+        targets = (await self._known_of(topic, timeout, creating=True)).targets
+        if not targets:
+            raise NoPermission(f"topic {topic} has no queue that can be written to")
+        if queue_id is not None:
+            return _chosen(topic, targets, queue_id)
+        turn = self._turns[topic] = self._turns.get(topic, self._first_turn) + 1
+        return targets[turn % len(targets)]
+
+    def forget(self, topic: str) -> None:
+        """Asks anew the next time: what was known led nowhere."""
+        self._known.pop(topic, None)
+
+    def _fresh(self, topic: str, *, creating: bool) -> _Known | None:
+        """What need not be asked for. A promise is good for creating a topic, and for nothing else."""
+        known = self._known.get(topic)
+        if known is None or (known.is_promise and not creating) or known.until <= asyncio.get_running_loop().time():
+            return None
+        return known
+
+    async def _known_of(self, topic: str, timeout: float, *, creating: bool) -> _Known:
+        known = self._fresh(topic, creating=creating)
+        if known is not None:
+            return known
+        return await within(timeout, self._ask(topic, timeout, creating=creating), f"no route for topic {topic}")
+
+    async def _ask(self, topic: str, timeout: float, *, creating: bool) -> _Known:
+        async with self._locks.setdefault(topic, asyncio.Lock()):
+            return self._fresh(topic, creating=creating) or await self._renew(topic, timeout, creating=creating)
+
+    async def _renew(self, topic: str, timeout: float, *, creating: bool) -> _Known:
+        try:
+            return self._keep(topic, await self._query(topic, timeout), ROUTE_SECONDS)
+        except TopicNotFound:
+            self.forget(topic)
+            if not creating:
+                raise
+            route = _for_new_topic(await self._query_default(topic, timeout))
+            return self._keep(topic, route, SHORT_SECONDS, is_promise=True)
+        except (Unreachable, TimedOut):
+            known = self._known.get(topic)
+            if known is None or known.is_promise:
+                raise
+            return self._keep(topic, known.route, SHORT_SECONDS)
+
+    def _keep(self, topic: str, route: Route, seconds: float, *, is_promise: bool = False) -> _Known:
+        until = asyncio.get_running_loop().time() + seconds
+        known = self._known[topic] = _Known(route, targets_of(route), until, is_promise)
+        return known
+
+    async def _query_default(self, topic: str, timeout: float) -> Route:
+        try:
+            return await self._query(DEFAULT_TOPIC, timeout)
+        except TopicNotFound as error:
+            raise TopicNotFound(f"topic {topic} does not exist, and the broker does not create topics") from error
+
+    async def _query(self, topic: str, timeout: float) -> Route:
+        """Asks one route address after the other until one answers; that one is asked first the next time."""
+        share = timeout / len(self._addresses)
+        last: PostdateError | None = None
+        for address in self._addresses:
+            try:
+                answer = await within(share, self._query_at(address, topic, share), f"no answer from {address}")
+            except (Unreachable, TimedOut) as error:
+                last = error
+                continue
+            self._addresses = (address, *[other for other in self._addresses if other != address])
+            return decode_route(expect_success(answer).body)
+        assert last is not None, "there is at least one address"
+        if len(self._addresses) == 1:
+            raise last
+        raise Unreachable(f"none of {', '.join(map(str, self._addresses))} answers; the last one: {last}") from last
+
+    async def _query_at(self, address: Address, topic: str, timeout: float) -> Command:
+        connection = await self._connections.to(address, timeout)
+        fields = {"topic": topic, "acceptStandardJsonOnly": "true"}
+        return await connection.request(codes.GET_ROUTEINFO_BY_TOPIC, fields, timeout=timeout)
+
+
+def targets_of(route: Route) -> list[Target]:
+    """The queues that can be written to. Neighbours are on different brokers, so that a resend tries another one."""
+    addresses = addresses_of(route)
+    targets = [
+        Target(data.broker_name, addresses[data.broker_name], queue_id)
+        for data in route.queues
+        if data.perm & _WRITABLE and data.broker_name in addresses
+        for queue_id in range(data.write_queue_count)
+    ]
+    return sorted(targets, key=lambda target: (target.queue_id, target.broker_name))
+
+
+def readable_queues(topic: str, route: Route) -> list[QueueName]:
+    """All queues that can be read, sorted as every member of a group sorts them."""
+    return sorted(
+        QueueName(topic, data.broker_name, queue_id)
+        for data in route.queues
+        if data.perm & _READABLE
+        for queue_id in range(data.read_queue_count)
+    )
+
+
+def addresses_of(route: Route) -> dict[str, Address]:
+    """The brokers' addresses by their names. Raises ProtocolError for what is no address."""
+    try:
+        return {broker.name: parse_address(broker.address) for broker in route.brokers}
+    except UsageError as error:
+        raise ProtocolError(f"a route with a broker that cannot be reached: {error}") from error
+
+
+def _for_new_topic(route: Route) -> Route:
+    """What the route of a topic will be when its first message has made it from this one."""
+    queues = [
+        data._replace(write_queue_count=min(data.write_queue_count, DEFAULT_TOPIC_QUEUES_MAX)) for data in route.queues
+    ]
+    return Route(route.brokers, queues)
+
+
+def _chosen(topic: str, targets: list[Target], queue_id: int) -> Target:
+    for target in targets:
+        if target.queue_id == queue_id:
+            return target
+    raise UsageError(f"topic {topic} has no queue {queue_id}, its last one is {targets[-1].queue_id}")

@@ -1,0 +1,51 @@
+"""What a consumer is asked to do."""
+
+from typing import Literal, NamedTuple
+
+from postdate.errors import UsageError
+from postdate.message import RETRY_TOPIC_PREFIX, check_group, check_topic
+from postdate.wire.bodies import SUBSCRIPTION_ALL, Subscription, parse_subscription
+
+From = Literal["first", "last"]
+
+BATCH_DEFAULT = 32  # RocketMQ's; brokers may give fewer
+PREFETCH_DEFAULT = 1_000
+
+
+class Wanted(NamedTuple):
+    """What a consumer was asked to do."""
+
+    topic: str
+    group: str
+    tag: str = "*"
+    from_: From = "first"
+    batch: int = BATCH_DEFAULT
+    prefetch: int = PREFETCH_DEFAULT
+    attempts_max: int | None = None  # None leaves it to the group's settings at the broker
+
+    def check(self) -> None:
+        """Raises UsageError or IllegalMessage, naming what is wrong."""
+        check_topic(self.topic)
+        check_group(self.group)
+        if self.from_ not in ("first", "last"):
+            raise UsageError(f"from_ is {self.from_!r}, expected 'first' or 'last'")
+        numbers = {"batch": self.batch, "prefetch": self.prefetch, "max_attempts": self.attempts_max}
+        for name, number in numbers.items():
+            if number is not None and number < 1:
+                raise UsageError(f"{name} is {number}, expected 1 or more")
+
+    @property
+    def reconsume_times_max(self) -> int | None:
+        return None if self.attempts_max is None else self.attempts_max - 1
+
+    @property
+    def retry_topic(self) -> str:
+        """Where what the group sends back waits and comes from."""
+        return RETRY_TOPIC_PREFIX + self.group
+
+    def subscriptions(self) -> dict[str, Subscription]:
+        """By topic. What was sent back was wanted once, whatever its tag."""
+        return {
+            self.topic: parse_subscription(self.topic, self.tag),
+            self.retry_topic: parse_subscription(self.retry_topic, SUBSCRIPTION_ALL),
+        }

@@ -1,0 +1,415 @@
+"""The commands that talk to a broker, on a real one: what they print, what they do, their exit codes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import HOUR_MS, MINUTE_MS, T0
+from serving import WAIT_S, Served, serving
+
+from postdate import cli
+from postdate.clock import ManualClock
+
+Capsys = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """A broker whose clock stands at T0, found by POSTDATE_ADDR."""
+    with serving(tmp_path / "data", ManualClock(T0)) as found:
+        monkeypatch.setenv("POSTDATE_ADDR", found.address)
+        yield found
+
+
+def run(capsys: Capsys, *words: object, code: int = 0) -> list[str]:
+    """The lines on stdout of a command that ends with this exit code and says nothing on stderr."""
+    assert cli.main([str(word) for word in words]) == code, capsys.readouterr()
+    output = capsys.readouterr()
+    assert output.err == ""
+    return output.out.splitlines()
+
+
+def run_json(capsys: Capsys, *words: object, code: int = 0) -> Any:
+    lines = [json.loads(line) for line in run(capsys, *words, "--json", code=code)]
+    return lines[0] if len(lines) == 1 else lines
+
+
+def assert_refused(capsys: Capsys, code: int, sentence: str, *words: object) -> None:
+    """Nothing on stdout, one sentence on stderr."""
+    assert cli.main([str(word) for word in words]) == code
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("postdate: ")
+    assert output.err.count("\n") == 1
+    assert sentence in output.err
+
+
+def run_process(*words: str, stdin: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
+    """A command in a process of its own, with something to read."""
+    command = [sys.executable, "-m", "postdate", *words]
+    return subprocess.run(command, input=stdin, capture_output=True, timeout=WAIT_S, check=False, env=environment())
+
+
+# A shell starts what runs in its background with SIGINT ignored, and children inherit that: the tests may be such one.
+INTERRUPTIBLE = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from postdate.cli import main
+sys.exit(main())
+"""
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+
+
+def consumed(capsys: Capsys, topic: str, count: int, *flags: str) -> list[dict[str, Any]]:
+    found = run_json(capsys, "consume", topic, "--group", "g", "--count", count, "--timeout", "30s", *flags)
+    return [found] if count == 1 else found
+
+
+# -- send -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("served")
+def test_a_message_without_delay_is_there_at_once(capsys: Capsys) -> None:
+    (line,) = run(capsys, "send", "orders", "hello")
+    assert line.startswith("sent ")
+    assert " to orders, queue " in line
+    assert line.endswith(", offset 0")
+    (message,) = consumed(capsys, "orders", 1)
+    assert (message["body"], message["due_at_ms"], message["attempt"]) == ("hello", None, 1)
+
+
+@pytest.mark.usefixtures("served")
+def test_a_delayed_message_says_when_it_is_due_and_how_to_cancel_it(capsys: Capsys) -> None:
+    _, due, handle = run(capsys, "send", "orders", "hello", "--delay", "30m")
+    assert due.startswith(f"due 2023-11-14T22:43:20.000Z ({T0 + 30 * MINUTE_MS}), ")
+    assert run(capsys, *handle.removeprefix("cancel it with: postdate ").split())[0].startswith("cancelled: ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "delay_ms"),
+    [
+        (("--delay", "1h30m"), 90 * MINUTE_MS),
+        (("--at", "2023-11-14T23:13:20Z"), HOUR_MS),
+        (("--level", "5"), MINUTE_MS),
+    ],
+)
+@pytest.mark.usefixtures("served")
+def test_when_it_is_due_can_be_said_in_three_ways(capsys: Capsys, flags: tuple[str, ...], delay_ms: int) -> None:
+    receipt = run_json(capsys, "send", "orders", "hello", *flags)
+    assert receipt["due_at_ms"] == T0 + delay_ms
+    assert receipt["queue_offset"] is None
+
+
+def test_key_tag_properties_and_the_body_of_a_file_arrive(served: Served, capsys: Capsys, tmp_path: Path) -> None:
+    (tmp_path / "body").write_bytes(b"\xff\x00")
+    flags = ("--key", "k", "--tag", "t", "--property", "a=1", "--property", "b=x=y", "--file", tmp_path / "body")
+    sent = run_json(capsys, "send", "orders", *flags, "--at", T0 + 5)
+    served.pass_ms(7)
+    (message,) = consumed(capsys, "orders", 1)
+    assert (message["key"], message["tag"], message["body_base64"]) == ("k", "t", "/wA=")
+    assert (message["properties"]["a"], message["properties"]["b"]) == ("1", "x=y")
+    assert (message["id"], message["due_at_ms"], message["stored_at_ms"]) == (sent["id"], T0 + 5, T0 + 7)
+
+
+@pytest.mark.usefixtures("served")
+def test_the_same_message_many_times(capsys: Capsys) -> None:
+    lines = run(capsys, "send", "orders", "hello", "--count", 1_500, "--delay", "1h")
+    assert lines[0] == "sent 1,500 messages to orders"
+    assert lines[1] == f"due 2023-11-14T23:13:20.000Z ({T0 + HOUR_MS})"
+    assert run_json(capsys, "pending")["total"] == 1_500
+
+
+@pytest.mark.usefixtures("served")
+def test_a_message_for_each_line_that_is_not_empty(capsys: Capsys) -> None:
+    done = run_process("send", "orders", "--lines", "--json", stdin=b"one\r\n\ntwo\nthree")
+    assert (done.returncode, done.stderr) == (0, b"")
+    ids = [json.loads(line)["id"] for line in done.stdout.splitlines()]
+    messages = {message["id"]: message["body"] for message in consumed(capsys, "orders", 3)}
+    assert [messages[each] for each in ids] == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize("words", [("-",), ("--file", "-")])
+@pytest.mark.usefixtures("served")
+def test_the_body_may_be_stdin(capsys: Capsys, words: tuple[str, ...]) -> None:
+    assert run_process("send", "orders", *words, stdin=b"two\nlines\n").returncode == 0
+    assert consumed(capsys, "orders", 1)[0]["body"] == "two\nlines\n"
+
+
+@pytest.mark.usefixtures("served")
+def test_no_message_is_no_error() -> None:
+    assert run_process("send", "orders", "--lines").stdout == b"sent 0 messages to orders\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ((), "give the body in one way: BODY, --file or --lines"),
+        (("hello", "--lines"), "give the body in one way"),
+        (("--file", "/no/such/file"), "/no/such/file cannot be read: No such file or directory"),
+        (("hello", "--property", "KEYS=k"), "property KEYS: use the argument key"),
+        (("hello", "--addr", "nonsense"), "the address is 'nonsense', expected host:port"),
+    ],
+)
+@pytest.mark.usefixtures("served")
+def test_a_send_that_makes_no_sense_is_refused(capsys: Capsys, words: tuple[str, ...], sentence: str) -> None:
+    assert_refused(capsys, 2, sentence, "send", "orders", *words)
+
+
+@pytest.mark.usefixtures("served")
+def test_what_the_broker_refuses_is_told_in_its_words(capsys: Capsys) -> None:
+    assert_refused(capsys, 3, "the limit is 315576000000 ms", "send", "orders", "x", "--delay", "4000d")
+    assert_refused(capsys, 3, "topic 'no topic': expected", "send", "no topic", "x")
+    assert_refused(capsys, 3, "the limit is", "send", "orders", "x", "--count", "2", "--delay", "4000d")
+
+
+def test_a_topic_that_the_broker_does_not_make_is_told(tmp_path: Path, capsys: Capsys) -> None:
+    with serving(tmp_path / "data", auto_create_topics=False) as served:
+        assert_refused(capsys, 1, "topic orders does not exist", "send", "orders", "x", "--addr", served.address)
+
+
+# -- consume ----------------------------------------------------------------------------------------------------
+
+
+def test_a_line_says_where_when_how_late_and_what(served: Served, capsys: Capsys) -> None:
+    run(capsys, "send", "orders", "hello", "--at", T0 + 5, "--key", "k", "--tag", "t")
+    served.pass_ms(8)
+    (line,) = run(capsys, "consume", "orders", "--group", "g", "--count", 1)
+    assert line.startswith("2023-11-14T22:13:20.008Z  orders/")
+    assert line.endswith('  offset 0  key k  tag t  3 ms after due  "hello"')
+
+
+@pytest.mark.usefixtures("served")
+def test_what_was_printed_is_acknowledged_and_the_rest_is_not(capsys: Capsys) -> None:
+    run(capsys, "topic", "create", "orders", "--queues", 1)
+    run(capsys, "send", "orders", "hello", "--count", 5)
+    offsets = [message["queue_offset"] for message in consumed(capsys, "orders", 2)]
+    offsets += [message["queue_offset"] for message in consumed(capsys, "orders", 3)]
+    assert offsets == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.usefixtures("served")
+def test_only_the_tags_that_are_asked_for(capsys: Capsys) -> None:
+    for tag in ("red", "green", "blue"):
+        run(capsys, "send", "orders", tag, "--tag", tag)
+    assert {message["body"] for message in consumed(capsys, "orders", 2, "--tag", "red || blue")} == {"red", "blue"}
+
+
+@pytest.mark.usefixtures("served")
+def test_a_timeout_before_the_count_is_a_1(capsys: Capsys) -> None:
+    words = ("consume", "orders", "--group", "g", "--timeout")
+    assert run(capsys, *words, "50ms", code=1) == []
+    run(capsys, "send", "orders", "hello")
+    run(capsys, *words, "50ms", "--count", 2, code=1)
+
+
+@pytest.mark.usefixtures("served")
+def test_a_timeout_after_some_messages_is_the_end(capsys: Capsys) -> None:
+    run(capsys, "send", "orders", "hello")
+    assert len(run(capsys, "consume", "orders", "--group", "g", "--timeout", "3s")) == 1
+
+
+@pytest.mark.usefixtures("served")
+def test_an_interrupt_ends_it_and_keeps_what_was_printed(capsys: Capsys) -> None:
+    run(capsys, "send", "orders", "hello")
+    command = [sys.executable, "-c", INTERRUPTIBLE, "consume", "orders", "--group", "g"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+        try:
+            assert process.stdout is not None
+            assert b'"hello"' in process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=WAIT_S) == (b"", b"")
+            assert process.returncode == 130
+        finally:
+            process.kill()  # or leaving the block would wait for it for ever
+    assert run_json(capsys, "group", "show", "g")["queues"][-1]["lag"] == 0
+
+
+# -- cancel -----------------------------------------------------------------------------------------------------
+
+
+def test_a_cancel_tells_the_truth(served: Served, capsys: Capsys) -> None:
+    handle = run_json(capsys, "send", "orders", "hello", "--delay", "10s")["handle"]
+    served.pass_ms(10_000)
+    assert run(capsys, "cancel", handle, code=1)[0].startswith("delivered: ")
+    handle = run_json(capsys, "send", "orders", "hello", "--delay", "10s")["handle"]
+    assert run_json(capsys, "cancel", handle) == {"outcome": "cancelled"}
+
+
+@pytest.mark.usefixtures("served")
+def test_a_cancel_by_topic_key_and_due(capsys: Capsys) -> None:
+    run(capsys, "send", "orders", "hello", "--delay", "1h", "--key", "order-17")
+    words = ("cancel", "--topic", "orders", "--key", "order-17", "--due")
+    assert run(capsys, *words, T0 + HOUR_MS + 1, code=1)[0].startswith("unknown: ")
+    assert run(capsys, *words, "2023-11-14T23:13:20Z")[0].startswith("cancelled: ")
+    assert run_json(capsys, "pending")["total"] == 0
+
+
+@pytest.mark.parametrize("words", [(), ("handle", "--key", "k"), ("--topic", "t", "--key", "k")])
+@pytest.mark.usefixtures("served")
+def test_a_cancel_needs_a_handle_or_three_flags(capsys: Capsys, words: tuple[str, ...]) -> None:
+    assert_refused(capsys, 2, "give either a handle, or all of --topic, --key and --due", "cancel", *words)
+
+
+@pytest.mark.usefixtures("served")
+def test_a_handle_that_nobody_gave_is_refused(capsys: Capsys) -> None:
+    assert_refused(capsys, 2, "is neither a receipt nor a recall handle", "cancel", "handle")
+
+
+# -- pending ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("served")
+def test_nothing_waits(capsys: Capsys) -> None:
+    assert run(capsys, "pending") == ["nothing waits"]
+    run(capsys, "topic", "create", "orders")
+    assert run(capsys, "pending", "--topic", "orders") == ["nothing waits for orders"]
+    assert_refused(capsys, 1, "topic 'letters' does not exist", "pending", "--topic", "letters")
+
+
+@pytest.mark.usefixtures("served")
+def test_what_waits_by_topic_and_by_time(capsys: Capsys) -> None:
+    run(capsys, "send", "orders", "soon", "--delay", "10s")
+    run(capsys, "send", "orders", "later", "--delay", "2h", "--count", 1_000)
+    run(capsys, "send", "letters", "much later", "--at", "2024-01-01T00:00Z")
+    assert run(capsys, "pending", "--by", "hour") == [
+        "1,002 messages wait",
+        "",
+        "topic    near    far",
+        "letters     0      1",
+        "orders      1  1,000",
+        "",
+        "due in the hour  topic    messages",
+        "2023-11-14T22Z   orders          1",
+        "2023-11-15T00Z   orders      1,000",
+        "2024-01-01T00Z   letters         1",
+    ]
+    *_, last = run(capsys, "pending", "--by", "day", "--limit", 1)
+    assert last == "... and more: see --limit and --by"
+    assert "2024-01-01      letters         1" in "\n".join(run(capsys, "pending", "--by", "day", "--topic", "letters"))
+
+
+# -- topic ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("served")
+def test_a_topic_from_birth_to_death(capsys: Capsys) -> None:
+    assert run(capsys, "topic", "list") == ["there is no topic yet; the first send to one makes it"]
+    made = run(capsys, "topic", "create", "orders", "--queues", 2)
+    assert made == ["created topic orders: 2 queues, read and write"]
+    assert_refused(capsys, 1, "there is a topic orders already", "topic", "create", "orders")
+    run(capsys, "send", "orders", "now")
+    run(capsys, "send", "orders", "later", "--delay", "1h", "--count", 3)
+    assert run(capsys, "topic", "list") == ["topic   waiting", "orders        3"]
+    shown = run(capsys, "topic", "show", "orders")
+    assert shown[:4] == [
+        "topic    orders",
+        "queues   2",
+        "perm     read and write",
+        "waiting  3 (0 near, 3 far)",
+    ]
+    assert shown[5] == "queue  min  max  messages"
+    assert len(shown) == 8
+    changed = run(capsys, "topic", "update", "orders", "--perm", "r")
+    assert changed == ["updated topic orders: 2 queues, read only"]
+    assert_refused(capsys, 3, "no queue that can be written to", "send", "orders", "x")
+    assert run(capsys, "topic", "update", "orders", "--queues", 4)[0].endswith("4 queues, read only")
+    deleted = run(capsys, "topic", "delete", "orders", "--yes")
+    assert deleted == ["deleted topic orders; 3 waiting messages cancelled"]
+    assert run_json(capsys, "topic", "list") == []
+
+
+@pytest.mark.usefixtures("served")
+def test_a_topic_as_json(capsys: Capsys) -> None:
+    wanted = {"name": "orders", "read_queue_count": 1, "write_queue_count": 1, "perm": 4}
+    assert run_json(capsys, "topic", "create", "orders", "--queues", 1, "--perm", "r") == wanted
+    queues = [{"queue_id": 0, "min_offset": 0, "max_offset": 0}]
+    assert run_json(capsys, "topic", "show", "orders") == {**wanted, "near": 0, "far": 0, "queues": queues}
+    assert run_json(capsys, "topic", "list") == [{"topic": "orders", "waiting": 0}]
+    assert run_json(capsys, "topic", "delete", "orders", "--yes") == {"topic": "orders", "cancelled": 0}
+
+
+@pytest.mark.parametrize("words", [("show",), ("update", "--perm", "r"), ("delete", "--yes")])
+@pytest.mark.parametrize("name", ["orders", "TBW102"])
+@pytest.mark.usefixtures("served")
+def test_a_topic_that_is_not_there_is_a_1(capsys: Capsys, words: tuple[str, ...], name: str) -> None:
+    verb, *flags = words
+    assert_refused(capsys, 1, f"topic '{name}' does not exist", "topic", verb, name, *flags)
+
+
+@pytest.mark.usefixtures("served")
+def test_an_update_without_a_change_makes_no_sense(capsys: Capsys) -> None:
+    assert_refused(capsys, 2, "nothing to change: give --queues or --perm", "topic", "update", "orders")
+
+
+@pytest.mark.parametrize("noun", ["topic", "group"])
+@pytest.mark.usefixtures("served")
+def test_nothing_is_deleted_without_a_yes(capsys: Capsys, monkeypatch: pytest.MonkeyPatch, noun: str) -> None:
+    run(capsys, noun, "create", "orders")
+    assert_refused(capsys, 2, "give --yes if you mean it", noun, "delete", "orders")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    answers = iter(["n", "", "y"])
+    monkeypatch.setattr("builtins.input", lambda _: next(answers))
+    assert_refused(capsys, 1, "nothing was deleted", noun, "delete", "orders")
+    assert_refused(capsys, 1, "nothing was deleted", noun, "delete", "orders")
+    assert run(capsys, noun, "delete", "orders")[0].startswith(f"deleted {noun} orders")
+
+
+# -- group ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("served")
+def test_a_group_from_birth_to_death(capsys: Capsys) -> None:
+    assert run(capsys, "group", "list") == ["there is no group yet; the first consumer of one makes it"]
+    assert run(capsys, "group", "create", "g") == ["created group g"]
+    assert_refused(capsys, 1, "there is a group g already", "group", "create", "g")
+    run(capsys, "topic", "create", "orders", "--queues", 1)
+    run(capsys, "send", "orders", "hello", "--count", 3)
+    consumed(capsys, "orders", 2)
+    assert run(capsys, "group", "list") == ["g"]
+    shown = run(capsys, "group", "show", "g")
+    assert shown[:3] == ["group    g", "members  none at this moment", "lag      1"]
+    assert shown[-1].split() == ["orders", "0", "2", "3", "1"]
+    queue = run_json(capsys, "group", "show", "g")["queues"][-1]
+    assert queue == {"topic": "orders", "queue_id": 0, "committed": 2, "max_offset": 3, "lag": 1}
+    assert run(capsys, "group", "delete", "g", "--yes") == ["deleted group g"]
+    assert run_json(capsys, "group", "list") == []
+
+
+@pytest.mark.usefixtures("served")
+def test_a_group_that_is_not_there_is_a_1(capsys: Capsys) -> None:
+    assert_refused(capsys, 1, "group 'g' does not exist", "group", "show", "g")
+    assert_refused(capsys, 1, "group 'g' does not exist", "group", "delete", "g", "--yes")
+
+
+# -- no broker --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("send", "orders", "x"),
+        ("send", "orders", "x", "--count", "2"),
+        ("consume", "orders", "--group", "g"),
+        ("cancel", "--topic", "t", "--key", "k", "--due", "1798790400000"),
+        ("pending",),
+        ("topic", "list"),
+        ("group", "list"),
+    ],
+    ids=" ".join,
+)
+def test_no_broker_is_a_3(capsys: Capsys, words: tuple[str, ...]) -> None:
+    # Nothing listens on port 1, and nothing may.
+    assert_refused(capsys, 3, "no broker at 127.0.0.1:1", *words, "--addr", "127.0.0.1:1")
+
+
+def test_the_first_address_that_answers_is_asked(served: Served, capsys: Capsys) -> None:
+    assert run(capsys, "pending", "--addr", f"127.0.0.1:1;{served.address}") == ["nothing waits"]

@@ -1,0 +1,476 @@
+"""The parts of the client that need no socket: delays, shares, progress, properties, receipts, records."""
+
+import subprocess
+import sys
+import zlib
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import postdate
+from postdate import client
+from postdate.client.allocation import allocate
+from postdate.client.backlog import Backlog, Delivery, OwnedQueue
+from postdate.client.connection import Address, parse_address, parse_addresses
+from postdate.client.faults import BrokerError, Pause, Unavailable, refusal
+from postdate.client.identity import new_client_id, new_unique_keys
+from postdate.client.outgoing import BATCH_BYTES_MAX, Outgoing, Receipt, Sealed, frames_of, receipts, seal
+from postdate.client.progress import Progress
+from postdate.client.received import BODY_BYTES_MAX, ReceivedMessage, decompress, readable_properties
+from postdate.client.routes import readable_queues, targets_of
+from postdate.client.spans import Delay, delay_ms, instant, instant_ms
+from postdate.client.wanted import Wanted
+from postdate.errors import FlowControl, IllegalMessage, PostdateError, ProtocolError, UsageError
+from postdate.log import record as stored
+from postdate.message import LOOPBACK, Host, Message, decode_properties, encode_properties
+from postdate.wire.bodies import Broker, QueueData, QueueName, Route
+from postdate.wire.frame import Command
+from postdate.wire.ids import recall_handle
+from postdate.wire.records import Record, decode_records
+
+# -- the package
+
+
+def test_the_package_gives_the_names_of_the_client() -> None:
+    assert sorted(postdate.__all__) == sorted(client.__all__)
+    for name in postdate.__all__:
+        assert getattr(postdate, name) is getattr(client, name)
+
+
+def test_importing_the_package_loads_neither_event_loops_nor_sockets() -> None:
+    script = "import sys, postdate, postdate.errors; print(sorted({'asyncio', 'socket', 'numpy'} & set(sys.modules)))"
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert answer.stdout.strip() == "[]"
+
+
+def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'conect'"):
+        _ = postdate.conect
+
+
+# -- delays and instants
+
+
+@pytest.mark.parametrize(
+    ("delay", "expected_ms"),
+    [
+        ("30m", 1_800_000),
+        ("1h30m", 5_400_000),
+        ("500ms", 500),
+        ("2d", 172_800_000),
+        ("1d 2h 3m 4s 5ms", 93_784_005),
+        ("1.5h", 5_400_000),
+        ("0.1ms", 1),
+        ("0s", 0),
+        (0, 0),
+        (2, 2_000),
+        (0.001, 1),
+        (0.0001, 1),
+        (1e-9, 1),
+        (timedelta(minutes=1), 60_000),
+        (timedelta(microseconds=1), 1),
+    ],
+)
+def test_a_delay_is_read_and_rounded_up(delay: Delay, expected_ms: int) -> None:
+    assert delay_ms(delay) == expected_ms
+
+
+@pytest.mark.parametrize(
+    "delay", ["", " ", "30", "m", "30x", "-1s", "1h-30m", "1h30", "1 h", "٣s", True, None, float("nan"), float("inf"),
+              -1, -0.001, timedelta(seconds=-1), [1]]
+)  # fmt: skip
+def test_what_is_no_delay_is_refused(delay: Delay) -> None:
+    with pytest.raises(UsageError, match="delay is"):
+        delay_ms(delay)
+
+
+def test_an_instant_needs_a_time_zone() -> None:
+    with pytest.raises(UsageError, match="without a time zone"):
+        instant_ms(datetime(2027, 1, 15, 8))
+    with pytest.raises(UsageError, match="expected a datetime"):
+        instant_ms(1_800_000_000)  # type: ignore[arg-type]
+
+
+def test_an_instant_is_rounded_up_to_milliseconds() -> None:
+    eight = datetime(2027, 1, 15, 8, tzinfo=UTC)
+    assert instant_ms(eight) == 1_800_000_000_000
+    assert instant_ms(eight + timedelta(microseconds=1)) == 1_800_000_000_001
+    assert instant_ms(eight.astimezone(timezone(timedelta(hours=9)))) == 1_800_000_000_000
+    assert instant(1_800_000_000_001) == eight + timedelta(milliseconds=1)
+
+
+# -- addresses
+
+
+def test_addresses_are_read_as_rocketmq_writes_them() -> None:
+    assert parse_addresses(" a:1 ; 10.0.0.1:9876;") == (Address("a", 1), Address("10.0.0.1", 9876))
+    assert parse_address("[::1]:9876") == Address("::1", 9876)
+    assert str(Address("::1", 9876)) == "[::1]:9876"
+
+
+@pytest.mark.parametrize("text", ["", ";", "host", "host:", ":9876", "host:0", "host:65536", "host:x", "a:1;b"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="the address is"):
+        parse_addresses(text)
+
+
+# -- shares
+
+
+@pytest.mark.parametrize(
+    ("queue_count", "member_count", "shares"),
+    [(8, 3, [3, 3, 2]), (4, 4, [1, 1, 1, 1]), (2, 3, [1, 1, 0]), (7, 2, [4, 3]), (0, 2, [0, 0]), (1, 1, [1])],
+)
+def test_queues_are_shared_out_evenly(queue_count: int, member_count: int, shares: list[int]) -> None:
+    members = [f"m{n}" for n in range(member_count)]
+    given_out = [allocate(member, members[::-1], range(queue_count)) for member in members]
+    assert [len(share) for share in given_out] == shares
+    assert [queue for share in given_out for queue in share] == list(range(queue_count))
+
+
+def java_averagely(index: int, member_count: int, queue_count: int) -> list[int]:
+    """RocketMQ's rule as its documentation tells it, step by step."""
+    rest = queue_count % member_count
+    size = (
+        1
+        if queue_count <= member_count
+        else queue_count // member_count + (1 if rest > 0 and index < rest else 0)
+    )  # fmt: skip
+    start = index * size if rest > 0 and index < rest else index * size + rest
+    return [(start + n) % queue_count for n in range(min(size, queue_count - start))]
+
+
+@given(queue_count=st.integers(0, 40), member_count=st.integers(1, 12))
+def test_the_shares_are_those_that_java_members_compute(queue_count: int, member_count: int) -> None:
+    members = [f"m{n:02}" for n in range(member_count)]
+    for index, member in enumerate(members):
+        assert list(allocate(member, members, range(queue_count))) == java_averagely(index, member_count, queue_count)
+
+
+def test_who_is_no_member_gets_nothing() -> None:
+    assert list(allocate("x", ["a", "b"], range(4))) == []
+
+
+# -- routes
+
+
+def test_targets_alternate_between_brokers_and_leave_out_what_cannot_be_written() -> None:
+    route = Route(
+        [Broker("b", "c", "10.0.0.2:10911"), Broker("a", "c", "10.0.0.1:10911")],
+        [QueueData("b", 2, 2, 6), QueueData("a", 2, 1, 6), QueueData("a", 2, 1, 4), QueueData("gone", 1, 1, 6)],
+    )
+    assert [(target.broker_name, target.queue_id) for target in targets_of(route)] == [("a", 0), ("b", 0), ("b", 1)]
+
+
+def test_readable_queues_are_sorted_and_leave_out_what_cannot_be_read() -> None:
+    route = Route([], [QueueData("b", 1, 1, 6), QueueData("a", 2, 1, 4), QueueData("c", 2, 2, 2)])
+    assert readable_queues("t", route) == [QueueName("t", "a", 0), QueueName("t", "a", 1), QueueName("t", "b", 0)]
+
+
+# -- progress
+
+
+def test_the_offset_to_commit_is_the_smallest_one_not_acknowledged() -> None:
+    progress = Progress(7)
+    assert progress.commit_offset == 7
+    progress.pulled([7, 8, 9], 10)
+    progress.acknowledge(8)
+    assert progress.commit_offset == 7
+    progress.acknowledge(7)
+    assert progress.commit_offset == 9
+    progress.acknowledge(9)
+    progress.acknowledge(9)
+    assert (progress.commit_offset, progress.position) == (10, 10)
+
+
+def test_messages_that_nobody_wants_are_passed_over() -> None:
+    progress = Progress(0)
+    progress.pulled([], 32)
+    assert progress.commit_offset == 32
+    progress.pulled([40], 64)
+    assert progress.commit_offset == 40
+
+
+def test_a_step_back_forgets_what_was_open_and_a_step_forward_does_not() -> None:
+    progress = Progress(0)
+    progress.pulled([0, 1], 2)
+    assert progress.move(5)
+    assert progress.commit_offset == 0
+    assert not progress.move(3)
+    progress.acknowledge(0)
+    assert (progress.commit_offset, progress.position) == (3, 3)
+
+
+@given(st.lists(st.integers(0, 19), max_size=40))
+def test_nothing_beyond_an_open_message_is_ever_committed(acknowledged: list[int]) -> None:
+    progress = Progress(0)
+    progress.pulled(range(20), 20)
+    for offset in acknowledged:
+        progress.acknowledge(offset)
+    assert progress.commit_offset == min(set(range(20)) - set(acknowledged), default=20)
+
+
+# -- the backlog
+
+
+def owned(queue_id: int, *offsets: int) -> tuple[OwnedQueue, list[Delivery]]:
+    queue = OwnedQueue(QueueName("t", "b", queue_id), Address("h", 1), Progress(0), None)
+    return queue, [delivery(queue, queue_offset=offset) for offset in offsets]
+
+
+def delivery(queue: OwnedQueue | None = None, *, sys_flag: int = 0, body: bytes = b"x", queue_offset: int = 0,
+             topic: str = "t", **properties: str) -> Delivery:  # fmt: skip
+    record = Record(3, queue_offset, 99, sys_flag, 1_000, 2_000, LOOPBACK, 2, body, topic, b"")
+    return Delivery(queue or owned(3)[0], record, properties)
+
+
+def test_queues_take_turns_and_give_one_message_at_a_time() -> None:
+    backlog = Backlog()
+    first, of_first = owned(0, 0, 1)
+    second, of_second = owned(1, 0, 1)
+    backlog.put(first, of_first)
+    backlog.put(second, of_second)
+    assert [backlog.take(), backlog.take(), backlog.take()] == [of_first[0], of_second[0], None]
+    backlog.release(second)
+    assert [backlog.take(), backlog.take()] == [of_second[1], None]
+    backlog.release(first)
+    assert backlog.take() is of_first[1]
+    assert first.waiting_bytes == 0
+
+
+def test_a_dropped_queue_gives_nothing_more() -> None:
+    backlog = Backlog()
+    queue, deliveries = owned(0, 0, 1, 2)
+    backlog.put(queue, deliveries)
+    assert backlog.take() is deliveries[0]
+    backlog.release(queue)
+    backlog.drop(queue)
+    assert backlog.take() is None
+    assert not queue.waiting
+
+
+# -- messages to send
+
+
+def sealed_properties(**wishes: object) -> dict[str, str]:
+    return decode_properties(seal(Outgoing(b"x", **wishes), "U1").properties)  # type: ignore[arg-type]
+
+
+def test_wishes_become_properties() -> None:
+    assert sealed_properties() == {"UNIQ_KEY": "U1", "WAIT": "true"}
+    assert sealed_properties(key="k1 k2", tag="paid", properties={"colour": "red"}) == {
+        "colour": "red", "UNIQ_KEY": "U1", "WAIT": "true", "KEYS": "k1 k2", "TAGS": "paid",
+    }  # fmt: skip
+    assert sealed_properties(delay="30m")["TIMER_DELAY_MS"] == "1800000"
+    assert sealed_properties(at=datetime(2027, 1, 15, 8, tzinfo=UTC))["TIMER_DELIVER_MS"] == "1800000000000"
+    assert sealed_properties(level=3)["DELAY"] == "3"
+    assert "TIMER_DELAY_MS" not in sealed_properties(delay=0)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "sentence"),
+    [
+        ({"delay": "1s", "level": 1}, "at most one"),
+        ({"delay": "1s", "at": datetime(2027, 1, 15, tzinfo=UTC)}, "at most one"),
+        ({"level": 0}, "level is 0"),
+        ({"level": True}, "level is True"),
+        ({"properties": {"TAGS": "x"}}, "use the argument tag"),
+        ({"properties": {"TIMER_DELAY_SEC": "1"}}, "use the argument delay"),
+        ({"properties": {"UNIQ_KEY": "x"}}, "set by the client itself"),
+    ],
+)
+def test_contradictions_are_the_callers_fault(wishes: dict[str, object], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        sealed_properties(**wishes)
+
+
+def test_what_no_broker_would_take_is_refused_before_it_is_sent() -> None:
+    with pytest.raises(IllegalMessage, match="separator"):
+        sealed_properties(key="a\x01b")
+    with pytest.raises(IllegalMessage, match="properties have"):
+        sealed_properties(properties={"long": "x" * 40_000})
+    with pytest.raises(IllegalMessage, match="a frame has room"):
+        seal(Outgoing(bytes(17_000_000)), "U1")
+    with pytest.raises(UsageError, match="expected bytes or str"):
+        seal(Outgoing(7), "U1")  # type: ignore[arg-type]
+
+
+def test_a_batch_is_cut_by_count_and_by_size() -> None:
+    small = [Sealed(f"U{n}", b"x", b"", False) for n in range(2_500)]
+    assert [len(frame) for frame in frames_of(small)] == [1_000, 1_000, 500]
+    large = [Sealed(f"U{n}", bytes(400_000), b"", False) for n in range(5)]
+    assert [len(frame) for frame in frames_of(large)] == [2, 2, 1]
+    huge = [Sealed("U", bytes(BATCH_BYTES_MAX + 1), b"", False)]
+    assert [len(frame) for frame in frames_of(huge)] == [1]
+    assert list(frames_of([])) == []
+
+
+# -- receipts
+
+
+def test_a_receipt_prints_what_a_cancel_needs() -> None:
+    handle = recall_handle("t", "b", 1_800_000_000_000, "U1")
+    (receipt,) = receipts("t", [Sealed("U1", b"", b"", True)], {"msgId": "M", "queueId": "2", "recallHandle": handle})
+    assert receipt == Receipt("t", "U1", "M", 2, None, 1_800_000_000_000, handle)
+    assert str(receipt) == handle
+    assert str(Receipt("t", "U1", "M", 2, 7, None, None)) == "U1"
+
+
+def test_receipts_of_a_batch_tell_the_offsets_that_are_known() -> None:
+    handle = recall_handle("t", "b", 5_000, "U1")
+    messages = [Sealed("U0", b"", b"", False), Sealed("U1", b"", b"", True), Sealed("U2", b"", b"", False)]
+    answer = {"msgId": "A,B,C", "queueId": "1", "queueOffset": "7", "recallHandles": f"- {handle} -"}
+    found = receipts("t", messages, answer)
+    assert [receipt.queue_offset for receipt in found] == [7, None, 8]
+    assert [receipt.offset_id for receipt in found] == ["A", "B", "C"]
+    assert [receipt.handle for receipt in found] == [None, handle, None]
+    found = receipts("t", messages[1:], answer | {"msgId": "B,C", "recallHandles": f"{handle} -"})
+    assert [receipt.queue_offset for receipt in found] == [None, None]
+
+
+def test_receipts_of_rocketmq_have_no_handles_in_a_batch() -> None:
+    messages = [Sealed("U0", b"", b"", True), Sealed("U1", b"", b"", True)]
+    found = receipts("t", messages, {"msgId": "A,B", "queueId": "1", "queueOffset": "7"})
+    assert [receipt.handle for receipt in found] == [None, None]
+
+
+# -- records and messages that came
+
+
+def test_records_of_an_answer_are_read() -> None:
+    message = Message("orders", b"body", encode_properties({"KEYS": "k"}), queue_id=2, born_at_ms=5, reconsume_times=1)
+    v6 = message._replace(born_host=Host(bytes(16), 7), topic="%RETRY%" + "g" * 120 + "h" * 20)
+    data = b"".join(
+        stored.encode(each, each.topic.encode(), 4_096, 9, host)
+        for each, host in ((message, LOOPBACK), (v6, Host(b"\1" * 16, 8)))
+    )
+    first, second = decode_records(data)
+    assert first == Record(2, 0, 4_096, 0, 5, 9, LOOPBACK, 1, b"body", "orders", message.properties)
+    assert (second.topic, second.store_host, second.sys_flag) == (v6.topic, Host(b"\1" * 16, 8), 48)
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda data: data[:-3], "are left"),
+        (lambda data: data[:50], "cannot be read"),
+        (lambda data: data + b"\0", "cannot be read"),
+        (lambda data: data[:4] + b"\0\0\0\0" + data[8:], "magic"),
+        (lambda data: data[:3] + b"\0" + data[4:], "says that it has"),
+        (lambda data: data[:8] + b"\0\0\0\0" + data[12:], "crc"),
+    ],
+)
+def test_records_that_are_none_are_the_peers_fault(damage: object, sentence: str) -> None:
+    data = stored.encode(Message("orders", b"body"), b"orders", 0, 0, LOOPBACK)
+    with pytest.raises(ProtocolError, match=sentence):
+        decode_records(damage(data))  # type: ignore[operator]
+
+
+def received(found: Delivery) -> ReceivedMessage:
+    return ReceivedMessage(found, lambda _delay: None)
+
+
+def test_a_message_tells_what_its_record_says() -> None:
+    message = received(delivery(UNIQ_KEY="U1", KEYS="a b", TAGS="paid", TIMER_DELIVER_MS="1500", colour="red"))
+    assert (message.id, message.key, message.keys, message.tag) == ("U1", "a", ["a", "b"], "paid")
+    assert (message.topic, message.body, message.queue_id, message.queue_offset, message.attempt) == (
+        "t",
+        b"x",
+        3,
+        0,
+        3,
+    )
+    assert (message.born_at, message.stored_at, message.due_at) == (instant(1_000), instant(2_000), instant(1_500))
+    assert message.properties["colour"] == "red"
+    assert repr(message) == "<ReceivedMessage U1 of t, queue 3 offset 0>"
+
+
+def test_a_message_without_properties_has_none() -> None:
+    message = received(delivery())
+    assert (message.key, message.keys, message.tag, message.due_at) == (None, [], None, None)
+    assert message.id == message.offset_id == "7F000001000000000000000000000063"
+
+
+def test_a_retried_message_has_the_topic_it_was_sent_to() -> None:
+    assert received(delivery(topic="%RETRY%g", RETRY_TOPIC="orders")).topic == "orders"
+
+
+@pytest.mark.parametrize("sys_flag", [0x001, 0x301])
+def test_a_body_compressed_by_zlib_is_unfolded(sys_flag: int) -> None:
+    assert received(delivery(sys_flag=sys_flag, body=zlib.compress(b"long" * 2_000))).body == b"long" * 2_000
+
+
+@pytest.mark.parametrize(
+    ("sys_flag", "body", "sentence"),
+    [
+        (0x001, b"nonsense", "cannot be read"),
+        (0x001, zlib.compress(b"long" * 2_000)[:-4], "cut off"),
+        (0x001, zlib.compress(bytes(BODY_BYTES_MAX + 1)), "more than"),
+        (0x401, b"", "not known: 4"),
+    ],
+)
+def test_a_body_that_cannot_be_unfolded_is_named(sys_flag: int, body: bytes, sentence: str) -> None:
+    with pytest.raises(ProtocolError, match=sentence):
+        decompress(body, sys_flag)
+
+
+@pytest.mark.parametrize(("sys_flag", "module"), [(0x101, "lz4"), (0x201, "zstandard")])
+def test_a_body_that_needs_a_module_says_which(sys_flag: int, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, f"{module}.frame", None)
+    with pytest.raises(ProtocolError, match=f"pip install {module}"):
+        decompress(b"", sys_flag)
+
+
+def test_properties_that_are_no_utf8_do_not_stop_a_queue() -> None:
+    assert readable_properties(b"KEYS\x01k\xff\x02") == {"KEYS": "k�"}
+
+
+# -- the rest
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Wanted("or ders", "g"),
+        Wanted("orders", ""),
+        Wanted("orders", "g", from_="middle"),  # type: ignore[arg-type]
+        Wanted("orders", "g", batch=0),
+        Wanted("orders", "g", prefetch=0),
+        Wanted("orders", "g", attempts_max=0),
+    ],
+)
+def test_a_consumer_that_cannot_be_is_refused(wanted: Wanted) -> None:
+    with pytest.raises((UsageError, IllegalMessage)):
+        wanted.check()
+
+
+def test_codes_become_errors_with_the_brokers_sentence() -> None:
+    def error(code: int) -> PostdateError:
+        return refusal(Command(code, {}, remark="because"))
+
+    assert [type(error(code)) for code in (2, 13, 14)] == [FlowControl, IllegalMessage, Unavailable]
+    assert str(error(2)) == "because"
+    unknown = error(4711)
+    assert isinstance(unknown, BrokerError)
+    assert (unknown.code, unknown.sentence) == (4711, "because")
+
+
+def test_a_pause_doubles_up_to_its_limit_and_starts_again() -> None:
+    pause = Pause()
+    assert pause.is_fresh
+    assert [round(pause.next(), 1) for _ in range(8)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    pause.reset()
+    assert pause.next() == 0.1
+
+
+def test_ids_have_rocketmqs_form_and_differ() -> None:
+    address, _, rest = new_client_id().partition("@")
+    process, _, nanoseconds = rest.partition("#")
+    assert address.count(".") == 3
+    assert process.isdigit()
+    assert nanoseconds.isdigit()
+    assert new_client_id() != new_client_id()
+    assert len(new_unique_keys().next(0)) == 32

@@ -1,0 +1,153 @@
+"""Routes and ports: how a client finds the broker, and what it is told about topics that are not there yet."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from dialogue import connected, make_topic, read_bodies, sent
+from serving import SERVED, Served, serving
+
+from postdate.broker import Broker
+from postdate.clock import SystemClock
+from postdate.config import Settings
+from postdate.errors import UsageError
+from postdate.log.disk import RealDisk
+from postdate.message import Host
+from postdate.server import Server
+from postdate.server.serve import broker_host
+from postdate.wire import codes
+from postdate.wire.bodies import Route, decode_route
+
+
+def port_of(address: str | None) -> int:
+    assert address is not None
+    return int(address.rpartition(":")[2])
+
+
+def route(served: Served, topic: str) -> Route:
+    """The route of a topic, as the route port tells it."""
+    with connected(served, port=port_of(served.server.route_address)) as peer:
+        answer = peer.ask(codes.GET_ROUTEINFO_BY_TOPIC, topic=topic)
+        assert answer.code == codes.SUCCESS, answer
+        return decode_route(answer.body)
+
+
+def test_every_port_serves_everything(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        ports = [
+            port_of(address)
+            for address in (served.server.route_address, served.server.broker_address, served.server.vip_address)
+        ]
+        assert len(set(ports)) == 3
+        for port in ports:
+            with connected(served, port=port) as peer:
+                sent(peer, "orders", str(port))
+                assert str(port) in read_bodies(peer, "orders")
+                assert peer.ask(codes.GET_ROUTEINFO_BY_TOPIC, topic="orders").code == codes.SUCCESS
+
+
+def test_without_a_vip_port_there_is_none(tmp_path: Path) -> None:
+    with serving(tmp_path, vip_port=-1) as served:
+        assert served.server.vip_address is None
+        assert len(served.server._listeners) == 2
+
+
+def test_the_route_of_a_topic_names_the_broker_and_its_queues(tmp_path: Path) -> None:
+    with serving(tmp_path, broker_name="b1", cluster_name="c1") as served, connected(served) as peer:
+        make_topic(peer, "orders", readQueueNums=6, writeQueueNums=4, perm=4)
+        answer = peer.ask(codes.GET_ROUTEINFO_BY_TOPIC, topic="orders")
+        assert orjson.loads(answer.body) == {
+            "brokerDatas": [
+                {
+                    "brokerAddrs": {"0": served.server.broker_address}, "brokerName": "b1", "cluster": "c1",
+                    "enableActingMaster": False,
+                }
+            ],
+            "filterServerTable": {},
+            "queueDatas": [
+                {"brokerName": "b1", "perm": 4, "readQueueNums": 6, "writeQueueNums": 4, "topicSysFlag": 0}
+            ],
+        }  # fmt: skip
+
+
+def test_the_route_of_tbw102_says_how_a_new_topic_would_look(tmp_path: Path) -> None:
+    with serving(tmp_path, default_queue_count=5) as served:
+        (queues,) = route(served, "TBW102").queues
+        assert (queues.read_queue_count, queues.write_queue_count, queues.perm) == (5, 5, 7)
+
+
+def test_without_automatic_topics_tbw102_is_unknown(tmp_path: Path) -> None:
+    with serving(tmp_path, auto_create_topics=False) as served, connected(served) as peer:
+        assert peer.ask(codes.GET_ROUTEINFO_BY_TOPIC, topic="TBW102").code == codes.TOPIC_NOT_EXIST
+
+
+def test_an_unknown_topic_has_no_route(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        for name in ("nowhere", "%DLQ%workers", "", "%RETRY%", "%RETRY%not a name", "x" * 5_000):
+            answer = peer.ask(codes.GET_ROUTEINFO_BY_TOPIC, topic=name)
+            assert answer.code == codes.TOPIC_NOT_EXIST
+            assert "does not exist" in (answer.remark or "")
+        assert served.call(lambda: "nowhere" not in served.broker.fold.topics.by_name), "asking makes nothing"
+
+
+def test_a_retry_topic_has_a_route_before_anybody_made_it(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        (queues,) = route(served, "%RETRY%workers").queues
+        assert (queues.read_queue_count, queues.write_queue_count, queues.perm) == (1, 1, 6)
+
+
+def test_without_automatic_groups_only_a_known_group_has_a_retry_route(tmp_path: Path) -> None:
+    with serving(tmp_path, auto_create_groups=False) as served, connected(served) as peer:
+        assert peer.ask(codes.GET_ROUTEINFO_BY_TOPIC, topic="%RETRY%workers").code == codes.TOPIC_NOT_EXIST
+        peer.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, b'{"groupName":"workers"}')
+        assert route(served, "%RETRY%workers").queues[0].write_queue_count == 1
+
+
+@pytest.mark.parametrize(
+    ("advertise", "address"),
+    [
+        ("10.1.2.3", "10.1.2.3:{port}"),
+        ("example.com:1234", "example.com:1234"),
+        ("10.1.2.3:1234", "10.1.2.3:1234"),
+        ("[2001:db8::1]", "[2001:db8::1]:{port}"),
+        ("[2001:db8::1]:1234", "[2001:db8::1]:1234"),
+    ],
+)
+def test_a_route_holds_the_address_that_is_advertised(tmp_path: Path, advertise: str, address: str) -> None:
+    with serving(tmp_path, advertise=advertise) as served:
+        (broker,) = route(served, "TBW102").brokers
+        assert broker.address == address.format(port=served.port)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
+def test_without_advertising_a_route_holds_the_address_that_the_client_came_to(tmp_path: Path, host: str) -> None:
+    with serving(tmp_path, host="0.0.0.0") as served:
+        with connected(served, host=host, port=port_of(served.server.route_address)) as peer:
+            answer = peer.ask(codes.GET_ROUTEINFO_BY_TOPIC, topic="TBW102")
+        assert decode_route(answer.body).brokers[0].address == f"{host}:{served.port}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "host"),
+    [
+        ({}, Host(bytes([127, 0, 0, 1]), 10_911)),
+        ({"host": "192.168.1.7", "broker_port": 5}, Host(bytes([192, 168, 1, 7]), 5)),
+        ({"advertise": "10.1.2.3"}, Host(bytes([10, 1, 2, 3]), 10_911)),
+        ({"advertise": "10.1.2.3:1234"}, Host(bytes([10, 1, 2, 3]), 1_234)),
+        ({"advertise": "[2001:db8::1]:1234"}, Host(bytes.fromhex("20010db8" + "0" * 23 + "1"), 1_234)),
+        ({"advertise": "example.com:1234"}, Host(bytes([127, 0, 0, 1]), 10_911)),
+    ],
+)
+def test_message_ids_hold_the_address_that_is_advertised(settings: dict[str, Any], host: Host) -> None:
+    assert broker_host(Settings(**settings)) == host
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with serving(tmp_path / "first") as first:
+        settings = Settings(**(SERVED | {"broker_port": first.port}))
+        broker = Broker(RealDisk(tmp_path / "second"), settings)
+        with pytest.raises(UsageError, match=rf"port {first.port} of 127.0.0.1 is in use .* --broker-port"):
+            asyncio.run(Server(broker, SystemClock()).start())
+        broker.close()
