@@ -14,9 +14,10 @@ A page is read line by line for fenced blocks, tables and headings. What each bl
     text       a picture
 
 In what is printed a line `...` stands for any number of lines, and `...` within a line for any text: ids and times
-differ from run to run. In a command, `...` is the text that it stood for last. The pages of SERVED have a broker, whose address is
-in POSTDATE_ADDR and whose data is in ./postdate-data; `postdate check` stops it first, so check comes last. `postdate
-up` is a broker of its own: it has free ports, which are shown as the usual ones, and is told to stop when it listens.
+differ from run to run. In a command, `...` is the text that it stood for last. The pages of SERVED have a broker, whose
+address is in POSTDATE_ADDR and whose data is in ./postdate-data; `postdate check` stops it first, so check comes last.
+`postdate up` is a broker of its own: it has free ports, which are shown as the usual ones, and is told to stop when it
+listens.
 """
 
 import argparse
@@ -59,15 +60,18 @@ from serving import Served, serving
 from test_imports import ROWS
 
 from postdate import cli, client
+from postdate.cli import admin
 from postdate.cli import command as cli_command
 from postdate.client import faults
 from postdate.config import Settings, load
+from postdate.errors import PostdateError
 from postdate.log import record as records
 from postdate.log import snapshot
 from postdate.log.batch import KIND_NAMES
 from postdate.log.folder import FIXED_SETTINGS, FORMAT
 from postdate.log.rows import BLOCK_ROWS
 from postdate.server import answers
+from postdate.wire import bodies, frame, ids
 from postdate.wire import codes as wire_codes
 from postdate.wire.schema import REQUESTS, Field, Request
 
@@ -547,6 +551,48 @@ def test_errors_become_the_codes_that_are_shown() -> None:
     assert shown == [(error.__name__, number) for error, number in answers._CODES]
 
 
+def shown_json(heading: str) -> bytes:
+    blocks = blocks_of(sections_of(PROTOCOL.read_text())[heading])
+    return "\n".join(next(block.lines for block in blocks if block.kind == "json")).encode()
+
+
+def test_bodies_that_are_shown_are_those_of_the_code() -> None:
+    broker = bodies.Broker("postdate", "DefaultCluster", "127.0.0.1:10911")
+    assert json.loads(shown_json("Routes")) == json.loads(bodies.encode_route(broker, 4, 4, 6))
+    (consumer,) = bodies.decode_heartbeat(shown_json("Heartbeats, members and notices")).consumers
+    assert consumer.subscriptions == (bodies.parse_subscription("orders", "paid || refunded"),)
+    assert bodies.decode_lock(shown_json("Locks")).queues == (bodies.QueueName("orders", "postdate", 0),)
+    (queue,) = bodies.decode_by_queue(shown_json("Tables by queue"), "offsetTable")
+    assert queue == bodies.QueueName("orders", "postdate", 0)
+
+
+def test_what_waits_is_told_as_shown(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, client.connect(served.address) as sender:
+        sender.send("orders", "soon", delay="30s")
+        sender.send("orders", "later", delay="1h")
+        told = admin.pending(served.address)
+    shown = json.loads(shown_json("GET_PENDING"))
+    assert list(told) == list(shown)
+    assert [list(told[name][0]) for name in ("topics", "times")] == [
+        list(shown[name][0]) for name in ("topics", "times")
+    ]
+
+
+def test_headers_that_are_shown_are_those_of_the_code() -> None:
+    text = sections_of(PROTOCOL.read_text())["Frames"]
+    header = shown_json("Frames").replace(b"\n", b"")
+    assert frame.decode(frame.framed(header)[4:]).code == wire_codes.GET_ROUTEINFO_BY_TOPIC
+    assert ", ".join(frame.LANGUAGES) in " ".join(text.split())
+    assert f"we write {wire_codes.PROTOCOL_VERSION}" in text
+    assert f"we write `{wire_codes.LANGUAGE}`" in text
+
+
+def test_the_recall_handle_is_as_shown() -> None:
+    (block,) = blocks_of(sections_of(PROTOCOL.read_text())["Recall and delete marker"])
+    _, topic, broker, due, key = block.lines[0].split()
+    assert ids.parse_recall_handle(ids.recall_handle(topic, broker, int(due), key)) == (topic, broker, int(due), key)
+
+
 def test_what_is_said_to_be_unsupported_is_not_in_the_table() -> None:
     section = sections_of(PROTOCOL.read_text())["Not supported"]
     numbers = {int(number) for number in re.findall(r"\b\d{2,6}\b", section)}
@@ -557,9 +603,9 @@ def test_what_is_said_to_be_unsupported_is_not_in_the_table() -> None:
 # -- client -----------------------------------------------------------------------------------------------------
 
 
-def errors_exported() -> dict[str, type[Exception]]:
+def errors_exported() -> dict[str, type[PostdateError]]:
     found = {name: getattr(client, name) for name in client.__all__}
-    return {name: each for name, each in found.items() if isinstance(each, type) and issubclass(each, Exception)}
+    return {name: each for name, each in found.items() if isinstance(each, type) and issubclass(each, PostdateError)}
 
 
 def test_errors_of_the_client_are_those_that_it_exports() -> None:
@@ -838,7 +884,9 @@ def test_a_command_may_fail_as_shown() -> None:
 
 
 def test_a_gap_in_a_command_is_filled_from_the_output_before() -> None:
-    Console().run(["$ python -c 'print(\"got 42 apples\")'", "got 4... apples", "$ python -c 'assert ... == 2'"], "page:1")
+    Console().run(
+        ["$ python -c 'print(\"got 42 apples\")'", "got 4... apples", "$ python -c 'assert ... == 2'"], "page:1"
+    )
 
 
 def test_java_that_nobody_compiles_is_noticed() -> None:

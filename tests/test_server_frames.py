@@ -323,9 +323,11 @@ def test_a_client_that_does_not_read_its_answers_is_not_read_from_further(tmp_pa
             transport = connection._transport
             assert transport is not None
             assert served.call(transport.get_write_buffer_size) < 4 << 20
+            assert not served.call(transport.is_reading)
             assert 0 < served.call(lambda: len(connection._backlog)) < PULLS
             sent(other, "orders", "others are served meanwhile")
             answers = [slow.next_answer() for _ in pulls]
             assert [answer.opaque for answer in answers] == [pull.opaque for pull in pulls]
             assert all(len(answer.body) > BIG for answer in answers)
+            assert served.call(transport.is_reading)
             slow.expect_no_more()

@@ -71,6 +71,28 @@ def test_a_stop_answers_the_sends_that_are_on_their_way_to_disk(tmp_path: Path) 
         assert read_bodies(peer, "orders") == [str(n) for n in range(5)]
 
 
+def test_a_server_that_stops_takes_no_more_requests(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    with serving(tmp_path, disk=gate.disk) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        gate.hold()
+        command = send_command(peer, "orders", "the last")
+        peer.write(command)
+        gate.wait_for_flush()
+        stopping = threading.Thread(target=served.stop)
+        stopping.start()
+        while served.call(lambda: served.server._listeners[0].is_serving()):
+            pass
+        peer.write(send_command(peer, "orders", "too late"), peer.command(codes.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
+        served.call(lambda: None)
+        gate.open()
+        stopping.join(WAIT_S)
+        peer.expect_closed()
+        assert [(answer.opaque, answer.code) for answer in peer.answers] == [(command.opaque, codes.SUCCESS)]
+    with serving(tmp_path) as served, connected(served) as peer:
+        assert read_bodies(peer, "orders") == ["the last"]
+
+
 def test_a_stop_ends_however_busy_the_producers_are(tmp_path: Path) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         make_topic(peer, "orders")

@@ -24,7 +24,7 @@ ADDRESS_DEFAULT = "127.0.0.1:9876"
 TIMEOUT_SECONDS_DEFAULT = 3.0  # RocketMQ's
 ATTEMPTS_MAX_DEFAULT = 16
 
-AsyncHandler = Callable[[AsyncReceivedMessage], Awaitable[None]]
+AsyncHandler = Callable[[AsyncReceivedMessage], Awaitable[object]]
 
 
 class AsyncClient:

@@ -30,7 +30,7 @@ from postdate.client.wanted import Wanted
 from postdate.errors import PostdateError, ProtocolError, TopicNotFound, UsageError
 from postdate.message import PROPERTY_TAGS
 from postdate.wire import codes
-from postdate.wire.bodies import QueueName, Route
+from postdate.wire.bodies import QueueName
 from postdate.wire.frame import Command, Fields
 from postdate.wire.records import decode_records
 
@@ -210,19 +210,25 @@ class Consumer:
         """Takes our share of the queues of both topics; returns in how many seconds to look again."""
         self._membership.changed.clear()  # before anybody is asked: a change from here on means another rebalance
         complete = True
-        for topic in self._subscriptions:
-            try:
-                route = await self._routes.of(topic, self._timeout)
-            except TopicNotFound:
-                await self._greet_any_broker()
-                route = Route([], [])
-                complete = False
-            addresses = addresses_of(route)
-            members = await self._membership.members(addresses.values())
-            share = allocate(self._membership.client_id, members, readable_queues(topic, route))
-            complete &= await self._own(topic, share, addresses)
-        self._pull_all()
+        try:
+            for topic in self._subscriptions:
+                complete &= await self._share_out(topic)
+        finally:
+            self._pull_all()
         return REBALANCE_SECONDS if complete else REBALANCE_SOON_SECONDS
+
+    async def _share_out(self, topic: str) -> bool:
+        """Takes our share of one topic; returns whether all of it could be taken."""
+        try:
+            route = await self._routes.of(topic, self._timeout)
+        except TopicNotFound:
+            await self._greet_any_broker()
+            await self._own(topic, (), {})
+            return False
+        addresses = addresses_of(route)
+        members = await self._membership.members(addresses.values())
+        share = allocate(self._membership.client_id, members, readable_queues(topic, route))
+        return await self._own(topic, share, addresses)
 
     async def _greet_any_broker(self) -> None:
         """RocketMQ makes the retry topic of a group on its first heartbeat, so one must come before any route."""

@@ -63,9 +63,7 @@ class Pulse:
         """Something was written: makes it durable, answers what can be answered."""
         if self._is_async or self._is_settled_already():
             self._settle()
-        log = self.broker.log
-        # A log that has failed is asked once more only where somebody waits to be told so.
-        if not self._flush_asked and log.end > log.durable and (log.failure is None or self._expected):
+        if not self._flush_asked and self.broker.log.end > self.broker.log.durable:
             self._flush_asked = True
             if self._is_async:
                 self._loop.call_later(self.broker.settings.flush_interval_ms / 1_000, self._flushes.put, True)

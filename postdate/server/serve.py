@@ -76,7 +76,10 @@ class Server:
         async def repeat() -> None:
             while True:
                 await asyncio.sleep(interval_ms / 1_000)
-                work()
+                try:
+                    work()
+                except Exception:  # our mistake; the next round may be luckier, and silence would hide it
+                    logger.exception("%s failed", work.__qualname__)
 
         self._timers.append(asyncio.get_running_loop().create_task(repeat()))
 

@@ -9,7 +9,7 @@ import org.apache.rocketmq.common.producer.RecallMessageHandle;
 /** Cancelling: by the handle that a send returns, and by RocketMQ's delete marker. */
 final class Recall {
     private static final String TOPIC = "recall";
-    private static final long DUE_MS = 3_000;
+    private static final long DUE_MS = 5_000; // long enough for a cancel to come before it on a slow machine
 
     private static DefaultMQProducer producer;
     private static final Inbox inbox = new Inbox();
@@ -55,7 +55,7 @@ final class Recall {
 
     private static void recallLevel() throws Exception {
         Message message = Interop.message(TOPIC, "cancelled level");
-        message.setDelayTimeLevel(1);
+        message.setDelayTimeLevel(2); // 5 s, or 2 s where levels are short
         SendResult result = producer.send(message);
         producer.recallMessage(TOPIC, result.getRecallHandle());
         Interop.ok("a message of a delay level is recalled");
@@ -81,14 +81,18 @@ final class Recall {
     // -- what is refused --------------------------------------------------------------------------------------------
 
     private static void refuseDelivered() throws Exception {
-        SendResult result = producer.send(timed("delivered", 300));
+        Message message = Interop.message(TOPIC, "delivered");
+        message.setDelayTimeMs(300); // an instant may have passed when it reaches the broker; then there is no handle
+        SendResult result = producer.send(message);
         inbox.await("delivered");
         String handle = result.getRecallHandle();
         Interop.refusedWith(604, "the recall of a delivered message", () -> producer.recallMessage(TOPIC, handle));
     }
 
     private static void refuseSpoilt() throws Exception {
-        SendResult result = producer.send(timed("kept", DUE_MS));
+        Message message = Interop.message(TOPIC, "kept");
+        message.setDelayTimeMs(1_000);
+        SendResult result = producer.send(message);
         var handle = (RecallMessageHandle.HandleV1) RecallMessageHandle.decodeHandle(result.getRecallHandle());
         String key = handle.getMessageId();
         String other = key.substring(0, key.length() - 1) + (key.endsWith("0") ? "1" : "0");
