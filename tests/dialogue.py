@@ -16,10 +16,11 @@ import orjson
 from helpers import FaultyDisk, snapshot
 from serving import WAIT_S, Served
 
+from postdate.log.record import Record
 from postdate.message import decode_properties, encode_properties
 from postdate.wire import bodies, codes
 from postdate.wire.frame import JSON, Command, Frames, decode, encode
-from postdate.wire.records import Record, decode_records
+from postdate.wire.records import decode_records
 
 GROUP = "workers"
 UNKNOWN_CODE = 7_777

@@ -152,9 +152,7 @@ class Served:
 
 
 @contextmanager
-def serving(
-    folder: Path, clock: Clock | None = None, disk: Disk | None = None, **settings: Any
-) -> Iterator[Served]:
+def serving(folder: Path, clock: Clock | None = None, disk: Disk | None = None, **settings: Any) -> Iterator[Served]:
     """A server on a data folder, checked when it has stopped or was killed."""
     served = Served(disk or RealDisk(folder), Settings(**(SERVED | settings)), clock or SystemClock())
     try:

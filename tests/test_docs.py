@@ -87,8 +87,8 @@ JAVA = ROOT / "tests" / "interop" / "java" / "src"
 
 # Named in the pages and made later.
 NOT_YET = {"tests/formats"}
-# They run this test, make the environment that it runs in, or take minutes.
-NOT_RUN = ("scripts/", "source ", "python -m benchmarks.")
+# They run this test, make the environment that it runs in, take minutes, or are run by scripts/interop.
+NOT_RUN = ("scripts/", "source ", "python -m benchmarks.", "mvn ", "java ")
 
 
 KINDS = ("python", "console", "sh", "java", "json", "toml", "text")

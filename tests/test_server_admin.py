@@ -151,9 +151,7 @@ def test_how_far_a_group_is_behind_is_told_by_queue(tmp_path: Path) -> None:
         commit = {"consumerGroup": GROUP, "topic": "bills", "queueId": "0", "commitOffset": "4"}
         assert peer.ask(codes.UPDATE_CONSUMER_OFFSET, b"", **commit).code == codes.SUCCESS
         rows = decode_by_queue(peer.ask(codes.GET_CONSUME_STATS, consumerGroup=GROUP).body, "offsetTable")
-        behind = {
-            queue.topic: (row["brokerOffset"], row["consumerOffset"]) for queue, row in rows.items()
-        }
+        behind = {queue.topic: (row["brokerOffset"], row["consumerOffset"]) for queue, row in rows.items()}
         assert behind == {"orders": (5, 2), "bills": (5, 4)}
         one = peer.ask(codes.GET_CONSUME_STATS, consumerGroup=GROUP, topic="bills")
         assert [queue.topic for queue in decode_by_queue(one.body, "offsetTable")] == ["bills"]

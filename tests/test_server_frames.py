@@ -177,9 +177,7 @@ def connections(served: Served) -> int:
     return served.call(lambda: len(served.service.connections))
 
 
-def test_a_connection_that_ends_within_a_frame_is_named_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_connection_that_ends_within_a_frame_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with serving(tmp_path) as served, connected(served) as bad, connected(served) as good:
         bad.socket.sendall(encode(send_command(bad, "orders"))[:-1])
         bad.socket.shutdown(socket.SHUT_WR)

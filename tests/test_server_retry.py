@@ -10,10 +10,10 @@ from helpers import T0
 from serving import Served, serving
 
 from postdate.clock import ManualClock
+from postdate.log.record import Record
 from postdate.message import DELAY_PROPERTIES
 from postdate.wire import codes
 from postdate.wire.ids import message_id
-from postdate.wire.records import Record
 
 RETRY, DEAD = f"%RETRY%{GROUP}", f"%DLQ%{GROUP}"
 LEVELS_MS = [1_000, 5_000, 10_000, 30_000, 60_000, 120_000]
@@ -93,9 +93,7 @@ def test_origin_and_first_topic_are_kept_from_the_first_retry_on(tmp_path: Path)
 
 
 @pytest.mark.parametrize("delay", [{"TIMER_DELAY_SEC": 5}, {"TIMER_DELIVER_MS": T0 + 5_000}, {"DELAY": 2}], ids=str)
-def test_a_message_that_was_delayed_does_not_wait_for_that_a_second_time(
-    tmp_path: Path, delay: dict[str, Any]
-) -> None:
+def test_a_message_that_was_delayed_does_not_wait_for_that_a_second_time(tmp_path: Path, delay: dict[str, Any]) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         sent(peer, "orders", "work", **delay)
         served.pass_ms(5_000)

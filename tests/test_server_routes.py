@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from dialogue import connected, make_topic, read_bodies, sent
+from dialogue import connected, heartbeat, make_topic, read_bodies, sent
 from serving import SERVED, Served, serving
 
 from postdate.broker import Broker
@@ -84,12 +84,48 @@ def test_without_automatic_topics_tbw102_is_unknown(tmp_path: Path) -> None:
 
 
 def test_an_unknown_topic_has_no_route(tmp_path: Path) -> None:
-    with serving(tmp_path) as served, connected(served) as peer:
-        for name in ("nowhere", "%DLQ%workers", "", "%RETRY%", "%RETRY%not a name", "x" * 5_000):
+    with serving(tmp_path, auto_create_topics=False) as served, connected(served) as peer:
+        for name in ("%DLQ%workers", "", "%RETRY%", "%RETRY%not a name", "not a name", "x" * 5_000, "SELF_TEST_TOPIC"):
             answer = peer.ask(codes.GET_ROUTEINFO_BY_TOPIC, topic=name)
             assert answer.code == codes.TOPIC_NOT_EXIST
             assert "does not exist" in (answer.remark or "")
-        assert served.call(lambda: "nowhere" not in served.broker.fold.topics.by_name), "asking makes nothing"
+
+
+def test_without_automatic_topics_an_unknown_topic_has_no_route(tmp_path: Path) -> None:
+    with serving(tmp_path, auto_create_topics=False) as served, connected(served) as peer:
+        assert peer.ask(codes.GET_ROUTEINFO_BY_TOPIC, topic="nowhere").code == codes.TOPIC_NOT_EXIST
+
+
+@pytest.mark.parametrize(("default_queue_count", "promised"), [(8, 4), (2, 2)])
+def test_a_new_topic_has_the_route_that_it_will_have(tmp_path: Path, default_queue_count: int, promised: int) -> None:
+    with serving(tmp_path, default_queue_count=default_queue_count) as served, connected(served) as peer:
+        (queues,) = route(served, "orders").queues
+        assert (queues.read_queue_count, queues.write_queue_count, queues.perm) == (promised, promised, 6)
+        assert served.call(lambda: "orders" not in served.broker.fold.topics.by_name), "asking makes nothing"
+        heartbeat(peer, "c1", {"orders": "*"})
+        assert served.call(lambda: served.broker.fold.topics.get("orders").write_queue_count) == promised
+
+
+def test_a_subscription_makes_no_topic_where_that_is_switched_off(tmp_path: Path) -> None:
+    with serving(tmp_path, auto_create_topics=False) as served, connected(served) as peer:
+        assert heartbeat(peer, "c1", {"orders": "*"}).code == codes.SUCCESS
+        assert served.call(lambda: "orders" not in served.broker.fold.topics.by_name)
+
+
+def test_a_queue_that_was_promised_and_not_made_is_another_one(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        first = {"a": "g", "b": "orders", "d": 2, "e": 0, "i": "UNIQ_KEY\x01A\x02"}
+        assert peer.ask(codes.SEND_MESSAGE_V2, b"made with two queues", **first).fields["queueId"] == "0"
+        answer = peer.ask(codes.SEND_MESSAGE_V2, b"to the fourth", **(first | {"e": 3}))
+        assert (answer.code, answer.fields["queueId"]) == (codes.SUCCESS, "1")
+        answer = peer.ask(codes.SEND_MESSAGE_V2, b"to one that nobody promised", **(first | {"e": 4}))
+        assert answer.code == codes.MESSAGE_ILLEGAL
+
+
+def test_a_topic_that_can_never_be_has_no_route(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        for name in ("%DLQ%workers", "", "two words", "%RETRY%", "%RETRY%not a name", "x" * 5_000, "SELF_TEST_TOPIC"):
+            assert peer.ask(codes.GET_ROUTEINFO_BY_TOPIC, topic=name).code == codes.TOPIC_NOT_EXIST
 
 
 def test_a_retry_topic_has_a_route_before_anybody_made_it(tmp_path: Path) -> None:

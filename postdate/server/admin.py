@@ -11,36 +11,33 @@ import orjson
 
 from postdate.broker import Broker
 from postdate.clock import Clock
-from postdate.errors import GroupNotFound, IllegalMessage, PostdateError, ProtocolError, TopicNotFound
+from postdate.errors import GroupNotFound, PostdateError, ProtocolError
 from postdate.message import (
     DLQ_TOPIC_PREFIX,
-    GROUP_CHARACTERS_MAX,
     RETRY_TOPIC_PREFIX,
-    check_group,
 )  # fmt: skip
 from postdate.server.answers import code_of
 from postdate.server.connection import Connection
 from postdate.server.offsets import Offsets
-from postdate.server.topics import DEFAULT_TOPIC
-from postdate.topics import PERM_READ, PERM_WRITE, SCHEDULE_TOPIC, Topic
+from postdate.server.topics import Birth
+from postdate.topics import SCHEDULE_TOPIC
 from postdate.wire import bodies, codes
 from postdate.wire.bodies import QueueName
 from postdate.wire.frame import Command, reply
 
 _UNITS_MS = {"second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 _ROWS_MAX = 10_000  # of an answer about what waits
-_READ_WRITE = PERM_READ | PERM_WRITE
-_INHERIT = 1
 _ATTRIBUTE = re.compile(r"\+([^=,]+)=([^,]*)|-([^,]+)")
 
 
 class Admin:
-    """Serves one broker. `address` is how clients reach it, empty where that depends on the client."""
+    """Serves one broker. `broker_port` is the one that is bound: the settings may leave it to the system."""
 
-    def __init__(self, broker: Broker, clock: Clock, offsets: Offsets) -> None:
+    def __init__(self, broker: Broker, clock: Clock, offsets: Offsets, birth: Birth) -> None:
         self._broker = broker
         self._clock = clock
         self._offsets = offsets
+        self._birth = birth
         self._settings = broker.settings
         self._tasks: set[asyncio.Task[None]] = set()
         self.broker_port = broker.settings.broker_port
@@ -48,33 +45,10 @@ class Admin:
     # -- routes -------------------------------------------------------------------------------------------------
 
     def route(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
-        topic = self._topic_or_promise(asked["topic"])
+        topic = self._birth.promised(asked["topic"])
         broker = bodies.Broker(self._settings.broker_name, self._settings.cluster_name, self._address(connection))
         body = bodies.encode_route(broker, topic.read_queue_count, topic.write_queue_count, topic.perm)
         return reply(command, codes.SUCCESS, body=body)
-
-    def _topic_or_promise(self, name: str) -> Topic:
-        """A topic, or what it will look like when it is first used.
-
-        A group's retry topic has a route before anybody made it: a client that is told "unknown" asks again half a
-        minute later, and its first retry would be late by that.
-        """
-        found = self._broker.fold.topics.by_name.get(name)
-        if found is not None:
-            return found
-        if name == DEFAULT_TOPIC and self._settings.auto_create_topics:
-            count = self._settings.default_queue_count
-            return Topic(name, count, count, _READ_WRITE | _INHERIT)
-        if name.startswith(RETRY_TOPIC_PREFIX) and self._may_have_group(name.removeprefix(RETRY_TOPIC_PREFIX)):
-            return Topic(name, 1, 1)
-        raise TopicNotFound(f"there is no route for topic {name[:GROUP_CHARACTERS_MAX]!r}: it does not exist")
-
-    def _may_have_group(self, name: str) -> bool:
-        try:
-            check_group(name)
-        except IllegalMessage:
-            return False
-        return self._settings.auto_create_groups or name in self._broker.fold.groups
 
     def _address(self, connection: Connection) -> str:
         """How a client reaches the broker: as the settings say, else where it has reached us already."""

@@ -68,6 +68,8 @@ class Consumers:
         for consumer in heartbeat.consumers:
             check_group(consumer.group)
             self._birth.retry_topic(consumer.group)
+            for subscription in consumer.subscriptions:
+                self._birth.subscribed(subscription.topic)
         changed = self._members.beat(heartbeat, connection, self._clock.elapsed_ns())
         answer = reply(command, codes.SUCCESS, {"IS_SUPPORT_HEART_BEAT_V2": "false", "IS_SUB_CHANGE": "true"})
         if changed:

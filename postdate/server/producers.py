@@ -90,13 +90,18 @@ class Producers:
         self._asks.append(command.opaque if is_usual else _without_content(command))
 
     def _second_try(self, connection: Connection, command: Command, error: PostdateError, now_ms: int) -> None:
-        """A send that could not be prepared: perhaps its topic must be made first, or it is a delete marker."""
+        """A send that could not be prepared: perhaps its topic must be made first, its queue was promised and never
+        made, or it is a delete marker.
+        """
         self.write(connection, now_ms)  # what came before it, comes before it
         try:
             message = self._message(connection, command)
             if isinstance(error, TopicNotFound):
                 self._make_topic(command, message)
-                self.collect(connection, command, now_ms)
+            fitting = self._within_queues(message)
+            if isinstance(error, TopicNotFound) or fitting is not message:
+                self._prepared.append(self._broker.prepare(fitting, now_ms))
+                self._asks.append(_without_content(command))
                 return
             cancelled = self._cancelled_by_marker(message, now_ms)
         except PostdateError as problem:
@@ -106,6 +111,13 @@ class Producers:
             self._refuse(connection, command, error)
         else:
             self._pulse.expect(cancelled, lambda ticket: self._answer_marker(connection, command, message, ticket))
+
+    def _within_queues(self, message: Message) -> Message:
+        """A route that was promised before anybody made the topic may have named more queues than it then got."""
+        topic = self._broker.fold.topics.by_name.get(message.topic)
+        if topic is None or not topic.write_queue_count <= message.queue_id < self._birth.new_queue_count:
+            return message
+        return message._replace(queue_id=message.queue_id % topic.write_queue_count)
 
     def _make_topic(self, command: Command, message: Message) -> None:
         asked = values(REQUESTS[command.code], command.fields)["defaultTopicQueueNums"]

@@ -96,10 +96,9 @@ class Pulls:
         return bool(wants) and self.held_count < self._settings.held_pulls_max
 
     def _check(self, ask: _Ask) -> None:
-        topic = self._broker.fold.topics.by_name.get(ask.topic)
-        if topic is None and ask.topic == RETRY_TOPIC_PREFIX + ask.group:
+        if ask.topic == RETRY_TOPIC_PREFIX + ask.group:
             topic = self._birth.retry_topic(ask.group)
-        if topic is None:
+        else:
             topic = self._broker.fold.topics.get(ask.topic)
         if ask.group not in self._broker.fold.groups:
             self._birth.group(ask.group)
@@ -165,7 +164,7 @@ class Pulls:
             while pulled.status is PullStatus.NO_MATCH:
                 held.offset = pulled.next_offset
                 pulled = self._pulled(held.ask, held.offset, held.tag_hashes)
-        except PostdateError as error:
+        except (PostdateError, OSError) as error:
             self._finish(held, reply(held.command, code_of(error), remark=str(error)))
             return
         if pulled.status is not PullStatus.NO_NEW:

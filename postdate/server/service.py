@@ -68,7 +68,7 @@ class Service:
         self.pulse = Pulse(broker, clock, self.pulls.wake)
         self._producers = Producers(broker, clock, self.pulse, birth, store_host)
         self.consumers = Consumers(broker, clock, self.pulse, self.pulls, birth, members, offsets, store_host)
-        self.admin = Admin(broker, clock, offsets)
+        self.admin = Admin(broker, clock, offsets, birth)
         self._handlers = self._table()
 
     def _table(self) -> dict[int, Handler]:
@@ -159,7 +159,7 @@ class Service:
                 answer = self.pulls.pull(connection, command)
             else:
                 answer = self._dispatch(connection, command)
-        except PostdateError as error:
+        except (PostdateError, OSError) as error:
             answer = reply(command, code_of(error), remark=str(error))
         return None if command.is_oneway else answer
 

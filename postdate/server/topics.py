@@ -2,12 +2,20 @@
 
 from postdate.broker import Broker
 from postdate.clock import Clock
-from postdate.errors import GroupNotFound, TopicNotFound
-from postdate.message import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, check_group, check_topic
-from postdate.topics import Topic
+from postdate.errors import GroupNotFound, IllegalMessage, NoPermission, TopicNotFound
+from postdate.intake import refuse_system_topic
+from postdate.message import (
+    DLQ_TOPIC_PREFIX,
+    RETRY_TOPIC_PREFIX,
+    TOPIC_CHARACTERS_MAX,
+    check_group,
+    check_topic,
+)  # fmt: skip
+from postdate.topics import PERM_INHERIT, PERM_READ, PERM_WRITE, Topic
 
 DEFAULT_TOPIC = "TBW102"  # clients ask for its route to learn how a new topic would look
 _GROUP_TOPIC_QUEUES = 1
+_NEW_TOPIC_QUEUES = 4  # RocketMQ's clients ask for so many
 
 
 class Birth:
@@ -18,17 +26,51 @@ class Birth:
         self._clock = clock
         self._settings = broker.settings
 
-    def topic(self, name: str, queue_count: int) -> None:
-        """A topic that somebody sends to. Raises TopicNotFound where it may not be made."""
-        if name in self._broker.fold.topics.by_name:
-            return
+    @property
+    def new_queue_count(self) -> int:
+        """How many queues a topic gets that nobody has asked for more or fewer of."""
+        return min(_NEW_TOPIC_QUEUES, self._settings.default_queue_count)
+
+    def topic(self, name: str, queue_count: int = _NEW_TOPIC_QUEUES) -> Topic:
+        """A topic that somebody uses. Raises TopicNotFound where it may not be made."""
+        known = self._broker.fold.topics.by_name.get(name)
+        if known is not None:
+            return known
         check_topic(name)
         if name.startswith(RETRY_TOPIC_PREFIX):
-            self.retry_topic(name.removeprefix(RETRY_TOPIC_PREFIX))
-            return
+            return self.retry_topic(name.removeprefix(RETRY_TOPIC_PREFIX))
         if not self._settings.auto_create_topics:
             raise TopicNotFound(f"topic {name!r} does not exist, and auto_create_topics is off: create it first")
-        self._put(name, max(1, min(queue_count, self._settings.default_queue_count)))
+        return self._put(name, max(1, min(queue_count, self._settings.default_queue_count)))
+
+    def promised(self, name: str) -> Topic:
+        """A topic, or what it will look like when it is first used. Makes nothing. Raises TopicNotFound.
+
+        A client that is told "unknown" asks again half a minute later. A consumer that is started before anybody has
+        sent to its topic would be late by that, and so would the first retry of a new group.
+        """
+        known = self._broker.fold.topics.by_name.get(name)
+        if known is not None:
+            return known
+        if name == DEFAULT_TOPIC and self._settings.auto_create_topics:
+            count = self._settings.default_queue_count
+            return Topic(name, count, count, PERM_READ | PERM_WRITE | PERM_INHERIT)
+        if name.startswith(RETRY_TOPIC_PREFIX):
+            if self._may_have_group(name.removeprefix(RETRY_TOPIC_PREFIX)):
+                return Topic(name, _GROUP_TOPIC_QUEUES, _GROUP_TOPIC_QUEUES)
+        elif self._settings.auto_create_topics and _is_anybodys(name):
+            return Topic(name, self.new_queue_count, self.new_queue_count)
+        raise TopicNotFound(f"there is no route for topic {name[:TOPIC_CHARACTERS_MAX]!r}: it does not exist")
+
+    def subscribed(self, name: str) -> None:
+        """A topic that a consumer subscribes to is made as its route has promised; one that may not be made is left to
+        whoever uses it.
+        """
+        if self._settings.auto_create_topics and _is_anybodys(name):
+            self.topic(name)
+
+    def _may_have_group(self, name: str) -> bool:
+        return _is_group(name) and (self._settings.auto_create_groups or name in self._broker.fold.groups)
 
     def retry_topic(self, group: str) -> Topic:
         """Where messages that a group sends back wait. Raises GroupNotFound where the group may not be made."""
@@ -40,12 +82,12 @@ class Birth:
         return self._group_topic(DLQ_TOPIC_PREFIX + group)
 
     def _group_topic(self, name: str) -> Topic:
-        if name not in self._broker.fold.topics.by_name:
-            self._put(name, _GROUP_TOPIC_QUEUES)
-        return self._broker.fold.topics.get(name)
+        known = self._broker.fold.topics.by_name.get(name)
+        return known if known is not None else self._put(name, _GROUP_TOPIC_QUEUES)
 
-    def _put(self, name: str, queue_count: int) -> None:
+    def _put(self, name: str, queue_count: int) -> Topic:
         self._broker.put_topic(name, self._clock.now_ms(), read_queue_count=queue_count, write_queue_count=queue_count)
+        return self._broker.fold.topics.get(name)
 
     def group(self, name: str) -> None:
         """A consumer group that somebody uses. Raises GroupNotFound where it may not be made."""
@@ -55,3 +97,21 @@ class Birth:
         if not self._settings.auto_create_groups:
             raise GroupNotFound(f"group {name!r} does not exist, and auto_create_groups is off: create it first")
         self._broker.put_group(name, {}, self._clock.now_ms())
+
+
+def _is_anybodys(name: str) -> bool:
+    """Whether a topic of that name may be made by using it."""
+    try:
+        check_topic(name)
+        refuse_system_topic(name)
+    except (IllegalMessage, NoPermission):
+        return False
+    return not name.startswith(DLQ_TOPIC_PREFIX)
+
+
+def _is_group(name: str) -> bool:
+    try:
+        check_group(name)
+    except IllegalMessage:
+        return False
+    return True

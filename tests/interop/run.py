@@ -79,6 +79,7 @@ PROGRAMS = (
     Program("lite pull, binary headers", "LitePull", PLAIN, (), (BINARY,)),
     Program("sends", "Sends", PLAIN, ("json",)),
     Program("sends, binary headers", "Sends", PLAIN, ("binary",), (BINARY,)),
+    Program("the README's quick start", "QuickStart", PLAIN),
     Program("refusals", "Refusals", PLAIN | {"auto_create_topics": "false"}, (), (), ("known",)),
 )
 

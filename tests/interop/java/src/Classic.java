@@ -12,13 +12,12 @@ final class Classic {
     }
 
     private static void tell() throws Exception {
-        DefaultMQProducer producer = Interop.producer("ExampleProducerGroup");
-        Interop.createTopic(producer, "TestTopic", 4);
         Inbox inbox = new Inbox();
         DefaultMQPushConsumer consumer = Interop.consumer("ExampleConsumer", "TestTopic", "*");
         consumer.registerMessageListener(inbox);
-        consumer.start();
+        consumer.start(); // first, as the documentation says: nobody has made the topic yet
 
+        DefaultMQProducer producer = Interop.producer("ExampleProducerGroup");
         long[] sentAtMs = new long[COUNT];
         for (int i = 0; i < COUNT; i++) {
             Message message = Interop.message("TestTopic", "Hello scheduled message " + i);
