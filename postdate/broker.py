@@ -168,6 +168,9 @@ class Broker:
         self.fold = self._loaded(fixed)
         batch_bytes_max = min(self.settings.batch_bytes_max, fixed["segment_bytes"])
         self._intake = Intake(self.fold, self.settings, batch_bytes_max, self._store_host)
+        # The first half of `send`, for a caller who gathers a batch one message after the other: checks a message and
+        # finds out when it is due. Changes nothing. Raises IllegalMessage, TopicNotFound, NoPermission.
+        self.prepare: Callable[[Message, int], Prepared] = self._intake.prepare
         recovery.cut_rows(self.fold)
         known_durable = max(snapshot.positions(self._disk), default=0)
         for batch in self.log.recovered(self.fold.position, known_durable):
@@ -244,13 +247,7 @@ class Broker:
         Raises IllegalMessage, TopicNotFound, NoPermission, FlowControl, DiskFull, LogFailed; then nothing of the batch
         was written.
         """
-        return self.write([self._intake.prepare(message, at_ms) for message in messages], at_ms)
-
-    def prepare(self, message: Message, at_ms: int) -> Prepared:
-        """The first half of `send`, for a caller who gathers a batch one message after the other: checks a message and
-        finds out when it is due. Changes nothing. Raises IllegalMessage, TopicNotFound, NoPermission.
-        """
-        return self._intake.prepare(message, at_ms)
+        return self.write([self.prepare(message, at_ms) for message in messages], at_ms)
 
     def write(self, prepared: list[Prepared], at_ms: int) -> Ticket:
         """The second half: writes one batch, at the instant for which its messages were prepared. No topic may have
@@ -668,8 +665,11 @@ class Broker:
         count_max: int = 32,
         bytes_max: int = 256 * 1024,
         tag_hashes: frozenset[int] | None = None,
+        store_host: Host | None = None,
     ) -> Pulled:
         """Reads visible messages from an offset on, at least one if there is one, as their consumer reads them.
+
+        `store_host` is where their consumer reaches the broker, if not where that was when they were stored.
 
         Messages whose record is gone (retention) are passed over.
         """
@@ -681,7 +681,7 @@ class Broker:
             return Pulled(PullStatus.NO_NEW, offset, low, high)
         if not low <= offset < high:
             return Pulled(PullStatus.ILLEGAL_OFFSET, low if offset < low else high, low, high)
-        body, next_offset = self._collect(queue, queue_id, offset, count_max, bytes_max, tag_hashes)
+        body, next_offset = self._collect(queue, queue_id, offset, count_max, bytes_max, tag_hashes, store_host)
         return Pulled(PullStatus.FOUND if body else PullStatus.NO_MATCH, next_offset, low, high, body)
 
     def look(self, offset: int) -> bytes:
@@ -708,6 +708,7 @@ class Broker:
         count_max: int,
         bytes_max: int,
         tag_hashes: frozenset[int] | None,
+        store_host: Host | None,
     ) -> tuple[bytes, int]:
         """The records from an offset on that pass the filter, as their consumer sees them, and where to go on.
 
@@ -735,7 +736,8 @@ class Broker:
             return b"", stop
         body = bytearray().join(found)
         visible_at = queue.visible_at_ms(offset, stop).tolist()
-        records.deliver(body, [(at, offset + index, place, visible_at[index]) for at, place, index in chosen])
+        places = [(at, offset + index, place, visible_at[index]) for at, place, index in chosen]
+        records.deliver(body, places, store_host)
         return bytes(body), stop
 
     # -- snapshots and retention --------------------------------------------------------------------------------

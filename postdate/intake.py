@@ -147,20 +147,20 @@ class Intake:
 
     def _packed(self, prepared: list[Prepared], start: int, at_ms: int) -> Packed:
         position = records_position(len(prepared))
-        parts, bodies, offsets = [], [], []
+        rows, bodies, offsets = [], [], []
         pack_row, encode, store_host = ROW_STRUCT.pack, records.encode_shaped, self._store_host
         for message, shape, size, level, queue, due_at_ms, unique_hash, first_hash, tagged, _ in prepared:
-            parts.append(
+            rows.append(
                 pack_row(MESSAGE, level, 0, queue, due_at_ms, unique_hash, first_hash, tagged, size, position, 0)
             )
             offset = start + position
             bodies.append(encode(message, shape, offset, at_ms, store_host))
             offsets.append(offset)
             position += size
-        parts += bodies
+        rows += bodies
         if position % ALIGNMENT:
-            parts.append(bytes(-position % ALIGNMENT))
-        return Packed(b"".join(parts), offsets)
+            rows.append(bytes(-position % ALIGNMENT))
+        return Packed(b"".join(rows), offsets)
 
     def system_length(self, body: bytes, kind: int) -> int:
         """The length of a batch with one record of a system topic. Raises UsageError where it is too long."""

@@ -410,7 +410,9 @@ def due_and_level(
         return _within(name, text, now_ms, now_ms + _whole_number(name, text), delay_ms_max), 0
     name, text = PROPERTY_TIMER_DELIVER_MS, get(PROPERTY_TIMER_DELIVER_MS)
     if text is not None:
-        return _within(name, text, now_ms, _whole_number(name, text), delay_ms_max), 0
+        at_ms = _whole_number(name, text)
+        is_usual = now_ms < at_ms <= now_ms + delay_ms_max
+        return at_ms if is_usual else _within(name, text, now_ms, at_ms, delay_ms_max), 0
     return 0, 0
 
 

@@ -16,7 +16,6 @@ from postdate.clock import Clock, ManualClock, SystemClock
 from postdate.config import MIB, Settings
 from postdate.log.disk import Disk, RealDisk
 from postdate.server import Server
-from postdate.server.serve import broker_host
 from postdate.server.service import Service
 
 WAIT_S = 30.0
@@ -47,7 +46,7 @@ class Served:
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="serving", daemon=True)
         self._thread.start()
-        self.broker = Broker(disk, settings, broker_host(settings))
+        self.broker = Broker(disk, settings)
         self.broker.start_keeper()
         self.server = Server(self.broker, clock)
         try:

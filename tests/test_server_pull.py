@@ -323,7 +323,8 @@ def test_what_a_consumer_has_read_reads_the_same_after_a_crash(tmp_path: Path) -
         served.settle()
         seen = pull(peer, "orders").records
         assert len(seen) == 10
+        port = served.port  # it is part of what a consumer reads: the address of the broker
         served.kill()
-    with serving(tmp_path, clock) as served, connected(served) as peer:
+    with serving(tmp_path, clock, broker_port=port) as served, connected(served) as peer:
         assert pull(peer, "orders").records == seen
         assert read_bodies(peer, "orders") == [str(n) for n in range(9, -1, -1)]

@@ -2,11 +2,10 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
-from dialogue import connected, heartbeat, make_topic, read_bodies, sent
+from dialogue import connected, heartbeat, make_topic, read_all, read_bodies, sent
 from serving import SERVED, Served, serving
 
 from postdate.broker import Broker
@@ -14,11 +13,12 @@ from postdate.clock import SystemClock
 from postdate.config import Settings
 from postdate.errors import UsageError
 from postdate.log.disk import RealDisk
-from postdate.message import Host
+from postdate.message import LOOPBACK
 from postdate.server import Server
-from postdate.server.serve import broker_host
 from postdate.wire import codes
 from postdate.wire.bodies import Route, decode_route
+from postdate.wire.ids import host_of, message_id, parse_message_id
+from postdate.wire.records import decode_records
 
 
 def port_of(address: str | None) -> int:
@@ -145,7 +145,7 @@ def test_without_automatic_groups_only_a_known_group_has_a_retry_route(tmp_path:
     ("advertise", "address"),
     [
         ("10.1.2.3", "10.1.2.3:{port}"),
-        ("example.com:1234", "example.com:1234"),
+        ("localhost:1234", "localhost:1234"),
         ("10.1.2.3:1234", "10.1.2.3:1234"),
         ("[2001:db8::1]", "[2001:db8::1]:{port}"),
         ("[2001:db8::1]:1234", "[2001:db8::1]:1234"),
@@ -166,18 +166,34 @@ def test_without_advertising_a_route_holds_the_address_that_the_client_came_to(t
 
 
 @pytest.mark.parametrize(
-    ("settings", "host"),
+    ("advertise", "host", "port"),
     [
-        ({}, Host(bytes([127, 0, 0, 1]), 10_911)),
-        ({"host": "192.168.1.7", "broker_port": 5}, Host(bytes([192, 168, 1, 7]), 5)),
-        ({"advertise": "10.1.2.3"}, Host(bytes([10, 1, 2, 3]), 10_911)),
-        ({"advertise": "10.1.2.3:1234"}, Host(bytes([10, 1, 2, 3]), 1_234)),
-        ({"advertise": "[2001:db8::1]:1234"}, Host(bytes.fromhex("20010db8" + "0" * 23 + "1"), 1_234)),
-        ({"advertise": "example.com:1234"}, Host(bytes([127, 0, 0, 1]), 10_911)),
+        ("", "127.0.0.1", None),
+        ("10.1.2.3", "10.1.2.3", None),
+        ("10.1.2.3:1234", "10.1.2.3", 1_234),
+        ("localhost:1234", "127.0.0.1", 1_234),
+        ("x" * 64, "127.0.0.1", None),  # no name that could have an address
     ],
 )
-def test_message_ids_hold_the_address_that_is_advertised(settings: dict[str, Any], host: Host) -> None:
-    assert broker_host(Settings(**settings)) == host
+def test_ids_and_delivered_records_hold_the_address_of_the_route(
+    tmp_path: Path, advertise: str, host: str, port: int | None
+) -> None:
+    with serving(tmp_path, advertise=advertise) as served, connected(served) as peer:
+        expected = host_of(host, port or served.port)
+        answer = sent(peer, "orders", b"x")
+        assert answer.fields["msgId"] == message_id(expected, parse_message_id(answer.fields["msgId"])[1])
+        (record,) = read_all(peer, "orders")
+        assert record.store_host == expected
+        viewed = peer.ask(codes.VIEW_MESSAGE_BY_ID, offset=record.offset)
+        assert decode_records(viewed.body)[0].store_host == expected
+
+
+def test_an_address_of_ipv6_is_in_ids_and_not_in_records_of_ipv4(tmp_path: Path) -> None:
+    with serving(tmp_path, advertise="[2001:db8::1]:1234") as served, connected(served) as peer:
+        expected = host_of("2001:db8::1", 1_234)
+        answer = sent(peer, "orders", b"x")
+        assert parse_message_id(answer.fields["msgId"])[0] == expected
+        assert read_all(peer, "orders")[0].store_host == LOOPBACK
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:

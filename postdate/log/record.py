@@ -77,6 +77,8 @@ class _Layout(NamedTuple):
     host_bits: int
     head: Struct  # everything before the body
     stored_at_position: int
+    stored: Struct  # stored at, store host
+    store_address_bytes: int
 
 
 def _layout(born: int, store: int) -> _Layout:
@@ -85,6 +87,8 @@ def _layout(born: int, store: int) -> _Layout:
         host_bits=(BORN_HOST_V6 if born == 16 else 0) | (STORE_HOST_V6 if store == 16 else 0),
         head=Struct(">" + before_stored_at + _STORED_AT + _FROM_STORE_HOST.format(store=store)),
         stored_at_position=calcsize(">" + before_stored_at),
+        stored=Struct(f">{_STORED_AT}{store}si"),
+        store_address_bytes=store,
     )
 
 
@@ -153,11 +157,12 @@ def encode_shaped(message: Message, known: Shape, offset: int, stored_at_ms: int
     # Unpacked once: reading ten attributes costs as much as packing them.
     _, body, properties, queue_id, flag, sys_flag, born_at_ms, born_host, reconsume_times, prepared_offset = message
     layout, magic, topic, fixed_bytes = known
-    size = fixed_bytes + len(body) + len(properties)
+    born_address, born_port = born_host
+    store_address, store_port = store_host
     return b"".join(
         (
             layout.head.pack(
-                size,
+                fixed_bytes + len(body) + len(properties),
                 magic,
                 crc32(body) & _CRC_MASK,
                 queue_id,
@@ -166,11 +171,11 @@ def encode_shaped(message: Message, known: Shape, offset: int, stored_at_ms: int
                 offset,
                 sys_flag & ~_HOSTS_V6 | layout.host_bits,
                 born_at_ms,
-                born_host.address,
-                born_host.port,
+                born_address,
+                born_port,
                 stored_at_ms,
-                store_host.address,
-                store_host.port,
+                store_address,
+                store_port,
                 reconsume_times,
                 prepared_offset,
                 len(body),
@@ -266,17 +271,21 @@ def _checked_topic(topic: bytes) -> str:
 # Those below trust the record: its batch has passed the checksum. Of other bytes they promise nothing.
 
 
-def deliver(body: bytearray, places: Iterable[tuple[int, int, int, int]]) -> None:
+def deliver(body: bytearray, places: Iterable[tuple[int, int, int, int]], store_host: Host | None = None) -> None:
     """Fills in what is known when messages are delivered, in the records of `body`; for every message of a pull.
 
     For each: its position in the body, its place in the queue, the offset where the consumer may ask for it again, and
-    when it became visible.
+    when it became visible. `store_host` is where the broker is now; a record that has no room for it keeps its own.
     """
     pack_offsets, pack_instant, layouts = _OFFSETS_STRUCT.pack_into, _INT64.pack_into, _BY_HOST_BITS
     for position, queue_offset, offset, stored_at_ms in places:
         pack_offsets(body, position + _QUEUE_OFFSET_POSITION, queue_offset, offset)
         layout = layouts[body[position + _HOST_BITS_POSITION] & _HOSTS_V6]
-        pack_instant(body, position + layout.stored_at_position, stored_at_ms)
+        at = position + layout.stored_at_position
+        if store_host is not None and len(store_host.address) == layout.store_address_bytes:
+            layout.stored.pack_into(body, at, stored_at_ms, *store_host)
+        else:
+            pack_instant(body, at, stored_at_ms)
 
 
 def moved(record: bytes, queue_id: int) -> bytes:

@@ -31,7 +31,7 @@ _ATTRIBUTE = re.compile(r"\+([^=,]+)=([^,]*)|-([^,]+)")
 
 
 class Admin:
-    """Serves one broker. `broker_port` is the one that is bound: the settings may leave it to the system."""
+    """Serves one broker."""
 
     def __init__(self, broker: Broker, clock: Clock, offsets: Offsets, birth: Birth) -> None:
         self._broker = broker
@@ -40,24 +40,14 @@ class Admin:
         self._birth = birth
         self._settings = broker.settings
         self._tasks: set[asyncio.Task[None]] = set()
-        self.broker_port = broker.settings.broker_port
 
     # -- routes -------------------------------------------------------------------------------------------------
 
     def route(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         topic = self._birth.promised(asked["topic"])
-        broker = bodies.Broker(self._settings.broker_name, self._settings.cluster_name, self._address(connection))
+        broker = bodies.Broker(self._settings.broker_name, self._settings.cluster_name, connection.broker_address)
         body = bodies.encode_route(broker, topic.read_queue_count, topic.write_queue_count, topic.perm)
         return reply(command, codes.SUCCESS, body=body)
-
-    def _address(self, connection: Connection) -> str:
-        """How a client reaches the broker: as the settings say, else where it has reached us already."""
-        advertised = self._settings.advertise
-        if advertised:
-            has_port = re.search(r":[0-9]+$", advertised) and (advertised.count(":") == 1 or "]" in advertised)
-            return advertised if has_port else f"{advertised}:{self.broker_port}"
-        host = connection.local_address
-        return f"[{host}]:{self.broker_port}" if ":" in host else f"{host}:{self.broker_port}"
 
     # -- topics -------------------------------------------------------------------------------------------------
 

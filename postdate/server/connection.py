@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, cast
 
 from postdate.errors import ProtocolError
 from postdate.message import LOOPBACK, Host
+from postdate.server.address import Address
 from postdate.wire.frame import Frames
-from postdate.wire.ids import host_of, host_text
+from postdate.wire.ids import host_of, host_text, id_prefix
 
 if TYPE_CHECKING:
     from postdate.server.service import Service
@@ -33,7 +34,7 @@ class Connection(asyncio.Protocol):
         self._is_lost = False
         self._is_stopped = False
         self.host: Host = LOOPBACK
-        self.local_address = ""  # where the client reached us
+        self._is_reached_at(service.address, "")
 
     # -- called by the loop -------------------------------------------------------------------------------------
 
@@ -43,9 +44,16 @@ class Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(self._write_buffer_bytes_max)
         peer, local = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         if peer and local:  # a client may be gone before it was taken
-            self.host, self.local_address = host_of(*peer[:2]), local[0]
+            self.host = host_of(*peer[:2])
+            self._is_reached_at(self._service.address, local[0])
         if not self._service.welcome(self):
             self.close()
+
+    def _is_reached_at(self, address: Address, local_address: str) -> None:
+        """Notes how this client reaches the broker, for all that it will be told."""
+        self.broker_address = address.text(local_address)
+        self.broker_host = address.host(local_address)
+        self.id_prefix = id_prefix(self.broker_host).encode()
 
     def data_received(self, data: bytes) -> None:
         self._take(self._frames.feed(data))

@@ -15,7 +15,6 @@ from postdate.message import (
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_RETRY_TOPIC,
     RETRY_TOPIC_PREFIX,
-    Host,
     Message,
     check_group,
     decode_properties,
@@ -49,7 +48,6 @@ class Consumers:
         birth: Birth,
         members: Members[Connection],
         offsets: Offsets,
-        store_host: Host,
     ) -> None:
         self._broker = broker
         self._clock = clock
@@ -58,7 +56,6 @@ class Consumers:
         self._birth = birth
         self._members = members
         self._offsets = offsets
-        self._store_host = store_host
         self._locks = Locks(broker.settings.lock_expiry_ms * 1_000_000)
 
     # -- members ------------------------------------------------------------------------------------------------
@@ -184,11 +181,14 @@ class Consumers:
         at_ms = self._broker.visible_at_ms(asked["topic"], asked["queueId"], low) if low < high else -1
         return reply(command, codes.SUCCESS, {"timestamp": at_ms})
 
-    def view_message(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
+    def view_message(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         data = self._broker.look(asked["offset"])
         if not data:
             return reply(command, codes.SYSTEM_ERROR, remark=f"there is no message at offset {asked['offset']}")
-        return reply(command, codes.SUCCESS, body=data)
+        record, body = records.decode(data), bytearray(data)
+        place = (0, record.queue_offset, asked["offset"], record.stored_at_ms)
+        records.deliver(body, [place], connection.broker_host)
+        return reply(command, codes.SUCCESS, body=bytes(body))
 
     # -- locks --------------------------------------------------------------------------------------------------
 
@@ -211,12 +211,12 @@ class Consumers:
         data = self._broker.look(asked["offset"])
         if not data:
             return reply(command, codes.SYSTEM_ERROR, remark=f"there is no message at offset {asked['offset']}")
-        again = self._again(records.decode(data), asked)
+        again = self._again(connection, records.decode(data), asked)
         ticket = self._broker.send([again], self._clock.now_ms())
         self._pulse.expect(ticket, _plain_answer(connection, command))
         return None
 
-    def _again(self, record: Record, asked: Mapping[str, Any]) -> Message:
+    def _again(self, connection: Connection, record: Record, asked: Mapping[str, Any]) -> Message:
         """The message as it comes again."""
         group, level = asked["group"], asked["delayLevel"]
         limit = asked["maxReconsumeTimes"]
@@ -226,7 +226,7 @@ class Consumers:
             name: value for name, value in decode_properties(record.properties).items() if name not in DELAY_PROPERTIES
         }
         properties.setdefault(PROPERTY_RETRY_TOPIC, record.topic)
-        origin = asked["originMsgId"] or message_id(self._store_host, asked["offset"])
+        origin = asked["originMsgId"] or message_id(connection.broker_host, asked["offset"])
         properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, origin)
         if level < 0 or record.reconsume_times >= limit:
             topic = self._birth.dead_letter_topic(group).name

@@ -29,7 +29,6 @@ from postdate.message import (
     RETRY_TOPIC_PREFIX,
     Cancelled,
     DelayLevels,
-    Host,
     Message,
     decode_properties,
     due,
@@ -41,17 +40,18 @@ from postdate.server.pulse import Pulse
 from postdate.server.topics import Birth
 from postdate.wire import bodies, codes
 from postdate.wire.frame import JSON, MARKS, Command, reply
-from postdate.wire.ids import RecallHandle, parse_recall_handle
+from postdate.wire.ids import RecallHandle, message_id, parse_recall_handle
 from postdate.wire.schema import REQUESTS, values
 
 SEND_CODES = frozenset({codes.SEND_MESSAGE, codes.SEND_MESSAGE_V2, codes.SEND_BATCH_MESSAGE})
 _REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
-# msgId, queueId, queueOffset, transactionId, perhaps a recall handle, opaque
-_SENT = (
-    b'{"code":0,"extFields":{"msgId":"%%b%%016X","queueId":"%%d","queueOffset":"%%d","transactionId":"%%b",%%b'
-    b'"MSG_REGION":"DefaultRegion","TRACE_ON":"true"},"flag":1,"language":"%b","opaque":%%d,'
+# msgId, queueId, queueOffset, transactionId, for a timed one its recall handle, opaque
+_SENT_TIMED = (
+    b'{"code":0,"extFields":{"msgId":"%%b%%016X","queueId":"%%d","queueOffset":"%%d","transactionId":"%%b",'
+    b'"recallHandle":"%%b","MSG_REGION":"DefaultRegion","TRACE_ON":"true"},"flag":1,"language":"%b","opaque":%%d,'
     b'"serializeTypeCurrentRPC":"JSON","version":%d}'
 ) % (codes.LANGUAGE.encode(), codes.PROTOCOL_VERSION)
+_SENT = _SENT_TIMED.replace(b'"recallHandle":"%b",', b"")
 _NEW = tuple.__new__
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
@@ -59,14 +59,13 @@ _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 class Producers:
     """Serves one broker. `collect` and `write` are the hot path."""
 
-    def __init__(self, broker: Broker, clock: Clock, pulse: Pulse, birth: Birth, store_host: Host) -> None:
+    def __init__(self, broker: Broker, clock: Clock, pulse: Pulse, birth: Birth) -> None:
         self._broker = broker
         self._clock = clock
         self._pulse = pulse
         self._birth = birth
         self._name = broker.settings.broker_name
         self._levels = DelayLevels.parse(broker.settings.message_delay_level)
-        self._id_prefix = f"{store_host.address.hex()}{store_host.port:08x}".upper().encode()
         self._next_queue = 0
         # Collected sends: what to answer each by (a usual one by its opaque alone), and its message.
         self._asks: list[int | Command] = []
@@ -127,23 +126,23 @@ class Producers:
         """The message of a send. The letters of V2 are read directly: reading by the table costs as much as storing."""
         fields = command.fields
         try:
-            get = fields.get
-            queue_id, sys_flag, topic = int(fields["e"]), int(get("f", 0)), fields["b"]
+            topic, queue_id, sys_flag, flag, times = (
+                fields["b"],
+                int(fields["e"]),
+                fields["f"],
+                fields["h"],
+                fields["j"],
+            )
+            # Three numbers that nearly always are 0: to see that is cheaper than to read them.
+            if sys_flag == flag == times == "0":
+                sys_flag = flag = times = 0
+            else:
+                sys_flag, flag, times = int(sys_flag), int(flag), int(times)
+            properties, born_at_ms = fields["i"].encode(), int(fields["g"])
             # Past the constructor, as in wire.frame.decode.
             message = _NEW(
                 Message,
-                (
-                    topic,
-                    command.body,
-                    get("i", "").encode(),
-                    queue_id,
-                    int(get("h", 0)),
-                    sys_flag,
-                    int(get("g", 0)),
-                    connection.host,
-                    int(get("j", 0)),
-                    0,
-                ),
+                (topic, command.body, properties, queue_id, flag, sys_flag, born_at_ms, connection.host, times, 0),
             )
             is_usual = queue_id >= 0 and not sys_flag & codes.SYS_TRANSACTION and not topic.startswith("%")
         except (KeyError, ValueError, TypeError, AttributeError):
@@ -243,33 +242,38 @@ class Producers:
             return
         assert ticket.answers is not None
         frames: list[bytes] = []
-        prefix, handle_of, pack = self._id_prefix, self._handle, MARKS.pack
+        prefix, handle_of, pack = connection.id_prefix, self._handle, MARKS.pack
         for ask, entry, offset, answer in zip(asks, ticket.prepared, ticket.offsets, ticket.answers, strict=True):
             if type(ask) is not int:
-                frames += self._unusual_answer(ask, entry, offset, answer)
+                frames += self._unusual_answer(connection, ask, entry, offset, answer)
                 continue
             unique = (entry[UNIQUE_KEY] or "").encode()
-            handle = b'"recallHandle":"%b",' % handle_of(entry) if entry[DUE] and unique else b""
+            is_timed = entry[DUE] and unique
             if not unique.isalnum():
                 unique = orjson.dumps(unique.decode())[1:-1]
-            shown = answer if answer > 0 else 0
-            header = _SENT % (prefix, offset, entry[MESSAGE_SENT][3], shown, unique, handle, ask)
+            queue_id, shown = entry[MESSAGE_SENT][3], answer if answer > 0 else 0
+            if is_timed:
+                header = _SENT_TIMED % (prefix, offset, queue_id, shown, unique, handle_of(entry), ask)
+            else:
+                header = _SENT % (prefix, offset, queue_id, shown, unique, ask)
             frames.append(pack(len(header) + 4, len(header)) + header)
         if frames:
             connection.write(frames[0] if len(frames) == 1 else b"".join(frames))
 
-    def _unusual_answer(self, command: int | Command, entry: Prepared, offset: int, answer: int) -> list[bytes]:
+    def _unusual_answer(
+        self, connection: Connection, command: int | Command, entry: Prepared, offset: int, answer: int
+    ) -> list[bytes]:
         assert isinstance(command, Command)
         if command.is_oneway:
             return []
-        return [reply(command, codes.SUCCESS, self._fields([entry], [offset], answer))]
+        return [reply(command, codes.SUCCESS, self._fields(connection, [entry], [offset], answer))]
 
     def _answer_batch(self, connection: Connection, command: Command, ticket: Ticket) -> None:
         if ticket.error is not None:
             self._refuse(connection, command, ticket.error)
         elif not command.is_oneway:
             assert ticket.answers is not None
-            fields = self._fields(ticket.prepared, ticket.offsets, ticket.answers[0])
+            fields = self._fields(connection, ticket.prepared, ticket.offsets, ticket.answers[0])
             connection.write(reply(command, codes.SUCCESS, fields))
 
     def _handle(self, entry: Prepared) -> bytes:
@@ -277,14 +281,13 @@ class Producers:
         text = f"v1 {entry[MESSAGE_SENT][0]} {self._name} {entry[DUE]} {entry[UNIQUE_KEY]}"
         return b2a_base64(text.encode(), newline=False).translate(_URL_SAFE)
 
-    def _id(self, offset: int) -> str:
-        return f"{self._id_prefix.decode()}{offset:016X}"
-
-    def _fields(self, entries: list[Prepared], offsets: list[int], answer: int) -> Mapping[str, Any]:
+    def _fields(
+        self, connection: Connection, entries: list[Prepared], offsets: list[int], answer: int
+    ) -> Mapping[str, Any]:
         """The fields of an answer: ids of all, the place of the first, a handle for each that has one."""
         handles = [self._handle(entry).decode() if entry[DUE] and entry[UNIQUE_KEY] else "-" for entry in entries]
         fields: dict[str, Any] = {
-            "msgId": ",".join(map(self._id, offsets)),
+            "msgId": ",".join(message_id(connection.broker_host, offset) for offset in offsets),
             "queueId": entries[0][MESSAGE_SENT].queue_id,
             "queueOffset": max(answer, 0),
             "transactionId": entries[0][UNIQUE_KEY] or "",
@@ -357,9 +360,12 @@ class Producers:
             return
         properties = decode_properties(message.properties)
         fields = {
-            "msgId": self._id(ticket.offsets[0]), "queueId": message.queue_id, "queueOffset": 0,
-            "transactionId": properties.get(PROPERTY_UNIQ_KEY, ""), **_REGION,
-        }  # fmt: skip
+            "msgId": message_id(connection.broker_host, ticket.offsets[0]),
+            "queueId": message.queue_id,
+            "queueOffset": 0,
+            "transactionId": properties.get(PROPERTY_UNIQ_KEY, ""),
+            **_REGION,
+        }
         connection.write(self._truth(command, properties[PROPERTY_TIMER_DEL_UNIQKEY], ticket, fields))
 
 

@@ -83,7 +83,7 @@ class Pulls:
         ask = _ask(command)
         self._check(ask)
         tag_hashes = self._tag_hashes(connection, command, ask)
-        pulled = self._pulled(ask, ask.offset, tag_hashes)
+        pulled = self._pulled(connection, ask, ask.offset, tag_hashes)
         if ask.sys_flag & codes.PULL_COMMIT_OFFSET and ask.commit_offset >= 0:
             self._offsets.note(ask.group, ask.topic, ask.queue_id, ask.commit_offset)
         if pulled.status is PullStatus.NO_NEW and self._may_wait(ask):
@@ -121,7 +121,7 @@ class Pulls:
             raise SubscriptionMissing(f"group {ask.group!r} has no subscription to topic {ask.topic!r}")
         return subscription
 
-    def _pulled(self, ask: _Ask, offset: int, tag_hashes: frozenset[int] | None) -> Pulled:
+    def _pulled(self, connection: Connection, ask: _Ask, offset: int, tag_hashes: frozenset[int] | None) -> Pulled:
         return self._broker.pull(
             ask.topic,
             ask.queue_id,
@@ -129,6 +129,7 @@ class Pulls:
             count_max=min(ask.count_max, self._settings.pull_count_max),
             bytes_max=min(ask.bytes_max or INT64_MAX, self._settings.pull_bytes_max),
             tag_hashes=tag_hashes,
+            store_host=connection.broker_host,
         )
 
     # -- held pulls ---------------------------------------------------------------------------------------------
@@ -160,10 +161,10 @@ class Pulls:
 
     def _try(self, held: _Held) -> None:
         try:
-            pulled = self._pulled(held.ask, held.offset, held.tag_hashes)
+            pulled = self._pulled(held.connection, held.ask, held.offset, held.tag_hashes)
             while pulled.status is PullStatus.NO_MATCH:
                 held.offset = pulled.next_offset
-                pulled = self._pulled(held.ask, held.offset, held.tag_hashes)
+                pulled = self._pulled(held.connection, held.ask, held.offset, held.tag_hashes)
         except (PostdateError, OSError) as error:
             self._finish(held, reply(held.command, code_of(error), remark=str(error)))
             return

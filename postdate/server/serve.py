@@ -5,7 +5,6 @@ import contextlib
 import errno
 import gc
 import logging
-import re
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -18,10 +17,9 @@ from postdate.clock import Clock, SystemClock
 from postdate.config import Settings
 from postdate.errors import UsageError
 from postdate.log.disk import RealDisk
-from postdate.message import LOOPBACK, Host
+from postdate.server.address import Address
 from postdate.server.connection import Connection
 from postdate.server.service import Service
-from postdate.wire.ids import host_of
 
 logger = logging.getLogger("postdate.server")
 
@@ -45,11 +43,13 @@ class Server:
     async def start(self) -> None:
         """Listens. Raises UsageError where a port is taken or the host is not ours."""
         settings = self._settings
-        self._service = service = Service(self.broker, self._clock, broker_host(settings))
+        address = Address(settings)
+        await address.resolve()
+        self._service = service = Service(self.broker, self._clock, address)
         service.pulse.start()
         try:
             self.broker_address = await self._listen("broker_port", settings.broker_port)
-            service.admin.broker_port = int(self.broker_address.rpartition(":")[2])
+            address.broker_port = int(self.broker_address.rpartition(":")[2])
             if settings.vip_port >= 0:
                 self.vip_address = await self._listen("vip_port", settings.vip_port)
             # Last: whoever finds the route finds the broker.
@@ -115,19 +115,6 @@ class Server:
             connection.abort()
 
 
-_ADVERTISED = re.compile(r"\[?(.+?)\]?(?::([0-9]+))?")  # host, host:port or [IPv6]:port, as the settings allow it
-
-
-def broker_host(settings: Settings) -> Host:
-    """The address in message ids: the one that is advertised, where it is an IP address."""
-    match = _ADVERTISED.fullmatch(settings.advertise)
-    host, port = (match[1], int(match[2] or settings.broker_port)) if match else (settings.host, settings.broker_port)
-    try:
-        return host_of(host, port)
-    except ValueError:
-        return Host(LOOPBACK.address, settings.broker_port)
-
-
 def _listen_problem(name: str, host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         flag = name.replace("_", "-")
@@ -141,7 +128,7 @@ def run(settings: Settings, ready: Callable[[Server], None]) -> None:
     Raises what opening the folder raises, and UsageError where it cannot listen.
     """
     Path(settings.data).mkdir(parents=True, exist_ok=True)
-    broker = Broker(RealDisk(Path(settings.data)), settings, broker_host(settings))
+    broker = Broker(RealDisk(Path(settings.data)), settings)
     try:
         broker.start_keeper()
         _spare_the_collector()

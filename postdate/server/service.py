@@ -7,7 +7,7 @@ from typing import Any
 from postdate.broker import Broker
 from postdate.clock import Clock
 from postdate.errors import PostdateError, ProtocolError
-from postdate.message import Host
+from postdate.server.address import Address
 from postdate.server.admin import Admin
 from postdate.server.answers import code_of
 from postdate.server.connection import Connection
@@ -58,16 +58,17 @@ class _Answers:
 class Service:
     """Everything that one broker answers. One for all listening sockets."""
 
-    def __init__(self, broker: Broker, clock: Clock, store_host: Host) -> None:
+    def __init__(self, broker: Broker, clock: Clock, address: Address) -> None:
         self._settings = broker.settings
+        self.address = address
         self._clock = clock
         self.connections: set[Connection] = set()
         offsets, members = Offsets(broker), Members[Connection]()
         birth = Birth(broker, clock)
         self.pulls = Pulls(broker, offsets, members, birth)
         self.pulse = Pulse(broker, clock, self.pulls.wake)
-        self._producers = Producers(broker, clock, self.pulse, birth, store_host)
-        self.consumers = Consumers(broker, clock, self.pulse, self.pulls, birth, members, offsets, store_host)
+        self._producers = Producers(broker, clock, self.pulse, birth)
+        self.consumers = Consumers(broker, clock, self.pulse, self.pulls, birth, members, offsets)
         self.admin = Admin(broker, clock, offsets, birth)
         self._handlers = self._table()
 

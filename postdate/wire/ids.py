@@ -24,7 +24,12 @@ class RecallHandle(NamedTuple):
 
 def message_id(host: Host, offset: int) -> str:
     """The id of the message at an offset of the log: upper-case hex of address, port and offset."""
-    return f"{host.address.hex()}{host.port:08x}{offset:016x}".upper()
+    return f"{id_prefix(host)}{offset:016X}"
+
+
+def id_prefix(host: Host) -> str:
+    """What the ids of all messages of a broker begin with."""
+    return f"{host.address.hex()}{host.port:08x}".upper()
 
 
 def parse_message_id(text: str) -> tuple[Host, int]:
