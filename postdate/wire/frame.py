@@ -89,6 +89,8 @@ class Frames:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The frames that are complete by now, each without its length."""
+        if self.error is not None:
+            return []
         if self._rest:
             self._rest += data
             if len(self._rest) < self._wanted:
@@ -96,18 +98,19 @@ class Frames:
             data = bytes(self._rest)
             self._rest = bytearray()
         frames: list[bytes] = []
-        position, end = 0, len(data)
-        while end - position >= _LENGTH_BYTES and self.error is None:
+        position, end, frame_bytes_max = 0, len(data), self._frame_bytes_max
+        while end - position >= _LENGTH_BYTES:
             (length,) = _LENGTH.unpack_from(data, position)
-            stop = position + _LENGTH_BYTES + length
-            if not _LENGTH_BYTES <= length <= self._frame_bytes_max:
-                self.error = ProtocolError(f"a frame of {length} bytes, expected 4 to {self._frame_bytes_max}")
-            elif stop > end:
+            start = position + _LENGTH_BYTES
+            stop = start + length
+            if not _LENGTH_BYTES <= length <= frame_bytes_max:
+                self.error = ProtocolError(f"a frame of {length} bytes, expected 4 to {frame_bytes_max}")
+                return frames
+            if stop > end:
                 break
-            else:
-                frames.append(data[position + _LENGTH_BYTES : stop])
-                position = stop
-        if self.error is None and position < end:
+            frames.append(data[start:stop])
+            position = stop
+        if position < end:
             self._keep(data[position:])
         return frames
 

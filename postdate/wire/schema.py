@@ -58,7 +58,10 @@ _SEND = (
     _may("reconsumeTimes", 0, NUMBER, "j"), _may("unitMode", False, FLAG, "k"),
     _may("maxReconsumeTimes", None, NUMBER, "l"), _may("batch", False, FLAG, "m"), _may("brokerName", letter="n"),
 )  # fmt: skip
-_SENT = ("msgId", "queueId", "queueOffset", "transactionId", "recallHandle", "MSG_REGION", "TRACE_ON")
+_SENT = (
+    "msgId", "queueId", "queueOffset", "transactionId", "recallHandle", "recallHandles", "outcome", "MSG_REGION",
+    "TRACE_ON",
+)  # fmt: skip
 _PULL = (
     _must("consumerGroup"), _must("topic"), _must("queueId", NUMBER), _must("queueOffset", NUMBER),
     _must("maxMsgNums", NUMBER), _may("sysFlag", 0, NUMBER), _may("commitOffset", 0, NUMBER),
@@ -90,7 +93,10 @@ _ROWS = (
     Request(codes.GET_MIN_OFFSET, "GET_MIN_OFFSET", _QUEUE, ("offset",)),
     Request(codes.GET_EARLIEST_MSG_STORETIME, "GET_EARLIEST_MSG_STORETIME", _QUEUE, ("timestamp",)),
     Request(codes.VIEW_MESSAGE_BY_ID, "VIEW_MESSAGE_BY_ID", (_must("offset", NUMBER),), reply_body="one record"),
-    Request(codes.HEART_BEAT, "HEART_BEAT", (), body="JSON: client, its groups and subscriptions"),
+    Request(
+        codes.HEART_BEAT, "HEART_BEAT", (), ("IS_SUPPORT_HEART_BEAT_V2", "IS_SUB_CHANGE"),
+        "JSON: client, its groups and subscriptions",
+    ),
     Request(
         codes.UNREGISTER_CLIENT, "UNREGISTER_CLIENT",
         (_must("clientID"), _may("producerGroup"), _may("consumerGroup")),
