@@ -6,6 +6,7 @@ Java client. Data folders are temporary and always removed. Every figure is the 
 """
 
 import argparse
+import asyncio
 import json
 import os
 import select
@@ -39,6 +40,8 @@ PULL_WINDOW = 16
 SOCKET_BYTES = 1 << 20
 STOP_S = 30.0
 LATE_COUNT, LATE_SPAN_MS = 10_000, 20_000
+DUE_AT_ONCE_COUNT = 100_000
+SENDS_AT_ONCE = 256
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 HOUR_MS = 3_600_000
 
@@ -234,7 +237,7 @@ def pull_frame(queue_id: int, offset: int) -> bytes:
 
 
 def lateness(bench: Bench) -> list[Figure]:
-    """10,000 messages spread over 20 s: how long after its due time the consumer has each in hand."""
+    """How long after its due time the consumer has each message in hand: 10,000 over 20 s, and 100,000 at one instant."""
     p50, p99, worst, early = [], [], [], 0
     for _ in bench.repeats("lateness"):
         with bench.server() as server:
@@ -244,11 +247,16 @@ def lateness(bench: Bench) -> list[Figure]:
         worst.append(float(late_ms.max()))
         early += int((late_ms < 0).sum())
     assert not early, f"{early} messages came before they were due"
+    spans = [_last_in_hand_s(bench) for _ in bench.repeats("due at one instant")]
     return [
         Figure("lateness at the Python client, p50", "ms", p50, 1.0, at_most=True),
         Figure("lateness at the Python client, p99", "ms", p99, 5.0, at_most=True),
         Figure("lateness at the Python client, worst", "ms", worst, None, at_most=True),
-    ]
+        Figure(
+            f"{bench.scaled(DUE_AT_ONCE_COUNT):,} due at one instant, last at the Python client",
+            "s", spans, 0.3 * bench.scale, at_most=True,
+        ),
+    ]  # fmt: skip
 
 
 def _late_ms(server: Running, count: int, span_ms: int) -> list[float]:
@@ -265,6 +273,20 @@ def _late_ms(server: Running, count: int, span_ms: int) -> list[float]:
             if len(late_ms) == count:
                 break
     return late_ms
+
+
+def _last_in_hand_s(bench: Bench) -> float:
+    """Messages due at one instant, and a blocking client that waits for them: how long until it has the last."""
+    count = bench.scaled(DUE_AT_ONCE_COUNT)
+    with bench.server() as server:
+        with Peer(server.broker_address) as peer:
+            make_topic(peer)
+            due_at_ms = now_ms() + max(int(10_000 * bench.scale), 3_000)
+            sent(peer, [due_at_ms] * count)
+        assert now_ms() < due_at_ms - 1_000, "sending took longer than the delay"
+        with postdate.connect(server.route_address) as connected:
+            _consume(connected, count)
+            return (time.time_ns() / 1e6 - due_at_ms) / 1_000
 
 
 def burst(bench: Bench) -> list[Figure]:
@@ -314,29 +336,62 @@ def idle(bench: Bench) -> list[Figure]:
 
 
 def client(bench: Bench) -> list[Figure]:
-    """The Python client: one send after the other, in batches, and consuming."""
-    single, batched, consumed = [], [], []
-    singles, count = bench.scaled(5_000), bench.scaled(50_000)
+    """The Python client: one send after the other, in batches, many at once, and consuming in both manners."""
+    single, batched, piped, consumed, consumed_async = [], [], [], [], []
+    singles, piped_count, count = bench.scaled(5_000), bench.scaled(20_000), bench.scaled(50_000)
     for _ in bench.repeats("client"):
         with bench.server() as server, postdate.connect(server.route_address) as connected:
-            start = time.perf_counter()
-            for _ in range(singles):
-                connected.send(TOPIC, BODY, delay="1h")
-            single.append(singles / (time.perf_counter() - start))
+            single.append(_rate(singles, lambda: [connected.send(TOPIC, BODY, delay="1h") for _ in range(singles)]))
+            piped.append(asyncio.run(_piped_rate(server.route_address, piped_count)))
             messages = [postdate.Outgoing(BODY) for _ in range(count)]
-            start = time.perf_counter()
-            connected.send_batch(TOPIC, messages)
-            batched.append(count / (time.perf_counter() - start))
-            start = time.perf_counter()
-            for number, _ in enumerate(connected.consume(TOPIC, group="consumers"), 1):
-                if number == count:
-                    break
-            consumed.append(count / (time.perf_counter() - start))
+            batched.append(_rate(count, lambda: connected.send_batch(TOPIC, messages)))
+            consumed.append(_rate(count, lambda: _consume(connected, count)))
+            consumed_async.append(_rate(count, lambda: asyncio.run(_consume_async(server.route_address, count))))
     return [
         Figure("Python client, one timed send after the other, sync", "msg/s", single, None),
-        Figure("Python client, batches", "msg/s", batched, None),
-        Figure("Python client, consumed", "msg/s", consumed, None),
+        Figure(f"Python client, asyncio, {SENDS_AT_ONCE} timed sends at once", "msg/s", piped, 15_000),
+        Figure("Python client, batches", "msg/s", batched, 60_000),
+        Figure("Python client, consumed", "msg/s", consumed, 50_000),
+        Figure("Python client, asyncio, consumed", "msg/s", consumed_async, 50_000),
     ]
+
+
+def _rate(count: int, work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return count / (time.perf_counter() - start)
+
+
+async def _piped_rate(address: str, count: int) -> float:
+    """Sends of which a bounded number is under way at any time. The first ones, which connect, are not counted.
+
+    A fixed number of tasks is the bound: a semaphore around each send would cost nearly as much as the send.
+    """
+
+    async def send_many() -> None:
+        for _ in range(count // SENDS_AT_ONCE):
+            await connected.send(TOPIC, BODY, delay="1h")
+
+    async with postdate.connect_async(address) as connected:
+        await send_many()
+        start = time.perf_counter()
+        await asyncio.gather(*[send_many() for _ in range(SENDS_AT_ONCE)])
+        return count // SENDS_AT_ONCE * SENDS_AT_ONCE / (time.perf_counter() - start)
+
+
+def _consume(connected: postdate.Client, count: int) -> None:
+    for number, _ in enumerate(connected.consume(TOPIC, group="consumers"), 1):
+        if number == count:
+            break
+
+
+async def _consume_async(address: str, count: int) -> None:
+    number = 0
+    async with postdate.connect_async(address) as connected:
+        async for _ in connected.consume(TOPIC, group="consumers-async"):
+            number += 1
+            if number == count:
+                break
 
 
 # -- the command ------------------------------------------------------------------------------------------------

@@ -61,9 +61,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from postdate import client
+if not TYPE_CHECKING:  # or a type checker would believe that there is every name
 
-    return getattr(client, name)
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from postdate import client
+
+        value = globals()[name] = getattr(client, name)  # the next time it is found without asking here
+        return value

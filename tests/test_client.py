@@ -1,5 +1,6 @@
 """The blocking client against a real server. Waiting is for events, with generous limits; delays are short."""
 
+import gc
 import logging
 import os
 import signal
@@ -7,12 +8,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from serving import WAIT_S, Served, serving
 
 import postdate
@@ -219,6 +222,52 @@ def test_asking_for_the_next_message_acknowledges_and_leaving_does_not(client: C
     assert bodies(receive(client, 1)) == [b"c"]
 
 
+def test_an_acknowledged_message_does_not_come_again_when_the_loop_is_left(client: Client, served: Served) -> None:
+    client.send(TOPIC, "a", queue=0)
+    client.send(TOPIC, "b", queue=0)
+    with limited(client):
+        for message in client.consume(TOPIC, GROUP):
+            message.acknowledge()
+            message.acknowledge()
+            assert served.call(lambda: served.broker.fold.groups.offset(GROUP, TOPIC, 0)) == 1
+            break
+    message.acknowledge()  # it is already, so there is nothing to say
+    (second,) = receive(client, 1)
+    assert second.body == b"b"
+    with pytest.raises(postdate.UsageError, match=f"{second.id} cannot be acknowledged: the loop .* has ended"):
+        second.acknowledge()
+
+
+def test_a_loop_ends_when_nothing_has_come_for_a_while(client: Client) -> None:
+    client.send(TOPIC, "a", queue=0)
+    with limited(client):
+        assert [message.body for message in client.consume(TOPIC, GROUP, idle="1s")] == [b"a"]
+        client.send(TOPIC, "b", queue=0)
+        assert [message.body for message in client.consume(TOPIC, GROUP, idle=1)] == [b"b"]
+    with pytest.raises(postdate.UsageError, match="idle"):
+        client.consume(TOPIC, GROUP, idle=0)
+
+
+def test_a_forgotten_loop_that_is_cleared_away_in_the_clients_thread_does_not_stop_it(client: Client) -> None:
+    class Forgotten:
+        """A circle, so that only the collector finds it."""
+
+        def __init__(self) -> None:
+            self.itself = self
+            self.messages = client.consume(TOPIC, GROUP)
+            next(self.messages)
+
+    client.send(TOPIC, "a", queue=0)
+    gc.disable()
+    try:
+        Forgotten()
+        client._loop._loop.call_soon_threadsafe(gc.collect)
+        assert client.send(TOPIC, "b", queue=0).id
+    finally:
+        gc.enable()
+    assert receive(client, 1)[0].body == b"a"
+
+
 def test_an_exception_in_the_loop_leaves_the_message(client: Client) -> None:
     client.send(TOPIC, "a", queue=0)
     client.send(TOPIC, "b", queue=0)
@@ -361,6 +410,30 @@ def test_a_handler_that_raises_gets_the_message_again(client: Client, caplog: py
     assert "attempt 1" in line
 
 
+@pytest.mark.parametrize("how", ["acknowledge", "retry"])
+def test_a_handler_that_settles_its_message_and_then_raises_sends_nothing_back(
+    client: Client, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    seen: list[bytes] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append(message.body)
+        if message.body == b"x":
+            message.acknowledge() if how == "acknowledge" else message.retry(delay="1h")
+            raise RuntimeError("too late")
+
+    client.send(TOPIC, "x", queue=0)
+    client.send(TOPIC, "y", queue=0)
+    with caplog.at_level(logging.WARNING, "postdate.client"):
+        listener = run(lambda: client.listen(TOPIC, GROUP, handle))
+        until(lambda: b"y" in seen)
+    client.close()
+    listener.join(WAIT_S)
+    (line,) = [record.getMessage() for record in caplog.records if "handler failed" in record.getMessage()]
+    assert "which it had settled before: RuntimeError: too late" in line
+    assert seen == [b"x", b"y"]
+
+
 def test_past_its_attempts_a_message_is_a_dead_letter(client: Client, served: Served) -> None:
     def refuse(_message: ReceivedMessage) -> None:
         raise RuntimeError("never")
@@ -436,7 +509,7 @@ def test_a_consumer_goes_on_when_the_server_is_back(tmp_path: Path) -> None:
             client.send(TOPIC, "while it was away", delay="1s")
             listener = run(listen)
             until(lambda: b"before" in found)
-        with pytest.raises(postdate.Unreachable, match=r"no broker at 127\.0\.0\.1:\d+ .*scripts/run"):
+        with pytest.raises(postdate.Unreachable, match=r"no broker at 127\.0\.0\.1:\d+: connection refused"):
             client.send(TOPIC, "lost")
         with serving(tmp_path / "data", **settings):
             until(lambda: b"while it was away" in found)
@@ -487,6 +560,28 @@ def test_a_closed_client_says_so(served: Served) -> None:
         client.send(TOPIC, "x")
     with pytest.raises(postdate.UsageError, match="closed"):
         next(messages)
+
+
+def test_a_call_in_the_clients_own_thread_is_refused_instead_of_waiting_for_ever(client: Client) -> None:
+    caught: Future[BaseException] = Future()
+
+    def call() -> None:
+        try:
+            client.send(TOPIC, "x")
+        except BaseException as error:
+            caught.set_result(error)
+
+    client._loop._loop.call_soon_threadsafe(call)
+    assert "in its own thread" in str(caught.result(WAIT_S))
+
+
+def test_a_client_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(uvloop, "new_event_loop", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        postdate.connect()
 
 
 def test_a_client_leaves_no_thread_behind(served: Served) -> None:

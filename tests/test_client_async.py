@@ -112,6 +112,28 @@ def test_a_message_is_retried(served: Served) -> None:
     within_limit(story, served)
 
 
+def test_an_acknowledged_message_does_not_come_again(served: Served) -> None:
+    async def story(client: AsyncClient) -> None:
+        await client.send(TOPIC, "a", queue=0)
+        async for message in client.consume(TOPIC, GROUP):
+            await message.acknowledge()
+            assert served.call(lambda: _committed(served)) == 1
+            break
+        await client.send(TOPIC, "b", queue=0)
+        assert await receive(client, 1) == [b"b"]
+
+    within_limit(story, served)
+
+
+def test_a_loop_ends_when_nothing_has_come_for_a_while(served: Served) -> None:
+    async def story(client: AsyncClient) -> None:
+        await client.send(TOPIC, "a", queue=0)
+        assert [message.body async for message in client.consume(TOPIC, GROUP, idle="1s")] == [b"a"]
+        assert served.call(lambda: _committed(served)) == 1
+
+    within_limit(story, served)
+
+
 def test_a_handler_that_raises_gets_the_message_again(served: Served) -> None:
     seen: list[int] = []
 

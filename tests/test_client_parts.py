@@ -1,24 +1,31 @@
 """The parts of the client that need no socket: delays, shares, progress, properties, receipts, records."""
 
+import socket
 import subprocess
 import sys
+import threading
 import zlib
+from collections.abc import Callable
+from concurrent.futures import Future, as_completed
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from threading import Semaphore
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from serving import WAIT_S
 
 import postdate
 from postdate import client
 from postdate.client.allocation import allocate
-from postdate.client.backlog import Backlog, Delivery, OwnedQueue
+from postdate.client.backlog import Backlog, Delivery, OwnedQueue, readable_properties
 from postdate.client.connection import Address, parse_address, parse_addresses
-from postdate.client.faults import BrokerError, Pause, Unavailable, refusal
+from postdate.client.faults import BrokerError, Pause, Unavailable, in_words, refusal
 from postdate.client.identity import new_client_id, new_unique_keys
 from postdate.client.outgoing import BATCH_BYTES_MAX, Outgoing, Receipt, Sealed, frames_of, receipts, seal
 from postdate.client.progress import Progress
-from postdate.client.received import BODY_BYTES_MAX, ReceivedMessage, decompress, readable_properties
+from postdate.client.received import BODY_BYTES_MAX, ReceivedMessage, decompress
 from postdate.client.routes import readable_queues, targets_of
 from postdate.client.spans import Delay, delay_ms, instant, instant_ms
 from postdate.client.wanted import Wanted
@@ -44,6 +51,10 @@ def test_importing_the_package_loads_neither_event_loops_nor_sockets() -> None:
     script = "import sys, postdate, postdate.errors; print(sorted({'asyncio', 'socket', 'numpy'} & set(sys.modules)))"
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert answer.stdout.strip() == "[]"
+
+
+def test_the_package_tells_type_checkers_that_it_has_types() -> None:
+    assert (Path(postdate.__file__).parent / "py.typed").is_file()
 
 
 def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
@@ -194,16 +205,6 @@ def test_messages_that_nobody_wants_are_passed_over() -> None:
     assert progress.commit_offset == 40
 
 
-def test_a_step_back_forgets_what_was_open_and_a_step_forward_does_not() -> None:
-    progress = Progress(0)
-    progress.pulled([0, 1], 2)
-    assert progress.move(5)
-    assert progress.commit_offset == 0
-    assert not progress.move(3)
-    progress.acknowledge(0)
-    assert (progress.commit_offset, progress.position) == (3, 3)
-
-
 @given(st.lists(st.integers(0, 19), max_size=40))
 def test_nothing_beyond_an_open_message_is_ever_committed(acknowledged: list[int]) -> None:
     progress = Progress(0)
@@ -224,34 +225,176 @@ def owned(queue_id: int, *offsets: int) -> tuple[OwnedQueue, list[Delivery]]:
 def delivery(queue: OwnedQueue | None = None, *, sys_flag: int = 0, body: bytes = b"x", queue_offset: int = 0,
              topic: str = "t", **properties: str) -> Delivery:  # fmt: skip
     record = Record(
-        0, 0, 3, 0, queue_offset, 99, sys_flag, 1_000, LOOPBACK, 2_000, LOOPBACK, 2, 0, body, topic, b""
+        0, 0, 3, 0, queue_offset, 99, sys_flag, 1_000, LOOPBACK, 2_000, LOOPBACK, 2, 0, body, topic,
+        encode_properties(properties),
     )  # fmt: skip
-    return Delivery(queue or owned(3)[0], record, properties)
+    queue = queue or owned(3)[0]
+    return Delivery(queue, queue.progress, record)
+
+
+def new_backlog(prefetch: int = 1_000) -> tuple[Backlog, list[OwnedQueue]]:
+    """A backlog, and the queues that it told to be pulled again."""
+    roomy: list[OwnedQueue] = []
+    return Backlog(prefetch, roomy.append), roomy
 
 
 def test_queues_take_turns_and_give_one_message_at_a_time() -> None:
-    backlog = Backlog()
+    backlog, _ = new_backlog()
     first, of_first = owned(0, 0, 1)
     second, of_second = owned(1, 0, 1)
-    backlog.put(first, of_first)
-    backlog.put(second, of_second)
+    backlog.put(first, of_first, 2)
+    backlog.put(second, of_second, 2)
     assert [backlog.take(), backlog.take(), backlog.take()] == [of_first[0], of_second[0], None]
-    backlog.release(second)
-    assert [backlog.take(), backlog.take()] == [of_second[1], None]
-    backlog.release(first)
+    assert backlog.take(of_second[0]) is of_second[1]
+    assert backlog.take() is None
+    backlog.release(of_first[0])
     assert backlog.take() is of_first[1]
     assert first.waiting_bytes == 0
+    assert (backlog.commit_offset(first), backlog.commit_offset(second)) == (1, 1)
 
 
 def test_a_dropped_queue_gives_nothing_more() -> None:
-    backlog = Backlog()
+    backlog, _ = new_backlog()
     queue, deliveries = owned(0, 0, 1, 2)
-    backlog.put(queue, deliveries)
+    backlog.put(queue, deliveries, 3)
     assert backlog.take() is deliveries[0]
-    backlog.release(queue)
     backlog.drop(queue)
-    assert backlog.take() is None
+    assert backlog.take(deliveries[0]) is None
     assert not queue.waiting
+
+
+def test_a_settled_message_holds_its_queue_until_it_is_done_with() -> None:
+    backlog, _ = new_backlog()
+    queue, deliveries = owned(0, 0, 1)
+    backlog.put(queue, deliveries, 2)
+    backlog.take()
+    backlog.settle(deliveries[0])
+    assert backlog.commit_offset(queue) == 1
+    assert backlog.take() is None
+    assert backlog.take(deliveries[0]) is deliveries[1]
+
+
+def test_a_full_queue_is_pulled_again_when_half_of_it_is_gone() -> None:
+    backlog, roomy = new_backlog(prefetch=8)
+    backlog.share_among(2)
+    queue, deliveries = owned(0, 0, 1, 2, 3)
+    assert [backlog.count_to_pull(queue, batch) for batch in (3, 32)] == [3, 4]
+    backlog.put(queue, deliveries, 4)
+    assert queue.is_full
+    done = backlog.take()
+    assert (queue.is_full, roomy) == (True, [])
+    done = backlog.take(done)
+    assert (queue.is_full, roomy) == (False, [queue])
+    backlog.take(done)
+    assert roomy == [queue]
+
+
+def test_a_step_forward_keeps_what_waits_and_a_step_back_forgets_it() -> None:
+    backlog, _ = new_backlog()
+    queue, deliveries = owned(0, 5, 6)
+    backlog.put(queue, deliveries, 7)
+    assert backlog.move(queue, 9)
+    assert (backlog.is_ready, backlog.commit_offset(queue), queue.progress.position) == (True, 5, 9)
+    assert not backlog.move(queue, 3)
+    assert (backlog.is_ready, backlog.commit_offset(queue), queue.progress.position) == (False, 3, 3)
+
+
+def test_what_was_handed_out_of_a_queue_that_is_no_more_does_not_acknowledge_its_namesake() -> None:
+    backlog, _ = new_backlog()
+    queue, deliveries = owned(0, 0, 1)
+    backlog.put(queue, deliveries, 2)
+    old = backlog.take()
+    backlog.move(queue, 0)
+    new = delivery(queue, queue_offset=0)
+    backlog.put(queue, [new], 1)
+    assert backlog.take(old) is new
+    assert backlog.commit_offset(queue) == 0
+
+
+def in_thread(work: Callable[[], object]) -> "Future[object]":
+    """The result of something that waits, when it comes."""
+    result: Future[object] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return result
+
+
+def test_a_thread_that_waits_gets_what_is_put() -> None:
+    backlog, _ = new_backlog()
+    queue, deliveries = owned(0, 0)
+    waiting = in_thread(lambda: backlog.take_within(WAIT_S))
+    backlog.put(queue, deliveries, 1)
+    assert waiting.result(WAIT_S) is deliveries[0]
+
+
+def test_of_many_threads_that_wait_each_gets_its_message_and_at_the_end_all_end() -> None:
+    backlog, _ = new_backlog()
+    queues = [owned(number, 0) for number in range(4)]
+    waiting = [in_thread(lambda: backlog.take_within(WAIT_S)) for _ in range(6)]
+    for queue, deliveries in queues:
+        backlog.put(queue, deliveries, 1)
+    until_done(waiting, 4)
+    backlog.end()
+    assert backlog.take_within(WAIT_S) is None
+    found = [each.result(WAIT_S) for each in waiting]
+    assert sorted(map(id, filter(None, found))) == sorted(id(deliveries[0]) for _, deliveries in queues)
+    assert found.count(None) == 2
+
+
+def until_done(futures: list["Future[object]"], count: int) -> None:
+    for number, _ in enumerate(as_completed(futures, WAIT_S), 1):
+        if number == count:
+            return
+
+
+def test_a_wait_that_was_in_vain_is_not_counted() -> None:
+    backlog, _ = new_backlog()
+    queue, deliveries = owned(0, 0, 1)
+    assert backlog.take_within(0.001) is None
+    backlog.put(queue, deliveries, 2)
+    assert backlog.take_within(0) is deliveries[0]
+    assert backlog.take_within(0, deliveries[0]) is deliveries[1]
+
+
+def test_a_failure_is_raised_by_all_who_wait() -> None:
+    backlog, _ = new_backlog()
+    waiting = in_thread(lambda: backlog.take_within(WAIT_S))
+    backlog.end(ZeroDivisionError("ours"))
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        waiting.result(WAIT_S)
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        backlog.take()
+
+
+def test_threads_that_hammer_a_backlog_keep_the_order_of_each_queue() -> None:
+    backlog, _ = new_backlog()
+    queues = [owned(number, *range(300)) for number in range(3)]
+    handled: dict[int, list[int]] = {number: [] for number in range(3)}
+    left = Semaphore(0)
+
+    def work() -> None:
+        done: Delivery | None = None
+        while not backlog.has_ended:
+            done = backlog.take_within(WAIT_S, done)
+            if done is not None:
+                handled[done.queue.name.queue_id].append(done.record.queue_offset)
+                left.release()
+
+    workers = [in_thread(work) for _ in range(5)]
+    for start in range(0, 300, 10):
+        for queue, deliveries in queues:
+            backlog.put(queue, deliveries[start : start + 10], start + 10)
+    assert all(left.acquire(timeout=WAIT_S) for _ in range(900))
+    backlog.end()
+    for worker in workers:
+        worker.result(WAIT_S)
+    assert handled == {number: list(range(300)) for number in range(3)}
 
 
 # -- messages to send
@@ -372,8 +515,16 @@ def test_records_that_are_none_are_the_peers_fault(damage: object, sentence: str
         decode_records(damage(data))  # type: ignore[operator]
 
 
+class NobodysMessages:
+    def acknowledge(self, delivery: Delivery) -> None:
+        raise NotImplementedError
+
+    def retry(self, delivery: Delivery, delay: Delay | None) -> None:
+        raise NotImplementedError
+
+
 def received(found: Delivery) -> ReceivedMessage:
-    return ReceivedMessage(found, lambda _delay: None)
+    return ReceivedMessage(found, NobodysMessages())
 
 
 def test_a_message_tells_what_its_record_says() -> None:
@@ -420,6 +571,24 @@ def test_a_body_that_cannot_be_unfolded_is_named(sys_flag: int, body: bytes, sen
         decompress(body, sys_flag)
 
 
+def compressed(sys_flag: int, body: bytes) -> bytes:
+    """By one of the modules that are not ours to install: without it, the test is skipped."""
+    if sys_flag == 0x101:
+        return bytes(pytest.importorskip("lz4.frame").compress(body))
+    return bytes(pytest.importorskip("zstandard").ZstdCompressor().compress(body))
+
+
+@pytest.mark.parametrize("sys_flag", [0x101, 0x201])
+def test_a_body_compressed_by_a_module_is_unfolded_or_named(sys_flag: int) -> None:
+    assert decompress(compressed(sys_flag, b"long" * 2_000), sys_flag) == b"long" * 2_000
+    with pytest.raises(ProtocolError, match="cut off"):
+        decompress(compressed(sys_flag, b"long" * 2_000)[:-6], sys_flag)
+    with pytest.raises(ProtocolError, match="more than"):
+        decompress(compressed(sys_flag, bytes(BODY_BYTES_MAX + 1)), sys_flag)
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        decompress(b"nonsense", sys_flag)
+
+
 @pytest.mark.parametrize(("sys_flag", "module"), [(0x101, "lz4"), (0x201, "zstandard")])
 def test_a_body_that_needs_a_module_says_which(sys_flag: int, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
@@ -460,6 +629,23 @@ def test_codes_become_errors_with_the_brokers_sentence() -> None:
     unknown = error(4711)
     assert isinstance(unknown, BrokerError)
     assert (unknown.code, unknown.sentence) == (4711, "because")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 9876)"), "connection refused"),
+        (
+            OSError("Multiple exceptions: [Errno 111] Connect call failed ('::1', 1), [Errno 111] Connect call failed"),
+            "connection refused",
+        ),
+        (OSError("Multiple exceptions: [Errno 111] x, [Errno 101] y"), "connection refused, network is unreachable"),
+        (socket.gaierror(-2, "Name or service not known"), "name or service not known"),
+        (UnicodeError("label too long"), "label too long"),
+    ],
+)
+def test_why_nobody_was_reached_is_said_in_words(error: OSError | UnicodeError, words: str) -> None:
+    assert in_words(error) == words
 
 
 def test_a_pause_doubles_up_to_its_limit_and_starts_again() -> None:

@@ -227,7 +227,7 @@ def test_a_peer_that_speaks_something_else_is_named() -> None:
     with (
         peer(lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n") as playing,
         postdate.connect(playing.address) as client,
-        pytest.raises(postdate.Disconnected, match="does not speak the protocol"),
+        pytest.raises(postdate.Disconnected, match=r"^127\.0\.0\.1:\d+: it does not speak the protocol"),
     ):
         client.send(TOPIC, "x")
 
@@ -237,8 +237,8 @@ def test_an_unreachable_address_is_told_with_what_to_do() -> None:
         port = taken.getsockname()[1]
     with postdate.connect(f"127.0.0.1:{port}") as client, pytest.raises(postdate.Unreachable) as caught:
         client.send(TOPIC, "x")
-    assert str(caught.value).startswith(f"no broker at 127.0.0.1:{port} (")
-    assert str(caught.value).endswith("is it running? start it with: scripts/run")
+    sentence = f"no broker at 127.0.0.1:{port}: connection refused; is it running? start it with: postdate up"
+    assert str(caught.value) == sentence
 
 
 def test_of_several_addresses_all_are_named_when_none_answers() -> None:
@@ -382,6 +382,25 @@ def test_a_broker_that_does_not_hold_pulls_is_not_asked_without_end() -> None:
         messages.close()
 
 
+@pytest.mark.parametrize("silent_at", [codes.GET_ROUTEINFO_BY_TOPIC, codes.HEART_BEAT, codes.QUERY_CONSUMER_OFFSET])
+def test_closing_ends_a_loop_that_has_not_begun(silent_at: int) -> None:
+    broker, ended = Broker(1), threading.Event()
+
+    def script(command: Command) -> Answer:
+        return None if command.code == silent_at else broker(command)
+
+    def listen() -> None:
+        client.listen(TOPIC, GROUP, lambda _message: None)
+        ended.set()  # and not by an exception
+
+    with peer(script) as playing, postdate.connect(playing.address, timeout=WAIT_S) as client:
+        listener = run(listen)
+        until(lambda: playing.count(silent_at))
+        client.close()
+        listener.join(WAIT_S)
+    assert ended.is_set()
+
+
 def test_leaving_commits_and_says_goodbye() -> None:
     with peer(Broker(3)) as playing, postdate.connect(playing.address) as client, limited(client):
         messages = client.consume(TOPIC, GROUP)
@@ -393,6 +412,31 @@ def test_leaving_commits_and_says_goodbye() -> None:
     assert goodbye.code == codes.UNREGISTER_CLIENT
     assert goodbye.fields["consumerGroup"] == GROUP
     assert {(each.fields["queueId"], each.fields["commitOffset"]) for each in commits} == {("0", "1"), ("1", "0")}
+
+
+def test_acknowledging_tells_the_broker_before_it_returns() -> None:
+    with peer(Broker(3)) as playing, postdate.connect(playing.address) as client, limited(client):
+        messages = client.consume(TOPIC, GROUP)
+        message = next(messages)
+        message.acknowledge()
+        (commit,) = [each for each in playing.asked if each.code == codes.UPDATE_CONSUMER_OFFSET]
+        assert (commit.fields["queueId"], commit.fields["commitOffset"]) == ("0", "1")
+        messages.close()
+
+
+def test_an_acknowledgement_that_is_not_heard_is_told_and_repeated_on_leaving() -> None:
+    broker, answers = Broker(1), Steps(code(2, "busy"), code(0), code(0))
+
+    def script(command: Command) -> Answer:
+        return answers(command) if command.code == codes.UPDATE_CONSUMER_OFFSET else broker(command)
+
+    with peer(script) as playing, postdate.connect(playing.address) as client, limited(client):
+        messages = client.consume(TOPIC, GROUP)
+        with pytest.raises(postdate.FlowControl, match="busy"):
+            next(messages).acknowledge()
+        messages.close()
+        commits = [each for each in playing.asked if each.code == codes.UPDATE_CONSUMER_OFFSET]
+    assert ("0", "1") in {(each.fields["queueId"], each.fields["commitOffset"]) for each in commits[1:]}
 
 
 def test_leaving_does_not_wait_for_a_broker_that_is_silent() -> None:

@@ -3,8 +3,8 @@
 import argparse
 import asyncio
 import base64
-import contextlib
 import sys
+from datetime import timedelta
 from typing import Any
 
 from postdate.cli.command import NEGATIVE, OK, add_broker, print_json
@@ -12,11 +12,8 @@ from postdate.cli.show import body as show_body
 from postdate.cli.show import moment, span
 from postdate.cli.values import positive
 from postdate.cli.values import span as span_ms
-from postdate.client import connect_async
-from postdate.client.backlog import Delivery
-from postdate.client.received import Received
+from postdate.client import AsyncReceivedMessage, connect_async
 from postdate.client.spans import instant_ms
-from postdate.client.wanted import Wanted
 from postdate.errors import ProtocolError
 from postdate.message import DELAY_PROPERTIES
 
@@ -57,46 +54,44 @@ def _consume(arguments: argparse.Namespace) -> int:
 
 async def _receive(arguments: argparse.Namespace) -> int:
     """Prints until there are enough, or none has come for too long; returns how many it were."""
-    wanted = Wanted(arguments.topic, arguments.group, arguments.tag, arguments.start)
-    wanted.check()
-    timeout = None if arguments.timeout is None else arguments.timeout / 1_000
-    printed, done = 0, None
+    printed = 0
     async with connect_async(arguments.addr) as client:
-        consumer = await client.join(wanted)
+        messages = client.consume(
+            arguments.topic, arguments.group, tag=arguments.tag, from_=arguments.start, idle=_idle(arguments)
+        )
         if sys.stderr.isatty():
-            print(f"waiting for messages of {wanted.topic} as group {wanted.group}; Ctrl-C ends", file=sys.stderr)
-        with contextlib.suppress(TimeoutError):
-            while True:
-                async with asyncio.timeout(timeout):
-                    done = await consumer.next(done)
-                if done is None:
-                    break
-                _print(done, json=arguments.json)
-                printed += 1
-                if printed == arguments.count:
-                    consumer.stop()  # the next step acknowledges this one and brings no other
+            print(f"messages of {arguments.topic} as group {arguments.group}; Ctrl-C ends", file=sys.stderr)
+        async for message in messages:
+            _print(message, json=arguments.json)
+            printed += 1
+            if printed == arguments.count:
+                await message.acknowledge()  # no next one is asked for
+                break
     return printed
 
 
-def _print(delivery: Delivery, *, json: bool) -> None:
-    message = Received(delivery)
+def _idle(arguments: argparse.Namespace) -> timedelta | None:
+    return None if arguments.timeout is None else timedelta(milliseconds=max(arguments.timeout, 1))
+
+
+def _print(message: AsyncReceivedMessage, *, json: bool) -> None:
     if json:
-        print_json(_as_json(message, _body(delivery, message)))
+        print_json(_as_json(message, _body(message)))
     else:
-        print(_line(message, _body(delivery, message)))
+        print(_line(message, _body(message)))
     sys.stdout.flush()  # it is acknowledged next, so it must be out
 
 
-def _body(delivery: Delivery, message: Received) -> bytes:
+def _body(message: AsyncReceivedMessage) -> bytes:
     """The body; as it came where it is compressed in a way that we cannot read, for one message must not stop all."""
     try:
         return message.body
     except ProtocolError as error:
         print(f"postdate: {message.id}: {error}", file=sys.stderr)
-        return delivery.record.body
+        return message.raw_body
 
 
-def _line(message: Received, content: bytes) -> str:
+def _line(message: AsyncReceivedMessage, content: bytes) -> str:
     parts = [
         moment(instant_ms(message.stored_at)),
         f"{message.topic}/{message.queue_id}",
@@ -107,7 +102,7 @@ def _line(message: Received, content: bytes) -> str:
     return "  ".join([*parts, *_lateness(message), show_body(content, whole=True)])
 
 
-def _lateness(message: Received) -> list[str]:
+def _lateness(message: AsyncReceivedMessage) -> list[str]:
     stored_at_ms = instant_ms(message.stored_at)
     if message.due_at is not None:
         return [f"{span(stored_at_ms - instant_ms(message.due_at))} after due"]
@@ -117,7 +112,7 @@ def _lateness(message: Received) -> list[str]:
     return [f"{span(max(0, stored_at_ms - instant_ms(message.born_at)))} after sending"]
 
 
-def _as_json(message: Received, content: bytes) -> dict[str, Any]:
+def _as_json(message: AsyncReceivedMessage, content: bytes) -> dict[str, Any]:
     shown = {
         "topic": message.topic, "queue_id": message.queue_id, "queue_offset": message.queue_offset, "id": message.id,
         "offset_id": message.offset_id, "key": message.key, "tag": message.tag, "attempt": message.attempt,

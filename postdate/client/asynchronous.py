@@ -4,7 +4,6 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
-from functools import partial
 from types import TracebackType
 
 from postdate.client.backlog import Delivery
@@ -14,9 +13,9 @@ from postdate.client.outgoing import Outgoing, Receipt
 from postdate.client.producer import Producer
 from postdate.client.received import AsyncReceivedMessage
 from postdate.client.routes import Routes
-from postdate.client.spans import Delay, instant_ms
+from postdate.client.spans import Delay, delay_ms, instant_ms
 from postdate.client.wanted import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted
-from postdate.errors import UsageError
+from postdate.errors import PostdateError, UsageError
 from postdate.message import Cancelled
 
 ADDRESS_VARIABLE = "POSTDATE_ADDR"
@@ -62,8 +61,10 @@ class AsyncClient:
         May be repeated. Loops over `consume` and calls of `listen` end.
         """
         self._is_closed = True
-        await asyncio.gather(*[consumer.leave() for consumer in self._consumers])
-        await self._connections.close()
+        try:
+            await asyncio.gather(*[consumer.leave() for consumer in self._consumers])
+        finally:
+            await self._connections.close()
 
     # -- sending
 
@@ -137,6 +138,7 @@ class AsyncClient:
         from_: From = "first",
         batch: int = BATCH_DEFAULT,
         prefetch: int = PREFETCH_DEFAULT,
+        idle: Delay | None = None,
     ) -> AsyncGenerator[AsyncReceivedMessage, None]:
         """Receives as a member of a group: `async for message in client.consume("orders", "billing")`.
 
@@ -147,11 +149,12 @@ class AsyncClient:
 
         `tag` filters: "*" for all, or "paid || refunded". A group that is new begins at the first message there is,
         or behind the last one with `from_="last"`. Pulls ask for `batch` messages; at most `prefetch` wait here. A
-        topic that does not exist is waited for.
+        topic that does not exist is waited for. The loop ends when no message has come for `idle`, a span as `delay`
+        of `send`; without it, never.
 
         The first step raises what the class tells; later, lost connections are made anew without a word but the log's.
         """
-        wanted = Wanted(topic, group, tag, from_, batch, prefetch)
+        wanted = Wanted(topic, group, tag, from_, batch, prefetch, idle_ms=None if idle is None else delay_ms(idle))
         wanted.check()
         return self._received(wanted)
 
@@ -160,7 +163,7 @@ class AsyncClient:
         delivery: Delivery | None = None
         try:
             while (delivery := await consumer.next(delivery)) is not None:
-                yield _message(consumer, delivery)
+                yield AsyncReceivedMessage(delivery, consumer)
         finally:
             await self.leave(consumer)
 
@@ -196,13 +199,17 @@ class AsyncClient:
     # -- what the blocking client shares
 
     async def join(self, wanted: Wanted) -> Consumer:
-        """A member of the group, until `leave` or `close`."""
+        """A member of the group, until `leave` or `close`; one that has ended, if `close` comes while it joins."""
         if self._is_closed:
             raise UsageError("the client is closed")
         consumer = Consumer(wanted, self._routes, self._producer, self._timeout)
         self._consumers.add(consumer)
         try:
             await consumer.join()
+        except PostdateError:
+            self._consumers.discard(consumer)
+            if not self._is_closed:
+                raise
         except BaseException:
             self._consumers.discard(consumer)
             raise
@@ -219,15 +226,11 @@ async def _handle_all(consumer: Consumer, handler: AsyncHandler) -> None:
     done: Delivery | None = None
     while (delivery := await consumer.next(done)) is not None:
         try:
-            await handler(_message(consumer, delivery))
+            await handler(AsyncReceivedMessage(delivery, consumer))
             done = delivery
         except Exception as error:
             await consumer.give_back(delivery, error)
             done = None
-
-
-def _message(consumer: Consumer, delivery: Delivery) -> AsyncReceivedMessage:
-    return AsyncReceivedMessage(delivery, partial(consumer.retry, delivery))
 
 
 def connect_async(address: str | None = None, *, timeout: float = TIMEOUT_SECONDS_DEFAULT) -> AsyncClient:

@@ -6,15 +6,19 @@ import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
+from inspect import CORO_CREATED, getcoroutinestate
+from math import inf
 from types import TracebackType
 from typing import Any, TypeVar
+
+import uvloop
 
 from postdate.client.asynchronous import ATTEMPTS_MAX_DEFAULT, TIMEOUT_SECONDS_DEFAULT, AsyncClient
 from postdate.client.backlog import Delivery
 from postdate.client.consumer import Consumer
 from postdate.client.outgoing import Outgoing, Receipt
 from postdate.client.received import ReceivedMessage
-from postdate.client.spans import Delay
+from postdate.client.spans import Delay, delay_ms
 from postdate.client.wanted import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted
 from postdate.clock import SystemClock
 from postdate.errors import UsageError
@@ -38,44 +42,133 @@ class _LoopThread:
     """An event loop in a daemon thread, for any number of callers."""
 
     def __init__(self) -> None:
-        self._started = threading.Event()
+        """Raises what keeps the loop from running, such as too many open files."""
+        self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._main, name="postdate-client", daemon=True)
         self._thread.start()
-        self._started.wait()
+        self._started.result()
 
     def _main(self) -> None:
-        asyncio.run(self._until_stopped())
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._until_stopped())
+        except BaseException as error:
+            if self._started.done():
+                raise
+            self._started.set_exception(error)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
 
     async def _until_stopped(self) -> None:
-        """What still runs when this returns is cancelled by asyncio.run."""
+        """What still runs when this returns is cancelled by the runner."""
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        self._started.set()
+        self._started.set_result(None)
         await self._stopping.wait()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Runs a coroutine to its end; called from any thread but the loop's. An interrupt cancels it."""
-        try:
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:  # the loop is closed
+        if self.is_ours:
             work.close()
-            raise _Closed from None
+            raise UsageError("the client was called in its own thread, by a log handler perhaps; it cannot wait there")
+        future = self.start(work)
         try:
-            while not future.done():
-                concurrent.futures.wait((future,), _LIFE_SIGN_SECONDS)
-                if not self._thread.is_alive():
-                    future.cancel()
-            return future.result()
+            while True:
+                try:
+                    return future.result(_LIFE_SIGN_SECONDS)
+                except TimeoutError:  # the wait's or the work's: when the work is done, its result tells
+                    if future.done():
+                        return future.result()
+                if not self.is_alive and future.cancel() and getcoroutinestate(work) == CORO_CREATED:
+                    work.close()  # the loop ended before it began
         except concurrent.futures.CancelledError:
             raise _Closed from None
         except BaseException:
             future.cancel()
             raise
 
+    def start(self, work: Coroutine[Any, Any, Result]) -> "concurrent.futures.Future[Result]":
+        """Begins a coroutine; called from any thread."""
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:  # the loop is closed
+            work.close()
+            raise _Closed from None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the caller is the loop's thread, which must never wait for itself."""
+        return threading.current_thread() is self._thread
+
     def stop(self) -> None:
         with suppress(RuntimeError):  # stopped already
             self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(_END_SECONDS)
+
+
+class _Limit:
+    """A span of time that has begun."""
+
+    def __init__(self, seconds: float) -> None:
+        self._clock = SystemClock()
+        self._seconds = seconds
+        self._began_ns = self._clock.elapsed_ns()
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self._seconds - (self._clock.elapsed_ns() - self._began_ns) / 1e9)
+
+
+class _FarConsumer:
+    """A consumer, which lives on the loop, as callers' threads reach it. When the client is closed, it has left."""
+
+    def __init__(self, consumer: Consumer, client: AsyncClient, loop: _LoopThread) -> None:
+        self._consumer = consumer
+        self._client = client
+        self._loop = loop
+
+    def next(self, done: Delivery | None) -> Delivery | None:
+        """Acknowledges what is done with, and waits for the next message.
+
+        None when there will be none, or when none has come for as long as is wanted.
+        """
+        delivery = self._consumer.next_within(0, done)
+        return delivery if delivery is not None else self._arriving()
+
+    def _arriving(self) -> Delivery | None:
+        idle_seconds = self._consumer.idle_seconds
+        limit = _Limit(inf if idle_seconds is None else idle_seconds)
+        while limit.seconds_left and not self._consumer.has_ended and self._loop.is_alive:
+            delivery = self._consumer.next_within(min(limit.seconds_left, _LIFE_SIGN_SECONDS))
+            if delivery is not None:
+                return delivery
+        return None
+
+    def acknowledge(self, delivery: Delivery) -> None:
+        self._loop.run(self._consumer.acknowledge(delivery))
+
+    def retry(self, delivery: Delivery, delay: Delay | None) -> None:
+        self._loop.run(self._consumer.retry(delivery, delay))
+
+    def give_back(self, delivery: Delivery, error: Exception) -> None:
+        with suppress(_Closed):
+            self._loop.run(self._consumer.give_back(delivery, error))
+
+    def stop(self) -> None:
+        async def stop() -> None:
+            self._consumer.stop()
+
+        with suppress(_Closed):
+            self._loop.run(stop())
+
+    def leave(self) -> None:
+        with suppress(_Closed):
+            if self._loop.is_ours:  # a loop over messages that was forgotten, and is cleared away there
+                self._loop.start(self._client.leave(self._consumer))
+            else:
+                self._loop.run(self._client.leave(self._consumer))
 
 
 class Client:
@@ -90,6 +183,7 @@ class Client:
     def __init__(self, address: str | None = None, *, timeout: float = TIMEOUT_SECONDS_DEFAULT) -> None:
         self._client = AsyncClient(address, timeout=timeout)
         self._timeout = timeout
+        self._is_closed = False
         self._loop = _LoopThread()
 
     def __enter__(self) -> "Client":
@@ -106,9 +200,12 @@ class Client:
         May be repeated, and called from any thread. Loops over `consume` and calls of `listen` end when the message at
         hand is done with; that message comes again.
         """
-        with suppress(_Closed):
-            self._loop.run(self._client.close())
-        self._loop.stop()
+        self._is_closed = True
+        try:
+            with suppress(_Closed):
+                self._loop.run(self._client.close())
+        finally:
+            self._loop.stop()
 
     # -- sending
 
@@ -184,6 +281,7 @@ class Client:
         from_: From = "first",
         batch: int = BATCH_DEFAULT,
         prefetch: int = PREFETCH_DEFAULT,
+        idle: Delay | None = None,
     ) -> Generator[ReceivedMessage, None, None]:
         """Receives as a member of a group: `for message in client.consume("orders", group="billing")`.
 
@@ -194,22 +292,33 @@ class Client:
 
         `tag` filters: "*" for all, or "paid || refunded". A group that is new begins at the first message there is,
         or behind the last one with `from_="last"`. Pulls ask for `batch` messages; at most `prefetch` wait here. A
-        topic that does not exist is waited for.
+        topic that does not exist is waited for. The loop ends when no message has come for `idle`, a span as `delay`
+        of `send`; without it, never.
 
         The first step raises what the class tells; later, lost connections are made anew without a word but the log's.
         """
-        wanted = Wanted(topic, group, tag, from_, batch, prefetch)
+        wanted = Wanted(topic, group, tag, from_, batch, prefetch, idle_ms=None if idle is None else delay_ms(idle))
         wanted.check()
         return self._received(wanted)
 
     def _received(self, wanted: Wanted) -> Generator[ReceivedMessage, None, None]:
-        consumer = self._loop.run(self._client.join(wanted))
+        consumer = self._join(wanted)
+        if consumer is None:
+            return
         delivery: Delivery | None = None
         try:
-            while (delivery := self._next(consumer, delivery)) is not None:
-                yield self._message(consumer, delivery)
+            while (delivery := consumer.next(delivery)) is not None:
+                yield ReceivedMessage(delivery, consumer)
         finally:
-            self._leave(consumer)
+            consumer.leave()
+
+    def _join(self, wanted: Wanted) -> _FarConsumer | None:
+        """None if the client is closed meanwhile: that ends loops, and is no fault of theirs."""
+        if self._is_closed:
+            raise _Closed
+        with suppress(_Closed):
+            return _FarConsumer(self._loop.run(self._client.join(wanted)), self._client, self._loop)
+        return None
 
     def listen(
         self,
@@ -233,85 +342,60 @@ class Client:
             raise UsageError(f"threads is {threads}, expected 1 or more")
         wanted = Wanted(topic, group, tag, attempts_max=max_attempts)
         wanted.check()
-        consumer = self._loop.run(self._client.join(wanted))
+        consumer = self._join(wanted)
+        if consumer is None:
+            return
         try:
             if threads == 1:
-                self._handle_all(consumer, handler)
+                _handle_all(consumer, handler)
             else:
-                self._handle_in_threads(consumer, handler, threads)
+                _handle_in_threads(consumer, handler, threads, self._timeout)
         finally:
-            self._leave(consumer)
+            consumer.leave()
 
-    def _handle_all(self, consumer: Consumer, handler: Handler) -> None:
-        done: Delivery | None = None
-        while (delivery := self._next(consumer, done)) is not None:
-            try:
-                handler(self._message(consumer, delivery))
-                done = delivery
-            except Exception as error:
-                self._give_back(consumer, delivery, error)
-                done = None
 
-    def _handle_in_threads(self, consumer: Consumer, handler: Handler, count: int) -> None:
-        failures: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                self._handle_all(consumer, handler)
-            except BaseException as error:
-                failures.append(error)
-            finally:  # all end with the first
-                self._stop(consumer)
-
-        workers = [threading.Thread(target=work, name=f"postdate-listen-{n}", daemon=True) for n in range(count)]
-        for worker in workers:
-            worker.start()
+def _handle_all(consumer: _FarConsumer, handler: Handler) -> None:
+    done: Delivery | None = None
+    while (delivery := consumer.next(done)) is not None:
         try:
-            for worker in workers:
-                while worker.is_alive():
-                    worker.join(_LIFE_SIGN_SECONDS)
-        except BaseException:
-            self._stop(consumer)
-            _join_within(workers, self._timeout)
-            raise
-        if failures:
-            raise failures[0]
+            handler(ReceivedMessage(delivery, consumer))
+            done = delivery
+        except Exception as error:
+            consumer.give_back(delivery, error)
+            done = None
 
-    # -- the consumer lives on the loop; these reach it. When the client is closed, it has left already.
 
-    def _next(self, consumer: Consumer, done: Delivery | None) -> Delivery | None:
-        with suppress(_Closed):
-            return self._loop.run(consumer.next(done))
-        return None
+def _handle_in_threads(consumer: _FarConsumer, handler: Handler, count: int, end_seconds: float) -> None:
+    failures: list[BaseException] = []
 
-    def _give_back(self, consumer: Consumer, delivery: Delivery, error: Exception) -> None:
-        with suppress(_Closed):
-            self._loop.run(consumer.give_back(delivery, error))
-
-    def _stop(self, consumer: Consumer) -> None:
-        async def stop() -> None:
+    def work() -> None:
+        try:
+            _handle_all(consumer, handler)
+        except BaseException as error:
+            failures.append(error)
+        finally:  # all end with the first
             consumer.stop()
 
-        with suppress(_Closed):
-            self._loop.run(stop())
-
-    def _leave(self, consumer: Consumer) -> None:
-        with suppress(_Closed):
-            self._loop.run(self._client.leave(consumer))
-
-    def _message(self, consumer: Consumer, delivery: Delivery) -> ReceivedMessage:
-        def retry(delay: Delay | None) -> None:
-            self._loop.run(consumer.retry(delivery, delay))
-
-        return ReceivedMessage(delivery, retry)
+    workers = [threading.Thread(target=work, name=f"postdate-listen-{n}", daemon=True) for n in range(count)]
+    for worker in workers:
+        worker.start()
+    try:
+        for worker in workers:
+            while worker.is_alive():
+                worker.join(_LIFE_SIGN_SECONDS)
+    except BaseException:
+        consumer.stop()
+        _join_within(workers, end_seconds)
+        raise
+    if failures:
+        raise failures[0]
 
 
 def _join_within(threads: Iterable[threading.Thread], seconds: float) -> None:
     """Waits for all threads, that long in all."""
-    clock = SystemClock()
-    end_ns = clock.elapsed_ns() + int(seconds * 1e9)
+    limit = _Limit(seconds)
     for thread in threads:
-        thread.join(max(0, end_ns - clock.elapsed_ns()) / 1e9)
+        thread.join(limit.seconds_left)
 
 
 def connect(address: str | None = None, *, timeout: float = TIMEOUT_SECONDS_DEFAULT) -> Client:

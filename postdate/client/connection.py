@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
-from postdate.client.faults import Disconnected, TimedOut, Unreachable
-from postdate.errors import PostdateError, ProtocolError, UsageError
+from postdate.client.faults import Disconnected, TimedOut, Unreachable, in_words
+from postdate.errors import ProtocolError, UsageError
 from postdate.message import PORT_MAX
 from postdate.wire import codes
 from postdate.wire.frame import NO_FIELDS, Command, Frames, decode, encode, reply
@@ -88,11 +88,28 @@ class Connection(asyncio.Protocol):
         self, code: int, fields: Mapping[str, Any] = NO_FIELDS, body: bytes = b"", *, timeout: float
     ) -> Command:
         """Asks, and returns the answer whatever its code. Raises TimedOut after `timeout` seconds, or Disconnected."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout
+        if not self._writable.is_set():
+            await within(timeout, self._writable.wait(), f"{self.address} takes nothing")
+        opaque = self._opaque = self._opaque % _OPAQUE_MAX + 1
+        self._write(encode(Command(code, dict(fields), body, opaque)))
+        if self._silent_since is None:
+            self._silent_since = loop.time()
+        future: asyncio.Future[Command] = loop.create_future()
+        self._waiting[opaque] = future
+        # A timer of our own: a request is the unit of all work here, and asyncio.timeout would be a third of its price.
+        timer = loop.call_at(end, self._give_up, future, timeout)
         try:
-            return await within(timeout, self._answer(code, fields, body), f"no answer from {self.address}")
-        except TimedOut:
+            return await future
+        finally:
+            timer.cancel()
+            self._waiting.pop(opaque, None)
+
+    def _give_up(self, future: "asyncio.Future[Command]", timeout: float) -> None:
+        if not future.done():
+            future.set_exception(TimedOut(f"no answer from {self.address} within {max(timeout, 0.0):.1f} s"))
             self._abort_if_silent()
-            raise
 
     def _abort_if_silent(self) -> None:
         """A peer that says nothing at all may be gone without a word. The next request then connects anew."""
@@ -100,21 +117,7 @@ class Connection(asyncio.Protocol):
             return
         seconds = asyncio.get_running_loop().time() - self._silent_since
         if seconds >= SILENCE_SECONDS_MIN:
-            self._abort(f"{self.address} was silent for {seconds:.1f} s")
-
-    async def _answer(self, code: int, fields: Mapping[str, Any], body: bytes) -> Command:
-        await self._writable.wait()
-        opaque = self._opaque = self._opaque % _OPAQUE_MAX + 1
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Command] = loop.create_future()
-        if self._silent_since is None:
-            self._silent_since = loop.time()
-        self._write(encode(Command(code, dict(fields), body, opaque)))
-        self._waiting[opaque] = future
-        try:
-            return await future
-        finally:
-            self._waiting.pop(opaque, None)
+            self._abort(f"it was silent for {seconds:.1f} s")
 
     def tell(self, code: int, fields: Mapping[str, Any]) -> None:
         """Says something that wants no answer. It may get lost with the connection."""
@@ -154,7 +157,7 @@ class Connection(asyncio.Protocol):
             if self._frames.error is not None:
                 raise self._frames.error
         except ProtocolError as error:
-            self._abort(f"{self.address} does not speak the protocol: {error}")
+            self._abort(f"it does not speak the protocol: {error}")
 
     def _received(self, command: Command) -> None:
         self._silent_since = None
@@ -238,13 +241,15 @@ class Connections:
                 lambda: Connection(address, self._on_request, self._on_lost), address.host, address.port
             )
         except (OSError, UnicodeError) as error:
-            raise Unreachable(f"no broker at {address} ({error}); is it running? start it with: scripts/run") from error
+            raise Unreachable(
+                f"no broker at {address}: {in_words(error)}; is it running? start it with: postdate up"
+            ) from error
         try:
             if self._greet is not None:
                 await self._greet(connection)
             if self._closed:
                 raise UsageError("the client is closed")
-        except (PostdateError, asyncio.CancelledError):
+        except BaseException:
             await connection.close()
             raise
         return connection

@@ -22,7 +22,6 @@ from postdate.client.faults import PAUSE_SECONDS_MIN, Pause, expect_success, ref
 from postdate.client.membership import Membership
 from postdate.client.producer import Producer
 from postdate.client.progress import Progress
-from postdate.client.received import readable_properties
 from postdate.client.returns import Returns
 from postdate.client.routes import DEFAULT_TOPIC, Routes, addresses_of, readable_queues
 from postdate.client.spans import Delay
@@ -46,7 +45,6 @@ HOLD_SECONDS = 15.0  # how long a broker may hold a pull that finds nothing
 # An answer that brings nothing new and comes sooner than this was not held: asking again at once would be a busy loop.
 HELD_SECONDS_MIN = 0.5
 LEAVE_SECONDS = 0.8  # what is not committed by then is delivered again; leaving must not hang on a dead broker
-PREFETCH_BYTES_MAX = 64 * 1024 * 1024
 
 
 class Consumer:
@@ -60,11 +58,11 @@ class Consumer:
         self._membership = Membership(wanted, timeout)
         self._returns = Returns(wanted, self._membership, producer)
         self._owned: dict[QueueName, OwnedQueue] = {}
-        self._backlog = Backlog()
+        self._loop = asyncio.get_running_loop()
+        self._backlog = Backlog(wanted.prefetch, self._room_was_made)
         self._arrived = asyncio.Event()  # something for `next` to look at
         self._stopped = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._failure: BaseException | None = None  # our own mistake in the background
         self._leaving: asyncio.Task[None] | None = None
 
     # -- what the clients call
@@ -89,56 +87,90 @@ class Consumer:
         ]
 
     async def next(self, done: Delivery | None = None) -> Delivery | None:
-        """Acknowledges the message that is done with; then the next one, when there is one. None after `stop`.
+        """Acknowledges the message that is done with; then the next one, when there is one.
 
-        Of one queue no second message comes before the first is acknowledged.
+        None after `stop`, or when none has come for as long as is wanted. Of one queue no second message comes before
+        the first is acknowledged.
         """
-        if done is not None:
-            self._acknowledge(done)
-        while not self._stopped.is_set():
-            if self._failure is not None:
-                raise self._failure
-            delivery = self._backlog.take()
-            if delivery is not None:
-                self._make_room(delivery.queue)
-                return delivery
+        delivery = self._backlog.take(done)
+        if delivery is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.idle_seconds):
+                    delivery = await self._arriving()
+        if self._backlog.is_ready:  # for another task
+            self._arrived.set()
+        return delivery
+
+    async def _arriving(self) -> Delivery | None:
+        delivery: Delivery | None = None
+        while delivery is None and not self._backlog.has_ended:
             self._arrived.clear()
             await self._arrived.wait()
-        return None
+            delivery = self._backlog.take()
+        return delivery
 
-    def _acknowledge(self, delivery: Delivery) -> None:
-        delivery.settle()
-        self._backlog.release(delivery.queue)
-        self._arrived.set()
+    def next_within(self, seconds: float, done: Delivery | None = None) -> Delivery | None:
+        """As `next`, for threads other than the loop's, and for all of them at once. None also when time is over."""
+        return self._backlog.take_within(seconds, done)
+
+    @property
+    def idle_seconds(self) -> float | None:
+        return self._wanted.idle_seconds
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no message will come any more; for any thread."""
+        return self._backlog.has_ended
+
+    async def acknowledge(self, delivery: Delivery) -> None:
+        """Commits a message that is still worked on. Raises what the broker answers; then a later commit tells it.
+
+        A queue that another member has by now is left to that one. Raises UsageError when the group was left.
+        """
+        if self._leaving is not None and not delivery.is_settled:
+            raise UsageError(f"message {delivery.id} cannot be acknowledged: the loop that it came from has ended")
+        self._backlog.settle(delivery)
+        if self._leaving is None and self._owned.get(delivery.queue.name) is delivery.queue:
+            await self._commit(delivery.queue)
 
     async def retry(self, delivery: Delivery, delay: Delay | None) -> None:
         """Sends a message back. It then counts as acknowledged. Raises what the broker answers."""
         await self._returns.retry(delivery, delay)
+        self._backlog.settle(delivery)
 
     async def give_back(self, delivery: Delivery, error: Exception) -> None:
-        """Its handler failed: the message is sent back, and never dropped.
+        """Its handler failed: the message is sent back, and never dropped, unless the handler has settled it itself.
 
         Tries until the broker has taken it, or until `stop`; then it stays unacknowledged.
         """
         record = delivery.record
         log.warning(
-            "the handler failed on message %s of %s (queue %d, offset %d, attempt %d), it is sent back: %s: %s",
+            "the handler failed on message %s of %s (queue %d, offset %d, attempt %d), %s: %s: %s",
             delivery.id, record.topic, record.queue_id, record.queue_offset, record.reconsume_times + 1,
-            type(error).__name__, error,
+            "which it had settled before" if delivery.is_settled else "it is sent back", type(error).__name__, error,
         )  # fmt: skip
+        if delivery.is_settled or await self._is_taken_back(delivery):
+            self._backlog.release(delivery)
+            self._arrived.set()
+
+    async def _is_taken_back(self, delivery: Delivery) -> bool:
         pause = Pause()
-        while not delivery.is_settled and not self._stopped.is_set():
+        while not self._stopped.is_set():
             try:
                 await self._returns.give_back(delivery)
+                return True
             except PostdateError as problem:
                 seconds = pause.next()
                 log.warning("message %s cannot be sent back, again in %.1f s: %s", delivery.id, seconds, problem)
                 await _set_within(self._stopped, seconds)
-        if delivery.is_settled:
-            self._acknowledge(delivery)
+        return False
 
     def stop(self) -> None:
         """Hands out nothing more. What is handed out may still be acknowledged, until `leave`."""
+        self._end(None)
+
+    def _end(self, failure: BaseException | None) -> None:
+        self._backlog.end(failure)
         self._stopped.set()
         self._arrived.set()
 
@@ -171,8 +203,7 @@ class Consumer:
     def _ended(self, task: "asyncio.Task[None]") -> None:
         """Background work only ends by being cancelled. If it fails, that is a mistake of ours: `next` raises it."""
         if not task.cancelled() and task.exception() is not None:
-            self._failure = task.exception()
-            self._arrived.set()
+            self._end(task.exception())
 
     async def _repeat(self, name: str, action: Callable[[], Awaitable[None]], every_seconds: float) -> None:
         pause, seconds = Pause(), every_seconds
@@ -261,18 +292,18 @@ class Consumer:
 
     def _pull_all(self) -> None:
         """Begins to pull what we own. Not before all of it is known: how much may wait depends on how many share it."""
+        self._backlog.share_among(len(self._owned))
         for queue in self._owned.values():
             if queue.pulling is None and not self._stopped.is_set():
-                queue.room.set()
                 queue.pulling = self._spawn(self._pull_forever(queue))
 
     async def _lose(self, queue: OwnedQueue) -> None:
         """Another member has it now: what is not handed out is dropped, for the other one to read."""
-        del self._owned[queue.name]
         if queue.pulling is not None:
             await _cancel(queue.pulling)
         self._backlog.drop(queue)
         await self._commit_or_complain(queue)
+        del self._owned[queue.name]  # and not before: who leaves meanwhile commits what we own
 
     async def _committed(self, name: QueueName, address: Address) -> int | None:
         fields = self._queue_fields(name) | {"setZeroIfNotFound": "false"}
@@ -295,7 +326,9 @@ class Consumer:
     async def _pull_forever(self, queue: OwnedQueue) -> None:
         pause = Pause()
         while True:
-            await queue.room.wait()
+            while queue.is_full:  # and not only until `room` is set: it may be, from the time before
+                queue.room.clear()
+                await queue.room.wait()
             try:
                 if await self._pull(queue):
                     pause.reset()
@@ -317,11 +350,11 @@ class Consumer:
         return was_held or queue.progress.position != position
 
     def _pull_fields(self, queue: OwnedQueue) -> dict[str, Any]:
-        commit_offset = queue.progress.commit_offset
+        commit_offset = self._backlog.commit_offset(queue)
         flags = codes.PULL_SUSPEND | codes.PULL_SUBSCRIPTION | (codes.PULL_COMMIT_OFFSET if commit_offset else 0)
-        count = min(self._wanted.batch, self._waiting_max - len(queue.waiting))
         return self._queue_fields(queue.name) | {
-            "queueOffset": queue.progress.position, "maxMsgNums": max(count, 1), "sysFlag": flags,
+            "queueOffset": queue.progress.position,
+            "maxMsgNums": self._backlog.count_to_pull(queue, self._wanted.batch), "sysFlag": flags,
             "commitOffset": commit_offset, "suspendTimeoutMillis": int(HOLD_SECONDS * 1_000),
             "subscription": self._subscriptions[queue.name.topic].expression, "subVersion": 0,
             "expressionType": "TAG", "bname": queue.name.broker_name,
@@ -332,53 +365,44 @@ class Consumer:
             raise refusal(answer)
         position = _number(answer.fields, "nextBeginOffset")
         if answer.code == codes.SUCCESS:
-            deliveries = self._deliveries(queue, answer.body)
-            queue.progress.pulled([delivery.record.queue_offset for delivery in deliveries], position)
-            self._backlog.put(queue, deliveries)
+            self._backlog.put(queue, self._deliveries(queue, answer.body), position)
             self._arrived.set()
-        elif not queue.progress.move(position):
+        elif not self._backlog.move(queue, position):
             log.warning("group %s: %s begins anew at offset %d", self._wanted.group, _shown(queue.name), position)
-            self._backlog.drop(queue)
-        if not self._has_room(queue, self._waiting_max - 1):
-            queue.room.clear()
 
     def _deliveries(self, queue: OwnedQueue, body: bytes) -> list[Delivery]:
         """What came and is wanted. A broker filters by the hash of a tag, and two tags may share one."""
         tags = self._subscriptions[queue.name.topic].tags
-        found = [Delivery(queue, record, readable_properties(record.properties)) for record in decode_records(body)]
+        found = [Delivery(queue, queue.progress, record) for record in decode_records(body)]
         return [each for each in found if each.properties.get(PROPERTY_TAGS) in tags] if tags else found
 
-    # Every queue may keep its share of what may wait in all, so that none waits for another and all keep the bound.
-
-    @property
-    def _waiting_max(self) -> int:
-        return max(1, self._wanted.prefetch // max(1, len(self._owned)))
-
-    def _has_room(self, queue: OwnedQueue, count_max: int) -> bool:
-        bytes_max = PREFETCH_BYTES_MAX // max(1, len(self._owned))
-        return len(queue.waiting) <= count_max and queue.waiting_bytes <= bytes_max
-
-    def _make_room(self, queue: OwnedQueue) -> None:
-        """Pulls again when half of what may wait is gone: a pull for one message costs as much as one for many."""
-        if self._has_room(queue, self._waiting_max // 2):
-            queue.room.set()
+    def _room_was_made(self, queue: OwnedQueue) -> None:
+        """Called by the thread that takes messages, which may be any."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it all pulling
+            self._loop.call_soon_threadsafe(queue.room.set)
 
     # -- committing
 
     async def _commit_changed(self) -> None:
         """Tells the broker how far we are. It need not answer: what gets lost is told again with the next pull."""
         for queue in list(self._owned.values()):
-            offset = queue.progress.commit_offset
+            offset = self._backlog.commit_offset(queue)
             if offset != queue.committed:
                 connection = await self._membership.connection(queue.address)
                 connection.tell(codes.UPDATE_CONSUMER_OFFSET, self._queue_fields(queue.name) | {"commitOffset": offset})
                 queue.committed = offset
 
+    async def _commit(self, queue: OwnedQueue) -> None:
+        """Tells the broker how far we are, and waits until it knows."""
+        offset = self._backlog.commit_offset(queue)
+        fields = self._queue_fields(queue.name) | {"commitOffset": offset}
+        expect_success(await self._membership.ask(queue.address, codes.UPDATE_CONSUMER_OFFSET, fields))
+        queue.committed = offset
+
     async def _commit_or_complain(self, queue: OwnedQueue) -> None:
-        """The last commit of a queue: waits for the answer, but does not fail."""
-        fields = self._queue_fields(queue.name) | {"commitOffset": queue.progress.commit_offset}
+        """The last commit of a queue: it does not fail."""
         try:
-            expect_success(await self._membership.ask(queue.address, codes.UPDATE_CONSUMER_OFFSET, fields))
+            await self._commit(queue)
         except PostdateError as error:
             log.warning("group %s: offset of %s not committed: %s", self._wanted.group, _shown(queue.name), error)
 

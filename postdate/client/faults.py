@@ -1,5 +1,8 @@
 """What can go wrong between a client and its broker, beside what `postdate.errors` names already."""
 
+import os
+import re
+
 from postdate.errors import (
     FlowControl,
     GroupNotFound,
@@ -61,6 +64,21 @@ def expect_success(answer: Command) -> Command:
     if answer.code != codes.SUCCESS:
         raise refusal(answer)
     return answer
+
+
+def in_words(error: OSError | UnicodeError) -> str:
+    """Why a connection was not made, without the numbers and tuples of the event loop's own sentence.
+
+    Where a name has several addresses, the loop puts the sentences of all in one; they mostly say the same.
+    """
+    numbers = [int(number) for number in re.findall(r"\[Errno (-?[0-9]+)\]", str(error))]
+    if not numbers or min(numbers) <= 0:  # no number of the system's: a name that is not known, or cannot be one
+        return _lower(getattr(error, "strerror", None) or str(error))
+    return ", ".join(dict.fromkeys([_lower(os.strerror(number)) for number in numbers]))
+
+
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
 
 
 PAUSE_SECONDS_MIN = 0.1

@@ -119,6 +119,8 @@ def _properties(message: Outgoing, unique_key: str) -> dict[str, str]:
 
 def _timing(message: Outgoing) -> dict[str, str]:
     delay, at, level = message.delay, message.at, message.level
+    if delay is None and at is None and level is None:  # the usual case
+        return {}
     if sum(wish is not None for wish in (delay, at, level)) > 1:
         raise UsageError(f"delay={delay!r}, at={at!r}, level={level!r}: expected at most one of them")
     if delay is not None:
@@ -126,8 +128,6 @@ def _timing(message: Outgoing) -> dict[str, str]:
         return {PROPERTY_TIMER_DELAY_MS: str(span_ms)} if span_ms else {}
     if at is not None:
         return {PROPERTY_TIMER_DELIVER_MS: str(instant_ms(at))}
-    if level is None:
-        return {}
     if isinstance(level, bool) or not isinstance(level, int) or level < 1:
         raise UsageError(f"level is {level!r}, expected a whole number from 1 on")
     return {PROPERTY_DELAY: str(level)}
@@ -159,7 +159,8 @@ def inner(message: Sealed) -> Inner:
 def receipt(topic: str, message: Sealed, answer: Fields) -> Receipt:
     """The receipt for one message, by the fields of the answer to its send."""
     handle = answer.get("recallHandle") or None
-    return _receipt(topic, message, answer, str(answer.get("msgId", "")), handle, _number(answer, "queueOffset"))
+    queue_id, queue_offset = _number(answer, "queueId"), _number(answer, "queueOffset")
+    return _receipt(topic, message, queue_id, str(answer.get("msgId", "")), handle, queue_offset)
 
 
 def receipts(topic: str, messages: Sequence[Sealed], answer: Fields) -> list[Receipt]:
@@ -172,23 +173,25 @@ def receipts(topic: str, messages: Sequence[Sealed], answer: Fields) -> list[Rec
         return [receipt(topic, messages[0], answer)]
     offset_ids = _as_many(str(answer.get("msgId", "")).split(","), messages)
     handles = _as_many(str(answer.get("recallHandles", "")).split(" "), messages)
-    first = None if messages[0].is_delayed else _number(answer, "queueOffset")
+    queue_id = _number(answer, "queueId")
+    queue_offset = None if messages[0].is_delayed else _number(answer, "queueOffset")
     found: list[Receipt] = []
     for message, offset_id, handle in zip(messages, offset_ids, handles, strict=True):
-        found.append(_receipt(topic, message, answer, offset_id, None if handle in ("", "-") else handle, first))
-        if first is not None and not message.is_delayed:
-            first += 1
+        known = None if handle in ("", "-") else handle
+        found.append(_receipt(topic, message, queue_id, offset_id, known, queue_offset))
+        if queue_offset is not None and not message.is_delayed:
+            queue_offset += 1
     return found
 
 
 def _receipt(
-    topic: str, message: Sealed, answer: Fields, offset_id: str, handle: str | None, queue_offset: int | None
+    topic: str, message: Sealed, queue_id: int, offset_id: str, handle: str | None, queue_offset: int | None
 ) -> Receipt:
     return Receipt(
         topic=topic,
         id=message.unique_key,
         offset_id=offset_id,
-        queue_id=_number(answer, "queueId"),
+        queue_id=queue_id,
         queue_offset=None if message.is_delayed else queue_offset,
         due_at_ms=_due_of(handle),
         handle=handle,

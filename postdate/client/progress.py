@@ -29,16 +29,6 @@ class Progress:
         """May be repeated; an offset that is not open is passed over."""
         self._open.pop(offset, None)
 
-    def move(self, position: int) -> bool:
-        """The broker says where to go on. False if that is a step back: what is open then belongs to a queue that is
-        no more, and is forgotten.
-        """
-        forward = position >= self.position
-        if not forward:
-            self._open.clear()
-        self.position = position
-        return forward
-
     @property
     def commit_offset(self) -> int:
         return next(iter(self._open), self.position)

@@ -2,37 +2,21 @@
 
 import importlib
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import datetime
-from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from postdate.client.backlog import Delivery
 from postdate.client.spans import Delay, instant
-from postdate.errors import IllegalMessage, ProtocolError
-from postdate.message import (
-    PROPERTY_KEYS,
-    PROPERTY_TAGS,
-    PROPERTY_TIMER_DELIVER_MS,
-    decode_properties,
-    first_key,
-)
+from postdate.errors import ProtocolError
+from postdate.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_TIMER_DELIVER_MS, first_key
 from postdate.wire import codes
 
-# Where the sys flag says how a body is compressed. 0 is what old producers write for zlib.
+# Where the sys flag says how a body is compressed.
 _COMPRESSION_SHIFT, _COMPRESSION_MASK = 8, 7
-_LZ4, _ZSTD = 1, 2
-_ZLIB = (0, 3)
 # A few kilobytes can unfold to gigabytes; this is sixteen times the largest body that a broker takes by default.
 BODY_BYTES_MAX = 64 * 1024 * 1024
-
-
-def readable_properties(data: bytes) -> dict[str, str]:
-    """The properties of a stored message. What is not UTF-8 must not stop its queue: it is read as well as can be."""
-    try:
-        return decode_properties(data)
-    except IllegalMessage:
-        return decode_properties(data.decode(errors="replace").encode())
+_ZSTD_PIECE_BYTES = 1_024  # unfolds to 32 MiB at most: a block of 128 KiB takes four bytes or more
 
 
 def decompress(body: bytes, sys_flag: int) -> bytes:
@@ -40,24 +24,48 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
     if not sys_flag & codes.SYS_COMPRESSED:
         return body
     kind = sys_flag >> _COMPRESSION_SHIFT & _COMPRESSION_MASK
-    if kind in _ZLIB:
-        return _unzipped(body)
-    if kind == _LZ4:
-        return bytes(_module("lz4.frame", "LZ4").decompress(body))
-    if kind == _ZSTD:
-        return bytes(_module("zstandard", "Zstandard").ZstdDecompressor().decompressobj().decompress(body))
-    raise ProtocolError(f"the body is compressed in a way that is not known: {kind}")
-
-
-def _unzipped(body: bytes) -> bytes:
-    unzip = zlib.decompressobj()
+    if kind not in _KINDS:
+        raise ProtocolError(f"the body is compressed in a way that is not known: {kind}")
+    name, unfold = _KINDS[kind]
     try:
-        plain = unzip.decompress(body, BODY_BYTES_MAX)
-    except zlib.error as error:
-        raise ProtocolError(f"the body says that it is compressed by zlib, but cannot be read: {error}") from error
-    if not unzip.eof:
+        plain, is_whole = unfold(body)
+    except ProtocolError:
+        raise
+    except Exception as error:  # every library has errors of its own
+        raise ProtocolError(f"the body says that it is compressed by {name}, but cannot be read: {error}") from error
+    if not is_whole or len(plain) > BODY_BYTES_MAX:
         raise ProtocolError(f"the body is cut off, or has more than {BODY_BYTES_MAX} bytes when unfolded")
     return plain
+
+
+# Each of these gives what it could unfold, little more than the limit at most, and whether that is all.
+
+
+def _unfold_zlib(body: bytes) -> tuple[bytes, bool]:
+    unfolding = zlib.decompressobj()
+    return unfolding.decompress(body, BODY_BYTES_MAX), unfolding.eof
+
+
+def _unfold_lz4(body: bytes) -> tuple[bytes, bool]:
+    unfolding = _module("lz4.frame", "LZ4").LZ4FrameDecompressor()
+    return bytes(unfolding.decompress(body, BODY_BYTES_MAX)), bool(unfolding.eof)
+
+
+def _unfold_zstd(body: bytes) -> tuple[bytes, bool]:
+    """Piece by piece, because this library knows no limit."""
+    unfolding = _module("zstandard", "Zstandard").ZstdDecompressor().decompressobj()
+    plain = bytearray()
+    for start in range(0, len(body), _ZSTD_PIECE_BYTES):
+        plain += unfolding.decompress(body[start : start + _ZSTD_PIECE_BYTES])
+        if unfolding.eof or len(plain) > BODY_BYTES_MAX:
+            break
+    return bytes(plain), bool(unfolding.eof)
+
+
+# By the bits of the sys flag. 0 is what old producers write for zlib.
+_KINDS: dict[int, tuple[str, Callable[[bytes], tuple[bytes, bool]]]] = {
+    0: ("zlib", _unfold_zlib), 1: ("LZ4", _unfold_lz4), 2: ("Zstandard", _unfold_zstd), 3: ("zlib", _unfold_zlib),
+}  # fmt: skip
 
 
 def _module(name: str, compression: str) -> Any:
@@ -73,18 +81,28 @@ def _module(name: str, compression: str) -> Any:
 class Received:
     """What blocking and asyncio messages have in common. Made by a consumer; the fields are read only."""
 
+    __slots__ = ("_body", "_delivery", "_record")
+
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
         self._record = delivery.record
+        self._body: bytes | None = None  # unfolded when it is first wanted
 
     @property
     def properties(self) -> dict[str, str]:
         return self._delivery.properties
 
-    @cached_property
+    @property
     def body(self) -> bytes:
         """As its producer gave it. Raises ProtocolError if it is compressed and cannot be read."""
-        return decompress(self._record.body, self._record.sys_flag)
+        if self._body is None:
+            self._body = decompress(self._record.body, self._record.sys_flag)
+        return self._body
+
+    @property
+    def raw_body(self) -> bytes:
+        """As it came: still compressed, if its producer compressed it."""
+        return self._record.body
 
     @property
     def topic(self) -> str:
@@ -152,12 +170,34 @@ class Received:
         return f"<{type(self).__name__} {self.id} of {self.topic}, queue {self.queue_id} offset {self.queue_offset}>"
 
 
+class Owner(Protocol):
+    """Where a blocking message came from."""
+
+    def acknowledge(self, delivery: Delivery) -> None: ...
+
+    def retry(self, delivery: Delivery, delay: Delay | None) -> None: ...
+
+
 class ReceivedMessage(Received):
     """A message of the blocking client."""
 
-    def __init__(self, delivery: Delivery, retry: Callable[[Delay | None], None]) -> None:
+    __slots__ = ("_owner",)
+
+    def __init__(self, delivery: Delivery, owner: Owner) -> None:
         super().__init__(delivery)
-        self._retry = retry
+        self._owner = owner
+
+    def acknowledge(self) -> None:
+        """Acknowledges the message now, not when the next one is asked for; when this returns, the broker knows.
+
+        It then does not come again, whatever happens to it here: leaving the loop, a handler that raises. The next
+        message of its queue waits all the same until this one is done with. Costs a request, so it is for messages
+        after which the loop is left, or whose work must not be done twice. May be repeated.
+
+        Raises UsageError if the loop was left already, and what `send` raises; then the message counts as acknowledged
+        here, and the broker is told with the next commit. A queue that went to another member is left to that one.
+        """
+        self._owner.acknowledge(self._delivery)
 
     def retry(self, delay: Delay | None = None) -> None:
         """Sends the message back: it comes again to this group after `delay`, or after the broker's growing delays.
@@ -165,16 +205,30 @@ class ReceivedMessage(Received):
         Past the group's limit of attempts it becomes a dead letter instead. The message then counts as acknowledged.
         Raises what `send` raises; then nothing has changed.
         """
-        self._retry(delay)
+        self._owner.retry(self._delivery, delay)
+
+
+class AsyncOwner(Protocol):
+    """Where an asyncio message came from."""
+
+    async def acknowledge(self, delivery: Delivery) -> None: ...
+
+    async def retry(self, delivery: Delivery, delay: Delay | None) -> None: ...
 
 
 class AsyncReceivedMessage(Received):
     """A message of the asyncio client."""
 
-    def __init__(self, delivery: Delivery, retry: Callable[[Delay | None], Awaitable[None]]) -> None:
+    __slots__ = ("_owner",)
+
+    def __init__(self, delivery: Delivery, owner: AsyncOwner) -> None:
         super().__init__(delivery)
-        self._retry = retry
+        self._owner = owner
+
+    async def acknowledge(self) -> None:
+        """As `ReceivedMessage.acknowledge`."""
+        await self._owner.acknowledge(self._delivery)
 
     async def retry(self, delay: Delay | None = None) -> None:
         """As `ReceivedMessage.retry`."""
-        await self._retry(delay)
+        await self._owner.retry(self._delivery, delay)

@@ -30,7 +30,10 @@ _SYS_FLAG_KEPT = 0x0703  # compressed or not and how, several tags; hosts and tr
 
 
 class Returns:
-    """Sends messages of one consumer back. Each call raises what the broker answers; then nothing has changed."""
+    """Sends messages of one consumer back; what was sent back is then the caller's to settle.
+
+    Each call raises what the broker answers; then nothing has changed.
+    """
 
     def __init__(self, wanted: Wanted, membership: Membership, producer: Producer) -> None:
         self._wanted = wanted
@@ -43,7 +46,6 @@ class Returns:
             await self._send_back(delivery)
         else:
             await self._send_on(delivery, {PROPERTY_TIMER_DELAY_MS: str(max(delay_ms(delay), 1))})
-        delivery.settle()
 
     async def give_back(self, delivery: Delivery) -> None:
         """It comes again after the broker's growing delays; where the broker cannot do it by itself, by our hands, as
@@ -57,7 +59,6 @@ class Returns:
             log.debug("message %s is sent on, because: %s", delivery.id, error)
             level = FIRST_RETRY_LEVEL + delivery.record.reconsume_times
             await self._send_on(delivery, {PROPERTY_DELAY: str(level)})
-        delivery.settle()
 
     async def _send_back(self, delivery: Delivery) -> None:
         """The broker has the message: it needs only its place."""

@@ -22,6 +22,7 @@ class Wanted(NamedTuple):
     batch: int = BATCH_DEFAULT
     prefetch: int = PREFETCH_DEFAULT
     attempts_max: int | None = None  # None leaves it to the group's settings at the broker
+    idle_ms: int | None = None  # how long to wait for a message; None for ever
 
     def check(self) -> None:
         """Raises UsageError or IllegalMessage, naming what is wrong."""
@@ -29,10 +30,17 @@ class Wanted(NamedTuple):
         check_group(self.group)
         if self.from_ not in ("first", "last"):
             raise UsageError(f"from_ is {self.from_!r}, expected 'first' or 'last'")
-        numbers = {"batch": self.batch, "prefetch": self.prefetch, "max_attempts": self.attempts_max}
+        numbers = {
+            "batch": self.batch, "prefetch": self.prefetch, "max_attempts": self.attempts_max,
+            "idle, in milliseconds,": self.idle_ms,
+        }  # fmt: skip
         for name, number in numbers.items():
             if number is not None and number < 1:
                 raise UsageError(f"{name} is {number}, expected 1 or more")
+
+    @property
+    def idle_seconds(self) -> float | None:
+        return None if self.idle_ms is None else self.idle_ms / 1_000
 
     @property
     def reconsume_times_max(self) -> int | None:

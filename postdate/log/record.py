@@ -52,6 +52,7 @@ _INT32 = Struct(">i")
 _INT64 = Struct(">q")
 _OFFSETS_STRUCT = Struct(">qq")
 _SIZE_AND_MAGIC = Struct(">iI")
+_NEW = tuple.__new__
 
 # size, magic, crc, queue id, flag | queue offset, offset | sys flag, born at, born host | stored at | the rest
 _UP_TO_QUEUE_OFFSET = "iIIii"
@@ -196,39 +197,60 @@ def _layout_for(born_host: Host, store_host: Host) -> _Layout:
 
 
 def decode(data: bytes) -> Record:
-    """Read one whole record and check it. Raises CorruptLog, and nothing else, naming what is wrong with the bytes.
+    """Read one whole record and check it; for every message of a pull. Raises CorruptLog, and nothing else, naming what
+    is wrong with the bytes.
 
     Properties are left encoded, as in `Message`: they are the producer's, and judged by `decode_properties`.
     """
     magic = _check_frame(data)
     head = _BY_HOST_BITS[data[_HOST_BITS_POSITION] & _HOSTS_V6].head
-    body_end = _end_of_part(data, "body", head.size - _INT32.size, _INT32)
     topic_length = _INT8 if magic == MAGIC_V1 else _INT16
-    topic_end = _end_of_part(data, "topic", body_end, topic_length)
-    properties_end = _end_of_part(data, "properties", topic_end, _INT16)
-    if properties_end != len(data):
-        raise CorruptLog(f"record of {len(data)} bytes, but its parts end at {properties_end}")
+    body_end, topic_end = _ends(data, head.size, topic_length)
+    (
+        size, _, body_crc, queue_id, flag, queue_offset, offset, sys_flag, born_at_ms, born_address, born_port,
+        stored_at_ms, store_address, store_port, reconsume_times, prepared_offset, _,
+    ) = head.unpack_from(data)  # fmt: skip
+    body = data[head.size : body_end]
+    if crc32(body) & _CRC_MASK != body_crc:
+        raise CorruptLog(f"body has crc 0x{crc32(body) & _CRC_MASK:08X}, the record says 0x{body_crc:08X}")
+    # In the order of the fields, and past the constructors, which cost as much as all that is above.
+    return _NEW(
+        Record,
+        (
+            size, body_crc, queue_id, flag, queue_offset, offset, sys_flag, born_at_ms,
+            _NEW(Host, (born_address, born_port)), stored_at_ms, _NEW(Host, (store_address, store_port)),
+            reconsume_times, prepared_offset, body, _checked_topic(data[body_end + topic_length.size : topic_end]),
+            data[topic_end + _INT16.size :],
+        ),
+    )  # fmt: skip
 
-    size, _, body_crc, queue_id, flag, queue_offset, offset, sys_flag, born_at_ms, *rest = head.unpack_from(data)
-    born_address, born_port, stored_at_ms, store_address, store_port, reconsume_times, prepared_offset, _ = rest
-    return Record(
-        size=size,
-        body_crc=body_crc,
-        queue_id=queue_id,
-        flag=flag,
-        queue_offset=queue_offset,
-        offset=offset,
-        sys_flag=sys_flag,
-        born_at_ms=born_at_ms,
-        born_host=Host(born_address, born_port),
-        stored_at_ms=stored_at_ms,
-        store_host=Host(store_address, store_port),
-        reconsume_times=reconsume_times,
-        prepared_offset=prepared_offset,
-        body=_checked_body(data[head.size : body_end], body_crc),
-        topic=_checked_topic(data[body_end + topic_length.size : topic_end]),
-        properties=data[topic_end + _INT16.size :],
-    )
+
+def _ends(data: bytes, head_bytes: int, topic_length: Struct) -> tuple[int, int]:
+    """Where body and topic end, if all parts together are exactly the record."""
+    if len(data) >= head_bytes:
+        body_end: int = head_bytes + _INT32.unpack_from(data, head_bytes - _INT32.size)[0]
+        if head_bytes <= body_end <= len(data) - topic_length.size:
+            topic_start = body_end + topic_length.size
+            topic_end: int = topic_start + topic_length.unpack_from(data, body_end)[0]
+            if topic_start <= topic_end <= len(data) - _INT16.size:
+                properties_bytes = _INT16.unpack_from(data, topic_end)[0]
+                if topic_end + _INT16.size + properties_bytes == len(data):
+                    return body_end, topic_end
+    raise CorruptLog(_wrong_part(data, head_bytes, topic_length))
+
+
+def _wrong_part(data: bytes, head_bytes: int, topic_length: Struct) -> str:
+    """Which of the parts does not fit; part by part, for a record of which one does not."""
+    position = head_bytes - _INT32.size
+    for name, length in (("body", _INT32), ("topic", topic_length), ("properties", _INT16)):
+        start = position + length.size
+        if start > len(data):
+            return f"record of {len(data)} bytes ends before the length of {name} at {position}"
+        (part_bytes,) = length.unpack_from(data, position)
+        if not 0 <= part_bytes <= len(data) - start:
+            return f"record says {part_bytes} bytes of {name}, {len(data) - start} are left"
+        position = start + part_bytes
+    return f"record of {len(data)} bytes, but its parts end at {position}"
 
 
 def _check_frame(data: bytes) -> int:
@@ -241,24 +263,6 @@ def _check_frame(data: bytes) -> int:
     if magic not in (MAGIC_V1, MAGIC_V2):
         raise CorruptLog(f"record has magic 0x{magic:08X}, expected 0x{MAGIC_V1:08X} or 0x{MAGIC_V2:08X}")
     return int(magic)
-
-
-def _end_of_part(data: bytes, name: str, position: int, length: Struct) -> int:
-    """Return where the part whose length is written at `position` ends."""
-    start = position + length.size
-    if start > len(data):
-        raise CorruptLog(f"record of {len(data)} bytes ends before the length of {name} at {position}")
-    (part_bytes,) = length.unpack_from(data, position)
-    if not 0 <= part_bytes <= len(data) - start:
-        raise CorruptLog(f"record says {part_bytes} bytes of {name}, {len(data) - start} are left")
-    return start + int(part_bytes)
-
-
-def _checked_body(body: bytes, body_crc: int) -> bytes:
-    found = crc32(body) & _CRC_MASK
-    if found != body_crc:
-        raise CorruptLog(f"body has crc 0x{found:08X}, the record says 0x{body_crc:08X}")
-    return body
 
 
 def _checked_topic(topic: bytes) -> str:

@@ -10,14 +10,12 @@ from postdate.log import record as records
 from postdate.log.chunk import CHUNK_BIT
 from postdate.log.record import Record
 from postdate.message import (
-    DELAY_PROPERTIES,
     PROPERTY_DELAY,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_RETRY_TOPIC,
     RETRY_TOPIC_PREFIX,
     Message,
     check_group,
-    decode_properties,
     encode_properties,
 )  # fmt: skip
 from postdate.server.answers import code_of
@@ -25,12 +23,12 @@ from postdate.server.connection import Connection
 from postdate.server.locks import Locks
 from postdate.server.members import Members
 from postdate.server.offsets import Offsets
-from postdate.server.producers import retry_times_max
+from postdate.server.producers import retry_times_max, without_delay
 from postdate.server.pulls import Pulls
 from postdate.server.pulse import Pulse
 from postdate.server.topics import Birth
 from postdate.wire import bodies, codes
-from postdate.wire.frame import Command, encode, reply
+from postdate.wire.frame import Command, encode, reply, shown
 from postdate.wire.ids import message_id
 
 _FIRST_RETRY_LEVEL = 3  # 10 s by default; each further retry is one level later
@@ -90,9 +88,9 @@ class Consumers:
     def check_subscription(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
         """Asked only for filters that are not by tag, which we do not have."""
         data = bodies.load(command.body, "a subscription").get("subscriptionData")
-        kind = str(data.get("expressionType") or "TAG") if isinstance(data, dict) else "TAG"
+        kind = data.get("expressionType") or "TAG" if isinstance(data, dict) else "TAG"
         if kind != "TAG":
-            raise UsageError(f"the broker filters by tag, not by {kind}")
+            raise UsageError(f"the broker filters by tag, not by {kind if type(kind) is str else shown(kind)}")
         return reply(command, codes.SUCCESS)
 
     def notify(self, groups: set[str]) -> None:
@@ -222,9 +220,7 @@ class Consumers:
         limit = asked["maxReconsumeTimes"]
         if limit is None or limit < 0:
             limit = retry_times_max(self._broker, group)
-        properties = {
-            name: value for name, value in decode_properties(record.properties).items() if name not in DELAY_PROPERTIES
-        }
+        properties = without_delay(record.properties)
         properties.setdefault(PROPERTY_RETRY_TOPIC, record.topic)
         origin = asked["originMsgId"] or message_id(connection.broker_host, asked["offset"])
         properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, origin)

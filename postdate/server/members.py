@@ -68,9 +68,6 @@ class Members(Generic[Link]):
     def of(self, group: str) -> list[Member[Link]]:
         return list(self._groups.get(group, {}).values())
 
-    def groups(self) -> list[str]:
-        return list(self._groups)
-
     def subscription(self, group: str, topic: str, link: Link) -> Subscription | None:
         """What the member behind a connection wants of a topic; what any other member wants, where it has not said."""
         found = None

@@ -9,12 +9,15 @@ from postdate.broker import Broker, Ticket
 
 Place = tuple[str, int]  # topic, queue id
 
+_ROW_BYTES_MAX = 512  # of an offset in a record: a topic of 255 characters, two numbers, and a share of the rest
+
 
 class Offsets:
     """What is committed: on disk, on its way there, or noted until the next `write`."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._rows_max = broker.settings.batch_bytes_max // _ROW_BYTES_MAX
         self._latest: dict[str, dict[Place, int]] = {}  # since the start; the fold lags behind it by a flush
         self._noted: dict[str, set[Place]] = {}  # of those, what is not written
 
@@ -48,8 +51,8 @@ class Offsets:
         for group, noted in list(self._noted.items()):
             latest = self._latest[group]
             rows = [(*place, latest[place]) for place in sorted(noted)]
-            if rows:
-                self._broker.commit_offsets(group, rows, at_ms)
+            for start in range(0, len(rows), self._rows_max):
+                self._broker.commit_offsets(group, rows[start : start + self._rows_max], at_ms)
             del self._noted[group]
 
     def forget_group(self, group: str) -> None:

@@ -86,7 +86,7 @@ class Producers:
             self._second_try(connection, command, error, now_ms)
             return
         is_usual = command.serialization == JSON and not command.flag
-        self._asks.append(command.opaque if is_usual else _without_content(command))
+        self._asks.append(command.opaque if is_usual else command.without_content())
 
     def _second_try(self, connection: Connection, command: Command, error: PostdateError, now_ms: int) -> None:
         """A send that could not be prepared: perhaps its topic must be made first, its queue was promised and never
@@ -95,21 +95,20 @@ class Producers:
         self.write(connection, now_ms)  # what came before it, comes before it
         try:
             message = self._message(connection, command)
+            cancelled = self._cancelled_by_marker(message, now_ms)
+            if cancelled is not None:
+                self._pulse.expect(cancelled, lambda ticket: self._answer_marker(connection, command, message, ticket))
+                return
             if isinstance(error, TopicNotFound):
                 self._make_topic(command, message)
             fitting = self._within_queues(message)
             if isinstance(error, TopicNotFound) or fitting is not message:
                 self._prepared.append(self._broker.prepare(fitting, now_ms))
-                self._asks.append(_without_content(command))
+                self._asks.append(command.without_content())
                 return
-            cancelled = self._cancelled_by_marker(message, now_ms)
         except PostdateError as problem:
-            self._refuse(connection, command, problem)
-            return
-        if cancelled is None:
-            self._refuse(connection, command, error)
-        else:
-            self._pulse.expect(cancelled, lambda ticket: self._answer_marker(connection, command, message, ticket))
+            error = problem
+        self._refuse(connection, command, error)
 
     def _within_queues(self, message: Message) -> Message:
         """A route that was promised before anybody made the topic may have named more queues than it then got."""
@@ -172,7 +171,9 @@ class Producers:
         if message.reconsume_times <= limit:
             return message
         topic = self._birth.dead_letter_topic(group)
-        return message._replace(topic=topic.name, queue_id=0, properties=without_delay(message.properties))
+        return message._replace(
+            topic=topic.name, queue_id=0, properties=encode_properties(without_delay(message.properties))
+        )
 
     def _write_batch(self, connection: Connection, command: Command, now_ms: int) -> None:
         """A batch of a client is a batch of the log: all of it or nothing."""
@@ -273,8 +274,12 @@ class Producers:
             self._refuse(connection, command, ticket.error)
         elif not command.is_oneway:
             assert ticket.answers is not None
-            fields = self._fields(connection, ticket.prepared, ticket.offsets, ticket.answers[0])
-            connection.write(reply(command, codes.SUCCESS, fields))
+            entries, offsets, answer = ticket.prepared, ticket.offsets, ticket.answers[0]
+            try:
+                frame = reply(command, codes.SUCCESS, self._fields(connection, entries, offsets, answer))
+            except ProtocolError:  # ids and handles of so many messages do not fit a header; those of the first do
+                frame = reply(command, codes.SUCCESS, self._fields(connection, entries[:1], offsets[:1], answer))
+            connection.write(frame)
 
     def _handle(self, entry: Prepared) -> bytes:
         """As ids.recall_handle, with the library's detours left out."""
@@ -391,15 +396,9 @@ def _message_by_table(connection: Connection, command: Command) -> Message:
     )  # fmt: skip
 
 
-def _without_content(command: Command) -> Command:
-    """What is needed to answer a request."""
-    return command._replace(fields={}, body=b"")
-
-
-def without_delay(properties: bytes) -> bytes:
+def without_delay(properties: bytes) -> dict[str, str]:
     """Properties without what asks for a delay: whatever is sent on must not wait a second time."""
-    kept = {name: value for name, value in decode_properties(properties).items() if name not in DELAY_PROPERTIES}
-    return encode_properties(kept)
+    return {name: value for name, value in decode_properties(properties).items() if name not in DELAY_PROPERTIES}
 
 
 def retry_times_max(broker: Broker, group: str) -> int:

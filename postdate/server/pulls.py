@@ -18,7 +18,7 @@ from postdate.server.topics import Birth
 from postdate.topics import PERM_READ
 from postdate.wire import codes
 from postdate.wire.bodies import Subscription, parse_subscription
-from postdate.wire.frame import JSON, Command, framed, reply
+from postdate.wire.frame import JSON, Command, framed, plain_text, reply
 from postdate.wire.schema import REQUESTS, values
 
 _CODES = {
@@ -86,8 +86,8 @@ class Pulls:
         pulled = self._pulled(connection, ask, ask.offset, tag_hashes)
         if ask.sys_flag & codes.PULL_COMMIT_OFFSET and ask.commit_offset >= 0:
             self._offsets.note(ask.group, ask.topic, ask.queue_id, ask.commit_offset)
-        if pulled.status is PullStatus.NO_NEW and self._may_wait(ask):
-            self._hold(connection, command, ask, tag_hashes)
+        if pulled.status is PullStatus.NO_NEW and self._may_wait(ask) and not command.is_oneway:
+            self._hold(connection, command.without_content(), ask, tag_hashes)
             return None
         return _answer(command, pulled)
 
@@ -113,9 +113,12 @@ class Pulls:
 
     def _subscription(self, connection: Connection, command: Command, ask: _Ask) -> Subscription:
         if ask.sys_flag & codes.PULL_SUBSCRIPTION:
-            fields = command.fields
-            expression, kind = fields.get("subscription"), fields.get("expressionType")
-            return parse_subscription(ask.topic, str(expression or ""), str(kind or "TAG"))
+            get = command.fields.get
+            try:
+                expression, kind = plain_text(get("subscription") or ""), plain_text(get("expressionType") or "TAG")
+            except ValueError as error:
+                raise ProtocolError(f"subscription or expressionType of a pull: {error}") from error
+            return parse_subscription(ask.topic, expression, kind)
         subscription = self._members.subscription(ask.group, ask.topic, connection)
         if subscription is None:
             raise SubscriptionMissing(f"group {ask.group!r} has no subscription to topic {ask.topic!r}")
@@ -161,6 +164,10 @@ class Pulls:
 
     def _try(self, held: _Held) -> None:
         try:
+            if held.connection.is_paused:
+                # Held pulls are many: what they would read must not pile up for a client that does not read.
+                self._finish(held, self._nothing(held, PullStatus.NO_MATCH))
+                return
             pulled = self._pulled(held.connection, held.ask, held.offset, held.tag_hashes)
             while pulled.status is PullStatus.NO_MATCH:
                 held.offset = pulled.next_offset
@@ -175,8 +182,12 @@ class Pulls:
         """Its time is over: it is told that there is nothing, and from where to go on."""
         self._try(held)
         if held in self._held.get(held.number, ()):
-            low, high = self._broker.offsets(held.ask.topic, held.ask.queue_id)
-            self._finish(held, _answer(held.command, Pulled(PullStatus.NO_NEW, held.offset, low, high)))
+            self._finish(held, self._nothing(held, PullStatus.NO_NEW))
+
+    def _nothing(self, held: _Held, status: PullStatus) -> bytes:
+        """An answer without records: ask again, from where it stands."""
+        low, high = self._broker.offsets(held.ask.topic, held.ask.queue_id)
+        return _answer(held.command, Pulled(status, held.offset, low, high))
 
     def _finish(self, held: _Held, answer: bytes) -> None:
         self._release(held)

@@ -26,6 +26,12 @@ logger = logging.getLogger("postdate.server")
 
 Answer = Callable[[Ticket], None]
 
+# What may go wrong again and again.
+_LOG_FAILED = "nothing is stored or fired any more"
+_NOT_FIRED = "what is due cannot be fired, trying again"
+_NO_SNAPSHOT = "the snapshot failed, a restart will take longer"
+_NOT_REMOVED = "old files cannot be removed"
+
 
 class Pulse:
     """Drives one broker. Everything but the flush itself is called on the loop's thread."""
@@ -46,7 +52,8 @@ class Pulse:
         self._snapshot: asyncio.Task[None] | None = None
         self._retain_timer: asyncio.TimerHandle | None = None
         self._is_stopped = False
-        self._trouble = ""  # what was logged last about a failing disk, so that it is said once
+        self._is_snapshot_paused = False
+        self._said: dict[str, str] = {}  # by trouble: what was logged last about it, so that it is said once
 
     def start(self) -> None:
         self._flusher.start()
@@ -63,7 +70,7 @@ class Pulse:
         """Something was written: makes it durable, answers what can be answered."""
         if self._is_async or self._is_settled_already():
             self._settle()
-        if not self._flush_asked and self.broker.log.end > self.broker.log.durable:
+        if not self._flush_asked and self._wants_flush():
             self._flush_asked = True
             if self._is_async:
                 self._loop.call_later(self.broker.settings.flush_interval_ms / 1_000, self._flushes.put, True)
@@ -74,6 +81,11 @@ class Pulse:
         """Whether a call that waits for the disk itself, as making a topic does, has settled what others wait for."""
         expected = self._expected
         return bool(self.broker.fold.grown) or (bool(expected) and expected[0][0].answers is not None)
+
+    def _wants_flush(self) -> bool:
+        """Also where the log has failed and somebody waits: the flush then finds the error, and all are told."""
+        log = self.broker.log
+        return log.end > log.durable or (log.failure is not None and bool(self._expected))
 
     def _flush_when_asked(self) -> None:
         while self._flushes.get():
@@ -113,16 +125,18 @@ class Pulse:
         expected = self._expected
         while expected and expected[0][0].answers is not None:
             ticket, answer = expected.popleft()
-            answer(ticket)
+            try:
+                answer(ticket)
+            except Exception:  # our mistake; nobody else may wait for it, neither clients nor what is due
+                logger.exception("an answer could not be given")
 
     def _fail(self, error: LogFailed) -> None:
         """The log takes no more writes. Nobody knows whether what was not durable is on disk: say so."""
-        self._log_once("", error)
-        while self._expected:
-            ticket, answer = self._expected.popleft()
+        self._log_once(_LOG_FAILED, error)
+        for ticket, _ in self._expected:
             if ticket.answers is None:
                 ticket.answers, ticket.error = [], error
-            answer(ticket)
+        self._answer_settled()
 
     # -- time ---------------------------------------------------------------------------------------------------
 
@@ -131,22 +145,23 @@ class Pulse:
         now_ms = self.clock.now_ms()
         try:
             self.broker.advance(now_ms)
-            self._trouble = ""
+            if self.broker.fire_error is None:
+                self._said.pop(_NOT_FIRED, None)
         except (DiskFull, LogFailed) as error:
-            self._log_once("what is due cannot be fired, trying again: ", error)
+            self._log_once(_NOT_FIRED if self.broker.log.failure is None else _LOG_FAILED, error)
         self.nudge()
         self._set_alarm()
 
-    def _log_once(self, what: str, error: PostdateError) -> None:
-        if str(error) != self._trouble:
-            self._trouble = str(error)
-            logger.error("%s%s", what, error)
+    def _log_once(self, trouble: str, error: PostdateError | OSError) -> None:
+        """One line, not one for each try: a full disk stays full for a while."""
+        if self._said.get(trouble) != str(error):
+            self._said[trouble] = str(error)
+            logger.error("%s: %s", trouble, error)
 
     def _set_alarm(self) -> None:
         now_ms = self.clock.now_ms()
-        at_ms = self.broker.wake_at_ms
-        if self.broker.fire_error is not None:
-            at_ms = max(at_ms, self.broker.retry_at_ms)
+        at_ms = self.broker.wake_at_ms if self.broker.log.failure is None else NEVER
+        at_ms = max(at_ms, self.broker.paused_until_ms(now_ms))
         if at_ms <= now_ms and self._flush_asked and not self._is_async:
             at_ms = NEVER  # it is written already, and shows when the flush that is under way has ended
         self._alarm.set(at_ms)
@@ -154,19 +169,25 @@ class Pulse:
     # -- from time to time --------------------------------------------------------------------------------------
 
     def _snapshot_if_due(self) -> None:
-        if self._snapshot is None and self.broker.snapshot_is_due and not self._is_stopped:
+        may_be_taken = self._snapshot is None and not self._is_snapshot_paused and not self._is_stopped
+        if may_be_taken and self.broker.snapshot_is_due:
             self._snapshot = self._loop.create_task(self._take_snapshot())
 
     async def _take_snapshot(self) -> None:
         try:
             for step in self.broker.snapshot():
                 await (asyncio.sleep(0) if step is None else asyncio.to_thread(step))
+            self._said.pop(_NO_SNAPSHOT, None)
         except (PostdateError, OSError) as error:
-            logger.error("the snapshot failed, a restart will take longer: %s", error)
-            # Not at once again: a full disk stays full for a while.
-            await asyncio.sleep(self.broker.settings.fire_pause_ms_max / 1_000)
+            self._log_once(_NO_SNAPSHOT, error)
+            self._is_snapshot_paused = True  # not at once again
+            self._loop.call_later(self.broker.settings.fire_pause_ms_max / 1_000, self._resume_snapshots)
         finally:
             self._snapshot = None
+
+    def _resume_snapshots(self) -> None:
+        self._is_snapshot_paused = False
+        self._snapshot_if_due()
 
     def _retain_later(self) -> None:
         self._retain_timer = self._loop.call_later(self.broker.settings.retain_interval_ms / 1_000, self._retain)
@@ -176,8 +197,9 @@ class Pulse:
             removed = self.broker.retain(self.clock.now_ms())
             if removed:
                 logger.info("removed %d files that nobody needs any more", removed)
+            self._said.pop(_NOT_REMOVED, None)
         except (PostdateError, OSError) as error:
-            logger.error("old files cannot be removed: %s", error)
+            self._log_once(_NOT_REMOVED, error)
         self._retain_later()
 
     # -- the end ------------------------------------------------------------------------------------------------

@@ -28,7 +28,10 @@ _BACKLOG = 1_024  # connections that wait to be taken
 
 
 class Server:
-    """Serves one broker, which it neither opens nor closes. `start` and `stop` are called on one event loop."""
+    """Serves one broker, which it neither opens nor closes. `start` and `stop` are called on one event loop.
+
+    The clock is the machine's, because the alarm rings by that one, or a ManualClock, which rings by `ring`.
+    """
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
         self.broker = broker

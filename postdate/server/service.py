@@ -146,9 +146,11 @@ class Service:
                     break
         except ProtocolError as error:
             connection.fail(error)
-        producers.write(connection, now_ms)
-        answers.write()
-        self.pulse.nudge()
+        finally:
+            # Even after a mistake of ours: what is left collected would be answered to the next connection.
+            producers.write(connection, now_ms)
+            answers.write()
+            self.pulse.nudge()
         return handled
 
     def _answer(self, connection: Connection, command: Command) -> bytes | None:

@@ -74,6 +74,10 @@ class Command(NamedTuple):
     def is_oneway(self) -> bool:
         return bool(self.flag & FLAG_ONEWAY)
 
+    def without_content(self) -> "Command":
+        """What is needed to answer it later, without fields and body, which may be large."""
+        return self._replace(fields={}, body=b"")
+
 
 class Frames:
     """Cuts a stream of bytes into frames, wherever the network has split it.
