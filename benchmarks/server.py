@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +238,7 @@ def pull_frame(queue_id: int, offset: int) -> bytes:
 
 
 def lateness(bench: Bench) -> list[Figure]:
-    """How long after its due time the consumer has each message in hand: 10,000 over 20 s, and 100,000 at one instant."""
+    """How long after its due time the consumer has a message in hand: 10,000 over 20 s, and 100,000 at one instant."""
     p50, p99, worst, early = [], [], [], 0
     for _ in bench.repeats("lateness"):
         with bench.server() as server:
@@ -344,7 +345,7 @@ def client(bench: Bench) -> list[Figure]:
             single.append(_rate(singles, lambda: [connected.send(TOPIC, BODY, delay="1h") for _ in range(singles)]))
             piped.append(asyncio.run(_piped_rate(server.route_address, piped_count)))
             messages = [postdate.Outgoing(BODY) for _ in range(count)]
-            batched.append(_rate(count, lambda: connected.send_batch(TOPIC, messages)))
+            batched.append(_rate(count, partial(connected.send_batch, TOPIC, messages)))
             consumed.append(_rate(count, lambda: _consume(connected, count)))
             consumed_async.append(_rate(count, lambda: asyncio.run(_consume_async(server.route_address, count))))
     return [

@@ -58,6 +58,7 @@ from postdate.log.segment import SegmentKeeper, Segments
 from postdate.message import (
     LOOPBACK,
     Cancelled,
+    Due,
     Host,
     Message,
     check_group,
@@ -502,9 +503,11 @@ class Broker:
     def _is_delivered(self, tombstone: Tombstone, offset: int, size: int) -> bool:
         if not self.fold.matches(tombstone, offset, size):
             return False
-        record = records.decode(self.fold.read(offset, size))
-        properties = decode_properties(record.properties)
-        return due(properties, record.stored_at_ms, self._intake.levels, NEVER).at_ms == tombstone.due
+        return self.due_of(records.decode(self.fold.read(offset, size))).at_ms == tombstone.due
+
+    def due_of(self, record: records.Record) -> Due:
+        """When a stored record is or was due, by what the levels mean today."""
+        return due(decode_properties(record.properties), record.stored_at_ms, self._intake.levels, NEVER)
 
     # -- Spark --------------------------------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ def test_the_recall_of_an_unknown_message_says_so(tmp_path: Path) -> None:
         (base64.urlsafe_b64encode(b"v2 orders postdate 5 K1").decode(), "expected 'v1 topic broker time key'"),
         (base64.urlsafe_b64encode(b"v1 orders postdate soon K1").decode(), "time 'soon'"),
         (base64.urlsafe_b64encode(b"\xff\xfe\xfd").decode(), "not base64"),
-        ("A" * 5_000, "5000 characters"),
+        ("A" * 70_000, "70000 characters"),
         (recall_handle("orders", "postdate", T0 + 20 * 366 * 24 * HOUR_MS, "K1"), "delay_ms_max"),
         (recall_handle("orders", "postdate", 0, "K1"), "expected epoch milliseconds"),
     ],

@@ -13,7 +13,7 @@ from postdate.clock import ManualClock
 from postdate.log.record import Record
 from postdate.message import DELAY_PROPERTIES
 from postdate.wire import codes
-from postdate.wire.ids import message_id
+from postdate.wire.ids import message_id, parse_message_id
 
 RETRY, DEAD = f"%RETRY%{GROUP}", f"%DLQ%{GROUP}"
 LEVELS_MS = [1_000, 5_000, 10_000, 30_000, 60_000, 120_000]
@@ -60,6 +60,22 @@ def test_without_a_level_each_retry_waits_one_level_longer(tmp_path: Path) -> No
             record = retried(served, peer, LEVELS_MS[2 + times], times + 1)
             assert record.reconsume_times == times + 1
             assert (record.topic, record.body) == (RETRY, b"work")
+
+
+def test_a_message_that_is_not_due_cannot_be_sent_back(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        answer = sent(peer, "orders", "later", TIMER_DELAY_MS=1_000)
+        offset = parse_message_id(answer.fields["msgId"])[1]
+        fields: dict[str, Any] = {"group": GROUP, "offset": offset, "delayLevel": -1}
+        refused = peer.ask(codes.CONSUMER_SEND_MSG_BACK, **fields)
+        assert (refused.code, refused.remark) == (
+            codes.SYSTEM_ERROR,
+            f"the message at offset {offset} is not due yet",
+        )
+        served.pass_ms(1_000)
+        served.settle()
+        assert peer.ask(codes.CONSUMER_SEND_MSG_BACK, **fields).code == codes.SUCCESS
+        assert read_bodies(peer, DEAD) == ["later"]
 
 
 @pytest.mark.parametrize("level", [1, 2, 5])

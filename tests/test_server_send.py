@@ -108,6 +108,13 @@ def test_without_a_queue_the_broker_picks_one_after_the_other(tmp_path: Path) ->
         assert sent(peer, "fresh", queue_id=-1).code == codes.SUCCESS, "of a topic that does not exist yet, too"
 
 
+def test_an_answer_is_not_taken_for_a_send(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        peer.write(send_command(peer, "orders", "an answer")._replace(flag=codes.FLAG_RESPONSE))
+        sent(peer, "orders", "a send")
+        assert read_bodies(peer, "orders") == ["a send"]
+
+
 def test_a_oneway_send_is_stored_and_not_answered(tmp_path: Path) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         peer.write(

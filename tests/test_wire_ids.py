@@ -160,8 +160,8 @@ def test_a_recall_handle_has_a_time_in_milliseconds(time: str) -> None:
 
 
 def test_a_recall_handle_longer_than_any_is_refused_unread() -> None:
-    with pytest.raises(ProtocolError, match="a recall handle of 4097 characters, the longest has 4096"):
-        parse_recall_handle("!" * 4097)
+    with pytest.raises(ProtocolError, match="a recall handle of 65537 characters, the longest has 65536"):
+        parse_recall_handle("!" * 65_537)
 
 
 # ------------------------------------------------------------------------------------------------------------ hosts

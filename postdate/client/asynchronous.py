@@ -144,8 +144,9 @@ class AsyncClient:
 
         The queues of the topic are shared out among the members of the group, Java ones included, so each message
         goes to one of them. Asking for the next message acknowledges the current one. Leaving the loop, by break or
-        by an exception, leaves the current one unacknowledged and commits the others at once; it comes again, and so
-        may others after a crash: delivery is at least once.
+        by an exception, leaves the current one unacknowledged and commits the others; it comes again, and so may
+        others after a crash: delivery is at least once. asyncio closes a loop that was left a moment later; use
+        `contextlib.aclosing` where that must be over.
 
         `tag` filters: "*" for all, or "paid || refunded". A group that is new begins at the first message there is,
         or behind the last one with `from_="last"`. Pulls ask for `batch` messages; at most `prefetch` wait here. A
@@ -179,10 +180,12 @@ class AsyncClient:
     ) -> None:
         """Awaits `handler(message)` for every message, until `close` or until it is cancelled.
 
-        A handler that returns acknowledges its message. One that raises sends it back: it comes again after the
-        broker's growing delays (10 s, 30 s, 1 m, ...), and after `max_attempts` in all it becomes a dead letter, in the
-        topic %DLQ%group. With more `tasks`, messages of several queues are handled at once, those of one queue always
-        in order. Otherwise as `consume`.
+        A handler that returns acknowledges its message. One that raises sends it back, unless it called `acknowledge`
+        or `retry` before: it comes again after the broker's growing delays (10 s, 30 s, 1 m, ...), and after
+        `max_attempts` in all it becomes a dead letter, in the topic %DLQ%group.
+
+        With more `tasks`, messages of several queues are handled at once, those of one queue always in order. Otherwise
+        as `consume`.
         """
         if tasks < 1:
             raise UsageError(f"tasks is {tasks}, expected 1 or more")

@@ -332,11 +332,13 @@ class Client:
     ) -> None:
         """Calls `handler(message)` for every message, until `close` is called from another thread, or Ctrl-C.
 
-        A handler that returns acknowledges its message. One that raises sends it back: it comes again after the
-        broker's growing delays (10 s, 30 s, 1 m, ...), and after `max_attempts` in all it becomes a dead letter, in the
-        topic %DLQ%group. With one thread the handler runs in the caller's. With more, messages of several queues are
-        handled at once, those of one queue always in order; on Ctrl-C those at work have `timeout` seconds to end.
-        Otherwise as `consume`.
+        A handler that returns acknowledges its message. One that raises sends it back, unless it called `acknowledge`
+        or `retry` before: it comes again after the broker's growing delays (10 s, 30 s, 1 m, ...), and after
+        `max_attempts` in all it becomes a dead letter, in the topic %DLQ%group.
+
+        With one thread the handler runs in the caller's. With more, messages of several queues are handled at once,
+        those of one queue always in order; on Ctrl-C those at work have `timeout` seconds to end. Otherwise as
+        `consume`.
         """
         if threads < 1:
             raise UsageError(f"threads is {threads}, expected 1 or more")

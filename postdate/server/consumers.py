@@ -209,8 +209,13 @@ class Consumers:
         data = self._broker.look(asked["offset"])
         if not data:
             return reply(command, codes.SYSTEM_ERROR, remark=f"there is no message at offset {asked['offset']}")
-        again = self._again(connection, records.decode(data), asked)
-        ticket = self._broker.send([again], self._clock.now_ms())
+        record, now_ms = records.decode(data), self._clock.now_ms()
+        due = self._broker.due_of(record)
+        if due.at_ms > now_ms and not due.level:
+            # Nobody has received it: whoever asks has the offset from its producer. Of a level nobody can say, it may
+            # have meant less when the message was sent.
+            return reply(command, codes.SYSTEM_ERROR, remark=f"the message at offset {asked['offset']} is not due yet")
+        ticket = self._broker.send([self._again(connection, record, asked)], now_ms)
         self._pulse.expect(ticket, _plain_answer(connection, command))
         return None
 

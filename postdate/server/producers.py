@@ -75,6 +75,8 @@ class Producers:
 
     def collect(self, connection: Connection, command: Command, now_ms: int) -> None:
         """Takes a send in; it is written by the next `write`, which must be called with the same arguments."""
+        if command.flag & codes.FLAG_RESPONSE:
+            return  # an answer to something that we never asked
         is_plain = command.code == codes.SEND_MESSAGE_V2 and command.fields.get("m", "false") == "false"
         if not is_plain and _is_batch(command):
             self._write_batch(connection, command, now_ms)

@@ -10,7 +10,7 @@ from postdate.message import INT64_MAX, PORT_MAX, Host
 
 _HANDLE_VERSION = "v1"
 _HANDLE_PARTS = 5
-_HANDLE_CHARACTERS_MAX = 4_096
+_HANDLE_CHARACTERS_MAX = 65_536  # a unique key may fill the properties, 32 KB, and base64 adds a third
 
 
 class RecallHandle(NamedTuple):
