@@ -573,7 +573,7 @@ def test_a_body_that_cannot_be_unfolded_is_named(sys_flag: int, body: bytes, sen
 
 
 def compressed(sys_flag: int, body: bytes) -> bytes:
-    """By one of the modules that are not ours to install: without it, the test is skipped."""
+    """By one of the modules that a user installs if it is needed; here they are tools of the tests."""
     if sys_flag == 0x101:
         return bytes(importlib.import_module("lz4.frame").compress(body))
     return bytes(importlib.import_module("zstandard").ZstdCompressor().compress(body))
