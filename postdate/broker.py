@@ -737,8 +737,8 @@ class Broker:
         stop = min(offset + (_FILTER_ROWS if tag_hashes else count_max), queue.length)
         read_log, read_chunk, own_id = self.log.read, self.fold.chunks.read, queue_id.to_bytes(4, "big")
         found: list[bytes] = []
-        chosen: list[tuple[int, int, int]] = []  # position in the body, place in the log, index of the entry
-        total = 0
+        chosen: list[tuple[int, int, int, int]] = []  # position in the body, queue offset, place in the log, index
+        total, queue_id_in = 0, records.QUEUE_ID
         entries = queue.entries.read(offset, stop)
         for index, (place, size, _) in _tagged(entries, tag_hashes) if tag_hashes else enumerate(entries.tolist()):
             data = read_log(place, size) if place < CHUNK_BIT else read_chunk(place, size)
@@ -747,14 +747,14 @@ class Broker:
             if len(found) == count_max or (found and total + size > bytes_max):
                 stop = offset + index
                 break
-            chosen.append((total, place, index))
-            found.append(data if data[records.QUEUE_ID] == own_id else records.moved(data, queue_id))
+            chosen.append((total, offset + index, place, index))
+            found.append(data if data[queue_id_in] == own_id else records.moved(data, queue_id))
             total += size
         if not found:
             return b"", stop
         body = bytearray().join(found)
         visible_at = queue.visible_at_ms(offset, stop).tolist()
-        places = [(at, offset + index, place, visible_at[index]) for at, place, index in chosen]
+        places = ((at, place_in_queue, place, visible_at[index]) for at, place_in_queue, place, index in chosen)
         records.deliver(body, places, store_host)
         return bytes(body), stop
 

@@ -281,15 +281,30 @@ def deliver(body: bytearray, places: Iterable[tuple[int, int, int, int]], store_
     For each: its position in the body, its place in the queue, the offset where the consumer may ask for it again, and
     when it became visible. `store_host` is where the broker is now; a record that has no room for it keeps its own.
     """
-    pack_offsets, pack_instant, layouts = _OFFSETS_STRUCT.pack_into, _INT64.pack_into, _BY_HOST_BITS
+    # Nearly all have one layout, an IPv4 producer's: it is looked up once.
+    usual = _BY_ADDRESS_BYTES[4, len(store_host.address)] if store_host else None
+    address, port = store_host or Host(b"", 0)
+    pack_offsets, offsets_at, bits_at = _OFFSETS_STRUCT.pack_into, _QUEUE_OFFSET_POSITION, _HOST_BITS_POSITION
+    usual_bits, pack_usual, usual_at = (
+        (usual.host_bits, usual.stored.pack_into, usual.stored_at_position) if usual else (-1, _INT64.pack_into, 0)
+    )
     for position, queue_offset, offset, stored_at_ms in places:
-        pack_offsets(body, position + _QUEUE_OFFSET_POSITION, queue_offset, offset)
-        layout = layouts[body[position + _HOST_BITS_POSITION] & _HOSTS_V6]
-        at = position + layout.stored_at_position
-        if store_host is not None and len(store_host.address) == layout.store_address_bytes:
-            layout.stored.pack_into(body, at, stored_at_ms, *store_host)
+        pack_offsets(body, position + offsets_at, queue_offset, offset)
+        bits = body[position + bits_at] & _HOSTS_V6
+        if bits == usual_bits:
+            pack_usual(body, position + usual_at, stored_at_ms, address, port)
         else:
-            pack_instant(body, at, stored_at_ms)
+            _deliver_unusual(body, position, _BY_HOST_BITS[bits], stored_at_ms, store_host)
+
+
+def _deliver_unusual(
+    body: bytearray, position: int, layout: _Layout, stored_at_ms: int, store_host: Host | None
+) -> None:
+    at = position + layout.stored_at_position
+    if store_host is not None and len(store_host.address) == layout.store_address_bytes:
+        layout.stored.pack_into(body, at, stored_at_ms, *store_host)
+    else:
+        _INT64.pack_into(body, at, stored_at_ms)
 
 
 def moved(record: bytes, queue_id: int) -> bytes:

@@ -5,6 +5,7 @@ when its time is over. Messages that its filter leaves out do not wake the consu
 """
 
 import asyncio
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from postdate.broker import Broker, Pulled, PullStatus
@@ -17,7 +18,7 @@ from postdate.server.offsets import Offsets
 from postdate.server.topics import Birth
 from postdate.topics import PERM_READ
 from postdate.wire import codes
-from postdate.wire.bodies import Subscription, parse_subscription
+from postdate.wire.bodies import parse_subscription
 from postdate.wire.frame import JSON, Command, framed, plain_text, reply
 from postdate.wire.schema import REQUESTS, values
 
@@ -106,23 +107,17 @@ class Pulls:
             raise NoPermission(f"topic {ask.topic!r} may not be read: its perm is {topic.perm}")
 
     def _tag_hashes(self, connection: Connection, command: Command, ask: _Ask) -> frozenset[int] | None:
-        subscription = self._subscription(connection, command, ask)
-        if subscription.kind != "TAG":
-            raise UsageError(f"the broker filters by tag, not by {subscription.kind}")
-        return frozenset(map(tag_hash, subscription.tags)) if subscription.tags else None
-
-    def _subscription(self, connection: Connection, command: Command, ask: _Ask) -> Subscription:
         if ask.sys_flag & codes.PULL_SUBSCRIPTION:
             get = command.fields.get
             try:
                 expression, kind = plain_text(get("subscription") or ""), plain_text(get("expressionType") or "TAG")
             except ValueError as error:
                 raise ProtocolError(f"subscription or expressionType of a pull: {error}") from error
-            return parse_subscription(ask.topic, expression, kind)
+            return _hashes_of(expression, kind)
         subscription = self._members.subscription(ask.group, ask.topic, connection)
         if subscription is None:
             raise SubscriptionMissing(f"group {ask.group!r} has no subscription to topic {ask.topic!r}")
-        return subscription
+        return _hashes_of(subscription.expression, subscription.kind)
 
     def _pulled(self, connection: Connection, ask: _Ask, offset: int, tag_hashes: frozenset[int] | None) -> Pulled:
         return self._broker.pull(
@@ -207,6 +202,23 @@ class Pulls:
         """The server stops: every consumer is told to ask again."""
         for connection in list(self._held_of):
             self.release(connection)
+
+
+def _hashes(expression: str, kind: str) -> frozenset[int] | None:
+    """The hashes of the tags that a subscription wants; None for all."""
+    if kind != "TAG":
+        raise UsageError(f"the broker filters by tag, not by {kind}")
+    tags = parse_subscription("", expression).tags
+    return frozenset(map(tag_hash, tags)) if tags else None
+
+
+# Every pull says the same few again. Long ones are not remembered, so that this stays small.
+_REMEMBERED_CHARACTERS = 256
+_hashes_remembered = lru_cache(1_024)(_hashes)
+
+
+def _hashes_of(expression: str, kind: str) -> frozenset[int] | None:
+    return (_hashes_remembered if len(expression) <= _REMEMBERED_CHARACTERS else _hashes)(expression, kind)
 
 
 def _discard(table: dict[_Key, set[_Held]], key: _Key, held: _Held) -> None:
