@@ -42,6 +42,7 @@ from postdate.wire import bodies, codes
 from postdate.wire.frame import JSON, MARKS, Command, reply
 from postdate.wire.ids import RecallHandle, message_id, parse_recall_handle
 from postdate.wire.schema import REQUESTS, values
+from postdate.wire.sends import decode_send
 
 SEND_CODES = frozenset({codes.SEND_MESSAGE, codes.SEND_MESSAGE_V2, codes.SEND_BATCH_MESSAGE})
 _REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
@@ -57,7 +58,7 @@ _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 
 class Producers:
-    """Serves one broker. `collect` and `write` are the hot path."""
+    """Serves one broker. `collect_usual`, `write` and `_answer` are the hot path."""
 
     def __init__(self, broker: Broker, clock: Clock, pulse: Pulse, birth: Birth) -> None:
         self._broker = broker
@@ -73,12 +74,50 @@ class Producers:
 
     # -- sending ------------------------------------------------------------------------------------------------
 
+    def collect_usual(self, connection: Connection, frame: bytes, now_ms: int) -> bool:
+        """Takes a send in as `collect` does, if it is what nearly all are; returns whether it was."""
+        found = decode_send(frame)
+        if found is None:
+            return False
+        header, body = found
+        fields = header.fields
+        topic, queue_id, sys_flag = fields.topic, fields.queue_id, fields.sys_flag
+        if (
+            header.flag
+            or queue_id < 0
+            or sys_flag & codes.SYS_TRANSACTION
+            or fields.batch != "false"
+            or topic.startswith("%")
+        ):
+            return False
+        # Past the constructor, as in wire.frame.decode.
+        message = _NEW(
+            Message,
+            (
+                topic,
+                body,
+                fields.properties.encode(),
+                queue_id,
+                fields.flag,
+                sys_flag,
+                fields.born_at_ms,
+                connection.host,
+                fields.reconsume_times,
+                0,
+            ),
+        )
+        try:
+            self._prepared.append(self._broker.prepare(message, now_ms))
+        except PostdateError:
+            return False  # `collect` finds out what to do about it
+        self._asks.append(header.opaque)
+        return True
+
     def collect(self, connection: Connection, command: Command, now_ms: int) -> None:
         """Takes a send in; it is written by the next `write`, which must be called with the same arguments."""
         if command.flag & codes.FLAG_RESPONSE:
             return  # an answer to something that we never asked
-        is_plain = command.code == codes.SEND_MESSAGE_V2 and command.fields.get("m", "false") == "false"
-        if not is_plain and _is_batch(command):
+        if _is_batch(command):
             self._write_batch(connection, command, now_ms)
             return
         try:
@@ -124,31 +163,20 @@ class Producers:
         self._birth.topic(message.topic, asked)
 
     def _message(self, connection: Connection, command: Command) -> Message:
-        """The message of a send. The letters of V2 are read directly: reading by the table costs as much as storing."""
-        fields = command.fields
-        try:
-            topic, queue_id, sys_flag, flag, times = (
-                fields["b"],
-                int(fields["e"]),
-                fields["f"],
-                fields["h"],
-                fields["j"],
-            )
-            # Three numbers that nearly always are 0: to see that is cheaper than to read them.
-            if sys_flag == flag == times == "0":
-                sys_flag = flag = times = 0
-            else:
-                sys_flag, flag, times = int(sys_flag), int(flag), int(times)
-            properties, born_at_ms = fields["i"].encode(), int(fields["g"])
-            # Past the constructor, as in wire.frame.decode.
-            message = _NEW(
-                Message,
-                (topic, command.body, properties, queue_id, flag, sys_flag, born_at_ms, connection.host, times, 0),
-            )
-            is_usual = queue_id >= 0 and not sys_flag & codes.SYS_TRANSACTION and not topic.startswith("%")
-        except (KeyError, ValueError, TypeError, AttributeError):
-            message, is_usual = _message_by_table(connection, command), False
-        return message if is_usual else self._unusual(message, command)
+        """The message of a send, read leniently. Raises ProtocolError that names the field that cannot be read."""
+        asked = values(REQUESTS[command.code], command.fields)
+        message = Message(
+            asked["topic"],
+            command.body,
+            asked["properties"].encode(),
+            asked["queueId"],
+            asked["flag"],
+            asked["sysFlag"],
+            asked["bornTimestamp"],
+            connection.host,
+            asked["reconsumeTimes"],
+        )
+        return self._unusual(message, command)
 
     def _unusual(self, message: Message, command: Command) -> Message:
         if message.sys_flag & codes.SYS_TRANSACTION:
@@ -387,15 +415,6 @@ def _is_batch(command: Command) -> bool:
     fields = command.fields
     said = fields.get("batch", fields.get("m"))
     return command.code == codes.SEND_BATCH_MESSAGE or said not in (None, "", "false", "0", 0)
-
-
-def _message_by_table(connection: Connection, command: Command) -> Message:
-    """The slow way, which reads leniently and names the field that cannot be read."""
-    asked = values(REQUESTS[command.code], command.fields)
-    return Message(
-        asked["topic"], command.body, asked["properties"].encode(), asked["queueId"], asked["flag"], asked["sysFlag"],
-        asked["bornTimestamp"], connection.host, asked["reconsumeTimes"],
-    )  # fmt: skip
 
 
 def without_delay(properties: bytes) -> dict[str, str]:

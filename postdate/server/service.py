@@ -137,6 +137,8 @@ class Service:
         try:
             for frame in frames:
                 handled += 1
+                if producers.collect_usual(connection, frame, now_ms):
+                    continue
                 command = decode(frame)
                 if command.code in SEND_CODES:
                     producers.collect(connection, command, now_ms)

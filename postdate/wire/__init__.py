@@ -1,6 +1,7 @@
 """RocketMQ's remoting protocol without I/O: bytes in, values out, and back.
 
     frame.py    frames, and the header in both serializations
+    sends.py    the header of a send, read in one step
     codes.py    the numbers of requests and answers
     schema.py   one row per request: which fields it has, which its answer has
     bodies.py   what travels in bodies: routes, heartbeats, locks, batches of messages

@@ -43,6 +43,7 @@ NO_FIELDS: Mapping[str, Any] = {}
 
 _LENGTH = Struct(">i")
 _LENGTH_BYTES = _LENGTH.size
+HEADER_AT = 4  # in a frame without its length
 MARKS = Struct(">ii")  # length and mark
 _HEADER_BYTES_MAX = 0xFFFFFF
 _BINARY_HEAD = Struct(">hBhiii")  # code, language, version, opaque, flag, bytes of the remark
@@ -163,6 +164,11 @@ def decode(frame: bytes) -> Command:
         return _decode_unusual(values, frame[stop:])
     except (ValueError, KeyError, AttributeError) as error:
         raise ProtocolError(f"a header that cannot be read: {type(error).__name__} {error}") from error
+
+
+def header_end(frame: bytes) -> int:
+    """Where the header of a frame ends, as its mark says."""
+    return HEADER_AT + (int(_UINT32.unpack_from(frame)[0]) & _HEADER_BYTES_MAX)
 
 
 def _decode_unusual(values: dict[str, Any], body: bytes) -> Command:
