@@ -735,13 +735,16 @@ class Broker:
         All are copied into one piece first and patched there: a pull of 32 takes some 40 us.
         """
         stop = min(offset + (_FILTER_ROWS if tag_hashes else count_max), queue.length)
-        read_log, read_chunk, own_id = self.log.read, self.fold.chunks.read, queue_id.to_bytes(4, "big")
+        # As Log.read, without the call: a segment that is mapped is where nearly all records are.
+        view_of, shift, mask = self._segments.views.get, self._segments.shift, self._segments.segment_bytes - 1
+        read, own_id = self.fold.read, queue_id.to_bytes(4, "big")
         found: list[bytes] = []
         chosen: list[tuple[int, int, int, int]] = []  # position in the body, queue offset, place in the log, index
         total, queue_id_in = 0, records.QUEUE_ID
         entries = queue.entries.read(offset, stop)
         for index, (place, size, _) in _tagged(entries, tag_hashes) if tag_hashes else enumerate(entries.tolist()):
-            data = read_log(place, size) if place < CHUNK_BIT else read_chunk(place, size)
+            view = view_of(place >> shift)
+            data = read(place, size) if view is None else view[place & mask : (place & mask) + size]
             if not data:
                 continue
             if len(found) == count_max or (found and total + size > bytes_max):
