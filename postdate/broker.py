@@ -174,6 +174,7 @@ class Broker:
         # The first half of `send`, for a caller who gathers a batch one message after the other: checks a message and
         # finds out when it is due. Changes nothing. Raises IllegalMessage, TopicNotFound, NoPermission.
         self.prepare: Callable[[Message, int], Prepared] = self._intake.prepare
+        self.levels = self._intake.levels
         recovery.cut_rows(self.fold)
         known_durable = max(snapshot.positions(self._disk), default=0)
         for batch in self.log.recovered(self.fold.position, known_durable):
@@ -507,7 +508,7 @@ class Broker:
 
     def due_of(self, record: records.Record) -> Due:
         """When a stored record is or was due, by what the levels mean today."""
-        return due(decode_properties(record.properties), record.stored_at_ms, self._intake.levels, NEVER)
+        return due(decode_properties(record.properties), record.stored_at_ms, self.levels, NEVER)
 
     # -- Spark --------------------------------------------------------------------------------------------------
 

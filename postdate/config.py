@@ -134,7 +134,7 @@ _TYPES = {int: "a whole number", bool: "true or false", str: "a text"}
 
 # A rule says what it expects instead of a value, or nothing.
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
-_ADVERTISED = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|[^\s:\[\]]+)(?::(?P<port>[0-9]{1,5}))?")
+_ADVERTISED = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<name>[^\s:\[\]]+))(?::(?P<port>[0-9]{1,5}))?")
 
 
 def _some_text(text: str) -> str:
@@ -154,11 +154,16 @@ def _power_of_two(number: int) -> str:
     return "a power of two" if number & (number - 1) else ""
 
 
-def _advertised(text: str) -> str:
+def advertised(text: str) -> tuple[str, int] | None:
+    """Host and port (0 where it has none) of host, host:port or [IPv6]:port; None for anything else."""
     match = _ADVERTISED.fullmatch(text)
-    if not text or (match and _is_ipv6(match["ipv6"]) and 1 <= int(match["port"] or 1) <= PORT_MAX):
-        return ""
-    return f"host, host:port or [IPv6]:port with a port of 1 to {PORT_MAX}"
+    if match is None or not _is_ipv6(match["ipv6"]) or not 1 <= int(match["port"] or 1) <= PORT_MAX:
+        return None
+    return match["ipv6"] or match["name"], int(match["port"] or 0)
+
+
+def _advertised_or_nothing(text: str) -> str:
+    return "" if not text or advertised(text) else f"host, host:port or [IPv6]:port with a port of 1 to {PORT_MAX}"
 
 
 def _is_ipv6(text: str | None) -> bool:
@@ -170,7 +175,7 @@ def _is_ipv6(text: str | None) -> bool:
 
 _RULES: dict[str, Callable[[Any], str]] = {
     "flush": _flush_mode, "segment_bytes": _power_of_two, "data": _some_text, "host": _some_text,
-    "advertise": _advertised, "broker_name": _name, "cluster_name": _name,
+    "advertise": _advertised_or_nothing, "broker_name": _name, "cluster_name": _name,
 }  # fmt: skip
 
 

@@ -324,7 +324,8 @@ def test_a_half_message_of_a_transaction_is_refused_and_not_stored(tmp_path: Pat
 
 def test_a_message_that_says_it_is_no_transaction_is_stored(tmp_path: Path) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
-        sent(peer, "orders", TRAN_MSG="false")
+        sent(peer, "orders", "whole", TRAN_MSG="false")
+        assert read_bodies(peer, "orders") == ["whole"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from postdate.errors import ProtocolError, UsageError
 from postdate.message import PORT_MAX
 from postdate.wire import codes
 from postdate.wire.frame import NO_FIELDS, Command, Frames, decode, encode, reply
+from postdate.wire.ids import address_text
 
 # What a broker asks of its client; the answer, where one is wanted, is the connection's own.
 OnRequest = Callable[[Command], None]
@@ -30,7 +31,7 @@ class Address(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return address_text(self.host, self.port)
 
 
 def parse_address(text: str) -> Address:

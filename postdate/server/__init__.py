@@ -7,6 +7,10 @@
     pulls.py       pull, and wait for what is not there yet
     consumers.py   heartbeats, members, offsets, locks, send-backs
     admin.py       routes, topics, groups, what waits
+    topics.py      topics and groups on first use
+    members.py, locks.py, offsets.py    who is connected, who holds a queue, how far a group has read
+    address.py     how clients reach the broker
+    answers.py     how an error becomes an answer
     pulse.py       flush, settle, fire: what makes the broker live
     alarm.py       rings at the next due instant
 

@@ -5,17 +5,14 @@ client sends a message back to the address in its record, and loses it where nob
 """
 
 import logging
-import re
 import socket
 from asyncio import get_running_loop
 
-from postdate.config import Settings
+from postdate.config import Settings, advertised
 from postdate.message import LOOPBACK, Host
-from postdate.wire.ids import host_of
+from postdate.wire.ids import address_text, host_of
 
 logger = logging.getLogger("postdate.server")
-
-_ADVERTISED = re.compile(r"\[?(.+?)\]?(?::([0-9]+))?")  # host, host:port or [IPv6]:port, as the settings allow it
 
 
 class Address:
@@ -23,8 +20,7 @@ class Address:
 
     def __init__(self, settings: Settings) -> None:
         self.broker_port = settings.broker_port
-        match = _ADVERTISED.fullmatch(settings.advertise)
-        self._name, self._port = (match[1], int(match[2] or 0)) if match else ("", 0)
+        self._name, self._port = advertised(settings.advertise) or ("", 0)
         self._resolved = LOOPBACK
 
     async def resolve(self) -> None:
@@ -45,8 +41,7 @@ class Address:
 
     def text(self, local_address: str) -> str:
         """As a route says it to a client that has reached us at a local address."""
-        host = self._name or local_address
-        return f"[{host}]:{self._bound_port}" if ":" in host else f"{host}:{self._bound_port}"
+        return address_text(self._name or local_address, self._bound_port)
 
     def host(self, local_address: str) -> Host:
         """As ids and delivered records say it."""

@@ -11,11 +11,8 @@ import orjson
 from postdate.broker import Broker
 from postdate.clock import Clock
 from postdate.errors import GroupNotFound, PostdateError, ProtocolError
-from postdate.message import (
-    DLQ_TOPIC_PREFIX,
-    RETRY_TOPIC_PREFIX,
-)  # fmt: skip
-from postdate.server.answers import code_of
+from postdate.message import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
+from postdate.server.answers import refusal
 from postdate.server.connection import Connection
 from postdate.server.offsets import Offsets
 from postdate.server.topics import Birth
@@ -152,7 +149,7 @@ class Admin:
         try:
             body = await self._pending_body(asked)
         except (PostdateError, OSError) as error:
-            connection.write(reply(command, code_of(error), remark=str(error)))
+            connection.write(refusal(command, error))
             return
         connection.write(reply(command, codes.SUCCESS, body=orjson.dumps(body)))
 

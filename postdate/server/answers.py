@@ -2,6 +2,7 @@
 
 from postdate import errors
 from postdate.wire import codes
+from postdate.wire.frame import Command, reply
 
 # The first row whose class fits counts.
 _CODES: tuple[tuple[type[Exception], int], ...] = (
@@ -24,3 +25,8 @@ def code_of(error: Exception) -> int:
         if isinstance(error, kind):
             return code
     return codes.SYSTEM_ERROR
+
+
+def refusal(command: Command, error: Exception) -> bytes:
+    """The answer to a request that failed."""
+    return reply(command, code_of(error), remark=str(error))

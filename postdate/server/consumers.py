@@ -5,7 +5,7 @@ from typing import Any
 
 from postdate.broker import Broker, Ticket
 from postdate.clock import Clock
-from postdate.errors import DiskFull, LogFailed, PostdateError, UsageError
+from postdate.errors import DiskFull, LogFailed
 from postdate.log import record as records
 from postdate.log.chunk import CHUNK_BIT
 from postdate.log.record import Record
@@ -18,17 +18,17 @@ from postdate.message import (
     check_group,
     encode_properties,
 )  # fmt: skip
-from postdate.server.answers import code_of
+from postdate.server.answers import refusal
 from postdate.server.connection import Connection
 from postdate.server.locks import Locks
 from postdate.server.members import Members
 from postdate.server.offsets import Offsets
 from postdate.server.producers import retry_times_max, without_delay
-from postdate.server.pulls import Pulls
+from postdate.server.pulls import Pulls, check_filter
 from postdate.server.pulse import Pulse
 from postdate.server.topics import Birth
 from postdate.wire import bodies, codes
-from postdate.wire.frame import Command, encode, reply, shown
+from postdate.wire.frame import Command, encode, reply
 from postdate.wire.ids import message_id
 
 _FIRST_RETRY_LEVEL = 3  # 10 s by default; each further retry is one level later
@@ -88,9 +88,7 @@ class Consumers:
     def check_subscription(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
         """Asked only for filters that are not by tag, which we do not have."""
         data = bodies.load(command.body, "a subscription").get("subscriptionData")
-        kind = data.get("expressionType") or "TAG" if isinstance(data, dict) else "TAG"
-        if kind != "TAG":
-            raise UsageError(f"the broker filters by tag, not by {kind if type(kind) is str else shown(kind)}")
+        check_filter(data.get("expressionType") or "TAG" if isinstance(data, dict) else "TAG")
         return reply(command, codes.SUCCESS)
 
     def notify(self, groups: set[str]) -> None:
@@ -222,9 +220,7 @@ class Consumers:
     def _again(self, connection: Connection, record: Record, asked: Mapping[str, Any]) -> Message:
         """The message as it comes again."""
         group, level = asked["group"], asked["delayLevel"]
-        limit = asked["maxReconsumeTimes"]
-        if limit is None or limit < 0:
-            limit = retry_times_max(self._broker, group)
+        limit = retry_times_max(self._broker, group, asked["maxReconsumeTimes"])
         properties = without_delay(record.properties)
         properties.setdefault(PROPERTY_RETRY_TOPIC, record.topic)
         origin = asked["originMsgId"] or message_id(connection.broker_host, asked["offset"])
@@ -246,8 +242,6 @@ def _plain_answer(connection: Connection, command: Command) -> Callable[[Ticket]
     def answer(ticket: Ticket) -> None:
         if command.is_oneway:
             return
-        error: PostdateError | OSError | None = ticket.error
-        code = codes.SUCCESS if error is None else code_of(error)
-        connection.write(reply(command, code, remark=None if error is None else str(error)))
+        connection.write(reply(command, codes.SUCCESS) if ticket.error is None else refusal(command, ticket.error))
 
     return answer

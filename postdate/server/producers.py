@@ -4,7 +4,6 @@ The sends of one read become one batch of the log; each is answered when that ba
 batch is refused, its sends are tried one by one, so that a bad message fails alone.
 """
 
-from binascii import b2a_base64
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,19 +27,18 @@ from postdate.message import (
     PROPERTY_UNIQ_KEY,
     RETRY_TOPIC_PREFIX,
     Cancelled,
-    DelayLevels,
     Message,
     decode_properties,
     due,
     encode_properties,
 )  # fmt: skip
-from postdate.server.answers import code_of
+from postdate.server.answers import refusal
 from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
 from postdate.server.topics import Birth
 from postdate.wire import bodies, codes
-from postdate.wire.frame import JSON, MARKS, Command, reply
-from postdate.wire.ids import RecallHandle, message_id, parse_recall_handle
+from postdate.wire.frame import JSON, Command, framed, reply
+from postdate.wire.ids import RecallHandle, encode_recall_handle, message_id, parse_recall_handle
 from postdate.wire.schema import REQUESTS, values
 from postdate.wire.sends import decode_send
 
@@ -54,7 +52,6 @@ _SENT_TIMED = (
 ) % (codes.LANGUAGE.encode(), codes.PROTOCOL_VERSION)
 _SENT = _SENT_TIMED.replace(b'"recallHandle":"%b",', b"")
 _NEW = tuple.__new__
-_URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 
 class Producers:
@@ -66,7 +63,6 @@ class Producers:
         self._pulse = pulse
         self._birth = birth
         self._name = broker.settings.broker_name
-        self._levels = DelayLevels.parse(broker.settings.message_delay_level)
         self._next_queue = 0
         # Collected sends: what to answer each by (a usual one by its opaque alone), and its message.
         self._asks: list[int | Command] = []
@@ -90,7 +86,7 @@ class Producers:
             or topic.startswith("%")
         ):
             return False
-        # Past the constructor, as in wire.frame.decode.
+        # Past the constructor, which is a Python function and costs as much as all of the checks.
         message = _NEW(
             Message,
             (
@@ -197,8 +193,7 @@ class Producers:
         """
         group = message.topic.removeprefix(RETRY_TOPIC_PREFIX)
         asked = values(REQUESTS[command.code], command.fields)["maxReconsumeTimes"]
-        limit = asked if asked is not None and asked >= 0 else retry_times_max(self._broker, group)
-        if message.reconsume_times <= limit:
+        if message.reconsume_times <= retry_times_max(self._broker, group, asked):
             return message
         topic = self._birth.dead_letter_topic(group)
         return message._replace(
@@ -258,7 +253,7 @@ class Producers:
 
     def _refuse(self, connection: Connection, command: Command, error: Exception) -> None:
         if not command.is_oneway:
-            connection.write(reply(command, code_of(error), remark=str(error)))
+            connection.write(refusal(command, error))
 
     # -- answering a send ---------------------------------------------------------------------------------------
 
@@ -273,7 +268,7 @@ class Producers:
             return
         assert ticket.answers is not None
         frames: list[bytes] = []
-        prefix, handle_of, pack = connection.id_prefix, self._handle, MARKS.pack
+        prefix, handle_of = connection.id_prefix, self._handle
         for ask, entry, offset, answer in zip(asks, ticket.prepared, ticket.offsets, ticket.answers, strict=True):
             if type(ask) is not int:
                 frames += self._unusual_answer(connection, ask, entry, offset, answer)
@@ -287,7 +282,7 @@ class Producers:
                 header = _SENT_TIMED % (prefix, offset, queue_id, shown, unique, handle_of(entry), ask)
             else:
                 header = _SENT % (prefix, offset, queue_id, shown, unique, ask)
-            frames.append(pack(len(header) + 4, len(header)) + header)
+            frames.append(framed(header))
         if frames:
             connection.write(frames[0] if len(frames) == 1 else b"".join(frames))
 
@@ -312,9 +307,7 @@ class Producers:
             connection.write(frame)
 
     def _handle(self, entry: Prepared) -> bytes:
-        """As ids.recall_handle, with the library's detours left out."""
-        text = f"v1 {entry[MESSAGE_SENT][0]} {self._name} {entry[DUE]} {entry[UNIQUE_KEY]}"
-        return b2a_base64(text.encode(), newline=False).translate(_URL_SAFE)
+        return encode_recall_handle(entry[MESSAGE_SENT][0], self._name, entry[DUE], entry[UNIQUE_KEY] or "")
 
     def _fields(
         self, connection: Connection, entries: list[Prepared], offsets: list[int], answer: int
@@ -341,10 +334,8 @@ class Producers:
         try:
             if asked["recallHandle"] or not asked["key"]:
                 handle = self._checked_handle(topic, asked["recallHandle"])
-                name, ticket = (
-                    handle.unique_key,
-                    self._broker.cancel(topic, handle.unique_key, handle.due_at_ms, now_ms),
-                )
+                name = handle.unique_key
+                ticket = self._broker.cancel(topic, name, handle.due_at_ms, now_ms)
             else:
                 name = asked["key"]
                 ticket = self._broker.cancel(topic, name, asked["due"], now_ms, by="key")
@@ -367,7 +358,7 @@ class Producers:
     def _truth(self, command: Command, name: str, ticket: Ticket, fields: Mapping[str, Any]) -> bytes:
         """0 only where the message is cancelled: a Java client sees no remark on success."""
         if ticket.error is not None:
-            return reply(command, code_of(ticket.error), remark=str(ticket.error))
+            return refusal(command, ticket.error)
         outcome: Cancelled = ticket.answer
         fields = {**fields, "outcome": outcome.value}
         if outcome is Cancelled.CANCELLED:
@@ -382,7 +373,7 @@ class Producers:
         marked = properties.get(PROPERTY_TIMER_DEL_UNIQKEY)
         if marked is None:
             return None
-        due_at_ms, _ = due(properties, now_ms, self._levels, self._broker.settings.delay_ms_max)
+        due_at_ms, _ = due(properties, now_ms, self._broker.levels, self._broker.settings.delay_ms_max)
         if not due_at_ms:
             raise IllegalMessage(
                 f"a message with {PROPERTY_TIMER_DEL_UNIQKEY} = {marked!r} needs the due time of the message that it "
@@ -422,7 +413,10 @@ def without_delay(properties: bytes) -> dict[str, str]:
     return {name: value for name, value in decode_properties(properties).items() if name not in DELAY_PROPERTIES}
 
 
-def retry_times_max(broker: Broker, group: str) -> int:
-    """How often a group's message is tried again before it is a dead letter."""
-    asked = broker.fold.groups.settings.get(group, {}).get("retryMaxTimes")
+def retry_times_max(broker: Broker, group: str, asked: int | None) -> int:
+    """How often a group's message is tried again before it is a dead letter: as its consumer asks, else as the group is
+    set, else as the broker is.
+    """
+    if asked is None or asked < 0:
+        asked = broker.fold.groups.settings.get(group, {}).get("retryMaxTimes")
     return asked if isinstance(asked, int) and asked >= 0 else broker.settings.retry_times_max

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from postdate.broker import Broker, Pulled, PullStatus
 from postdate.errors import NoPermission, PostdateError, ProtocolError, SubscriptionMissing, UsageError
 from postdate.message import INT64_MAX, RETRY_TOPIC_PREFIX, tag_hash
-from postdate.server.answers import code_of
+from postdate.server.answers import refusal
 from postdate.server.connection import Connection
 from postdate.server.members import Members
 from postdate.server.offsets import Offsets
@@ -19,7 +19,7 @@ from postdate.server.topics import Birth
 from postdate.topics import PERM_READ
 from postdate.wire import codes
 from postdate.wire.bodies import parse_subscription
-from postdate.wire.frame import JSON, Command, framed, plain_text, reply
+from postdate.wire.frame import JSON, Command, framed, plain_text, reply, shown
 from postdate.wire.schema import REQUESTS, values
 
 _CODES = {
@@ -168,7 +168,7 @@ class Pulls:
                 held.offset = pulled.next_offset
                 pulled = self._pulled(held.connection, held.ask, held.offset, held.tag_hashes)
         except (PostdateError, OSError) as error:
-            self._finish(held, reply(held.command, code_of(error), remark=str(error)))
+            self._finish(held, refusal(held.command, error))
             return
         if pulled.status is not PullStatus.NO_NEW:
             self._finish(held, _answer(held.command, pulled))
@@ -204,10 +204,15 @@ class Pulls:
             self.release(connection)
 
 
+def check_filter(kind: object) -> None:
+    """Raises UsageError for a kind of filter that we do not have; a client may have written anything."""
+    if kind != "TAG":
+        raise UsageError(f"the broker filters by tag, not by {kind if type(kind) is str else shown(kind)}")
+
+
 def _hashes(expression: str, kind: str) -> frozenset[int] | None:
     """The hashes of the tags that a subscription wants; None for all."""
-    if kind != "TAG":
-        raise UsageError(f"the broker filters by tag, not by {kind}")
+    check_filter(kind)
     tags = parse_subscription("", expression).tags
     return frozenset(map(tag_hash, tags)) if tags else None
 

@@ -20,6 +20,7 @@ from postdate.log.disk import RealDisk
 from postdate.server.address import Address
 from postdate.server.connection import Connection
 from postdate.server.service import Service
+from postdate.wire.ids import address_text
 
 logger = logging.getLogger("postdate.server")
 
@@ -73,7 +74,7 @@ class Server:
             raise UsageError(_listen_problem(name, settings.host, port, error)) from error
         self._listeners.append(listener)
         host, bound = listener.sockets[0].getsockname()[:2]
-        return f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+        return address_text(host, bound)
 
     def _every(self, interval_ms: int, work: Callable[[], None]) -> None:
         async def repeat() -> None:

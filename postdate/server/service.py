@@ -9,7 +9,7 @@ from postdate.clock import Clock
 from postdate.errors import PostdateError, ProtocolError
 from postdate.server.address import Address
 from postdate.server.admin import Admin
-from postdate.server.answers import code_of
+from postdate.server.answers import refusal
 from postdate.server.connection import Connection
 from postdate.server.consumers import Consumers
 from postdate.server.members import Members
@@ -165,7 +165,7 @@ class Service:
             else:
                 answer = self._dispatch(connection, command)
         except (PostdateError, OSError) as error:
-            answer = reply(command, code_of(error), remark=str(error))
+            answer = refusal(command, error)
         return None if command.is_oneway else answer
 
     def _dispatch(self, connection: Connection, command: Command) -> bytes | None:

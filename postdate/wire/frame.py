@@ -44,12 +44,10 @@ NO_FIELDS: Mapping[str, Any] = {}
 _LENGTH = Struct(">i")
 _LENGTH_BYTES = _LENGTH.size
 HEADER_AT = 4  # in a frame without its length
-MARKS = Struct(">ii")  # length and mark
+_MARKS = Struct(">ii")  # length and mark
 _HEADER_BYTES_MAX = 0xFFFFFF
 _BINARY_HEAD = Struct(">hBhiii")  # code, language, version, opaque, flag, bytes of the remark
-_INT16, _INT32, _UINT32 = Struct(">h"), Struct(">i"), Struct(">I")
-_INT32_END = 1 << 31
-_NEW = tuple.__new__
+_INT16, _INT32 = Struct(">h"), Struct(">i")
 # Narrower than int(), which also takes spaces, underscores, other alphabets' digits and any length.
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 
@@ -135,59 +133,45 @@ class Frames:
 
 
 def decode(frame: bytes) -> Command:
-    """Reads one frame without its length; on the hot path. Raises ProtocolError."""
-    if len(frame) < _LENGTH_BYTES:
+    """Reads one frame without its length. Raises ProtocolError."""
+    if len(frame) < HEADER_AT:
         raise ProtocolError(f"a frame of {len(frame)} bytes, expected 4 or more")
-    (mark,) = _UINT32.unpack_from(frame)
-    serialization, stop = mark >> 24, _LENGTH_BYTES + (mark & _HEADER_BYTES_MAX)
+    serialization, stop = frame[0], header_end(frame)
     if stop > len(frame):
-        raise ProtocolError(f"a header of {stop - 4} bytes in a frame of {len(frame)}")
+        raise ProtocolError(f"a header of {stop - HEADER_AT} bytes in a frame of {len(frame)}")
+    header, body = frame[HEADER_AT:stop], frame[stop:]
+    if serialization == JSON:
+        return _decode_json(header, body)
     if serialization == BINARY:
-        return _decode_binary(frame[_LENGTH_BYTES:stop], frame[stop:])
-    if serialization != JSON:
-        raise ProtocolError(f"serialization {serialization}, expected 0 (JSON) or 1 (binary)")
-    try:
-        values = orjson.loads(frame[_LENGTH_BYTES:stop])
-        get = values.get
-        fields, code, opaque, flag = get("extFields"), get("code"), get("opaque"), get("flag")
-        language, version = get("language"), get("version")
-        # The usual header is known by its types; anything else takes the lenient way.
-        if (
-            type(fields) is dict
-            and type(language) is str
-            and type(code) is type(opaque) is type(flag) is type(version) is int
-            and "remark" not in values
-            and -_INT32_END <= opaque < _INT32_END
-        ):
-            # Past the constructor, which is a Python function and costs as much as all of the checks.
-            return _NEW(Command, (code, fields, frame[stop:], opaque, flag, None, JSON, language, version))
-        return _decode_unusual(values, frame[stop:])
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ProtocolError(f"a header that cannot be read: {type(error).__name__} {error}") from error
+        return _decode_binary(header, body)
+    raise ProtocolError(f"serialization {serialization}, expected 0 (JSON) or 1 (binary)")
 
 
 def header_end(frame: bytes) -> int:
     """Where the header of a frame ends, as its mark says."""
-    return HEADER_AT + (int(_UINT32.unpack_from(frame)[0]) & _HEADER_BYTES_MAX)
+    return HEADER_AT + int.from_bytes(frame[1:HEADER_AT], "big")
 
 
-def _decode_unusual(values: dict[str, Any], body: bytes) -> Command:
-    """Numbers as text, things left out, a remark."""
-    get = values.get
-    fields = get("extFields") or {}
-    if type(fields) is not dict:
-        raise ValueError(f"extFields of type {type(fields).__name__}, expected an object")
-    return Command(
-        _int32(values["code"]),
-        fields,
-        body,
-        _int32(get("opaque") or 0),
-        _int32(get("flag") or 0),
-        plain_text(get("remark") or "") or None,
-        JSON,
-        plain_text(get("language") or LANGUAGE_OTHER),
-        _int32(get("version") or 0),
-    )
+def _decode_json(header: bytes, body: bytes) -> Command:
+    try:
+        values = orjson.loads(header)
+        get = values.get
+        fields = get("extFields") or {}
+        if type(fields) is not dict:
+            raise ValueError(f"extFields of type {type(fields).__name__}, expected an object")
+        return Command(
+            _int32(values["code"]),
+            fields,
+            body,
+            _int32(get("opaque") or 0),
+            _int32(get("flag") or 0),
+            plain_text(get("remark") or "") or None,
+            JSON,
+            plain_text(get("language") or LANGUAGE_OTHER),
+            _int32(get("version") or 0),
+        )
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ProtocolError(f"a header that cannot be read: {type(error).__name__} {error}") from error
 
 
 def whole_number(found: Any) -> int:
@@ -273,7 +257,7 @@ def framed(header: bytes, body: bytes = b"", serialization: int = JSON) -> bytes
     if len(header) > _HEADER_BYTES_MAX:
         raise ProtocolError(f"a header of {len(header)} bytes, at most {_HEADER_BYTES_MAX} can be written")
     length = _LENGTH_BYTES + len(header) + len(body)
-    return MARKS.pack(length, serialization << 24 | len(header)) + header + body
+    return _MARKS.pack(length, serialization << 24 | len(header)) + header + body
 
 
 def reply(request: Command, code: int, fields: Mapping[str, Any] = NO_FIELDS, *, remark: str | None = None,
