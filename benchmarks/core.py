@@ -4,12 +4,9 @@ One process, no server: the calls a server makes, with the clock moved by hand. 
 removed; the largest needs about 5 GB (1 GB with --quick). Every figure is the median of its repeats.
 """
 
-import argparse
 import gc
 import os
-import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import load, report
+from benchmarks import bench as common
+from benchmarks import load
 from benchmarks.load import START_AT_MS, TOPIC
 from benchmarks.report import Figure, shown
 from postdate.broker import Broker
@@ -37,25 +35,21 @@ ASYNC_FLUSH_S = 0.2
 DUE_AT_MS = START_AT_MS + load.NEAR_MS
 
 
-class Bench:
-    """Where, how often and how much."""
+class Bench(common.Bench):
+    """Measures on brokers in this process, and remembers the largest folder."""
 
     def __init__(self, parent: Path, repeat: int, scale: float) -> None:
-        self.parent, self.repeat, self.scale = parent, repeat, scale
+        super().__init__(parent, repeat, scale)
         self.disk_bytes_max = 0
-
-    def scaled(self, count: int) -> int:
-        return int(count * self.scale)
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
-        """A new data folder, removed at the end."""
-        path = Path(tempfile.mkdtemp(prefix="postdate-bench-", dir=self.parent))
-        try:
+        with super().folder() as path:
             yield path
             self.disk_bytes_max = max(self.disk_bytes_max, _folder_bytes(path))
-        finally:
-            shutil.rmtree(path)
+
+    def about(self) -> dict[str, Any]:
+        return {"disk_bytes_max": self.disk_bytes_max}
 
     @contextmanager
     def broker(self, flush: str = "sync") -> Iterator[Broker]:
@@ -66,18 +60,9 @@ class Bench:
             finally:
                 broker.abandon()
 
-    def repeats(self, name: str) -> Iterator[int]:
-        for number in range(self.repeat):
-            say(f"  {name}: {number + 1} of {self.repeat}")
-            yield number
-
 
 def _folder_bytes(path: Path) -> int:
     return sum(file.stat().st_blocks * 512 for file in path.rglob("*") if file.is_file())
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -345,7 +330,7 @@ def _recoveries(
     bench: Bench, folder: Path, parts: list[load.Part], tail_batch: int, name: str
 ) -> tuple[list[float], str]:
     """Fills on, kills, opens as often as repeats are wanted; also says how much there was to read."""
-    say(f"  recovery, {name}: filling")
+    common.say(f"  recovery, {name}: filling")
     load.killed(load.fill_and_die, folder, parts, tail_batch)
     spans = []
     for _ in bench.repeats(f"recovery, {name}"):
@@ -473,26 +458,9 @@ MEASURES: dict[str, Callable[[Bench], list[Figure]]] = {
 }
 
 
-def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.core", description="Measures the core of Postdate.")
-    report.add_options(parser, MEASURES)
-    return parser.parse_args(arguments)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0 when every goal was reached, 1 otherwise."""
-    options = parsed(arguments)
-    bench = Bench(options.folder or Path(tempfile.gettempdir()), max(options.repeat, 1), 0.1 if options.quick else 1.0)
-    figures: list[Figure] = []
-    for name in options.only or MEASURES:
-        say(f"{name} ...")
-        figures += MEASURES[name](bench)
-    print(report.table(figures))
-    print(f"largest data folder: {bench.disk_bytes_max / 1e9:.1f} GB; {report.machine()}")
-    if options.json:
-        about = {"quick": options.quick, "disk_bytes_max": bench.disk_bytes_max}
-        report.write_json(options.json, figures, about)
-    return int(any(figure.verdict == "short" for figure in figures))
+    return common.run("core", "the core of Postdate", Bench, MEASURES, arguments)
 
 
 if __name__ == "__main__":

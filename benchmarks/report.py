@@ -1,11 +1,10 @@
 """A figure, the table of them, and the machine on which they were measured."""
 
-import argparse
 import json
 import os
 import platform
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,16 +52,6 @@ class Figure:
 def shown(value: float) -> str:
     """Three digits that count."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def add_options(parser: argparse.ArgumentParser, measures: Iterable[str]) -> None:
-    """The flags that every benchmark has."""
-    names = list(measures)
-    parser.add_argument("--quick", action="store_true", help="a tenth of every size; goals in seconds shrink with it")
-    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures and the machine there")
-    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default 3")
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="for temporary data; default the system's")
 
 
 def table(figures: Sequence[Figure]) -> str:

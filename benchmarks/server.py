@@ -5,17 +5,14 @@ another. Every message has a body of 200 bytes, a UNIQ_KEY of 32 characters, and
 Java client. Data folders are temporary and always removed. Every figure is the median of its repeats.
 """
 
-import argparse
 import asyncio
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import postdate
-from benchmarks import report
+from benchmarks import bench as common
 from benchmarks.report import Figure
 from postdate.wire import codes
 from postdate.wire.frame import Command, Frames, decode, encode
@@ -47,41 +44,28 @@ CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 HOUR_MS = 3_600_000
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Bench:
-    """Where, how often and how much."""
+class Bench(common.Bench):
+    """Measures on servers in processes of their own, each bound to one core, and this one to another."""
 
     def __init__(self, parent: Path, repeat: int, scale: float) -> None:
-        self.parent, self.repeat, self.scale = parent, repeat, scale
+        super().__init__(parent, repeat, scale)
         cores = sorted(os.sched_getaffinity(0))
         self.server_core, self.client_core = cores[0], cores[-1]
         os.sched_setaffinity(0, {self.client_core})
 
-    def scaled(self, count: int) -> int:
-        return int(count * self.scale)
-
-    def repeats(self, name: str) -> Iterator[int]:
-        for number in range(self.repeat):
-            say(f"  {name}: {number + 1} of {self.repeat}")
-            yield number
-
     @contextmanager
     def server(self, *flags: str) -> Iterator["Running"]:
         """`postdate up` on a new folder, stopped and removed at the end."""
-        folder = Path(tempfile.mkdtemp(prefix="postdate-bench-", dir=self.parent))
-        running = Running(folder, self.server_core, flags)
-        try:
-            yield running
-        finally:
-            running.stop()
-            shutil.rmtree(folder)
+        with self.folder() as folder:
+            running = Running(folder, self.server_core, flags)
+            try:
+                yield running
+            finally:
+                running.stop()
 
 
 class Running:
@@ -409,19 +393,7 @@ MEASURES: dict[str, Callable[[Bench], list[Figure]]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0 when every goal was reached, 1 otherwise."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.server", description="Measures Postdate's server.")
-    report.add_options(parser, MEASURES)
-    options = parser.parse_args(arguments)
-    bench = Bench(options.folder or Path(tempfile.gettempdir()), max(options.repeat, 1), 0.1 if options.quick else 1.0)
-    figures: list[Figure] = []
-    for name in options.only or MEASURES:
-        say(f"{name} ...")
-        figures += MEASURES[name](bench)
-    print(report.table(figures))
-    print(report.machine())
-    if options.json:
-        report.write_json(options.json, figures, {"quick": options.quick})
-    return int(any(figure.verdict == "short" for figure in figures))
+    return common.run("server", "Postdate's server", Bench, MEASURES, arguments)
 
 
 if __name__ == "__main__":
