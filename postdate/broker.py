@@ -14,6 +14,7 @@ disk.
 import enum
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,16 +34,20 @@ from postdate.errors import (
 )  # fmt: skip
 from postdate.far import Range, Rescue
 from postdate.fold import CancelAnswer, Fold
+from postdate.handout import Handout, Picked, PopAsk
 from postdate.intake import DUE, SYSTEM_TOPIC_PREFIX, Intake, Prepared, refuse_system_topic, system_body
 from postdate.log import record as records
 from postdate.log import snapshot
 from postdate.log.batch import (
+    ACK,
     CANCEL,
     GROUP,
     HEADER_BYTES,
+    INVISIBLE,
     MESSAGE,
     OFFSETS,
     PIPELINE,
+    POP,
     RESCUE,
     SETTINGS,
     STAGE,
@@ -66,7 +71,9 @@ from postdate.message import (
     decode_properties,
     due,
 )  # fmt: skip
+from postdate.pops import Key
 from postdate.tombstones import BY_COLUMN, Tombstone
+from postdate.topics import GONE
 from postdate.wheel import NEVER
 
 Seconds = dict[tuple[int, str], int]  # (second of due time, topic) -> messages
@@ -96,6 +103,31 @@ class Pulled(NamedTuple):
     @property
     def records(self) -> list[bytes]:
         return records.split(self.body)
+
+
+class Given(NamedTuple):
+    """A message that a pop gave."""
+
+    queue_id: int
+    offset: int
+    times: int  # how often it was given before
+
+
+class Popped(NamedTuple):
+    """What a pop gave: the messages and, in the same order, their records."""
+
+    popped_at_ms: int
+    messages: list[Given]
+    body: bytes
+
+
+class Handle(NamedTuple):
+    """What tells a consumer's lease of a message."""
+
+    topic: str
+    queue_id: int
+    offset: int
+    popped_at_ms: int
 
 
 class Ticket:
@@ -175,6 +207,8 @@ class Broker:
         # finds out when it is due. Changes nothing. Raises IllegalMessage, TopicNotFound, NoPermission.
         self.prepare: Callable[[Message, int], Prepared] = self._intake.prepare
         self.levels = self._intake.levels
+        self._handout = Handout(self.fold, self.settings.group_popped_max, self.settings.wheel_entries_max)
+        self._burying: set[Key] = set()
         recovery.cut_rows(self.fold)
         known_durable = max(snapshot.positions(self._disk), default=0)
         for batch in self.log.recovered(self.fold.position, known_durable):
@@ -403,7 +437,7 @@ class Broker:
     @property
     def wake_at_ms(self) -> int:
         """When `advance` has something to do next; wheel.NEVER where nothing waits."""
-        return min(self.fold.wheel.next_due_at_ms, self._rescue_at_ms())
+        return min(self.fold.next_at_ms, self._rescue_at_ms())
 
     def _rescue_at_ms(self) -> int:
         earliest = self.fold.far.earliest(untaken_only=self.pipeline_alive)
@@ -412,7 +446,7 @@ class Broker:
         return earliest - self.settings.lead_ms
 
     def _fire_if_due(self, at_ms: int) -> None:
-        next_due = self.fold.wheel.next_due_at_ms
+        next_due = self.fold.next_at_ms
         # A pending batch of a later instant fires it when it is applied.
         if next_due <= at_ms and not any(batch.at_ms >= next_due for batch, _ in self._pending):
             start = self.log.place(HEADER_BYTES, at_ms, urgent=True)
@@ -650,6 +684,121 @@ class Broker:
             if offset < 0:
                 raise UsageError(f"offset {offset} of group {group!r} for queue {queue_id} of {topic!r} is negative")
         return self._write_system(OFFSETS, {"group": group, "offsets": [list(entry) for entry in offsets]}, at_ms)
+
+    # -- pops ---------------------------------------------------------------------------------------------------
+
+    def pop(self, ask: PopAsk, at_ms: int) -> Ticket | None:
+        """Gives a group messages for a while, those first that came back to it. What is not acknowledged by then is
+        given again. The answer is a Popped; None where there is nothing to give.
+
+        Raises PopsFull where the group has too many already.
+        """
+        check_group(ask.group)
+        self._admit_group(ask.group)
+        for queue_id in ask.queue_ids:
+            self._queue(ask.topic, queue_id)
+        self._check_invisible(ask.invisible_ms)
+        if ask.count_max < 1:
+            raise UsageError(f"count_max is {ask.count_max}, expected at least 1")
+        picked = self._handout.pick(ask)
+        if picked.is_nothing:
+            return None
+        body = {
+            "group": ask.group,
+            "invisible_ms": ask.invisible_ms,
+            "times_max": ask.times_max,
+            "messages": [[pick.number, pick.offset, pick.place, pick.size] for pick in picked.picks],
+            "lost": picked.lost,
+            "offsets": [[ask.topic, queue_id, offset] for (queue_id, _), offset in picked.next.items()],
+        }
+        self._handout.promise(picked)
+        try:
+            return self._write_system(POP, body, at_ms, lambda times: self._popped(picked, times, at_ms))
+        except PostdateError:
+            self._handout.keep(picked)  # nothing was written, so nothing is promised
+            raise
+
+    def _check_invisible(self, invisible_ms: int) -> None:
+        if not 0 < invisible_ms <= self.settings.invisible_ms_max:
+            raise UsageError(
+                f"the invisible time is {invisible_ms} ms, expected 1 to invisible_ms_max "
+                f"({self.settings.invisible_ms_max})"
+            )
+
+    def _popped(self, picked: Picked, times: list[int], at_ms: int) -> Popped:
+        """The pop is applied: fills in what its consumer reads."""
+        self._handout.keep(picked)
+        given = [
+            (pick, record, count)
+            for pick, record, count in zip(picked.picks, picked.records, times, strict=True)
+            if count != GONE
+        ]
+        body = bytearray()
+        places: list[tuple[int, int, int, int]] = []
+        for pick, record, count in given:
+            places.append((len(body), pick.offset, pick.place, pick.visible_at_ms))
+            own = record[records.QUEUE_ID] == pick.queue_id.to_bytes(4, "big")
+            body += record if own else records.moved(record, pick.queue_id)
+            if count:
+                records.given_again(body, places[-1][0], count)
+        records.deliver(body, places, picked.ask.store_host)
+        return Popped(at_ms, [Given(pick.queue_id, pick.offset, count) for pick, _, count in given], bytes(body))
+
+    def acknowledge(self, group: str, handles: Sequence[Handle], at_ms: int) -> Ticket:
+        """A group is done with messages that it popped. The answer tells for each whether its handle was good: one that
+        was given again since, or acknowledged before, is not.
+        """
+        check_group(group)
+        messages = [[self._number(handle), handle.offset, handle.popped_at_ms] for handle in handles]
+        return self._write_system(ACK, {"group": group, "messages": messages}, at_ms)
+
+    def change_invisible(self, group: str, handle: Handle, invisible_ms: int, at_ms: int) -> Ticket:
+        """From now on a popped message is invisible for this long; its handle holds `at_ms` from then on. The answer is
+        whether the handle was good.
+        """
+        check_group(group)
+        self._check_invisible(invisible_ms)
+        body = {
+            "group": group,
+            "number": self._number(handle),
+            "offset": handle.offset,
+            "popped_at_ms": handle.popped_at_ms,
+            "invisible_ms": invisible_ms,
+        }
+        return self._write_system(INVISIBLE, body, at_ms)
+
+    def _number(self, handle: Handle) -> int:
+        return self._queue(handle.topic, handle.queue_id).number
+
+    def spent(self, count_max: int) -> list[tuple[Key, bytes]]:
+        """Messages that were given as often as they may be, and that nobody buries yet, with their records (empty where
+        those are gone).
+        """
+        leases = self.fold.pops.leases
+        keys = list(islice((key for key in self.fold.pops.spent if key not in self._burying), count_max))
+        return [(key, self.fold.read(leases[key].place, leases[key].size)) for key in keys]
+
+    def bury(self, key: Key, letter: Message | None, at_ms: int) -> Ticket:
+        """Forgets a spent message and, in the same batch, sends its dead letter; None where its record is gone."""
+        group, number, offset = key
+        prepared = [] if letter is None else [self.prepare(letter, at_ms)]
+        text = system_body({"group": group, "messages": [[number, offset, self.fold.pops.leases[key].popped_at_ms]]})
+        length = self._intake.mixed_length(prepared, text, ACK)
+        start = self.log.place(length, at_ms, urgent=False)
+        body, offsets = self._intake.pack_mixed(prepared, ACK, text, start, at_ms)
+        ticket = Ticket(start + length, offsets, self._buried(key))
+        ticket.prepared = prepared
+        self._burying.add(key)
+        self._append(start, at_ms, len(prepared) + 1, body, ticket)
+        self._settle_async()
+        return ticket
+
+    def _buried(self, key: Key) -> Callable[[Any], Any]:
+        def finish(answer: Any) -> Any:
+            self._burying.discard(key)
+            return answer
+
+        return finish
 
     # -- reading ------------------------------------------------------------------------------------------------
 

@@ -59,6 +59,10 @@ class Settings:
     tombstones_max: int = setting(1_000_000, 1, 100_000_000, why="cancels that wait for Spark cost RAM: about 0.3 GB")
     topics_max: int = setting(10_000, 1, 1_000_000, why="a topic costs RAM and route bytes")
     groups_max: int = setting(100_000, 1, 10_000_000, why="a group costs RAM for its offsets")
+    group_popped_max: int = setting(
+        100_000, 1, 10_000_000, why="messages that a group has popped and not acknowledged cost RAM: about 0.5 KB each"
+    )
+    invisible_ms_max: int = setting(72 * HOUR_MS, SECOND_MS, 36_525 * DAY_MS, why="as long as the log is kept")
     topic_queues_max: int = setting(1_024, 1, 65_535, why="a queue costs two files")
     retention_ms: int = setting(72 * HOUR_MS, 0, 36_525 * DAY_MS, why="RocketMQ's fileReservedTime")
     queue_file_rows: int = setting(1 << 20, 64, 1 << 28, why="20 MB a file: retention removes whole files")

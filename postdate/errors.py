@@ -41,6 +41,10 @@ class FlowControl(PostdateError):
     """Nobody's fault: a named limit is reached for now, and a later try may pass (RocketMQ code 2)."""
 
 
+class PopsFull(FlowControl):
+    """The group's fault: it has taken too many messages that it has not acknowledged (RocketMQ code 209)."""
+
+
 class Refused(PostdateError):
     """The sender's fault: a stale or repeated command, such as a stage whose compare-and-set fails."""
 

@@ -21,11 +21,14 @@ from postdate.far import BLOCK_ROWS_DEFAULT, FAR, FAR_STRUCT, Far, Rescue
 from postdate.groups import Groups
 from postdate.log import record as records
 from postdate.log.batch import (
+    ACK,
     CANCEL,
     GROUP,
+    INVISIBLE,
     MESSAGE,
     OFFSETS,
     PIPELINE,
+    POP,
     RESCUE,
     ROW_STRUCT,
     SETTINGS,
@@ -38,6 +41,7 @@ from postdate.log.disk import Disk
 from postdate.log.queue import ENTRY, ENTRY_STRUCT, Queue
 from postdate.log.rows import Rows
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key, key_hash
+from postdate.pops import OVER, Key, Pops
 from postdate.tombstones import BY_COLUMN, Tombstone, Tombstones
 from postdate.topics import GONE, SCHEDULE_TOPIC, Topics
 from postdate.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, SINGLE, SINGLE_STRUCT, Due, Run, Wheel
@@ -90,6 +94,7 @@ class Fold:
         self.lead_ms = LEAD_MS_DEFAULT
         self.topics = Topics()
         self.groups = Groups()
+        self.pops = Pops()
         self.queues: list[Queue] = []  # by number
         self.near: list[int] = []  # by number: messages for that queue in the wheel
         self.untaken: list[int] = []  # by number: messages for it in the far queue, neither taken nor rescued
@@ -99,7 +104,8 @@ class Fold:
         self.chunks = Chunks(disk)
         self.chunk_end = CHUNK_BIT  # where the next chunk's offsets begin
         self.chunk_seen: dict[int, int] = {}  # by base: when one of its messages last became visible
-        # By segment number: records that wait in the wheel or, untaken, in the far queue.
+        self.chunk_held: dict[int, int] = {}  # by offset, of records in chunks: groups that have popped them
+        # By segment number: records that wait in the wheel or, untaken, in the far queue, or are popped.
         self.held: dict[int, int] = {}
         self.seen: dict[int, int] = {}  # by segment number: when one of its records last became visible or was written
         # By segment number: up to where the log was applied when one of its records last began or ceased to wait.
@@ -114,6 +120,7 @@ class Fold:
             MESSAGE: self._apply_message, CANCEL: self._apply_cancel, STAGE: self._apply_stage,
             RESCUE: self._apply_rescue, TOPIC: self._apply_topic, GROUP: self._apply_group,
             OFFSETS: self._apply_offsets, SETTINGS: self._apply_settings, PIPELINE: self._apply_pipeline,
+            POP: self._apply_pop, ACK: self._apply_ack, INVISIBLE: self._apply_invisible,
         }  # fmt: skip
         self.topics.put(SCHEDULE_TOPIC, SCHEDULE_QUEUES, SCHEDULE_QUEUES, 6, {})
         self.make_queues()
@@ -139,6 +146,9 @@ class Fold:
         self._batch_end = batch.end
         if self.wheel.next_due_at_ms <= at_ms:
             self._fire(at_ms)
+        if self.pops.next_at_ms <= at_ms:
+            for lease in self.pops.fire(at_ms):
+                self._release_record(lease.place, at_ms)
         if at_ms > self.fired_at_ms:
             self.fired_at_ms = at_ms
             self._forget_passed(at_ms)
@@ -290,6 +300,11 @@ class Fold:
         _subtract(self.near, piece.queue)
         in_log = piece.offset < CHUNK_BIT
         self._release_segments(piece.offset if in_log.all() else piece.offset[in_log], at_ms)
+
+    @property
+    def next_at_ms(self) -> int:
+        """When there is something to fire next: a message that is due, a lease that ends."""
+        return min(self.wheel.next_due_at_ms, self.pops.next_at_ms)
 
     def _release_segments(self, offset: np.ndarray, at_ms: int) -> None:
         for segment, count in _counts(offset >> self._shift):
@@ -510,6 +525,8 @@ class Fold:
         if body["op"] == "delete":
             topic = self.topics.delete(body["name"])
             self.groups.forget_topic(body["name"])
+            for lease in self.pops.forget_queues(topic.numbers if topic else ()):
+                self._release_record(lease.place, batch.at_ms)
             return sum(self.near[number] + self.untaken[number] for number in topic.numbers) if topic else 0
         self.topics.put(body["name"], body["read"], body["write"], body["perm"], body["attributes"])
         self.make_queues()
@@ -519,6 +536,8 @@ class Fold:
         body = self._body(batch, row)
         if body["op"] == "delete":
             self.groups.delete(body["name"])
+            for lease in self.pops.forget_group(body["name"]):
+                self._release_record(lease.place, batch.at_ms)
         else:
             self.groups.put(body["name"], body["settings"])
 
@@ -526,6 +545,79 @@ class Fold:
         body = self._body(batch, row)
         for topic, queue_id, offset in body["offsets"]:
             self.groups.commit(body["group"], topic, queue_id, offset)
+
+    # -- pops ---------------------------------------------------------------------------------------------------
+
+    def _apply_pop(self, batch: Batch, row: tuple[int, ...]) -> list[int]:
+        """Answers how often each message was given before; GONE for those of a topic deleted meanwhile."""
+        body = self._body(batch, row)
+        group, until_ms = body["group"], batch.at_ms + body["invisible_ms"]
+        for number, offset in body["lost"]:
+            self._forget_popped((group, number, offset), batch.at_ms)
+        for topic, queue_id, offset in body["offsets"]:
+            if topic in self.topics.by_name:
+                self.groups.commit(group, topic, queue_id, offset)
+        return [
+            self._give((group, number, offset), batch.at_ms, until_ms, body["times_max"], place, size)
+            for number, offset, place, size in body["messages"]
+        ]
+
+    def _give(self, key: Key, at_ms: int, until_ms: int, times_max: int, place: int, size: int) -> int:
+        if self.topics.target[key[1]] == GONE:
+            return GONE
+        lease = self.pops.give(key, at_ms, until_ms, times_max, place, size)
+        self._hold_record(place)
+        return lease.times
+
+    def _apply_ack(self, batch: Batch, row: tuple[int, ...]) -> list[bool]:
+        """Answers for each message whether its handle was good."""
+        body = self._body(batch, row)
+        return [
+            self._end_lease((body["group"], number, offset), popped_at_ms, batch.at_ms)
+            for number, offset, popped_at_ms in body["messages"]
+        ]
+
+    def _end_lease(self, key: Key, popped_at_ms: int, at_ms: int) -> bool:
+        lease = self.pops.end(key, popped_at_ms)
+        if lease is not None and lease.until_ms != OVER:
+            self._release_record(lease.place, at_ms)
+        return lease is not None
+
+    def _forget_popped(self, key: Key, at_ms: int) -> None:
+        """Its record is gone: nobody can be given it any more."""
+        lease = self.pops.leases.get(key)
+        if lease is not None:
+            self._end_lease(key, lease.popped_at_ms, at_ms)
+
+    def _apply_invisible(self, batch: Batch, row: tuple[int, ...]) -> bool:
+        """Answers whether the handle was good."""
+        body = self._body(batch, row)
+        key = (body["group"], body["number"], body["offset"])
+        until_ms = batch.at_ms + body["invisible_ms"]
+        before = self.pops.change(key, body["popped_at_ms"], batch.at_ms, until_ms)
+        if before is not None and before.until_ms == OVER:
+            self._hold_record(before.place)
+        return before is not None
+
+    def _hold_record(self, place: int) -> None:
+        """Retention lets a record be while somebody has it: a lease may be longer than the log is kept."""
+        held, unit = (self.held, place >> self._shift) if place < CHUNK_BIT else (self.chunk_held, place)
+        held[unit] = held.get(unit, 0) + 1
+
+    def _release_record(self, place: int, at_ms: int) -> None:
+        if place < CHUNK_BIT:
+            self._release(place >> self._shift, 1, at_ms)
+            return
+        self.chunk_held[place] -= 1
+        if not self.chunk_held[place]:
+            del self.chunk_held[place]
+        base = self.chunks.base_of(place)
+        if base is not None:  # a replay may come by here when retention has let the chunk go
+            self.chunk_seen[base] = max(at_ms, self.chunk_seen.get(base, 0))
+
+    def held_chunks(self) -> set[int]:
+        """Bases of the chunks that hold popped records."""
+        return {base for place in self.chunk_held if (base := self.chunks.base_of(place)) is not None}
 
     def _apply_settings(self, batch: Batch, row: tuple[int, ...]) -> None:
         self.lead_ms = self._body(batch, row)["lead_ms"]

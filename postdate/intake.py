@@ -60,6 +60,15 @@ class Packed(NamedTuple):
     offsets: list[int]
 
 
+class _Parts(NamedTuple):
+    """The messages of a batch, not put together yet."""
+
+    rows: list[bytes]
+    records: list[bytes]
+    offsets: list[int]
+    end: int  # position behind the last record
+
+
 class Intake:
     """Prepares and packs. Knows the fold's topics, changes nothing."""
 
@@ -146,7 +155,14 @@ class Intake:
             raise
 
     def _packed(self, prepared: list[Prepared], start: int, at_ms: int) -> Packed:
-        position = records_position(len(prepared))
+        first = records_position(len(prepared))
+        rows, bodies, offsets, end = self._rows_and_records(prepared, start, first, at_ms)
+        rows += bodies
+        if end % ALIGNMENT:
+            rows.append(bytes(-end % ALIGNMENT))
+        return Packed(b"".join(rows), offsets)
+
+    def _rows_and_records(self, prepared: list[Prepared], start: int, position: int, at_ms: int) -> "_Parts":
         rows, bodies, offsets = [], [], []
         pack_row, encode, store_host = ROW_STRUCT.pack, records.encode_shaped, self._store_host
         for message, shape, size, level, queue, due_at_ms, unique_hash, first_hash, tagged, _ in prepared:
@@ -157,10 +173,19 @@ class Intake:
             bodies.append(encode(message, shape, offset, at_ms, store_host))
             offsets.append(offset)
             position += size
-        rows += bodies
-        if position % ALIGNMENT:
-            rows.append(bytes(-position % ALIGNMENT))
-        return Packed(b"".join(rows), offsets)
+        return _Parts(rows, bodies, offsets, position)
+
+    def mixed_length(self, prepared: list[Prepared], body: bytes, kind: int) -> int:
+        """The length of a batch of messages with one record of a system topic behind them."""
+        size = sum([entry[SIZE] for entry in prepared]) + self._system_size(body, kind)
+        return self._checked(batch_bytes(len(prepared) + 1, size))
+
+    def pack_mixed(self, prepared: list[Prepared], kind: int, body: bytes, start: int, at_ms: int) -> Packed:
+        """Messages and a system record that count together or not at all."""
+        messages = self._rows_and_records(prepared, start, records_position(len(prepared) + 1), at_ms)
+        row, record = self._system_parts(kind, body, start, messages.end, at_ms)
+        padding = bytes(-(messages.end + len(record)) % ALIGNMENT)
+        return Packed(b"".join([*messages.rows, row, *messages.records, record, padding]), messages.offsets)
 
     def system_length(self, body: bytes, kind: int) -> int:
         """The length of a batch with one record of a system topic. Raises UsageError where it is too long."""
@@ -170,11 +195,15 @@ class Intake:
         return records.record_bytes(Message("", body), _system_topic(kind), self._store_host)
 
     def pack_system(self, kind: int, body: bytes, start: int, at_ms: int) -> Packed:
-        position, size = records_position(1), self._system_size(body, kind)
-        row = ROW_STRUCT.pack(kind, 0, 0, -1, 0, 0, 0, 0, size, position, 0)
+        position = records_position(1)
+        row, record = self._system_parts(kind, body, start, position, at_ms)
+        return Packed(row + record + bytes(-(position + len(record)) % ALIGNMENT), [start + position])
+
+    def _system_parts(self, kind: int, body: bytes, start: int, position: int, at_ms: int) -> tuple[bytes, bytes]:
+        """Row and record of a system topic."""
         message = Message("", body, born_at_ms=at_ms)
-        data = records.encode(message, _system_topic(kind), start + position, at_ms, self._store_host)
-        return Packed(row + data + bytes(-(position + size) % ALIGNMENT), [start + position])
+        record = records.encode(message, _system_topic(kind), start + position, at_ms, self._store_host)
+        return ROW_STRUCT.pack(kind, 0, 0, -1, 0, 0, 0, 0, len(record), position, 0), record
 
 
 def system_body(values: Mapping[str, Any]) -> bytes:

@@ -32,14 +32,14 @@ class Kept(NamedTuple):
     """What retention must know of a snapshot that is kept: a replay from it needs everything that waited then."""
 
     position: int
-    waiting_chunks: frozenset[int]  # bases
+    waiting_chunks: frozenset[int]  # bases; also of those with popped messages
     taken: int
     chunk_end: int  # chunks staged later are not in it
     lengths: dict[str, int]  # of the rows, by folder
 
 
 def kept_of(fold: Fold) -> Kept:
-    bases = frozenset(run.base for run in fold.wheel.runs)
+    bases = frozenset(run.base for run in fold.wheel.runs) | fold.held_chunks()
     lengths = {rows.folder: rows.length for rows in fold.all_rows()}
     return Kept(fold.position, bases, fold.far.taken, fold.chunk_end, lengths)
 
@@ -79,6 +79,7 @@ def take(disk: Disk, fold: Fold, flush_log: Callable[[], object]) -> Iterator[St
 
 def _state(fold: Fold) -> dict[str, Any]:
     """Everything small, copied in one step."""
+    pops = fold.pops.state()
     return {
         "position": fold.position,
         "at_ms": fold.at_ms,
@@ -86,6 +87,9 @@ def _state(fold: Fold) -> dict[str, Any]:
         "lead_ms": fold.lead_ms,
         "topics": fold.topics.state(),
         "groups": fold.groups.state(),
+        "leases": pops["leases"],
+        "ready": pops["ready"],
+        "spent": pops["spent"],
         "queues": [[queue.length, queue.times.length, queue.entries.first] for queue in fold.queues],
         "near": list(fold.near),
         "untaken": list(fold.untaken),
@@ -97,6 +101,7 @@ def _state(fold: Fold) -> dict[str, Any]:
         "seconds": [[second, dict(counts)] for second, counts in fold.seconds.items()],
         "chunk_end": fold.chunk_end,
         "chunk_seen": list(fold.chunk_seen.items()),
+        "chunk_held": list(fold.chunk_held.items()),
         "chunks": [[base, fold.chunks.name_of(base)] for base in fold.chunks.bases()],
         "runs": [[run.base, run.position, _packed(run.dead)] for run in fold.wheel.runs],
         "rescued": fold.rescued_count,
@@ -206,6 +211,9 @@ def _load_tables(fold: Fold, state: dict[str, Any]) -> None:
     fold.lead_ms, fold.chunk_end, fold.rescued_count = state["lead_ms"], state["chunk_end"], state["rescued"]
     fold.topics.load(state["topics"])
     fold.groups.load(state["groups"])
+    # A snapshot of an earlier version knows nothing of pops.
+    fold.pops.load(state.get("leases", []), state.get("ready", []), state.get("spent", []))
+    fold.chunk_held = dict(state.get("chunk_held", []))
     fold.near, fold.untaken = list(state["near"]), list(state["untaken"])
     fold.held, fold.seen, fold.touched = (dict(state[name]) for name in ("held", "seen", "touched"))
     fold.chunk_seen = dict(state["chunk_seen"])

@@ -23,7 +23,12 @@ def retain(log: Log, fold: Fold, older: Kept, seen_before_ms: int) -> int:
         log.remove_segment(number)
         fold.seen.pop(number, None)
         fold.touched.pop(number, None)
-    chunks = [base for base in fold.chunks.bases() if _chunk_may_go(base, fold, older, seen_before_ms)]
+    waiting = {run.base for run in fold.wheel.runs} | fold.held_chunks() | older.waiting_chunks
+    chunks = [
+        base
+        for base in fold.chunks.bases()
+        if base not in waiting and base < older.chunk_end and fold.chunk_seen.get(base, 0) <= seen_before_ms
+    ]
     for base in chunks:
         fold.chunks.remove(base)
         fold.chunk_seen.pop(base, None)
@@ -38,16 +43,6 @@ def _segment_may_go(number: int, log: Log, fold: Fold, older: Kept, seen_before_
         and number not in fold.held
         and fold.touched.get(number, 0) <= older.position
         and fold.seen.get(number, 0) <= seen_before_ms
-    )
-
-
-def _chunk_may_go(base: int, fold: Fold, older: Kept, seen_before_ms: int) -> bool:
-    waits = any(run.base == base for run in fold.wheel.runs)
-    return (
-        not waits
-        and base not in older.waiting_chunks
-        and base < older.chunk_end
-        and fold.chunk_seen.get(base, 0) <= seen_before_ms
     )
 
 

@@ -19,7 +19,6 @@ from serving import WAIT_S
 
 import postdate
 from postdate import client
-from postdate.client.allocation import allocate
 from postdate.client.backlog import Backlog, Delivery, OwnedQueue, readable_properties
 from postdate.client.connection import Address, parse_address, parse_addresses
 from postdate.client.faults import BrokerError, Pause, Unavailable, in_words, refusal
@@ -34,6 +33,7 @@ from postdate.errors import FlowControl, IllegalMessage, PostdateError, Protocol
 from postdate.log import record as stored
 from postdate.log.record import Record
 from postdate.message import LOOPBACK, Host, Message, decode_properties, encode_properties
+from postdate.wire.allocation import allocate
 from postdate.wire.bodies import Broker, QueueData, QueueName, Route
 from postdate.wire.frame import Command
 from postdate.wire.ids import recall_handle

@@ -22,9 +22,9 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("__init__",),  # Every import of ours runs it, so it may know none of us, but for the client on its first use.
     ("message", "errors", "config", "clock"),
     ("log", "wheel", "wire"),
-    ("topics", "tombstones", "far", "groups"),
+    ("topics", "tombstones", "far", "groups", "pops"),
     ("fold",),
-    ("recovery", "intake"),
+    ("recovery", "intake", "handout"),
     ("retention",),  # It asks what a kept snapshot still needs.
     ("broker",),
     ("client",),  # Before the server: pipeline, console and command line may use it.

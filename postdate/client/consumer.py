@@ -15,7 +15,6 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from postdate.client.allocation import allocate
 from postdate.client.backlog import Backlog, Delivery, OwnedQueue
 from postdate.client.connection import Address
 from postdate.client.faults import PAUSE_SECONDS_MIN, Pause, expect_success, refusal
@@ -29,6 +28,7 @@ from postdate.client.wanted import Wanted
 from postdate.errors import PostdateError, ProtocolError, TopicNotFound, UsageError
 from postdate.message import PROPERTY_TAGS
 from postdate.wire import codes
+from postdate.wire.allocation import allocate
 from postdate.wire.bodies import QueueName
 from postdate.wire.frame import Command, Fields
 from postdate.wire.records import decode_records

@@ -37,7 +37,7 @@ HEADER_BYTES = _HEAD.size + _CHECKSUM.size
 ALIGNMENT = 8
 
 # What a record is (column `kind` of ROW).
-MESSAGE, CANCEL, STAGE, RESCUE, TOPIC, GROUP, OFFSETS, SETTINGS, PIPELINE = range(1, 10)
+MESSAGE, CANCEL, STAGE, RESCUE, TOPIC, GROUP, OFFSETS, SETTINGS, PIPELINE, POP, ACK, INVISIBLE = range(1, 13)
 KIND_NAMES = {
     MESSAGE: "message",
     CANCEL: "cancel",
@@ -48,6 +48,9 @@ KIND_NAMES = {
     OFFSETS: "offsets",
     SETTINGS: "settings",
     PIPELINE: "pipeline",
+    POP: "pop",
+    ACK: "ack",
+    INVISIBLE: "invisible",
 }
 
 ROW = np.dtype(

@@ -162,7 +162,7 @@ class Chunks:
 
     def read(self, offset: int, size: int) -> bytes:
         """The bytes of a record; empty where its chunk is gone."""
-        base = self._base_of(offset)
+        base = self.base_of(offset)
         if base is None:
             return b""
         chunk = self._open.get(base)
@@ -172,9 +172,9 @@ class Chunks:
         return chunk.read(offset - base, size)
 
     def holds(self, offset: int) -> bool:
-        return self._base_of(offset) is not None
+        return self.base_of(offset) is not None
 
-    def _base_of(self, offset: int) -> int | None:
+    def base_of(self, offset: int) -> int | None:
         index = bisect_right(self._bases, offset) - 1
         if index < 0 or offset - self._bases[index] >= self._bytes[self._bases[index]]:
             return None

@@ -79,6 +79,7 @@ class _Layout(NamedTuple):
     head: Struct  # everything before the body
     stored_at_position: int
     stored: Struct  # stored at, store host
+    reconsume_times_position: int
     store_address_bytes: int
 
 
@@ -89,6 +90,7 @@ def _layout(born: int, store: int) -> _Layout:
         head=Struct(">" + before_stored_at + _STORED_AT + _FROM_STORE_HOST.format(store=store)),
         stored_at_position=calcsize(">" + before_stored_at),
         stored=Struct(f">{_STORED_AT}{store}si"),
+        reconsume_times_position=calcsize(f">{before_stored_at}{_STORED_AT}{store}si"),
         store_address_bytes=store,
     )
 
@@ -310,6 +312,12 @@ def _deliver_unusual(
 def moved(record: bytes, queue_id: int) -> bytes:
     """A record as it shows in another queue than it was sent to, because that one is gone."""
     return record[: QUEUE_ID.start] + _INT32.pack(queue_id) + record[QUEUE_ID.stop :]
+
+
+def given_again(body: bytearray, position: int, times: int) -> None:
+    """Adds the times that a message was given before to those that its record knows of."""
+    at = position + _BY_HOST_BITS[body[position + _HOST_BITS_POSITION] & _HOSTS_V6].reconsume_times_position
+    _INT32.pack_into(body, at, _INT32.unpack_from(body, at)[0] + times)
 
 
 def split(body: bytes) -> list[bytes]:

@@ -13,6 +13,7 @@ from postdate.clock import Clock
 from postdate.errors import GroupNotFound, PostdateError, ProtocolError
 from postdate.message import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 from postdate.server.answers import refusal
+from postdate.server.assignments import MODES_SETTING
 from postdate.server.connection import Connection
 from postdate.server.offsets import Offsets
 from postdate.server.topics import Birth
@@ -93,6 +94,9 @@ class Admin:
         name = settings.pop("groupName", None)
         if not isinstance(name, str):
             raise ProtocolError("a group's settings need the field groupName")
+        # How the group reads its topics is set by another request, and stays.
+        kept = self._broker.fold.groups.settings.get(name, {}).get(MODES_SETTING)
+        settings |= {MODES_SETTING: kept} if kept else {}
         self._broker.put_group(name, settings, self._clock.now_ms())
         return reply(command, codes.SUCCESS)
 

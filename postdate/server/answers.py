@@ -11,6 +11,7 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
     (errors.GroupNotFound, codes.SUBSCRIPTION_GROUP_NOT_EXIST),
     (errors.SubscriptionMissing, codes.SUBSCRIPTION_NOT_EXIST),
     (errors.NoPermission, codes.NO_PERMISSION),
+    (errors.PopsFull, codes.POLLING_FULL),
     (errors.FlowControl, codes.SYSTEM_BUSY),
     (errors.DiskFull, codes.SERVICE_NOT_AVAILABLE),
     (errors.LogFailed, codes.SERVICE_NOT_AVAILABLE),

@@ -9,23 +9,16 @@ from postdate.errors import DiskFull, LogFailed
 from postdate.log import record as records
 from postdate.log.chunk import CHUNK_BIT
 from postdate.log.record import Record
-from postdate.message import (
-    PROPERTY_DELAY,
-    PROPERTY_ORIGIN_MESSAGE_ID,
-    PROPERTY_RETRY_TOPIC,
-    RETRY_TOPIC_PREFIX,
-    Message,
-    check_group,
-    encode_properties,
-)  # fmt: skip
+from postdate.message import RETRY_TOPIC_PREFIX, Message, check_group
 from postdate.server.answers import refusal
 from postdate.server.connection import Connection
 from postdate.server.locks import Locks
 from postdate.server.members import Members
 from postdate.server.offsets import Offsets
-from postdate.server.producers import retry_times_max, without_delay
+from postdate.server.producers import retry_times_max
 from postdate.server.pulls import Pulls, check_filter
 from postdate.server.pulse import Pulse
+from postdate.server.retries import returned
 from postdate.server.topics import Birth
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command, encode, reply
@@ -221,19 +214,12 @@ class Consumers:
         """The message as it comes again."""
         group, level = asked["group"], asked["delayLevel"]
         limit = retry_times_max(self._broker, group, asked["maxReconsumeTimes"])
-        properties = without_delay(record.properties)
-        properties.setdefault(PROPERTY_RETRY_TOPIC, record.topic)
         origin = asked["originMsgId"] or message_id(connection.broker_host, asked["offset"])
-        properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, origin)
-        if level < 0 or record.reconsume_times >= limit:
-            topic = self._birth.dead_letter_topic(group).name
-        else:
-            topic = self._birth.retry_topic(group).name
-            properties[PROPERTY_DELAY] = str(level or _FIRST_RETRY_LEVEL + record.reconsume_times)
-        return Message(
-            topic, record.body, encode_properties(properties), 0, record.flag, record.sys_flag, record.born_at_ms,
-            record.born_host, record.reconsume_times + 1,
-        )  # fmt: skip
+        times = record.reconsume_times
+        if level < 0 or times >= limit:
+            return returned(record, self._birth.dead_letter_topic(group).name, origin, times + 1)
+        topic = self._birth.retry_topic(group).name
+        return returned(record, topic, origin, times + 1, level or _FIRST_RETRY_LEVEL + times)
 
 
 def _plain_answer(connection: Connection, command: Command) -> Callable[[Ticket], None]:

@@ -16,7 +16,7 @@ from postdate.server.connection import Connection
 from postdate.server.members import Members
 from postdate.server.offsets import Offsets
 from postdate.server.topics import Birth
-from postdate.topics import PERM_READ
+from postdate.topics import PERM_READ, Topic
 from postdate.wire import codes
 from postdate.wire.bodies import parse_subscription
 from postdate.wire.frame import JSON, Command, framed, plain_text, reply, shown
@@ -77,12 +77,12 @@ class Pulls:
         self._loop = asyncio.get_running_loop()
         self._held: dict[int, set[_Held]] = {}
         self._held_of: dict[Connection, set[_Held]] = {}
-        self.held_count = 0
+        self.held_count = 0  # pops that wait, too (pops.py)
 
     def pull(self, connection: Connection, command: Command) -> bytes | None:
         """The answer; None where the pull is held. Raises what a client may have done wrong."""
         ask = _ask(command)
-        self._check(ask)
+        self.topic(ask.group, ask.topic)
         tag_hashes = self._tag_hashes(connection, command, ask)
         pulled = self._pulled(connection, ask, ask.offset, tag_hashes)
         if ask.sys_flag & codes.PULL_COMMIT_OFFSET and ask.commit_offset >= 0:
@@ -94,17 +94,23 @@ class Pulls:
 
     def _may_wait(self, ask: _Ask) -> bool:
         wants = ask.sys_flag & codes.PULL_SUSPEND and ask.suspend_ms > 0
-        return bool(wants) and self.held_count < self._settings.held_pulls_max
+        return bool(wants) and self.may_hold
 
-    def _check(self, ask: _Ask) -> None:
-        if ask.topic == RETRY_TOPIC_PREFIX + ask.group:
-            topic = self._birth.retry_topic(ask.group)
+    @property
+    def may_hold(self) -> bool:
+        return self.held_count < self._settings.held_pulls_max
+
+    def topic(self, group: str, name: str) -> Topic:
+        """A topic that a group reads. Raises TopicNotFound, GroupNotFound, NoPermission."""
+        if name == RETRY_TOPIC_PREFIX + group:
+            topic = self._birth.retry_topic(group)
         else:
-            topic = self._broker.fold.topics.get(ask.topic)
-        if ask.group not in self._broker.fold.groups:
-            self._birth.group(ask.group)
+            topic = self._broker.fold.topics.get(name)
+        if group not in self._broker.fold.groups:
+            self._birth.group(group)
         if not topic.perm & PERM_READ:
-            raise NoPermission(f"topic {ask.topic!r} may not be read: its perm is {topic.perm}")
+            raise NoPermission(f"topic {name!r} may not be read: its perm is {topic.perm}")
+        return topic
 
     def _tag_hashes(self, connection: Connection, command: Command, ask: _Ask) -> frozenset[int] | None:
         if ask.sys_flag & codes.PULL_SUBSCRIPTION:
@@ -113,11 +119,11 @@ class Pulls:
                 expression, kind = plain_text(get("subscription") or ""), plain_text(get("expressionType") or "TAG")
             except ValueError as error:
                 raise ProtocolError(f"subscription or expressionType of a pull: {error}") from error
-            return _hashes_of(expression, kind)
+            return hashes_of(expression, kind)
         subscription = self._members.subscription(ask.group, ask.topic, connection)
         if subscription is None:
             raise SubscriptionMissing(f"group {ask.group!r} has no subscription to topic {ask.topic!r}")
-        return _hashes_of(subscription.expression, subscription.kind)
+        return hashes_of(subscription.expression, subscription.kind)
 
     def _pulled(self, connection: Connection, ask: _Ask, offset: int, tag_hashes: frozenset[int] | None) -> Pulled:
         return self._broker.pull(
@@ -147,15 +153,11 @@ class Pulls:
         if held.timer is not None:
             held.timer.cancel()
 
-    def wake(self) -> None:
-        """Queues have grown: answers the pulls that waited for it."""
-        grown = self._broker.fold.grown
-        if not grown:
-            return
+    def wake(self, grown: set[int]) -> None:
+        """These queues have grown: answers the pulls that waited for it."""
         for number in grown & self._held.keys():
             for held in list(self._held[number]):
                 self._try(held)
-        grown.clear()
 
     def _try(self, held: _Held) -> None:
         try:
@@ -222,7 +224,8 @@ _REMEMBERED_CHARACTERS = 256
 _hashes_remembered = lru_cache(1_024)(_hashes)
 
 
-def _hashes_of(expression: str, kind: str) -> frozenset[int] | None:
+def hashes_of(expression: str, kind: str) -> frozenset[int] | None:
+    """The hashes of the tags that an expression wants; None for all. Raises UsageError for other kinds of filters."""
     return (_hashes_remembered if len(expression) <= _REMEMBERED_CHARACTERS else _hashes)(expression, kind)
 
 

@@ -80,7 +80,8 @@ class Pulse:
     def _is_settled_already(self) -> bool:
         """Whether a call that waits for the disk itself, as making a topic does, has settled what others wait for."""
         expected = self._expected
-        return bool(self.broker.fold.grown) or (bool(expected) and expected[0][0].answers is not None)
+        fold = self.broker.fold
+        return bool(fold.grown or fold.pops.freed) or (bool(expected) and expected[0][0].answers is not None)
 
     def _wants_flush(self) -> bool:
         """Also where the log has failed and somebody waits: the flush then finds the error, and all are told."""
@@ -118,6 +119,8 @@ class Pulse:
             return
         self._answer_settled()
         self._on_settled()
+        if self._is_async:
+            self._answer_settled()  # a pop that was woken has written, and what is written is settled
         self._set_alarm()
         self._snapshot_if_due()
 

@@ -62,6 +62,7 @@ class Server:
             await self.stop()
             raise
         self._every(_EXPIRE_EVERY_MS, service.consumers.expire)
+        self._every(_EXPIRE_EVERY_MS, service.pops.tick)
         self._every(settings.offsets_interval_ms, service.consumers.write_offsets)
 
     async def _listen(self, name: str, port: int) -> str:
@@ -104,6 +105,7 @@ class Server:
         for connection in service.connections:
             connection.stop_reading()
         service.pulls.release_all()
+        service.pops.release_all()
         service.consumers.write_offsets()
         await service.pulse.stop()
         for connection in list(service.connections):

@@ -10,10 +10,12 @@ from postdate.errors import PostdateError, ProtocolError
 from postdate.server.address import Address
 from postdate.server.admin import Admin
 from postdate.server.answers import refusal
+from postdate.server.assignments import Assignments
 from postdate.server.connection import Connection
 from postdate.server.consumers import Consumers
 from postdate.server.members import Members
 from postdate.server.offsets import Offsets
+from postdate.server.pops import Pops
 from postdate.server.producers import SEND_CODES, Producers
 from postdate.server.pulls import Pulls
 from postdate.server.pulse import Pulse
@@ -66,14 +68,27 @@ class Service:
         offsets, members = Offsets(broker), Members[Connection]()
         birth = Birth(broker, clock)
         self.pulls = Pulls(broker, offsets, members, birth)
-        self.pulse = Pulse(broker, clock, self.pulls.wake)
+        self._fold = broker.fold
+        self.pulse = Pulse(broker, clock, self._wake)
+        self.pops = Pops(broker, clock, self.pulse, self.pulls, birth)
+        self._assignments = Assignments(broker, clock, birth, members)
         self._producers = Producers(broker, clock, self.pulse, birth)
         self.consumers = Consumers(broker, clock, self.pulse, self.pulls, birth, members, offsets)
         self.admin = Admin(broker, clock, offsets, birth)
         self._handlers = self._table()
 
+    def _wake(self) -> None:
+        """After a flush: whoever waits for messages is given what has come."""
+        fold = self._fold
+        if not (fold.grown or fold.pops.freed or fold.pops.spent):
+            return
+        grown = set(fold.grown)
+        fold.grown.clear()
+        self.pulls.wake(grown)
+        self.pops.wake(grown)
+
     def _table(self) -> dict[int, Handler]:
-        consumers, admin = self.consumers, self.admin
+        consumers, admin, pops = self.consumers, self.admin, self.pops
         return {
             codes.RECALL_MESSAGE: self._producers.recall,
             codes.HEART_BEAT: consumers.heart_beat,
@@ -90,6 +105,12 @@ class Service:
             codes.UNLOCK_BATCH_MQ: consumers.unlock,
             codes.CONSUMER_SEND_MSG_BACK: consumers.send_back,
             codes.CHECK_CLIENT_CONFIG: consumers.check_subscription,
+            codes.POP_MESSAGE: pops.pop,
+            codes.ACK_MESSAGE: pops.acknowledge,
+            codes.BATCH_ACK_MESSAGE: pops.acknowledge_batch,
+            codes.CHANGE_MESSAGE_INVISIBLETIME: pops.change,
+            codes.QUERY_ASSIGNMENT: self._assignments.query,
+            codes.SET_MESSAGE_REQUEST_MODE: self._assignments.set_mode,
             codes.GET_ROUTEINFO_BY_TOPIC: admin.route,
             codes.UPDATE_AND_CREATE_TOPIC: admin.put_topic,
             codes.DELETE_TOPIC_IN_BROKER: admin.delete_topic,
@@ -120,6 +141,7 @@ class Service:
         if connection in self.connections:
             self.connections.remove(connection)
             self.pulls.drop(connection)
+            self.pops.drop(connection)
             self.consumers.drop(connection)
 
     # -- requests -----------------------------------------------------------------------------------------------

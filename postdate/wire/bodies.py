@@ -4,6 +4,7 @@ JSON bodies are read leniently: an enum may come as its name or its number, a nu
 its request promises is a ProtocolError.
 """
 
+from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from struct import Struct
 from struct import error as StructError  # noqa: N812  it is a class
@@ -275,6 +276,101 @@ def decode_by_queue(body: bytes, name: str) -> dict[QueueName, dict[str, Any]]:
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProtocolError(f"a table by queue that cannot be read: {type(error).__name__} {error}") from error
+
+
+# -- pops -------------------------------------------------------------------------------------------------------
+
+
+class AssignmentRequest(NamedTuple):
+    """Which queues of a topic a client of a group should read."""
+
+    topic: str
+    group: str
+    client_id: str
+    strategy: str
+    message_model: str
+
+
+def decode_assignment_request(body: bytes) -> AssignmentRequest:
+    """Raises ProtocolError."""
+    values = load(body, "a request for an assignment")
+    try:
+        return AssignmentRequest(
+            plain_text(values["topic"]),
+            plain_text(values["consumerGroup"]),
+            plain_text(values["clientId"]),
+            plain_text(values.get("strategyName") or ""),
+            _named(MESSAGE_MODELS, values.get("messageModel"), 1),
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ProtocolError(f"a request for an assignment that cannot be read: {error}") from error
+
+
+class Assignment(NamedTuple):
+    """A queue to read, and how: POP or PULL."""
+
+    queue: QueueName
+    mode: str
+
+
+def encode_assignments(assignments: Iterable[Assignment]) -> bytes:
+    rows = [{"messageQueue": _queue_data(each.queue), "mode": each.mode, "attachments": None} for each in assignments]
+    return orjson.dumps({"messageQueueAssignments": rows})
+
+
+class ModeRequest(NamedTuple):
+    """How a group should read a topic."""
+
+    topic: str
+    group: str
+    mode: str
+
+
+def decode_mode_request(body: bytes) -> ModeRequest:
+    """Raises ProtocolError."""
+    values = load(body, "a request for a mode")
+    try:
+        return ModeRequest(
+            plain_text(values["topic"]), plain_text(values["consumerGroup"]), plain_text(values.get("mode") or "PULL")
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"a request for a mode that cannot be read: {error}") from error
+
+
+class Ack(NamedTuple):
+    """Messages of one queue that were popped together."""
+
+    group: str
+    topic: str
+    queue_id: int
+    popped_at_ms: int
+    offsets: list[int]
+
+
+def decode_batch_ack(body: bytes) -> list[Ack]:
+    """Raises ProtocolError."""
+    values = load(body, "a batch of acknowledgements")
+    try:
+        return [_ack(each) for each in values.get("acks") or ()]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProtocolError(f"a batch of acknowledgements that cannot be read: {error}") from error
+
+
+def _ack(entry: dict[str, Any]) -> Ack:
+    start = whole_number(entry["so"])
+    return Ack(
+        plain_text(entry["c"]),
+        plain_text(entry["t"]),
+        whole_number(entry["q"]),
+        whole_number(entry["pt"]),
+        [start + bit for bit in _bits(plain_text(entry.get("b") or ""))],
+    )
+
+
+def _bits(text: str) -> Iterator[int]:
+    """The numbers in a set of bits as Java writes it: base64 of bytes, the lowest bit first."""
+    for index, byte in enumerate(b64decode(text, validate=True)):
+        yield from (8 * index + bit for bit in range(8) if byte >> bit & 1)
 
 
 # -- batches of messages ----------------------------------------------------------------------------------------

@@ -31,7 +31,13 @@ SEND_MESSAGE_V2 = 310
 SEND_BATCH_MESSAGE = 320
 LITE_PULL_MESSAGE = 361
 RECALL_MESSAGE = 370
+QUERY_ASSIGNMENT = 400
+SET_MESSAGE_REQUEST_MODE = 401
 GET_PENDING = 9_801  # ours: what waits, by topic and time
+POP_MESSAGE = 200_050
+ACK_MESSAGE = 200_051
+CHANGE_MESSAGE_INVISIBLETIME = 200_053
+BATCH_ACK_MESSAGE = 200_151
 
 # Requests of the broker to clients.
 NOTIFY_CONSUMER_IDS_CHANGED = 40
@@ -52,6 +58,9 @@ QUERY_NOT_FOUND = 22
 SUBSCRIPTION_NOT_EXIST = 24
 SUBSCRIPTION_GROUP_NOT_EXIST = 26
 INVALID_PARAMETER = 29
+NO_MESSAGE = 208
+POLLING_FULL = 209
+POLLING_TIMEOUT = 210
 ILLEGAL_OPERATION = 604
 
 # Bits of a header's flag.
@@ -66,6 +75,9 @@ SYS_TRANSACTION = 12  # 4 prepared, 8 committed, 12 rolled back
 PULL_COMMIT_OFFSET = 1
 PULL_SUSPEND = 2
 PULL_SUBSCRIPTION = 4
+
+# Where a group that pops begins a queue of which it has no offset.
+POP_FROM_END = 1
 
 # The version of RocketMQ whose protocol we speak, as its ordinal (5.4.0): clients decide by it what they may ask for.
 PROTOCOL_VERSION = 493

@@ -71,6 +71,7 @@ _PULL = (
 _PULLED = ("suggestWhichBrokerId", "nextBeginOffset", "minOffset", "maxOffset")
 _QUEUE = (_must("topic"), _must("queueId", NUMBER))
 _GROUP_QUEUE = (_must("consumerGroup"), *_QUEUE)
+_POPPED = (*_GROUP_QUEUE, _must("extraInfo"), _must("offset", NUMBER))
 
 _ROWS = (
     Request(codes.SEND_MESSAGE, "SEND_MESSAGE", _SEND, _SENT, "the message's body"),
@@ -117,6 +118,28 @@ _ROWS = (
         codes.RECALL_MESSAGE, "RECALL_MESSAGE",
         (_must("topic"), _may("producerGroup"), _may("recallHandle"), _may("key"), _may("due", 0, NUMBER)),
         ("msgId", "outcome"),
+    ),
+    Request(
+        codes.QUERY_ASSIGNMENT, "QUERY_ASSIGNMENT", (), body="JSON: topic, group, client, strategy",
+        reply_body="JSON: queues and how to consume them",
+    ),
+    Request(
+        codes.SET_MESSAGE_REQUEST_MODE, "SET_MESSAGE_REQUEST_MODE", (), body="JSON: topic, group, PULL or POP",
+    ),
+    Request(
+        codes.POP_MESSAGE, "POP_MESSAGE",
+        (_must("consumerGroup"), _must("topic"), _must("queueId", NUMBER), _must("maxMsgNums", NUMBER),
+         _must("invisibleTime", NUMBER), _may("pollTime", 0, NUMBER), _may("bornTime", 0, NUMBER),
+         _may("initMode", 0, NUMBER), _may("expType", "TAG"), _may("exp"), _may("order", False, FLAG),
+         _may("attemptId")),
+        ("popTime", "invisibleTime", "reviveQid", "restNum", "startOffsetInfo", "msgOffsetInfo", "orderCountInfo"),
+        reply_body="records",
+    ),
+    Request(codes.ACK_MESSAGE, "ACK_MESSAGE", _POPPED),
+    Request(codes.BATCH_ACK_MESSAGE, "BATCH_ACK_MESSAGE", (), body="JSON: groups, queues, offsets, pop times"),
+    Request(
+        codes.CHANGE_MESSAGE_INVISIBLETIME, "CHANGE_MESSAGE_INVISIBLETIME",
+        (*_POPPED, _must("invisibleTime", NUMBER)), ("popTime", "invisibleTime", "reviveQid"),
     ),
     Request(codes.GET_ROUTEINFO_BY_TOPIC, "GET_ROUTEINFO_BY_TOPIC", (_must("topic"),), reply_body="JSON: a route"),
     Request(

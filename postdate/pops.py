@@ -1,0 +1,199 @@
+"""Pops: messages that were given to a consumer of a group and are not acknowledged yet. A table of the fold.
+
+    queue of T    0  1  2  3  4  5  6  7            offsets.commit: the group wants 6 next
+                  acked |  |  |     |
+                        |  |  |     leased until 12:00:07 (given once before)
+                        |  |  spent: given as often as it may be, waits to become a dead letter
+                        |  ready: its lease is over, it is given to whoever pops next
+                        leased until 12:00:05
+
+A pop gives messages away for a while: each gets a lease. An acknowledgement ends it for good; a change of the invisible
+time replaces it by another. When a lease is over, the message is ready to be given again, in place: no copy is made,
+and its offset stays what it was. One that was given as often as its group allows is spent: the broker moves it to the
+dead letter queue.
+
+The ends of leases stand in slots of one millisecond, as messages do in the wheel, whatever their length. Which messages
+a pop gives is decided by the broker and written into its record, so that applying it reads no file.
+"""
+
+import heapq
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from postdate.wheel import NEVER
+
+Key = tuple[str, int, int]  # group, queue number, offset in the queue
+OVER = 0  # `until_ms` of a lease that has ended
+
+
+class Lease(NamedTuple):
+    popped_at_ms: int  # tells this lease from others of the same message: it is in the consumer's handle
+    until_ms: int  # when it ends; OVER where it has
+    times: int  # how often the message was given before
+    times_max: int  # beyond this it is a dead letter
+    place: int  # of the record, in the log or a chunk
+    size: int
+
+
+class Pops:
+    """All leases, by message."""
+
+    def __init__(self) -> None:
+        self.leases: dict[Key, Lease] = {}
+        self.ready: dict[tuple[str, int], dict[int, None]] = {}  # (group, queue number): offsets, first over first
+        self.spent: dict[Key, None] = {}
+        self.counts: dict[str, int] = {}  # by group: messages given and not acknowledged
+        self.leased: dict[tuple[str, int], int] = {}  # (group, queue number): messages that are away now
+        self.next_at_ms = NEVER  # when the next lease ends
+        # Groups and queue numbers that have something ready again. Whoever wakes consumers takes them from here.
+        self.freed: set[tuple[str, int]] = set()
+        self._slots: dict[int, dict[Key, None]] = {}  # by the end of the lease
+        self._ends: list[int] = []  # a heap of the slots' instants, and of some that are empty by now
+
+    # -- giving and taking back ---------------------------------------------------------------------------------
+
+    def give(self, key: Key, popped_at_ms: int, until_ms: int, times_max: int, place: int, size: int) -> Lease:
+        """A message is given: for the first time, or again."""
+        before = self.leases.get(key)
+        if before is None:
+            self.counts[key[0]] = self.counts.get(key[0], 0) + 1
+        else:
+            assert before.until_ms == OVER, f"message {key} is given while somebody has it until {before.until_ms}"
+            self._forget_over(key)
+        lease = Lease(popped_at_ms, until_ms, before.times + 1 if before else 0, times_max, place, size)
+        self._lease(key, lease)
+        return lease
+
+    def end(self, key: Key, popped_at_ms: int) -> Lease | None:
+        """An acknowledgement: forgets the message. None where the handle is not, or no longer, good: another one was
+        given since, or it is acknowledged already.
+        """
+        lease = self.leases.get(key)
+        if lease is None or lease.popped_at_ms != popped_at_ms:
+            return None
+        self._take(key, lease)
+        self._forget(key)
+        return lease
+
+    def change(self, key: Key, popped_at_ms: int, at_ms: int, until_ms: int) -> Lease | None:
+        """Replaces a lease by one that begins now; returns the one before. None as with `end`."""
+        lease = self.leases.get(key)
+        if lease is None or lease.popped_at_ms != popped_at_ms:
+            return None
+        self._take(key, lease)
+        self._lease(key, lease._replace(popped_at_ms=at_ms, until_ms=until_ms))
+        return lease
+
+    def fire(self, at_ms: int) -> list[Lease]:
+        """Ends every lease that is over by now, in the order in which they end; returns them."""
+        ended: list[Lease] = []
+        while self._ends and self._ends[0] <= at_ms:
+            for key in self._slots.pop(heapq.heappop(self._ends), ()):
+                lease = self.leases[key]
+                ended.append(lease)
+                self._end(key, lease)
+        self._find_next()
+        return ended
+
+    def _end(self, key: Key, lease: Lease) -> None:
+        group, number, offset = key
+        self.leases[key] = lease._replace(until_ms=OVER)
+        self._count_leased(group, number, -1)
+        if lease.times >= lease.times_max:
+            self.spent[key] = None
+        else:
+            self.ready.setdefault((group, number), {})[offset] = None
+            self.freed.add((group, number))
+
+    def _lease(self, key: Key, lease: Lease) -> None:
+        self.leases[key] = lease
+        self._count_leased(key[0], key[1], 1)
+        slot = self._slots.get(lease.until_ms)
+        if slot is None:
+            slot = self._slots[lease.until_ms] = {}
+            heapq.heappush(self._ends, lease.until_ms)
+            self.next_at_ms = self._ends[0]
+        slot[key] = None
+
+    def _take(self, key: Key, lease: Lease) -> None:
+        """Takes a lease out of its slot, or out of those that are over."""
+        if lease.until_ms == OVER:
+            self._forget_over(key)
+            return
+        self._count_leased(key[0], key[1], -1)
+        slot = self._slots[lease.until_ms]
+        del slot[key]
+        if not slot:
+            del self._slots[lease.until_ms]
+            self._find_next()
+
+    def _forget_over(self, key: Key) -> None:
+        group, number, offset = key
+        if key in self.spent:
+            del self.spent[key]
+            return
+        ready = self.ready[group, number]
+        del ready[offset]
+        if not ready:
+            del self.ready[group, number]
+
+    def _forget(self, key: Key) -> None:
+        del self.leases[key]
+        self.counts[key[0]] -= 1
+        if not self.counts[key[0]]:
+            del self.counts[key[0]]
+
+    def _count_leased(self, group: str, number: int, change: int) -> None:
+        count = self.leased.get((group, number), 0) + change
+        if count:
+            self.leased[group, number] = count
+        else:
+            del self.leased[group, number]
+
+    def _find_next(self) -> None:
+        """Slots empty out of order: their instants leave the heap when they come up, or when they are too many."""
+        if len(self._ends) > 2 * len(self._slots) + 1_000:
+            self._ends = sorted(self._slots)
+        while self._ends and self._ends[0] not in self._slots:
+            heapq.heappop(self._ends)
+        self.next_at_ms = self._ends[0] if self._ends else NEVER
+
+    # -- deleted topics and groups ------------------------------------------------------------------------------
+
+    def forget_queues(self, numbers: Iterable[int]) -> list[Lease]:
+        """Forgets everything about these queues; returns the leases that were not over."""
+        gone = set(numbers)
+        return self._forget_all([key for key in self.leases if key[1] in gone])
+
+    def forget_group(self, group: str) -> list[Lease]:
+        return self._forget_all([key for key in self.leases if key[0] == group])
+
+    def _forget_all(self, keys: list[Key]) -> list[Lease]:
+        leases = [self.leases[key] for key in keys]
+        for key, lease in zip(keys, leases, strict=True):
+            self._take(key, lease)
+            self._forget(key)
+        return [lease for lease in leases if lease.until_ms != OVER]
+
+    # -- snapshots ----------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, list[Any]]:
+        """Lists of rows, quickly copied: a snapshot writes them down in slices."""
+        return {
+            "leases": list(self.leases.items()),
+            "ready": [[*place, offset] for place, offsets in self.ready.items() for offset in offsets],
+            "spent": list(self.spent),
+        }
+
+    def load(self, leases: list[Any], ready: list[Any], spent: list[Any]) -> None:
+        for (group, number, offset), fields in leases:
+            key, lease = (group, number, offset), Lease(*fields)
+            self.counts[group] = self.counts.get(group, 0) + 1
+            if lease.until_ms == OVER:
+                self.leases[key] = lease
+            else:
+                self._lease(key, lease)
+        for group, number, offset in ready:
+            self.ready.setdefault((group, number), {})[offset] = None
+        for group, number, offset in spent:
+            self.spent[group, number, offset] = None

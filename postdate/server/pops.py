@@ -1,0 +1,322 @@
+"""Pops: consumers that take messages without owning a queue, and acknowledge each.
+
+    POP_MESSAGE                       gives messages for a while; waits for some, as a pull does
+    ACK_MESSAGE, BATCH_ACK_MESSAGE    done with them
+    CHANGE_MESSAGE_INVISIBLETIME      needs more time, or wants it again later
+
+A message keeps its place: a client finds what it is given again in the same queue at the same offset, with the number
+of times it was given before. RocketMQ copies it to a retry topic instead. Handles have RocketMQ's form.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from postdate.broker import Broker, Given, Handle, Popped, Ticket
+from postdate.clock import Clock
+from postdate.errors import DiskFull, FlowControl, LogFailed, PopsFull, PostdateError, UsageError
+from postdate.handout import PopAsk
+from postdate.log import record as records
+from postdate.log.record import Record
+from postdate.message import Message
+from postdate.pops import Key
+from postdate.server.answers import refusal
+from postdate.server.connection import Connection
+from postdate.server.producers import retry_times_max
+from postdate.server.pulls import Pulls, hashes_of
+from postdate.server.pulse import Pulse
+from postdate.server.retries import returned
+from postdate.server.topics import Birth
+from postdate.topics import Topic
+from postdate.wire import bodies, codes
+from postdate.wire.frame import Command, reply
+from postdate.wire.ids import message_id
+
+_POLL_MS_MAX = 60_000
+_BURIED_AT_ONCE = 64  # dead letters of one look: their bodies are copied
+_IN_ORDER_QUEUE = 999  # RocketMQ's mark of handles that were given in order
+
+
+class _Held:
+    """A pop that waits."""
+
+    __slots__ = ("ask", "command", "connection", "timer")
+
+    def __init__(self, connection: Connection, command: Command, ask: PopAsk) -> None:
+        self.connection = connection
+        self.command = command
+        self.ask = ask
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class _Place(NamedTuple):
+    """What held pops wait for."""
+
+    group: str
+    topic: str
+
+
+class Pops:
+    """Serves one broker; holds the pops that wait, first come first served."""
+
+    def __init__(self, broker: Broker, clock: Clock, pulse: Pulse, pulls: Pulls, birth: Birth) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._pulse = pulse
+        self._pulls = pulls
+        self._birth = birth
+        self._settings = broker.settings
+        self._loop = asyncio.get_running_loop()
+        self._held: dict[_Place, dict[_Held, None]] = {}
+        self._held_of: dict[Connection, dict[_Held, None]] = {}
+        self._turn = 0  # where the next pop of any queue begins to look
+
+    # -- popping ------------------------------------------------------------------------------------------------
+
+    def pop(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes | None:
+        ask = self._ask(connection, asked)
+        try:
+            if self._give(connection, command, ask):
+                return None
+        except PopsFull as error:
+            return _nothing(command, codes.POLLING_FULL, ask, self._clock.now_ms(), str(error))
+        if asked["pollTime"] <= 0 or command.is_oneway:
+            return _nothing(command, codes.PULL_NOT_FOUND, ask, self._clock.now_ms())
+        if not self._pulls.may_hold:
+            said = f"held_pulls_max: {self._settings.held_pulls_max} pulls and pops wait, the limit"
+            return _nothing(command, codes.POLLING_FULL, ask, self._clock.now_ms(), said)
+        self._hold(connection, command.without_content(), ask, min(asked["pollTime"], _POLL_MS_MAX))
+        return None
+
+    def _ask(self, connection: Connection, asked: Mapping[str, Any]) -> PopAsk:
+        group, topic = asked["consumerGroup"], self._pulls.topic(asked["consumerGroup"], asked["topic"])
+        if asked["maxMsgNums"] < 1:
+            raise UsageError(f"maxMsgNums is {asked['maxMsgNums']}, expected at least 1")
+        return PopAsk(
+            group,
+            topic.name,
+            self._queue_ids(topic, asked["queueId"]),
+            min(asked["maxMsgNums"], self._settings.pull_count_max),
+            self._settings.pull_bytes_max,
+            asked["invisibleTime"],
+            retry_times_max(self._broker, group, None),
+            hashes_of(asked["exp"] or "", asked["expType"] or "TAG"),
+            from_end=asked["initMode"] == codes.POP_FROM_END,
+            in_order=asked["order"],
+            store_host=connection.broker_host,
+        )
+
+    def _queue_ids(self, topic: Topic, queue_id: int) -> list[int]:
+        """The queues to look at. Of any queue: each pop begins one further, so that none starves."""
+        if queue_id >= 0:
+            return [queue_id]
+        count = topic.read_queue_count
+        self._turn += 1
+        return [(self._turn + index) % count for index in range(count)]
+
+    def _give(self, connection: Connection, command: Command, ask: PopAsk) -> bool:
+        """Begins to give what there is; returns whether there is something. The answer follows when it is durable."""
+        ticket = self._broker.pop(ask, self._clock.now_ms())
+        if ticket is None:
+            return False
+        self._pulse.expect(ticket, lambda ticket: self._answer(connection, command, ask, ticket))
+        return True
+
+    def _answer(self, connection: Connection, command: Command, ask: PopAsk, ticket: Ticket) -> None:
+        if ticket.error is not None:
+            connection.write(refusal(command, ticket.error))
+            return
+        popped: Popped = ticket.answer
+        if not popped.messages:  # what came back had no record any more, or the topic is gone
+            connection.write(_nothing(command, codes.PULL_NOT_FOUND, ask, popped.popped_at_ms))
+            return
+        fields = _fields(ask, popped.popped_at_ms, self._rest_count(ask)) | _places(popped.messages, ask.in_order)
+        connection.write(reply(command, codes.SUCCESS, fields, body=popped.body))
+
+    def _rest_count(self, ask: PopAsk) -> int:
+        """Messages that the group was not given yet. The topic may be gone by now."""
+        topic = self._broker.fold.topics.by_name.get(ask.topic)
+        if topic is None:
+            return 0
+        offset_of, queues = self._broker.fold.groups.offset, self._broker.fold.queues
+        return sum(
+            queue.length - (offset_of(ask.group, ask.topic, queue_id) or queue.first)
+            for queue_id in ask.queue_ids
+            for queue in (queues[topic.numbers[queue_id]],)
+        )
+
+    # -- held pops ----------------------------------------------------------------------------------------------
+
+    def _hold(self, connection: Connection, command: Command, ask: PopAsk, poll_ms: int) -> None:
+        held = _Held(connection, command, ask)
+        self._held.setdefault(_Place(ask.group, ask.topic), {})[held] = None
+        self._held_of.setdefault(connection, {})[held] = None
+        self._pulls.held_count += 1
+        held.timer = self._loop.call_later(poll_ms / 1_000, self._give_up, held)
+
+    def _release(self, held: _Held) -> None:
+        _discard(self._held, _Place(held.ask.group, held.ask.topic), held)
+        _discard(self._held_of, held.connection, held)
+        self._pulls.held_count -= 1
+        if held.timer is not None:
+            held.timer.cancel()
+
+    def _give_up(self, held: _Held) -> None:
+        self._release(held)
+        held.connection.write(_nothing(held.command, codes.POLLING_TIMEOUT, held.ask, self._clock.now_ms()))
+
+    def wake(self, grown: set[int]) -> None:
+        """Queues have grown, or leases have ended: gives to those that waited for it. Called before a look at what is
+        to be flushed.
+        """
+        places = self._broker.fold.topics.places
+        freed = self._broker.fold.pops.freed
+        topics = {places[number][0] for number in grown}
+        back = {_Place(group, places[number][0]) for group, number in freed}
+        freed.clear()
+        for place in [place for place in self._held if place.topic in topics or place in back]:
+            self._serve(place)
+        if self._broker.fold.pops.spent:
+            self._bury()
+
+    def _serve(self, place: _Place) -> None:
+        for held in list(self._held.get(place, ())):
+            try:
+                if held.connection.is_paused:
+                    continue  # it does not read what it has asked for already
+                if not self._give(held.connection, held.command, held.ask):
+                    return  # nor is there anything for those behind it
+            except FlowControl:
+                return
+            except (PostdateError, OSError) as error:
+                held.connection.write(refusal(held.command, error))
+            self._release(held)
+
+    def drop(self, connection: Connection) -> None:
+        """The connection is gone."""
+        for held in list(self._held_of.get(connection, ())):
+            self._release(held)
+
+    def release_all(self) -> None:
+        """The server stops: every consumer is told to ask again."""
+        for held in [held for pops in self._held_of.values() for held in pops]:
+            self._give_up(held)
+
+    # -- acknowledging ------------------------------------------------------------------------------------------
+
+    def acknowledge(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+        handle = _handle(asked)
+        ticket = self._broker.acknowledge(asked["consumerGroup"], [handle], self._clock.now_ms())
+        self._pulse.expect(ticket, _answer_by(connection, command, lambda good: _acknowledged(command, good)))
+
+    def acknowledge_batch(self, connection: Connection, command: Command, _: Mapping[str, Any]) -> None:
+        """Several groups may stand in one request; all are written, the last one is answered for."""
+        by_group: dict[str, list[Handle]] = {}
+        for ack in bodies.decode_batch_ack(command.body):
+            handles = [Handle(ack.topic, ack.queue_id, offset, ack.popped_at_ms) for offset in ack.offsets]
+            by_group.setdefault(ack.group, []).extend(handles)
+        if not by_group:
+            raise UsageError("a batch of acknowledgements names no message")
+        tickets = [
+            self._broker.acknowledge(group, handles, self._clock.now_ms()) for group, handles in by_group.items()
+        ]
+        self._pulse.expect(tickets[-1], _answer_by(connection, command, lambda _: reply(command, codes.SUCCESS)))
+
+    def change(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+        handle, now_ms = _handle(asked), self._clock.now_ms()
+        invisible_ms = asked["invisibleTime"]
+        ticket = self._broker.change_invisible(asked["consumerGroup"], handle, invisible_ms, now_ms)
+        fields = {"popTime": now_ms, "invisibleTime": invisible_ms, "reviveQid": asked["extraInfo"].split(" ")[3]}
+        self._pulse.expect(ticket, _answer_by(connection, command, lambda good: _changed(command, fields, good)))
+
+    # -- dead letters -------------------------------------------------------------------------------------------
+
+    def _bury(self) -> None:
+        """Moves messages that were given as often as they may be to the dead letter queue of their group."""
+        try:
+            for key, record in self._broker.spent(_BURIED_AT_ONCE):
+                self._bury_one(key, record)
+        except (DiskFull, LogFailed):
+            return  # said already by whoever fires; the next look comes with the next flush or tick
+
+    def _bury_one(self, key: Key, data: bytes) -> None:
+        letter = self._dead_letter(key, records.decode(data)) if data else None
+        self._broker.bury(key, letter, self._clock.now_ms())
+
+    def _dead_letter(self, key: Key, record: Record) -> Message:
+        lease = self._broker.fold.pops.leases[key]
+        topic = self._birth.dead_letter_topic(key[0]).name
+        origin = message_id(record.store_host, lease.place)
+        return returned(record, topic, origin, record.reconsume_times + lease.times + 1)
+
+    def tick(self) -> None:
+        """From time to time: what could not be buried for want of room is tried again."""
+        if self._broker.fold.pops.spent:
+            self._bury()
+            self._pulse.nudge()
+
+
+def _handle(asked: Mapping[str, Any]) -> Handle:
+    """Which lease a request means. The handle says when the message was popped; RocketMQ's has eight words."""
+    words = asked["extraInfo"].split(" ")
+    if len(words) < 7 or not words[1].isdecimal() or len(words[1]) > 18:
+        raise UsageError(f"extraInfo {asked['extraInfo'][:200]!r} is no handle of a popped message")
+    return Handle(asked["topic"], asked["queueId"], asked["offset"], int(words[1]))
+
+
+def _answer_by(connection: Connection, command: Command, answer: Callable[[Any], bytes]) -> Callable[[Ticket], None]:
+    def settled(ticket: Ticket) -> None:
+        if not command.is_oneway:
+            connection.write(answer(ticket.answer) if ticket.error is None else refusal(command, ticket.error))
+
+    return settled
+
+
+_STALE = "the handle is not good any more: the message is acknowledged, or was given again"
+
+
+def _acknowledged(command: Command, good: list[bool]) -> bytes:
+    return reply(command, codes.SUCCESS) if good[0] else reply(command, codes.NO_MESSAGE, remark=_STALE)
+
+
+def _changed(command: Command, fields: Mapping[str, Any], good: bool) -> bytes:
+    return reply(command, codes.SUCCESS, fields) if good else reply(command, codes.NO_MESSAGE, fields, remark=_STALE)
+
+
+def _fields(ask: PopAsk, popped_at_ms: int, rest_count: int) -> dict[str, Any]:
+    mark = _IN_ORDER_QUEUE if ask.in_order else 0
+    return {
+        "popTime": popped_at_ms, "invisibleTime": ask.invisible_ms, "reviveQid": mark, "restNum": rest_count,
+    }  # fmt: skip
+
+
+def _nothing(command: Command, code: int, ask: PopAsk, now_ms: int, remark: str = "") -> bytes:
+    """An answer without messages. It has the fields all the same: the Java client insists on them."""
+    return reply(command, code, _fields(ask, now_ms, 0), remark=remark)
+
+
+def _places(messages: list[Given], in_order: bool) -> dict[str, str]:
+    """Where the messages stand, in the order of the records: per queue the first offset, then all of them."""
+    by_queue: dict[int, list[Given]] = {}
+    for message in messages:
+        by_queue.setdefault(message.queue_id, []).append(message)
+    places = {
+        "startOffsetInfo": ";".join(f"0 {queue} {min(m.offset for m in given)}" for queue, given in by_queue.items()),
+        "msgOffsetInfo": ";".join(
+            f"0 {queue} {','.join(str(m.offset) for m in given)}" for queue, given in by_queue.items()
+        ),
+    }
+    if in_order:
+        places["orderCountInfo"] = ";".join(
+            f"0 qo{queue}%{m.offset} {m.times}" for queue, given in by_queue.items() for m in given
+        )
+    return places
+
+
+_Waiting = TypeVar("_Waiting", _Place, Connection)
+
+
+def _discard(table: dict[_Waiting, dict[_Held, None]], key: _Waiting, held: _Held) -> None:
+    del table[key][held]
+    if not table[key]:
+        del table[key]
