@@ -8,6 +8,7 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -154,11 +155,16 @@ def stage(broker: Broker, epoch: int, far_to: int, horizon_to: int, names: Seque
     broker.stage(epoch, (far.taken, far_to), (far.horizon_at_ms, horizon_to), names, at_ms)
 
 
+def settled(broker: Broker, ticket: Ticket | None) -> Any:
+    """The answer of a ticket, made durable and applied."""
+    assert ticket is not None
+    broker.flush()
+    return ticket.answer
+
+
 def registered(broker: Broker, at_ms: int = T0) -> int:
     """Registers a pipeline; returns its epoch."""
-    ticket = broker.register_pipeline(at_ms)
-    broker.flush()
-    return int(ticket.answer)
+    return int(settled(broker, broker.register_pipeline(at_ms)))
 
 
 def contents(folder: Path, under: str = "") -> dict[str, bytes]:

@@ -53,6 +53,7 @@ from helpers import (
     message,
     registered,
     send,
+    settled,
     stage,
     write_chunk,
 )
@@ -60,11 +61,13 @@ from serving import Served, serving
 from test_imports import ROWS
 
 from postdate import cli, client
+from postdate.broker import Broker, Handle
 from postdate.cli import admin
 from postdate.cli import command as cli_command
 from postdate.client import faults
 from postdate.config import Settings, load
 from postdate.errors import PostdateError
+from postdate.handout import PopAsk
 from postdate.log import record as records
 from postdate.log import snapshot
 from postdate.log.batch import KIND_NAMES
@@ -812,7 +815,18 @@ def write_every_record(data: Data) -> None:
     queue = broker.fold.topics.get(TOPIC).numbers[0]
     write_chunk(data.disk, "00000001", [(T0 + HOUR_MS, ticket.offsets[0], queue, staged)])
     stage(broker, registered(broker), broker.fold.far.length, T0 + HOUR_MS, ["00000001"], T0 + MINUTE_MS)
+    pop_everything(broker)
     data.close(broker)
+
+
+def pop_everything(broker: Broker) -> None:
+    """Pops, changes and acknowledges, at a minute past T0."""
+    at_ms = T0 + MINUTE_MS
+    ask = PopAsk("readers", TOPIC, [0], 32, 1 << 20, SECOND_MS, 16)
+    popped = settled(broker, broker.pop(ask, at_ms))
+    handles = [Handle(TOPIC, 0, given.offset, at_ms) for given in popped.messages]
+    settled(broker, broker.change_invisible("readers", handles[0], MINUTE_MS, at_ms))
+    settled(broker, broker.acknowledge("readers", handles, at_ms))
 
 
 def test_system_records_have_the_fields_that_are_shown(data: Data, capsys: pytest.CaptureFixture[str]) -> None:

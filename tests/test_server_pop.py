@@ -86,9 +86,7 @@ def acknowledge(peer: Peer, answer: Taken, record: Record) -> int:
 
 
 def change(peer: Peer, answer: Taken, record: Record, invisible_ms: int) -> Command:
-    return peer.ask(
-        codes.CHANGE_MESSAGE_INVISIBLETIME, **(of_handle(answer, record) | {"invisibleTime": invisible_ms})
-    )
+    return peer.ask(codes.CHANGE_MESSAGE_INVISIBLETIME, **(of_handle(answer, record) | {"invisibleTime": invisible_ms}))
 
 
 # --------------------------------------------------------------------------------------------- given, acknowledged
@@ -205,7 +203,7 @@ def test_a_group_that_has_pulled_goes_on_popping_behind_its_offset(tmp_path: Pat
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         for number in range(3):
             sent(peer, "orders", f"m{number}")
-        fields = {"consumerGroup": GROUP, "topic": "orders", "queueId": 0, "commitOffset": 2}
+        fields: dict[str, Any] = {"consumerGroup": GROUP, "topic": "orders", "queueId": 0, "commitOffset": 2}
         assert peer.ask(codes.UPDATE_CONSUMER_OFFSET, **fields).code == codes.SUCCESS
         assert pop(peer).bodies == ["m2"]
 
@@ -217,7 +215,7 @@ def test_an_offset_that_was_set_back_is_where_the_next_pop_begins(tmp_path: Path
         answer = pop(peer)
         for record in answer.records:
             assert acknowledge(peer, answer, record) == codes.SUCCESS
-        fields = {"consumerGroup": GROUP, "topic": "orders", "queueId": 0, "commitOffset": 1}
+        fields: dict[str, Any] = {"consumerGroup": GROUP, "topic": "orders", "queueId": 0, "commitOffset": 1}
         assert peer.ask(codes.UPDATE_CONSUMER_OFFSET, **fields).code == codes.SUCCESS
         assert pop(peer).bodies == ["m1"]
 
@@ -305,15 +303,15 @@ def test_a_connection_that_ends_leaves_no_pop_behind(tmp_path: Path) -> None:
 
 
 def test_in_async_mode_a_pop_is_answered_without_waiting_for_the_disk(tmp_path: Path) -> None:
-    with serving(tmp_path, ManualClock(T0), flush="async", flush_interval_ms=60_000) as served:
-        with connected(served) as peer:
-            make_topic(peer, "orders")
-            command = pop_command(peer, wait_ms=LONG_POLL_MS)
-            peer.write(command)
-            sent(peer, "orders", "soon")
-            answer = taken(peer.answer_to(command.opaque))
-            assert answer.bodies == ["soon"]
-            assert acknowledge(peer, answer, answer.records[0]) == codes.SUCCESS
+    how: dict[str, Any] = {"flush": "async", "flush_interval_ms": 60_000}
+    with serving(tmp_path, ManualClock(T0), **how) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        command = pop_command(peer, wait_ms=LONG_POLL_MS)
+        peer.write(command)
+        sent(peer, "orders", "soon")
+        answer = taken(peer.answer_to(command.opaque))
+        assert answer.bodies == ["soon"]
+        assert acknowledge(peer, answer, answer.records[0]) == codes.SUCCESS
 
 
 # ----------------------------------------------------------------------------------------------- invisible times
@@ -579,7 +577,7 @@ def test_deleting_a_topic_or_a_group_forgets_its_leases(tmp_path: Path) -> None:
         assert len(served.broker.fold.pops.leases) == 1
         assert peer.ask(codes.DELETE_SUBSCRIPTIONGROUP, groupName=GROUP).code == codes.SUCCESS
         pops = served.broker.fold.pops
-        assert not (pops.leases or pops.ready or pops.spent or pops.counts or pops.leased)
+        assert not any((pops.leases, pops.ready, pops.spent, pops.counts, pops.leased))
         served.pass_ms(MINUTE_MS)
         served.settle()
         assert pop(peer, "letters").bodies == ["letters"], "a new group of that name begins anew"

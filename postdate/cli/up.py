@@ -39,7 +39,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "topics and groups": (
         "auto_create_topics", "auto_create_groups", "default_queue_count", "topics_max", "groups_max",
-        "topic_queues_max", "retry_times_max", "fresh_queue_bytes",
+        "topic_queues_max", "retry_times_max", "group_popped_max", "invisible_ms_max", "fresh_queue_bytes",
     ),
     "delays": (
         "message_delay_level", "delay_ms_max", "lead_ms", "rescue_step_ms", "rescue_blocks_max", "wheel_entries_max",

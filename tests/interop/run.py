@@ -68,6 +68,7 @@ class Program(NamedTuple):
 PROGRAMS = (
     Program("retries and dead letters", "Retries", FAR),
     Program("killed and restarted", "Restart", PLAIN),
+    Program("popping", "Pops", PLAIN | {"retry_times_max": "1"}),
     Program("the documentation's pair", "Classic", PLAIN),
     Program("groups: share, order, broadcast, tags", "Groups", PLAIN),
     Program("where a group begins", "Begin", FAR),
