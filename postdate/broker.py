@@ -71,9 +71,8 @@ from postdate.message import (
     decode_properties,
     due,
 )  # fmt: skip
-from postdate.pops import Key
+from postdate.pops import NOT_GIVEN, Key
 from postdate.tombstones import BY_COLUMN, Tombstone
-from postdate.topics import GONE
 from postdate.wheel import NEVER
 
 Seconds = dict[tuple[int, str], int]  # (second of due time, topic) -> messages
@@ -208,7 +207,6 @@ class Broker:
         self.prepare: Callable[[Message, int], Prepared] = self._intake.prepare
         self.levels = self._intake.levels
         self._handout = Handout(self.fold, self.settings.group_popped_max, self.settings.wheel_entries_max)
-        self._burying: set[Key] = set()
         recovery.cut_rows(self.fold)
         known_durable = max(snapshot.positions(self._disk), default=0)
         for batch in self.log.recovered(self.fold.position, known_durable):
@@ -731,7 +729,7 @@ class Broker:
         given = [
             (pick, record, count)
             for pick, record, count in zip(picked.picks, picked.records, times, strict=True)
-            if count != GONE
+            if count != NOT_GIVEN
         ]
         body = bytearray()
         places: list[tuple[int, int, int, int]] = []
@@ -750,7 +748,8 @@ class Broker:
         """
         check_group(group)
         messages = [[self._number(handle), handle.offset, handle.popped_at_ms] for handle in handles]
-        return self._write_system(ACK, {"group": group, "messages": messages}, at_ms)
+        keys = [(group, number, offset) for number, offset, _ in messages]
+        return self._write_touching(keys, ACK, {"group": group, "messages": messages}, at_ms)
 
     def change_invisible(self, group: str, handle: Handle, invisible_ms: int, at_ms: int) -> Ticket:
         """From now on a popped message is invisible for this long; its handle holds `at_ms` from then on. The answer is
@@ -758,14 +757,32 @@ class Broker:
         """
         check_group(group)
         self._check_invisible(invisible_ms)
+        number = self._number(handle)
         body = {
             "group": group,
-            "number": self._number(handle),
+            "number": number,
             "offset": handle.offset,
             "popped_at_ms": handle.popped_at_ms,
             "invisible_ms": invisible_ms,
         }
-        return self._write_system(INVISIBLE, body, at_ms)
+        return self._write_touching([(group, number, handle.offset)], INVISIBLE, body, at_ms)
+
+    def _write_touching(self, keys: list[Key], kind: int, body: Mapping[str, Any], at_ms: int) -> Ticket:
+        self._handout.touch(keys)
+        try:
+            return self._write_system(kind, body, at_ms, self._leaving(keys))
+        except PostdateError:
+            self._handout.leave(keys)
+            raise
+
+    def _leaving(self, keys: list[Key]) -> Callable[[Any], Any]:
+        """Called once, when what was written about these messages is applied."""
+
+        def leave(answer: Any) -> Any:
+            self._handout.leave(keys)
+            return answer
+
+        return leave
 
     def _number(self, handle: Handle) -> int:
         return self._queue(handle.topic, handle.queue_id).number
@@ -775,7 +792,7 @@ class Broker:
         those are gone).
         """
         leases = self.fold.pops.leases
-        keys = list(islice((key for key in self.fold.pops.spent if key not in self._burying), count_max))
+        keys = list(islice((key for key in self.fold.pops.spent if not self._handout.is_touched(key)), count_max))
         return [(key, self.fold.read(leases[key].place, leases[key].size)) for key in keys]
 
     def bury(self, key: Key, letter: Message | None, at_ms: int) -> Ticket:
@@ -786,19 +803,17 @@ class Broker:
         length = self._intake.mixed_length(prepared, text, ACK)
         start = self.log.place(length, at_ms, urgent=False)
         body, offsets = self._intake.pack_mixed(prepared, ACK, text, start, at_ms)
-        ticket = Ticket(start + length, offsets, self._buried(key))
+        ticket = Ticket(start + length, offsets, self._burying(key))
         ticket.prepared = prepared
-        self._burying.add(key)
+        self._handout.touch([key])
         self._append(start, at_ms, len(prepared) + 1, body, ticket)
         self._settle_async()
         return ticket
 
-    def _buried(self, key: Key) -> Callable[[Any], Any]:
-        def finish(answer: Any) -> Any:
-            self._burying.discard(key)
-            return answer
-
-        return finish
+    def _burying(self, key: Key) -> Callable[[Any], Any]:
+        leave = self._leaving([key])
+        # The ack's answer is a list; that of the letter before it is a number.
+        return lambda answer: leave(answer) if isinstance(answer, list) else answer
 
     # -- reading ------------------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ from postdate.log.disk import Disk
 from postdate.log.queue import ENTRY, ENTRY_STRUCT, Queue
 from postdate.log.rows import Rows
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key, key_hash
-from postdate.pops import OVER, Key, Pops
+from postdate.pops import NOT_GIVEN, OVER, Key, Pops
 from postdate.tombstones import BY_COLUMN, Tombstone, Tombstones
 from postdate.topics import GONE, SCHEDULE_TOPIC, Topics
 from postdate.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, SINGLE, SINGLE_STRUCT, Due, Run, Wheel
@@ -549,7 +549,9 @@ class Fold:
     # -- pops ---------------------------------------------------------------------------------------------------
 
     def _apply_pop(self, batch: Batch, row: tuple[int, ...]) -> list[int]:
-        """Answers how often each message was given before; GONE for those of a topic deleted meanwhile."""
+        """Answers how often each message was given before; NOT_GIVEN for those that somebody has, or whose topic was
+        deleted meanwhile.
+        """
         body = self._body(batch, row)
         group, until_ms = body["group"], batch.at_ms + body["invisible_ms"]
         for number, offset in body["lost"]:
@@ -563,8 +565,8 @@ class Fold:
         ]
 
     def _give(self, key: Key, at_ms: int, until_ms: int, times_max: int, place: int, size: int) -> int:
-        if self.topics.target[key[1]] == GONE:
-            return GONE
+        if self.topics.target[key[1]] == GONE or self.pops.is_leased(key):
+            return NOT_GIVEN
         lease = self.pops.give(key, at_ms, until_ms, times_max, place, size)
         self._hold_record(place)
         return lease.times

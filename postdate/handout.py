@@ -1,7 +1,8 @@
 """The handout: which messages a pop gives, and what others that are not applied yet have promised already.
 
 A pop is decided here, when it is asked for, and written down message by message; the fold gives what the record says.
-Between the two, a few milliseconds of disk, what was picked is reserved: nobody else may be promised it.
+Between the two, a few milliseconds of disk, what was picked is promised: nobody else may be given it. Nor may a message
+whose acknowledgement, change or burial is on its way: what that will do to it, the fold does not know yet.
 
     ready     messages whose lease is over, in the order in which they came back
     new       those behind the group's offset, which moves on; a pop and a pull share it
@@ -9,7 +10,8 @@ Between the two, a few milliseconds of disk, what was picked is reserved: nobody
 In order: while a message of a queue is away, that queue gives nothing, and it gives by offset.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -89,6 +91,7 @@ class Handout:
         self._popped_max = popped_max  # of a group
         self._entries_max = entries_max  # in all: leases and the entries of the wheel
         self._promised: set[Key] = set()
+        self._touched: dict[Key, int] = {}  # acknowledgements, changes and burials on their way
         self._promised_new: dict[str, int] = {}  # by group
         self._next: dict[tuple[str, int], list[int]] = {}  # (group, number): promised offsets, oldest first
         self._passed: dict[tuple[str, int], tuple[int, int]] = {}  # (group, number): from where to where
@@ -98,7 +101,7 @@ class Handout:
     def promise(self, picked: Picked) -> None:
         group = picked.ask.group
         self._promised.update(picked.keys())
-        self._promised_new[group] = self._promised_new.get(group, 0) + _new_count(picked)
+        self._count_new(group, _new_count(picked))
         for (_, number), offset in picked.next.items():
             self._next.setdefault((group, number), []).append(offset)
 
@@ -106,14 +109,32 @@ class Handout:
         """The pop is applied: the fold knows it from now on."""
         group = picked.ask.group
         self._promised.difference_update(picked.keys())
-        self._promised_new[group] -= _new_count(picked)
-        if not self._promised_new[group]:
-            del self._promised_new[group]
+        self._count_new(group, -_new_count(picked))
         for _, number in picked.next:
             promised = self._next[group, number]
             del promised[0]
             if not promised:
                 del self._next[group, number]
+
+    def touch(self, keys: Iterable[Key]) -> None:
+        """An acknowledgement, change or burial of these messages is written."""
+        for key in keys:
+            self._touched[key] = self._touched.get(key, 0) + 1
+
+    def leave(self, keys: Iterable[Key]) -> None:
+        """It is applied."""
+        for key in keys:
+            count = self._touched.pop(key) - 1
+            if count:
+                self._touched[key] = count
+
+    def is_touched(self, key: Key) -> bool:
+        return key in self._touched
+
+    def _count_new(self, group: str, change: int) -> None:
+        count = self._promised_new.pop(group, 0) + change
+        if count:
+            self._promised_new[group] = count
 
     # -- picking ------------------------------------------------------------------------------------------------
 
@@ -134,7 +155,8 @@ class Handout:
     def _is_away(self, group: str, number: int) -> bool:
         if (group, number) in self._fold.pops.leased:
             return True
-        return any(key[0] == group and key[1] == number for key in self._promised)
+        on_their_way = chain(self._promised, self._touched)
+        return any(key[0] == group and key[1] == number for key in on_their_way)
 
     def _pick_ready(self, picked: Picked, queue_id: int, queue: Queue) -> None:
         group, number = picked.ask.group, queue.number
@@ -143,7 +165,7 @@ class Handout:
             lease = self._fold.pops.leases[group, number, offset]
             if not picked.has_room(lease.size):
                 return
-            if (group, number, offset) in self._promised:
+            if (group, number, offset) in self._promised or (group, number, offset) in self._touched:
                 continue
             record = self._fold.read(lease.place, lease.size)
             if record and offset >= queue.first:
@@ -171,15 +193,15 @@ class Handout:
 
     def _pick_range(self, picked: Picked, queue_id: int, queue: Queue, start: int, room: int) -> int:
         """Picks what is wanted of the next entries; returns where to go on."""
-        ask = picked.ask
+        ask, leases = picked.ask, self._fold.pops.leases
         stop = min(start + (_FILTER_ROWS if ask.tag_hashes else min(ask.count_max, room)), queue.length)
         entries = queue.entries.read(start, stop)
         visible_at = queue.visible_at_ms(start, stop)
         for index in _wanted(entries, ask.tag_hashes):
             place, size, _ = entries[index].item()
             record = self._fold.read(place, size)
-            if not record:
-                continue
+            if not record or (ask.group, queue.number, start + index) in leases:
+                continue  # gone; or the group's offset was set back, and it has this one
             if not room or not picked.has_room(size):
                 return start + index
             pick = Pick(queue_id, queue.number, start + index, place, size, int(visible_at[index]), is_new=True)

@@ -24,6 +24,7 @@ from postdate.wheel import NEVER
 
 Key = tuple[str, int, int]  # group, queue number, offset in the queue
 OVER = 0  # `until_ms` of a lease that has ended
+NOT_GIVEN = -1  # instead of how often a message was given before
 
 
 class Lease(NamedTuple):
@@ -49,6 +50,11 @@ class Pops:
         self.freed: set[tuple[str, int]] = set()
         self._slots: dict[int, dict[Key, None]] = {}  # by the end of the lease
         self._ends: list[int] = []  # a heap of the slots' instants, and of some that are empty by now
+
+    def is_leased(self, key: Key) -> bool:
+        """Whether somebody has the message."""
+        lease = self.leases.get(key)
+        return lease is not None and lease.until_ms != OVER
 
     # -- giving and taking back ---------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from postdate.message import Message, encode_properties
 from postdate.simulation.disk import Killed, VirtualDisk
 from postdate.simulation.model import Asked, Broken, Model, Sent
 from postdate.simulation.pipeline import SimulatedPipeline
+from postdate.simulation.poppers import DEAD_LETTERS, Poppers
 from postdate.wheel import NEVER
 
 START_MS = 1_700_000_000_000
@@ -59,6 +60,7 @@ class World:
         self.clock = ManualClock(START_MS)
         self.model = Model(clock_max=START_MS)
         self.pipeline = SimulatedPipeline(self.disk)
+        self.poppers = Poppers()
         self.broker: Broker | None = None
         self._made = 0
         self._sends: list[tuple[Ticket, list[Sent]]] = []  # not answered yet
@@ -108,10 +110,13 @@ class World:
         for topic in TOPICS:
             if topic not in self.broker.fold.topics.by_name:
                 self.broker.put_topic(topic, self.clock.now_ms(), read_queue_count=2, write_queue_count=2)
+        if DEAD_LETTERS not in self.broker.fold.topics.by_name:
+            self.broker.put_topic(DEAD_LETTERS, self.clock.now_ms(), read_queue_count=1, write_queue_count=1)
 
     def _crash(self, power_seed: int | None, then: Callable[[], None] | None = None) -> None:
         """The broker is gone; `then` is what else happens before it comes back."""
         self.broker = None
+        self.poppers.doubt()
         if power_seed is None:
             self.disk.kill()
         else:
@@ -211,6 +216,7 @@ class World:
                 for message in batch:
                     message.acknowledged = True
         self._sends = [(ticket, batch) for ticket, batch in self._sends if ticket.answers is None]
+        self.poppers.collect(self.model.clock_max)
 
     # -- producers ----------------------------------------------------------------------------------------------
 
@@ -387,13 +393,39 @@ class World:
         self.do_flush()
         try:
             self.model.topic_deleting(topic)
+            numbers = list(broker.fold.topics.get(topic).numbers)
             waited = broker.delete_topic(topic, now)
             self.model.topic_deleted(topic)
+            self.poppers.forget(numbers)
             broker.put_topic(topic, now, read_queue_count=2, write_queue_count=2)
         except DiskFull:
             return
         if waited < 0:
             raise Broken(f"deleting {topic} says that {waited} messages waited")
+
+    # -- consumers that pop -------------------------------------------------------------------------------------
+
+    def do_pop(self, place: int, count: int, invisible_ms: int) -> None:
+        topic = TOPICS[place % len(TOPICS)]
+        with suppress(DiskFull, FlowControl):
+            self.poppers.pop(self._broker(), topic, count, invisible_ms, self.clock.now_ms())
+
+    def do_ack(self, pick: int, is_wrong: int) -> None:
+        place = self.poppers.chosen(pick)
+        if place is not None:
+            with suppress(DiskFull):
+                self.poppers.acknowledge(self._broker(), place, self.clock.now_ms(), is_wrong=bool(is_wrong))
+
+    def do_change(self, pick: int, invisible_ms: int) -> None:
+        place = self.poppers.chosen(pick)
+        if place is not None:
+            with suppress(DiskFull):
+                self.poppers.change(self._broker(), place, invisible_ms, self.clock.now_ms())
+
+    def do_bury(self, count: int) -> None:
+        """What was given too often becomes a dead letter."""
+        with suppress(DiskFull):
+            self.poppers.bury(self._broker(), count, self.clock.now_ms())
 
     # -- Spark --------------------------------------------------------------------------------------------------
 
@@ -542,9 +574,29 @@ class World:
         self._settle_down()
         self._check_complete()
         self.look(everything=True)
+        self._pop_the_rest()
         self._broker().close()
         self.broker = None
         self._check_folder()
+
+    def _pop_the_rest(self) -> None:
+        """Every lease ends, and whoever pops is given all that is left."""
+        broker, now = self._broker(), self.clock.now_ms()
+        while broker.spent(1):
+            self.poppers.bury(broker, 50, now)
+            self.do_flush()
+        # One topic may give nothing while the group has too much of the other.
+        while any([self._pop_some(topic, now) for topic in TOPICS]):
+            self.do_flush()
+            self.poppers.acknowledge_all(broker, now)
+            self.do_flush()
+        self.poppers.check_none_lost(broker, TOPICS)
+
+    def _pop_some(self, topic: str, now: int) -> bool:
+        try:
+            return self.poppers.pop(self._broker(), topic, 50, 3_600_000, now)
+        except FlowControl:
+            return False
 
     def _end_pipeline(self) -> None:
         """The pipeline hands over what it holds; without one, rescue does the rest."""
