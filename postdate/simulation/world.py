@@ -586,7 +586,7 @@ class World:
             self.poppers.bury(broker, 50, now)
             self.do_flush()
         # One topic may give nothing while the group has too much of the other.
-        while any([self._pop_some(topic, now) for topic in TOPICS]):
+        while any(self._pop_some(topic, now) for topic in TOPICS):
             self.do_flush()
             self.poppers.acknowledge_all(broker, now)
             self.do_flush()
