@@ -120,6 +120,27 @@ def test_what_is_acknowledged_is_never_given_again(tmp_path: Path) -> None:
         assert pop(peer).code == codes.PULL_NOT_FOUND
 
 
+def test_the_acknowledgements_of_a_read_are_one_record_and_are_answered_each(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        for number in range(4):
+            sent(peer, "orders", f"m{number}", queue_id=0)
+        answer = pop(peer, queue_id=0)
+        fields = [of_handle(answer, record) for record in answer.records]
+        fields[1]["offset"] = 99
+        commands = [peer.command(codes.ACK_MESSAGE, **each) for each in fields]
+        again = pop_command(peer)
+        before = served.broker.fold.position
+        peer.write(*commands, again)
+        found = [peer.answer_to(command.opaque).code for command in commands]
+        assert found == [codes.SUCCESS, codes.NO_MESSAGE, codes.SUCCESS, codes.SUCCESS]
+        assert peer.answer_to(again.opaque).code == codes.PULL_NOT_FOUND
+        written = served.broker.fold.position - before
+        assert written < 700, f"one record of four acknowledgements, {written} bytes"
+        served.pass_ms(MINUTE_MS)
+        served.settle()
+        assert pop(peer).bodies == ["m1"]
+
+
 def test_what_is_not_acknowledged_is_given_again_when_its_time_is_over_and_not_before(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         sent(peer, "orders", "work")

@@ -10,6 +10,7 @@ of times it was given before. RocketMQ copies it to a retry topic instead. Handl
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from postdate.broker import Broker, Given, Handle, Popped, Ticket
@@ -18,7 +19,7 @@ from postdate.errors import DiskFull, FlowControl, LogFailed, PopsFull, Postdate
 from postdate.handout import PopAsk
 from postdate.log import record as records
 from postdate.log.record import Record
-from postdate.message import Message
+from postdate.message import Message, check_group
 from postdate.pops import Key
 from postdate.server.answers import refusal
 from postdate.server.connection import Connection
@@ -49,6 +50,14 @@ class _Held:
         self.timer: asyncio.TimerHandle | None = None
 
 
+class _Ack(NamedTuple):
+    """An acknowledgement that is not written yet."""
+
+    connection: Connection
+    command: Command
+    handle: Handle
+
+
 class _Place(NamedTuple):
     """What held pops wait for."""
 
@@ -69,11 +78,13 @@ class Pops:
         self._loop = asyncio.get_running_loop()
         self._held: dict[_Place, dict[_Held, None]] = {}
         self._held_of: dict[Connection, dict[_Held, None]] = {}
+        self._acks: dict[str, list[_Ack]] = {}  # of this read, by group
         self._turn = 0  # where the next pop of any queue begins to look
 
     # -- popping ------------------------------------------------------------------------------------------------
 
     def pop(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes | None:
+        self.write()  # what came before it, comes before it
         ask = self._ask(connection, asked)
         try:
             if self._give(connection, command, ask):
@@ -205,9 +216,24 @@ class Pops:
     # -- acknowledging ------------------------------------------------------------------------------------------
 
     def acknowledge(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+        """Clients acknowledge one by one and send many in one go: those of a read are written as one record."""
         handle = _handle(asked)
-        ticket = self._broker.acknowledge(asked["consumerGroup"], [handle], self._clock.now_ms())
-        self._pulse.expect(ticket, _answer_by(connection, command, lambda good: _acknowledged(command, good)))
+        self._broker.offsets(handle.topic, handle.queue_id)  # raises for a queue that is not there
+        check_group(asked["consumerGroup"])
+        self._acks.setdefault(asked["consumerGroup"], []).append(_Ack(connection, command.without_content(), handle))
+
+    def write(self) -> None:
+        """Writes the acknowledgements that were taken in."""
+        if not self._acks:
+            return
+        acks_of, self._acks = self._acks, {}
+        for group, acks in acks_of.items():
+            try:
+                ticket = self._broker.acknowledge(group, [ack.handle for ack in acks], self._clock.now_ms())
+            except (PostdateError, OSError) as error:
+                _refuse(acks, error)
+            else:
+                self._pulse.expect(ticket, partial(_answer_acks, acks))
 
     def acknowledge_batch(self, connection: Connection, command: Command, _: Mapping[str, Any]) -> None:
         """Several groups may stand in one request; all are written, the last one is answered for."""
@@ -223,6 +249,7 @@ class Pops:
         self._pulse.expect(tickets[-1], _answer_by(connection, command, lambda _: reply(command, codes.SUCCESS)))
 
     def change(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+        self.write()
         handle, now_ms = _handle(asked), self._clock.now_ms()
         invisible_ms = asked["invisibleTime"]
         ticket = self._broker.change_invisible(asked["consumerGroup"], handle, invisible_ms, now_ms)
@@ -275,8 +302,20 @@ def _answer_by(connection: Connection, command: Command, answer: Callable[[Any],
 _STALE = "the handle is not good any more: the message is acknowledged, or was given again"
 
 
-def _acknowledged(command: Command, good: list[bool]) -> bytes:
-    return reply(command, codes.SUCCESS) if good[0] else reply(command, codes.NO_MESSAGE, remark=_STALE)
+def _answer_acks(acks: list[_Ack], ticket: Ticket) -> None:
+    if ticket.error is not None:
+        _refuse(acks, ticket.error)
+        return
+    for ack, is_good in zip(acks, ticket.answer, strict=True):
+        if not ack.command.is_oneway:
+            code, remark = (codes.SUCCESS, "") if is_good else (codes.NO_MESSAGE, _STALE)
+            ack.connection.write(reply(ack.command, code, remark=remark))
+
+
+def _refuse(acks: list[_Ack], error: PostdateError | OSError) -> None:
+    for ack in acks:
+        if not ack.command.is_oneway:
+            ack.connection.write(refusal(ack.command, error))
 
 
 def _changed(command: Command, fields: Mapping[str, Any], good: bool) -> bytes:

@@ -173,6 +173,7 @@ class Service:
         finally:
             # Even after a mistake of ours: what is left collected would be answered to the next connection.
             producers.write(connection, now_ms)
+            self.pops.write()
             answers.write()
             self.pulse.nudge()
         return handled
