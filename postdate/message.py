@@ -25,6 +25,7 @@ PROPERTY_DELAY = "DELAY"
 PROPERTY_TIMER_DELAY_SEC = "TIMER_DELAY_SEC"
 PROPERTY_TIMER_DELAY_MS = "TIMER_DELAY_MS"
 PROPERTY_TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
+PROPERTY_START_DELIVER_TIME = "__STARTDELIVERTIME"  # the same, as clients of Alibaba Cloud name it
 PROPERTY_TIMER_DEL_UNIQKEY = "TIMER_DEL_UNIQKEY"
 PROPERTY_UNIQ_KEY = "UNIQ_KEY"
 PROPERTY_KEYS = "KEYS"
@@ -367,19 +368,26 @@ class Due(NamedTuple):
 
 
 DELAY_PROPERTIES = frozenset(
-    {PROPERTY_DELAY, PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS}
+    {
+        PROPERTY_DELAY,
+        PROPERTY_TIMER_DELAY_SEC,
+        PROPERTY_TIMER_DELAY_MS,
+        PROPERTY_TIMER_DELIVER_MS,
+        PROPERTY_START_DELIVER_TIME,
+    }
 )
 
 
 def due(properties: Mapping[str, str], now_ms: int, levels: DelayLevels, delay_ms_max: int) -> Due:
     """Decide when a message is due; the only place that does.
 
-    | first that applies          | due                  |
-    |-----------------------------|----------------------|
-    | DELAY above 0               | now + level's delay  |
-    | TIMER_DELAY_SEC is present  | now + value * 1000   |
-    | TIMER_DELAY_MS is present   | now + value          |
-    | TIMER_DELIVER_MS is present | value                |
+    | first that applies            | due                  |
+    |-------------------------------|----------------------|
+    | DELAY above 0                 | now + level's delay  |
+    | TIMER_DELAY_SEC is present    | now + value * 1000   |
+    | TIMER_DELAY_MS is present     | now + value          |
+    | TIMER_DELIVER_MS is present   | value                |
+    | __STARTDELIVERTIME is present | value                |
 
     Those after the first are not even read. A due time at or before now is "at once"; none is rounded. Whether the
     message may be delayed at all (a prepared transaction may not) and what a delete marker means is the caller's.
@@ -409,6 +417,8 @@ def due_and_level(
     if text is not None:
         return _within(name, text, now_ms, now_ms + _whole_number(name, text), delay_ms_max), 0
     name, text = PROPERTY_TIMER_DELIVER_MS, get(PROPERTY_TIMER_DELIVER_MS)
+    if text is None:
+        name, text = PROPERTY_START_DELIVER_TIME, get(PROPERTY_START_DELIVER_TIME)
     if text is not None:
         at_ms = _whole_number(name, text)
         is_usual = now_ms < at_ms <= now_ms + delay_ms_max

@@ -425,6 +425,7 @@ def test_wishes_become_properties() -> None:
         ({"level": True}, "level is True"),
         ({"properties": {"TAGS": "x"}}, "use the argument tag"),
         ({"properties": {"TIMER_DELAY_SEC": "1"}}, "use the argument delay"),
+        ({"properties": {"__STARTDELIVERTIME": "1"}}, "use the argument at"),
         ({"properties": {"UNIQ_KEY": "x"}}, "set by the client itself"),
     ],
 )
@@ -541,6 +542,10 @@ def test_a_message_tells_what_its_record_says() -> None:
     assert (message.born_at, message.stored_at, message.due_at) == (instant(1_000), instant(2_000), instant(1_500))
     assert message.properties["colour"] == "red"
     assert repr(message) == "<ReceivedMessage U1 of t, queue 3 offset 0>"
+
+
+def test_a_message_of_another_client_says_when_it_was_due() -> None:
+    assert received(delivery(__STARTDELIVERTIME="1500")).due_at == instant(1_500)
 
 
 def test_a_message_without_properties_has_none() -> None:

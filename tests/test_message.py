@@ -10,6 +10,7 @@ from postdate.message import (
     BODY_BYTES_MAX_DEFAULT,
     DEFAULT_LEVELS_TEXT,
     DELAY_MS_MAX_DEFAULT,
+    DELAY_PROPERTIES,
     INTERNAL_PROPERTIES,
     PROPERTIES_BYTES_MAX,
     DelayLevels,
@@ -305,10 +306,13 @@ def test_each_property_has_its_unit() -> None:
     assert due_of(TIMER_DELAY_SEC="7") == (NOW_MS + 7000, 0)
     assert due_of(TIMER_DELAY_MS="7") == (NOW_MS + 7, 0)
     assert due_of(TIMER_DELIVER_MS=str(NOW_MS + 7)) == (NOW_MS + 7, 0)
+    assert due_of(__STARTDELIVERTIME=str(NOW_MS + 7)) == (NOW_MS + 7, 0)
 
 
 def test_the_first_property_wins_and_the_others_are_not_read() -> None:
-    rest = {"TIMER_DELIVER_MS": "nonsense"}
+    rest = {"__STARTDELIVERTIME": "nonsense"}
+    assert due_of(TIMER_DELIVER_MS=str(NOW_MS + 7), **rest) == (NOW_MS + 7, 0)
+    rest["TIMER_DELIVER_MS"] = "nonsense"
     assert due_of(TIMER_DELAY_MS="7", **rest) == (NOW_MS + 7, 0)
     rest["TIMER_DELAY_MS"] = "nonsense"
     assert due_of(TIMER_DELAY_SEC="7", **rest) == (NOW_MS + 7000, 0)
@@ -342,6 +346,9 @@ def test_level_is_clamped_to_the_last(level: str) -> None:
         {"TIMER_DELIVER_MS": "-5"},
         {"TIMER_DELIVER_MS": str(NOW_MS - 1)},
         {"TIMER_DELIVER_MS": str(NOW_MS)},
+        {"TIMER_DELIVER_MS": str(NOW_MS - 1), "__STARTDELIVERTIME": str(NOW_MS + 1)},
+        {"__STARTDELIVERTIME": "0"},
+        {"__STARTDELIVERTIME": str(NOW_MS)},
     ],
 )
 def test_a_due_time_at_or_before_now_is_at_once(properties: dict[str, str]) -> None:
@@ -357,6 +364,7 @@ def test_the_longest_delay_passes() -> None:
     assert due({"TIMER_DELAY_SEC": "3"}, NOW_MS, LEVELS, 3000) == (NOW_MS + 3000, 0)
     assert due({"TIMER_DELAY_MS": "3000"}, NOW_MS, LEVELS, 3000) == (NOW_MS + 3000, 0)
     assert due({"TIMER_DELIVER_MS": str(NOW_MS + 3000)}, NOW_MS, LEVELS, 3000) == (NOW_MS + 3000, 0)
+    assert due({"__STARTDELIVERTIME": str(NOW_MS + 3000)}, NOW_MS, LEVELS, 3000) == (NOW_MS + 3000, 0)
     assert due({"DELAY": "1"}, NOW_MS, LEVELS, 1000) == (NOW_MS + 1000, 1)
 
 
@@ -368,6 +376,7 @@ def test_the_longest_delay_passes() -> None:
         ("TIMER_DELAY_MS", "3001"),
         ("TIMER_DELIVER_MS", str(NOW_MS + 3001)),
         ("TIMER_DELIVER_MS", "9223372036854775807"),
+        ("__STARTDELIVERTIME", str(NOW_MS + 3001)),
         ("DELAY", "2"),
     ],
 )
@@ -376,7 +385,7 @@ def test_a_longer_delay_is_refused_with_property_value_and_limit(name: str, valu
         due({name: value}, NOW_MS, LEVELS, 3000)
 
 
-@pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
+@pytest.mark.parametrize("name", sorted(DELAY_PROPERTIES))
 @pytest.mark.parametrize(
     "value",
     ["", "soon", "1.5", " 1", "1_0", "0x1", "1e3", "-", "٣", "1\n", "9223372036854775808", "-9223372036854775809"],
@@ -400,7 +409,7 @@ def test_the_longest_default_delay_is_ten_years() -> None:
 
 
 @settings(deadline=None)
-@given(st.dictionaries(st.sampled_from(["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"]), st.text()))
+@given(st.dictionaries(st.sampled_from(sorted(DELAY_PROPERTIES)), st.text()))
 def test_due_is_at_once_or_ahead_within_the_limit_or_refused(properties: dict[str, str]) -> None:
     try:
         at_ms, level = due(properties, NOW_MS, LEVELS, DELAY_MS_MAX_DEFAULT)

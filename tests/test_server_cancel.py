@@ -137,6 +137,22 @@ def test_a_oneway_recall_cancels_and_is_not_answered(tmp_path: Path) -> None:
         peer.expect_no_more()
 
 
+@WAITS_MS
+@pytest.mark.parametrize("name", ["TIMER_DELIVER_MS", "__STARTDELIVERTIME"])
+def test_a_recall_tells_the_truth_whatever_property_named_the_instant(tmp_path: Path, name: str, delay_ms: int) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        first, second = (
+            sent(peer, "orders", key, UNIQ_KEY=key, **{name: T0 + delay_ms}).fields["recallHandle"]
+            for key in ("K1", "K2")
+        )
+        answer = peer.ask(codes.RECALL_MESSAGE, topic="orders", recallHandle=first)
+        assert (answer.code, answer.fields["outcome"]) == (codes.SUCCESS, "cancelled")
+        pass_and_settle(served, delay_ms)
+        assert read_bodies(peer, "orders") == ["K2"]
+        late = peer.ask(codes.RECALL_MESSAGE, topic="orders", recallHandle=second)
+        assert (late.code, late.fields["outcome"]) == (codes.ILLEGAL_OPERATION, "delivered")
+
+
 # ------------------------------------------------------------------------------------------------ by key and due
 
 

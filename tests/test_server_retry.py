@@ -108,7 +108,11 @@ def test_origin_and_first_topic_are_kept_from_the_first_retry_on(tmp_path: Path)
         }  # fmt: skip
 
 
-@pytest.mark.parametrize("delay", [{"TIMER_DELAY_SEC": 5}, {"TIMER_DELIVER_MS": T0 + 5_000}, {"DELAY": 2}], ids=str)
+@pytest.mark.parametrize(
+    "delay",
+    [{"TIMER_DELAY_SEC": 5}, {"TIMER_DELIVER_MS": T0 + 5_000}, {"__STARTDELIVERTIME": T0 + 5_000}, {"DELAY": 2}],
+    ids=str,
+)
 def test_a_message_that_was_delayed_does_not_wait_for_that_a_second_time(tmp_path: Path, delay: dict[str, Any]) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         sent(peer, "orders", "work", **delay)

@@ -63,12 +63,20 @@ def test_a_unique_key_of_any_characters_comes_back_as_it_was(tmp_path: Path) -> 
             assert parse_recall_handle(fields["recallHandle"]).unique_key == key
 
 
-@pytest.mark.parametrize("delay", [{"DELAY": 1}, {"TIMER_DELAY_SEC": 5}, {"TIMER_DELIVER_MS": T0 + 77_000}], ids=str)
-def test_a_delayed_message_is_answered_with_its_recall_handle(tmp_path: Path, delay: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("delay", "due"),
+    [
+        ({"DELAY": 1}, T0 + 1_000),
+        ({"TIMER_DELAY_SEC": 5}, T0 + 5_000),
+        ({"TIMER_DELIVER_MS": T0 + 77_000}, T0 + 77_000),
+        ({"__STARTDELIVERTIME": T0 + 77_000}, T0 + 77_000),
+    ],
+    ids=str,
+)
+def test_a_delayed_message_is_answered_with_its_recall_handle(tmp_path: Path, delay: dict[str, Any], due: int) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         fields = sent(peer, "orders", UNIQ_KEY="K1", **delay).fields
         handle = parse_recall_handle(fields["recallHandle"])
-        due = {"DELAY": T0 + 1_000, "TIMER_DELAY_SEC": T0 + 5_000, "TIMER_DELIVER_MS": T0 + 77_000}[next(iter(delay))]
         assert handle == ("orders", "postdate", due, "K1")
         assert "recallHandle" not in sent(peer, "orders", UNIQ_KEY="K2").fields
         late = sent(peer, "orders", UNIQ_KEY="K3", TIMER_DELIVER_MS=T0).fields
@@ -259,6 +267,9 @@ DELAYS: list[tuple[dict[str, Any], int]] = [
     ({"DELAY": 2, "TIMER_DELAY_SEC": 7, "TIMER_DELAY_MS": 9, "TIMER_DELIVER_MS": T0 + 1}, 5_000),
     ({"DELAY": 0, "TIMER_DELAY_SEC": 7, "TIMER_DELAY_MS": 9, "TIMER_DELIVER_MS": T0 + 1}, 7_000),
     ({"TIMER_DELAY_MS": 9, "TIMER_DELIVER_MS": T0 + 1}, 9),
+    ({"__STARTDELIVERTIME": T0 + 4_321}, 4_321),
+    ({"__STARTDELIVERTIME": T0 + 400 * DAY_MS + 1}, 400 * DAY_MS + 1),
+    ({"TIMER_DELIVER_MS": T0 + 8, "__STARTDELIVERTIME": T0 + 1}, 8),
 ]
 
 
@@ -285,7 +296,14 @@ def test_a_delayed_message_arrives_at_its_instant_and_not_a_millisecond_before(
 
 @pytest.mark.parametrize(
     "properties",
-    [{"DELAY": 0}, {"DELAY": -1}, {"TIMER_DELAY_SEC": 0}, {"TIMER_DELAY_MS": -5}, {"TIMER_DELIVER_MS": T0}],
+    [
+        {"DELAY": 0},
+        {"DELAY": -1},
+        {"TIMER_DELAY_SEC": 0},
+        {"TIMER_DELAY_MS": -5},
+        {"TIMER_DELIVER_MS": T0},
+        {"__STARTDELIVERTIME": T0 - 1},
+    ],
     ids=str,
 )
 def test_a_delay_that_is_none_is_delivered_at_once(tmp_path: Path, properties: dict[str, Any]) -> None:
@@ -340,6 +358,8 @@ def test_a_message_that_says_it_is_no_transaction_is_stored(tmp_path: Path) -> N
         ({"TIMER_DELAY_SEC": "1.5"}, 13, "property TIMER_DELAY_SEC = '1.5'"),
         ({"TIMER_DELAY_MS": "9" * 30}, 13, "property TIMER_DELAY_MS = '9999"),
         ({"TIMER_DELIVER_MS": "tomorrow"}, 13, "property TIMER_DELIVER_MS = 'tomorrow'"),
+        ({"__STARTDELIVERTIME": "tomorrow"}, 13, "property __STARTDELIVERTIME = 'tomorrow'"),
+        ({"__STARTDELIVERTIME": 10**18}, 13, "__STARTDELIVERTIME = .* the limit is 315576000000 ms"),
         ({"TIMER_DELAY_SEC": 11 * 366 * 86_400}, 13, "TIMER_DELAY_SEC = .* the limit is 315576000000 ms"),
         ({"TIMER_OUT_MS": "1"}, 13, "property TIMER_OUT_MS = '1' is internal"),
         ({"REAL_TOPIC": "x"}, 13, "property REAL_TOPIC"),

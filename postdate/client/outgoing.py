@@ -11,6 +11,7 @@ from postdate.message import (
     PROPERTIES_BYTES_MAX,
     PROPERTY_DELAY,
     PROPERTY_KEYS,
+    PROPERTY_START_DELIVER_TIME,
     PROPERTY_TAGS,
     PROPERTY_TIMER_DELAY_MS,
     PROPERTY_TIMER_DELAY_SEC,
@@ -26,7 +27,7 @@ PROPERTY_WAIT = "WAIT"  # whether the broker answers only when the message is sa
 # These have arguments of their own. A second way would only make it unclear which of two values counts.
 _PROPERTIES_BY_ARGUMENT = {
     PROPERTY_DELAY: "level", PROPERTY_TIMER_DELAY_SEC: "delay", PROPERTY_TIMER_DELAY_MS: "delay",
-    PROPERTY_TIMER_DELIVER_MS: "at", PROPERTY_KEYS: "key", PROPERTY_TAGS: "tag",
+    PROPERTY_TIMER_DELIVER_MS: "at", PROPERTY_START_DELIVER_TIME: "at", PROPERTY_KEYS: "key", PROPERTY_TAGS: "tag",
 }  # fmt: skip
 _PROPERTIES_OF_CLIENT = (PROPERTY_UNIQ_KEY, PROPERTY_WAIT)
 

@@ -9,7 +9,13 @@ from typing import Any, Protocol
 from postdate.client.backlog import Delivery
 from postdate.client.spans import Delay, instant
 from postdate.errors import ProtocolError
-from postdate.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_TIMER_DELIVER_MS, first_key
+from postdate.message import (
+    PROPERTY_KEYS,
+    PROPERTY_START_DELIVER_TIME,
+    PROPERTY_TAGS,
+    PROPERTY_TIMER_DELIVER_MS,
+    first_key,
+)
 from postdate.wire import codes
 
 # Where the sys flag says how a body is compressed.
@@ -152,10 +158,11 @@ class Received:
 
     @property
     def due_at(self) -> datetime | None:
-        """When it was due, where the message itself says so: it was sent with `at`. A message that was sent with a
-        delay or a level does not say when the broker began to count.
+        """When it was due, where the message itself says so: it was sent with `at`, or another client's word for that.
+        A message that was sent with a delay or a level does not say when the broker began to count.
         """
-        text = self.properties.get(PROPERTY_TIMER_DELIVER_MS, "")
+        get = self.properties.get
+        text = get(PROPERTY_TIMER_DELIVER_MS) or get(PROPERTY_START_DELIVER_TIME, "")
         try:
             return instant(int(text)) if text else None
         except (ValueError, OverflowError):
