@@ -338,7 +338,7 @@ def check_java(block: Block, place: str) -> None:
     text = "\n".join(block.lines).strip()
     files = [file for file in sorted(JAVA.glob("*.java")) if text in java_texts(file.read_text())]
     assert files, f"{place} equals no file of {JAVA.relative_to(ROOT)}, and no region of one"
-    run = (JAVA.parent.parent / "run.py").read_text()
+    run = (JAVA.parent.parent / "java.py").read_text()
     assert any(f'"{file.stem}"' in run for file in files), f"{place}: scripts/interop does not run {files[0].name}"
 
 

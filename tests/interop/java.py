@@ -1,0 +1,74 @@
+"""RocketMQ's official Java client, from Maven's registry."""
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from program import HERE, PLAIN, SHORT, Language, Program, compile_programs, fetch
+
+FOLDER = HERE / "java"
+LIBRARIES, CLASSES, STAMP = FOLDER / "target" / "lib", FOLDER / "target" / "classes", FOLDER / "target" / "stamp"
+
+COPY = "org.apache.maven.plugins:maven-dependency-plugin:copy-dependencies"  # in full: a short name is looked up online
+
+# A JVM that starts fast and stays small. Its client logs into our folder, and keeps the offsets of broadcasting there.
+JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Drocketmq.log.level=warn")
+BINARY = "-Drocketmq.serialize.type=ROCKETMQ"
+
+FAR = SHORT | {"fresh_queue_bytes": "0"}  # without fresh queues a group begins where it says
+
+# Long ones first.
+PROGRAMS = (
+    Program("retries and dead letters", "Retries", FAR),
+    Program("killed and restarted", "Restart", PLAIN),
+    Program("popping", "Pops", PLAIN | {"retry_times_max": "1"}),
+    Program("the documentation's pair", "Classic", PLAIN),
+    Program("groups: share, order, broadcast, tags", "Groups", PLAIN),
+    Program("where a group begins", "Begin", FAR),
+    Program("delays, near", "Delays", PLAIN, ("5000",)),
+    Program("delays, far, binary headers", "Delays", FAR, ("2000",), (BINARY,)),
+    Program("recall and delete marker, near", "Recall", PLAIN),
+    Program("recall and delete marker, far", "Recall", FAR),
+    Program("lite pull", "LitePull", PLAIN),
+    Program("lite pull, binary headers", "LitePull", PLAIN, (), (BINARY,)),
+    Program("sends", "Sends", PLAIN, ("json",)),
+    Program("sends, binary headers", "Sends", PLAIN, ("binary",), (BINARY,)),
+    Program("the README's quick start", "QuickStart", PLAIN),
+    Program("refusals", "Refusals", PLAIN | {"auto_create_topics": "false"}, (), (), ("known",)),
+)
+
+
+def build() -> None:
+    fetch_libraries()
+    sources = [str(file) for file in sorted((FOLDER / "src").glob("*.java"))]
+    shutil.rmtree(CLASSES, ignore_errors=True)
+    command = ["javac", "--release", "11", "-encoding", "UTF-8", "-proc:none", "-nowarn", "-d", str(CLASSES)]
+    compile_programs([*command, "-cp", f"{LIBRARIES}/*", *sources], FOLDER)
+
+
+def fetch_libraries() -> None:
+    """The client and what it needs, into LIBRARIES; not again while pom.xml stays the same."""
+    stamp = hashlib.sha256((FOLDER / "pom.xml").read_bytes()).hexdigest()
+    if STAMP.is_file() and STAMP.read_text() == stamp:
+        return
+    shutil.rmtree(LIBRARIES, ignore_errors=True)
+    goal = [COPY, f"-DoutputDirectory={LIBRARIES}", "-DincludeScope=runtime"]
+    fetch(["mvn", "-q", "-B", "-Dstyle.color=never", *goal], FOLDER)
+    STAMP.write_text(stamp)
+
+
+def command(program: Program, route: str, folder: Path) -> list[str]:
+    places = (f"-Drocketmq.log.root={folder}", f"-Drocketmq.client.localOffsetStoreDir={folder}/offsets")
+    path = os.pathsep.join((str(CLASSES), f"{LIBRARIES}/*"))
+    return ["java", *JVM, *program.flags, *places, "-cp", path, program.name, route, *program.arguments]
+
+
+LANGUAGE = Language(
+    "java",
+    "org.apache.rocketmq:rocketmq-client 5.5.0",
+    {"java": "default-jdk-headless", "javac": "default-jdk-headless", "mvn": "maven"},
+    build,
+    command,
+    PROGRAMS,
+)

@@ -1,0 +1,32 @@
+"""The package ali-ons for Node, from npm's registry."""
+
+import hashlib
+from pathlib import Path
+
+from program import HERE, PLAIN, SHORT, Language, Program, fetch
+
+FOLDER = HERE / "node"
+STAMP = FOLDER / "node_modules" / "stamp"
+
+PROGRAMS = (
+    Program("retries and dead letters", "Retries", SHORT),
+    Program("killed and restarted", "Restart", PLAIN),
+    Program("messages: keys, tags, broadcast", "Messages", PLAIN),
+    Program("delays", "Delays", SHORT),
+)
+
+
+def build() -> None:
+    """Not again while the lock file stays the same."""
+    stamp = hashlib.sha256((FOLDER / "package-lock.json").read_bytes()).hexdigest()
+    if STAMP.is_file() and STAMP.read_text() == stamp:
+        return
+    fetch(["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"], FOLDER)
+    STAMP.write_text(stamp)
+
+
+def command(program: Program, route: str, _: Path) -> list[str]:
+    return ["node", str(FOLDER / f"{program.name.lower()}.js"), route]
+
+
+LANGUAGE = Language("node", "ali-ons 3.12.0", {"node": "nodejs", "npm": "npm"}, build, command, PROGRAMS)

@@ -1,0 +1,112 @@
+"""What a language and its programs are to the runner, and how a client of one is fetched.
+
+A language is a folder beside this file with programs of ours, and a module of the same name that has its LANGUAGE. A
+program gets the address of a broker, prints "ok: ..." for each check that holds, and ends with 0; or it prints
+"FAILED: ..." and ends with another code. It may print RESTART: then its broker is killed and started again, and it
+reads a line.
+"""
+
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).parent
+FETCH_S = 180.0
+RESTART = "restart please"
+INSTALLING = threading.Lock()  # languages are built at the same time, and apt-get runs once at a time
+
+# Small files, and delays that a test can wait for. Most of those are far ones, with a lead of 1 s.
+PLAIN = {"segment_bytes": "16MiB"}
+SHORT = PLAIN | {"lead_ms": "1s", "message_delay_level": "1s 2s 1s 2s 3s 4s"}
+
+# What tools of all languages say when it is the registry's fault, or that of the way there.
+UNREACHABLE = (
+    "Unknown host", "Temporary failure in name resolution", "Connect to ", "Connection refused", "Connection reset",
+    "Connection timed out", "connect timed out", "Read timed out", "No route to host", "Network is unreachable",
+    "Could not transfer", "failed to transfer", "Remote host terminated", "Service Unavailable",
+    "dial tcp", "no such host", "i/o timeout", "TLS handshake timeout", "502 Bad Gateway",
+    "ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "ENETUNREACH", "socket hang up",
+)  # fmt: skip
+
+
+class Program(NamedTuple):
+    """A program, and what it needs."""
+
+    title: str
+    name: str  # the same in all languages that have such a program
+    settings: Mapping[str, str]
+    arguments: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()  # of what runs it, before its name
+    topics: tuple[str, ...] = ()  # made beforehand, as an operator would
+
+
+class Language(NamedTuple):
+    """A client in a language."""
+
+    name: str
+    client: str
+    tools: Mapping[str, str]  # what must be on the PATH, and the Debian package that has it
+    build: Callable[[], None]  # fetches the client, compiles the programs; raises Unusable and Unreachable
+    command: Callable[[Program, str, Path], list[str]]  # by program, address of the broker, and a folder for its files
+    programs: tuple[Program, ...]
+
+
+class Unusable(Exception):
+    """The programs cannot be run here; the sentence says why."""
+
+
+class Unreachable(Exception):
+    """The registry cannot be reached; the sentence says what the tool said."""
+
+
+class Failed(Exception):
+    """A program could not even begin; the sentence says why."""
+
+
+def finished(command: Sequence[str], limit_s: float, folder: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    """Runs a command to its end, with all that it prints in stdout."""
+    return subprocess.run(
+        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=limit_s,
+    )  # fmt: skip
+
+
+def fetch(command: Sequence[str], folder: Path) -> None:
+    """Runs a command that asks a registry. Raises Unreachable and Unusable."""
+    try:
+        fetched = finished(command, FETCH_S, folder)
+    except subprocess.TimeoutExpired as error:
+        raise Unreachable(f"{command[0]} was not ready after {FETCH_S:.0f} s") from error
+    if fetched.returncode:
+        lines = [line for line in fetched.stdout.splitlines() if any(sign in line for sign in UNREACHABLE)]
+        raise Unreachable(lines[0]) if lines else Unusable(f"{command[0]} failed:\n{fetched.stdout}")
+
+
+def compile_programs(command: Sequence[str], folder: Path) -> None:
+    """Runs a compiler. Raises Unusable."""
+    compiled = finished(command, FETCH_S, folder)
+    if compiled.returncode:
+        raise Unusable(f"the programs do not compile:\n{compiled.stdout}")
+
+
+def provide(tools: Mapping[str, str]) -> None:
+    """Sees to it that the tools are there: on a machine of our own it installs them. Raises Unusable."""
+    with INSTALLING:
+        missing = [tool for tool in tools if shutil.which(tool) is None]
+        if missing and os.getuid() == 0 and shutil.which("apt-get"):
+            install([tools[tool] for tool in missing])
+    for tool in missing:
+        if shutil.which(tool) is None:
+            raise Unusable(f"{tool} is not on the PATH; Debian has it in {tools[tool]}")
+
+
+def install(packages: Sequence[str]) -> None:
+    """As far as it goes: whoever asked looks for the tools themselves."""
+    print(f"installing {', '.join(packages)}", flush=True)
+    apt = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"]
+    finished([*apt, "update"], FETCH_S)
+    finished([*apt, "install", "-y", *packages], 2 * FETCH_S)

@@ -1,0 +1,110 @@
+"""A broker process for a program: `postdate up` on a folder and free ports, to be killed and started again."""
+
+import itertools
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from program import Failed, finished
+
+POSTDATE = (sys.executable, "-m", "postdate")
+START_S = STOP_S = 20.0
+PORTS = range(20_000, 30_000)  # below those of outgoing connections: a broker comes back to its port after a kill
+
+
+class Server:
+    """A broker process on a folder, always on the same ports."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
+        self._data = folder / "data"
+        self._output = folder / "server.log"
+        ports = free_ports()
+        self.route = f"127.0.0.1:{ports[0]}"
+        named = {**settings, "route_port": str(ports[0]), "broker_port": str(ports[1]), "vip_port": "-1"}
+        flags = itertools.chain(*((f"--{name.replace('_', '-')}", value) for name, value in named.items()))
+        self._command = [*POSTDATE, "up", "--json", "--data", str(self._data), *flags]
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Returns when it listens. Raises Failed."""
+        with self._output.open("a") as output:
+            process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output, text=True
+            )
+        self._process = process
+        with limited(process, START_S):
+            assert process.stdout is not None
+            line = process.stdout.readline()
+        if not line:
+            self._end()
+            raise Failed(f"the broker did not start:\n{self.said()}")
+        assert json.loads(line)["route"] == self.route
+
+    def create(self, topic: str) -> None:
+        """Raises Failed."""
+        made = finished([*POSTDATE, "topic", "create", topic, "--addr", self.route], START_S)
+        if made.returncode:
+            raise Failed(f"topic {topic} cannot be made:\n{made.stdout}")
+
+    def kill(self) -> None:
+        """As a crash would."""
+        assert self._process is not None
+        self._process.kill()
+        self._end()
+
+    def stop(self) -> str:
+        """Ends it as an operator would, and says what is wrong with how it ended, with its log or with its folder."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        with limited(self._process, STOP_S):
+            code = self._end()
+        if code:
+            return f"the broker ended with exit code {code}:\n{self.said()}"
+        if " error " in self.said() or "Traceback" in self.said():
+            return f"the broker told of errors:\n{self.said()}"
+        checked = finished([*POSTDATE, "check", str(self._data)], START_S)
+        return f"postdate check ended with {checked.returncode}:\n{checked.stdout}" if checked.returncode else ""
+
+    def _end(self) -> int:
+        process, self._process = self._process, None
+        assert process is not None
+        assert process.stdout is not None
+        code = process.wait()
+        process.stdout.close()
+        return code
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
+    def said(self) -> str:
+        return self._output.read_text()
+
+
+def free_ports() -> tuple[int, int]:
+    """Two ports that nobody listens on."""
+    found: list[int] = []
+    while len(found) < 2:
+        port = random.choice(PORTS)
+        with socket.socket() as probe:
+            if port not in found and probe.connect_ex(("127.0.0.1", port)) != 0:
+                found.append(port)
+    return found[0], found[1]
+
+
+@contextmanager
+def limited(process: "subprocess.Popen[str]", limit_s: float) -> Iterator[None]:
+    """Kills a process that takes longer."""
+    timer = threading.Timer(limit_s, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
