@@ -21,7 +21,7 @@ def build() -> None:
     stamp = hashlib.sha256((FOLDER / "package-lock.json").read_bytes()).hexdigest()
     if STAMP.is_file() and STAMP.read_text() == stamp:
         return
-    fetch(["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"], FOLDER)
+    fetch(["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--fetch-retry-maxtimeout=20000"], FOLDER)
     STAMP.write_text(stamp)
 
 
