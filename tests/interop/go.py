@@ -7,9 +7,10 @@ from program import HERE, PLAIN, SHORT, Language, Program, compile_programs, fet
 FOLDER = HERE / "go"
 BINARY = FOLDER / "target" / "interop"
 
+# Long ones first.
 PROGRAMS = (
-    Program("retries and dead letters", "Retries", SHORT),
     Program("killed and restarted", "Restart", PLAIN),
+    Program("retries and dead letters", "Retries", SHORT),
     Program("messages: keys, tags, batch, order, broadcast", "Messages", PLAIN),
     Program("delays", "Delays", SHORT),
 )

@@ -8,9 +8,10 @@ from program import HERE, PLAIN, SHORT, Language, Program, fetch
 FOLDER = HERE / "node"
 STAMP = FOLDER / "node_modules" / "stamp"
 
+# Long ones first.
 PROGRAMS = (
-    Program("retries and dead letters", "Retries", SHORT),
     Program("killed and restarted", "Restart", PLAIN),
+    Program("retries and dead letters", "Retries", SHORT),
     Program("messages: keys, tags, broadcast", "Messages", PLAIN),
     Program("delays", "Delays", SHORT),
 )

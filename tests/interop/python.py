@@ -7,9 +7,10 @@ from program import HERE, PLAIN, SHORT, Language, Program
 
 FOLDER = HERE / "python"
 
+# Long ones first.
 PROGRAMS = (
-    Program("retries and dead letters", "Retries", SHORT | {"retry_times_max": "2"}),
     Program("killed and restarted", "Restart", PLAIN),
+    Program("retries and dead letters", "Retries", SHORT | {"retry_times_max": "2"}),
     Program("messages: keys, tags, batch, order, pull", "Messages", PLAIN),
     Program("delays", "Delays", SHORT),
 )
