@@ -96,17 +96,17 @@ def compile_programs(command: Sequence[str], folder: Path) -> None:
 def provide(tools: Mapping[str, str]) -> None:
     """Sees to it that the tools are there: on a machine of our own it installs them. Raises Unusable."""
     with INSTALLING:
-        missing = [tool for tool in tools if shutil.which(tool) is None]
-        if missing and os.getuid() == 0 and shutil.which("apt-get"):
-            install([tools[tool] for tool in missing])
-    for tool in missing:
+        for tool, package in tools.items():
+            if shutil.which(tool) is None and os.getuid() == 0 and shutil.which("apt-get"):
+                install(package)
+    for tool, package in tools.items():
         if shutil.which(tool) is None:
-            raise Unusable(f"{tool} is not on the PATH; Debian has it in {tools[tool]}")
+            raise Unusable(f"{tool} is not on the PATH; Debian has it in {package}")
 
 
-def install(packages: Sequence[str]) -> None:
-    """As far as it goes: whoever asked looks for the tools themselves."""
-    print(f"installing {', '.join(packages)}", flush=True)
+def install(package: str) -> None:
+    """As far as it goes: whoever asked looks for the tool itself."""
+    print(f"installing {package}", flush=True)
     apt = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"]
     finished([*apt, "update"], FETCH_S)
-    finished([*apt, "install", "-y", *packages], 2 * FETCH_S)
+    finished([*apt, "install", "-y", package], 2 * FETCH_S)
