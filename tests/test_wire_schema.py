@@ -28,6 +28,8 @@ QUEUE_VALUES = {"topic": "orders", "queueId": 1}
 GROUP_QUEUE = {"consumerGroup": "g", **QUEUE}
 GROUP_QUEUE_VALUES = {"consumerGroup": "g", **QUEUE_VALUES}
 TOPIC = {"topic": "orders"}
+POPPED = {**GROUP_QUEUE, "extraInfo": "handle", "offset": "7"}
+POPPED_VALUES = {**GROUP_QUEUE_VALUES, "extraInfo": "handle", "offset": 7}
 
 LEAST: dict[int, tuple[str, dict[str, str], dict[str, Any]]] = {
     10: ("SEND_MESSAGE", SEND, SEND_VALUES),
@@ -69,7 +71,19 @@ LEAST: dict[int, tuple[str, dict[str, str], dict[str, Any]]] = {
     320: ("SEND_BATCH_MESSAGE", SEND, SEND_VALUES),
     361: ("LITE_PULL_MESSAGE", PULL, PULL_VALUES),
     370: ("RECALL_MESSAGE", TOPIC, {**TOPIC, "producerGroup": "", "recallHandle": "", "key": "", "due": 0}),
+    400: ("QUERY_ASSIGNMENT", {}, {}),
+    401: ("SET_MESSAGE_REQUEST_MODE", {}, {}),
     9801: ("GET_PENDING", {}, {"topic": "", "unit": "minute", "limit": 100}),
+    200050: (
+        "POP_MESSAGE", {**GROUP_QUEUE, "maxMsgNums": "32", "invisibleTime": "60000"},
+        {**GROUP_QUEUE_VALUES, "maxMsgNums": 32, "invisibleTime": 60_000, "pollTime": 0, "bornTime": 0, "initMode": 0,
+         "expType": "TAG", "exp": "", "order": False, "attemptId": ""},
+    ),
+    200051: ("ACK_MESSAGE", POPPED, POPPED_VALUES),
+    200053: (
+        "CHANGE_MESSAGE_INVISIBLETIME", {**POPPED, "invisibleTime": "1000"}, {**POPPED_VALUES, "invisibleTime": 1_000},
+    ),
+    200151: ("BATCH_ACK_MESSAGE", {}, {}),
 }  # fmt: skip
 MUST = [(code, name) for code, (_, least, _) in LEAST.items() for name in least]
 SEND_CODES = [10, 310, 320]
