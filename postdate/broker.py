@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from postdate import recovery, retention
-from postdate.config import Settings
+from postdate.config import Settings, changed
 from postdate.errors import (
     CorruptChunk,
     CorruptData,
@@ -257,6 +257,14 @@ class Broker:
         if self.fold.lead_ms != self.settings.lead_ms:
             self._write_system(SETTINGS, {"lead_ms": self.settings.lead_ms}, self.fold.at_ms)
             self.flush()
+
+    def change_settings(self, texts: Mapping[str, str]) -> None:
+        """Changes settings by name, until the broker is closed: all, or none where one is refused. Raises UsageError.
+
+        The new value takes the old one's place as a whole; nobody else may keep it.
+        """
+        self.settings = changed(self.settings, texts)
+        self._intake.limit(self.settings)
 
     def close(self) -> None:
         """Takes a last snapshot, so that the next start replays nothing, and lets the folder go."""

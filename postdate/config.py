@@ -226,6 +226,45 @@ def _parsed(field: "dataclasses.Field[Any]", text: str) -> Any:
     return next((value for value in values if value is not None), text)
 
 
+# -- while the broker runs --------------------------------------------------------------------------------------
+
+# These may change: whoever needs one reads it from the broker each time (see `Broker.change_settings`). The others are
+# fixed with the folder, say how the log is to be read, or were handed to what was made from them.
+LIVE = frozenset(
+    {"body_bytes_max", "properties_bytes_max", "delay_ms_max", "rescue_step_ms", "rescue_blocks_max",
+     "wheel_entries_max", "tombstones_max", "topics_max", "groups_max", "topic_queues_max", "retention_ms",
+     "snapshot_bytes", "snapshot_batches", "fire_pause_ms_min", "fire_pause_ms_max", "delivered_search_entries",
+     "auto_create_topics", "auto_create_groups", "default_queue_count", "connections_max", "held_pulls_max",
+     "pull_count_max", "pull_bytes_max", "client_expiry_ms", "retry_times_max", "fresh_queue_bytes",
+     "flush_interval_ms", "retain_interval_ms", "shutdown_ms"}
+)  # fmt: skip
+
+# RocketMQ's names of what is the same here, in the same unit: its tools are given them by habit.
+ROCKETMQ_NAMES = {
+    "autoCreateTopicEnable": "auto_create_topics", "autoCreateSubscriptionGroup": "auto_create_groups",
+    "defaultTopicQueueNums": "default_queue_count", "maxMessageSize": "body_bytes_max",
+    "messageDelayLevel": "message_delay_level", "flushDiskType": "flush", "brokerName": "broker_name",
+    "brokerClusterName": "cluster_name", "listenPort": "broker_port", "storePathRootDir": "data",
+}  # fmt: skip
+
+
+def changed(settings: Settings, texts: Mapping[str, str]) -> Settings:
+    """Settings after changes that somebody wrote as text, by name. Raises UsageError naming the first that is no
+    setting, may not change, or has a value that would be refused at the start as well.
+    """
+    return dataclasses.replace(settings, **dict(_change(said, text) for said, text in texts.items()))
+
+
+def _change(said: str, text: str) -> tuple[str, Any]:
+    name = ROCKETMQ_NAMES.get(said, said)
+    label = said if said == name else f"{said} ({name})"
+    if name not in FIELDS:
+        raise UsageError(f"{said!r} is no setting{_suggestion(name)}")
+    if name not in LIVE:
+        raise UsageError(f"{label} cannot change while the broker runs: change it where it is set, and restart")
+    return name, _checked(label, name, text)
+
+
 # -- from a file, the environment and flags ---------------------------------------------------------------------
 
 FIELDS = {field.name: field for field in dataclasses.fields(Settings)}

@@ -74,13 +74,17 @@ class Intake:
 
     def __init__(self, fold: Fold, settings: Settings, batch_bytes_max: int, store_host: Host) -> None:
         self._fold = fold
-        self._body_bytes_max = settings.body_bytes_max
-        self._properties_bytes_max = settings.properties_bytes_max
-        self._delay_ms_max = settings.delay_ms_max
+        self.limit(settings)
         self._batch_bytes_max = batch_bytes_max
         self._store_host = store_host
         self.levels = DelayLevels.parse(settings.message_delay_level)
         self._known: dict[str, _Known] = {}
+
+    def limit(self, settings: Settings) -> None:
+        """Takes its limits from settings, once for all messages: this is the hot path."""
+        self._body_bytes_max = settings.body_bytes_max
+        self._properties_bytes_max = settings.properties_bytes_max
+        self._delay_ms_max = settings.delay_ms_max
 
     def forget_topics(self) -> None:
         """A topic was put or deleted."""

@@ -8,8 +8,24 @@ from typing import Any
 
 import pytest
 
-from postdate.config import DAY_MS, GIB, HOUR_MS, KIB, MIB, MINUTE_MS, Settings, find_file, load, span_ms
+from postdate.config import (
+    DAY_MS,
+    FIELDS,
+    GIB,
+    HOUR_MS,
+    KIB,
+    LIVE,
+    MIB,
+    MINUTE_MS,
+    ROCKETMQ_NAMES,
+    Settings,
+    changed,
+    find_file,
+    load,
+    span_ms,
+)  # fmt: skip
 from postdate.errors import UsageError
+from postdate.log.folder import FIXED_SETTINGS
 from postdate.message import DEFAULT_LEVELS_TEXT, DELAY_MS_MAX_DEFAULT
 
 BOUNDED = [field for field in dataclasses.fields(Settings) if field.metadata["low"] is not None]
@@ -236,3 +252,37 @@ def test_the_file_is_that_of_the_flag_or_the_environment_or_the_one_that_is_ther
 @pytest.mark.parametrize("text", ["", "5", "5x", "m5", "-5s", "1h,5s", "1.5h"])
 def test_what_is_no_span_is_none(text: str) -> None:
     assert span_ms(text) is None
+
+
+# ---------------------------------------------------------------------------------------- while the broker runs
+
+
+def test_what_may_change_is_a_setting_and_not_fixed_with_the_folder() -> None:
+    assert FIELDS.keys() >= LIVE
+    assert not LIVE & set(FIXED_SETTINGS)
+    assert FIELDS.keys() >= set(ROCKETMQ_NAMES.values())
+
+
+def test_settings_change_by_text_and_the_old_value_stays_as_it_is() -> None:
+    before = Settings(lead_ms=2_000)
+    texts = {"retention_ms": "7d", "autoCreateTopicEnable": "false", "body_bytes_max": " 1MiB "}
+    after = changed(before, texts)
+    assert after == Settings(lead_ms=2_000, retention_ms=7 * DAY_MS, auto_create_topics=False, body_bytes_max=MIB)
+    assert before == Settings(lead_ms=2_000)
+
+
+@pytest.mark.parametrize(
+    ("texts", "sentence"),
+    [
+        ({"lead_ms": "1s"}, "lead_ms cannot change while the broker runs"),
+        ({"messageDelayLevel": "1s"}, "messageDelayLevel (message_delay_level) cannot change while the broker runs"),
+        ({"retention": "7d"}, "'retention' is no setting; did you mean retention_ms?"),
+        ({"fileReservedTime": "48"}, "'fileReservedTime' is no setting"),
+        ({"topics_max": "0"}, "topics_max is 0, expected 1 to 1000000"),
+        ({"topics_max": "5", "retention_ms": "soon"}, "retention_ms is 'soon', expected a whole number of milli"),
+        ({"autoCreateTopicEnable": "perhaps"}, "autoCreateTopicEnable (auto_create_topics) is 'perhaps', expected"),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused_by_name(texts: dict[str, str], sentence: str) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(sentence)}"):
+        changed(Settings(), texts)

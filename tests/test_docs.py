@@ -65,7 +65,7 @@ from postdate.broker import Broker, Handle
 from postdate.cli import admin
 from postdate.cli import command as cli_command
 from postdate.client import faults
-from postdate.config import Settings, load
+from postdate.config import LIVE, ROCKETMQ_NAMES, Settings, load
 from postdate.errors import PostdateError
 from postdate.handout import PopAsk
 from postdate.log import record as records
@@ -451,6 +451,13 @@ def test_units_of_settings_are_those_of_their_names() -> None:
     for name, _, unit, *_ in table_in(SETTINGS, "Settings"):
         for part in ("bytes", "ms", "rows"):
             assert (f"_{part}" in code(name) or f"{part}_" in code(name)) == (unit == part), (name, unit)
+
+
+def test_settings_that_change_while_the_broker_runs_are_named() -> None:
+    heading = "Settings that change while the broker runs"
+    listed = sections_of(SETTINGS.read_text())[heading].split("\n\n")[2]
+    assert sorted(codes(listed)) == sorted(LIVE)
+    assert {code(name): code(setting) for name, setting in table_in(SETTINGS, heading)} == ROCKETMQ_NAMES
 
 
 def test_settings_that_stay_with_a_folder_are_named() -> None:

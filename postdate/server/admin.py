@@ -37,14 +37,15 @@ class Admin:
         self._clock = clock
         self._offsets = offsets
         self._birth = birth
-        self._settings = broker.settings
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- routes -------------------------------------------------------------------------------------------------
 
     def route(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         topic = self._birth.promised(asked["topic"])
-        broker = bodies.Broker(self._settings.broker_name, self._settings.cluster_name, connection.broker_address)
+        broker = bodies.Broker(
+            self._broker.settings.broker_name, self._broker.settings.cluster_name, connection.broker_address
+        )
         body = bodies.encode_route(broker, topic.read_queue_count, topic.write_queue_count, topic.perm)
         return reply(command, codes.SUCCESS, body=body)
 
@@ -82,7 +83,7 @@ class Admin:
         for queue_id in range(max(topic.read_queue_count, topic.write_queue_count)):
             low, high = self._broker.offsets(topic.name, queue_id)
             last_at_ms = self._broker.visible_at_ms(topic.name, queue_id, high - 1) if low < high else 0
-            table[QueueName(topic.name, self._settings.broker_name, queue_id)] = {
+            table[QueueName(topic.name, self._broker.settings.broker_name, queue_id)] = {
                 "lastUpdateTimestamp": last_at_ms, "maxOffset": high, "minOffset": low,
             }  # fmt: skip
         return reply(command, codes.SUCCESS, body=bodies.encode_by_queue("offsetTable", table))
@@ -114,7 +115,12 @@ class Admin:
 
     def group_list(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
         table = {
-            name: {"groupName": name, "retryMaxTimes": self._settings.retry_times_max, "retryQueueNums": 1, **settings}
+            name: {
+                "groupName": name,
+                "retryMaxTimes": self._broker.settings.retry_times_max,
+                "retryQueueNums": 1,
+                **settings,
+            }
             for name, settings in self._broker.fold.groups.all_settings().items()
         }
         return reply(command, codes.SUCCESS, body=orjson.dumps({"subscriptionGroupTable": table}))
@@ -129,7 +135,7 @@ class Admin:
             if topic not in self._broker.fold.topics.by_name or asked["topic"] not in ("", topic):
                 continue
             high = self._broker.offsets(topic, queue_id)[1]
-            table[QueueName(topic, self._settings.broker_name, queue_id)] = {
+            table[QueueName(topic, self._broker.settings.broker_name, queue_id)] = {
                 "brokerOffset": high, "consumerOffset": offset, "pullOffset": offset, "lastTimestamp": 0,
             }  # fmt: skip
         body = bodies.encode_by_queue("offsetTable", table, {"consumeTps": 0})
@@ -158,7 +164,7 @@ class Admin:
         connection.write(reply(command, codes.SUCCESS, body=orjson.dumps(body)))
 
     async def _pending_body(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        near_until_ms = self._clock.now_ms() + self._settings.lead_ms
+        near_until_ms = self._clock.now_ms() + self._broker.settings.lead_ms
         limit = max(1, min(asked["limit"], _ROWS_MAX))
         counts = _Waiting(self._broker.fold.topics.places, asked["topic"], _UNITS_MS[asked["unit"]], limit)
         for due, queue in self._broker.fold.waiting():

@@ -73,7 +73,6 @@ class Pulls:
         self._offsets = offsets
         self._members = members
         self._birth = birth
-        self._settings = broker.settings
         self._loop = asyncio.get_running_loop()
         self._held: dict[int, set[_Held]] = {}
         self._held_of: dict[Connection, set[_Held]] = {}
@@ -98,7 +97,7 @@ class Pulls:
 
     @property
     def may_hold(self) -> bool:
-        return self.held_count < self._settings.held_pulls_max
+        return self.held_count < self._broker.settings.held_pulls_max
 
     def topic(self, group: str, name: str) -> Topic:
         """A topic that a group reads. Raises TopicNotFound, GroupNotFound, NoPermission."""
@@ -126,12 +125,13 @@ class Pulls:
         return hashes_of(subscription.expression, subscription.kind)
 
     def _pulled(self, connection: Connection, ask: _Ask, offset: int, tag_hashes: frozenset[int] | None) -> Pulled:
+        settings = self._broker.settings
         return self._broker.pull(
             ask.topic,
             ask.queue_id,
             offset,
-            count_max=min(ask.count_max, self._settings.pull_count_max),
-            bytes_max=min(ask.bytes_max or INT64_MAX, self._settings.pull_bytes_max),
+            count_max=min(ask.count_max, settings.pull_count_max),
+            bytes_max=min(ask.bytes_max or INT64_MAX, settings.pull_bytes_max),
             tag_hashes=tag_hashes,
             store_host=connection.broker_host,
         )

@@ -37,7 +37,6 @@ class Server:
     def __init__(self, broker: Broker, clock: Clock) -> None:
         self.broker = broker
         self._clock = clock
-        self._settings = broker.settings
         self._listeners: list[asyncio.Server] = []
         self._timers: list[asyncio.Task[None]] = []
         self._service: Service | None = None
@@ -46,7 +45,7 @@ class Server:
 
     async def start(self) -> None:
         """Listens. Raises UsageError where a port is taken or the host is not ours."""
-        settings = self._settings
+        settings = self.broker.settings
         address = Address(settings)
         await address.resolve()
         self._service = service = Service(self.broker, self._clock, address)
@@ -67,7 +66,7 @@ class Server:
 
     async def _listen(self, name: str, port: int) -> str:
         assert self._service is not None
-        settings = self._settings
+        settings = self.broker.settings
         make = partial(Connection, self._service, settings.frame_bytes_max, settings.write_buffer_bytes_max)
         try:
             listener = await asyncio.get_running_loop().create_server(make, settings.host, port, backlog=_BACKLOG)
@@ -114,7 +113,7 @@ class Server:
 
     async def _drained(self, service: Service) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.shutdown_ms / 1_000):
+            async with asyncio.timeout(self.broker.settings.shutdown_ms / 1_000):
                 while service.connections:
                     await asyncio.sleep(0.005)
         for connection in list(service.connections):

@@ -61,7 +61,7 @@ class Service:
     """Everything that one broker answers. One for all listening sockets."""
 
     def __init__(self, broker: Broker, clock: Clock, address: Address) -> None:
-        self._settings = broker.settings
+        self._broker = broker
         self.address = address
         self._clock = clock
         self.connections: set[Connection] = set()
@@ -127,7 +127,7 @@ class Service:
 
     def welcome(self, connection: Connection) -> bool:
         """Whether there is room for one more."""
-        if len(self.connections) >= self._settings.connections_max:
+        if len(self.connections) >= self._broker.settings.connections_max:
             logger.warning(
                 "connections_max: %s is turned away, %d are connected",
                 host_text(connection.host),

@@ -2,6 +2,7 @@
 
 from postdate.broker import Broker
 from postdate.clock import Clock
+from postdate.config import Settings
 from postdate.errors import GroupNotFound, IllegalMessage, NoPermission, TopicNotFound
 from postdate.intake import refuse_system_topic
 from postdate.message import (
@@ -24,7 +25,10 @@ class Birth:
     def __init__(self, broker: Broker, clock: Clock) -> None:
         self._broker = broker
         self._clock = clock
-        self._settings = broker.settings
+
+    @property
+    def _settings(self) -> Settings:
+        return self._broker.settings
 
     @property
     def new_queue_count(self) -> int:
