@@ -98,6 +98,7 @@ class Pulled(NamedTuple):
     min_offset: int
     max_offset: int
     body: bytes = b""  # the records, one behind the other
+    record_count: int = 0
 
     @property
     def records(self) -> list[bytes]:
@@ -174,6 +175,8 @@ class Broker:
         self._pending_timed = 0
         self._pending_seconds: Seconds = {}
         self._rescue_end = 0  # of the last rescue that was written
+        # Messages written since the folder was opened, and those of them that had to wait.
+        self.accepted_count = self.timed_count = 0
         self._async = self.settings.flush == "async"
         self.pipeline_alive = False
         self.fire_failures = 0
@@ -307,7 +310,9 @@ class Broker:
         ticket = Ticket(start + length, offsets)
         ticket.prepared = prepared
         self._append(start, at_ms, len(prepared), body, ticket)
+        self.accepted_count += len(prepared)
         if timed:
+            self.timed_count += timed
             self._note_pending(ticket, timed, seconds)
         self._settle_async()
         return ticket
@@ -840,6 +845,11 @@ class Broker:
         """Where the record of a visible message lies in the log."""
         return int(self._queue(topic, queue_id).entries.read(offset, offset + 1)["offset"][0])
 
+    def entries(self, topic: str, queue_id: int, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """(place in the log, size, tag hash) of the visible messages start..stop-1."""
+        found: list[tuple[int, int, int]] = self._queue(topic, queue_id).entries.read(start, stop).tolist()
+        return found
+
     def visible_at_ms(self, topic: str, queue_id: int, offset: int) -> int:
         """When a message became visible."""
         return int(self._queue(topic, queue_id).visible_at_ms(offset, offset + 1)[0])
@@ -874,8 +884,8 @@ class Broker:
             return Pulled(PullStatus.NO_NEW, offset, low, high)
         if not low <= offset < high:
             return Pulled(PullStatus.ILLEGAL_OFFSET, low if offset < low else high, low, high)
-        body, next_offset = self._collect(queue, queue_id, offset, count_max, bytes_max, tag_hashes, store_host)
-        return Pulled(PullStatus.FOUND if body else PullStatus.NO_MATCH, next_offset, low, high, body)
+        body, next_offset, count = self._collect(queue, queue_id, offset, count_max, bytes_max, tag_hashes, store_host)
+        return Pulled(PullStatus.FOUND if body else PullStatus.NO_MATCH, next_offset, low, high, body, count)
 
     def look(self, offset: int) -> bytes:
         """The record of a message at an offset of the log or a chunk, visible or not; empty where there is none.
@@ -902,8 +912,9 @@ class Broker:
         bytes_max: int,
         tag_hashes: frozenset[int] | None,
         store_host: Host | None,
-    ) -> tuple[bytes, int]:
-        """The records from an offset on that pass the filter, as their consumer sees them, and where to go on.
+    ) -> tuple[bytes, int, int]:
+        """The records from an offset on that pass the filter, as their consumer sees them, where to go on, and how many
+        they are.
 
         All are copied into one piece first and patched there: a pull of 32 takes some 40 us.
         """
@@ -927,14 +938,18 @@ class Broker:
             found.append(data if data[queue_id_in] == own_id else records.moved(data, queue_id))
             total += size
         if not found:
-            return b"", stop
+            return b"", stop, 0
         body = bytearray().join(found)
         visible_at = queue.visible_at_ms(offset, stop).tolist()
         places = ((at, place_in_queue, place, visible_at[index]) for at, place_in_queue, place, index in chosen)
         records.deliver(body, places, store_host)
-        return bytes(body), stop
+        return bytes(body), stop, len(found)
 
     # -- snapshots and retention --------------------------------------------------------------------------------
+
+    def disk_space(self) -> tuple[int, int]:
+        """Bytes of the disk that the folder is on, in all and free."""
+        return self._disk.space()
 
     @property
     def snapshot_is_due(self) -> bool:

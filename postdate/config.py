@@ -105,6 +105,7 @@ class Settings:
     )
     flush_interval_ms: int = setting(200, 1, MINUTE_MS, why="how often the log is flushed in flush mode async")
     retain_interval_ms: int = setting(60 * SECOND_MS, SECOND_MS, DAY_MS, why="how often old files are looked for")
+    relays_max: int = setting(1_000, 1, 100_000, why="questions of operators that wait for the answer of a client")
     shutdown_ms: int = setting(3 * SECOND_MS, 0, MINUTE_MS, why="how long a stop waits for connections to drain")
 
     def __post_init__(self) -> None:
@@ -236,7 +237,7 @@ LIVE = frozenset(
      "snapshot_bytes", "snapshot_batches", "fire_pause_ms_min", "fire_pause_ms_max", "delivered_search_entries",
      "auto_create_topics", "auto_create_groups", "default_queue_count", "connections_max", "held_pulls_max",
      "pull_count_max", "pull_bytes_max", "client_expiry_ms", "retry_times_max", "fresh_queue_bytes",
-     "flush_interval_ms", "retain_interval_ms", "shutdown_ms"}
+     "flush_interval_ms", "retain_interval_ms", "relays_max", "shutdown_ms"}
 )  # fmt: skip
 
 # RocketMQ's names of what is the same here, in the same unit: its tools are given them by habit.

@@ -38,6 +38,9 @@ class Overlay:
             self._own[path] = bytearray(self._disk.read(path, 0, position) if there else b"")
         self._own[path][position : position + len(data)] = data
 
+    def space(self) -> tuple[int, int]:
+        return self._disk.space()
+
     def reach(self, point: str) -> None:
         """No fault point: nothing is written here that could be lost."""
 

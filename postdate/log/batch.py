@@ -108,6 +108,11 @@ def header(kind: int, offset: int, at_ms: int, durable: int, count: int, body: b
     return head + _CHECKSUM.pack(_checksum(head, body))
 
 
+def written_at_ms(head: bytes) -> int:
+    """The instant in a header that was found to be one before."""
+    return int(_HEAD.unpack_from(head)[7])
+
+
 def _checksum(head: bytes, body: bytes) -> int:
     return xxh3_64_intdigest(body, xxh3_64_intdigest(head))
 

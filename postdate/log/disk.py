@@ -72,6 +72,9 @@ class Disk(Protocol):
 
     def sync_folder(self, folder: str) -> None: ...
 
+    def space(self) -> tuple[int, int]:
+        """Bytes in all, and bytes that are free."""
+
     def lock(self) -> "LockedFolder":
         """Raises FolderInUse while another process (or another broker of this one) holds the folder."""
 
@@ -172,6 +175,10 @@ class RealDisk:
         for depth in range(len(parts), -1, -1):
             with self._descriptor("/".join(parts[:depth]), os.O_RDONLY | os.O_DIRECTORY) as descriptor:
                 os.fsync(descriptor)
+
+    def space(self) -> tuple[int, int]:
+        found = os.statvfs(self.root)
+        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
     def lock(self) -> "FolderLock":
         return FolderLock(self._made("LOCK"), self.root)

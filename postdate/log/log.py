@@ -199,6 +199,11 @@ class Log:
         return [*ranges[:-1], (ranges[-1][0], OFFSET_MAX)]
 
     @property
+    def begins_at_ms(self) -> int | None:
+        """When the first batch that is left was written; None where there is none."""
+        return batches.written_at_ms(self.read(self.start, HEADER_BYTES)) if self.start < self.end else None
+
+    @property
     def is_whole(self) -> bool:
         """Whether nothing of it is gone."""
         return self.ranges() == [(0, OFFSET_MAX)]

@@ -10,14 +10,13 @@ import orjson
 
 from postdate.broker import Broker
 from postdate.clock import Clock
-from postdate.errors import GroupNotFound, PostdateError, ProtocolError
+from postdate.errors import GroupNotFound, ProtocolError
 from postdate.message import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
-from postdate.server.answers import refusal
 from postdate.server.assignments import MODES_SETTING
 from postdate.server.connection import Connection
 from postdate.server.offsets import Offsets
+from postdate.server.tasks import Tasks
 from postdate.server.topics import Birth
-from postdate.topics import SCHEDULE_TOPIC
 from postdate.wheel import NEVER
 from postdate.wire import bodies, codes
 from postdate.wire.bodies import QueueName
@@ -32,22 +31,12 @@ _ATTRIBUTE = re.compile(r"\+([^=,]+)=([^,]*)|-([^,]+)")
 class Admin:
     """Serves one broker."""
 
-    def __init__(self, broker: Broker, clock: Clock, offsets: Offsets, birth: Birth) -> None:
+    def __init__(self, broker: Broker, clock: Clock, offsets: Offsets, birth: Birth, tasks: Tasks) -> None:
         self._broker = broker
         self._clock = clock
         self._offsets = offsets
         self._birth = birth
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    # -- routes -------------------------------------------------------------------------------------------------
-
-    def route(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
-        topic = self._birth.promised(asked["topic"])
-        broker = bodies.Broker(
-            self._broker.settings.broker_name, self._broker.settings.cluster_name, connection.broker_address
-        )
-        body = bodies.encode_route(broker, topic.read_queue_count, topic.write_queue_count, topic.perm)
-        return reply(command, codes.SUCCESS, body=body)
+        self._tasks = tasks
 
     # -- topics -------------------------------------------------------------------------------------------------
 
@@ -65,7 +54,12 @@ class Admin:
         return reply(command, codes.SUCCESS)
 
     def delete_topic(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
-        """Says how many messages waited for it: they are cancelled."""
+        """Says how many messages waited for it: they are cancelled. The topics of a group go with it, or were never
+        made, and tools ask to delete them all the same.
+        """
+        name = asked["topic"]
+        if _is_of_group(name) and name not in self._broker.fold.topics.by_name:
+            return reply(command, codes.SUCCESS, {"cancelled": 0})
         return reply(command, codes.SUCCESS, {"cancelled": self._delete_topic(asked["topic"])})
 
     def _delete_topic(self, name: str) -> int:
@@ -73,9 +67,14 @@ class Admin:
         self._offsets.forget_topic(name)
         return count
 
-    def topic_list(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
-        names = sorted(name for name in self._broker.fold.topics.by_name if name != SCHEDULE_TOPIC)
-        return reply(command, codes.SUCCESS, body=orjson.dumps({"brokerAddr": None, "topicList": names}))
+    def topic_settings(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
+        topic = self._broker.fold.topics.get(asked["topic"])
+        shown = {
+            "attributes": topic.attributes, "order": False, "perm": topic.perm, "readQueueNums": topic.read_queue_count,
+            "topicFilterType": "SINGLE_TAG", "topicName": topic.name, "topicSysFlag": 0,
+            "writeQueueNums": topic.write_queue_count,
+        }  # fmt: skip
+        return reply(command, codes.SUCCESS, body=orjson.dumps(shown))
 
     def topic_stats(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         topic = self._broker.fold.topics.get(asked["topic"])
@@ -125,22 +124,6 @@ class Admin:
         }
         return reply(command, codes.SUCCESS, body=orjson.dumps({"subscriptionGroupTable": table}))
 
-    def consume_stats(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
-        """What a group has committed, and how far that is from the end."""
-        group = asked["consumerGroup"]
-        if group not in self._broker.fold.groups:
-            raise GroupNotFound(f"group {group!r} does not exist")
-        table = {}
-        for (topic, queue_id), offset in sorted(self._offsets.of(group).items()):
-            if topic not in self._broker.fold.topics.by_name or asked["topic"] not in ("", topic):
-                continue
-            high = self._broker.offsets(topic, queue_id)[1]
-            table[QueueName(topic, self._broker.settings.broker_name, queue_id)] = {
-                "brokerOffset": high, "consumerOffset": offset, "pullOffset": offset, "lastTimestamp": 0,
-            }  # fmt: skip
-        body = bodies.encode_by_queue("offsetTable", table, {"consumeTps": 0})
-        return reply(command, codes.SUCCESS, body=body)
-
     # -- what waits ---------------------------------------------------------------------------------------------
 
     def pending(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
@@ -149,19 +132,10 @@ class Admin:
             raise ProtocolError(f"unit {asked['unit']!r}, expected one of {', '.join(_UNITS_MS)}")
         if asked["topic"]:
             self._broker.fold.topics.get(asked["topic"])
-        if command.is_oneway:
-            return
-        task = asyncio.get_running_loop().create_task(self._answer_pending(connection, command, asked))
-        self._tasks.add(task)  # the loop itself holds a task weakly
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.answer(connection, command, self._answer_pending(command, asked))
 
-    async def _answer_pending(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
-        try:
-            body = await self._pending_body(asked)
-        except (PostdateError, OSError) as error:
-            connection.write(refusal(command, error))
-            return
-        connection.write(reply(command, codes.SUCCESS, body=orjson.dumps(body)))
+    async def _answer_pending(self, command: Command, asked: Mapping[str, Any]) -> bytes:
+        return reply(command, codes.SUCCESS, body=orjson.dumps(await self._pending_body(asked)))
 
     async def _pending_body(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         near_until_ms = self._clock.now_ms() + self._broker.settings.lead_ms
@@ -227,6 +201,10 @@ class _Waiting:
         """((start of the unit, topic), count), not more than the limit."""
         self.is_truncated |= len(self._times) > self._limit
         return sorted(self._times.items())[: self._limit]
+
+
+def _is_of_group(topic: str) -> bool:
+    return topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
 
 
 def _changed_attributes(known: Mapping[str, str], text: str) -> dict[str, str]:

@@ -58,7 +58,14 @@ class Consumers:
             self._birth.retry_topic(consumer.group)
             for subscription in consumer.subscriptions:
                 self._birth.subscribed(subscription.topic)
-        changed = self._members.beat(heartbeat, connection, self._clock.elapsed_ns())
+        changed = self._members.beat(
+            heartbeat,
+            connection,
+            self._clock.elapsed_ns(),
+            command.language,
+            command.version,
+            self._broker.settings.groups_max,
+        )
         answer = reply(command, codes.SUCCESS, {"IS_SUPPORT_HEART_BEAT_V2": "false", "IS_SUB_CHANGE": "true"})
         if changed:
             self._pulls.release(connection)
@@ -69,6 +76,7 @@ class Consumers:
         group = asked["consumerGroup"]
         if group and self._members.leave(asked["clientID"], group):
             self.notify({group})
+        self._members.leave_producers(asked["clientID"], asked["producerGroup"])
         return reply(command, codes.SUCCESS)
 
     def consumer_list(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
@@ -88,9 +96,11 @@ class Consumers:
         """Tells every member of these groups that their company has changed, so that they share out anew."""
         for group in groups:
             notice = Command(codes.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group}, flag=codes.FLAG_ONEWAY)
-            frame = encode(notice)
-            for connection in {member.link for member in self._members.of(group)}:
+            frame, members = encode(notice), self._members.of(group)
+            for connection in {member.link for member in members}:
                 connection.write(frame)
+            if not members:
+                self._offsets.forget_moves(group)
 
     def drop(self, connection: Connection) -> None:
         """The connection is gone, and with it the members behind it."""
@@ -127,15 +137,18 @@ class Consumers:
         head = self._broker.place(topic, queue_id, 0) if high else self._broker.log.end
         return head < CHUNK_BIT and self._broker.log.end - head <= self._broker.settings.fresh_queue_bytes
 
-    def update_offset(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+    def update_offset(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes | None:
         group, topic, queue_id = asked["consumerGroup"], asked["topic"], asked["queueId"]
+        if self._offsets.is_moving(group, topic, queue_id):
+            return reply(command, codes.SUCCESS, remark="not written: an operator has moved the group meanwhile")
         self._birth.group(group)
         if command.is_oneway:
             self._broker.offsets(topic, queue_id)
             self._offsets.note(group, topic, queue_id, max(asked["commitOffset"], 0))
-            return
+            return None
         ticket = self._offsets.commit(group, topic, queue_id, asked["commitOffset"], self._clock.now_ms())
         self._pulse.expect(ticket, _plain_answer(connection, command))
+        return None
 
     def write_offsets(self) -> None:
         """Writes the offsets that nobody waits for."""
@@ -169,15 +182,6 @@ class Consumers:
         low, high = self._bounds(asked)
         at_ms = self._broker.visible_at_ms(asked["topic"], asked["queueId"], low) if low < high else -1
         return reply(command, codes.SUCCESS, {"timestamp": at_ms})
-
-    def view_message(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
-        data = self._broker.look(asked["offset"])
-        if not data:
-            return reply(command, codes.SYSTEM_ERROR, remark=f"there is no message at offset {asked['offset']}")
-        record, body = records.decode(data), bytearray(data)
-        place = (0, record.queue_offset, asked["offset"], record.stored_at_ms)
-        records.deliver(body, [place], connection.broker_host)
-        return reply(command, codes.SUCCESS, body=bytes(body))
 
     # -- locks --------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ lose the last of them, and the group reads again from an older one: delivery is 
 waits for an answer is written at once.
 """
 
+from collections.abc import Mapping
+
 from postdate.broker import Broker, Ticket
 
 Place = tuple[str, int]  # topic, queue id
@@ -20,6 +22,7 @@ class Offsets:
         self._rows_max = broker.settings.batch_bytes_max // _ROW_BYTES_MAX
         self._latest: dict[str, dict[Place, int]] = {}  # since the start; the fold lags behind it by a flush
         self._noted: dict[str, set[Place]] = {}  # of those, what is not written
+        self._moves: dict[str, dict[Place, int]] = {}  # where an operator has moved a group, until a member is told
 
     @property
     def is_empty(self) -> bool:
@@ -27,6 +30,8 @@ class Offsets:
 
     def note(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Keeps an offset until `write`."""
+        if self._moves and self.is_moving(group, topic, queue_id):
+            return
         if self.get(group, topic, queue_id) != offset:
             self._latest.setdefault(group, {})[topic, queue_id] = offset
             self._noted.setdefault(group, set()).add((topic, queue_id))
@@ -46,6 +51,35 @@ class Offsets:
         self._noted.get(group, set()).discard((topic, queue_id))
         return ticket
 
+    def move(self, group: str, targets: Mapping[Place, int], at_ms: int, *, is_read: bool) -> Ticket:
+        """Writes offsets that an operator has chosen. Where members read these queues (`is_read`), what they commit
+        does not count until they were told: it is from before. Raises DiskFull, LogFailed.
+        """
+        rows = [(*place, offset) for place, offset in targets.items()]
+        for start in range(0, len(rows), self._rows_max):
+            ticket = self._broker.commit_offsets(group, rows[start : start + self._rows_max], at_ms)
+        self._latest.setdefault(group, {}).update(targets)
+        self._noted.get(group, set()).difference_update(targets)
+        if is_read:
+            self._moves.setdefault(group, {}).update(targets)
+        return ticket
+
+    def is_moving(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether a group was moved in a queue and its member there does not know yet."""
+        return (topic, queue_id) in self._moves.get(group, ())
+
+    def take_move(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Where a member has to go on, once; None where nobody has moved its group."""
+        moves = self._moves.get(group)
+        target = moves.pop((topic, queue_id), None) if moves else None
+        if moves is not None and not moves:
+            del self._moves[group]
+        return target
+
+    def forget_moves(self, group: str) -> None:
+        """A group has no members any more: whoever comes begins where the group was moved to."""
+        self._moves.pop(group, None)
+
     def write(self, at_ms: int) -> None:
         """Writes everything that was noted. Raises DiskFull, LogFailed; then what is left stays noted."""
         for group, noted in list(self._noted.items()):
@@ -58,9 +92,11 @@ class Offsets:
     def forget_group(self, group: str) -> None:
         self._latest.pop(group, None)
         self._noted.pop(group, None)
+        self._moves.pop(group, None)
 
     def forget_topic(self, topic: str) -> None:
         for group, latest in self._latest.items():
             for place in [place for place in latest if place[0] == topic]:
                 del latest[place]
                 self._noted.get(group, set()).discard(place)
+                self.take_move(group, *place)

@@ -23,6 +23,7 @@ from postdate.message import Message, check_group
 from postdate.pops import Key
 from postdate.server.answers import refusal
 from postdate.server.connection import Connection
+from postdate.server.meter import Meter
 from postdate.server.producers import retry_times_max
 from postdate.server.pulls import Pulls, hashes_of
 from postdate.server.pulse import Pulse
@@ -68,13 +69,13 @@ class _Place(NamedTuple):
 class Pops:
     """Serves one broker; holds the pops that wait, first come first served."""
 
-    def __init__(self, broker: Broker, clock: Clock, pulse: Pulse, pulls: Pulls, birth: Birth) -> None:
+    def __init__(self, broker: Broker, clock: Clock, pulse: Pulse, pulls: Pulls, birth: Birth, meter: Meter) -> None:
         self._broker = broker
         self._clock = clock
         self._pulse = pulse
         self._pulls = pulls
         self._birth = birth
-        self._settings = broker.settings
+        self._meter = meter
         self._loop = asyncio.get_running_loop()
         self._held: dict[_Place, dict[_Held, None]] = {}
         self._held_of: dict[Connection, dict[_Held, None]] = {}
@@ -94,7 +95,7 @@ class Pops:
         if asked["pollTime"] <= 0 or command.is_oneway:
             return _nothing(command, codes.PULL_NOT_FOUND, ask, self._clock.now_ms())
         if not self._pulls.may_hold:
-            said = f"held_pulls_max: {self._settings.held_pulls_max} pulls and pops wait, the limit"
+            said = f"held_pulls_max: {self._broker.settings.held_pulls_max} pulls and pops wait, the limit"
             return _nothing(command, codes.POLLING_FULL, ask, self._clock.now_ms(), said)
         self._hold(connection, command.without_content(), ask, min(asked["pollTime"], _POLL_MS_MAX))
         return None
@@ -107,8 +108,8 @@ class Pops:
             group,
             topic.name,
             self._queue_ids(topic, asked["queueId"]),
-            min(asked["maxMsgNums"], self._settings.pull_count_max),
-            self._settings.pull_bytes_max,
+            min(asked["maxMsgNums"], self._broker.settings.pull_count_max),
+            self._broker.settings.pull_bytes_max,
             asked["invisibleTime"],
             retry_times_max(self._broker, group, None),
             hashes_of(asked["exp"] or "", asked["expType"] or "TAG"),
@@ -141,6 +142,7 @@ class Pops:
         if not popped.messages:  # what came back had no record any more, or the topic is gone
             connection.write(_nothing(command, codes.PULL_NOT_FOUND, ask, popped.popped_at_ms))
             return
+        self._meter.pulled(ask.topic, ask.group, len(popped.messages))
         fields = _fields(ask, popped.popped_at_ms, self._rest_count(ask)) | _places(popped.messages, ask.in_order)
         connection.write(reply(command, codes.SUCCESS, fields, body=popped.body))
 

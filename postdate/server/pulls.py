@@ -5,6 +5,7 @@ when its time is over. Messages that its filter leaves out do not wake the consu
 """
 
 import asyncio
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
@@ -14,7 +15,8 @@ from postdate.message import INT64_MAX, RETRY_TOPIC_PREFIX, tag_hash
 from postdate.server.answers import refusal
 from postdate.server.connection import Connection
 from postdate.server.members import Members
-from postdate.server.offsets import Offsets
+from postdate.server.meter import Meter
+from postdate.server.offsets import Offsets, Place
 from postdate.server.topics import Birth
 from postdate.topics import PERM_READ, Topic
 from postdate.wire import codes
@@ -28,6 +30,7 @@ _CODES = {
     PullStatus.NO_MATCH: codes.PULL_RETRY_IMMEDIATELY,
     PullStatus.ILLEGAL_OFFSET: codes.PULL_OFFSET_MOVED,
 }
+_REACHED_MAX = 100_000  # it is only to be looked at: where it would become more, it begins anew
 _SUSPEND_MS_MAX = 60_000  # clients give up on an answer after 30 s
 
 
@@ -68,8 +71,11 @@ _Key = TypeVar("_Key", int, Connection)
 class Pulls:
     """Answers pulls of one broker; holds those that wait, by the number of their queue."""
 
-    def __init__(self, broker: Broker, offsets: Offsets, members: Members[Connection], birth: Birth) -> None:
+    def __init__(
+        self, broker: Broker, offsets: Offsets, members: Members[Connection], birth: Birth, meter: Meter
+    ) -> None:
         self._broker = broker
+        self._meter = meter
         self._offsets = offsets
         self._members = members
         self._birth = birth
@@ -77,12 +83,16 @@ class Pulls:
         self._held: dict[int, set[_Held]] = {}
         self._held_of: dict[Connection, set[_Held]] = {}
         self.held_count = 0  # pops that wait, too (pops.py)
+        self._reached: dict[tuple[str, str, int], int] = {}
 
     def pull(self, connection: Connection, command: Command) -> bytes | None:
         """The answer; None where the pull is held. Raises what a client may have done wrong."""
         ask = _ask(command)
         self.topic(ask.group, ask.topic)
         tag_hashes = self._tag_hashes(connection, command, ask)
+        target = self._offsets.take_move(ask.group, ask.topic, ask.queue_id)
+        if target is not None and target != ask.offset:
+            return _answer(command, self._moved(ask, target))
         pulled = self._pulled(connection, ask, ask.offset, tag_hashes)
         if ask.sys_flag & codes.PULL_COMMIT_OFFSET and ask.commit_offset >= 0:
             self._offsets.note(ask.group, ask.topic, ask.queue_id, ask.commit_offset)
@@ -90,6 +100,11 @@ class Pulls:
             self._hold(connection, command.without_content(), ask, tag_hashes)
             return None
         return _answer(command, pulled)
+
+    def _moved(self, ask: _Ask, target: int) -> Pulled:
+        """What a member is told whose group an operator has moved."""
+        low, high = self._broker.offsets(ask.topic, ask.queue_id)
+        return Pulled(PullStatus.ILLEGAL_OFFSET, target, low, high)
 
     def _may_wait(self, ask: _Ask) -> bool:
         wants = ask.sys_flag & codes.PULL_SUSPEND and ask.suspend_ms > 0
@@ -126,7 +141,7 @@ class Pulls:
 
     def _pulled(self, connection: Connection, ask: _Ask, offset: int, tag_hashes: frozenset[int] | None) -> Pulled:
         settings = self._broker.settings
-        return self._broker.pull(
+        pulled = self._broker.pull(
             ask.topic,
             ask.queue_id,
             offset,
@@ -135,6 +150,16 @@ class Pulls:
             tag_hashes=tag_hashes,
             store_host=connection.broker_host,
         )
+        if pulled.record_count:
+            self._meter.pulled(ask.topic, ask.group, pulled.record_count)
+            if len(self._reached) >= _REACHED_MAX:
+                self._reached.clear()
+            self._reached[ask.group, ask.topic, ask.queue_id] = pulled.next_offset
+        return pulled
+
+    def reached(self, group: str, topic: str, queue_id: int) -> int:
+        """Up to where a group has pulled a queue; 0 where that is not known."""
+        return self._reached.get((group, topic, queue_id), 0)
 
     # -- held pulls ---------------------------------------------------------------------------------------------
 
@@ -189,6 +214,15 @@ class Pulls:
     def _finish(self, held: _Held, answer: bytes) -> None:
         self._release(held)
         held.connection.write(answer)
+
+    def move(self, group: str, targets: Mapping[Place, int]) -> None:
+        """An operator has moved a group: its pulls that are held in these queues are told at once."""
+        for (topic, queue_id), target in targets.items():
+            self._reached.pop((group, topic, queue_id), None)
+            number = self._broker.fold.topics.get(topic).numbers[queue_id]
+            for held in [each for each in self._held.get(number, ()) if each.ask.group == group]:
+                self._offsets.take_move(group, topic, queue_id)
+                self._finish(held, _answer(held.command, self._moved(held.ask, target)))
 
     def drop(self, connection: Connection) -> None:
         """The connection is gone."""
@@ -269,7 +303,7 @@ def _ask_by_table(command: Command) -> _Ask:
 
 
 def _answer(command: Command, pulled: Pulled) -> bytes:
-    status, next_offset, low, high, body = pulled
+    status, next_offset, low, high, body, _ = pulled
     code = _CODES[status]
     if command.serialization != JSON:
         fields = {"suggestWhichBrokerId": 0, "nextBeginOffset": next_offset, "minOffset": low, "maxOffset": high}

@@ -19,6 +19,7 @@ from postdate.errors import UsageError
 from postdate.log.disk import RealDisk
 from postdate.server.address import Address
 from postdate.server.connection import Connection
+from postdate.server.meter import TICK_MS
 from postdate.server.service import Service
 from postdate.wire.ids import address_text
 
@@ -62,6 +63,7 @@ class Server:
             raise
         self._every(_EXPIRE_EVERY_MS, service.consumers.expire)
         self._every(_EXPIRE_EVERY_MS, service.pops.tick)
+        self._every(TICK_MS, service.status.tick)
         self._every(settings.offsets_interval_ms, service.consumers.write_offsets)
 
     async def _listen(self, name: str, port: int) -> str:

@@ -11,14 +11,22 @@ from postdate.server.address import Address
 from postdate.server.admin import Admin
 from postdate.server.answers import refusal
 from postdate.server.assignments import Assignments
+from postdate.server.clients import Clients
 from postdate.server.connection import Connection
 from postdate.server.consumers import Consumers
 from postdate.server.members import Members
+from postdate.server.messages import Messages
+from postdate.server.meter import Meter
 from postdate.server.offsets import Offsets
 from postdate.server.pops import Pops
 from postdate.server.producers import SEND_CODES, Producers
+from postdate.server.progress import Progress
 from postdate.server.pulls import Pulls
 from postdate.server.pulse import Pulse
+from postdate.server.relays import Relays
+from postdate.server.routes import Routes
+from postdate.server.status import Status
+from postdate.server.tasks import Tasks
 from postdate.server.topics import Birth
 from postdate.wire import codes
 from postdate.wire.frame import Command, decode, reply
@@ -66,15 +74,22 @@ class Service:
         self._clock = clock
         self.connections: set[Connection] = set()
         offsets, members = Offsets(broker), Members[Connection]()
-        birth = Birth(broker, clock)
-        self.pulls = Pulls(broker, offsets, members, birth)
+        birth, tasks = Birth(broker, clock), Tasks()
+        self._meter = Meter(broker, clock.elapsed_ns())
+        self.pulls = Pulls(broker, offsets, members, birth, self._meter)
         self._fold = broker.fold
         self.pulse = Pulse(broker, clock, self._wake)
-        self.pops = Pops(broker, clock, self.pulse, self.pulls, birth)
+        self.pops = Pops(broker, clock, self.pulse, self.pulls, birth, self._meter)
         self._assignments = Assignments(broker, clock, birth, members)
         self._producers = Producers(broker, clock, self.pulse, birth)
         self.consumers = Consumers(broker, clock, self.pulse, self.pulls, birth, members, offsets)
-        self.admin = Admin(broker, clock, offsets, birth)
+        self.admin = Admin(broker, clock, offsets, birth, tasks)
+        self._routes = Routes(broker, birth)
+        self._relays = Relays(broker)
+        self._clients = Clients(broker, clock, members, offsets, self._relays, tasks)
+        self._progress = Progress(broker, clock, self.pulse, self.pulls, members, offsets, self._meter, tasks)
+        self._messages = Messages(broker)
+        self.status = Status(broker, clock, self._meter, self._counts)
         self._handlers = self._table()
 
     def _wake(self) -> None:
@@ -84,6 +99,7 @@ class Service:
             return
         grown = set(fold.grown)
         fold.grown.clear()
+        self._meter.grew(grown)
         self.pulls.wake(grown)
         self.pops.wake(grown)
 
@@ -100,7 +116,6 @@ class Service:
             codes.GET_MIN_OFFSET: consumers.min_offset,
             codes.SEARCH_OFFSET_BY_TIMESTAMP: consumers.search_offset,
             codes.GET_EARLIEST_MSG_STORETIME: consumers.earliest_time,
-            codes.VIEW_MESSAGE_BY_ID: consumers.view_message,
             codes.LOCK_BATCH_MQ: consumers.lock,
             codes.UNLOCK_BATCH_MQ: consumers.unlock,
             codes.CONSUMER_SEND_MSG_BACK: consumers.send_back,
@@ -111,17 +126,49 @@ class Service:
             codes.CHANGE_MESSAGE_INVISIBLETIME: pops.change,
             codes.QUERY_ASSIGNMENT: self._assignments.query,
             codes.SET_MESSAGE_REQUEST_MODE: self._assignments.set_mode,
-            codes.GET_ROUTEINFO_BY_TOPIC: admin.route,
             codes.UPDATE_AND_CREATE_TOPIC: admin.put_topic,
             codes.DELETE_TOPIC_IN_BROKER: admin.delete_topic,
-            codes.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: admin.topic_list,
             codes.GET_TOPIC_STATS_INFO: admin.topic_stats,
             codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: admin.put_group,
             codes.DELETE_SUBSCRIPTIONGROUP: admin.delete_group,
             codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: admin.group_list,
-            codes.GET_CONSUME_STATS: admin.consume_stats,
+            codes.GET_TOPIC_CONFIG: admin.topic_settings,
             codes.GET_PENDING: admin.pending,
+        } | self._table_for_tools()
+
+    def _table_for_tools(self) -> dict[int, Handler]:
+        """What a name server is asked, and what only operators ask."""
+        routes, clients, progress, status = self._routes, self._clients, self._progress, self.status
+        return {
+            codes.GET_ROUTEINFO_BY_TOPIC: routes.route,
+            codes.GET_BROKER_CLUSTER_INFO: routes.cluster,
+            codes.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: routes.topic_list,
+            codes.DELETE_TOPIC_IN_NAMESRV: routes.forget_topic,
+            codes.WIPE_WRITE_PERM_OF_BROKER: routes.wipe_write,
+            codes.ADD_WRITE_PERM_OF_BROKER: routes.add_write,
+            codes.GET_KV_CONFIG: routes.get_value,
+            codes.DELETE_KV_CONFIG: routes.delete_value,
+            codes.GET_NAMESRV_CONFIG: status.settings,
+            codes.GET_BROKER_CONFIG: status.settings,
+            codes.UPDATE_BROKER_CONFIG: status.change_settings,
+            codes.GET_BROKER_RUNTIME_INFO: status.figures,
+            codes.VIEW_BROKER_STATS_DATA: status.rates,
+            codes.GET_CONSUMER_CONNECTION_LIST: clients.consumers,
+            codes.GET_PRODUCER_CONNECTION_LIST: clients.producers,
+            codes.GET_ALL_PRODUCER_INFO: clients.all_producers,
+            codes.QUERY_TOPIC_CONSUME_BY_WHO: clients.readers,
+            codes.GET_CONSUMER_RUNNING_INFO: clients.running_info,
+            codes.CONSUME_MESSAGE_DIRECTLY: clients.consume_directly,
+            codes.GET_CONSUME_STATS: progress.of_group,
+            codes.GET_BROKER_CONSUME_STATS: progress.of_all,
+            codes.INVOKE_BROKER_TO_RESET_OFFSET: progress.reset,
+            codes.VIEW_MESSAGE_BY_ID: self._messages.view,
+            codes.QUERY_CONSUME_QUEUE: self._messages.entries,
         }
+
+    def _counts(self) -> Mapping[str, int]:
+        """What operators are told about the server itself."""
+        return {"connections": len(self.connections), "held_pulls": self.pulls.held_count}
 
     # -- connections --------------------------------------------------------------------------------------------
 
@@ -143,6 +190,7 @@ class Service:
             self.pulls.drop(connection)
             self.pops.drop(connection)
             self.consumers.drop(connection)
+            self._relays.drop(connection)
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -181,7 +229,8 @@ class Service:
     def _answer(self, connection: Connection, command: Command) -> bytes | None:
         """The answer to a request that is not a send; None where it comes later, or not at all."""
         if command.is_response:
-            return None  # to a notice of ours; clients answer some although they need not
+            self._relays.answered(connection, command)  # or to a notice: clients answer some although they need not
+            return None
         try:
             if command.code in _PULL_CODES:
                 answer = self.pulls.pull(connection, command)

@@ -185,6 +185,9 @@ class VirtualDisk:
             raise OSError(errno.ENOSPC, "No space left on device")
         content.write(position, data)
 
+    def space(self) -> tuple[int, int]:
+        return self.capacity_bytes, self.capacity_bytes - self.used_bytes()
+
     def used_bytes(self) -> int:
         return sum(len(content.seen) for content in self._seen.values())
 

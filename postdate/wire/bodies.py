@@ -190,13 +190,14 @@ def _consumer_data(consumer: Consumer) -> dict[str, Any]:
         "messageModel": consumer.message_model,
         "consumeFromWhere": consumer.consume_from,
         "unitMode": False,
-        "subscriptionDataSet": [
-            {
-                "topic": each.topic, "subString": each.expression, "tagsSet": sorted(each.tags), "codeSet": [],
-                "subVersion": 0, "expressionType": each.kind, "classFilterMode": False,
-            }
-            for each in consumer.subscriptions
-        ],
+        "subscriptionDataSet": [subscription_data(each) for each in consumer.subscriptions],
+    }
+
+
+def subscription_data(subscription: Subscription) -> dict[str, Any]:
+    return {
+        "topic": subscription.topic, "subString": subscription.expression, "tagsSet": sorted(subscription.tags),
+        "codeSet": [], "subVersion": 0, "expressionType": subscription.kind, "classFilterMode": False,
     }  # fmt: skip
 
 
@@ -255,14 +256,15 @@ def _queue_data(queue: QueueName) -> dict[str, Any]:
     return {"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic}
 
 
-def encode_by_queue(
-    name: str, table: Mapping[QueueName, Mapping[str, Any]], more: Mapping[str, Any] | None = None
-) -> bytes:
+def encode_by_queue(name: str, table: Mapping[QueueName, Any], more: Mapping[str, Any] | None = None) -> bytes:
+    return orjson.dumps({name: by_queue(table), **(more or {})})
+
+
+def by_queue(table: Mapping[QueueName, Any]) -> dict[str, Any]:
     """A table whose keys are queues: standard JSON has text keys alone, so that a queue is written as JSON text; the
     parser of the Java client takes both.
     """
-    rows = {orjson.dumps(_queue_data(queue)).decode(): dict(row) for queue, row in table.items()}
-    return orjson.dumps({name: rows, **(more or {})})
+    return {orjson.dumps(_queue_data(queue)).decode(): row for queue, row in table.items()}
 
 
 def decode_by_queue(body: bytes, name: str) -> dict[QueueName, dict[str, Any]]:

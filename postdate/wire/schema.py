@@ -166,6 +166,66 @@ _ROWS = (
         codes.GET_CONSUME_STATS, "GET_CONSUME_STATS", (_must("consumerGroup"), _may("topic")),
         reply_body="JSON: offsets by queue",
     ),
+    Request(codes.GET_TOPIC_CONFIG, "GET_TOPIC_CONFIG", (_must("topic"),), reply_body="JSON: a topic"),
+    Request(
+        codes.DELETE_TOPIC_IN_NAMESRV, "DELETE_TOPIC_IN_NAMESRV", (_must("topic"),),
+    ),
+    Request(
+        codes.GET_BROKER_CLUSTER_INFO, "GET_BROKER_CLUSTER_INFO", (), reply_body="JSON: clusters and their brokers",
+    ),
+    Request(
+        codes.WIPE_WRITE_PERM_OF_BROKER, "WIPE_WRITE_PERM_OF_BROKER", (_must("brokerName"),), ("wipeTopicCount",),
+    ),
+    Request(
+        codes.ADD_WRITE_PERM_OF_BROKER, "ADD_WRITE_PERM_OF_BROKER", (_must("brokerName"),), ("addTopicCount",),
+    ),
+    Request(codes.GET_KV_CONFIG, "GET_KV_CONFIG", (_must("namespace"), _must("key"))),
+    Request(codes.DELETE_KV_CONFIG, "DELETE_KV_CONFIG", (_must("namespace"), _must("key"))),
+    Request(codes.GET_NAMESRV_CONFIG, "GET_NAMESRV_CONFIG", (), reply_body="lines of name=value"),
+    Request(codes.UPDATE_BROKER_CONFIG, "UPDATE_BROKER_CONFIG", (), body="lines of name=value"),
+    Request(codes.GET_BROKER_CONFIG, "GET_BROKER_CONFIG", (), ("version",), reply_body="lines of name=value"),
+    Request(codes.GET_BROKER_RUNTIME_INFO, "GET_BROKER_RUNTIME_INFO", (), reply_body="JSON: names and values"),
+    Request(
+        codes.VIEW_BROKER_STATS_DATA, "VIEW_BROKER_STATS_DATA", (_must("statsName"), _must("statsKey")),
+        reply_body="JSON: counts of a minute, an hour and a day",
+    ),
+    Request(
+        codes.GET_CONSUMER_CONNECTION_LIST, "GET_CONSUMER_CONNECTION_LIST", (_must("consumerGroup"),),
+        reply_body="JSON: members and subscriptions",
+    ),
+    Request(
+        codes.GET_PRODUCER_CONNECTION_LIST, "GET_PRODUCER_CONNECTION_LIST", (_must("producerGroup"),),
+        reply_body="JSON: producers",
+    ),
+    Request(codes.GET_ALL_PRODUCER_INFO, "GET_ALL_PRODUCER_INFO", (), reply_body="JSON: producers by group"),
+    Request(
+        codes.QUERY_TOPIC_CONSUME_BY_WHO, "QUERY_TOPIC_CONSUME_BY_WHO", (_must("topic"),),
+        reply_body="JSON: names of groups",
+    ),
+    Request(
+        codes.GET_CONSUMER_RUNNING_INFO, "GET_CONSUMER_RUNNING_INFO",
+        (_must("consumerGroup"), _must("clientId"), _may("jstackEnable", False, FLAG)),
+        reply_body="what the client answers",
+    ),
+    Request(
+        codes.CONSUME_MESSAGE_DIRECTLY, "CONSUME_MESSAGE_DIRECTLY",
+        (_must("consumerGroup"), _must("clientId"), _must("msgId")), reply_body="what the client answers",
+    ),
+    Request(
+        codes.GET_BROKER_CONSUME_STATS, "GET_BROKER_CONSUME_STATS", (_may("isOrder", False, FLAG),),
+        reply_body="JSON: offsets by queue, of all groups",
+    ),
+    Request(
+        codes.INVOKE_BROKER_TO_RESET_OFFSET, "INVOKE_BROKER_TO_RESET_OFFSET",
+        (_must("group"), _must("topic"), _must("timestamp", NUMBER), _may("queueId", -1, NUMBER),
+         _may("offset", None, NUMBER)),
+        reply_body="JSON: offsets by queue",
+    ),
+    Request(
+        codes.QUERY_CONSUME_QUEUE, "QUERY_CONSUME_QUEUE",
+        (*_QUEUE, _must("index", NUMBER), _must("count", NUMBER), _may("consumerGroup")),
+        reply_body="JSON: entries of a queue",
+    ),
     Request(
         codes.GET_PENDING, "GET_PENDING", (_may("topic"), _may("unit", "minute"), _may("limit", 100, NUMBER)),
         reply_body="JSON: what waits, by topic and by time",

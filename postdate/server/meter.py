@@ -1,0 +1,135 @@
+"""How many messages came and went: by topic and by group, in the last minute, hour and day.
+
+Nothing is counted for each message. A pull adds the number of its records once; what a topic got is the growth of its
+queues, looked at from time to time, and only of those that grew. Counts are of this process: a restart begins at 0.
+"""
+
+from collections import deque
+from collections.abc import Collection, Hashable
+from enum import Enum
+from typing import NamedTuple
+
+from postdate.broker import Broker
+from postdate.topics import SCHEDULE_TOPIC
+
+TICK_MS = 10_000
+_SECOND_NS = 1_000_000_000
+# A pair of topic and group costs some 100 bytes in each of 38 buckets; those beyond it are only left out here.
+_KEYS_MAX = 100_000
+
+Counts = dict[Hashable, int]
+
+
+class Span(Enum):
+    """What a rate is taken over: so many buckets of so many seconds."""
+
+    MINUTE = (6, 10)
+    HOUR = (6, 600)
+    DAY = (24, 3_600)
+
+
+class Rate(NamedTuple):
+    sum: int
+    per_second: float
+
+
+class _Window:
+    """The buckets of one span, the newest last. It also counts the bucket that is being filled, so it reaches back one
+    bucket further than its span.
+    """
+
+    def __init__(self, span: Span, now_ns: int) -> None:
+        count, seconds = span.value
+        self._bucket_ns = seconds * _SECOND_NS
+        self._buckets: deque[tuple[int, Counts]] = deque([(now_ns, {})], count + 1)  # by when they were begun
+
+    def add(self, counts: Counts, now_ns: int) -> None:
+        began_ns, bucket = self._buckets[-1]
+        if now_ns - began_ns >= self._bucket_ns:
+            bucket = {}
+            self._buckets.append((now_ns, bucket))
+        for key, count in counts.items():
+            if key in bucket or len(bucket) < _KEYS_MAX:
+                bucket[key] = bucket.get(key, 0) + count
+
+    def rate(self, key: Hashable, now_ns: int) -> Rate:
+        total = sum(bucket.get(key, 0) for _, bucket in self._buckets)
+        return Rate(total, total / max(1.0, (now_ns - self._buckets[0][0]) / _SECOND_NS))
+
+
+class Came(NamedTuple):
+    """The key of what became visible in a topic."""
+
+    topic: str
+
+
+class Went(NamedTuple):
+    """The key of what a group pulled of a topic."""
+
+    topic: str
+    group: str
+
+
+class Whole(Enum):
+    """The keys of what is counted for the broker as a whole."""
+
+    ACCEPTED = "accepted"  # messages that producers and consumers sent
+    TIMED = "timed"  # of those, the ones that had to wait
+    FIRED = "fired"  # messages that became visible after they had waited
+    PULLED = "pulled"
+
+
+class Meter:
+    """Counts for one broker. `pulled` and `grew` are called on the way of messages, the others from time to time."""
+
+    def __init__(self, broker: Broker, now_ns: int) -> None:
+        self._broker = broker
+        self._windows = {span: _Window(span, now_ns) for span in Span}
+        self._fresh: Counts = {}  # not in the windows yet
+        self._grown: set[int] = set()  # numbers of queues to look at
+        self._lengths = [queue.length for queue in broker.fold.queues]  # as last seen; by number
+        self._sent = (broker.accepted_count, broker.timed_count)  # as last seen
+        self.pulled_total = 0
+
+    def pulled(self, topic: str, group: str, count: int) -> None:
+        key = Went(topic, group)
+        fresh = self._fresh
+        if key in fresh or len(fresh) < _KEYS_MAX:
+            fresh[key] = fresh.get(key, 0) + count
+        self.pulled_total += count
+
+    def grew(self, numbers: Collection[int]) -> None:
+        self._grown.update(numbers)
+
+    def tick(self, now_ns: int) -> None:
+        """Brings the windows up to date."""
+        accepted, timed = self._broker.accepted_count, self._broker.timed_count
+        counts = self._fresh
+        counts[Whole.PULLED] = sum(count for key, count in counts.items() if isinstance(key, Went))
+        self._fresh = {}
+        visible = self._count_growth(counts)
+        counts[Whole.ACCEPTED], counts[Whole.TIMED] = accepted - self._sent[0], timed - self._sent[1]
+        # What was sent without a delay is visible one flush after it was accepted, so a single count may be out by
+        # that; the sum is not.
+        counts[Whole.FIRED] = visible - (counts[Whole.ACCEPTED] - counts[Whole.TIMED])
+        self._sent = (accepted, timed)
+        for window in self._windows.values():
+            window.add(counts, now_ns)
+
+    def _count_growth(self, counts: Counts) -> int:
+        grown, self._grown = self._grown, set()
+        fold, lengths = self._broker.fold, self._lengths
+        queues, places = fold.queues, fold.topics.places
+        lengths += [0] * (len(queues) - len(lengths))
+        total = 0
+        for number in grown:
+            topic, length = places[number][0], queues[number].length
+            growth, lengths[number] = length - lengths[number], length
+            if topic != SCHEDULE_TOPIC:  # it lists what waits by level, a second time
+                counts[Came(topic)] = counts.get(Came(topic), 0) + growth
+                total += growth
+        return total
+
+    def rate(self, key: Hashable, span: Span, now_ns: int) -> Rate:
+        """What was counted for a key, and how much that is in a second. As of the last tick."""
+        return self._windows[span].rate(key, now_ns)

@@ -1,0 +1,147 @@
+"""How far groups are, and how an operator moves them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from postdate.broker import Broker, Ticket
+from postdate.clock import Clock
+from postdate.errors import GroupNotFound, UsageError
+from postdate.server.answers import refusal
+from postdate.server.connection import Connection
+from postdate.server.members import Members
+from postdate.server.meter import Meter, Span, Went
+from postdate.server.offsets import Offsets, Place
+from postdate.server.pulls import Pulls
+from postdate.server.pulse import Pulse
+from postdate.server.tasks import Tasks, paced
+from postdate.wire import bodies, codes
+from postdate.wire.bodies import QueueName
+from postdate.wire.frame import Command, reply
+
+_TO_THE_END = -1  # as a timestamp
+_QUEUES_PER_STEP = 50  # looked at in one go: about a millisecond
+_GROUPS_PER_STEP = 100
+
+
+class Progress:
+    """Serves one broker."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        clock: Clock,
+        pulse: Pulse,
+        pulls: Pulls,
+        members: Members[Connection],
+        offsets: Offsets,
+        meter: Meter,
+        tasks: Tasks,
+    ) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._pulse = pulse
+        self._pulls = pulls
+        self._members = members
+        self._offsets = offsets
+        self._meter = meter
+        self._tasks = tasks
+
+    # -- how far groups are -------------------------------------------------------------------------------------
+
+    def of_group(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+        """What a group has committed, and how far that is from the end."""
+        group = asked["consumerGroup"]
+        self._check_group(group)
+        self._tasks.answer(connection, command, self._of_group(command, group, asked["topic"]))
+
+    def _check_group(self, group: str) -> None:
+        if group not in self._broker.fold.groups:
+            raise GroupNotFound(f"group {group!r} does not exist")
+
+    async def _of_group(self, command: Command, group: str, topic: str) -> bytes:
+        now_ns = self._clock.elapsed_ns()
+        self._meter.tick(now_ns)
+        return reply(command, codes.SUCCESS, body=orjson.dumps(await self._stats(group, topic, now_ns)))
+
+    async def _stats(self, group: str, topic: str, now_ns: int) -> dict[str, Any]:
+        """Of one topic, or of all that the group has read."""
+        table = {}
+        async for place, offset in paced(sorted(self._offsets.of(group).items()), _QUEUES_PER_STEP):
+            if topic in ("", place[0]) and self._is_there(*place):
+                name = QueueName(*_named(place, self._broker.settings.broker_name))
+                table[name] = self._row(group, place, offset)
+        rates = [self._meter.rate(Went(name, group), Span.MINUTE, now_ns) for name in {queue.topic for queue in table}]
+        return {"consumeTps": sum(rate.per_second for rate in rates), "offsetTable": bodies.by_queue(table)}
+
+    def _is_there(self, topic: str, queue_id: int) -> bool:
+        found = self._broker.fold.topics.by_name.get(topic)
+        return found is not None and queue_id < len(found.numbers)
+
+    def _row(self, group: str, place: Place, offset: int) -> dict[str, int]:
+        low, high = self._broker.offsets(*place)
+        # When what the group read last became visible: how old its work is.
+        read_at_ms = self._broker.visible_at_ms(*place, offset - 1) if low < offset <= high else 0
+        pulled = max(self._pulls.reached(group, *place), offset)
+        return {"brokerOffset": high, "consumerOffset": offset, "lastTimestamp": read_at_ms, "pullOffset": pulled}
+
+    def of_all(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+        """The same of all groups. Where only ordered topics are asked for there are none: no topic is marked so."""
+        groups = [] if asked["isOrder"] else list(self._broker.fold.groups.all_settings())
+        self._tasks.answer(connection, command, self._of_all(connection, command, groups))
+
+    async def _of_all(self, connection: Connection, command: Command, groups: list[str]) -> bytes:
+        now_ns = self._clock.elapsed_ns()
+        self._meter.tick(now_ns)
+        rows, behind, in_work = [], 0, 0
+        async for group in paced(groups, _GROUPS_PER_STEP):
+            topics = sorted({topic for topic, _ in self._offsets.of(group)} & self._broker.fold.topics.by_name.keys())
+            stats = [await self._stats(group, topic, now_ns) for topic in topics]
+            rows.append({group: stats})
+            for row in (row for each in stats for row in each["offsetTable"].values()):
+                behind += row["brokerOffset"] - row["consumerOffset"]
+                in_work += row["pullOffset"] - row["consumerOffset"]
+        body = {
+            "brokerAddr": connection.broker_address, "consumeStatsList": rows, "totalDiff": behind,
+            "totalInflightDiff": in_work,
+        }  # fmt: skip
+        return reply(command, codes.SUCCESS, body=orjson.dumps(body))
+
+    # -- moving groups ------------------------------------------------------------------------------------------
+
+    def reset(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+        """Moves a group in a topic: to what became visible at an instant, to the end, or one queue to an offset.
+
+        A member that is connected is told with its next pull, one that is held at once; until then what it commits is
+        from before, and does not count.
+        """
+        group, topic = asked["group"], asked["topic"]
+        count = self._broker.fold.topics.get(topic).read_queue_count
+        self._check_group(group)
+        queue_ids = range(count) if asked["queueId"] < 0 else [asked["queueId"]]
+        moved = {(topic, queue_id): self._target(topic, queue_id, asked) for queue_id in queue_ids}
+        is_read = self._members.subscribes(group, topic)
+        ticket = self._offsets.move(group, moved, self._clock.now_ms(), is_read=is_read)
+        self._pulls.move(group, moved)
+        name = self._broker.settings.broker_name
+        body = bodies.encode_by_queue("offsetTable", {QueueName(*_named(place, name)): moved[place] for place in moved})
+        self._pulse.expect(ticket, lambda ticket: _answer(connection, command, body, ticket))
+
+    def _target(self, topic: str, queue_id: int, asked: Mapping[str, Any]) -> int:
+        low, high = self._broker.offsets(topic, queue_id)
+        if asked["offset"] is not None and asked["offset"] >= 0:
+            if not low <= asked["offset"] <= high:
+                raise UsageError(f"offset {asked['offset']} of queue {queue_id} of {topic!r}, expected {low} to {high}")
+            return int(asked["offset"])
+        return high if asked["timestamp"] == _TO_THE_END else self._broker.search(topic, queue_id, asked["timestamp"])
+
+
+def _named(place: Place, broker_name: str) -> tuple[str, str, int]:
+    return place[0], broker_name, place[1]
+
+
+def _answer(connection: Connection, command: Command, body: bytes, ticket: Ticket) -> None:
+    if not command.is_oneway:
+        answer = reply(command, codes.SUCCESS, body=body) if ticket.error is None else refusal(command, ticket.error)
+        connection.write(answer)

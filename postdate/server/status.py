@@ -1,0 +1,184 @@
+"""What the broker tells operators about itself: figures, rates and settings.
+
+Names are RocketMQ's where its tools look for them. Behind them stand ours, in our words.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+
+from postdate import __version__
+from postdate.broker import Broker
+from postdate.clock import Clock
+from postdate.config import DAY_MS, LIVE, Settings
+from postdate.errors import UsageError
+from postdate.server.connection import Connection
+from postdate.server.meter import Came, Meter, Span, Went, Whole
+from postdate.wheel import NEVER
+from postdate.wire import codes, reports
+from postdate.wire.frame import Command, reply
+
+_NONE = "0"  # of a queue that RocketMQ has and we have not: nobody waits in it
+_SPANS = {"statsMinute": Span.MINUTE, "statsHour": Span.HOUR, "statsDay": Span.DAY}
+
+
+class Days:
+    """Totals as they were when this day and the one before it began, by the calendar of UTC."""
+
+    def __init__(self, now_ms: int, totals: tuple[int, int]) -> None:
+        self._day = now_ms // DAY_MS
+        self.this_morning = self.yesterday_morning = totals
+
+    def look(self, now_ms: int, totals: tuple[int, int]) -> None:
+        day = now_ms // DAY_MS
+        if day > self._day:
+            self.yesterday_morning = self.this_morning if day == self._day + 1 else totals
+            self._day, self.this_morning = day, totals
+
+
+class Status:
+    """Serves one broker. `counts` gives figures of the server itself, by name."""
+
+    def __init__(self, broker: Broker, clock: Clock, meter: Meter, counts: Callable[[], Mapping[str, int]]) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._meter = meter
+        self._counts = counts
+        self._began_ms = clock.now_ms()
+        self._days = Days(self._began_ms, self._totals())
+
+    def tick(self) -> None:
+        """Called from time to time, and before anything is told."""
+        self._meter.tick(self._clock.elapsed_ns())
+        self._days.look(self._clock.now_ms(), self._totals())
+
+    def _totals(self) -> tuple[int, int]:
+        """Messages in and out since the start."""
+        return self._broker.accepted_count, self._meter.pulled_total
+
+    # -- figures ------------------------------------------------------------------------------------------------
+
+    def figures(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+        self.tick()
+        table = self._known_to_tools() | self._timer_known_to_tools() | self._own()
+        return reply(command, codes.SUCCESS, body=reports.encode_table(table))
+
+    def _known_to_tools(self) -> dict[str, str]:
+        log, (total, free) = self._broker.log, self._broker.disk_space()
+        days, (came, went) = self._days, self._totals()
+        now_ms = self._clock.now_ms()
+        table = {
+            "brokerVersionDesc": f"postdate {__version__}",
+            "brokerVersion": str(codes.PROTOCOL_VERSION),
+            "brokerActive": "true",
+            "bootTimestamp": str(self._began_ms),
+            "runtime": _runtime(now_ms - self._began_ms),
+            "commitLogMinOffset": str(log.start),
+            "commitLogMaxOffset": str(log.end),
+            "commitLogDiskRatio": f"{1 - free / total:.4f}" if total else _NONE,
+            "putTps": self._rates(Whole.ACCEPTED),
+            "getTransferredTps": self._rates(Whole.PULLED),
+            "getTransferedTps": self._rates(Whole.PULLED),  # as tools before 5.0 spell it
+            "putMessageTimesTotal": str(came),
+            "msgPutTotalTodayNow": str(came),
+            "msgPutTotalTodayMorning": str(days.this_morning[0]),
+            "msgPutTotalYesterdayMorning": str(days.yesterday_morning[0]),
+            "msgGetTotalTodayNow": str(went),
+            "msgGetTotalTodayMorning": str(days.this_morning[1]),
+            "msgGetTotalYesterdayMorning": str(days.yesterday_morning[1]),
+            "pageCacheLockTimeMills": _NONE,
+            **{f"{kind}ThreadPoolQueueSize": _NONE for kind in ("send", "pull", "ack")},
+            **{f"{kind}ThreadPoolQueueHeadWaitTimeMills": _NONE for kind in ("send", "pull", "ack")},
+        }
+        earliest_ms = log.begins_at_ms
+        return table if earliest_ms is None else table | {"earliestMessageTimeStamp": str(earliest_ms)}
+
+    def _rates(self, key: Whole) -> str:
+        """Messages in a second: over the last minute, hour and day."""
+        now_ns = self._clock.elapsed_ns()
+        return " ".join(f"{max(0.0, self._meter.rate(key, span, now_ns).per_second):.2f}" for span in Span)
+
+    def _timer_known_to_tools(self) -> dict[str, str]:
+        """RocketMQ counts its wheel and how far it is behind. Here a message that was accepted is where it waits."""
+        late_ms = self._late_ms()
+        return {
+            "timerReadBehind": str(late_ms // 1_000),
+            "timerOffsetBehind": _NONE,
+            "timerCongestNum": str(sum(self._waiting())),
+            "timerEnqueueTps": self._rates(Whole.TIMED).split(" ")[0],
+            "timerDequeueTps": self._rates(Whole.FIRED).split(" ")[0],
+        }
+
+    def _late_ms(self) -> int:
+        """By how much the earliest message that waits is late: nothing, unless the disk is full or fails."""
+        due_at_ms = self._broker.fold.wheel.next_due_at_ms
+        return 0 if due_at_ms == NEVER else max(0, self._clock.now_ms() - due_at_ms)
+
+    def _waiting(self) -> tuple[int, int]:
+        """Messages that wait near and far; of the far ones also those whose cancel nobody has met yet."""
+        fold = self._broker.fold
+        return fold.wheel.count, sum(fold.untaken)
+
+    def _own(self) -> dict[str, str]:
+        fold = self._broker.fold
+        near, far = self._waiting()
+        figures: dict[str, Any] = {
+            "postdate_waiting_near": near,
+            "postdate_waiting_far": far,
+            "postdate_late_ms": self._late_ms(),
+            "postdate_timed_total": self._broker.timed_count,
+            "postdate_fired_per_second": self._rates(Whole.FIRED),
+            "postdate_tombstones": fold.tombstones.count,
+            "postdate_topics": len(fold.topics.by_name) - 1,  # without the schedule topic
+            "postdate_groups": len(fold.groups),
+            **{f"postdate_{name}": count for name, count in self._counts().items()},
+            "postdate_log_problem": self._broker.log.failure or self._broker.fire_error or "none",
+        }
+        return {name: str(value) for name, value in figures.items()}
+
+    # -- rates --------------------------------------------------------------------------------------------------
+
+    def rates(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
+        """TOPIC_PUT_NUMS by topic, GROUP_GET_NUMS by "topic@group"."""
+        self.tick()
+        key, now_ns = _key(asked["statsName"], asked["statsKey"]), self._clock.elapsed_ns()
+        body = {}
+        for name, span in _SPANS.items():
+            rate = self._meter.rate(key, span, now_ns)
+            body[name] = {"avgpt": 0.0, "sum": rate.sum, "tps": rate.per_second}
+        return reply(command, codes.SUCCESS, body=orjson.dumps(body))
+
+    # -- settings -----------------------------------------------------------------------------------------------
+
+    def settings(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+        body = reports.encode_properties_text(_shown(self._broker.settings))
+        return reply(command, codes.SUCCESS, {"version": f"postdate {__version__}"}, body=body)
+
+    def change_settings(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+        """All of them, or none where one is refused."""
+        self._broker.change_settings(reports.decode_properties_text(command.body))
+        return reply(command, codes.SUCCESS)
+
+
+def _key(name: str, key: str) -> Came | Went:
+    if name == "TOPIC_PUT_NUMS":
+        return Came(key)
+    if name == "GROUP_GET_NUMS":
+        return Went(*key.partition("@")[::2])
+    raise UsageError(f"statistics {name[:64]!r} are not kept, expected TOPIC_PUT_NUMS or GROUP_GET_NUMS")
+
+
+def _shown(settings: Settings) -> dict[str, str]:
+    """All settings as text, and which of them may change."""
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}
+    return texts | {"live_settings": " ".join(sorted(LIVE))}
+
+
+def _runtime(span_ms: int) -> str:
+    minutes, seconds = divmod(span_ms // 1_000, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days} days, {hours} hours, {minutes} minutes, {seconds} seconds"
