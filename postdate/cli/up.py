@@ -54,7 +54,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "clients": (
         "body_bytes_max", "properties_bytes_max", "frame_bytes_max", "connections_max", "write_buffer_bytes_max",
         "held_pulls_max", "pull_count_max", "pull_bytes_max", "client_expiry_ms", "lock_expiry_ms",
-        "offsets_interval_ms", "shutdown_ms",
+        "offsets_interval_ms", "relays_max", "shutdown_ms",
     ),
 }  # fmt: skip
 

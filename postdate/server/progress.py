@@ -1,7 +1,7 @@
 """How far groups are, and how an operator moves them."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -23,6 +23,25 @@ from postdate.wire.frame import Command, reply
 _TO_THE_END = -1  # as a timestamp
 _QUEUES_PER_STEP = 50  # looked at in one go: about a millisecond
 _GROUPS_PER_STEP = 100
+
+
+class _Stats(NamedTuple):
+    """How far a group is in some queues."""
+
+    table: dict[QueueName, dict[str, int]]
+    per_second: float
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        return {"consumeTps": self.per_second, "offsetTable": bodies.by_queue(self.table)}
+
+    @property
+    def behind(self) -> int:
+        return sum(row["brokerOffset"] - row["consumerOffset"] for row in self.table.values())
+
+    @property
+    def in_work(self) -> int:
+        return sum(row["pullOffset"] - row["consumerOffset"] for row in self.table.values())
 
 
 class Progress:
@@ -63,9 +82,9 @@ class Progress:
     async def _of_group(self, command: Command, group: str, topic: str) -> bytes:
         now_ns = self._clock.elapsed_ns()
         self._meter.tick(now_ns)
-        return reply(command, codes.SUCCESS, body=orjson.dumps(await self._stats(group, topic, now_ns)))
+        return reply(command, codes.SUCCESS, body=orjson.dumps((await self._stats(group, topic, now_ns)).shown))
 
-    async def _stats(self, group: str, topic: str, now_ns: int) -> dict[str, Any]:
+    async def _stats(self, group: str, topic: str, now_ns: int) -> _Stats:
         """Of one topic, or of all that the group has read."""
         table = {}
         async for place, offset in paced(sorted(self._offsets.of(group).items()), _QUEUES_PER_STEP):
@@ -73,7 +92,7 @@ class Progress:
                 name = QueueName(*_named(place, self._broker.settings.broker_name))
                 table[name] = self._row(group, place, offset)
         rates = [self._meter.rate(Went(name, group), Span.MINUTE, now_ns) for name in {queue.topic for queue in table}]
-        return {"consumeTps": sum(rate.per_second for rate in rates), "offsetTable": bodies.by_queue(table)}
+        return _Stats(table, sum(rate.per_second for rate in rates))
 
     def _is_there(self, topic: str, queue_id: int) -> bool:
         found = self._broker.fold.topics.by_name.get(topic)
@@ -98,10 +117,9 @@ class Progress:
         async for group in paced(groups, _GROUPS_PER_STEP):
             topics = sorted({topic for topic, _ in self._offsets.of(group)} & self._broker.fold.topics.by_name.keys())
             stats = [await self._stats(group, topic, now_ns) for topic in topics]
-            rows.append({group: stats})
-            for row in (row for each in stats for row in each["offsetTable"].values()):
-                behind += row["brokerOffset"] - row["consumerOffset"]
-                in_work += row["pullOffset"] - row["consumerOffset"]
+            rows.append({group: [each.shown for each in stats]})
+            behind += sum(each.behind for each in stats)
+            in_work += sum(each.in_work for each in stats)
         body = {
             "brokerAddr": connection.broker_address, "consumeStatsList": rows, "totalDiff": behind,
             "totalInflightDiff": in_work,

@@ -4,6 +4,7 @@ JSON bodies are read leniently: an enum may come as its name or its number, a nu
 its request promises is a ProtocolError.
 """
 
+import re
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from struct import Struct
@@ -260,16 +261,21 @@ def encode_by_queue(name: str, table: Mapping[QueueName, Any], more: Mapping[str
     return orjson.dumps({name: by_queue(table), **(more or {})})
 
 
-def by_queue(table: Mapping[QueueName, Any]) -> dict[str, Any]:
-    """A table whose keys are queues: standard JSON has text keys alone, so that a queue is written as JSON text; the
-    parser of the Java client takes both.
+def by_queue(table: Mapping[QueueName, Any]) -> orjson.Fragment:
+    """A table whose keys are queues, as RocketMQ writes it: each key is an object, which standard JSON does not have.
+    The parser of Java's client takes nothing else from 5.5 on.
     """
-    return {orjson.dumps(_queue_data(queue)).decode(): row for queue, row in table.items()}
+    rows = (orjson.dumps(_queue_data(queue)) + b":" + orjson.dumps(row) for queue, row in table.items())
+    return orjson.Fragment(b"{" + b",".join(rows) + b"}")
+
+
+# A flat object before a colon. Brokers and topics have no braces in their names.
+_OBJECT_AS_KEY = re.compile(rb'(?<=[{,])\{"[^{}]*\}(?=\s*:)')
 
 
 def decode_by_queue(body: bytes, name: str) -> dict[QueueName, dict[str, Any]]:
-    """Raises ProtocolError."""
-    table = load(body, name).get(name) or {}
+    """A table whose keys are queues; a queue may also be JSON within a text. Raises ProtocolError."""
+    table = load(_OBJECT_AS_KEY.sub(_as_text, body), name).get(name) or {}
     try:
         return {
             QueueName(plain_text(key["topic"]), plain_text(key["brokerName"]), whole_number(key["queueId"])): {**row}
@@ -278,6 +284,10 @@ def decode_by_queue(body: bytes, name: str) -> dict[QueueName, dict[str, Any]]:
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProtocolError(f"a table by queue that cannot be read: {type(error).__name__} {error}") from error
+
+
+def _as_text(match: "re.Match[bytes]") -> bytes:
+    return orjson.dumps(match[0].decode("utf-8", "replace"))
 
 
 # -- pops -------------------------------------------------------------------------------------------------------
