@@ -32,7 +32,7 @@ def test_the_python_programs_pass() -> None:
 def test_a_name_that_nobody_has_runs_nothing() -> None:
     code, lines = run("python", "Delay")
     assert (code, len(lines)) == (2, 1)
-    assert lines[0].startswith("NOT RUN: Delay is no language (go, java, node, python)")
+    assert lines[0].startswith("NOT RUN: Delay is no language (go, java, mqadmin, node, python)")
 
 
 def test_a_language_whose_tools_are_missing_is_named(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from postdate.errors import GroupNotFound, ProtocolError
 from postdate.message import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 from postdate.server.assignments import MODES_SETTING
 from postdate.server.connection import Connection
+from postdate.server.meter import Came, Meter, Span
 from postdate.server.offsets import Offsets
 from postdate.server.tasks import Tasks
 from postdate.server.topics import Birth
@@ -31,11 +32,14 @@ _ATTRIBUTE = re.compile(r"\+([^=,]+)=([^,]*)|-([^,]+)")
 class Admin:
     """Serves one broker."""
 
-    def __init__(self, broker: Broker, clock: Clock, offsets: Offsets, birth: Birth, tasks: Tasks) -> None:
+    def __init__(
+        self, broker: Broker, clock: Clock, offsets: Offsets, birth: Birth, meter: Meter, tasks: Tasks
+    ) -> None:
         self._broker = broker
         self._clock = clock
         self._offsets = offsets
         self._birth = birth
+        self._meter = meter
         self._tasks = tasks
 
     # -- topics -------------------------------------------------------------------------------------------------
@@ -85,7 +89,11 @@ class Admin:
             table[QueueName(topic.name, self._broker.settings.broker_name, queue_id)] = {
                 "lastUpdateTimestamp": last_at_ms, "maxOffset": high, "minOffset": low,
             }  # fmt: skip
-        return reply(command, codes.SUCCESS, body=bodies.encode_by_queue("offsetTable", table))
+        now_ns = self._clock.elapsed_ns()
+        self._meter.tick(now_ns)
+        rate = self._meter.rate(Came(topic.name), Span.MINUTE, now_ns)
+        body = bodies.encode_by_queue("offsetTable", table, {"topicPutTps": rate.per_second})
+        return reply(command, codes.SUCCESS, body=body)
 
     # -- groups -------------------------------------------------------------------------------------------------
 

@@ -146,8 +146,15 @@ class Consumers:
             self._broker.offsets(topic, queue_id)
             self._offsets.note(group, topic, queue_id, max(asked["commitOffset"], 0))
             return None
-        ticket = self._offsets.commit(group, topic, queue_id, asked["commitOffset"], self._clock.now_ms())
-        self._pulse.expect(ticket, _plain_answer(connection, command))
+        offset, answer = asked["commitOffset"], _plain_answer(connection, command)
+        ticket = self._offsets.commit(group, topic, queue_id, offset, self._clock.now_ms())
+
+        def written(ticket: Ticket) -> None:
+            if ticket.error is None:
+                self._offsets.written(group, {(topic, queue_id): offset})
+            answer(ticket)
+
+        self._pulse.expect(ticket, written)
         return None
 
     def write_offsets(self) -> None:

@@ -64,6 +64,13 @@ class Offsets:
             self._moves.setdefault(group, {}).update(targets)
         return ticket
 
+    def written(self, group: str, targets: Mapping[Place, int]) -> None:
+        """These offsets are durable: the fold knows them, and goes on from there where the group pops."""
+        latest = self._latest.get(group, {})
+        for place, offset in targets.items():
+            if latest.get(place) == offset and place not in self._noted.get(group, ()):
+                del latest[place]
+
     def is_moving(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether a group was moved in a queue and its member there does not know yet."""
         return (topic, queue_id) in self._moves.get(group, ())
@@ -99,4 +106,6 @@ class Offsets:
             for place in [place for place in latest if place[0] == topic]:
                 del latest[place]
                 self._noted.get(group, set()).discard(place)
+        for group, moves in list(self._moves.items()):
+            for place in [place for place in moves if place[0] == topic]:
                 self.take_move(group, *place)

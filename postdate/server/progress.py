@@ -144,7 +144,13 @@ class Progress:
         self._pulls.move(group, moved)
         name = self._broker.settings.broker_name
         body = bodies.encode_by_queue("offsetTable", {QueueName(*_named(place, name)): moved[place] for place in moved})
-        self._pulse.expect(ticket, lambda ticket: _answer(connection, command, body, ticket))
+
+        def answer(ticket: Ticket) -> None:
+            if ticket.error is None:
+                self._offsets.written(group, moved)
+            _answer(connection, command, body, ticket)
+
+        self._pulse.expect(ticket, answer)
 
     def _target(self, topic: str, queue_id: int, asked: Mapping[str, Any]) -> int:
         low, high = self._broker.offsets(topic, queue_id)

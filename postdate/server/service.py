@@ -83,7 +83,7 @@ class Service:
         self._assignments = Assignments(broker, clock, birth, members)
         self._producers = Producers(broker, clock, self.pulse, birth)
         self.consumers = Consumers(broker, clock, self.pulse, self.pulls, birth, members, offsets)
-        self.admin = Admin(broker, clock, offsets, birth, tasks)
+        self.admin = Admin(broker, clock, offsets, birth, self._meter, tasks)
         self._routes = Routes(broker, birth)
         self._relays = Relays(broker)
         self._clients = Clients(broker, clock, members, offsets, self._relays, tasks)

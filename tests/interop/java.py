@@ -8,7 +8,7 @@ from pathlib import Path
 from program import HERE, PLAIN, SHORT, Language, Program, compile_programs, fetch
 
 FOLDER = HERE / "java"
-LIBRARIES, CLASSES, STAMP = FOLDER / "target" / "lib", FOLDER / "target" / "classes", FOLDER / "target" / "stamp"
+LIBRARIES, CLASSES = FOLDER / "target" / "lib", FOLDER / "target" / "classes"
 
 COPY = "org.apache.maven.plugins:maven-dependency-plugin:copy-dependencies"  # in full: a short name is looked up online
 
@@ -40,22 +40,29 @@ PROGRAMS = (
 
 
 def build() -> None:
-    fetch_libraries()
-    sources = [str(file) for file in sorted((FOLDER / "src").glob("*.java"))]
-    shutil.rmtree(CLASSES, ignore_errors=True)
-    command = ["javac", "--release", "11", "-encoding", "UTF-8", "-proc:none", "-nowarn", "-d", str(CLASSES)]
-    compile_programs([*command, "-cp", f"{LIBRARIES}/*", *sources], FOLDER)
+    fetch_libraries(FOLDER)
+    compile_sources(FOLDER)
 
 
-def fetch_libraries() -> None:
-    """The client and what it needs, into LIBRARIES; not again while pom.xml stays the same."""
-    stamp = hashlib.sha256((FOLDER / "pom.xml").read_bytes()).hexdigest()
-    if STAMP.is_file() and STAMP.read_text() == stamp:
+def fetch_libraries(folder: Path) -> None:
+    """What a folder's pom.xml names, into its target/lib; not again while pom.xml stays the same."""
+    libraries, stamped = folder / "target" / "lib", folder / "target" / "stamp"
+    stamp = hashlib.sha256((folder / "pom.xml").read_bytes()).hexdigest()
+    if stamped.is_file() and stamped.read_text() == stamp:
         return
-    shutil.rmtree(LIBRARIES, ignore_errors=True)
-    goal = [COPY, f"-DoutputDirectory={LIBRARIES}", "-DincludeScope=runtime"]
-    fetch(["mvn", "-q", "-B", "-Dstyle.color=never", *goal], FOLDER)
-    STAMP.write_text(stamp)
+    shutil.rmtree(libraries, ignore_errors=True)
+    goal = [COPY, f"-DoutputDirectory={libraries}", "-DincludeScope=runtime"]
+    fetch(["mvn", "-q", "-B", "-Dstyle.color=never", *goal], folder)
+    stamped.write_text(stamp)
+
+
+def compile_sources(folder: Path) -> None:
+    """What stands in a folder's src, into its target/classes."""
+    sources = [str(file) for file in sorted((folder / "src").glob("*.java"))]
+    classes = folder / "target" / "classes"
+    shutil.rmtree(classes, ignore_errors=True)
+    command = ["javac", "--release", "11", "-encoding", "UTF-8", "-proc:none", "-nowarn", "-d", str(classes)]
+    compile_programs([*command, "-cp", f"{folder / 'target' / 'lib'}/*", *sources], folder)
 
 
 def command(program: Program, route: str, folder: Path) -> list[str]:

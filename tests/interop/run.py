@@ -21,12 +21,13 @@ from typing import IO, NamedTuple
 
 import go
 import java
+import mqadmin
 import node
 import python
 from program import RESTART, Failed, Language, Program, Unreachable, Unusable, provide
 from server import Server, limited
 
-LANGUAGES = (java.LANGUAGE, go.LANGUAGE, node.LANGUAGE, python.LANGUAGE)
+LANGUAGES = (java.LANGUAGE, go.LANGUAGE, node.LANGUAGE, python.LANGUAGE, mqadmin.LANGUAGE)
 AT_ONCE = 4  # programs at a time: they mostly wait
 PROGRAM_S = 150.0
 
