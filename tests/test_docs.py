@@ -506,7 +506,7 @@ def default_of(cell: str) -> Any:
     if not cell:
         return None
     text = code(cell)
-    return int(text) if text.isdigit() else WORDS.get(text, text)
+    return int(text) if text.removeprefix("-").isdigit() else WORDS.get(text, text)
 
 
 def field_held(field: Field, *, required: bool | None) -> FieldRow:
@@ -562,8 +562,12 @@ def test_errors_become_the_codes_that_are_shown() -> None:
 
 
 def shown_json(heading: str) -> bytes:
+    return shown_text(heading, "json")
+
+
+def shown_text(heading: str, kind: str = "text") -> bytes:
     blocks = blocks_of(sections_of(PROTOCOL.read_text())[heading])
-    return "\n".join(next(block.lines for block in blocks if block.kind == "json")).encode()
+    return "\n".join(next(block.lines for block in blocks if block.kind == kind)).encode()
 
 
 def test_bodies_that_are_shown_are_those_of_the_code() -> None:
@@ -572,7 +576,7 @@ def test_bodies_that_are_shown_are_those_of_the_code() -> None:
     (consumer,) = bodies.decode_heartbeat(shown_json("Heartbeats, members and notices")).consumers
     assert consumer.subscriptions == (bodies.parse_subscription("orders", "paid || refunded"),)
     assert bodies.decode_lock(shown_json("Locks")).queues == (bodies.QueueName("orders", "postdate", 0),)
-    (queue,) = bodies.decode_by_queue(shown_json("Tables by queue"), "offsetTable")
+    (queue,) = bodies.decode_by_queue(shown_text("Tables by queue"), "offsetTable")
     assert queue == bodies.QueueName("orders", "postdate", 0)
 
 

@@ -323,12 +323,22 @@ def test_the_answer_to_a_lock_is_rocketmqs() -> None:
 # ------------------------------------------------------------------------------------------------- tables by queue
 
 
-def test_a_table_by_queue_has_the_queue_as_json_text_for_a_key() -> None:
+def test_a_table_by_queue_has_objects_for_keys_as_java_wants_them() -> None:
     table = {QueueName("orders", "b", 0): {"maxOffset": 5}}
     assert encode_by_queue("offsetTable", table, {"consumeTps": 0.5}) == (
-        rb'{"offsetTable":{"{\"brokerName\":\"b\",\"queueId\":0,\"topic\":\"orders\"}":{"maxOffset":5}},'
-        rb'"consumeTps":0.5}'
+        b'{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"orders"}:{"maxOffset":5}},"consumeTps":0.5}'
     )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb'{"offsetTable":{"{\"brokerName\":\"b\",\"queueId\":0,\"topic\":\"orders\"}":{"maxOffset":5}},"more":[{},{}]}',
+        b'{"more":[{"a":1},{}],"offsetTable":{ {"brokerName":"b" , "queueId":"0","topic":"orders"} :{"maxOffset":5}}}',
+    ],
+)
+def test_a_queue_may_be_a_text_or_an_object(body: bytes) -> None:
+    assert decode_by_queue(body, "offsetTable") == {QueueName("orders", "b", 0): {"maxOffset": 5}}
 
 
 @settings(deadline=None)

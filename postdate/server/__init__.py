@@ -6,7 +6,13 @@
     producers.py   send, batch, recall, delete marker
     pulls.py       pull, and wait for what is not there yet
     consumers.py   heartbeats, members, offsets, locks, send-backs
-    admin.py       routes, topics, groups, what waits
+    admin.py       topics, groups, what waits
+    routes.py      what a name server is asked
+    messages.py    single messages, entries of queues
+    clients.py, relays.py               who is connected, and questions handed on to them
+    progress.py    how far groups are, and how an operator moves them
+    status.py, meter.py                 figures, rates and settings, for operators
+    tasks.py       answers that take long, worked out in steps
     topics.py      topics and groups on first use
     members.py, locks.py, offsets.py    who is connected, who holds a queue, how far a group has read
     address.py     how clients reach the broker

@@ -269,13 +269,9 @@ def by_queue(table: Mapping[QueueName, Any]) -> orjson.Fragment:
     return orjson.Fragment(b"{" + b",".join(rows) + b"}")
 
 
-# A flat object before a colon. Brokers and topics have no braces in their names.
-_OBJECT_AS_KEY = re.compile(rb'(?<=[{,])\{"[^{}]*\}(?=\s*:)')
-
-
 def decode_by_queue(body: bytes, name: str) -> dict[QueueName, dict[str, Any]]:
     """A table whose keys are queues; a queue may also be JSON within a text. Raises ProtocolError."""
-    table = load(_OBJECT_AS_KEY.sub(_as_text, body), name).get(name) or {}
+    table = load(_with_text_keys(body), name).get(name) or {}
     try:
         return {
             QueueName(plain_text(key["topic"]), plain_text(key["brokerName"]), whole_number(key["queueId"])): {**row}
@@ -286,8 +282,30 @@ def decode_by_queue(body: bytes, name: str) -> dict[QueueName, dict[str, Any]]:
         raise ProtocolError(f"a table by queue that cannot be read: {type(error).__name__} {error}") from error
 
 
-def _as_text(match: "re.Match[bytes]") -> bytes:
-    return orjson.dumps(match[0].decode("utf-8", "replace"))
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\],:]', re.DOTALL)
+
+
+def _with_text_keys(body: bytes) -> bytes:
+    """The same JSON with every object that stands where a key belongs written as a text."""
+    parts: list[bytes] = []
+    copied = start = 0
+    before, open_brackets = b"", bytearray()  # the token before this one; the brackets around it
+    key_depth = 0  # of brackets around an object that is a key; 0 outside of one
+    for token in _TOKEN.finditer(body):
+        found = token[0]
+        if found in (b"{", b"["):
+            is_key = found == b"{" and (before == b"{" or (before == b"," and open_brackets[-1:] == b"{"))
+            if is_key and not key_depth:
+                key_depth, start = len(open_brackets) + 1, token.start()
+            open_brackets += found
+        elif found in (b"}", b"]") and open_brackets:
+            if len(open_brackets) == key_depth:
+                text = body[start : token.end()].decode("utf-8", "replace")
+                parts += (body[copied:start], orjson.dumps(text))
+                copied, key_depth = token.end(), 0
+            open_brackets.pop()
+        before = found
+    return b"".join((*parts, body[copied:]))
 
 
 # -- pops -------------------------------------------------------------------------------------------------------
