@@ -82,8 +82,9 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
     (ROOT / "docs").glob("*.md")
 )
-ARCHITECTURE, FORMATS, SETTINGS, PROTOCOL, CLIENT, CLI = (
-    ROOT / "docs" / f"{name}.md" for name in ("architecture", "formats", "settings", "protocol", "client", "cli")
+ARCHITECTURE, FORMATS, SETTINGS, PROTOCOL, CLIENT, CLI, MQADMIN = (
+    ROOT / "docs" / f"{name}.md"
+    for name in ("architecture", "formats", "settings", "protocol", "client", "cli", "mqadmin")
 )
 SERVED = {ROOT / "README.md", CLIENT, CLI}
 JAVA = ROOT / "tests" / "interop" / "java" / "src"
@@ -612,6 +613,25 @@ def test_what_is_said_to_be_unsupported_is_not_in_the_table() -> None:
     numbers = {int(number) for number in re.findall(r"\b\d{2,6}\b", section)}
     numbers -= {wire_codes.NO_PERMISSION, wire_codes.VIEW_MESSAGE_BY_ID}  # an answer, and a way that works
     assert REQUESTS.keys().isdisjoint(numbers)
+
+
+# -- mqadmin ----------------------------------------------------------------------------------------------------
+
+
+def test_commands_of_mqadmin_are_those_that_interop_types() -> None:
+    programs = [file.read_text() for file in sorted((ROOT / "tests" / "interop" / "mqadmin").glob("*.py"))]
+    typed = set(re.findall(r'(?:, \(|\[|types\(|\n +\(|\n +\[)"([a-z]+[A-Z]\w+|producer)"', "".join(programs)))
+    assert {code(name) for name, _, _ in table_in(MQADMIN, "Commands that do their work")} == typed
+
+
+def test_figures_are_those_that_the_broker_tells(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, client.connect(served.address) as sender:
+        sender.send("orders", "hello")
+        body = served.call(lambda: served.service.status._known_to_tools() | served.service.status._own())
+        body |= served.call(lambda: served.service.status._timer_known_to_tools())
+    told = {name for name in body if not name.endswith(("Mills", "QueueSize", "Morning"))}
+    told -= {"getTransferedTps", "timerOffsetBehind", "brokerActive", "brokerVersion", "brokerVersionDesc"}
+    assert {name for names, _ in table_in(MQADMIN, "Figures") for name in codes(names)} == told
 
 
 # -- client -----------------------------------------------------------------------------------------------------

@@ -79,6 +79,7 @@ def encode_producer_table(groups: Mapping[str, Iterable[tuple[Peer, int]]]) -> b
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
 _UNESCAPED = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}
 _ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))")
+_LINE_END = re.compile(r"[\r\n]")
 _LINE = re.compile(r"([^=:\s]+)\s*[=:]\s*(.*)")
 
 
@@ -88,7 +89,7 @@ def encode_properties_text(values: Mapping[str, str]) -> bytes:
 
 
 def _escaped(value: str) -> str:
-    return "".join(_ESCAPES.get(letter) or (letter if letter.isascii() else _utf16(letter)) for letter in value)
+    return "".join(_ESCAPES.get(letter) or (letter if " " <= letter <= "~" else _utf16(letter)) for letter in value)
 
 
 def _utf16(letter: str) -> str:
@@ -99,7 +100,7 @@ def _utf16(letter: str) -> str:
 def decode_properties_text(body: bytes) -> dict[str, str]:
     """Raises ProtocolError for what is no line of name=value; a line that begins with # or ! is a remark."""
     try:
-        lines = [line.strip() for line in body.decode().splitlines()]
+        lines = [line.strip() for line in _LINE_END.split(body.decode())]
     except UnicodeDecodeError as error:
         raise ProtocolError(f"settings that are no text: {error}") from error
     found = {}
@@ -109,7 +110,8 @@ def decode_properties_text(body: bytes) -> dict[str, str]:
         match = _LINE.fullmatch(line)
         if match is None:
             raise ProtocolError(f"settings have the line {line[:80]!r}, expected name=value")
-        found[match[1]] = _ESCAPED.sub(_unescaped, match[2])
+        value = _ESCAPED.sub(_unescaped, match[2])
+        found[match[1]] = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # pairs become one letter
     return found
 
 

@@ -10,7 +10,10 @@ from program import HERE, PLAIN, Language, Program
 FOLDER = HERE / "mqadmin"
 LIBRARIES, CLASSES = FOLDER / "target" / "lib", FOLDER / "target" / "classes"
 
-PROGRAMS = (Program("every command", "Commands", PLAIN),)
+PROGRAMS = (
+    Program("what an operator sees", "Looks", PLAIN),
+    Program("what an operator changes", "Changes", PLAIN),
+)
 
 
 def build() -> None:
