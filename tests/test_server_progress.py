@@ -26,6 +26,7 @@ from postdate.clock import ManualClock
 from postdate.wire import codes
 from postdate.wire.bodies import QueueName, decode_by_queue
 from postdate.wire.frame import Command
+from postdate.wire.records import decode_records
 
 PLACE: dict[str, Any] = {"consumerGroup": GROUP, "topic": "orders", "queueId": 0}
 
@@ -206,6 +207,28 @@ def test_a_move_is_forgotten_with_its_topic(tmp_path: Path) -> None:
         make_topic(peer, "orders")
         sent(peer, "orders", "new")
         assert pull(peer, "orders", 1).code == codes.PULL_NOT_FOUND
+
+
+def pop_command(peer: Peer, wait_ms: int = 0) -> Command:
+    asked: dict[str, Any] = {
+        "consumerGroup": GROUP, "topic": "orders", "queueId": -1, "maxMsgNums": 32, "invisibleTime": 60_000,
+        "pollTime": wait_ms, "bornTime": T0, "initMode": 0, "expType": "TAG", "exp": "*", "order": False,
+    }  # fmt: skip
+    return peer.command(codes.POP_MESSAGE, **asked)
+
+
+def test_a_group_that_pops_goes_on_where_it_was_moved_to(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer, connected(served) as operator:
+        filled(served, peer)
+        held = pop_command(peer, LONG_POLL_MS)
+        peer.write(held)
+        peer.round_trip()
+        move(operator, queueId=0, offset=3)
+        given = peer.answer_to(held.opaque)
+        assert [record.body for record in decode_records(given.body)] == [b"m3", b"m4"], (
+            "it waited, and is told at once"
+        )
+        assert stats(operator)[0][QueueName("orders", "postdate", 0)]["consumerOffset"] == 5, "what is given counts"
 
 
 def test_our_own_consumer_reads_again_after_a_move(tmp_path: Path) -> None:

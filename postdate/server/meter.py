@@ -10,7 +10,6 @@ from enum import Enum
 from typing import NamedTuple
 
 from postdate.broker import Broker
-from postdate.topics import SCHEDULE_TOPIC
 
 TICK_MS = 10_000
 _SECOND_NS = 1_000_000_000
@@ -125,9 +124,8 @@ class Meter:
         for number in grown:
             topic, length = places[number][0], queues[number].length
             growth, lengths[number] = length - lengths[number], length
-            if topic != SCHEDULE_TOPIC:  # it lists what waits by level, a second time
-                counts[Came(topic)] = counts.get(Came(topic), 0) + growth
-                total += growth
+            counts[Came(topic)] = counts.get(Came(topic), 0) + growth
+            total += growth
         return total
 
     def rate(self, key: Hashable, span: Span, now_ns: int) -> Rate:

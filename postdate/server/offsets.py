@@ -30,8 +30,6 @@ class Offsets:
 
     def note(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Keeps an offset until `write`."""
-        if self._moves and self.is_moving(group, topic, queue_id):
-            return
         if self.get(group, topic, queue_id) != offset:
             self._latest.setdefault(group, {})[topic, queue_id] = offset
             self._noted.setdefault(group, set()).add((topic, queue_id))

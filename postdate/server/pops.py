@@ -205,6 +205,10 @@ class Pops:
                 held.connection.write(refusal(held.command, error))
             self._release(held)
 
+    def moved(self, group: str, topic: str) -> None:
+        """An operator has moved a group: pops that wait are given what it finds there."""
+        self._serve(_Place(group, topic))
+
     def drop(self, connection: Connection) -> None:
         """The connection is gone."""
         for held in list(self._held_of.get(connection, ())):

@@ -13,6 +13,7 @@ from postdate.server.connection import Connection
 from postdate.server.members import Members
 from postdate.server.meter import Meter, Span, Went
 from postdate.server.offsets import Offsets, Place
+from postdate.server.pops import Pops
 from postdate.server.pulls import Pulls
 from postdate.server.pulse import Pulse
 from postdate.server.tasks import Tasks, paced
@@ -53,6 +54,7 @@ class Progress:
         clock: Clock,
         pulse: Pulse,
         pulls: Pulls,
+        pops: Pops,
         members: Members[Connection],
         offsets: Offsets,
         meter: Meter,
@@ -62,6 +64,7 @@ class Progress:
         self._clock = clock
         self._pulse = pulse
         self._pulls = pulls
+        self._pops = pops
         self._members = members
         self._offsets = offsets
         self._meter = meter
@@ -148,6 +151,7 @@ class Progress:
         def answer(ticket: Ticket) -> None:
             if ticket.error is None:
                 self._offsets.written(group, moved)
+                self._pops.moved(group, topic)
             _answer(connection, command, body, ticket)
 
         self._pulse.expect(ticket, answer)

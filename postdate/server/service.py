@@ -87,7 +87,9 @@ class Service:
         self._routes = Routes(broker, birth)
         self._relays = Relays(broker)
         self._clients = Clients(broker, clock, members, offsets, self._relays, tasks)
-        self._progress = Progress(broker, clock, self.pulse, self.pulls, members, offsets, self._meter, tasks)
+        self._progress = Progress(
+            broker, clock, self.pulse, self.pulls, self.pops, members, offsets, self._meter, tasks
+        )
         self._messages = Messages(broker)
         self.status = Status(broker, clock, self._meter, self._counts)
         self._handlers = self._table()
