@@ -145,6 +145,10 @@ def test_figures_tell_what_waits_what_came_and_what_went(tmp_path: Path) -> None
         served.settle()
         told = figures(peer)
         assert (told["postdate_waiting_near"], told["timerDequeueTps"]) == ("0", "0.20")
+        sent(peer, "orders", TIMER_DELAY_SEC=5)
+        peer.ask(codes.DELETE_TOPIC_IN_BROKER, topic="orders")
+        told = figures(peer)
+        assert (told["postdate_waiting_near"], told["postdate_waiting_far"]) == ("0", "0"), "it is cancelled"
 
 
 def test_totals_of_a_day_begin_at_midnight(tmp_path: Path) -> None:

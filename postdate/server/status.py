@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import orjson
 
 from postdate import __version__
@@ -16,6 +17,7 @@ from postdate.config import DAY_MS, LIVE, Settings
 from postdate.errors import UsageError
 from postdate.server.connection import Connection
 from postdate.server.meter import Came, Meter, Span, Went, Whole
+from postdate.topics import GONE
 from postdate.wheel import NEVER
 from postdate.wire import codes, reports
 from postdate.wire.frame import Command, reply
@@ -119,7 +121,9 @@ class Status:
     def _waiting(self) -> tuple[int, int]:
         """Messages that wait near and far; of the far ones also those whose cancel nobody has met yet."""
         fold = self._broker.fold
-        return fold.wheel.count, sum(fold.untaken)
+        gone = np.flatnonzero(fold.topics.target_array == GONE).tolist()  # queues of deleted topics
+        near, far = (sum(counts) - sum(counts[number] for number in gone) for counts in (fold.near, fold.untaken))
+        return near, far
 
     def _own(self) -> dict[str, str]:
         fold = self._broker.fold

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 MAIN = "org.apache.rocketmq.tools.command.MQAdminStartup"
-AT_ONCE = 4
+AT_ONCE = 8  # a command takes a second of work and then waits three for its own threads
 COMMAND_S = 60.0
 TRIES, TIMED_OUT = 5, "RemotingTimeoutException"
 WAIT_S = 60.0
