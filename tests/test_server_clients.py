@@ -101,9 +101,13 @@ def test_all_producers_are_told_with_when_they_were_seen(tmp_path: Path) -> None
 
 
 def test_producers_beyond_the_limit_are_not_kept_and_send_all_the_same(tmp_path: Path) -> None:
-    with serving(tmp_path, groups_max=3) as served, connected(served) as peer:
-        produce(peer, "p1", *(f"g{n}" for n in range(10)))
-        assert len(orjson.loads(peer.ask(codes.GET_ALL_PRODUCER_INFO).body)["data"]) == 3
+    with serving(tmp_path, ManualClock(T0), groups_max=3) as served, connected(served) as peer:
+        for _ in range(2):
+            produce(peer, "p1", *(f"g{n}" for n in range(10)))
+            served.pass_ms(100_000)
+            served.call(served.service.consumers.expire)
+        told = orjson.loads(peer.ask(codes.GET_ALL_PRODUCER_INFO).body)["data"]
+        assert told.keys() == {"g0", "g1", "g2"}, "the second heartbeat has kept them"
         sent(peer, "orders")
 
 

@@ -51,6 +51,9 @@ class _Roll(Generic[Each]):
         self._groups_of.setdefault(each.link, set()).add(group)
         return before
 
+    def has(self, client_id: str, group: str) -> bool:
+        return client_id in self._groups.get(group, ())
+
     def leave(self, client_id: str, group: str) -> bool:
         """It said goodbye; returns whether it was there."""
         known = self._groups.get(group, {})
@@ -99,7 +102,7 @@ class Members(Generic[Link]):
         """
         said = (heartbeat.client_id, link, now_ns, language, version)
         for group in heartbeat.producer_groups:
-            if self._producers.count < producers_max:
+            if self._producers.count < producers_max or self._producers.has(heartbeat.client_id, group):
                 self._producers.put(group, Present(*said))
         changed = set()
         for consumer in heartbeat.consumers:
