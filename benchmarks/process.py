@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 STOP_S = 30.0
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -21,6 +22,17 @@ def cpu_s(pid: int) -> float:
 def memory_mb(pid: int, field: str = "VmRSS") -> float:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1_000
+
+
+def end(process: "subprocess.Popen[Any]") -> None:
+    """Ends a process that we started, even one that is paused; one that does not end by itself is killed."""
+    process.send_signal(signal.SIGCONT)
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class Running:
@@ -41,7 +53,11 @@ class Running:
             preexec_fn=lambda: os.sched_setaffinity(0, allowed),
         )
         assert self._process.stdout is not None
-        ready = json.loads(self._process.stdout.readline())
+        try:
+            ready = json.loads(self._process.stdout.readline())
+        except BaseException:  # Ctrl-C among others: nobody else knows of it yet
+            self.stop()
+            raise
         self.route_address: str = ready["route"]
         self.broker_address: str = ready["broker"]
 
@@ -50,8 +66,7 @@ class Running:
         return self._process.pid
 
     def stop(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait(STOP_S)
+        end(self._process)
         assert self._process.stdout is not None
         self._process.stdout.close()
 

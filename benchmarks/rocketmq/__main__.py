@@ -40,7 +40,7 @@ WARM_RUNS = 2
 MEMORY_ROWS = (
     Row("broker memory (VmRSS) after start", "start_mb", "MB", at_most(0.05)),
     Row("broker memory (VmRSS) after all measures of sync flush", "end_mb", "MB", at_most(0.05)),
-    Row("the same, its peak (VmHWM)", "peak_mb", "MB", at_most(0.05)),
+    Row("broker memory, peak (VmHWM)", "peak_mb", "MB", at_most(0.05)),
 )
 
 

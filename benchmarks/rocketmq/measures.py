@@ -86,20 +86,20 @@ def _sends(flush: str, kind: str, scale: float, goal: Goal | None) -> list[Measu
 
 def _lateness(flush: str, scale: float) -> Measure:
     count, span_ms = _scaled(10_000, scale), max(int(20_000 * scale), 2_000)
-    what = f"{count:,} timed over {span_ms / 1_000:g} s at a push consumer, {flush} flush: late by"
+    what = f"{count:,} timed over {span_ms / 1_000:g} s at a push consumer, {flush} flush: lateness"
     rows = (
         Row(f"{what}, p50", "p50_ms", "ms", within(1)),
-        Row("the same, p99", "p99_ms", "ms", within(5)),
-        Row("the same, worst", "max_ms", "ms"),
-        Row("the same, messages that came early", "early", "", within(0)),
+        Row(f"{what}, p99", "p99_ms", "ms", within(5)),
+        Row(f"{what}, worst", "max_ms", "ms"),
+        Row(f"{what}, how many early", "early", "", within(0)),
     )
     return Measure("lateness", flush, ("lateness", str(count), str(span_ms)), rows, count)
 
 
 def _latency(flush: str, scale: float) -> Measure:
     count = _scaled(10_000, scale)
-    what = f"without delay, {PLAIN_RATE:,} a second, {flush} flush: from send to push consumer"
-    rows = (Row(f"{what}, p50", "p50_ms", "ms", at_most(1.0)), Row("the same, p99", "p99_ms", "ms", at_most(1.0)))
+    what = f"without delay, {PLAIN_RATE:,} a second at a push consumer, {flush} flush: latency"
+    rows = (Row(f"{what}, p50", "p50_ms", "ms", at_most(1.0)), Row(f"{what}, p99", "p99_ms", "ms", at_most(1.0)))
     return Measure("latency", flush, ("latency", str(count), str(count * 1_000 // PLAIN_RATE)), rows, count)
 
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.process import STOP_S, Running
+from benchmarks.process import Running, end
 
 SETTLE_S = 2.0  # after going on: timers that missed their turns run them now
 START_S = 60.0
@@ -99,11 +99,9 @@ class RocketMQ:
 @contextmanager
 def postdate(folder: Path, flush: str) -> Iterator[System]:
     running = Running(folder, ("--flush", flush))
-    system = Postdate(running)
     try:
-        yield system
+        yield Postdate(running)
     finally:
-        system.signal(signal.SIGCONT)
         running.stop()
 
 
@@ -143,13 +141,7 @@ def _java(
         _await_start(process, output, main)
         yield process
     finally:
-        process.send_signal(signal.SIGCONT)
-        process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process)
 
 
 def _await_start(process: "subprocess.Popen[bytes]", output: Path, main: str) -> None:
