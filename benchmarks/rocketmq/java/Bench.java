@@ -10,6 +10,15 @@ import java.util.Locale;
  * waits for an empty line, so that the command can look at the server in between. "figure NAME VALUE" are the results.
  */
 final class Bench {
+    private static final int TOO_SOON = 3; // the exit code; program.py knows it
+
+    /** Messages were due before all were sent. */
+    static final class TooSoon extends Exception {
+        TooSoon(String message) {
+            super(message);
+        }
+    }
+
     private static final BufferedReader INPUT =
             new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
 
@@ -18,6 +27,9 @@ final class Bench {
             measure(client, arguments);
             client.close();
             System.exit(0); // threads of the client that nobody ends would hold us up
+        } catch (TooSoon error) {
+            System.err.println(error.getMessage());
+            System.exit(TOO_SOON);
         } catch (Exception error) {
             error.printStackTrace();
             System.exit(1);
@@ -31,16 +43,16 @@ final class Bench {
                 Sends.measure(client, count, arguments[4].equals("timed"), Integer.parseInt(arguments[5]));
                 break;
             case "lateness":
-                Lateness.timed(client, count, Long.parseLong(arguments[4]));
+                Lateness.timed(client, count, Long.parseLong(arguments[4]), Double.parseDouble(arguments[5]));
                 break;
             case "latency":
                 Lateness.plain(client, count, Long.parseLong(arguments[4]));
                 break;
             case "received":
-                Burst.received(client, count);
+                Burst.received(client, count, Double.parseDouble(arguments[4]));
                 break;
             case "visible":
-                Burst.visible(client, count);
+                Burst.visible(client, count, Double.parseDouble(arguments[4]));
                 break;
             case "retry":
                 Retry.measure(client);
