@@ -47,8 +47,8 @@ MEMORY_ROWS = (
 class Duel:
     """Both systems, measured in turn; remembers every figure of every round."""
 
-    def __init__(self, bench: Bench, class_path: str) -> None:
-        self._bench, self._class_path = bench, class_path
+    def __init__(self, bench: Bench, class_paths: libraries.ClassPaths) -> None:
+        self._bench, self._class_paths = bench, class_paths
         self._values: dict[tuple[str, Row], list[float]] = defaultdict(list)  # by name of the system
         self._rows: list[Row] = []
 
@@ -73,13 +73,13 @@ class Duel:
             say(f"starting both, {flush} flush ...")
             pair = [
                 stack.enter_context(postdate(folders[0], flush)),
-                stack.enter_context(rocketmq(folders[1], flush, self._class_path)),
+                stack.enter_context(rocketmq(folders[1], flush, self._class_paths.servers)),
             ]
             for system in pair:
                 if flush == SYNC:
                     self._note(MEMORY_ROWS[0], system, process.memory_mb(system.pid))
                 system.signal(signal.SIGSTOP)
-            yield pair, Program(self._class_path, folders[2])
+            yield pair, Program(self._class_paths.program, folders[2])
 
     def _warm(self, system: System, program: Program) -> None:
         with awake(system):
@@ -167,7 +167,7 @@ def _run(bench: Bench, options: argparse.Namespace) -> int:
         if (measure.name in options.only if options.only else measure.is_usual)
     ]
     with bench.folder() as classes:
-        duel = Duel(bench, libraries.class_path(options.cache, classes))
+        duel = Duel(bench, libraries.class_paths(options.cache, classes))
         try:
             for flush in (SYNC, ASYNC):
                 of_flush = [measure for measure in chosen if measure.flush == flush and flush in options.flush]

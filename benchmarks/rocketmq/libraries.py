@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 from benchmarks.bench import say
@@ -12,6 +13,7 @@ from benchmarks.bench import say
 HERE = Path(__file__).parent
 POM, SOURCES = HERE / "pom.xml", HERE / "java"
 COPY = "org.apache.maven.plugins:maven-dependency-plugin:copy-dependencies"  # in full: a short name is looked up online
+LOG_SETTINGS = "rmq.logback.xml"  # RocketMQ looks for this name first
 FETCH_S = 600.0
 TOOLS = ("java", "javac", "mvn")
 
@@ -28,14 +30,22 @@ def version() -> str:
     return found.text
 
 
-def class_path(cache: Path, classes: Path) -> str:
-    """Everything that the programs need. The folder `classes` is ours. Raises Unusable."""
+class ClassPaths(NamedTuple):
+    """Of RocketMQ's servers, as they are published, and of our program."""
+
+    servers: str
+    program: str
+
+
+def class_paths(cache: Path, classes: Path) -> ClassPaths:
+    """Fetches and compiles what is missing; our classes go to the folder `classes`. Raises Unusable."""
     for tool in TOOLS:
         if shutil.which(tool) is None:
             raise Unusable(f"{tool} is not on the PATH: a JDK of version 11 or later and Maven are needed")
     jars = _fetched(cache)
     _compile(jars, classes)
-    return f"{classes}:{jars}/*"
+    shutil.copy(SOURCES / LOG_SETTINGS, classes)
+    return ClassPaths(f"{jars}/*", f"{classes}:{jars}/*")
 
 
 def _fetched(cache: Path) -> Path:

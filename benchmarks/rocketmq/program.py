@@ -11,8 +11,7 @@ from benchmarks import process
 from benchmarks.bench import say
 from benchmarks.rocketmq.systems import System
 
-# The same for both systems. The client's logs, and the offsets it would keep, go to the folder of the run.
-JVM = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-Drocketmq.log.level=warn", "-Drocketmq.client.logUseSlf4j=false")
+JVM = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC")  # the same for both systems
 PROGRAM_S = 1_800.0
 PAUSES = ("ready", "measured")
 SLACKS = (1.25, 2.0, 4.0)  # how much longer than expected sending may take before the first is due
@@ -46,9 +45,9 @@ class Program:
     def _figures(self, system: System, arguments: Sequence[str]) -> dict[str, float]:
         """Runs one measure on a topic of its own; `cpu_s` of its figures is the server's CPU. Raises Failed."""
         self._topic_count += 1
-        places = (f"-Duser.home={self._folder}", f"-Drocketmq.log.root={self._folder}/client")
+        home = f"-Duser.home={self._folder}"  # where the client would keep things
         topic = f"bench-{self._topic_count}"
-        command = ["java", *JVM, *places, "-cp", self._class_path, "Bench", system.route_address, topic, *arguments]
+        command = ["java", *JVM, home, "-cp", self._class_path, "Bench", system.route_address, topic, *arguments]
         with (self._folder / "client.out").open("w+") as errors, _running(command, errors) as started:
             assert started.stdin is not None
             assert started.stdout is not None
