@@ -1,9 +1,9 @@
 """The two systems: each on free ports of loopback, in a temporary folder, paused while the other is measured.
 
-A system that only waits is not idle: RocketMQ turns its timer wheel ten times a second and polls in a dozen threads. On
-two cores that would be measured as the other's lateness. So the one that is not measured is stopped (SIGSTOP) and goes
-on (SIGCONT) some time before its turn. That RocketMQ's parts do not take each other for dead meanwhile needs four
-settings, which cost nothing while it runs.
+A system that only waits is not idle: RocketMQ's broker was seen to take about a tenth of a core. On two cores that
+would be measured as the other's lateness. So the one that is not measured is stopped (SIGSTOP) and goes on (SIGCONT)
+some time before its turn. That RocketMQ's parts do not take each other for dead meanwhile needs four settings, which
+cost nothing while it runs.
 """
 
 import os
@@ -23,7 +23,7 @@ START_S = 60.0
 PORTS = range(20_000, 30_000, 10)  # below those of outgoing connections
 DAY_S = 86_400
 
-# RocketMQ's own start script, with a heap of 4 GB instead of 8: enough for this load, and less to hold against it.
+# The collector's flags of RocketMQ's start script, with a heap of 4 GB instead of 8: enough for this load.
 BROKER_JVM = (
     "-Xms4g", "-Xmx4g", "-XX:+UseG1GC", "-XX:G1HeapRegionSize=16m", "-XX:G1ReservePercent=25",
     "-XX:InitiatingHeapOccupancyPercent=30", "-XX:+AlwaysPreTouch", "-XX:MaxDirectMemorySize=4g",
