@@ -301,8 +301,9 @@ def check_script(command: Command, place: str) -> None:
     if words[0].startswith("scripts/"):
         assert os.access(ROOT / words[0], os.X_OK), f"{place}: {words[0]} is not there or cannot be run"
     if words[0] == "python":
-        module = ROOT / f"{words[2].replace('.', '/')}.py"
-        assert module.exists(), f"{place}: {module} is not there"
+        module = ROOT / words[2].replace(".", "/")  # a file, or a folder with a command
+        is_there = module.with_suffix(".py").exists() or (module / "__main__.py").exists()
+        assert is_there, f"{place}: {module} is not there"
 
 
 def argv_of(text: str) -> list[str]:
