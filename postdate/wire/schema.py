@@ -80,6 +80,12 @@ _ROWS = (
     Request(codes.PULL_MESSAGE, "PULL_MESSAGE", _PULL, _PULLED, reply_body="records"),
     Request(codes.LITE_PULL_MESSAGE, "LITE_PULL_MESSAGE", _PULL, _PULLED, reply_body="records"),
     Request(
+        codes.QUERY_MESSAGE, "QUERY_MESSAGE",
+        (_must("topic"), _must("key"), _may("maxNum", 32, NUMBER), _may("beginTimestamp", 0, NUMBER),
+         _may("endTimestamp", -1, NUMBER), _may("_UNIQUE_KEY_QUERY", False, FLAG), _may("indexType")),
+        ("indexLastUpdateTimestamp", "indexLastUpdatePhyoffset"), reply_body="records",
+    ),
+    Request(
         codes.QUERY_CONSUMER_OFFSET, "QUERY_CONSUMER_OFFSET",
         (*_GROUP_QUEUE, _may("setZeroIfNotFound", True, FLAG)), ("offset",),
     ),
