@@ -103,7 +103,8 @@ class Index:
         rows = self.rows.mapped(start, stop)
         hashes = rows["hash"]
         firsts = _first_at_or_behind(hashes, wanted, self._block_rows)
-        hits = firsts[hashes[np.minimum(firsts, len(hashes) - 1)] == wanted]
+        inside = firsts < np.arange(self._block_rows, len(hashes) + 1, self._block_rows)
+        hits = firsts[inside & (hashes[np.minimum(firsts, len(hashes) - 1)] == wanted)]
         found = [np.empty(0, np.int64)]
         for first in hits[::-1].tolist():
             block_end = (first // self._block_rows + 1) * self._block_rows

@@ -98,6 +98,13 @@ class _Staged(NamedTuple):
     queue: int
 
 
+class _Place(NamedTuple):
+    """The state of a message; where there are offsets, only if no queue has an entry with one of them."""
+
+    state: State
+    offsets: tuple[int, ...] = ()
+
+
 class Lookup:
     """Looks into one fold. `levels` says what a delay level means where nothing else tells."""
 
@@ -232,9 +239,9 @@ class Lookup:
         )
         if topic is None or not self._is_of(topic, seen, staged):
             return _undelivered(seen, store_host)
-        state, place = yield from self._place(seen, staged)
-        if state is not None:
-            return _undelivered(seen._replace(state=state), store_host)
+        place = yield from self._place(seen, staged)
+        if not place.offsets:
+            return _undelivered(seen._replace(state=place.state), store_host)
         return (yield from self._shown(seen, topic, place, store_host))
 
     def _is_of(self, topic: Topic, seen: Found, staged: _Staged | None) -> bool:
@@ -263,36 +270,44 @@ class Lookup:
         likely = min(level, self._levels.count, len(numbers)) - 1
         return [numbers[likely], *numbers[:likely], *numbers[likely + 1 :]]
 
-    def _place(self, seen: Found, staged: _Staged | None) -> Steps[tuple[State | None, int]]:
-        """Its state where it is in no queue; else None and the offset that its entry has."""
-        if staged is None:
-            if seen.due_at_ms <= seen.stored_at_ms:
-                return None, seen.offset
-            state, staged = yield from self._far_state(seen)
-            if state is not None:
-                return state, 0
+    def _place(self, seen: Found, staged: _Staged | None) -> Steps[_Place]:
         if staged is not None:
-            fate = self._fate(staged)
-            if fate is None:
-                return None, staged.offset
-            if fate != ELSEWHERE:
-                return _STATES[fate], staged.offset
-        return (yield from self._single_state(seen)), seen.arrival
-
-    def _far_state(self, seen: Found) -> Steps[tuple[State | None, _Staged | None]]:
-        """Its state where it waits in the far queue or the table; else where it is staged, if it is."""
-        far = self._fold.far
-        number = far.rows.search("arrival", seen.arrival, "left")
-        row = far.rows.read(number, number + 1)
+            return (yield from self._staged_place(seen, staged))
+        if seen.due_at_ms <= seen.stored_at_ms:
+            return _Place(State.UNKNOWN, (seen.offset,))
+        number, row = self._far_row(seen.arrival)
         yield
-        if not len(row) or row["arrival"][0] != seen.arrival or far.rescued(row["arrival"], row["due"])[0]:
-            return None, None
-        if far.waits(row, number)[0]:
-            return State.CANCELLED if self._fold.is_cancelled(row) else State.WAITING, None
+        if len(row):
+            return (yield from self._far_place(seen, number, row))
+        return (yield from self._single_place(seen))
+
+    def _far_row(self, arrival: int) -> tuple[int, np.ndarray]:
+        """A message's row of the far queue and its number; none where it never was far."""
+        rows = self._fold.far.rows
+        number = rows.search("arrival", arrival, "left")
+        row = rows.read(number, number + 1)
+        return number, row[row["arrival"] == arrival]
+
+    def _far_place(self, seen: Found, number: int, row: np.ndarray) -> Steps[_Place]:
+        if self._fold.far.waits(row, number)[0]:
+            return _Place(State.CANCELLED if self._fold.is_cancelled(row) else State.WAITING)
+        if number >= self._fold.far.taken:
+            return (yield from self._single_place(seen))  # a rescue has moved it
         staged = yield from self._staged(seen)
-        if staged is None:  # the table left it out, or its chunk is gone
-            return State.CANCELLED if self._fold.is_cancelled(row) else State.UNKNOWN, None
-        return None, staged
+        if staged is not None:
+            return (yield from self._staged_place(seen, staged))
+        place = yield from self._single_place(seen)
+        # Where it is not visible: the table left it out, or retention has removed its chunk.
+        is_known = not place.offsets or self._fold.is_cancelled(row)
+        return place if is_known else place._replace(state=State.UNKNOWN)
+
+    def _staged_place(self, seen: Found, staged: _Staged) -> Steps[_Place]:
+        for run in self._fold.wheel.runs:
+            if run.base == staged.base and run.position <= staged.row:
+                fate = run.fate(staged.row)
+                return (yield from self._single_place(seen)) if fate == ELSEWHERE else _Place(_STATES[fate])
+        # It was fired. From here or, after a rescue, from the log: nobody knows any more.
+        return _Place(State.CANCELLED, (staged.offset, seen.arrival))
 
     def _staged(self, seen: Found) -> Steps[_Staged | None]:
         """The row of a message in the staged chunks, which are sorted by (due, arrival)."""
@@ -304,41 +319,38 @@ class Lookup:
                 return _staged(base, chunk, row)
         return None
 
-    def _fate(self, staged: _Staged) -> int | None:
-        """What becomes of a staged row; None where it was fired, if it lived."""
-        for run in self._fold.wheel.runs:
-            if run.base == staged.base and run.position <= staged.row:
-                return run.fate(staged.row)
-        return None
-
-    def _single_state(self, seen: Found) -> Steps[State | None]:
-        """Its state where it is a single in the wheel."""
+    def _single_place(self, seen: Found) -> Steps[_Place]:
+        """A single in the wheel, or one that was fired."""
         start = 0
         while len(singles := self._fold.wheel.singles(seen.due_at_ms, start, start + _ROWS_PER_STEP)):
             hits = np.flatnonzero(singles["offset"] == seen.arrival)
             if len(hits):
-                return State.CANCELLED if singles["queue"][hits[0]] == DEAD else State.WAITING
+                return _Place(State.CANCELLED if singles["queue"][hits[0]] == DEAD else State.WAITING)
             start += len(singles)
             yield
-        return None
+        return _Place(State.CANCELLED, (seen.arrival,))
 
-    def _shown(self, seen: Found, topic: Topic, place: int, store_host: Host | None) -> Steps[Found]:
-        """The message where it stands in a queue. Not there: it was cancelled. One that is due and was not has an entry
-        for as long as its record is there.
+    def _shown(self, seen: Found, topic: Topic, place: _Place, store_host: Host | None) -> Steps[Found]:
+        """The message where it stands in a queue, if it does. One that is due and was not cancelled has an entry for as
+        long as its record is there.
         """
-        since = max(seen.due_at_ms, seen.stored_at_ms)
+        since, is_cut = max(seen.due_at_ms, seen.stored_at_ms), False
         # A queue that was gone when it was due has handed it to one with a smaller id.
         for queue_id in range(min(seen.queue_id, len(topic.numbers) - 1), -1, -1):
             queue = self._fold.queues[topic.numbers[queue_id]]
             start = max(queue.search(since), queue.first)
+            is_cut |= 0 < start == queue.first
             while start < queue.length:
-                hits = np.flatnonzero(queue.entries.read(start, start + _ROWS_PER_STEP)["offset"] == place)
+                offsets = queue.entries.read(start, start + _ROWS_PER_STEP)["offset"]
+                hits = np.flatnonzero(np.isin(offsets, place.offsets))
                 yield
                 if len(hits):
-                    return self._delivered(seen, topic, queue_id, start + int(hits[0]), place, store_host)
-                start += _ROWS_PER_STEP
-        is_cancelled = seen.stored_at_ms < seen.due_at_ms <= self._fold.fired_at_ms
-        return _undelivered(seen._replace(state=State.CANCELLED if is_cancelled else State.UNKNOWN), store_host)
+                    found = int(offsets[hits[0]])
+                    return self._delivered(seen, topic, queue_id, start + int(hits[0]), found, store_host)
+                start += len(offsets)
+        # A chunk may have a copy of a message that was fired from the log, and has lost that record and its entry.
+        state = State.UNKNOWN if is_cut and len(place.offsets) > 1 else place.state
+        return _undelivered(seen._replace(state=state), store_host)
 
     def _delivered(
         self, seen: Found, topic: Topic, queue_id: int, queue_offset: int, place: int, store_host: Host | None
