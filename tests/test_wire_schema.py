@@ -42,7 +42,7 @@ LEAST: dict[int, tuple[str, dict[str, str], dict[str, Any]]] = {
     ),
     12: (
         "QUERY_MESSAGE", {"topic": "t", "key": "k"},
-        {"topic": "t", "key": "k", "maxNum": 32, "beginTimestamp": 0, "endTimestamp": -1, "_UNIQUE_KEY_QUERY": False,
+        {"topic": "t", "key": "k", "maxNum": 32, "beginTimestamp": 0, "endTimestamp": None, "_UNIQUE_KEY_QUERY": False,
          "indexType": ""},
     ),
     29: (

@@ -41,7 +41,7 @@ class Lookups:
             asked["key"],
             by=BY_UNIQUE if is_unique else BY_ANY,
             begin_ms=asked["beginTimestamp"],
-            end_ms=asked["endTimestamp"] if asked["endTimestamp"] >= 0 else NEVER,
+            end_ms=NEVER if asked["endTimestamp"] is None else asked["endTimestamp"],
             store_host=connection.broker_host,
         )
         limit = self._settings.lookup_count_max if is_unique else asked["maxNum"]

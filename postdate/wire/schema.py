@@ -80,12 +80,6 @@ _ROWS = (
     Request(codes.PULL_MESSAGE, "PULL_MESSAGE", _PULL, _PULLED, reply_body="records"),
     Request(codes.LITE_PULL_MESSAGE, "LITE_PULL_MESSAGE", _PULL, _PULLED, reply_body="records"),
     Request(
-        codes.QUERY_MESSAGE, "QUERY_MESSAGE",
-        (_must("topic"), _must("key"), _may("maxNum", 32, NUMBER), _may("beginTimestamp", 0, NUMBER),
-         _may("endTimestamp", -1, NUMBER), _may("_UNIQUE_KEY_QUERY", False, FLAG), _may("indexType")),
-        ("indexLastUpdateTimestamp", "indexLastUpdatePhyoffset"), reply_body="records",
-    ),
-    Request(
         codes.QUERY_CONSUMER_OFFSET, "QUERY_CONSUMER_OFFSET",
         (*_GROUP_QUEUE, _may("setZeroIfNotFound", True, FLAG)), ("offset",),
     ),
@@ -100,6 +94,12 @@ _ROWS = (
     Request(codes.GET_MIN_OFFSET, "GET_MIN_OFFSET", _QUEUE, ("offset",)),
     Request(codes.GET_EARLIEST_MSG_STORETIME, "GET_EARLIEST_MSG_STORETIME", _QUEUE, ("timestamp",)),
     Request(codes.VIEW_MESSAGE_BY_ID, "VIEW_MESSAGE_BY_ID", (_must("offset", NUMBER),), reply_body="one record"),
+    Request(
+        codes.QUERY_MESSAGE, "QUERY_MESSAGE",
+        (_must("topic"), _must("key"), _may("maxNum", 32, NUMBER), _may("beginTimestamp", 0, NUMBER),
+         _may("endTimestamp", None, NUMBER), _may("_UNIQUE_KEY_QUERY", False, FLAG), _may("indexType")),
+        ("indexLastUpdateTimestamp", "indexLastUpdatePhyoffset"), reply_body="records",
+    ),
     Request(
         codes.HEART_BEAT, "HEART_BEAT", (), ("IS_SUPPORT_HEART_BEAT_V2", "IS_SUB_CHANGE"),
         "JSON: client, its groups and subscriptions",
