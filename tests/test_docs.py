@@ -767,7 +767,17 @@ def test_numbers_of_a_ruler_stand_above_their_corners(section: Section) -> None:
 
 def test_every_stored_layout_has_its_section() -> None:
     named = {name for section in layout_sections() for name in codes(section.source)[1:]}
-    assert named >= {"_HEAD", "_CHECKSUM", "ROW", "ENTRY", "TIME", "FAR", "CHUNK_ROW", "_SUM", "_SECTION", "SINGLE",
+    assert named >= {
+        "_HEAD",
+        "_CHECKSUM",
+        "ROW",
+        "ENTRY",
+        "TIME",
+        "FAR",
+        "CHUNK_ROW",
+        "_SUM",
+        "_SECTION",
+        "SINGLE",
         "INDEX",
     }
     assert len(layout_sections()) == 13
@@ -855,7 +865,9 @@ def test_the_folder_has_the_tree_that_is_shown(data: Data) -> None:
     assert shown == {path.name for path in data.folder.iterdir()}
     assert {path.name for path in (data.folder / "queues" / "18").iterdir()} == {"entries", "times"}
     folders = [
-        path for path in data.folder.rglob("*") if path.parent.name in ("log", "entries", "times", "far", "index", "snapshots")
+        path
+        for path in data.folder.rglob("*")
+        if path.parent.name in ("log", "entries", "times", "far", "index", "snapshots")
     ]
     assert len(folders) >= 6
     assert all(re.fullmatch(r"\d{20}", path.name) for path in folders)
