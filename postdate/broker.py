@@ -35,7 +35,7 @@ from postdate.errors import (
 from postdate.far import Range, Rescue
 from postdate.fold import CancelAnswer, Fold
 from postdate.handout import Handout, Picked, PopAsk
-from postdate.intake import DUE, SYSTEM_TOPIC_PREFIX, Intake, Prepared, refuse_system_topic, system_body
+from postdate.intake import DUE, Intake, Prepared, refuse_system_topic, system_body
 from postdate.log import record as records
 from postdate.log import snapshot
 from postdate.log.batch import (
@@ -60,6 +60,7 @@ from postdate.log.folder import open_folder, refuse_foreign
 from postdate.log.log import Log
 from postdate.log.queue import Queue
 from postdate.log.segment import SegmentKeeper, Segments
+from postdate.lookup import Found, Lookup, State
 from postdate.message import (
     LOOPBACK,
     Cancelled,
@@ -207,6 +208,7 @@ class Broker:
         self.prepare: Callable[[Message, int], Prepared] = self._intake.prepare
         self.levels = self._intake.levels
         self._handout = Handout(self.fold, self.settings.group_popped_max, self.settings.wheel_entries_max)
+        self._lookup = Lookup(self.fold, self.levels, batch_bytes_max)
         recovery.cut_rows(self.fold)
         known_durable = max(snapshot.positions(self._disk), default=0)
         for batch in self.log.recovered(self.fold.position, known_durable):
@@ -522,21 +524,16 @@ class Broker:
                 yield int(row["queue"]), int(row["arrival"])
 
     def _found_delivered(self, tombstone: Tombstone) -> bool:
-        """Looks through what became visible from the due instant on; gives up (unknown) at a bound."""
-        budget = self.settings.delivered_search_entries
-        for number in self.fold.topics.get(tombstone.topic).numbers:
-            queue = self.fold.queues[number]
-            start = max(queue.search(tombstone.due), queue.first)
-            for offset, size, _ in queue.entries.read(start, start + budget).tolist():
-                if self._is_delivered(tombstone, offset, size):
-                    return True
-                budget -= 1
-        return False
-
-    def _is_delivered(self, tombstone: Tombstone, offset: int, size: int) -> bool:
-        if not self.fold.matches(tombstone, offset, size):
-            return False
-        return self.due_of(records.decode(self.fold.read(offset, size))).at_ms == tombstone.due
+        """Looks the message up among those that are visible; gives up (unknown) at a bound."""
+        steps = self._lookup.find(tombstone.topic, tombstone.key, tombstone.by, 0, NEVER, None)
+        return any(
+            found.state is State.VISIBLE
+            and found.due_at_ms == tombstone.due
+            and found.arrival < tombstone.arrival
+            and self.fold.matches(tombstone, found.offset, len(found.record))
+            for found in islice(steps, self.settings.delivered_search_steps)
+            if found is not None
+        )
 
     def due_of(self, record: records.Record) -> Due:
         """When a stored record is or was due, by what the levels mean today."""
@@ -874,16 +871,31 @@ class Broker:
 
         The offset may be anything: a client names it.
         """
-        if not 0 <= offset <= CHUNK_OFFSET_MAX or self.log.durable <= offset < CHUNK_BIT:
-            return b""
-        size = int.from_bytes(self.fold.read(offset, 4), "big")
-        data = self.fold.read(offset, size) if size <= self.settings.batch_bytes_max else b""
-        try:
-            record = records.decode(data)
-        except CorruptData:
-            return b""
-        is_there = offset >= CHUNK_BIT or record.offset == offset
-        return data if is_there and not record.topic.startswith(SYSTEM_TOPIC_PREFIX) else b""
+        logged = self._lookup.logged(offset) if self._may_be_looked_at(offset) else None
+        return logged.data if logged else b""
+
+    def _may_be_looked_at(self, offset: int) -> bool:
+        return 0 <= offset < self.log.durable or CHUNK_BIT <= offset <= CHUNK_OFFSET_MAX
+
+    def view(self, offset: int, *, store_host: Host | None = None) -> Iterator[Found | None]:
+        """As `look`, with the truth about the message: at most one Found, behind steps that are None."""
+        return self._lookup.view(offset, store_host) if self._may_be_looked_at(offset) else iter(())
+
+    def find(
+        self,
+        topic: str,
+        key: str,
+        *,
+        by: str = "any",
+        begin_ms: int = 0,
+        end_ms: int = NEVER,
+        store_host: Host | None = None,
+    ) -> Iterator[Found | None]:
+        """The messages of a topic and key, visible or not, newest first: steps of a fraction of a millisecond, each a
+        Found or None. `by` is "unique", "key" or "any"; the instants bound when a message was stored, waited or became
+        visible. Raises TopicNotFound, UsageError.
+        """
+        return self._lookup.find(topic, key, by, begin_ms, end_ms, store_host)
 
     def _collect(
         self,

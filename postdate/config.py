@@ -73,9 +73,14 @@ class Settings:
     snapshot_batches: int = setting(100_000, 1, 100_000_000, why="batches to replay after a crash: about 0.5 s")
     fire_pause_ms_min: int = setting(10, 1, SECOND_MS, why="first pause after a failed fire; it doubles")
     fire_pause_ms_max: int = setting(5 * SECOND_MS, 1, MINUTE_MS, why="longest pause between tries of a failed fire")
-    delivered_search_entries: int = setting(
-        4_096, 0, 1 << 20, why="a cancel looks at most at this many delivered records"
+    delivered_search_steps: int = setting(
+        64,
+        0,
+        1 << 16,
+        why="a cancel looks up in at most so many steps whether its message was delivered",
     )
+    lookups_max: int = setting(64, 1, 65_536, why="lookups by key at the same time: each costs CPU beside the clients'")
+    lookup_count_max: int = setting(64, 1, 4_096, why="messages in the answer of a lookup by key; RocketMQ's")
 
     data: str = setting("postdate-data", why="the data folder; made in the folder where the broker is started")
     host: str = setting("127.0.0.1", why="only this machine, because there is no password yet; 0.0.0.0 is all of IPv4")

@@ -600,7 +600,7 @@ def test_the_recall_handle_is_as_shown() -> None:
 def test_what_is_said_to_be_unsupported_is_not_in_the_table() -> None:
     section = sections_of(PROTOCOL.read_text())["Not supported"]
     numbers = {int(number) for number in re.findall(r"\b\d{2,6}\b", section)}
-    numbers -= {wire_codes.NO_PERMISSION, wire_codes.VIEW_MESSAGE_BY_ID}  # an answer, and a way that works
+    numbers -= {wire_codes.NO_PERMISSION}  # an answer
     assert REQUESTS.keys().isdisjoint(numbers)
 
 
@@ -768,8 +768,20 @@ def test_numbers_of_a_ruler_stand_above_their_corners(section: Section) -> None:
 
 def test_every_stored_layout_has_its_section() -> None:
     named = {name for section in layout_sections() for name in codes(section.source)[1:]}
-    assert named >= {"_HEAD", "_CHECKSUM", "ROW", "ENTRY", "TIME", "FAR", "CHUNK_ROW", "_SUM", "_SECTION", "SINGLE"}
-    assert len(layout_sections()) == 12
+    assert named >= {
+        "_HEAD",
+        "_CHECKSUM",
+        "ROW",
+        "ENTRY",
+        "TIME",
+        "FAR",
+        "CHUNK_ROW",
+        "_SUM",
+        "_SECTION",
+        "SINGLE",
+        "INDEX",
+    }
+    assert len(layout_sections()) == 13
 
 
 def test_magic_numbers_are_those_of_the_code() -> None:
@@ -812,6 +824,7 @@ def write_every_record(data: Data) -> None:
     broker.cancel(TOPIC, "nobody", T0 + HOUR_MS, T0)
     staged = message("staged", due=T0 + HOUR_MS)
     ticket = send(broker, T0, staged, message("rescued", due=T0 + MINUTE_MS), message("soon", due=T0 + SECOND_MS))
+    send(broker, T0, *[message(unique=f"u{n}") for n in range(SMALL.queue_file_rows)])  # a block of the index
     advance(broker, T0 + MINUTE_MS)
     queue = broker.fold.topics.get(TOPIC).numbers[0]
     write_chunk(data.disk, "00000001", [(T0 + HOUR_MS, ticket.offsets[0], queue, staged)])
@@ -853,9 +866,11 @@ def test_the_folder_has_the_tree_that_is_shown(data: Data) -> None:
     assert shown == {path.name for path in data.folder.iterdir()}
     assert {path.name for path in (data.folder / "queues" / "18").iterdir()} == {"entries", "times"}
     folders = [
-        path for path in data.folder.rglob("*") if path.parent.name in ("log", "entries", "times", "far", "snapshots")
+        path
+        for path in data.folder.rglob("*")
+        if path.parent.name in ("log", "entries", "times", "far", "index", "snapshots")
     ]
-    assert len(folders) >= 5
+    assert len(folders) >= 6
     assert all(re.fullmatch(r"\d{20}", path.name) for path in folders)
 
 

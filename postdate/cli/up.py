@@ -43,7 +43,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "delays": (
         "message_delay_level", "delay_ms_max", "lead_ms", "rescue_step_ms", "rescue_blocks_max", "wheel_entries_max",
-        "due_second_messages_max", "tombstones_max", "delivered_search_entries", "fire_pause_ms_min",
+        "due_second_messages_max", "tombstones_max", "delivered_search_steps", "fire_pause_ms_min",
         "fire_pause_ms_max",
     ),
     "disk": (
@@ -53,8 +53,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "clients": (
         "body_bytes_max", "properties_bytes_max", "frame_bytes_max", "connections_max", "write_buffer_bytes_max",
-        "held_pulls_max", "pull_count_max", "pull_bytes_max", "client_expiry_ms", "lock_expiry_ms",
-        "offsets_interval_ms", "shutdown_ms",
+        "held_pulls_max", "pull_count_max", "pull_bytes_max", "lookups_max", "lookup_count_max",
+        "client_expiry_ms", "lock_expiry_ms", "offsets_interval_ms", "shutdown_ms",
     ),
 }  # fmt: skip
 

@@ -170,15 +170,6 @@ class Consumers:
         at_ms = self._broker.visible_at_ms(asked["topic"], asked["queueId"], low) if low < high else -1
         return reply(command, codes.SUCCESS, {"timestamp": at_ms})
 
-    def view_message(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
-        data = self._broker.look(asked["offset"])
-        if not data:
-            return reply(command, codes.SYSTEM_ERROR, remark=f"there is no message at offset {asked['offset']}")
-        record, body = records.decode(data), bytearray(data)
-        place = (0, record.queue_offset, asked["offset"], record.stored_at_ms)
-        records.deliver(body, [place], connection.broker_host)
-        return reply(command, codes.SUCCESS, body=bytes(body))
-
     # -- locks --------------------------------------------------------------------------------------------------
 
     def lock(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:

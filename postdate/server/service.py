@@ -13,6 +13,7 @@ from postdate.server.answers import refusal
 from postdate.server.assignments import Assignments
 from postdate.server.connection import Connection
 from postdate.server.consumers import Consumers
+from postdate.server.lookups import Lookups
 from postdate.server.members import Members
 from postdate.server.offsets import Offsets
 from postdate.server.pops import Pops
@@ -75,6 +76,7 @@ class Service:
         self._producers = Producers(broker, clock, self.pulse, birth)
         self.consumers = Consumers(broker, clock, self.pulse, self.pulls, birth, members, offsets)
         self.admin = Admin(broker, clock, offsets, birth)
+        self._lookups = Lookups(broker)
         self._handlers = self._table()
 
     def _wake(self) -> None:
@@ -100,7 +102,8 @@ class Service:
             codes.GET_MIN_OFFSET: consumers.min_offset,
             codes.SEARCH_OFFSET_BY_TIMESTAMP: consumers.search_offset,
             codes.GET_EARLIEST_MSG_STORETIME: consumers.earliest_time,
-            codes.VIEW_MESSAGE_BY_ID: consumers.view_message,
+            codes.QUERY_MESSAGE: self._lookups.query,
+            codes.VIEW_MESSAGE_BY_ID: self._lookups.view,
             codes.LOCK_BATCH_MQ: consumers.lock,
             codes.UNLOCK_BATCH_MQ: consumers.unlock,
             codes.CONSUMER_SEND_MSG_BACK: consumers.send_back,
