@@ -64,8 +64,14 @@ def until(served: Served, holds: Callable[[], bool]) -> None:
 
 
 def connection_of(served: Served, peer: Peer) -> Connection:
+    """The broker's end of a connection, as soon as it has taken it."""
     port = peer.socket.getsockname()[1]
-    return served.call(lambda: next(each for each in served.service.connections if each.host.port == port))
+
+    def found() -> list[Connection]:
+        return [each for each in served.service.connections if each.host.port == port]
+
+    until(served, lambda: bool(found()))
+    return served.call(found)[0]
 
 
 def refused(answer: Any, limit: str, code: int = codes.SYSTEM_BUSY) -> None:
@@ -383,6 +389,15 @@ def test_a_header_or_a_json_body_that_is_too_long_is_not_read(tmp_path: Path, ca
         assert "json_bytes_max" in messages_of(caplog)[0]
 
 
+def test_a_frame_that_is_too_long_ends_its_connection(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(tmp_path, frame_bytes_max=10_000) as served, connected(served) as bad, connected(served) as good:
+        sent(bad, "orders", bytes(9_000))
+        bad.write(send_command(bad, "orders", bytes(10_000)))
+        bad.expect_closed()
+        assert "expected 4 to 10000" in messages_of(caplog)[0]
+        good.round_trip()
+
+
 def test_what_a_held_request_said_besides_is_not_kept(tmp_path: Path) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         make_topic(peer, "orders")
@@ -433,6 +448,14 @@ def test_the_key_of_a_cancel_is_short(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------- topics and groups
+
+
+def test_a_topic_has_only_so_many_queues(tmp_path: Path) -> None:
+    with serving(tmp_path, topic_queues_max=4) as served, connected(served) as peer:
+        make_topic(peer, "orders", 4)
+        fields: dict[str, Any] = {"topic": "orders", "readQueueNums": 5, "writeQueueNums": 5}
+        answer = peer.ask(codes.UPDATE_AND_CREATE_TOPIC, **fields)
+        assert (answer.code, "expected 1 to 4" in (answer.remark or "")) == (codes.INVALID_PARAMETER, True)
 
 
 def test_queues_are_counted_over_all_topics_that_ever_were(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from process import Broker, now_ms
 from soak import history
 from soak.crew import (
     CLIENT_GROUP,
+    LOST,
     QUEUES,
     RAW_GROUP,
     TOPIC,
@@ -78,7 +79,10 @@ class Soak:
             started = time.monotonic()
             faults = self._work()
             seconds = time.monotonic() - started
-            faults += self._verdict()
+            try:
+                faults += self._verdict()
+            except (AssertionError, *LOST) as error:  # a broker that cannot be read any more
+                faults.append(f"verdict: {type(error).__name__} {error}")
         finally:
             self._broker.stop()
         faults += self._log_faults() + self._flatness() + [f"check: {finding}" for finding in self._broker.check()]
