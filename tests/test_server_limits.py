@@ -22,6 +22,8 @@ from dialogue import (
     heartbeat,
     make_topic,
     pull_command,
+    read_bodies,
+    send_batch,
     send_command,
     sent,
 )
@@ -396,6 +398,14 @@ def test_a_frame_that_is_too_long_ends_its_connection(tmp_path: Path, caplog: py
         bad.expect_closed()
         assert "expected 4 to 10000" in messages_of(caplog)[0]
         good.round_trip()
+
+
+def test_a_batch_has_only_so_many_messages(tmp_path: Path) -> None:
+    with serving(tmp_path, batch_messages_max=3) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        assert send_batch(peer, "orders", [("m", {})] * 3).code == codes.SUCCESS
+        refused(send_batch(peer, "orders", [("m", {})] * 4), "batch_messages_max", codes.MESSAGE_ILLEGAL)
+        assert len(read_bodies(peer, "orders")) == 3, "all of it or nothing"
 
 
 def test_what_a_held_request_said_besides_is_not_kept(tmp_path: Path) -> None:

@@ -103,15 +103,14 @@ def test_thousands_of_idle_and_hundreds_of_busy_clients_are_held(tmp_path: Path)
     allow_files(IDLE + BUSY + FILES_BESIDE)
     broker = Broker(tmp_path)
     broker.start()
-    idle: list[socket.socket] = []
+    peer, idle = broker.peer(), []
     try:
-        peer = broker.peer()
         make_topic(peer, TOPIC, QUEUES)
-        files_before, bytes_before = broker.file_count, broker.resident_bytes
+        bytes_before = broker.resident_bytes
         idle = connect_idle(broker.port)
         idle_bytes = (broker.resident_bytes - bytes_before) / IDLE
         print(f"{idle_bytes:,.0f} bytes of the broker's memory for an idle connection")
-        assert broker.file_count >= files_before + IDLE
+        assert broker.file_count > IDLE
         assert idle_bytes < IDLE_BYTES_MAX
         assert asyncio.run(work_all(broker.port)) == BUSY * ROUNDS * 4
         poll = select.poll()
@@ -119,8 +118,8 @@ def test_thousands_of_idle_and_hundreds_of_busy_clients_are_held(tmp_path: Path)
             poll.register(connection, select.POLLIN | select.POLLHUP | select.POLLERR)
         assert poll.poll(0) == [], "an idle client was sent something, or let go"
         peer.round_trip()
-        peer.close()
     finally:
+        peer.close()
         for connection in idle:
             connection.close()
         broker.stop()
@@ -136,7 +135,7 @@ def test_a_sweep_gives_others_their_turn(tmp_path: Path) -> None:
         try:
             while served.call(lambda: len(served.service.connections)) <= count:
                 peer.round_trip()
-            assert served.call(lambda: len(list(served.service.connections.sweep()))) == 2 * (count // 256)
+            assert served.call(lambda: len(list(served.service.connections.sweep()))) == 1 + count // 128
         finally:
             for connection in many:
                 connection.close()

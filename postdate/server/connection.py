@@ -165,8 +165,9 @@ class Connection(asyncio.Protocol):
     @property
     def buffered_bytes(self) -> int:
         """What is kept for this client: an unfinished frame, frames that wait, answers that it has not read."""
+        waiting = sum(map(len, self._backlog)) if self._backlog else 0
         written = 0 if self._transport is None else self._transport.get_write_buffer_size()
-        return self._frames.rest_bytes + sum(map(len, self._backlog)) + written
+        return self._frames.rest_bytes + waiting + written
 
     def fail(self, error: ProtocolError) -> None:
         """The peer does not speak our protocol: this connection ends, with one line in the log."""

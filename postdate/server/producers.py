@@ -217,9 +217,13 @@ class Producers:
         if len(command.body) > settings.body_bytes_max:
             raise IllegalMessage(f"the batch has {len(command.body)} bytes, the limit is {settings.body_bytes_max}")
         outer = self._message(connection, command)
-        inner = bodies.decode_batch(command.body)
+        inner = bodies.decode_batch(command.body, settings.batch_messages_max + 1)
         if not inner:
             raise IllegalMessage("the batch holds no message")
+        if len(inner) > settings.batch_messages_max:
+            raise IllegalMessage(
+                f"batch_messages_max: the batch holds more than {settings.batch_messages_max} messages"
+            )
         return [outer._replace(body=each.body, properties=each.properties, flag=each.flag) for each in inner]
 
     def _sent(self, command: Command, messages: list[Message], now_ms: int) -> Ticket:

@@ -404,10 +404,10 @@ class Inner(NamedTuple):
     properties: bytes
 
 
-def decode_batch(body: bytes) -> list[Inner]:
-    """The messages of a batch. Raises ProtocolError."""
+def decode_batch(body: bytes, count_max: int | None = None) -> list[Inner]:
+    """The messages of a batch, or so many of them; what is behind is not looked at. Raises ProtocolError."""
     try:
-        return list(_inner_messages(body))
+        return list(islice(_inner_messages(body), count_max))
     except StructError as error:
         raise ProtocolError(f"a batch of {len(body)} bytes that cannot be read: {error}") from error
 
