@@ -58,6 +58,12 @@ PROPERTIES: list[dict[str, Any]] = [
     {"REAL_TOPIC": "x", "REAL_QID": "9"}, {"RETRY_TOPIC": "fuzz"}, {"x" * 40_000: "y"}, {"TAGS": "é" * 5_000},
 ]  # fmt: skip
 
+# Requests whose body is JSON.
+_JSON_CODES = [
+    codes.HEART_BEAT, codes.LOCK_BATCH_MQ, codes.UNLOCK_BATCH_MQ, codes.CHECK_CLIENT_CONFIG, codes.BATCH_ACK_MESSAGE,
+    codes.QUERY_ASSIGNMENT, codes.SET_MESSAGE_REQUEST_MODE, codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+]  # fmt: skip
+
 
 class Fuzz:
     """Makes hostile bytes. Two of the same seed make the same."""
@@ -98,6 +104,8 @@ class Fuzz:
             return random.choice([0, 0, 1, 2, 5, 100, 1_000, soon, random.randrange(1 << 20)])
         if field.kind is Kind.FLAG:
             return random.choice([True, False])
+        if field.name == "extraInfo":
+            return f"0 {now_ms()} 1000 0 0 postdate 0 {random.randrange(5)}"
         return random.choice(["fuzz", "fuzz", f"fuzz{random.randrange(20)}", "TAG", "minute"])
 
     def _body(self, code: int) -> bytes:
@@ -114,6 +122,19 @@ class Fuzz:
         if code == codes.SEND_BATCH_MESSAGE:
             inner = [bodies.Inner(0, b"b", properties_text(random.choice(PROPERTIES)).encode()[:30_000])]
             return bodies.encode_batch(inner * random.randrange(1, 4))
+        if code == codes.BATCH_ACK_MESSAGE:
+            ack = {
+                "c": name,
+                "t": "fuzz",
+                "q": random.choice([0, 1, 99]),
+                "pt": now_ms(),
+                "so": random.choice([0, 5, -1]),
+            }
+            bits = random.choice(["AQ==", "/w==", "", "#", "A" * 4_000])
+            return orjson.dumps({"brokerName": "postdate", "acks": [{**ack, "b": bits}] * random.randrange(4)})
+        if code in (codes.QUERY_ASSIGNMENT, codes.SET_MESSAGE_REQUEST_MODE):
+            asked = {"topic": "fuzz", "consumerGroup": name, "clientId": "c1", "strategyName": "AVG"}
+            return orjson.dumps({**asked, "mode": random.choice(["POP", "PULL", "x", 5]), "messageModel": "CLUSTERING"})
         if code == codes.CHECK_CLIENT_CONFIG:
             return orjson.dumps({"subscriptionData": {"expressionType": random.choice(["TAG", "SQL92", 5])}})
         return random.randbytes(random.choice([0, 10, 200]))
@@ -148,16 +169,27 @@ class Fuzz:
     def odd_body(self) -> bytes:
         """A body of JSON whose parts are of another kind."""
         command = self.command()
-        names = ("clientID", "consumerDataSet", "consumerGroup", "clientId", "mqSet", "groupName", "producerDataSet")
+        names = (
+            "clientID",
+            "consumerDataSet",
+            "consumerGroup",
+            "clientId",
+            "mqSet",
+            "groupName",
+            "producerDataSet",
+            "acks",
+            "topic",
+            "strategyName",
+            "mode",
+        )
         body = {name: self.random.choice(NUMBERS + TEXTS) for name in names}
         if self.random.random() < 0.5:
             body["consumerDataSet"] = [
                 {"groupName": "fuzz", "subscriptionDataSet": self.random.choice(NUMBERS + TEXTS)}
             ]
             body["clientID"] = "c1"
-        json_codes = [codes.HEART_BEAT, codes.LOCK_BATCH_MQ, codes.UNLOCK_BATCH_MQ, codes.CHECK_CLIENT_CONFIG,
-                      codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP]  # fmt: skip
-        return encode(command._replace(code=self.random.choice(json_codes), body=_dumps(body), fields={}))
+        asked = self.random.choice(_JSON_CODES)
+        return encode(command._replace(code=asked, body=_dumps(body), fields={}, serialization=JSON))
 
     def flipped(self) -> bytes:
         data = bytearray(self.valid())

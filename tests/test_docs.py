@@ -457,6 +457,7 @@ def test_units_of_settings_are_those_of_their_names() -> None:
 # What they bound is no client's doing, or no amount of anything.
 NOT_BY_CLIENTS = {
     "batch_bytes_max", "delay_ms_max", "rescue_blocks_max", "fire_pause_ms_max", "retry_times_max",
+    "invisible_ms_max",
 }  # fmt: skip
 
 

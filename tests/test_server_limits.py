@@ -408,6 +408,33 @@ def test_a_batch_has_only_so_many_messages(tmp_path: Path) -> None:
         assert len(read_bodies(peer, "orders")) == 3, "all of it or nothing"
 
 
+def test_one_request_acknowledges_only_so_many_messages(tmp_path: Path) -> None:
+    with serving(tmp_path, batch_messages_max=8) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        ack = {"c": GROUP, "t": "orders", "q": 0, "pt": served.clock.now_ms(), "so": 0}
+        for bits, code in (("/w==", codes.SUCCESS), ("/wE=", codes.INVALID_PARAMETER)):  # 8 bits, 9 bits
+            body = orjson.dumps({"brokerName": "postdate", "acks": [{**ack, "b": bits}]})
+            assert peer.ask(codes.BATCH_ACK_MESSAGE, body).code == code
+
+
+@pytest.mark.parametrize("limit", ["held_pulls_max", "held_pulls_per_connection_max"])
+def test_a_pop_that_waits_counts_as_a_pull_that_waits(tmp_path: Path, limit: str) -> None:
+    settings: dict[str, Any] = {limit: 2}
+    with serving(tmp_path, **settings) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        asked: dict[str, Any] = {
+            "consumerGroup": GROUP, "topic": "orders", "queueId": -1, "maxMsgNums": 1, "invisibleTime": 1_000,
+            "pollTime": LONG_POLL_MS, "bornTime": 0, "initMode": 0, "expType": "TAG", "exp": "*",
+        }  # fmt: skip
+        peer.say(codes.POP_MESSAGE, **asked)
+        peer.write(pull_command(peer, "orders", wait_ms=LONG_POLL_MS))
+        refused(peer.ask(codes.POP_MESSAGE, **asked), limit, codes.POLLING_FULL)
+        connection = connection_of(served, peer)
+        assert served.call(lambda: connection.held_count) == 2
+        refused(peer.ask(codes.POP_MESSAGE, **{**asked, "exp": "t" * 16_385}), "expression_characters_max",
+                codes.INVALID_PARAMETER)  # fmt: skip
+
+
 def test_what_a_held_request_said_besides_is_not_kept(tmp_path: Path) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         make_topic(peer, "orders")
@@ -513,6 +540,12 @@ def test_offsets_are_bounded_over_all_groups(tmp_path: Path) -> None:
         assert peer.ask(codes.DELETE_SUBSCRIPTIONGROUP, groupName="a").code == codes.SUCCESS
         assert [commit(peer, "b", n).code for n in (1, 2)] == [codes.SUCCESS] * 2
         refused(commit(peer, "b", 3), "offsets_max")
+        sent(peer, "orders")
+        asked: dict[str, Any] = {
+            "consumerGroup": "new", "topic": "orders", "queueId": 0, "maxMsgNums": 1, "invisibleTime": 1_000,
+            "pollTime": 0, "bornTime": 0, "initMode": 0, "expType": "TAG", "exp": "*",
+        }  # fmt: skip
+        refused(peer.ask(codes.POP_MESSAGE, **asked), "offsets_max")
 
 
 # ---------------------------------------------------------------------------------------------- members and locks

@@ -30,7 +30,7 @@ def test_half_a_minute_of_mixed_work_and_kills_breaks_no_promise(
     assert sum(each.sent == ACKNOWLEDGED for each in told) > 500
     assert {each.cancel for each in told} >= {"", CANCELLED}
     assert soak._history.backs, "something was sent back"
-    assert {each.group for each in soak._history.seen} == {"raw", "client"}
+    assert {each.group for each in soak._history.seen} == {"raw", "client", "pop"}
 
 
 def test_ctrl_c_ends_it_with_a_verdict() -> None:
@@ -139,6 +139,15 @@ def test_a_cancel_that_does_not_find_what_waits_is_a_fault(outcome: str) -> None
     assert history.verdict(told, entries) == [f"untrue: timed was to wait and its cancel was answered with {outcome}"]
     told.cancelled("timed", outcome, 1_000)
     assert history.verdict(told, entries) == [], "at its due time, either may be true"
+
+
+def test_what_a_group_has_acknowledged_and_is_given_again_is_a_fault() -> None:
+    told, entries = one_of_each()
+    told.acknowledged("g", "plain")
+    assert history.verdict(told, entries) == [], "it saw it before it acknowledged it"
+    told.saw("other", "plain", 20)
+    told.saw("g", "plain", 20)
+    assert history.verdict(told, entries) == ["again: group g was given plain, which it had acknowledged"]
 
 
 def test_send_backs_are_counted() -> None:

@@ -20,11 +20,13 @@ from postdate.log.record import Record
 from postdate.message import PROPERTY_UNIQ_KEY
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command
+from postdate.wire.records import decode_records
 from soak import history
 from soak.history import History
 
 TOPIC, QUEUES = "soak", 4
-RAW_GROUP, CLIENT_GROUP = "raw", "client"
+RAW_GROUP, CLIENT_GROUP, POP_GROUP = "raw", "client", "pop"
+POP_INVISIBLE_MS = 1_500
 LEVELS_MS = {1: 1_000, 2: 5_000}
 CANCEL_MIN_MS = 1_000
 AGAIN_S = 0.05
@@ -194,6 +196,42 @@ class RawConsumer(Worker):
             back: dict[str, Any] = {"group": RAW_GROUP, "offset": record.offset, "delayLevel": 1}
             if peer.ask(codes.CONSUMER_SEND_MSG_BACK, **back).code == codes.SUCCESS:
                 self.history.sent_back(RAW_GROUP, key)
+
+
+class PopConsumer(Worker):
+    """Pops, and acknowledges nearly everything: the rest is given again. What was acknowledged may not come again."""
+
+    def __init__(self, number: int, seed: int, port: int, told: History) -> None:
+        super().__init__(f"pop consumer{number}", seed, port, told)
+
+    def work(self, peer: Peer) -> None:
+        end = time.monotonic() + self.random.uniform(1, 5)
+        while not self.stopping.is_set() and time.monotonic() < end:
+            self.pop(peer, 0.97)
+
+    def pop(self, peer: Peer, share: float) -> int:
+        """Takes what there is and acknowledges a share of it; returns how many there were."""
+        asked: dict[str, Any] = {
+            "consumerGroup": POP_GROUP, "topic": TOPIC, "queueId": -1, "maxMsgNums": 32, "pollTime": 100,
+            "invisibleTime": POP_INVISIBLE_MS, "bornTime": now_ms(), "initMode": 0, "expType": "TAG", "exp": "*",
+        }  # fmt: skip
+        answer = peer.ask(codes.POP_MESSAGE, **asked)
+        records = decode_records(answer.body)
+        for record in records:
+            self.history.saw(POP_GROUP, key_of(record), now_ms())
+        for record in records:
+            if self.random.random() < share:
+                self._acknowledge(peer, record, str(answer.fields["popTime"]))
+        return len(records)
+
+    def _acknowledge(self, peer: Peer, record: Record, popped_at: str) -> None:
+        queue_id, offset = record.queue_id, record.queue_offset
+        handle: dict[str, Any] = {
+            "consumerGroup": POP_GROUP, "topic": TOPIC, "queueId": queue_id, "offset": offset,
+            "extraInfo": f"{offset} {popped_at} {POP_INVISIBLE_MS} 0 0 postdate {queue_id} {offset}",
+        }  # fmt: skip
+        if peer.ask(codes.ACK_MESSAGE, **handle).code == codes.SUCCESS:
+            self.history.acknowledged(POP_GROUP, key_of(record))
 
 
 def key_of(record: Record) -> str:

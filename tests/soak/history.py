@@ -50,6 +50,8 @@ class History:
     told: dict[str, Told] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)
     backs: Counter[tuple[str, str]] = field(default_factory=Counter)  # acknowledged send-backs by (group, key)
+    done: set[tuple[str, str]] = field(default_factory=set)  # (group, key) whose acknowledgement was answered
+    done_again: list[str] = field(default_factory=list)
     doubtful_backs: Counter[tuple[str, str]] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -70,6 +72,12 @@ class History:
     def saw(self, group: str, key: str, at_ms: int) -> None:
         with self.lock:
             self.seen.append(Seen(group, key, at_ms))
+            if (group, key) in self.done:
+                self.done_again.append(f"again: group {group} was given {key}, which it had acknowledged")
+
+    def acknowledged(self, group: str, key: str) -> None:
+        with self.lock:
+            self.done.add((group, key))
 
     def sending_back(self, group: str, key: str) -> None:
         with self.lock:
@@ -94,7 +102,13 @@ class History:
 def verdict(history: History, entries: Iterable[Entry], reading_groups: Iterable[str] = ()) -> list[str]:
     """Everything that is not as clients were told. `reading_groups` are those that have read to the end."""
     entries = list(entries)
-    faults = [*_places(entries), *_contents(history, entries), *_sights(history), *_cancels(history)]
+    faults = [
+        *_places(entries),
+        *_contents(history, entries),
+        *_sights(history),
+        *_cancels(history),
+        *history.done_again,
+    ]
     for group in reading_groups:
         seen = {each.key for each in history.seen if each.group == group}
         faults += [f"lost: {key} was acknowledged and group {group} never saw it" for key in history.must_come() - seen]

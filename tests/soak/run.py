@@ -8,17 +8,20 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from dialogue import make_topic, read_all
+from dialogue import Peer, make_topic, read_all
 from process import Broker, now_ms
 
 from soak import history
 from soak.crew import (
     CLIENT_GROUP,
     LOST,
+    POP_GROUP,
+    POP_INVISIBLE_MS,
     QUEUES,
     RAW_GROUP,
     TOPIC,
     ClientConsumer,
+    PopConsumer,
     Producer,
     RawConsumer,
     Worker,
@@ -27,7 +30,7 @@ from soak.crew import (
 )
 from soak.history import Entry, History
 
-PRODUCERS, CLIENT_CONSUMERS = 2, 2
+PRODUCERS, CLIENT_CONSUMERS, POP_CONSUMERS = 2, 2, 2
 LEAD_MS = 2_000  # short, so that many messages are far and must be rescued
 DELAY_MS_MAX = 40_000
 SAMPLE_S = 1.0
@@ -107,6 +110,7 @@ class Soak:
             Producer(number, next(seeds), port, told, self._delay_ms_max, 0.02) for number in range(PRODUCERS)
         ]
         consumers: list[Worker | ClientConsumer] = [RawConsumer(next(seeds), port, told)]
+        consumers += [PopConsumer(number, next(seeds), port, told) for number in range(POP_CONSUMERS)]
         consumers += [
             ClientConsumer(number, next(seeds), self._broker.route_address, told) for number in range(CLIENT_CONSUMERS)
         ]
@@ -144,6 +148,7 @@ class Soak:
         consume(self._broker.route_address, self._history, lambda: False, lambda: False)
         peer = self._broker.peer()
         try:
+            self._pop_all(peer)
             records = [record for queue_id in range(QUEUES) for record in read_all(peer, TOPIC, queue_id)]
             again = [key_of(record) for record in read_all(peer, f"%RETRY%{RAW_GROUP}")]
         finally:
@@ -152,8 +157,16 @@ class Soak:
             Entry(TOPIC, record.queue_id, record.queue_offset, key_of(record), record.stored_at_ms)
             for record in records
         ]
-        faults = history.verdict(self._history, entries, [CLIENT_GROUP])
+        faults = history.verdict(self._history, entries, [CLIENT_GROUP, POP_GROUP])
         return faults + history.retried(self._history, RAW_GROUP, again)
+
+    def _pop_all(self, peer: Peer) -> None:
+        """Until nothing has come for as long as a message may be away."""
+        last = PopConsumer(POP_CONSUMERS, self._seed, self._broker.port, self._history)
+        end = time.monotonic() + 2 * POP_INVISIBLE_MS / 1_000
+        while time.monotonic() < end:
+            if last.pop(peer, 1.0):
+                end = time.monotonic() + 2 * POP_INVISIBLE_MS / 1_000
 
     def _log_faults(self) -> list[str]:
         return [f"log: {line}" for line in self._broker.log_lines() if line.split()[1:2] != ["info"]]
