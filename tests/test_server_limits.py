@@ -367,6 +367,24 @@ def test_requests_that_wait_for_the_disk_one_by_one_leave_others_their_turn(tmp_
         assert [maker.next_answer().opaque for _ in commands] == [command.opaque for command in commands]
 
 
+def test_what_waits_for_its_turn_before_garbage_counts(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    with (
+        serving(tmp_path, disk=gate.disk, turn_ms_max=1) as served,
+        connected(served) as bad,
+        connected(served) as good,
+    ):
+        good.round_trip()
+        gate.hold()
+        commands = [bad.command(codes.UPDATE_AND_CREATE_TOPIC, topic=f"topic{n}") for n in range(20)]
+        bad.socket.sendall(b"".join(map(encode, commands)) + b"GET / HTTP/1.1\r\n\r\n")
+        gate.wait_for_flush()
+        threading.Event().wait(0.01)  # longer than a turn
+        gate.open()
+        bad.expect_closed()
+        assert [answer.opaque for answer in bad.answers] == [command.opaque for command in commands]
+
+
 def test_only_so_many_count_what_waits_at_a_time(tmp_path: Path) -> None:
     with serving(tmp_path, counts_max=2) as served, connected(served) as peer:
         asked = [peer.command(codes.GET_PENDING) for _ in range(5)]

@@ -74,7 +74,7 @@ class Connection(asyncio.Protocol):
         else:
             self._service.connections.note_unfinished(len(data))
         if self._frames.error is not None:
-            self.fail(self._frames.error)
+            self._fail_if_done(self._frames.error)
 
     def eof_received(self) -> bool:
         if self._frames.rest_bytes:
@@ -118,7 +118,14 @@ class Connection(asyncio.Protocol):
         backlog, self._backlog = self._backlog, deque()
         if backlog and self._is_open:
             self._take(list(backlog))
+        if self._frames.error is not None:
+            self._fail_if_done(self._frames.error)
         self._read_or_not()
+
+    def _fail_if_done(self, error: ProtocolError) -> None:
+        """What came before the bytes that cannot be read is handled first."""
+        if not self._backlog:
+            self.fail(error)
 
     def _read_or_not(self) -> None:
         reads = not (self._is_paused or self._is_full or self._is_stopped or self._backlog)
