@@ -272,6 +272,7 @@ def test_all_connections_together_hold_only_so_much(tmp_path: Path, caplog: pyte
         connected(served) as modest,
         connected(served) as greedy,
     ):
+        served.call(lambda: [timer.cancel() for timer in served.server._timers])  # it is seen between two sweeps
         modest.socket.sendall((1 << 24).to_bytes(4, "big") + bytes(1 << 20))
         connection = connection_of(served, modest)
         until(served, lambda: connection.buffered_bytes > 1 << 20)
@@ -282,6 +283,20 @@ def test_all_connections_together_hold_only_so_much(tmp_path: Path, caplog: pyte
         assert served.call(lambda: connection.buffered_bytes) > 1 << 20, "the modest one may go on"
         assert served.call(lambda: sum(each.buffered_bytes for each in served.service.connections)) <= 4 << 20
         good.round_trip()
+
+
+def test_unread_answers_are_counted_with_what_all_connections_hold(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(tmp_path, ManualClock(T0), buffered_bytes_max=1 << 20) as served, connected(served) as other:
+        make_topic(other, "orders")
+        sent(other, "orders", bytes(BIG))
+        with connected(served) as slow:
+            deaf(served, slow)  # at 4 MiB, after what the system's own buffers take
+            sweep(served)
+            until(served, lambda: len(served.service.connections) == 1)
+            assert any("buffered_bytes_max" in line for line in messages_of(caplog))
+            other.round_trip()
 
 
 # ------------------------------------------------------------------------------------------------------ in flight
