@@ -490,10 +490,10 @@ class Broker:
         self.fold.topics.get(topic)
         if not key or by not in BY_COLUMN:
             raise UsageError(f"a cancel needs a key and by='unique' or 'key', got key {key!r} and by={by!r}")
-        if len(key) > self.settings.properties_bytes_max:  # tombstones are kept in RAM
+        if len(key) > self.settings.key_characters_max:  # tombstones are kept in RAM
             raise UsageError(
-                f"the key of a cancel has {len(key)} characters, no message has one longer than properties_bytes_max "
-                f"({self.settings.properties_bytes_max})"
+                f"key_characters_max: the key of a cancel has {len(key)} characters, the limit is "
+                f"{self.settings.key_characters_max}"
             )
         if not 0 < due_at_ms <= at_ms + self.settings.delay_ms_max:
             raise UsageError(
@@ -621,10 +621,28 @@ class Broker:
             raise UsageError(f"perm of topic {name!r} is {perm}, expected 0 to 7")
         if name not in self.fold.topics.by_name and len(self.fold.topics.by_name) > self.settings.topics_max:
             raise FlowControl(f"topics_max: there are {self.settings.topics_max} topics, the limit; delete some first")
+        self._admit_queues(name, max(read_queue_count, write_queue_count))
+        self._check_definition(f"the attributes of topic {name!r}", attributes or {})
         body = {"op": "put", "name": name, "read": read_queue_count, "write": write_queue_count, "perm": perm}
         self._write_system(TOPIC, {**body, "attributes": dict(attributes or {})}, at_ms)
         self.flush()
         self._intake.forget_topics()
+
+    def _admit_queues(self, name: str, queue_count: int) -> None:
+        """A queue's number is never given again, so that those of deleted topics count, too."""
+        known = self.fold.topics.by_name.get(name)
+        fresh_count = queue_count - (len(known.numbers) if known else 0)
+        count, limit = len(self.fold.topics.places), self.settings.queues_max
+        if fresh_count > 0 and count + fresh_count > limit:
+            raise FlowControl(
+                f"queues_max: {count} queues were made, {fresh_count} more would exceed the limit of {limit}"
+            )
+
+    def _check_definition(self, what: str, values: Mapping[str, Any]) -> None:
+        """What is defined of a topic or a group is kept in RAM and in every snapshot."""
+        size, limit = len(system_body(values)), self.settings.definition_bytes_max
+        if size > limit:
+            raise UsageError(f"definition_bytes_max: {what} take {size} bytes, the limit is {limit}")
 
     def delete_topic(self, name: str, at_ms: int) -> int:
         """Deletes a topic and cancels what waits for it; durable on return. Returns how many waited in wheel and far
@@ -658,6 +676,7 @@ class Broker:
             raise UsageError(
                 f"the settings of group {name!r} are nested deeper than {_GROUP_SETTINGS_LEVELS_MAX} levels"
             )
+        self._check_definition(f"the settings of group {name!r}", settings)
         self._write_system(GROUP, {"op": "put", "name": name, "settings": dict(settings)}, at_ms)
         self.flush()
 
@@ -669,6 +688,12 @@ class Broker:
         check_group(name)
         self._write_system(GROUP, {"op": "delete", "name": name}, at_ms)
         self.flush()
+
+    def admit_offsets(self, fresh_count: int) -> None:
+        """Raises FlowControl where groups would have more offsets than they may, with so many that are new."""
+        count, limit = self.fold.groups.offset_count, self.settings.offsets_max
+        if count + fresh_count > limit:
+            raise FlowControl(f"offsets_max: groups have {count} offsets, the limit is {limit}; delete some groups")
 
     def commit_offsets(self, group: str, offsets: Sequence[tuple[str, int, int]], at_ms: int) -> Ticket:
         """Commits (topic, queue id, offset) for a group."""
@@ -695,6 +720,10 @@ class Broker:
         self._check_invisible(ask.invisible_ms)
         if ask.count_max < 1:
             raise UsageError(f"count_max is {ask.count_max}, expected at least 1")
+        offset_of = self.fold.groups.offset
+        fresh_count = sum(offset_of(ask.group, ask.topic, queue_id) is None for queue_id in ask.queue_ids)
+        if fresh_count:
+            self.admit_offsets(fresh_count)
         picked = self._handout.pick(ask)
         if picked.is_nothing:
             return None

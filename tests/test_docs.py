@@ -87,6 +87,7 @@ ARCHITECTURE, FORMATS, SETTINGS, PROTOCOL, CLIENT, CLI = (
 )
 SERVED = {ROOT / "README.md", CLIENT, CLI}
 JAVA = ROOT / "tests" / "interop" / "java" / "src"
+TESTS = sorted((ROOT / "tests").glob("test_*.py"))
 
 # Named in the pages and made later.
 NOT_YET = {"tests/formats"}
@@ -452,6 +453,23 @@ def test_units_of_settings_are_those_of_their_names() -> None:
     for name, _, unit, *_ in table_in(SETTINGS, "Settings"):
         for part in ("bytes", "ms", "rows"):
             assert (f"_{part}" in code(name) or f"{part}_" in code(name)) == (unit == part), (name, unit)
+
+
+# What they bound is no client's doing, or no amount of anything.
+NOT_BY_CLIENTS = {
+    "batch_bytes_max", "delay_ms_max", "rescue_blocks_max", "fire_pause_ms_max", "retry_times_max",
+    "invisible_ms_max",
+}  # fmt: skip
+
+
+def test_the_table_of_bounds_names_every_limit_with_its_default_and_a_test_that_is_there() -> None:
+    rows = table_in(ARCHITECTURE, "When too much comes")
+    named = {code(setting): (value_of(default), code(test)) for setting, default, _, _, test in rows}
+    assert set(named) == {name for name in Settings.__dataclass_fields__ if name.endswith("_max")} - NOT_BY_CLIENTS
+    tests = set(re.findall(r"^def (test_\w+)", "\n".join(path.read_text() for path in TESTS), re.MULTILINE))
+    for name, (default, test) in named.items():
+        assert default == getattr(Settings(), name), name
+        assert test in tests, f"{name}: there is no {test}"
 
 
 def test_settings_that_stay_with_a_folder_are_named() -> None:

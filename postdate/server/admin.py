@@ -10,7 +10,7 @@ import orjson
 
 from postdate.broker import Broker
 from postdate.clock import Clock
-from postdate.errors import GroupNotFound, PostdateError, ProtocolError
+from postdate.errors import FlowControl, GroupNotFound, PostdateError, ProtocolError
 from postdate.message import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 from postdate.server.answers import refusal
 from postdate.server.assignments import MODES_SETTING
@@ -145,17 +145,21 @@ class Admin:
             self._broker.fold.topics.get(asked["topic"])
         if command.is_oneway:
             return
+        if len(self._tasks) >= self._settings.counts_max:
+            raise FlowControl(f"counts_max: {len(self._tasks)} clients have what waits counted, the limit; try later")
         task = asyncio.get_running_loop().create_task(self._answer_pending(connection, command, asked))
         self._tasks.add(task)  # the loop itself holds a task weakly
         task.add_done_callback(self._tasks.discard)
 
     async def _answer_pending(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         try:
-            body = await self._pending_body(asked)
+            answer = reply(command, codes.SUCCESS, body=orjson.dumps(await self._pending_body(asked)))
         except (PostdateError, OSError) as error:
-            connection.write(refusal(command, error))
-            return
-        connection.write(reply(command, codes.SUCCESS, body=orjson.dumps(body)))
+            answer = refusal(command, error)
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.discard(task)  # before the answer: its client may ask again at once
+        connection.write(answer)
 
     async def _pending_body(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         near_until_ms = self._clock.now_ms() + self._settings.lead_ms

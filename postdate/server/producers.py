@@ -134,7 +134,7 @@ class Producers:
             message = self._message(connection, command)
             cancelled = self._cancelled_by_marker(message, now_ms)
             if cancelled is not None:
-                self._pulse.expect(cancelled, lambda ticket: self._answer_marker(connection, command, message, ticket))
+                self._expect_marker(connection, command.without_content(), message._replace(body=b""), cancelled)
                 return
             if isinstance(error, TopicNotFound):
                 self._make_topic(command, message)
@@ -208,7 +208,8 @@ class Producers:
         except PostdateError as error:
             self._refuse(connection, command, error)
             return
-        self._pulse.expect(ticket, lambda ticket: self._answer_batch(connection, command, ticket))
+        asked = command.without_content()
+        self._pulse.expect(connection, ticket, lambda ticket: self._answer_batch(connection, asked, ticket))
 
     def _batch(self, connection: Connection, command: Command) -> list[Message]:
         """The messages of a batch: topic, queue and times are the frame's, the rest is each message's own."""
@@ -216,9 +217,13 @@ class Producers:
         if len(command.body) > settings.body_bytes_max:
             raise IllegalMessage(f"the batch has {len(command.body)} bytes, the limit is {settings.body_bytes_max}")
         outer = self._message(connection, command)
-        inner = bodies.decode_batch(command.body)
+        inner = bodies.decode_batch(command.body, settings.batch_messages_max + 1)
         if not inner:
             raise IllegalMessage("the batch holds no message")
+        if len(inner) > settings.batch_messages_max:
+            raise IllegalMessage(
+                f"batch_messages_max: the batch holds more than {settings.batch_messages_max} messages"
+            )
         return [outer._replace(body=each.body, properties=each.properties, flag=each.flag) for each in inner]
 
     def _sent(self, command: Command, messages: list[Message], now_ms: int) -> Ticket:
@@ -246,7 +251,7 @@ class Producers:
                 self.write(connection, now_ms)
 
     def _expect(self, connection: Connection, asks: list[int | Command], ticket: Ticket) -> None:
-        self._pulse.expect(ticket, lambda ticket: self._answer(connection, asks, ticket))
+        self._pulse.expect(connection, ticket, lambda ticket: self._answer(connection, asks, ticket), len(asks))
 
     def _refuse_ask(self, connection: Connection, ask: int | Command, error: Exception) -> None:
         self._refuse(connection, Command(0, {}, opaque=ask) if isinstance(ask, int) else ask, error)
@@ -341,7 +346,8 @@ class Producers:
                 ticket = self._broker.cancel(topic, name, asked["due"], now_ms, by="key")
         except (ProtocolError, UsageError) as error:
             raise Refused(str(error)) from error
-        self._pulse.expect(ticket, lambda ticket: self._answer_recall(connection, command, name, ticket))
+        asked_by = command.without_content()
+        self._pulse.expect(connection, ticket, lambda ticket: self._answer_recall(connection, asked_by, name, ticket))
 
     def _checked_handle(self, topic: str, text: str) -> RecallHandle:
         handle = parse_recall_handle(text)
@@ -380,6 +386,9 @@ class Producers:
                 "cancels, later than now"
             )
         return self._broker.cancel(message.topic, marked.removeprefix(f"{message.topic}+"), due_at_ms, now_ms)
+
+    def _expect_marker(self, connection: Connection, command: Command, marker: Message, ticket: Ticket) -> None:
+        self._pulse.expect(connection, ticket, lambda ticket: self._answer_marker(connection, command, marker, ticket))
 
     def _answer_marker(self, connection: Connection, command: Command, message: Message, ticket: Ticket) -> None:
         if command.is_oneway:

@@ -1,6 +1,5 @@
 """The service: which request goes to whom. One table, one loop over the frames of a read, one write of the answers."""
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from postdate.server.admin import Admin
 from postdate.server.answers import refusal
 from postdate.server.assignments import Assignments
 from postdate.server.connection import Connection
+from postdate.server.connections import Connections
 from postdate.server.consumers import Consumers
 from postdate.server.lookups import Lookups
 from postdate.server.members import Members
@@ -22,11 +22,8 @@ from postdate.server.pulls import Pulls
 from postdate.server.pulse import Pulse
 from postdate.server.topics import Birth
 from postdate.wire import codes
-from postdate.wire.frame import Command, decode, reply
-from postdate.wire.ids import host_text
+from postdate.wire.frame import HEADER_AT, Command, decode, header_end, reply
 from postdate.wire.schema import REQUESTS, values
-
-logger = logging.getLogger("postdate.server")
 
 Handler = Callable[[Connection, Command, Mapping[str, Any]], bytes | None]
 _PULL_CODES = frozenset({codes.PULL_MESSAGE, codes.LITE_PULL_MESSAGE})
@@ -65,8 +62,9 @@ class Service:
         self._settings = broker.settings
         self.address = address
         self._clock = clock
-        self.connections: set[Connection] = set()
-        offsets, members = Offsets(broker), Members[Connection]()
+        self._turn_ns = broker.settings.turn_ms_max * 1_000_000
+        self.connections = Connections(broker.settings, clock)
+        offsets, members = Offsets(broker), Members[Connection](broker.settings)
         birth = Birth(broker, clock)
         self.pulls = Pulls(broker, offsets, members, birth)
         self._fold = broker.fold
@@ -130,19 +128,10 @@ class Service:
 
     def welcome(self, connection: Connection) -> bool:
         """Whether there is room for one more."""
-        if len(self.connections) >= self._settings.connections_max:
-            logger.warning(
-                "connections_max: %s is turned away, %d are connected",
-                host_text(connection.host),
-                len(self.connections),
-            )
-            return False
-        self.connections.add(connection)
-        return True
+        return self.connections.add(connection)
 
     def farewell(self, connection: Connection) -> None:
-        if connection in self.connections:
-            self.connections.remove(connection)
+        if self.connections.remove(connection):
             self.pulls.drop(connection)
             self.pops.drop(connection)
             self.consumers.drop(connection)
@@ -151,25 +140,30 @@ class Service:
 
     def handle(self, connection: Connection, frames: list[bytes]) -> int:
         """Handles the requests of a read, in order; returns how many. Fewer than all where the client does not read
-        its answers, or sent what cannot be read.
+        its answers, sent what cannot be read, or has had its turn: what waits for the disk here, as making a topic
+        does, keeps everybody waiting.
 
         Each request is done with before the next is looked at: what is made for it is small and dies young, which is
         a quarter faster than doing all of a read step by step.
         """
         producers, answers = self._producers, _Answers(connection)
         now_ms = self._clock.now_ms()
-        handled = 0
+        handled = turn_end_ns = 0
         try:
             for frame in frames:
                 handled += 1
                 if producers.collect_usual(connection, frame, now_ms):
                     continue
-                command = decode(frame)
+                command = self._decoded(frame)
                 if command.code in SEND_CODES:
                     producers.collect(connection, command, now_ms)
                     continue
                 producers.write(connection, now_ms)
                 if answers.add(self._answer(connection, command)):
+                    break
+                at_ns = self._clock.elapsed_ns()
+                turn_end_ns = turn_end_ns or at_ns + self._turn_ns
+                if at_ns > turn_end_ns:
                     break
         except ProtocolError as error:
             connection.fail(error)
@@ -180,6 +174,13 @@ class Service:
             answers.write()
             self.pulse.nudge()
         return handled
+
+    def _decoded(self, frame: bytes) -> Command:
+        """Raises ProtocolError, also for a header that is so long that others would wait for us to read it."""
+        header_bytes, limit = header_end(frame) - HEADER_AT, self._settings.json_bytes_max
+        if header_bytes > limit:
+            raise ProtocolError(f"json_bytes_max: a header of {header_bytes} bytes, the limit is {limit}")
+        return decode(frame)
 
     def _answer(self, connection: Connection, command: Command) -> bytes | None:
         """The answer to a request that is not a send; None where it comes later, or not at all."""
@@ -198,6 +199,9 @@ class Service:
         handler = self._handlers.get(command.code)
         if handler is None:
             return reply(command, codes.REQUEST_CODE_NOT_SUPPORTED, remark=_unknown(command.code))
+        if len(command.body) > self._settings.json_bytes_max:  # no handler of the table takes anything but JSON
+            size, limit = len(command.body), self._settings.json_bytes_max
+            raise ProtocolError(f"json_bytes_max: the body has {size} bytes, the limit is {limit}")
         return handler(connection, command, values(REQUESTS[command.code], command.fields))
 
 
