@@ -517,6 +517,16 @@ def test_the_key_of_a_cancel_is_short(tmp_path: Path) -> None:
         assert peer.ask(codes.RECALL_MESSAGE, topic="orders", key="k" * 32, due=due).code == codes.SUCCESS
 
 
+def test_a_handle_that_is_given_is_one_that_a_cancel_may_have(tmp_path: Path) -> None:
+    with serving(tmp_path, key_characters_max=32) as served, connected(served) as peer:
+        due = served.clock.now_ms() + HOUR_MS
+        kept = sent(peer, "orders", UNIQ_KEY="k" * 32, TIMER_DELIVER_MS=due).fields["recallHandle"]
+        assert "recallHandle" not in sent(peer, "orders", UNIQ_KEY="k" * 33, TIMER_DELIVER_MS=due).fields
+        inner = [(name, {"UNIQ_KEY": "u" * length, "TIMER_DELIVER_MS": due}) for name, length in (("a", 32), ("b", 33))]
+        assert send_batch(peer, "orders", inner).fields["recallHandles"].split(" ")[1] == "-"
+        assert peer.ask(codes.RECALL_MESSAGE, topic="orders", recallHandle=kept).code == codes.SUCCESS
+
+
 # --------------------------------------------------------------------------------------------- topics and groups
 
 

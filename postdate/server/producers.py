@@ -63,6 +63,7 @@ class Producers:
         self._pulse = pulse
         self._birth = birth
         self._name = broker.settings.broker_name
+        self._key_characters_max = broker.settings.key_characters_max
         self._next_queue = 0
         # Collected sends: what to answer each by (a usual one by its opaque alone), and its message.
         self._asks: list[int | Command] = []
@@ -273,17 +274,18 @@ class Producers:
             return
         assert ticket.answers is not None
         frames: list[bytes] = []
-        prefix, handle_of = connection.id_prefix, self._handle
+        prefix, handle_of, key_characters_max = connection.id_prefix, self._handle, self._key_characters_max
         for ask, entry, offset, answer in zip(asks, ticket.prepared, ticket.offsets, ticket.answers, strict=True):
             if type(ask) is not int:
                 frames += self._unusual_answer(connection, ask, entry, offset, answer)
                 continue
-            unique = (entry[UNIQUE_KEY] or "").encode()
-            is_timed = entry[DUE] and unique
+            key = entry[UNIQUE_KEY] or ""
+            has_handle = entry[DUE] and 0 < len(key) <= key_characters_max
+            unique = key.encode()
             if not unique.isalnum():
                 unique = orjson.dumps(unique.decode())[1:-1]
             queue_id, shown = entry[MESSAGE_SENT][3], answer if answer > 0 else 0
-            if is_timed:
+            if has_handle:
                 header = _SENT_TIMED % (prefix, offset, queue_id, shown, unique, handle_of(entry), ask)
             else:
                 header = _SENT % (prefix, offset, queue_id, shown, unique, ask)
@@ -311,6 +313,10 @@ class Producers:
                 frame = reply(command, codes.SUCCESS, self._fields(connection, entries[:1], offsets[:1], answer))
             connection.write(frame)
 
+    def _has_handle(self, entry: Prepared) -> bool:
+        """Whether it can be recalled: it waits, and its unique key is one that a cancel may have."""
+        return bool(entry[DUE]) and 0 < len(entry[UNIQUE_KEY] or "") <= self._key_characters_max
+
     def _handle(self, entry: Prepared) -> bytes:
         return encode_recall_handle(entry[MESSAGE_SENT][0], self._name, entry[DUE], entry[UNIQUE_KEY] or "")
 
@@ -318,7 +324,7 @@ class Producers:
         self, connection: Connection, entries: list[Prepared], offsets: list[int], answer: int
     ) -> Mapping[str, Any]:
         """The fields of an answer: ids of all, the place of the first, a handle for each that has one."""
-        handles = [self._handle(entry).decode() if entry[DUE] and entry[UNIQUE_KEY] else "-" for entry in entries]
+        handles = [self._handle(entry).decode() if self._has_handle(entry) else "-" for entry in entries]
         fields: dict[str, Any] = {
             "msgId": ",".join(message_id(connection.broker_host, offset) for offset in offsets),
             "queueId": entries[0][MESSAGE_SENT].queue_id,
