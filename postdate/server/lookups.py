@@ -30,7 +30,8 @@ class Lookups:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._settings = broker.settings
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds a task weakly
+        self._count = 0  # of those that have not answered
 
     def query(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         if asked["indexType"] not in _TYPES:
@@ -58,12 +59,22 @@ class Lookups:
         if command.is_oneway:
             answer.close()
             return
-        if len(self._tasks) >= self._settings.lookups_max:
+        if self._count >= self._settings.lookups_max:
             answer.close()
-            raise FlowControl(f"lookups_max: {len(self._tasks)} lookups are under way, the limit; try later")
-        task = asyncio.get_running_loop().create_task(_finish(connection, command, answer))
-        self._tasks.add(task)  # the loop itself holds a task weakly
+            raise FlowControl(f"lookups_max: {self._count} lookups are under way, the limit; try later")
+        self._count += 1
+        task = asyncio.get_running_loop().create_task(self._finish(connection, command, answer))
+        self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _finish(self, connection: Connection, command: Command, answer: Coroutine[Any, Any, bytes]) -> None:
+        try:
+            frame = await answer
+        except (PostdateError, OSError) as error:
+            frame = refusal(command, error)
+        finally:
+            self._count -= 1  # before the answer: whoever has it may ask again
+        connection.write(frame)
 
     async def _answer_query(
         self, command: Command, asked: Mapping[str, Any], steps: Iterator[Found | None], count_max: int
@@ -88,14 +99,6 @@ class Lookups:
         async for found in _slowly(steps):
             return reply(command, codes.SUCCESS, body=_told(found))
         return reply(command, codes.SYSTEM_ERROR, remark=f"there is no message at offset {offset}")
-
-
-async def _finish(connection: Connection, command: Command, answer: Coroutine[Any, Any, bytes]) -> None:
-    try:
-        frame = await answer
-    except (PostdateError, OSError) as error:
-        frame = refusal(command, error)
-    connection.write(frame)
 
 
 async def _slowly(steps: Iterator[Found | None]) -> AsyncIterator[Found]:
