@@ -80,5 +80,8 @@ def _cpu_model() -> str:
 
 
 def write_json(path: Path, figures: Sequence[Figure], about: dict[str, Any]) -> None:
-    content = {"machine": machine(), **about, "figures": [figure.as_json() for figure in figures]}
+    write_record(path, {"machine": machine(), **about, "figures": [figure.as_json() for figure in figures]})
+
+
+def write_record(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")

@@ -6,12 +6,9 @@ Java client. Data folders are temporary and always removed. Every figure is the 
 """
 
 import asyncio
-import json
 import os
 import select
-import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +21,7 @@ import numpy as np
 
 import postdate
 from benchmarks import bench as common
+from benchmarks.process import Running
 from benchmarks.report import Figure
 from postdate.wire import codes
 from postdate.wire.frame import Command, Frames, decode, encode
@@ -36,11 +34,9 @@ WINDOW = 2_000  # sends in flight
 CHUNK = 250  # sends written at once
 PULL_WINDOW = 16
 SOCKET_BYTES = 1 << 20
-STOP_S = 30.0
 LATE_COUNT, LATE_SPAN_MS = 10_000, 20_000
 DUE_AT_ONCE_COUNT = 100_000
 SENDS_AT_ONCE = 256
-CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 HOUR_MS = 3_600_000
 
 
@@ -58,45 +54,14 @@ class Bench(common.Bench):
         os.sched_setaffinity(0, {self.client_core})
 
     @contextmanager
-    def server(self, *flags: str) -> Iterator["Running"]:
+    def server(self, *flags: str) -> Iterator[Running]:
         """`postdate up` on a new folder, stopped and removed at the end."""
         with self.folder() as folder:
-            running = Running(folder, self.server_core, flags)
+            running = Running(folder, flags, {self.server_core})
             try:
                 yield running
             finally:
                 running.stop()
-
-
-class Running:
-    """A server process, and what the system knows about it."""
-
-    def __init__(self, folder: Path, core: int, flags: Sequence[str]) -> None:
-        command = [
-            sys.executable, "-m", "postdate", "up", "--json", "--data", str(folder / "data"), "--route-port", "0",
-            "--broker-port", "0", "--vip-port", "-1", *flags,
-        ]  # fmt: skip
-        self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.sched_setaffinity(0, {core})
-        )
-        assert self._process.stdout is not None
-        ready = json.loads(self._process.stdout.readline())
-        self.route_address: str = ready["route"]
-        self.broker_address: str = ready["broker"]
-
-    def stop(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait(STOP_S)
-
-    @property
-    def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
-
-    @property
-    def resident_mb(self) -> float:
-        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1_000
 
 
 class Peer:

@@ -35,7 +35,7 @@ from postdate.errors import (
 from postdate.far import Range, Rescue
 from postdate.fold import CancelAnswer, Fold
 from postdate.handout import Handout, Picked, PopAsk
-from postdate.intake import DUE, SYSTEM_TOPIC_PREFIX, Intake, Prepared, refuse_system_topic, system_body
+from postdate.intake import DUE, Intake, Prepared, refuse_system_topic, system_body
 from postdate.log import record as records
 from postdate.log import snapshot
 from postdate.log.batch import (
@@ -60,6 +60,7 @@ from postdate.log.folder import open_folder, refuse_foreign
 from postdate.log.log import Log
 from postdate.log.queue import Queue
 from postdate.log.segment import SegmentKeeper, Segments
+from postdate.lookup import Found, Lookup, State
 from postdate.message import (
     LOOPBACK,
     Cancelled,
@@ -210,6 +211,7 @@ class Broker:
         self.prepare: Callable[[Message, int], Prepared] = self._intake.prepare
         self.levels = self._intake.levels
         self._handout = Handout(self.fold, self.settings.group_popped_max, self.settings.wheel_entries_max)
+        self._lookup = Lookup(self.fold, self.levels, batch_bytes_max)
         recovery.cut_rows(self.fold)
         known_durable = max(snapshot.positions(self._disk), default=0)
         for batch in self.log.recovered(self.fold.position, known_durable):
@@ -501,10 +503,10 @@ class Broker:
         self.fold.topics.get(topic)
         if not key or by not in BY_COLUMN:
             raise UsageError(f"a cancel needs a key and by='unique' or 'key', got key {key!r} and by={by!r}")
-        if len(key) > self.settings.properties_bytes_max:  # tombstones are kept in RAM
+        if len(key) > self.settings.key_characters_max:  # tombstones are kept in RAM
             raise UsageError(
-                f"the key of a cancel has {len(key)} characters, no message has one longer than properties_bytes_max "
-                f"({self.settings.properties_bytes_max})"
+                f"key_characters_max: the key of a cancel has {len(key)} characters, the limit is "
+                f"{self.settings.key_characters_max}"
             )
         if not 0 < due_at_ms <= at_ms + self.settings.delay_ms_max:
             raise UsageError(
@@ -535,21 +537,16 @@ class Broker:
                 yield int(row["queue"]), int(row["arrival"])
 
     def _found_delivered(self, tombstone: Tombstone) -> bool:
-        """Looks through what became visible from the due instant on; gives up (unknown) at a bound."""
-        budget = self.settings.delivered_search_entries
-        for number in self.fold.topics.get(tombstone.topic).numbers:
-            queue = self.fold.queues[number]
-            start = max(queue.search(tombstone.due), queue.first)
-            for offset, size, _ in queue.entries.read(start, start + budget).tolist():
-                if self._is_delivered(tombstone, offset, size):
-                    return True
-                budget -= 1
-        return False
-
-    def _is_delivered(self, tombstone: Tombstone, offset: int, size: int) -> bool:
-        if not self.fold.matches(tombstone, offset, size):
-            return False
-        return self.due_of(records.decode(self.fold.read(offset, size))).at_ms == tombstone.due
+        """Looks the message up among those that are visible; gives up (unknown) at a bound."""
+        steps = self._lookup.find(tombstone.topic, tombstone.key, tombstone.by, 0, NEVER, None)
+        return any(
+            found.state is State.VISIBLE
+            and found.due_at_ms == tombstone.due
+            and found.arrival < tombstone.arrival
+            and self.fold.matches(tombstone, found.offset, len(found.record))
+            for found in islice(steps, self.settings.delivered_search_steps)
+            if found is not None
+        )
 
     def due_of(self, record: records.Record) -> Due:
         """When a stored record is or was due, by what the levels mean today."""
@@ -637,10 +634,28 @@ class Broker:
             raise UsageError(f"perm of topic {name!r} is {perm}, expected 0 to 7")
         if name not in self.fold.topics.by_name and len(self.fold.topics.by_name) > self.settings.topics_max:
             raise FlowControl(f"topics_max: there are {self.settings.topics_max} topics, the limit; delete some first")
+        self._admit_queues(name, max(read_queue_count, write_queue_count))
+        self._check_definition(f"the attributes of topic {name!r}", attributes or {})
         body = {"op": "put", "name": name, "read": read_queue_count, "write": write_queue_count, "perm": perm}
         self._write_system(TOPIC, {**body, "attributes": dict(attributes or {})}, at_ms)
         self.flush()
         self._intake.forget_topics()
+
+    def _admit_queues(self, name: str, queue_count: int) -> None:
+        """A queue's number is never given again, so that those of deleted topics count, too."""
+        known = self.fold.topics.by_name.get(name)
+        fresh_count = queue_count - (len(known.numbers) if known else 0)
+        count, limit = len(self.fold.topics.places), self.settings.queues_max
+        if fresh_count > 0 and count + fresh_count > limit:
+            raise FlowControl(
+                f"queues_max: {count} queues were made, {fresh_count} more would exceed the limit of {limit}"
+            )
+
+    def _check_definition(self, what: str, values: Mapping[str, Any]) -> None:
+        """What is defined of a topic or a group is kept in RAM and in every snapshot."""
+        size, limit = len(system_body(values)), self.settings.definition_bytes_max
+        if size > limit:
+            raise UsageError(f"definition_bytes_max: {what} take {size} bytes, the limit is {limit}")
 
     def delete_topic(self, name: str, at_ms: int) -> int:
         """Deletes a topic and cancels what waits for it; durable on return. Returns how many waited in wheel and far
@@ -674,6 +689,7 @@ class Broker:
             raise UsageError(
                 f"the settings of group {name!r} are nested deeper than {_GROUP_SETTINGS_LEVELS_MAX} levels"
             )
+        self._check_definition(f"the settings of group {name!r}", settings)
         self._write_system(GROUP, {"op": "put", "name": name, "settings": dict(settings)}, at_ms)
         self.flush()
 
@@ -685,6 +701,12 @@ class Broker:
         check_group(name)
         self._write_system(GROUP, {"op": "delete", "name": name}, at_ms)
         self.flush()
+
+    def admit_offsets(self, fresh_count: int) -> None:
+        """Raises FlowControl where groups would have more offsets than they may, with so many that are new."""
+        count, limit = self.fold.groups.offset_count, self.settings.offsets_max
+        if count + fresh_count > limit:
+            raise FlowControl(f"offsets_max: groups have {count} offsets, the limit is {limit}; delete some groups")
 
     def commit_offsets(self, group: str, offsets: Sequence[tuple[str, int, int]], at_ms: int) -> Ticket:
         """Commits (topic, queue id, offset) for a group."""
@@ -711,6 +733,10 @@ class Broker:
         self._check_invisible(ask.invisible_ms)
         if ask.count_max < 1:
             raise UsageError(f"count_max is {ask.count_max}, expected at least 1")
+        offset_of = self.fold.groups.offset
+        fresh_count = sum(offset_of(ask.group, ask.topic, queue_id) is None for queue_id in ask.queue_ids)
+        if fresh_count:
+            self.admit_offsets(fresh_count)
         picked = self._handout.pick(ask)
         if picked.is_nothing:
             return None
@@ -892,16 +918,31 @@ class Broker:
 
         The offset may be anything: a client names it.
         """
-        if not 0 <= offset <= CHUNK_OFFSET_MAX or self.log.durable <= offset < CHUNK_BIT:
-            return b""
-        size = int.from_bytes(self.fold.read(offset, 4), "big")
-        data = self.fold.read(offset, size) if size <= self.settings.batch_bytes_max else b""
-        try:
-            record = records.decode(data)
-        except CorruptData:
-            return b""
-        is_there = offset >= CHUNK_BIT or record.offset == offset
-        return data if is_there and not record.topic.startswith(SYSTEM_TOPIC_PREFIX) else b""
+        logged = self._lookup.logged(offset) if self._may_be_looked_at(offset) else None
+        return logged.data if logged else b""
+
+    def _may_be_looked_at(self, offset: int) -> bool:
+        return 0 <= offset < self.log.durable or CHUNK_BIT <= offset <= CHUNK_OFFSET_MAX
+
+    def view(self, offset: int, *, store_host: Host | None = None) -> Iterator[Found | None]:
+        """As `look`, with the truth about the message: at most one Found, behind steps that are None."""
+        return self._lookup.view(offset, store_host) if self._may_be_looked_at(offset) else iter(())
+
+    def find(
+        self,
+        topic: str,
+        key: str,
+        *,
+        by: str = "any",
+        begin_ms: int = 0,
+        end_ms: int = NEVER,
+        store_host: Host | None = None,
+    ) -> Iterator[Found | None]:
+        """The messages of a topic and key, visible or not, newest first: steps of a fraction of a millisecond, each a
+        Found or None. `by` is "unique", "key" or "any"; the instants bound when a message was stored, waited or became
+        visible. Raises TopicNotFound, UsageError.
+        """
+        return self._lookup.find(topic, key, by, begin_ms, end_ms, store_host)
 
     def _collect(
         self,

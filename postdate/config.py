@@ -44,6 +44,9 @@ class Settings:
     flush: str = setting("sync", why="an acknowledged message is on disk; 'async' trades that for speed")
     segment_bytes: int = setting(64 * MIB, 16 * KIB, GIB, why="small enough to zero ahead in 0.1 s, a power of two")
     batch_bytes_max: int = setting(16 * MIB, 4 * KIB, 256 * MIB, why="four bodies of the largest size")
+    batch_messages_max: int = setting(
+        16_384, 1, 1_000_000, why="that a client sends as one: they keep others waiting for some 0.1 s"
+    )
     unflushed_bytes_max: int = setting(32 * MIB, 4 * KIB, GIB, why="bounds what one flush has to write")
     body_bytes_max: int = setting(4 * MIB, 1, 64 * MIB, why="RocketMQ's limit")
     properties_bytes_max: int = setting(32_767, 1, 32_767, why="RocketMQ stores their length in an int16")
@@ -63,6 +66,14 @@ class Settings:
         100_000, 1, 10_000_000, why="messages that a group has popped and not acknowledged cost RAM: about 0.5 KB each"
     )
     invisible_ms_max: int = setting(72 * HOUR_MS, SECOND_MS, 36_525 * DAY_MS, why="as long as the log is kept")
+    queues_max: int = setting(200_000, 1, 10_000_000, why="of all topics ever made: a queue costs RAM and two files")
+    offsets_max: int = setting(1_000_000, 1, 100_000_000, why="of all groups: an offset costs about 0.4 KB of RAM")
+    definition_bytes_max: int = setting(
+        8 * KIB, KIB, MIB, why="a topic's attributes or a group's settings: they are in RAM and in every snapshot"
+    )
+    key_characters_max: int = setting(
+        1_024, 32, 32_767, why="of a cancel: it is kept in RAM until no message can meet it"
+    )
     topic_queues_max: int = setting(1_024, 1, 65_535, why="a queue costs two files")
     retention_ms: int = setting(72 * HOUR_MS, 0, 36_525 * DAY_MS, why="RocketMQ's fileReservedTime")
     queue_file_rows: int = setting(1 << 20, 64, 1 << 28, why="20 MB a file: retention removes whole files")
@@ -73,9 +84,14 @@ class Settings:
     snapshot_batches: int = setting(100_000, 1, 100_000_000, why="batches to replay after a crash: about 0.5 s")
     fire_pause_ms_min: int = setting(10, 1, SECOND_MS, why="first pause after a failed fire; it doubles")
     fire_pause_ms_max: int = setting(5 * SECOND_MS, 1, MINUTE_MS, why="longest pause between tries of a failed fire")
-    delivered_search_entries: int = setting(
-        4_096, 0, 1 << 20, why="a cancel looks at most at this many delivered records"
+    delivered_search_steps: int = setting(
+        64,
+        0,
+        1 << 16,
+        why="a cancel looks up in at most so many steps whether its message was delivered",
     )
+    lookups_max: int = setting(64, 1, 65_536, why="lookups by key at the same time: each costs CPU beside the clients'")
+    lookup_count_max: int = setting(64, 1, 4_096, why="messages in the answer of a lookup by key; RocketMQ's")
 
     data: str = setting("postdate-data", why="the data folder; made in the folder where the broker is started")
     host: str = setting("127.0.0.1", why="only this machine, because there is no password yet; 0.0.0.0 is all of IPv4")
@@ -90,12 +106,49 @@ class Settings:
     default_queue_count: int = setting(8, 1, 1_024, why="queues of TBW102, hence the most an automatic topic gets")
     frame_bytes_max: int = setting(16 * MIB, KIB, 256 * MIB, why="RocketMQ's: what its clients send and accept")
     connections_max: int = setting(10_000, 1, 1_000_000, why="a connection costs a file descriptor and buffers")
+    connections_per_address_max: int = setting(
+        8_000, 1, 1_000_000, why="clients behind one NAT share an address; one address must not take all"
+    )
+    idle_ms_max: int = setting(
+        120 * SECOND_MS, SECOND_MS, DAY_MS, why="RocketMQ's: clients ask for something every 30 s; also for one frame"
+    )
+    stalled_ms_max: int = setting(
+        60 * SECOND_MS, SECOND_MS, DAY_MS, why="how long a peer may leave its answers unread before it is let go"
+    )
+    buffered_bytes_max: int = setting(
+        GIB, MIB, TIB, why="of all connections together: unfinished frames, and answers that are not read"
+    )
+    json_bytes_max: int = setting(
+        512 * KIB, 256 * KIB, 16 * MIB, why="a header or a JSON body: reading 0.5 MiB keeps others waiting for 5 ms"
+    )
+    in_flight_max: int = setting(
+        4_096, 1, 1_000_000, why="requests of a connection that wait for the disk; then it is not read from"
+    )
+    turn_ms_max: int = setting(10, 1, SECOND_MS, why="how long the requests of one read may keep others waiting")
+    complaints_max: int = setting(20, 0, 10_000, why="lines a second about bad peers: they must not fill the disk")
     write_buffer_bytes_max: int = setting(4 * MIB, 64 * KIB, GIB, why="a peer that reads slower is read no further")
     held_pulls_max: int = setting(100_000, 1, 10_000_000, why="a pull that waits for messages costs RAM")
+    held_pulls_per_connection_max: int = setting(
+        10_000, 1, 10_000_000, why="a client holds one pull per queue that it reads; one must not take all"
+    )
+    expression_characters_max: int = setting(
+        16_384, 256, 1_000_000, why="tags of a subscription: they are kept in RAM and compared by every pull"
+    )
     pull_count_max: int = setting(1_024, 1, 65_536, why="messages in an answer: how long others wait for a pull")
     pull_bytes_max: int = setting(256 * KIB, 4 * KIB, 64 * MIB, why="RocketMQ's maxTransferBytesOnMessageInMemory")
     client_expiry_ms: int = setting(120 * SECOND_MS, SECOND_MS, HOUR_MS, why="RocketMQ's: four heartbeats are missing")
     lock_expiry_ms: int = setting(60 * SECOND_MS, SECOND_MS, HOUR_MS, why="RocketMQ's: three renewals are missing")
+    connection_members_max: int = setting(
+        256, 1, 65_536, why="groups times clients behind a connection: a process seldom has more than some groups"
+    )
+    members_bytes_max: int = setting(
+        256 * MIB, 64 * KIB, 64 * GIB, why="RAM for the members of all groups: some 300,000 usual ones"
+    )
+    heartbeat_topics_max: int = setting(
+        32, 1, 10_000, why="topics that one heartbeat may make: each waits for the disk, and everybody with it"
+    )
+    locks_max: int = setting(100_000, 1, 10_000_000, why="queues locked by orderly consumers: about 0.3 KB of RAM each")
+    counts_max: int = setting(16, 1, 1_000, why="long answers in the making, such as what waits: RAM and CPU")
     offsets_interval_ms: int = setting(
         SECOND_MS, 10, MINUTE_MS, why="offsets committed without asking for an answer are written this often"
     )
@@ -234,10 +287,13 @@ def _parsed(field: "dataclasses.Field[Any]", text: str) -> Any:
 LIVE = frozenset(
     {"body_bytes_max", "properties_bytes_max", "delay_ms_max", "rescue_step_ms", "rescue_blocks_max",
      "wheel_entries_max", "tombstones_max", "topics_max", "groups_max", "topic_queues_max", "retention_ms",
-     "snapshot_bytes", "snapshot_batches", "fire_pause_ms_min", "fire_pause_ms_max", "delivered_search_entries",
+     "snapshot_bytes", "snapshot_batches", "fire_pause_ms_min", "fire_pause_ms_max",
      "auto_create_topics", "auto_create_groups", "default_queue_count", "connections_max", "held_pulls_max",
      "pull_count_max", "pull_bytes_max", "client_expiry_ms", "retry_times_max", "fresh_queue_bytes",
-     "flush_interval_ms", "retain_interval_ms", "relays_max", "shutdown_ms"}
+     "flush_interval_ms", "retain_interval_ms", "relays_max", "shutdown_ms", "json_bytes_max",
+     "connections_per_address_max", "buffered_bytes_max", "complaints_max", "held_pulls_per_connection_max",
+     "expression_characters_max", "lookups_max", "lookup_count_max", "connection_members_max", "members_bytes_max",
+     "heartbeat_topics_max", "counts_max"}
 )  # fmt: skip
 
 # RocketMQ's names of what is the same here, in the same unit: its tools are given them by habit.

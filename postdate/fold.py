@@ -19,6 +19,7 @@ import numpy as np
 from postdate.errors import IllegalMessage
 from postdate.far import BLOCK_ROWS_DEFAULT, FAR, FAR_STRUCT, Far, Rescue
 from postdate.groups import Groups
+from postdate.index import KEYS_MAX, Index
 from postdate.log import record as records
 from postdate.log.batch import (
     ACK,
@@ -26,6 +27,7 @@ from postdate.log.batch import (
     GROUP,
     INVISIBLE,
     MESSAGE,
+    MORE_KEYS,
     OFFSETS,
     PIPELINE,
     POP,
@@ -40,7 +42,7 @@ from postdate.log.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk, Chunks
 from postdate.log.disk import Disk
 from postdate.log.queue import ENTRY, ENTRY_STRUCT, Queue
 from postdate.log.rows import Rows
-from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key, key_hash
+from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key, key_hash, other_keys
 from postdate.pops import NOT_GIVEN, OVER, Key, Pops
 from postdate.tombstones import BY_COLUMN, Tombstone, Tombstones
 from postdate.topics import GONE, SCHEDULE_TOPIC, Topics
@@ -101,6 +103,7 @@ class Fold:
         self.wheel = Wheel()
         self.far = Far(disk, file_rows, tail_rows, 0, far_block_rows)
         self.tombstones = Tombstones()
+        self.index = Index(disk, file_rows)
         self.chunks = Chunks(disk)
         self.chunk_end = CHUNK_BIT  # where the next chunk's offsets begin
         self.chunk_seen: dict[int, int] = {}  # by base: when one of its messages last became visible
@@ -136,6 +139,7 @@ class Fold:
         for queue in self.queues:
             yield from queue.rows()
         yield self.far.rows
+        yield self.index.rows
 
     # -- applying -----------------------------------------------------------------------------------------------
 
@@ -167,8 +171,12 @@ class Fold:
         return [self._handlers[row[0]](batch, row) for row in ROW_STRUCT.iter_unpack(batch.rows)]
 
     def _apply_message(self, batch: Batch, row: tuple[int, ...]) -> int:
-        _, level, _, queue, due, unique_hash, first_hash, tag_hash, size, position, _ = row
+        _, level, flags, queue, due, unique_hash, first_hash, tag_hash, size, position, _ = row
         offset = batch.offset + position
+        if unique_hash or first_hash:
+            self.index.add(unique_hash, first_hash, offset)
+            if flags & MORE_KEYS:
+                self.index.add_others(self._other_hashes(offset, size), offset)
         if level:
             self._index_level(level, ENTRY_STRUCT.pack(offset, size, due), batch.at_ms)
         if due <= batch.at_ms:
@@ -197,6 +205,25 @@ class Fold:
         shown.push(ENTRY_STRUCT.pack(offset, size, tag_hash), at_ms)
         return shown.length - 1
 
+    def _other_hashes(self, offset: int, size: int) -> list[int]:
+        """Of the user keys behind the first one, which a row has no room for."""
+        keys = records.properties_of(self._read(offset, size)).get(PROPERTY_KEYS, "")
+        return [key_hash(key) for key in other_keys(keys)[: KEYS_MAX - 1]]
+
+    def _index_keys(self, rows: np.ndarray, offset: np.ndarray) -> None:
+        """The rows of the index that _apply_message makes, by columns."""
+        hashes = np.stack([rows["unique_hash"], rows["key_hash"]], axis=1).ravel()
+        offsets = np.repeat(offset, 2)
+        more = np.flatnonzero(rows["flags"] & MORE_KEYS)
+        if len(more):
+            others = [self._other_hashes(int(offset[hit]), int(rows["size"][hit])) for hit in more]
+            counts = [len(each) for each in others]
+            behind = np.repeat(2 * more + 2, counts)
+            hashes = np.insert(hashes, behind, np.array([each for part in others for each in part], np.uint64))
+            offsets = np.insert(offsets, behind, np.repeat(offset[more], counts))
+        is_key = hashes != 0
+        self.index.extend(hashes[is_key], offsets[is_key])
+
     def _index_level(self, level: int, entry: bytes, at_ms: int) -> None:
         """Level messages also stand in SCHEDULE_TOPIC_XXXX, for looking with RocketMQ's tools."""
         self.queues[self._level_number(level)].push(entry, at_ms)
@@ -212,6 +239,7 @@ class Fold:
         """The same as _apply_message for each row, by columns."""
         at_ms, due = batch.at_ms, rows["due"]
         offset = rows["position"].astype(np.int64) + batch.offset
+        self._index_keys(rows, offset)
         if rows["level"].any():
             self._index_levels(rows, offset, at_ms)
         now = due <= at_ms
@@ -412,6 +440,11 @@ class Fold:
         hashed = unique_hash if tombstone.by == "unique" else first_hash
         return hashed == tombstone.key_hash and arrival < tombstone.arrival and self.matches(tombstone, *place)
 
+    def is_cancelled(self, row: np.ndarray) -> bool:
+        """Whether a far message that waits, given as an array of its one far row, will never be shown."""
+        by_tombstone = self._dead_by_tombstone(row["due"], row["arrival"], row, _place_in(row))
+        return bool(by_tombstone[0] or self._dead_by_taken_cancel(row)[0])
+
     def waiting(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(due, queue number) columns of what waits in the wheel and, untaken, in the far queue, without what is
         cancelled. Piece by piece, some ms each; the fold may go on between two pieces, then the sum is of no one
@@ -528,7 +561,7 @@ class Fold:
             for lease in self.pops.forget_queues(topic.numbers if topic else ()):
                 self._release_record(lease.place, batch.at_ms)
             return sum(self.near[number] + self.untaken[number] for number in topic.numbers) if topic else 0
-        self.topics.put(body["name"], body["read"], body["write"], body["perm"], body["attributes"])
+        self.topics.put(body["name"], body["read"], body["write"], body["perm"], body["attributes"], batch.offset)
         self.make_queues()
         return 0
 

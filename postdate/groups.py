@@ -15,6 +15,7 @@ class Groups:
     def __init__(self) -> None:
         self.settings: dict[str, dict[str, Any]] = {}
         self._offsets: dict[str, Offsets] = {}
+        self.offset_count = 0  # of all groups
 
     def __contains__(self, name: str) -> bool:
         return name in self.settings or name in self._offsets
@@ -31,10 +32,12 @@ class Groups:
 
     def delete(self, name: str) -> None:
         self.settings.pop(name, None)
-        self._offsets.pop(name, None)
+        self.offset_count -= len(self._offsets.pop(name, ()))
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        self._offsets.setdefault(group, {})[topic, queue_id] = offset
+        offsets = self._offsets.setdefault(group, {})
+        self.offset_count += (topic, queue_id) not in offsets
+        offsets[topic, queue_id] = offset
 
     def offset(self, group: str, topic: str, queue_id: int) -> int | None:
         """The committed offset; None where the group never committed one."""
@@ -47,6 +50,7 @@ class Groups:
         for offsets in self._offsets.values():
             for place in [place for place in offsets if place[0] == topic]:
                 del offsets[place]
+                self.offset_count -= 1
 
     def state(self) -> dict[str, Any]:
         rows = [
@@ -58,6 +62,6 @@ class Groups:
 
     def load(self, state: dict[str, Any]) -> None:
         self.settings = dict(state["groups"])
-        self._offsets = {}
+        self._offsets, self.offset_count = {}, 0
         for group, topic, queue_id, offset in state["offsets"]:
             self.commit(group, topic, queue_id, offset)

@@ -14,7 +14,7 @@ from postdate.config import Settings
 from postdate.errors import IllegalMessage, NoPermission, UsageError
 from postdate.fold import Fold
 from postdate.log import record as records
-from postdate.log.batch import ALIGNMENT, KIND_NAMES, MESSAGE, ROW_STRUCT, batch_bytes, records_position
+from postdate.log.batch import ALIGNMENT, KIND_NAMES, MESSAGE, MORE_KEYS, ROW_STRUCT, batch_bytes, records_position
 from postdate.message import (
     INTERNAL_PROPERTIES,
     PROPERTY_KEYS,
@@ -29,6 +29,7 @@ from postdate.message import (
     decode_properties,
     due_and_level,
     first_key,
+    has_other_keys,
     key_hash,
     refuse_internal,
     tag_hash,
@@ -38,8 +39,8 @@ from postdate.topics import PERM_WRITE, RESERVED_TOPICS, Topic
 SYSTEM_TOPIC_PREFIX = "postdate_sys_"
 _NOT_FROM_PRODUCERS = INTERNAL_PROPERTIES | {PROPERTY_TIMER_DEL_UNIQKEY, PROPERTY_TRANSACTION}
 
-# (message, shape, record size, level, queue number, due, unique hash, key hash, tag hash, unique key)
-Prepared = tuple[Message, records.Shape, int, int, int, int, int, int, int, str | None]
+# (message, shape, record size, level, queue number, due, unique hash, key hash, tag hash, unique key, flags)
+Prepared = tuple[Message, records.Shape, int, int, int, int, int, int, int, str | None, int]
 MESSAGE_SENT: Final = 0  # places in it that others look at
 SIZE: Final = 2
 DUE: Final = 5
@@ -121,6 +122,7 @@ class Intake:
             key_hash(first_key(keys)) if keys else 0,
             tag_hash(tags) if tags else 0,
             unique,
+            MORE_KEYS if keys and has_other_keys(keys) else 0,
         )
 
     def _refuse_fields(self, message: Message, topic: Topic) -> NoReturn:
@@ -169,9 +171,9 @@ class Intake:
     def _rows_and_records(self, prepared: list[Prepared], start: int, position: int, at_ms: int) -> "_Parts":
         rows, bodies, offsets = [], [], []
         pack_row, encode, store_host = ROW_STRUCT.pack, records.encode_shaped, self._store_host
-        for message, shape, size, level, queue, due_at_ms, unique_hash, first_hash, tagged, _ in prepared:
+        for message, shape, size, level, queue, due_at_ms, unique_hash, first_hash, tagged, _, flags in prepared:
             rows.append(
-                pack_row(MESSAGE, level, 0, queue, due_at_ms, unique_hash, first_hash, tagged, size, position, 0)
+                pack_row(MESSAGE, level, flags, queue, due_at_ms, unique_hash, first_hash, tagged, size, position, 0)
             )
             offset = start + position
             bodies.append(encode(message, shape, offset, at_ms, store_host))

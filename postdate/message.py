@@ -36,6 +36,10 @@ PROPERTY_TRANSACTION = "TRAN_MSG"  # "true" marks the half message of a transact
 PROPERTY_RETRY_TOPIC = "RETRY_TOPIC"  # the topic it was sent to at first
 PROPERTY_ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 
+# Properties that our broker puts behind those of a message that an operator has looked up.
+PROPERTY_STATE = "POSTDATE_STATE"  # waiting, visible, ...: see lookup.State
+PROPERTY_DUE_MS = "POSTDATE_DUE_MS"
+
 # Properties that RocketMQ's broker writes for itself. Trusting one from a producer would let it pass by the timer or
 # deliver to another topic.
 PROPERTY_TIMER_OUT_MS = "TIMER_OUT_MS"
@@ -174,6 +178,16 @@ def refuse_internal(properties: Mapping[str, str]) -> None:
 def first_key(keys: str) -> str:
     """Return the first of the space-separated user keys of KEYS, or "" if there is none."""
     return keys.lstrip(" ").partition(" ")[0]
+
+
+def other_keys(keys: str) -> list[str]:
+    """Return the keys of KEYS behind the first one."""
+    return [key for key in keys.split(" ") if key][1:]
+
+
+def has_other_keys(keys: str) -> bool:
+    """As bool(other_keys(keys)), for the hot path of sending."""
+    return " " in keys and " " in keys.strip(" ")
 
 
 # -------------------------------------------------------------------------------------------------------- checks

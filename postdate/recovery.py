@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from postdate.errors import CorruptQueue
+from postdate.errors import CorruptQueue, CorruptSnapshot
 from postdate.far import Far
 from postdate.fold import Fold
+from postdate.index import Index
 from postdate.log import chunk as chunks
 from postdate.log import snapshot
 from postdate.log.disk import Disk
@@ -24,6 +25,7 @@ from postdate.wheel import Run
 
 Step = Callable[[], object] | None
 ITEMS_PER_SECTION = 500  # about 0.5 ms
+BYTES_PER_SECTION = 1 << 15
 # What stands in a snapshot to save time, and depends on when looks were taken or on what retention let go.
 LOCAL_FAR_STATE = ("lows", "wakes", "edge", "first", "cancels")
 
@@ -94,6 +96,8 @@ def _state(fold: Fold) -> dict[str, Any]:
         "near": list(fold.near),
         "untaken": list(fold.untaken),
         "far": fold.far.state(),
+        "index": fold.index.state(),
+        "index_tail": fold.index.tail(),
         "tombstones": fold.tombstones.state(),
         "held": list(fold.held.items()),
         "seen": list(fold.seen.items()),
@@ -109,9 +113,12 @@ def _state(fold: Fold) -> dict[str, Any]:
 
 
 def _sections(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One part a section; a long list in slices, because a section is written in one step."""
+    """One part a section; a long list, or bytes, in slices, because a section is written in one step."""
     for name, value in state.items():
-        if isinstance(value, list) and len(value) > ITEMS_PER_SECTION:
+        if isinstance(value, bytes):
+            for start in range(0, max(len(value), 1), BYTES_PER_SECTION):
+                yield {name: value[start : start + BYTES_PER_SECTION].hex()}
+        elif isinstance(value, list) and len(value) > ITEMS_PER_SECTION:
             for start in range(0, len(value), ITEMS_PER_SECTION):
                 yield {name: value[start : start + ITEMS_PER_SECTION]}
         else:
@@ -184,6 +191,8 @@ def load(fold: Fold, sections: list[snapshot.Section]) -> None:
         queue.entries.first = first
     fold.far = Far(fold.disk, fold.file_rows, fold.tail_rows, state["far"]["length"], fold.far_block_rows)
     fold.far.load(state["far"])
+    fold.index = Index(fold.disk, fold.file_rows, state["index"]["length"])
+    fold.index.load(state["index"], bytes.fromhex(state["index_tail"]))
     fold.tombstones.load(state["tombstones"], fold.fired_at_ms)
     _load_chunks(fold, state)
     sums = dict(read_sums(section) for section in sections if section.kind == snapshot.SUMS)
@@ -197,12 +206,14 @@ def load(fold: Fold, sections: list[snapshot.Section]) -> None:
 
 
 def read_state(sections: list[snapshot.Section]) -> dict[str, Any]:
-    """The parts of the state, slices put together."""
+    """The parts of the state, slices put together. Raises CorruptSnapshot."""
     state: dict[str, Any] = {}
     for section in sections:
         if section.kind == snapshot.STATE:
             for name, value in section.json().items():
                 state[name] = state[name] + value if name in state else value
+    if "index" not in state:
+        raise CorruptSnapshot("a snapshot without the part 'index', as written before there was one")
     return state
 
 
@@ -253,4 +264,4 @@ def state_json(fold: Fold) -> str:
     """The whole small state as text, for comparing two folds."""
     state = _state(fold)
     state["far"] = {name: value for name, value in state["far"].items() if name not in LOCAL_FAR_STATE}
-    return json.dumps(state, sort_keys=True)
+    return json.dumps(state, sort_keys=True, default=bytes.hex)

@@ -33,7 +33,7 @@ def retain(log: Log, fold: Fold, older: Kept, seen_before_ms: int) -> int:
         fold.chunks.remove(base)
         fold.chunk_seen.pop(base, None)
     if segments or chunks:
-        _shorten_rows(log, fold, older)
+        _shorten_rows(log, fold, older, seen_before_ms)
     return len(segments) + len(chunks)
 
 
@@ -46,7 +46,7 @@ def _segment_may_go(number: int, log: Log, fold: Fold, older: Kept, seen_before_
     )
 
 
-def _shorten_rows(log: Log, fold: Fold, older: Kept) -> None:
+def _shorten_rows(log: Log, fold: Fold, older: Kept, seen_before_ms: int) -> None:
     """Lets rows go whose records are gone: when it is certain that the records do not come back after a power loss."""
     log.sync_folder()
     fold.chunks.sync_folder()
@@ -54,8 +54,23 @@ def _shorten_rows(log: Log, fold: Fold, older: Kept) -> None:
     gone = fold.far.rows.search("arrival", log.start, "left")
     # Without a pipeline nothing is ever taken; then what has no record was rescued.
     fold.far.forget(min(gone, older.taken) if fold.far.epoch else gone)
+    fold.index.forget(_first_young(log, fold, seen_before_ms))
     for rows in fold.all_rows():
         rows.remove_files(older.lengths.get(rows.folder, 0))
+
+
+def _first_young(log: Log, fold: Fold, seen_before_ms: int) -> int:
+    """Where the segments begin that are young, up to the end of the log without a gap.
+
+    The index does not reach further back: one message that waits a year, or became visible yesterday after one, would
+    hold the keys of all that came since. What waits that long is a row of the far queue, and found there.
+    """
+    first = log.end >> log.segment_shift
+    for number in reversed(log.segment_numbers()):
+        if number < first - 1 or (number < first and fold.seen.get(number, 0) <= seen_before_ms):
+            break
+        first = min(first, number)
+    return first << log.segment_shift
 
 
 def forget_dead_entries(log: Log, fold: Fold) -> None:

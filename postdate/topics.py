@@ -33,6 +33,7 @@ class Topic:
     perm: int = PERM_READ | PERM_WRITE
     attributes: dict[str, str] = field(default_factory=dict)
     numbers: list[int] = field(default_factory=list)
+    born: int = 0  # where in the log it was made: what lies before it was sent to an earlier topic of that name
 
 
 class Topics:
@@ -51,10 +52,16 @@ class Topics:
         return topic
 
     def put(
-        self, name: str, read_queue_count: int, write_queue_count: int, perm: int, attributes: dict[str, str]
+        self,
+        name: str,
+        read_queue_count: int,
+        write_queue_count: int,
+        perm: int,
+        attributes: dict[str, str],
+        at_offset: int = 0,
     ) -> None:
-        """Creates a topic or changes it."""
-        topic = self.by_name.setdefault(name, Topic(name))
+        """Creates a topic or changes it; `at_offset` is where in the log that is said."""
+        topic = self.by_name.setdefault(name, Topic(name, born=at_offset))
         topic.read_queue_count, topic.write_queue_count = read_queue_count, write_queue_count
         topic.perm, topic.attributes = perm, dict(attributes)
         self.grow(topic, max(read_queue_count, write_queue_count))

@@ -94,7 +94,7 @@ class Run:
             self.dead = np.zeros(len(self.index), np.uint8)
         self.dead[row] = CANCELLED
 
-    def _fate(self, row: int) -> int:
+    def fate(self, row: int) -> int:
         return LIVING if self.dead is None else int(self.dead[row])
 
     def take(self, at_ms: int) -> "Due | None":
@@ -115,7 +115,7 @@ class Run:
         stop = int(np.searchsorted(self.index["due"], due, "right"))
         for hit in np.flatnonzero(self.index[column][start:stop] == np.uint64(key_hash)).tolist():
             row = self.index[start + hit]
-            fate = self._fate(start + hit)
+            fate = self.fate(start + hit)
             if fate == ELSEWHERE:
                 continue
             queue = DEAD if fate == CANCELLED else int(row["queue"])
@@ -266,6 +266,11 @@ class Wheel:
         self.count -= 1
 
     # -- looking ------------------------------------------------------------------------------------------------
+
+    def singles(self, due: int, start: int, stop: int) -> np.ndarray:
+        """Some of the singles of a due, cancelled ones too; a copy, since a slot may grow."""
+        slot = self._slots.get(due, b"")
+        return np.frombuffer(bytes(slot[start * SINGLE_BYTES : stop * SINGLE_BYTES]), SINGLE)
 
     def waiting(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(due, queue) columns of everything that waits, in bounded pieces. The wheel may turn between two pieces."""

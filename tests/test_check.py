@@ -27,11 +27,15 @@ from helpers import (
 from postdate.broker import Broker
 from postdate.check import Report, check_folder
 from postdate.check.order import overtaken
+from postdate.check.record import message_problem
 from postdate.config import Settings
 from postdate.errors import FolderInUse, ForeignFolder
+from postdate.log import record as records
 from postdate.log import snapshot as snapshots
+from postdate.log.batch import MESSAGE, MORE_KEYS
 from postdate.log.disk import RealDisk
 from postdate.log.queue import ENTRY, TIME
+from postdate.message import LOOPBACK, Message, encode_properties, key_hash
 from postdate.wheel import SINGLE
 
 FIRST_FILE = "00000000000000000000"
@@ -399,6 +403,42 @@ def test_a_block_of_rows_before_the_snapshots_is_compared_with_its_checksum(old_
     file = sorted((old_folder / QUEUE / "times").iterdir())[0]
     flip(file, 8)
     assert_found(check(old_folder), file.name, "checksum")
+
+
+def with_keys(folder: Path) -> Path:
+    """A folder with some blocks of the index."""
+    broker = opened(folder)
+    broker.put_topic(TOPIC, T0, read_queue_count=1, write_queue_count=1)
+    send(broker, T0, *[message("x", unique=f"u{i}", keys=f"k{i} l{i}") for i in range(50)])
+    broker.close()
+    assert check(folder).ok
+    return folder
+
+
+def test_a_flipped_bit_in_a_row_of_the_index_is_found(tmp_path: Path) -> None:
+    folder = with_keys(tmp_path)
+    flip(folder / "index" / FIRST_FILE, 3)
+    report = check(folder)
+    assert_found(report, f"index/{FIRST_FILE}, row 0 (byte 0 of the file)", "the log gives")
+    assert_found(report, f"index/{FIRST_FILE}", "checksum")
+
+
+def test_a_removed_file_of_the_index_is_found(tmp_path: Path) -> None:
+    folder = with_keys(tmp_path)
+    (folder / "index" / FIRST_FILE).unlink()
+    assert_found(check(folder), f"index/{FIRST_FILE} has 0 bytes, 1024 are needed")
+
+
+def test_a_row_that_says_other_keys_than_its_record_is_found() -> None:
+    def message_row(flags: int, keys: str) -> str:
+        properties = encode_properties({"KEYS": keys})
+        record = records.decode(records.encode(Message("t", b"", properties), b"t", 0, T0, LOOPBACK))
+        row = (MESSAGE, 0, flags, 0, 0, 0, key_hash("a"), 0, 0, 0, 0)
+        return message_problem(record, row, T0)
+
+    assert message_row(0, "a") == message_row(MORE_KEYS, "a b") == ""
+    assert "no more keys" in message_row(0, "a b")
+    assert "more keys than the first" in message_row(MORE_KEYS, "a ")
 
 
 def test_a_queue_file_cut_short_is_found(folder: Path) -> None:

@@ -264,6 +264,38 @@ def test_a_handle_that_nobody_gave_is_refused(capsys: Capsys) -> None:
     assert_refused(capsys, 2, "is neither a receipt nor a recall handle", "cancel", "handle")
 
 
+# -- find -------------------------------------------------------------------------------------------------------
+
+
+def test_find_says_where_messages_are(served: Served, capsys: Capsys) -> None:
+    def send(body: str, *flags: str) -> str:
+        return str(run_json(capsys, "send", "orders", body, "--key", "k", *flags)["id"])
+
+    visible, waits = send("visible"), send("waits", "--delay", "1h")
+    cancelled = run_json(capsys, "send", "orders", "cancelled", "--key", "k", "--delay", "2h")
+    run(capsys, "cancel", cancelled["handle"])
+    lines = run(capsys, "find", "orders", "k")
+    assert lines[0] == f'{cancelled["id"]}  cancelled  "cancelled"'
+    assert lines[1] == f'{waits}  waiting until 2023-11-14T23:13:20.000Z ({T0 + HOUR_MS})  "waits"'
+    assert lines[2].startswith(f"{visible}  visible in queue ")
+    assert lines[2].endswith(f' at offset 0 since 2023-11-14T22:13:20.000Z ({T0})  "visible"')
+    found = run_json(capsys, "find", "orders", waits)
+    assert (found["state"], found["due_at_ms"], found["queue_offset"], found["body"]) == (
+        "waiting", T0 + HOUR_MS, -1, "waits",
+    )  # fmt: skip
+    assert len(run_json(capsys, "find", "orders", "k", "--limit", 2)) == 2
+    served.call(lambda: served.broker.delete_topic("orders", T0))
+    served.call(lambda: served.broker.put_topic("orders", T0))
+    assert "deleted with its topic" in run(capsys, "find", "orders", waits)[0]
+
+
+@pytest.mark.usefixtures("served")
+def test_find_without_a_match_says_so(capsys: Capsys) -> None:
+    run(capsys, "topic", "create", "orders")
+    assert_refused(capsys, 1, "no message of topic 'orders' has the key 'nobody'", "find", "orders", "nobody")
+    assert_refused(capsys, 1, "topic 'nowhere' does not exist", "find", "nowhere", "k")
+
+
 # -- pending ----------------------------------------------------------------------------------------------------
 
 
@@ -401,6 +433,7 @@ def test_a_group_that_is_not_there_is_a_1(capsys: Capsys) -> None:
         ("consume", "orders", "--group", "g"),
         ("cancel", "--topic", "t", "--key", "k", "--due", "1798790400000"),
         ("pending",),
+        ("find", "orders", "key"),
         ("topic", "list"),
         ("group", "list"),
     ],

@@ -41,7 +41,7 @@ STORY = (
     # Retention removes a chunk and segments.
     *[NOW] * 4, FLUSH, Op("snapshot", (3,)), NEAR, Op("pass", (40_000,)), Op("snapshot", (4,)), Op("retain"),
     # A torn tail, a clean stop.
-    *[Op("send", (0, 0, 1, 0, count)) for count in (3, 2, 2)], Op("power", (0,)), NEAR, Op("close"),
+    *[Op("send", (0, 0, 1, 0, count)) for count in (3, 2, 2)], Op("power", (2,)), NEAR, Op("close"),
     Op("pass", (2_000,)),
 )  # fmt: skip
 

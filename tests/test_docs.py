@@ -88,6 +88,7 @@ ARCHITECTURE, FORMATS, SETTINGS, PROTOCOL, CLIENT, CLI, MQADMIN = (
 )
 SERVED = {ROOT / "README.md", CLIENT, CLI}
 JAVA = ROOT / "tests" / "interop" / "java" / "src"
+TESTS = sorted((ROOT / "tests").glob("test_*.py"))
 
 # Named in the pages and made later.
 NOT_YET = {"tests/formats"}
@@ -302,8 +303,9 @@ def check_script(command: Command, place: str) -> None:
     if words[0].startswith("scripts/"):
         assert os.access(ROOT / words[0], os.X_OK), f"{place}: {words[0]} is not there or cannot be run"
     if words[0] == "python":
-        module = ROOT / f"{words[2].replace('.', '/')}.py"
-        assert module.exists(), f"{place}: {module} is not there"
+        module = ROOT / words[2].replace(".", "/")  # a file, or a folder with a command
+        is_there = module.with_suffix(".py").exists() or (module / "__main__.py").exists()
+        assert is_there, f"{place}: {module} is not there"
 
 
 def argv_of(text: str) -> list[str]:
@@ -461,6 +463,23 @@ def test_settings_that_change_while_the_broker_runs_are_named() -> None:
     assert {code(name): code(setting) for name, setting in table_in(SETTINGS, heading)} == ROCKETMQ_NAMES
 
 
+# What they bound is no client's doing, or no amount of anything.
+NOT_BY_CLIENTS = {
+    "batch_bytes_max", "delay_ms_max", "rescue_blocks_max", "fire_pause_ms_max", "retry_times_max",
+    "invisible_ms_max",
+}  # fmt: skip
+
+
+def test_the_table_of_bounds_names_every_limit_with_its_default_and_a_test_that_is_there() -> None:
+    rows = table_in(ARCHITECTURE, "When too much comes")
+    named = {code(setting): (value_of(default), code(test)) for setting, default, _, _, test in rows}
+    assert set(named) == {name for name in Settings.__dataclass_fields__ if name.endswith("_max")} - NOT_BY_CLIENTS
+    tests = set(re.findall(r"^def (test_\w+)", "\n".join(path.read_text() for path in TESTS), re.MULTILINE))
+    for name, (default, test) in named.items():
+        assert default == getattr(Settings(), name), name
+        assert test in tests, f"{name}: there is no {test}"
+
+
 def test_settings_that_stay_with_a_folder_are_named() -> None:
     named = codes(sections_of(SETTINGS.read_text())["Settings that stay with a folder"])
     assert set(FIXED_SETTINGS) <= set(named)
@@ -611,7 +630,7 @@ def test_the_recall_handle_is_as_shown() -> None:
 def test_what_is_said_to_be_unsupported_is_not_in_the_table() -> None:
     section = sections_of(PROTOCOL.read_text())["Not supported"]
     numbers = {int(number) for number in re.findall(r"\b\d{2,6}\b", section)}
-    numbers -= {wire_codes.NO_PERMISSION, wire_codes.VIEW_MESSAGE_BY_ID}  # an answer, and a way that works
+    numbers -= {wire_codes.NO_PERMISSION}  # an answer
     assert REQUESTS.keys().isdisjoint(numbers)
 
 
@@ -798,8 +817,20 @@ def test_numbers_of_a_ruler_stand_above_their_corners(section: Section) -> None:
 
 def test_every_stored_layout_has_its_section() -> None:
     named = {name for section in layout_sections() for name in codes(section.source)[1:]}
-    assert named >= {"_HEAD", "_CHECKSUM", "ROW", "ENTRY", "TIME", "FAR", "CHUNK_ROW", "_SUM", "_SECTION", "SINGLE"}
-    assert len(layout_sections()) == 12
+    assert named >= {
+        "_HEAD",
+        "_CHECKSUM",
+        "ROW",
+        "ENTRY",
+        "TIME",
+        "FAR",
+        "CHUNK_ROW",
+        "_SUM",
+        "_SECTION",
+        "SINGLE",
+        "INDEX",
+    }
+    assert len(layout_sections()) == 13
 
 
 def test_magic_numbers_are_those_of_the_code() -> None:
@@ -842,6 +873,7 @@ def write_every_record(data: Data) -> None:
     broker.cancel(TOPIC, "nobody", T0 + HOUR_MS, T0)
     staged = message("staged", due=T0 + HOUR_MS)
     ticket = send(broker, T0, staged, message("rescued", due=T0 + MINUTE_MS), message("soon", due=T0 + SECOND_MS))
+    send(broker, T0, *[message(unique=f"u{n}") for n in range(SMALL.queue_file_rows)])  # a block of the index
     advance(broker, T0 + MINUTE_MS)
     queue = broker.fold.topics.get(TOPIC).numbers[0]
     write_chunk(data.disk, "00000001", [(T0 + HOUR_MS, ticket.offsets[0], queue, staged)])
@@ -883,9 +915,11 @@ def test_the_folder_has_the_tree_that_is_shown(data: Data) -> None:
     assert shown == {path.name for path in data.folder.iterdir()}
     assert {path.name for path in (data.folder / "queues" / "18").iterdir()} == {"entries", "times"}
     folders = [
-        path for path in data.folder.rglob("*") if path.parent.name in ("log", "entries", "times", "far", "snapshots")
+        path
+        for path in data.folder.rglob("*")
+        if path.parent.name in ("log", "entries", "times", "far", "index", "snapshots")
     ]
-    assert len(folders) >= 5
+    assert len(folders) >= 6
     assert all(re.fullmatch(r"\d{20}", path.name) for path in folders)
 
 

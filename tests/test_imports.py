@@ -22,10 +22,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("__init__",),  # Every import of ours runs it, so it may know none of us, but for the client on its first use.
     ("message", "errors", "config", "clock"),
     ("log", "wheel", "wire"),
-    ("topics", "tombstones", "far", "groups", "pops"),
+    ("topics", "tombstones", "far", "groups", "pops", "index"),
     ("fold",),
     ("recovery", "intake", "handout"),
-    ("retention",),  # It asks what a kept snapshot still needs.
+    ("retention", "lookup"),  # One asks what a kept snapshot still needs, the other what a message is.
     ("broker",),
     ("client",),  # Before the server: pipeline, console and command line may use it.
     ("check", "server", "bulk", "pipeline", "console"),

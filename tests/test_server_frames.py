@@ -151,6 +151,7 @@ BAD_STREAMS = {
     "no json": b"\x00\x00\x00\x08\x00\x00\x00\x04oops",
     "json without code": b"\x00\x00\x00\x06\x00\x00\x00\x02{}",
     "json list": b"\x00\x00\x00\x06\x00\x00\x00\x02[]",
+    "a send that is no utf-8": raw_frame(codes.SEND_MESSAGE_V2, 1, {"b": "@", "e": "0"}).replace(b"@", b"\xff"),
     "binary cut short": b"\x00\x00\x00\x08\x01\x00\x00\x04\x00\x01\x02\x03",
 }
 

@@ -266,14 +266,25 @@ def test_a_pull_is_not_held_where_it_may_not_wait(tmp_path: Path) -> None:
         assert held_count(served) == 0
 
 
-def test_one_held_pull_too_many_is_answered_at_once(tmp_path: Path) -> None:
-    with serving(tmp_path, held_pulls_max=2) as served, connected(served) as peer:
+@pytest.mark.parametrize("limit", ["held_pulls_max", "held_pulls_per_connection_max"])
+def test_one_held_pull_too_many_is_refused_for_now(tmp_path: Path, limit: str) -> None:
+    settings: dict[str, Any] = {limit: 2}
+    with serving(tmp_path, **settings) as served, connected(served) as peer, connected(served) as other:
         make_topic(peer, "orders")
         held = [pull_command(peer, "orders", wait_ms=LONG_POLL_MS) for _ in range(3)]
         peer.write(*held)
-        assert peer.next_answer()[:1] == (NOT_FOUND,)
+        answer = peer.next_answer()
+        # Answered with "nothing new" it would ask again at once, and again: a client waits seconds after a refusal.
+        assert (answer.code, answer.opaque) == (codes.SYSTEM_BUSY, held[2].opaque)
+        assert (answer.remark or "").startswith(limit)
         peer.expect_no_more()
         assert held_count(served) == 2
+        if limit == "held_pulls_per_connection_max":
+            other.write(pull_command(other, "orders", wait_ms=LONG_POLL_MS))
+            other.expect_no_more()
+            assert held_count(served) == 3, "others may still wait"
+        sent(peer, "orders")
+        assert {peer.next_answer().opaque for _ in range(2)} == {held[0].opaque, held[1].opaque}
 
 
 def test_a_client_that_goes_while_it_waits_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_stream_split_anywhere_gives_the_same_frames(data: st.DataObject) -> N
     found = [frame for start, stop in pairwise([0, *cuts, len(stream)]) for frame in frames.feed(stream[start:stop])]
     assert found == payloads
     assert frames.error is None
-    assert frames.is_empty
+    assert not frames.rest_bytes
 
 
 def test_a_stream_dripped_byte_by_byte_gives_each_frame_with_its_last_byte() -> None:
@@ -89,16 +89,16 @@ def test_frames_that_come_at_once_are_given_at_once() -> None:
     assert Frames().feed(frame_of(b"first") + frame_of(b"second") + b"\0\0") == [b"first", b"second"]
 
 
-def test_a_stream_is_empty_between_two_frames_alone() -> None:
+def test_nothing_is_kept_between_two_frames() -> None:
     frames = Frames()
-    assert frames.is_empty
+    assert not frames.rest_bytes
     assert frames.feed(b"") == []
-    assert frames.is_empty
+    assert not frames.rest_bytes
     for piece in (b"\0", b"\0\0\4", b"abc"):
         assert frames.feed(piece) == []
-        assert not frames.is_empty
+        assert frames.rest_bytes
     assert frames.feed(b"d") == [b"abcd"]
-    assert frames.is_empty
+    assert not frames.rest_bytes
 
 
 @pytest.mark.parametrize("length", [-(2**31), -1, 0, 3, 101, 2**31 - 1])

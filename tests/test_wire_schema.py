@@ -40,6 +40,11 @@ LEAST: dict[int, tuple[str, dict[str, str], dict[str, Any]]] = {
         "UPDATE_AND_CREATE_TOPIC", TOPIC,
         {**TOPIC, "readQueueNums": 8, "writeQueueNums": 8, "perm": 6, "attributes": ""},
     ),
+    12: (
+        "QUERY_MESSAGE", {"topic": "t", "key": "k"},
+        {"topic": "t", "key": "k", "maxNum": 32, "beginTimestamp": 0, "endTimestamp": None, "_UNIQUE_KEY_QUERY": False,
+         "indexType": ""},
+    ),
     29: (
         "SEARCH_OFFSET_BY_TIMESTAMP", {**QUEUE, "timestamp": "1700000000000"},
         {**QUEUE_VALUES, "timestamp": 1_700_000_000_000, "boundaryType": "LOWER"},

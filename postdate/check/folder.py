@@ -6,6 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
+from postdate import index
 from postdate.check import saved as saves
 from postdate.check.report import Report
 from postdate.check.saved import Saved
@@ -18,6 +19,8 @@ from postdate.log.disk import Disk
 from postdate.log.queue import ENTRY, TIME
 from postdate.log.rows import Rows
 from postdate.log.segment import Segments
+
+_DTYPES = {"far": FAR, index.FOLDER: index.INDEX}
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,17 @@ class Folder:
         return rows
 
     def _rows(self, name: str, length: int) -> Rows:
-        return Rows(self.disk, name, dtype_of(name), self.fixed["queue_file_rows"], 1, length)
+        return Rows(self.disk, name, dtype_of(name), self.file_rows(name), 1, length)
+
+    def file_rows(self, name: str) -> int:
+        """How many rows a file of this folder of rows holds."""
+        rows = self.fixed["queue_file_rows"]
+        return index.index_file_rows(rows) if name == index.FOLDER else rows
 
     def file_of(self, name: str, row: int) -> tuple[str, int]:
         """The file in which a row stands, and its byte there."""
         (path,) = self._rows(name, 0).paths(row, row + 1)
-        return path, row % self.fixed["queue_file_rows"] * dtype_of(name).itemsize
+        return path, row % self.file_rows(name) * dtype_of(name).itemsize
 
     # -- what is gone -------------------------------------------------------------------------------------------
 
@@ -107,8 +115,8 @@ def _drop_misshapen(disk: Disk, segments: Segments, report: Report) -> None:
 
 def dtype_of(name: str) -> np.dtype:
     """What the rows of a folder of rows are."""
-    if name == "far":
-        return FAR
+    if name in _DTYPES:
+        return _DTYPES[name]
     return ENTRY if name.endswith("entries") else TIME
 
 

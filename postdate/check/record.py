@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from postdate.errors import IllegalMessage
 from postdate.intake import SYSTEM_TOPIC_PREFIX
 from postdate.log import record as records
-from postdate.log.batch import KIND_NAMES
+from postdate.log.batch import KIND_NAMES, MORE_KEYS
 from postdate.message import (
     DEFAULT_LEVELS_TEXT,
     PROPERTY_KEYS,
@@ -17,6 +17,7 @@ from postdate.message import (
     due,
     first_key,
     key_hash,
+    other_keys,
     tag_hash,
 )  # fmt: skip
 from postdate.wheel import NEVER
@@ -58,7 +59,7 @@ def keys_problem(properties: dict[str, str], unique_hash: int, first_hash: int, 
 
 
 def message_problem(record: records.Record, row: tuple[int, ...], at_ms: int) -> str:
-    _, level, _, _, due_at_ms, unique_hash, first_hash, tagged, *_ = row
+    _, level, flags, _, due_at_ms, unique_hash, first_hash, tagged, *_ = row
     try:
         properties = decode_properties(record.properties)
         # What a level meant is a setting and stands nowhere; all other delays say their due themselves.
@@ -67,6 +68,9 @@ def message_problem(record: records.Record, row: tuple[int, ...], at_ms: int) ->
         return str(error)
     if expected != (due_at_ms, 0):
         return f"the row says due {due_at_ms} and level {level}, the properties {expected[0]} and {expected[1]}"
+    more = bool(flags & MORE_KEYS)
+    if more != bool(other_keys(properties.get(PROPERTY_KEYS, ""))):
+        return f"the row says that there are {'more keys' if more else 'no more keys'} than the first; that is not so"
     return keys_problem(properties, unique_hash, first_hash, tagged)
 
 

@@ -141,13 +141,11 @@ class Refold:
 
     def _all_rows(self) -> Iterator[Rows]:
         if self.fold is not None:
-            for queue in self.fold.queues:
-                yield from queue.rows()
-            yield self.fold.far.rows
+            yield from self.fold.all_rows()
 
     def _compare_rows(self, rows: Rows, needed: int) -> None:
         """Rows before `needed` are what the next start trusts; those behind it makes again, whatever is there."""
-        step, size = self._folder.fixed["queue_file_rows"], dtype_of(rows.folder).itemsize
+        step, size = self._folder.file_rows(rows.folder), dtype_of(rows.folder).itemsize
         start = max(self._loaded.get(rows.folder, 0), rows.first)
         while start < rows.length:
             stop = min((start // step + 1) * step, rows.length)

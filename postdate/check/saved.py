@@ -22,7 +22,7 @@ class Saved:
     @cached_property
     def lengths(self) -> dict[str, int]:
         """How many rows each folder of rows must have."""
-        lengths = {"far": self.state["far"]["length"]}
+        lengths = {name: self.state[name]["length"] for name in ("far", "index")}
         for number, (length, times_length, _) in enumerate(self.state["queues"]):
             lengths[entries_folder(number)], lengths[times_folder(number)] = length, times_length
         return lengths
@@ -30,7 +30,7 @@ class Saved:
     @cached_property
     def firsts(self) -> dict[str, int]:
         """Which rows retention had let go, by folder: those before this one. Of times it is not written down."""
-        firsts = {"far": self.state["far"]["first"]}
+        firsts = {name: self.state[name]["first"] for name in ("far", "index")}
         for number, (_, _, first) in enumerate(self.state["queues"]):
             firsts[entries_folder(number)] = first
         return firsts

@@ -35,6 +35,7 @@ def differences(folder: Folder, saved: Saved, fold: Fold) -> list[str]:
 def _comparable(state: dict[str, Any]) -> dict[str, Any]:
     state = {name: value for name, value in state.items() if name != "seconds"}
     state["far"] = {name: value for name, value in state["far"].items() if name not in recovery.LOCAL_FAR_STATE}
+    state["index"] = state["index"]["length"]
     state["queues"] = [[length, times_length] for length, times_length, _ in state["queues"]]
     for name in ("held", "seen", "touched", "chunks", "chunk_seen"):
         state[name] = dict(state[name])

@@ -22,6 +22,7 @@ COMMANDS = {
     "consume": "print the messages of a topic as they come",
     "cancel": "cancel a message that waits",
     "pending": "what waits, by topic and by time",
+    "find": "messages by their key, and where they are",
     "topic": "list, show, create, update and delete topics",
     "group": "list, show, create and delete consumer groups",
     "check": "verify a closed data folder",

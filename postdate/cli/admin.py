@@ -1,4 +1,4 @@
-"""What `pending`, `topic` and `group` ask a broker, as values: one function per request of the protocol.
+"""What `pending`, `find`, `topic` and `group` ask a broker, as values: one function per request of the protocol.
 
 All take the route address and raise PostdateError where no broker is reached or it refuses.
 """
@@ -9,7 +9,19 @@ import orjson
 
 from postdate.cli.ask import ask
 from postdate.client import BrokerError
+from postdate.client.received import decompress
+from postdate.errors import ProtocolError
+from postdate.message import (
+    PROPERTY_DUE_MS,
+    PROPERTY_KEYS,
+    PROPERTY_STATE,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    decode_properties,
+)  # fmt: skip
 from postdate.wire import bodies, codes
+from postdate.wire.ids import message_id
+from postdate.wire.records import Record, decode_records
 
 
 class Topic(NamedTuple):
@@ -42,6 +54,21 @@ class Progress(NamedTuple):
         return self.max_offset - self.committed
 
 
+class FoundMessage(NamedTuple):
+    """A message that was looked up. `at_ms` is when it became visible, or was stored where it is not."""
+
+    topic: str
+    id: str
+    keys: str
+    tag: str
+    state: str
+    due_at_ms: int | None
+    at_ms: int
+    queue_id: int
+    queue_offset: int
+    body: bytes
+
+
 # -- what waits -------------------------------------------------------------------------------------------------
 
 
@@ -49,6 +76,37 @@ def pending(address: str | None, topic: str = "", unit: str = "minute", limit: i
     """{"total", "near", "far", "topics": [...], "unit", "times": [...], "truncated"}"""
     fields = {"topic": topic, "unit": unit, "limit": limit}
     return bodies.load(ask(address, codes.GET_PENDING, fields).body, "what waits")
+
+
+def find(address: str | None, topic: str, key: str, limit: int) -> list[FoundMessage]:
+    """The messages of a key, newest first."""
+    try:
+        answer = ask(address, codes.QUERY_MESSAGE, {"topic": topic, "key": key, "maxNum": limit})
+    except BrokerError as error:
+        if error.code != codes.QUERY_NOT_FOUND:
+            raise
+        return []
+    return [_found(record) for record in decode_records(answer.body)]
+
+
+def _found(record: Record) -> FoundMessage:
+    properties = decode_properties(record.properties)
+    due_at_ms = properties.get(PROPERTY_DUE_MS)
+    return FoundMessage(
+        record.topic, properties.get(PROPERTY_UNIQ_KEY) or message_id(record.store_host, record.offset),
+        properties.get(PROPERTY_KEYS, ""), properties.get(PROPERTY_TAGS, ""),
+        properties.get(PROPERTY_STATE, "waiting" if record.queue_offset < 0 else "visible"),
+        int(due_at_ms) if due_at_ms else None, record.stored_at_ms, record.queue_id, record.queue_offset,
+        _body(record),
+    )  # fmt: skip
+
+
+def _body(record: Record) -> bytes:
+    """As its producer gave it; as it lies there where it is compressed in a way that we cannot read."""
+    try:
+        return decompress(record.body, record.sys_flag)
+    except ProtocolError:
+        return record.body
 
 
 # -- topics -----------------------------------------------------------------------------------------------------

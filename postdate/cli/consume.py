@@ -2,14 +2,13 @@
 
 import argparse
 import asyncio
-import base64
 import sys
 from datetime import timedelta
 from typing import Any
 
 from postdate.cli.command import NEGATIVE, OK, add_broker, print_json
 from postdate.cli.show import body as show_body
-from postdate.cli.show import moment, span
+from postdate.cli.show import body_fields, moment, span
 from postdate.cli.values import positive
 from postdate.cli.values import span as span_ms
 from postdate.client import AsyncReceivedMessage, connect_async
@@ -119,7 +118,4 @@ def _as_json(message: AsyncReceivedMessage, content: bytes) -> dict[str, Any]:
         "born_at_ms": instant_ms(message.born_at), "stored_at_ms": instant_ms(message.stored_at),
         "due_at_ms": None if message.due_at is None else instant_ms(message.due_at), "properties": message.properties,
     }  # fmt: skip
-    try:
-        return shown | {"body": content.decode()}
-    except UnicodeDecodeError:
-        return shown | {"body_base64": base64.b64encode(content).decode()}
+    return shown | body_fields(content)

@@ -3,6 +3,7 @@
 Times are shown in UTC, as ISO 8601 with milliseconds. Nothing here prints or reads a clock.
 """
 
+import base64
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -55,6 +56,14 @@ def body(content: bytes, *, whole: bool) -> str:
     except UnicodeDecodeError:
         text = repr(content)
     return text if whole or len(text) <= _PREVIEW_CHARACTERS else f"{text[:_PREVIEW_CHARACTERS]}..."
+
+
+def body_fields(content: bytes) -> dict[str, str]:
+    """A body in JSON: as text where it is text."""
+    try:
+        return {"body": content.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(content).decode()}
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str | int]]) -> list[str]:

@@ -39,21 +39,26 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "topics and groups": (
         "auto_create_topics", "auto_create_groups", "default_queue_count", "topics_max", "groups_max",
-        "topic_queues_max", "retry_times_max", "group_popped_max", "invisible_ms_max", "fresh_queue_bytes",
+        "queues_max", "offsets_max", "definition_bytes_max", "topic_queues_max", "retry_times_max", "group_popped_max",
+        "invisible_ms_max", "fresh_queue_bytes",
     ),
     "delays": (
         "message_delay_level", "delay_ms_max", "lead_ms", "rescue_step_ms", "rescue_blocks_max", "wheel_entries_max",
-        "due_second_messages_max", "tombstones_max", "delivered_search_entries", "fire_pause_ms_min",
-        "fire_pause_ms_max",
+        "due_second_messages_max", "tombstones_max", "key_characters_max", "delivered_search_steps",
+        "fire_pause_ms_min", "fire_pause_ms_max",
     ),
     "disk": (
         "flush", "flush_interval_ms", "retention_ms", "retain_interval_ms", "segment_bytes", "queue_file_rows",
         "far_block_rows", "queue_tail_rows", "rows_by_column", "snapshot_bytes", "snapshot_batches",
-        "unflushed_bytes_max", "batch_bytes_max",
+        "unflushed_bytes_max", "batch_bytes_max", "batch_messages_max",
     ),
     "clients": (
-        "body_bytes_max", "properties_bytes_max", "frame_bytes_max", "connections_max", "write_buffer_bytes_max",
-        "held_pulls_max", "pull_count_max", "pull_bytes_max", "client_expiry_ms", "lock_expiry_ms",
+        "body_bytes_max", "properties_bytes_max", "frame_bytes_max", "json_bytes_max", "connections_max",
+        "connections_per_address_max", "idle_ms_max", "stalled_ms_max", "buffered_bytes_max", "write_buffer_bytes_max",
+        "in_flight_max", "turn_ms_max", "complaints_max", "held_pulls_max", "held_pulls_per_connection_max",
+        "expression_characters_max", "pull_count_max", "pull_bytes_max", "lookups_max", "lookup_count_max",
+        "client_expiry_ms", "connection_members_max",
+        "members_bytes_max", "heartbeat_topics_max", "lock_expiry_ms", "locks_max", "counts_max",
         "offsets_interval_ms", "relays_max", "shutdown_ms",
     ),
 }  # fmt: skip

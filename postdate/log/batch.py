@@ -57,7 +57,7 @@ ROW = np.dtype(
     [
         ("kind", "u1"),
         ("level", "u1"),  # delay level, 0 = none
-        ("reserved", "<u2"),
+        ("flags", "<u2"),  # MORE_KEYS
         ("queue", "<i4"),  # queue number (topics.py), -1 for records that belong to no queue
         ("due", "<i8"),  # epoch ms, 0 = at once
         ("unique_hash", "<u8"),  # of UNIQ_KEY, 0 = none
@@ -69,6 +69,7 @@ ROW = np.dtype(
     ]
 )
 ROW_STRUCT = struct.Struct("<BBHiqQQiIII")
+MORE_KEYS = 1  # a bit of `flags`: KEYS has keys behind the first one; they stand in the record only
 ROW_BYTES = ROW.itemsize
 assert ROW_STRUCT.size == ROW_BYTES, "the struct and the dtype are one format"
 

@@ -163,13 +163,16 @@ class Chunks:
     def read(self, offset: int, size: int) -> bytes:
         """The bytes of a record; empty where its chunk is gone."""
         base = self.base_of(offset)
-        if base is None:
-            return b""
+        chunk = self.get(base) if base is not None else None
+        return chunk.read(offset - base, size) if chunk is not None and base is not None else b""
+
+    def get(self, base: int) -> Chunk | None:
+        """A staged chunk by where its offsets begin; None where it is gone."""
         chunk = self._open.get(base)
-        if chunk is None:
+        if chunk is None and base in self._names:
             chunk = self.open(self._names[base])
             self._keep_open(base, chunk)
-        return chunk.read(offset - base, size)
+        return chunk
 
     def holds(self, offset: int) -> bool:
         return self.base_of(offset) is not None

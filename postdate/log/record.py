@@ -47,6 +47,7 @@ _HOSTS_V6 = BORN_HOST_V6 | STORE_HOST_V6
 _CRC_MASK = 0x7FFFFFFF
 
 _INT8 = Struct(">b")
+_PROPERTY_END = b"\x02"
 _INT16 = Struct(">h")
 _INT32 = Struct(">i")
 _INT64 = Struct(">q")
@@ -318,6 +319,20 @@ def given_again(body: bytearray, position: int, times: int) -> None:
     """Adds the times that a message was given before to those that its record knows of."""
     at = position + _BY_HOST_BITS[body[position + _HOST_BITS_POSITION] & _HOSTS_V6].reconsume_times_position
     _INT32.pack_into(body, at, _INT32.unpack_from(body, at)[0] + times)
+
+
+def extended(record: bytes, properties: bytes, bytes_max: int) -> bytes:
+    """A record with encoded properties behind its own, where names that both have count; as it is where all of them
+    would be longer than `bytes_max`.
+    """
+    _, topic_end = _topic_bounds(record)
+    own = record[topic_end + _INT16.size :]
+    if own and not own.endswith(_PROPERTY_END):
+        own += _PROPERTY_END
+    if len(own) + len(properties) > bytes_max:
+        return record
+    data = record[_INT32.size : topic_end] + _INT16.pack(len(own) + len(properties)) + own + properties
+    return _INT32.pack(_INT32.size + len(data)) + data
 
 
 def split(body: bytes) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Fixed-width rows in files, appended only: the shape of queues, time indexes and the far queue.
+"""Fixed-width rows in files, appended only: the shape of queues, time indexes, the far queue and the index of keys.
 
     queues/17/entries/00000000000000000000      rows 0 .. file_rows-1
     queues/17/entries/00000000000001048576      the next ones
@@ -142,6 +142,18 @@ class Rows:
                 f"{path} ends early: rows {start} to {stop - 1} need {size} bytes, {len(data)} are there"
             )
         return np.frombuffer(data, self._dtype)
+
+    def mapped(self, start: int, stop: int) -> np.ndarray:
+        """Rows start..stop-1 of one file, read where they lie: for a look at few of many. Raises CorruptQueue where
+        the file is missing rows.
+        """
+        if stop > self.stored:
+            return self.read(start, stop)
+        path = self._path(start)
+        position, size = start % self._file_rows * self._item, (stop - start) * self._item
+        if self._disk.size(path) < position + size:
+            return self._read_file(start, stop)  # says what is missing
+        return self._disk.array(path)[position : position + size].view(self._dtype)
 
     def search(self, field: str, value: int, side: Literal["left", "right"]) -> int:
         """As numpy.searchsorted over a column that ascends, reading only what it must."""

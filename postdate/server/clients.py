@@ -7,10 +7,11 @@ from postdate.broker import Broker
 from postdate.clock import Clock
 from postdate.errors import UsageError
 from postdate.server.connection import Connection
-from postdate.server.members import Member, Members, Present
+from postdate.server.members import Member, Members
 from postdate.server.messages import delivered
 from postdate.server.offsets import Offsets
 from postdate.server.relays import Relays
+from postdate.server.senders import Sender, Senders
 from postdate.server.tasks import Tasks, paced
 from postdate.wire import codes, reports
 from postdate.wire.frame import Command, reply
@@ -23,11 +24,19 @@ class Clients:
     """Serves one broker."""
 
     def __init__(
-        self, broker: Broker, clock: Clock, members: Members[Connection], offsets: Offsets, relays: Relays, tasks: Tasks
+        self,
+        broker: Broker,
+        clock: Clock,
+        members: Members[Connection],
+        senders: Senders[Connection],
+        offsets: Offsets,
+        relays: Relays,
+        tasks: Tasks,
     ) -> None:
         self._broker = broker
         self._clock = clock
         self._members = members
+        self._senders = senders
         self._offsets = offsets
         self._relays = relays
         self._tasks = tasks
@@ -43,7 +52,7 @@ class Clients:
         return reply(command, codes.SUCCESS, body=body)
 
     def producers(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
-        producers = self._members.producers(asked["producerGroup"])
+        producers = self._senders.of(asked["producerGroup"])
         if not producers:
             remark = f"no producer of group {asked['producerGroup'][:255]!r} is connected"
             return reply(command, codes.SYSTEM_ERROR, remark=remark)
@@ -52,11 +61,8 @@ class Clients:
     def all_producers(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
         now_ms, now_ns = self._clock.now_ms(), self._clock.elapsed_ns()
         table = {
-            group: [
-                (_peer(each), now_ms - (now_ns - each.seen_at_ns) // 1_000_000)
-                for each in self._members.producers(group)
-            ]
-            for group in self._members.producer_groups()
+            group: [(_peer(each), now_ms - (now_ns - each.seen_at_ns) // 1_000_000) for each in self._senders.of(group)]
+            for group in self._senders.names()
         }
         return reply(command, codes.SUCCESS, body=reports.encode_producer_table(table))
 
@@ -106,5 +112,5 @@ class Clients:
         raise UsageError(f"no consumer {client_id[:255]!r} of group {group[:255]!r} is connected")
 
 
-def _peer(present: Present[Connection]) -> reports.Peer:
+def _peer(present: Member[Connection] | Sender[Connection]) -> reports.Peer:
     return reports.Peer(present.client_id, host_text(present.link.host), present.language, present.version)

@@ -1,11 +1,14 @@
 """One connection of a client: bytes to frames, frames to the service, answers back.
 
-A read is handled in one go and answered in one write. A client that reads its answers slower than it asks is not read
-from until it has caught up, and what it had asked already waits here.
+A read is handled in one go and answered in one write. Nothing is read from a client while one of these holds:
+
+    paused      it reads its answers slower than it asks
+    full        too much of what it asked waits for the disk
+    backlog     what it had asked already waits for either of these, or for others to have their turn
+    stopped     the server stops
 """
 
 import asyncio
-import logging
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
@@ -18,21 +21,29 @@ from postdate.wire.ids import host_of, host_text, id_prefix
 if TYPE_CHECKING:
     from postdate.server.service import Service
 
-logger = logging.getLogger("postdate.server")
-
 
 class Connection(asyncio.Protocol):
     """Made by the listening socket for each client. Belongs to one service."""
 
-    def __init__(self, service: "Service", frame_bytes_max: int, write_buffer_bytes_max: int) -> None:
+    def __init__(self, service: "Service") -> None:
         self._service = service
-        self._frames = Frames(frame_bytes_max)
-        self._write_buffer_bytes_max = write_buffer_bytes_max
+        settings = service.settings
+        self._write_buffer_bytes_max = settings.write_buffer_bytes_max
+        self._frames = Frames(settings.frame_bytes_max)
+        self._in_flight_max = settings.in_flight_max
         self._transport: asyncio.Transport | None = None
-        self._backlog: deque[bytes] = deque()  # frames that wait until the client has read its answers
+        self._backlog: deque[bytes] = deque()  # frames that wait
         self._is_paused = False
+        self._is_full = False
         self._is_lost = False
         self._is_stopped = False
+        self._is_reading = True
+        self.in_flight = 0  # requests that are answered when they are on disk
+        self.held_count = 0  # requests that wait for messages; whoever holds one counts it
+        # For the sweep: whether a request came since the last one, and since when there was none, or no reading.
+        self.is_heard = False
+        self.heard_at_ns = 0
+        self.paused_at_ns: int | None = None
         self.host: Host = LOOPBACK
         self._is_reached_at(service.address, "")
 
@@ -56,12 +67,17 @@ class Connection(asyncio.Protocol):
         self.id_prefix = id_prefix(self.broker_host).encode()
 
     def data_received(self, data: bytes) -> None:
-        self._take(self._frames.feed(data))
+        frames = self._frames.feed(data)
+        if frames:
+            self.is_heard = True
+            self._take(frames)
+        else:
+            self._service.connections.note_unfinished(len(data))
         if self._frames.error is not None:
-            self.fail(self._frames.error)
+            self._fail_if_done(self._frames.error)
 
     def eof_received(self) -> bool:
-        if not self._frames.is_empty:
+        if self._frames.rest_bytes:
             self.fail(ProtocolError("the connection ended within a frame"))
         return False
 
@@ -74,48 +90,103 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._is_paused = True
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
+        self.paused_at_ns = None
+        self._read_or_not()
 
     def resume_writing(self) -> None:
         self._is_paused = False
-        if self._is_stopped:
+        self._go_on()
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def _take(self, frames: list[bytes]) -> None:
+        """Has frames handled; keeps those that cannot be for now."""
+        if self._is_paused or self._backlog:
+            self._backlog.extend(frames)
+            return
+        handled = self._service.handle(self, frames)
+        if handled < len(frames) and self._is_open:
+            self._backlog.extend(frames[handled:])
+            self._read_or_not()
+            if not self._is_paused:  # others have their turn, then it goes on
+                asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """What was in the way is gone, or others had their turn."""
+        if self._is_stopped or self._is_paused:
             return
         backlog, self._backlog = self._backlog, deque()
-        self._take(list(backlog))
-        if not self._is_paused and self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        if backlog and self._is_open:
+            self._take(list(backlog))
+        if self._frames.error is not None:
+            self._fail_if_done(self._frames.error)
+        self._read_or_not()
+
+    def _fail_if_done(self, error: ProtocolError) -> None:
+        """What came before the bytes that cannot be read is handled first."""
+        if not self._backlog:
+            self.fail(error)
+
+    def _read_or_not(self) -> None:
+        reads = not (self._is_paused or self._is_full or self._is_stopped or self._backlog)
+        if reads != self._is_reading and self._transport is not None and self._is_open:
+            self._is_reading = reads
+            (self._transport.resume_reading if reads else self._transport.pause_reading)()
+
+    @property
+    def _is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
 
     # -- called by the service ----------------------------------------------------------------------------------
 
-    def _take(self, frames: list[bytes]) -> None:
-        if self._is_paused:
-            self._backlog.extend(frames)
-        elif frames:
-            handled = self._service.handle(self, frames)
-            self._backlog.extend(frames[handled:])
+    def expect(self, count: int) -> None:
+        """So many requests were taken that are answered when they are on disk."""
+        self.in_flight += count
+        if self.in_flight >= self._in_flight_max:
+            self._is_full = True
+            self._read_or_not()
+
+    def answered(self, count: int) -> None:
+        """So many of them have their answers."""
+        self.in_flight -= count
+        if self._is_full and self.in_flight * 2 <= self._in_flight_max:
+            self._is_full = False
+            self._read_or_not()
 
     def write(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
+
+    def notify(self, notice: bytes) -> None:
+        """Writes what the client has not asked for. One that does not read misses it: notices must not pile up, and
+        clients look for themselves from time to time.
+        """
+        if not self._is_paused:
+            self.write(notice)
 
     @property
     def is_paused(self) -> bool:
         """Whether the client is so far behind with reading that it gets no more answers for now."""
         return self._is_paused
 
+    @property
+    def buffered_bytes(self) -> int:
+        """What is kept for this client: an unfinished frame, frames that wait, answers that it has not read."""
+        waiting = sum(map(len, self._backlog)) if self._backlog else 0
+        written = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return self._frames.rest_bytes + waiting + written
+
     def fail(self, error: ProtocolError) -> None:
         """The peer does not speak our protocol: this connection ends, with one line in the log."""
         self._backlog.clear()
-        if self._transport is not None and not self._transport.is_closing():
-            logger.warning("closing the connection of %s: %s", host_text(self.host), error)
+        if self._is_open:
+            self._service.connections.complain("closing the connection of %s: %s", host_text(self.host), error)
             self.close()
 
     def stop_reading(self) -> None:
         """Takes no more requests; those that were taken are still answered."""
         self._is_stopped = True
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
+        self._read_or_not()
 
     def close(self) -> None:
         if self._transport is not None:

@@ -5,20 +5,21 @@ from typing import Any
 
 from postdate.broker import Broker, Ticket
 from postdate.clock import Clock
-from postdate.errors import DiskFull, LogFailed
+from postdate.errors import DiskFull, FlowControl, LogFailed
 from postdate.log import record as records
 from postdate.log.chunk import CHUNK_BIT
 from postdate.log.record import Record
-from postdate.message import RETRY_TOPIC_PREFIX, Message, check_group
+from postdate.message import GROUP_TOPIC_CHARACTERS_MAX, RETRY_TOPIC_PREFIX, Message, check_group
 from postdate.server.answers import refusal
 from postdate.server.connection import Connection
 from postdate.server.locks import Locks
 from postdate.server.members import Members
 from postdate.server.offsets import Offsets
 from postdate.server.producers import retry_times_max
-from postdate.server.pulls import Pulls, check_filter
+from postdate.server.pulls import Pulls, check_expression, check_filter
 from postdate.server.pulse import Pulse
 from postdate.server.retries import returned
+from postdate.server.senders import Senders
 from postdate.server.topics import Birth
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command, encode, reply
@@ -38,6 +39,7 @@ class Consumers:
         pulls: Pulls,
         birth: Birth,
         members: Members[Connection],
+        senders: Senders[Connection],
         offsets: Offsets,
     ) -> None:
         self._broker = broker
@@ -46,8 +48,9 @@ class Consumers:
         self._pulls = pulls
         self._birth = birth
         self._members = members
+        self._senders = senders
         self._offsets = offsets
-        self._locks = Locks(broker.settings.lock_expiry_ms * 1_000_000)
+        self._locks = Locks(broker.settings.lock_expiry_ms * 1_000_000, broker.settings.locks_max)
 
     # -- members ------------------------------------------------------------------------------------------------
 
@@ -55,28 +58,41 @@ class Consumers:
         heartbeat = bodies.decode_heartbeat(command.body)
         for consumer in heartbeat.consumers:
             check_group(consumer.group)
-            self._birth.retry_topic(consumer.group)
             for subscription in consumer.subscriptions:
-                self._birth.subscribed(subscription.topic)
-        changed = self._members.beat(
-            heartbeat,
-            connection,
-            self._clock.elapsed_ns(),
-            command.language,
-            command.version,
-            self._broker.settings.groups_max,
-        )
+                check_expression(subscription.expression, self._broker.settings.expression_characters_max)
+        self._members.admit(heartbeat, connection)
+        self._make_topics(heartbeat)
+        said = (connection, self._clock.elapsed_ns(), command.language, command.version)
+        self._senders.beat(heartbeat, *said)
+        changed = self._members.beat(heartbeat, *said)
         answer = reply(command, codes.SUCCESS, {"IS_SUPPORT_HEART_BEAT_V2": "false", "IS_SUB_CHANGE": "true"})
         if changed:
             self._pulls.release(connection)
         self.notify(changed)
         return answer
 
+    def _make_topics(self, heartbeat: bodies.Heartbeat) -> None:
+        """Groups with their retry topics, and topics that are subscribed to. Making one waits for the disk, and
+        everybody with it. Of very many groups, some are made and the rest is refused until the next heartbeat; of very
+        many subscriptions, the rest is made by the next heartbeats, or by whoever uses them first.
+        """
+        topics, left = self._broker.fold.topics.by_name, self._broker.settings.heartbeat_topics_max
+        for consumer in heartbeat.consumers:
+            if RETRY_TOPIC_PREFIX + consumer.group not in topics:
+                if not left:
+                    raise FlowControl("heartbeat_topics_max: so many groups are made by one heartbeat; send it again")
+                self._birth.retry_topic(consumer.group)
+                left -= 1
+        for name in {each.topic for consumer in heartbeat.consumers for each in consumer.subscriptions}:
+            if left and name not in topics:
+                self._birth.subscribed(name)
+                left -= name in topics
+
     def unregister(self, _connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         group = asked["consumerGroup"]
         if group and self._members.leave(asked["clientID"], group):
             self.notify({group})
-        self._members.leave_producers(asked["clientID"], asked["producerGroup"])
+        self._senders.leave(asked["clientID"], asked["producerGroup"])
         return reply(command, codes.SUCCESS)
 
     def consumer_list(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
@@ -98,17 +114,20 @@ class Consumers:
             notice = Command(codes.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group}, flag=codes.FLAG_ONEWAY)
             frame, members = encode(notice), self._members.of(group)
             for connection in {member.link for member in members}:
-                connection.write(frame)
+                connection.notify(frame)
             if not members:
                 self._offsets.forget_moves(group)
 
     def drop(self, connection: Connection) -> None:
         """The connection is gone, and with it the members behind it."""
+        self._senders.drop(connection)
         self.notify(self._members.drop(connection))
 
     def expire(self) -> None:
         now_ns = self._clock.elapsed_ns()
-        self.notify(self._members.expire(now_ns - self._broker.settings.client_expiry_ms * 1_000_000))
+        silent_since_ns = now_ns - self._broker.settings.client_expiry_ms * 1_000_000
+        self._senders.expire(silent_since_ns)
+        self.notify(self._members.expire(silent_since_ns))
         self._locks.expire(now_ns)
 
     # -- offsets ------------------------------------------------------------------------------------------------
@@ -146,7 +165,7 @@ class Consumers:
             self._broker.offsets(topic, queue_id)
             self._offsets.note(group, topic, queue_id, max(asked["commitOffset"], 0))
             return None
-        offset, answer = asked["commitOffset"], _plain_answer(connection, command)
+        offset, answer = asked["commitOffset"], _plain_answer(connection, command.without_content())
         ticket = self._offsets.commit(group, topic, queue_id, offset, self._clock.now_ms())
 
         def written(ticket: Ticket) -> None:
@@ -154,7 +173,7 @@ class Consumers:
                 self._offsets.written(group, {(topic, queue_id): offset})
             answer(ticket)
 
-        self._pulse.expect(ticket, written)
+        self._pulse.expect(connection, ticket, written)
         return None
 
     def write_offsets(self) -> None:
@@ -194,7 +213,8 @@ class Consumers:
 
     def lock(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
         request = bodies.decode_lock(command.body)
-        named = {(queue.topic, queue.queue_id): queue for queue in request.queues}
+        check_group(request.group)
+        named = {(queue.topic, queue.queue_id): queue for queue in request.queues if _may_exist(queue)}
         taken = self._locks.lock(request.group, request.client_id, list(named), self._clock.elapsed_ns())
         return reply(command, codes.SUCCESS, body=bodies.encode_locked(named[queue] for queue in taken))
 
@@ -218,7 +238,7 @@ class Consumers:
             # have meant less when the message was sent.
             return reply(command, codes.SYSTEM_ERROR, remark=f"the message at offset {asked['offset']} is not due yet")
         ticket = self._broker.send([self._again(connection, record, asked)], now_ms)
-        self._pulse.expect(ticket, _plain_answer(connection, command))
+        self._pulse.expect(connection, ticket, _plain_answer(connection, command.without_content()))
         return None
 
     def _again(self, connection: Connection, record: Record, asked: Mapping[str, Any]) -> Message:
@@ -231,6 +251,11 @@ class Consumers:
             return returned(record, self._birth.dead_letter_topic(group).name, origin, times + 1)
         topic = self._birth.retry_topic(group).name
         return returned(record, topic, origin, times + 1, level or _FIRST_RETRY_LEVEL + times)
+
+
+def _may_exist(queue: bodies.QueueName) -> bool:
+    """No topic has a longer name, and what is locked is kept."""
+    return len(queue.topic) <= GROUP_TOPIC_CHARACTERS_MAX
 
 
 def _plain_answer(connection: Connection, command: Command) -> Callable[[Ticket], None]:

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from postdate.errors import FlowControl
+
 Queue = tuple[str, int]  # topic, queue id
 
 
@@ -13,20 +15,27 @@ class _Lock(NamedTuple):
 class Locks:
     """By group: who holds which queue, and until when."""
 
-    def __init__(self, lock_ns: int) -> None:
+    def __init__(self, lock_ns: int, locks_max: int) -> None:
         self._lock_ns = lock_ns
+        self._locks_max = locks_max
         self._locks: dict[str, dict[Queue, _Lock]] = {}
 
+    @property
+    def count(self) -> int:
+        return sum(map(len, self._locks.values()))
+
     def lock(self, group: str, client_id: str, queues: list[Queue], now_ns: int) -> list[Queue]:
-        """Takes or renews what is free or the client's own; returns what it holds now of these."""
-        held = self._locks.setdefault(group, {})
-        taken = []
-        for queue in queues:
-            lock = held.get(queue)
-            if lock is None or lock.client_id == client_id or lock.until_ns <= now_ns:
-                held[queue] = _Lock(client_id, now_ns + self._lock_ns)
-                taken.append(queue)
-        return taken
+        """Takes or renews what is free or the client's own; returns what it holds now of these. Raises FlowControl, and
+        takes nothing, where that would be too many.
+        """
+        held = self._locks.get(group, {})
+        free = [queue for queue in queues if _is_free(held.get(queue), client_id, now_ns)]
+        fresh_count = sum(queue not in held for queue in free)
+        if fresh_count and self.count + fresh_count > self._locks_max:
+            raise FlowControl(f"locks_max: {self.count} queues are locked, the limit is {self._locks_max}; try later")
+        if free:
+            self._locks[group] = held | dict.fromkeys(free, _Lock(client_id, now_ns + self._lock_ns))
+        return free
 
     def unlock(self, group: str, client_id: str, queues: list[Queue]) -> None:
         held = self._locks.get(group, {})
@@ -45,3 +54,7 @@ class Locks:
                 self._locks[group] = held
             else:
                 del self._locks[group]
+
+
+def _is_free(lock: _Lock | None, client_id: str, now_ns: int) -> bool:
+    return lock is None or lock.client_id == client_id or lock.until_ns <= now_ns

@@ -22,12 +22,6 @@ class Messages:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    def view(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
-        body = delivered(self._broker, asked["offset"], connection.broker_host)
-        if not body:
-            return reply(command, codes.SYSTEM_ERROR, remark=f"there is no message at offset {asked['offset']}")
-        return reply(command, codes.SUCCESS, body=body)
-
     def entries(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         """The entries of a queue from an index on."""
         low, high = self._broker.offsets(asked["topic"], asked["queueId"])

@@ -23,16 +23,33 @@ class Offsets:
         self._latest: dict[str, dict[Place, int]] = {}  # since the start; the fold lags behind it by a flush
         self._noted: dict[str, set[Place]] = {}  # of those, what is not written
         self._moves: dict[str, dict[Place, int]] = {}  # where an operator has moved a group, until a member is told
+        self._fresh: set[tuple[str, Place]] = set()  # of those, where the fold has none yet; may hold some more
 
     @property
     def is_empty(self) -> bool:
         return not self._noted
 
     def note(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Keeps an offset until `write`."""
-        if self.get(group, topic, queue_id) != offset:
+        """Keeps an offset until `write`. Raises FlowControl."""
+        known = self.get(group, topic, queue_id)
+        if known != offset:
+            self._admit(group, (topic, queue_id), known)
             self._latest.setdefault(group, {})[topic, queue_id] = offset
             self._noted.setdefault(group, set()).add((topic, queue_id))
+
+    def _admit(self, group: str, place: Place, known: int | None) -> None:
+        """Offsets of queues for which a group has none yet are counted, those on their way to the fold too."""
+        if known is not None:
+            return
+        groups = self._broker.fold.groups
+        if groups.offset_count + len(self._fresh) >= self._broker.settings.offsets_max:
+            self._fresh = {
+                (name, other)
+                for name, other in self._fresh
+                if groups.offset(name, *other) is None and other in self._latest.get(name, ())
+            }
+            self._broker.admit_offsets(len(self._fresh) + 1)
+        self._fresh.add((group, place))
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         latest = self._latest.get(group, {}).get((topic, queue_id))
@@ -43,7 +60,8 @@ class Offsets:
         return self._broker.fold.groups.offsets(group) | self._latest.get(group, {})
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int, at_ms: int) -> Ticket:
-        """Writes an offset at once."""
+        """Writes an offset at once. Raises FlowControl, and what the broker raises."""
+        self._admit(group, (topic, queue_id), self.get(group, topic, queue_id))
         ticket = self._broker.commit_offsets(group, [(topic, queue_id, offset)], at_ms)
         self._latest.setdefault(group, {})[topic, queue_id] = offset
         self._noted.get(group, set()).discard((topic, queue_id))

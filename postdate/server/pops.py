@@ -25,7 +25,7 @@ from postdate.server.answers import refusal
 from postdate.server.connection import Connection
 from postdate.server.meter import Meter
 from postdate.server.producers import retry_times_max
-from postdate.server.pulls import Pulls, hashes_of
+from postdate.server.pulls import Pulls, check_expression, hashes_of
 from postdate.server.pulse import Pulse
 from postdate.server.retries import returned
 from postdate.server.topics import Birth
@@ -86,7 +86,7 @@ class Pops:
 
     def pop(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes | None:
         self.write()  # what came before it, comes before it
-        ask = self._ask(connection, asked)
+        ask, command = self._ask(connection, asked), command.without_content()
         try:
             if self._give(connection, command, ask):
                 return None
@@ -94,14 +94,15 @@ class Pops:
             return _nothing(command, codes.POLLING_FULL, ask, self._clock.now_ms(), str(error))
         if asked["pollTime"] <= 0 or command.is_oneway:
             return _nothing(command, codes.PULL_NOT_FOUND, ask, self._clock.now_ms())
-        if not self._pulls.may_hold:
-            said = f"held_pulls_max: {self._broker.settings.held_pulls_max} pulls and pops wait, the limit"
-            return _nothing(command, codes.POLLING_FULL, ask, self._clock.now_ms(), said)
-        self._hold(connection, command.without_content(), ask, min(asked["pollTime"], _POLL_MS_MAX))
+        full = self._pulls.why_full(connection)
+        if full:
+            return _nothing(command, codes.POLLING_FULL, ask, self._clock.now_ms(), full)
+        self._hold(connection, command, ask, min(asked["pollTime"], _POLL_MS_MAX))
         return None
 
     def _ask(self, connection: Connection, asked: Mapping[str, Any]) -> PopAsk:
         group, topic = asked["consumerGroup"], self._pulls.topic(asked["consumerGroup"], asked["topic"])
+        check_expression(asked["exp"] or "", self._broker.settings.expression_characters_max)
         if asked["maxMsgNums"] < 1:
             raise UsageError(f"maxMsgNums is {asked['maxMsgNums']}, expected at least 1")
         return PopAsk(
@@ -131,7 +132,7 @@ class Pops:
         ticket = self._broker.pop(ask, self._clock.now_ms())
         if ticket is None:
             return False
-        self._pulse.expect(ticket, lambda ticket: self._answer(connection, command, ask, ticket))
+        self._pulse.expect(connection, ticket, lambda ticket: self._answer(connection, command, ask, ticket))
         return True
 
     def _answer(self, connection: Connection, command: Command, ask: PopAsk, ticket: Ticket) -> None:
@@ -164,13 +165,13 @@ class Pops:
         held = _Held(connection, command, ask)
         self._held.setdefault(_Place(ask.group, ask.topic), {})[held] = None
         self._held_of.setdefault(connection, {})[held] = None
-        self._pulls.held_count += 1
+        self._pulls.count_held(connection, 1)
         held.timer = self._loop.call_later(poll_ms / 1_000, self._give_up, held)
 
     def _release(self, held: _Held) -> None:
         _discard(self._held, _Place(held.ask.group, held.ask.topic), held)
         _discard(self._held_of, held.connection, held)
-        self._pulls.held_count -= 1
+        self._pulls.count_held(held.connection, -1)
         if held.timer is not None:
             held.timer.cancel()
 
@@ -239,12 +240,13 @@ class Pops:
             except (PostdateError, OSError) as error:
                 _refuse(acks, error)
             else:
-                self._pulse.expect(ticket, partial(_answer_acks, acks))
+                # All are of one read, hence of one connection.
+                self._pulse.expect(acks[0].connection, ticket, partial(_answer_acks, acks), len(acks))
 
     def acknowledge_batch(self, connection: Connection, command: Command, _: Mapping[str, Any]) -> None:
         """Several groups may stand in one request; all are written, the last one is answered for."""
         by_group: dict[str, list[Handle]] = {}
-        for ack in bodies.decode_batch_ack(command.body):
+        for ack in bodies.decode_batch_ack(command.body, self._broker.settings.batch_messages_max):
             handles = [Handle(ack.topic, ack.queue_id, offset, ack.popped_at_ms) for offset in ack.offsets]
             by_group.setdefault(ack.group, []).extend(handles)
         if not by_group:
@@ -252,15 +254,19 @@ class Pops:
         tickets = [
             self._broker.acknowledge(group, handles, self._clock.now_ms()) for group, handles in by_group.items()
         ]
-        self._pulse.expect(tickets[-1], _answer_by(connection, command, lambda _: reply(command, codes.SUCCESS)))
+        asked_by = command.without_content()
+        answer = _answer_by(connection, asked_by, lambda _: reply(asked_by, codes.SUCCESS))
+        self._pulse.expect(connection, tickets[-1], answer)
 
     def change(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         self.write()
-        handle, now_ms = _handle(asked), self._clock.now_ms()
+        handle, now_ms, command = _handle(asked), self._clock.now_ms(), command.without_content()
         invisible_ms = asked["invisibleTime"]
         ticket = self._broker.change_invisible(asked["consumerGroup"], handle, invisible_ms, now_ms)
         fields = {"popTime": now_ms, "invisibleTime": invisible_ms, "reviveQid": asked["extraInfo"].split(" ")[3]}
-        self._pulse.expect(ticket, _answer_by(connection, command, lambda good: _changed(command, fields, good)))
+        self._pulse.expect(
+            connection, ticket, _answer_by(connection, command, lambda good: _changed(command, fields, good))
+        )
 
     # -- dead letters -------------------------------------------------------------------------------------------
 

@@ -63,6 +63,7 @@ class Producers:
         self._pulse = pulse
         self._birth = birth
         self._name = broker.settings.broker_name
+        self._key_characters_max = broker.settings.key_characters_max
         self._next_queue = 0
         # Collected sends: what to answer each by (a usual one by its opaque alone), and its message.
         self._asks: list[int | Command] = []
@@ -134,7 +135,7 @@ class Producers:
             message = self._message(connection, command)
             cancelled = self._cancelled_by_marker(message, now_ms)
             if cancelled is not None:
-                self._pulse.expect(cancelled, lambda ticket: self._answer_marker(connection, command, message, ticket))
+                self._expect_marker(connection, command.without_content(), message._replace(body=b""), cancelled)
                 return
             if isinstance(error, TopicNotFound):
                 self._make_topic(command, message)
@@ -208,7 +209,8 @@ class Producers:
         except PostdateError as error:
             self._refuse(connection, command, error)
             return
-        self._pulse.expect(ticket, lambda ticket: self._answer_batch(connection, command, ticket))
+        asked = command.without_content()
+        self._pulse.expect(connection, ticket, lambda ticket: self._answer_batch(connection, asked, ticket))
 
     def _batch(self, connection: Connection, command: Command) -> list[Message]:
         """The messages of a batch: topic, queue and times are the frame's, the rest is each message's own."""
@@ -216,9 +218,13 @@ class Producers:
         if len(command.body) > settings.body_bytes_max:
             raise IllegalMessage(f"the batch has {len(command.body)} bytes, the limit is {settings.body_bytes_max}")
         outer = self._message(connection, command)
-        inner = bodies.decode_batch(command.body)
+        inner = bodies.decode_batch(command.body, settings.batch_messages_max + 1)
         if not inner:
             raise IllegalMessage("the batch holds no message")
+        if len(inner) > settings.batch_messages_max:
+            raise IllegalMessage(
+                f"batch_messages_max: the batch holds more than {settings.batch_messages_max} messages"
+            )
         return [outer._replace(body=each.body, properties=each.properties, flag=each.flag) for each in inner]
 
     def _sent(self, command: Command, messages: list[Message], now_ms: int) -> Ticket:
@@ -246,7 +252,7 @@ class Producers:
                 self.write(connection, now_ms)
 
     def _expect(self, connection: Connection, asks: list[int | Command], ticket: Ticket) -> None:
-        self._pulse.expect(ticket, lambda ticket: self._answer(connection, asks, ticket))
+        self._pulse.expect(connection, ticket, lambda ticket: self._answer(connection, asks, ticket), len(asks))
 
     def _refuse_ask(self, connection: Connection, ask: int | Command, error: Exception) -> None:
         self._refuse(connection, Command(0, {}, opaque=ask) if isinstance(ask, int) else ask, error)
@@ -268,17 +274,18 @@ class Producers:
             return
         assert ticket.answers is not None
         frames: list[bytes] = []
-        prefix, handle_of = connection.id_prefix, self._handle
+        prefix, handle_of, key_characters_max = connection.id_prefix, self._handle, self._key_characters_max
         for ask, entry, offset, answer in zip(asks, ticket.prepared, ticket.offsets, ticket.answers, strict=True):
             if type(ask) is not int:
                 frames += self._unusual_answer(connection, ask, entry, offset, answer)
                 continue
-            unique = (entry[UNIQUE_KEY] or "").encode()
-            is_timed = entry[DUE] and unique
+            key = entry[UNIQUE_KEY] or ""
+            has_handle = entry[DUE] and 0 < len(key) <= key_characters_max
+            unique = key.encode()
             if not unique.isalnum():
                 unique = orjson.dumps(unique.decode())[1:-1]
             queue_id, shown = entry[MESSAGE_SENT][3], answer if answer > 0 else 0
-            if is_timed:
+            if has_handle:
                 header = _SENT_TIMED % (prefix, offset, queue_id, shown, unique, handle_of(entry), ask)
             else:
                 header = _SENT % (prefix, offset, queue_id, shown, unique, ask)
@@ -306,6 +313,10 @@ class Producers:
                 frame = reply(command, codes.SUCCESS, self._fields(connection, entries[:1], offsets[:1], answer))
             connection.write(frame)
 
+    def _has_handle(self, entry: Prepared) -> bool:
+        """Whether it can be recalled: it waits, and its unique key is one that a cancel may have."""
+        return bool(entry[DUE]) and 0 < len(entry[UNIQUE_KEY] or "") <= self._key_characters_max
+
     def _handle(self, entry: Prepared) -> bytes:
         return encode_recall_handle(entry[MESSAGE_SENT][0], self._name, entry[DUE], entry[UNIQUE_KEY] or "")
 
@@ -313,7 +324,7 @@ class Producers:
         self, connection: Connection, entries: list[Prepared], offsets: list[int], answer: int
     ) -> Mapping[str, Any]:
         """The fields of an answer: ids of all, the place of the first, a handle for each that has one."""
-        handles = [self._handle(entry).decode() if entry[DUE] and entry[UNIQUE_KEY] else "-" for entry in entries]
+        handles = [self._handle(entry).decode() if self._has_handle(entry) else "-" for entry in entries]
         fields: dict[str, Any] = {
             "msgId": ",".join(message_id(connection.broker_host, offset) for offset in offsets),
             "queueId": entries[0][MESSAGE_SENT].queue_id,
@@ -341,7 +352,8 @@ class Producers:
                 ticket = self._broker.cancel(topic, name, asked["due"], now_ms, by="key")
         except (ProtocolError, UsageError) as error:
             raise Refused(str(error)) from error
-        self._pulse.expect(ticket, lambda ticket: self._answer_recall(connection, command, name, ticket))
+        asked_by = command.without_content()
+        self._pulse.expect(connection, ticket, lambda ticket: self._answer_recall(connection, asked_by, name, ticket))
 
     def _checked_handle(self, topic: str, text: str) -> RecallHandle:
         handle = parse_recall_handle(text)
@@ -380,6 +392,9 @@ class Producers:
                 "cancels, later than now"
             )
         return self._broker.cancel(message.topic, marked.removeprefix(f"{message.topic}+"), due_at_ms, now_ms)
+
+    def _expect_marker(self, connection: Connection, command: Command, marker: Message, ticket: Ticket) -> None:
+        self._pulse.expect(connection, ticket, lambda ticket: self._answer_marker(connection, command, marker, ticket))
 
     def _answer_marker(self, connection: Connection, command: Command, message: Message, ticket: Ticket) -> None:
         if command.is_oneway:

@@ -154,7 +154,7 @@ class Progress:
                 self._pops.moved(group, topic)
             _answer(connection, command, body, ticket)
 
-        self._pulse.expect(ticket, answer)
+        self._pulse.expect(connection, ticket, answer)
 
     def _target(self, topic: str, queue_id: int, asked: Mapping[str, Any]) -> int:
         low, high = self._broker.offsets(topic, queue_id)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from postdate.broker import Broker, Pulled, PullStatus
-from postdate.errors import NoPermission, PostdateError, ProtocolError, SubscriptionMissing, UsageError
+from postdate.errors import FlowControl, NoPermission, PostdateError, ProtocolError, SubscriptionMissing, UsageError
 from postdate.message import INT64_MAX, RETRY_TOPIC_PREFIX, tag_hash
 from postdate.server.answers import refusal
 from postdate.server.connection import Connection
@@ -96,7 +96,7 @@ class Pulls:
         pulled = self._pulled(connection, ask, ask.offset, tag_hashes)
         if ask.sys_flag & codes.PULL_COMMIT_OFFSET and ask.commit_offset >= 0:
             self._offsets.note(ask.group, ask.topic, ask.queue_id, ask.commit_offset)
-        if pulled.status is PullStatus.NO_NEW and self._may_wait(ask) and not command.is_oneway:
+        if pulled.status is PullStatus.NO_NEW and _wants_to_wait(ask) and not command.is_oneway:
             self._hold(connection, command.without_content(), ask, tag_hashes)
             return None
         return _answer(command, pulled)
@@ -105,14 +105,6 @@ class Pulls:
         """What a member is told whose group an operator has moved."""
         low, high = self._broker.offsets(ask.topic, ask.queue_id)
         return Pulled(PullStatus.ILLEGAL_OFFSET, target, low, high)
-
-    def _may_wait(self, ask: _Ask) -> bool:
-        wants = ask.sys_flag & codes.PULL_SUSPEND and ask.suspend_ms > 0
-        return bool(wants) and self.may_hold
-
-    @property
-    def may_hold(self) -> bool:
-        return self.held_count < self._broker.settings.held_pulls_max
 
     def topic(self, group: str, name: str) -> Topic:
         """A topic that a group reads. Raises TopicNotFound, GroupNotFound, NoPermission."""
@@ -133,6 +125,7 @@ class Pulls:
                 expression, kind = plain_text(get("subscription") or ""), plain_text(get("expressionType") or "TAG")
             except ValueError as error:
                 raise ProtocolError(f"subscription or expressionType of a pull: {error}") from error
+            check_expression(expression, self._broker.settings.expression_characters_max)
             return hashes_of(expression, kind)
         subscription = self._members.subscription(ask.group, ask.topic, connection)
         if subscription is None:
@@ -164,17 +157,38 @@ class Pulls:
     # -- held pulls ---------------------------------------------------------------------------------------------
 
     def _hold(self, connection: Connection, command: Command, ask: _Ask, tag_hashes: frozenset[int] | None) -> None:
+        full = self.why_full(connection)
+        if full:
+            # An answer without messages would be worse: a client asks again at once after that, but only after seconds
+            # where it was refused.
+            raise FlowControl(full)
         number = self._broker.fold.topics.get(ask.topic).numbers[ask.queue_id]
         held = _Held(connection, command, ask, tag_hashes, number)
         self._held.setdefault(number, set()).add(held)
         self._held_of.setdefault(connection, set()).add(held)
-        self.held_count += 1
+        self.count_held(connection, 1)
         held.timer = self._loop.call_later(min(ask.suspend_ms, _SUSPEND_MS_MAX) / 1_000, self._give_up, held)
+
+    def count_held(self, connection: Connection, change: int) -> None:
+        self.held_count += change
+        connection.held_count += change
+
+    def why_full(self, connection: Connection) -> str:
+        """Why no more pulls, or pops, of a connection may wait; empty where they may."""
+        settings = self._broker.settings
+        if self.held_count >= settings.held_pulls_max:
+            return f"held_pulls_max: {self.held_count} pulls and pops wait for messages, the limit; try later"
+        if connection.held_count >= settings.held_pulls_per_connection_max:
+            return (
+                f"held_pulls_per_connection_max: {connection.held_count} pulls and pops of this connection wait for "
+                "messages, the limit; try later"
+            )
+        return ""
 
     def _release(self, held: _Held) -> None:
         _discard(self._held, held.number, held)
         _discard(self._held_of, held.connection, held)
-        self.held_count -= 1
+        self.count_held(held.connection, -1)
         if held.timer is not None:
             held.timer.cancel()
 
@@ -240,10 +254,22 @@ class Pulls:
             self.release(connection)
 
 
+def _wants_to_wait(ask: _Ask) -> bool:
+    return bool(ask.sys_flag & codes.PULL_SUSPEND) and ask.suspend_ms > 0
+
+
 def check_filter(kind: object) -> None:
     """Raises UsageError for a kind of filter that we do not have; a client may have written anything."""
     if kind != "TAG":
         raise UsageError(f"the broker filters by tag, not by {kind if type(kind) is str else shown(kind)}")
+
+
+def check_expression(expression: str, limit: int) -> None:
+    """Raises UsageError for an expression that is too long: its tags are kept while a pull waits."""
+    if len(expression) > limit:
+        raise UsageError(
+            f"expression_characters_max: a subscription has {len(expression)} characters, the limit is {limit}"
+        )
 
 
 def _hashes(expression: str, kind: str) -> frozenset[int] | None:

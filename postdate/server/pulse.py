@@ -20,6 +20,7 @@ from postdate.broker import Broker, Ticket
 from postdate.clock import Clock, ManualClock
 from postdate.errors import DiskFull, LogFailed, PostdateError
 from postdate.server.alarm import Alarm, SilentAlarm
+from postdate.server.connection import Connection
 from postdate.wheel import NEVER
 
 logger = logging.getLogger("postdate.server")
@@ -44,7 +45,7 @@ class Pulse:
         self._alarm: Alarm | SilentAlarm = (
             SilentAlarm() if isinstance(clock, ManualClock) else Alarm(self._loop, self.ring)
         )
-        self._expected: deque[tuple[Ticket, Answer]] = deque()
+        self._expected: deque[tuple[Ticket, Answer, Connection, int]] = deque()
         self._is_async = broker.settings.flush == "async"
         self._flush_asked = False
         self._flushes: SimpleQueue[bool] = SimpleQueue()  # True: flush; False: end
@@ -62,9 +63,12 @@ class Pulse:
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def expect(self, ticket: Ticket, answer: Answer) -> None:
-        """Calls `answer` when the ticket's batch is durable and applied. Call `nudge` when all is written."""
-        self._expected.append((ticket, answer))
+    def expect(self, connection: Connection, ticket: Ticket, answer: Answer, count: int = 1) -> None:
+        """Calls `answer` when the ticket's batch is durable and applied; it answers so many requests of a connection.
+        Call `nudge` when all is written.
+        """
+        self._expected.append((ticket, answer, connection, count))
+        connection.expect(count)
 
     def nudge(self) -> None:
         """Something was written: makes it durable, answers what can be answered."""
@@ -127,16 +131,17 @@ class Pulse:
     def _answer_settled(self) -> None:
         expected = self._expected
         while expected and expected[0][0].answers is not None:
-            ticket, answer = expected.popleft()
+            ticket, answer, connection, count = expected.popleft()
             try:
                 answer(ticket)
             except Exception:  # our mistake; nobody else may wait for it, neither clients nor what is due
                 logger.exception("an answer could not be given")
+            connection.answered(count)
 
     def _fail(self, error: LogFailed) -> None:
         """The log takes no more writes. Nobody knows whether what was not durable is on disk: say so."""
         self._log_once(_LOG_FAILED, error)
-        for ticket, _ in self._expected:
+        for ticket, *_ in self._expected:
             if ticket.answers is None:
                 ticket.answers, ticket.error = [], error
         self._answer_settled()

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import gc
 import logging
+import resource
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +20,7 @@ from postdate.errors import UsageError
 from postdate.log.disk import RealDisk
 from postdate.server.address import Address
 from postdate.server.connection import Connection
+from postdate.server.connections import SWEEP_MS
 from postdate.server.meter import TICK_MS
 from postdate.server.service import Service
 from postdate.wire.ids import address_text
@@ -26,6 +28,7 @@ from postdate.wire.ids import address_text
 logger = logging.getLogger("postdate.server")
 
 _EXPIRE_EVERY_MS = 5_000  # how often silent clients and old locks are looked for
+_FILES_BESIDE = 512  # that a broker has open beside its connections: segments, chunks, snapshots, ports
 _BACKLOG = 1_024  # connections that wait to be taken
 
 
@@ -61,6 +64,7 @@ class Server:
         except BaseException:
             await self.stop()
             raise
+        self._timers.append(asyncio.get_running_loop().create_task(self._sweep(service)))
         self._every(_EXPIRE_EVERY_MS, service.consumers.expire)
         self._every(_EXPIRE_EVERY_MS, service.pops.tick)
         self._every(TICK_MS, service.status.tick)
@@ -69,7 +73,7 @@ class Server:
     async def _listen(self, name: str, port: int) -> str:
         assert self._service is not None
         settings = self.broker.settings
-        make = partial(Connection, self._service, settings.frame_bytes_max, settings.write_buffer_bytes_max)
+        make = partial(Connection, self._service)
         try:
             listener = await asyncio.get_running_loop().create_server(make, settings.host, port, backlog=_BACKLOG)
         except OSError as error:
@@ -77,6 +81,12 @@ class Server:
         self._listeners.append(listener)
         host, bound = listener.sockets[0].getsockname()[:2]
         return address_text(host, bound)
+
+    async def _sweep(self, service: Service) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_MS / 1_000)
+            for _ in service.connections.sweep():
+                await asyncio.sleep(0)
 
     def _every(self, interval_ms: int, work: Callable[[], None]) -> None:
         async def repeat() -> None:
@@ -138,11 +148,30 @@ def run(settings: Settings, ready: Callable[[Server], None]) -> None:
     broker = Broker(RealDisk(Path(settings.data)), settings)
     try:
         broker.start_keeper()
+        allow_files(settings.connections_max)
         _spare_the_collector()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(broker, SystemClock(), ready))
     finally:
         broker.close()
+
+
+def allow_files(connections_max: int) -> None:
+    """Raises this process' limit of open files as far as it may and must; says so where that is not enough."""
+    wanted = connections_max + _FILES_BESIDE
+    soft, hard = (wanted if limit == resource.RLIM_INFINITY else limit for limit in _file_limits())
+    if soft < min(wanted, hard):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), _file_limits()[1]))
+    if hard < wanted:
+        logger.warning(
+            "connections_max is %d, but this process may open %d files, which is enough for about %d connections: "
+            "raise the system's limit (ulimit -Hn), or lower connections_max",
+            connections_max, hard, max(hard - _FILES_BESIDE, 0),
+        )  # fmt: skip
+
+
+def _file_limits() -> tuple[int, int]:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def _spare_the_collector() -> None:

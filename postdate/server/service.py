@@ -1,11 +1,11 @@
 """The service: which request goes to whom. One table, one loop over the frames of a read, one write of the answers."""
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from postdate.broker import Broker
 from postdate.clock import Clock
+from postdate.config import Settings
 from postdate.errors import PostdateError, ProtocolError
 from postdate.server.address import Address
 from postdate.server.admin import Admin
@@ -13,7 +13,9 @@ from postdate.server.answers import refusal
 from postdate.server.assignments import Assignments
 from postdate.server.clients import Clients
 from postdate.server.connection import Connection
+from postdate.server.connections import Connections
 from postdate.server.consumers import Consumers
+from postdate.server.lookups import Lookups
 from postdate.server.members import Members
 from postdate.server.messages import Messages
 from postdate.server.meter import Meter
@@ -25,15 +27,13 @@ from postdate.server.pulls import Pulls
 from postdate.server.pulse import Pulse
 from postdate.server.relays import Relays
 from postdate.server.routes import Routes
+from postdate.server.senders import Senders
 from postdate.server.status import Status
 from postdate.server.tasks import Tasks
 from postdate.server.topics import Birth
 from postdate.wire import codes
-from postdate.wire.frame import Command, decode, reply
-from postdate.wire.ids import host_text
+from postdate.wire.frame import HEADER_AT, Command, decode, header_end, reply
 from postdate.wire.schema import REQUESTS, values
-
-logger = logging.getLogger("postdate.server")
 
 Handler = Callable[[Connection, Command, Mapping[str, Any]], bytes | None]
 _PULL_CODES = frozenset({codes.PULL_MESSAGE, codes.LITE_PULL_MESSAGE})
@@ -72,9 +72,11 @@ class Service:
         self._broker = broker
         self.address = address
         self._clock = clock
-        self.connections: set[Connection] = set()
-        offsets, members = Offsets(broker), Members[Connection]()
-        birth, tasks = Birth(broker, clock), Tasks()
+        self._turn_ns = broker.settings.turn_ms_max * 1_000_000
+        self.connections = Connections(broker, clock)
+        offsets = Offsets(broker)
+        members, senders = Members[Connection](broker), Senders[Connection](broker)
+        birth, tasks = Birth(broker, clock), Tasks(broker)
         self._meter = Meter(broker, clock.elapsed_ns())
         self.pulls = Pulls(broker, offsets, members, birth, self._meter)
         self._fold = broker.fold
@@ -82,16 +84,17 @@ class Service:
         self.pops = Pops(broker, clock, self.pulse, self.pulls, birth, self._meter)
         self._assignments = Assignments(broker, clock, birth, members)
         self._producers = Producers(broker, clock, self.pulse, birth)
-        self.consumers = Consumers(broker, clock, self.pulse, self.pulls, birth, members, offsets)
+        self.consumers = Consumers(broker, clock, self.pulse, self.pulls, birth, members, senders, offsets)
         self.admin = Admin(broker, clock, offsets, birth, self._meter, tasks)
         self._routes = Routes(broker, birth)
         self._relays = Relays(broker)
-        self._clients = Clients(broker, clock, members, offsets, self._relays, tasks)
+        self._clients = Clients(broker, clock, members, senders, offsets, self._relays, tasks)
         self._progress = Progress(
             broker, clock, self.pulse, self.pulls, self.pops, members, offsets, self._meter, tasks
         )
         self._messages = Messages(broker)
         self.status = Status(broker, clock, self._meter, self._counts)
+        self._lookups = Lookups(broker)
         self._handlers = self._table()
 
     def _wake(self) -> None:
@@ -118,6 +121,8 @@ class Service:
             codes.GET_MIN_OFFSET: consumers.min_offset,
             codes.SEARCH_OFFSET_BY_TIMESTAMP: consumers.search_offset,
             codes.GET_EARLIEST_MSG_STORETIME: consumers.earliest_time,
+            codes.QUERY_MESSAGE: self._lookups.query,
+            codes.VIEW_MESSAGE_BY_ID: self._lookups.view,
             codes.LOCK_BATCH_MQ: consumers.lock,
             codes.UNLOCK_BATCH_MQ: consumers.unlock,
             codes.CONSUMER_SEND_MSG_BACK: consumers.send_back,
@@ -164,9 +169,13 @@ class Service:
             codes.GET_CONSUME_STATS: progress.of_group,
             codes.GET_BROKER_CONSUME_STATS: progress.of_all,
             codes.INVOKE_BROKER_TO_RESET_OFFSET: progress.reset,
-            codes.VIEW_MESSAGE_BY_ID: self._messages.view,
             codes.QUERY_CONSUME_QUEUE: self._messages.entries,
         }
+
+    @property
+    def settings(self) -> Settings:
+        """As they are at this moment."""
+        return self._broker.settings
 
     def _counts(self) -> Mapping[str, int]:
         """What operators are told about the server itself."""
@@ -176,19 +185,10 @@ class Service:
 
     def welcome(self, connection: Connection) -> bool:
         """Whether there is room for one more."""
-        if len(self.connections) >= self._broker.settings.connections_max:
-            logger.warning(
-                "connections_max: %s is turned away, %d are connected",
-                host_text(connection.host),
-                len(self.connections),
-            )
-            return False
-        self.connections.add(connection)
-        return True
+        return self.connections.add(connection)
 
     def farewell(self, connection: Connection) -> None:
-        if connection in self.connections:
-            self.connections.remove(connection)
+        if self.connections.remove(connection):
             self.pulls.drop(connection)
             self.pops.drop(connection)
             self.consumers.drop(connection)
@@ -198,25 +198,30 @@ class Service:
 
     def handle(self, connection: Connection, frames: list[bytes]) -> int:
         """Handles the requests of a read, in order; returns how many. Fewer than all where the client does not read
-        its answers, or sent what cannot be read.
+        its answers, sent what cannot be read, or has had its turn: what waits for the disk here, as making a topic
+        does, keeps everybody waiting.
 
         Each request is done with before the next is looked at: what is made for it is small and dies young, which is
         a quarter faster than doing all of a read step by step.
         """
         producers, answers = self._producers, _Answers(connection)
         now_ms = self._clock.now_ms()
-        handled = 0
+        handled = turn_end_ns = 0
         try:
             for frame in frames:
                 handled += 1
                 if producers.collect_usual(connection, frame, now_ms):
                     continue
-                command = decode(frame)
+                command = self._decoded(frame)
                 if command.code in SEND_CODES:
                     producers.collect(connection, command, now_ms)
                     continue
                 producers.write(connection, now_ms)
                 if answers.add(self._answer(connection, command)):
+                    break
+                at_ns = self._clock.elapsed_ns()
+                turn_end_ns = turn_end_ns or at_ns + self._turn_ns
+                if at_ns > turn_end_ns:
                     break
         except ProtocolError as error:
             connection.fail(error)
@@ -227,6 +232,13 @@ class Service:
             answers.write()
             self.pulse.nudge()
         return handled
+
+    def _decoded(self, frame: bytes) -> Command:
+        """Raises ProtocolError, also for a header that is so long that others would wait for us to read it."""
+        header_bytes, limit = header_end(frame) - HEADER_AT, self._broker.settings.json_bytes_max
+        if header_bytes > limit:
+            raise ProtocolError(f"json_bytes_max: a header of {header_bytes} bytes, the limit is {limit}")
+        return decode(frame)
 
     def _answer(self, connection: Connection, command: Command) -> bytes | None:
         """The answer to a request that is not a send; None where it comes later, or not at all."""
@@ -246,6 +258,9 @@ class Service:
         handler = self._handlers.get(command.code)
         if handler is None:
             return reply(command, codes.REQUEST_CODE_NOT_SUPPORTED, remark=_unknown(command.code))
+        if len(command.body) > self._broker.settings.json_bytes_max:  # no handler of the table takes anything but JSON
+            size, limit = len(command.body), self._broker.settings.json_bytes_max
+            raise ProtocolError(f"json_bytes_max: the body has {size} bytes, the limit is {limit}")
         return handler(connection, command, values(REQUESTS[command.code], command.fields))
 
 

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import TypeVar
 
-from postdate.errors import PostdateError
+from postdate.broker import Broker
+from postdate.errors import FlowControl, PostdateError
 from postdate.server.answers import refusal
 from postdate.server.connection import Connection
 from postdate.wire.frame import Command
@@ -13,24 +14,33 @@ Item = TypeVar("Item")
 
 
 class Tasks:
-    """The answers that are being worked out."""
+    """The answers that are being worked out, so many at a time."""
 
-    def __init__(self) -> None:
-        self._running: set[asyncio.Task[None]] = set()
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._running: set[asyncio.Task[None]] = set()  # the loop itself holds a task weakly
+        self._count = 0  # of those that have not answered
 
     def answer(self, connection: Connection, command: Command, work: Coroutine[None, None, bytes]) -> None:
-        """Writes the answer, or the refusal, when the work is done."""
-        task = asyncio.get_running_loop().create_task(_answered(connection, command, work))
-        self._running.add(task)  # the loop itself holds a task weakly
+        """Writes the answer, or the refusal, when the work is done. Raises FlowControl."""
+        if command.is_oneway:
+            work.close()
+            return
+        if self._count >= self._broker.settings.counts_max:
+            work.close()
+            raise FlowControl(f"counts_max: {self._count} long answers are being worked out, the limit; try later")
+        self._count += 1
+        task = asyncio.get_running_loop().create_task(self._answered(connection, command, work))
+        self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-
-async def _answered(connection: Connection, command: Command, work: Coroutine[None, None, bytes]) -> None:
-    try:
-        answer = await work
-    except (PostdateError, OSError) as error:
-        answer = refusal(command, error)
-    if not command.is_oneway:
+    async def _answered(self, connection: Connection, command: Command, work: Coroutine[None, None, bytes]) -> None:
+        try:
+            answer = await work
+        except (PostdateError, OSError) as error:
+            answer = refusal(command, error)
+        finally:
+            self._count -= 1  # before the answer: its client may ask again at once
         connection.write(answer)
 
 

@@ -34,6 +34,7 @@ _VERBS: list[tuple[float, str, Callable[[random.Random], tuple[int, ...]]]] = [
     ),
     (2, "resend", lambda d: (d.randrange(1_000),)),
     (8, "cancel", lambda d: (d.randrange(1_000), d.choice((0, 0, 0, 1, 2, 3)))),
+    (4, "find", lambda d: (d.randrange(1_000), d.randrange(3))),
     (10, "flush", _no_numbers),
     (14, "pass", lambda d: (d.choice((1, 10, 500, 2_000, 10_000, 40_000)),)),
     (4, "advance", _no_numbers),

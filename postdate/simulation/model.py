@@ -7,6 +7,7 @@ has become visible; it raises Broken with a sentence where a promise is.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from postdate.lookup import Found, State
 from postdate.message import Cancelled
 
 
@@ -32,6 +33,12 @@ class Sent:
     cancelled: bool = False  # somebody was told so: it must never be seen
     maybe_cancelled: bool = False  # a cancel without a clear answer, or a deleted topic: it may or may not be seen
     seen_at: "tuple[int, int] | None" = None  # (queue number, offset)
+    other_key: str = ""  # behind the first one
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All that it can be looked up by."""
+        return (self.unique_key, self.user_key, self.other_key) if self.other_key else (self.unique_key, self.user_key)
 
 
 @dataclass
@@ -161,6 +168,25 @@ class Model:
         if length < len(self.shown.get(queue, [])):
             raise Broken(f"queue {queue} had {len(self.shown[queue])} entries and has {length} now")
 
+    # -- lookups by key -----------------------------------------------------------------------------------------
+
+    def having(self, topic: str, key: str) -> list[Sent]:
+        """What a lookup is about."""
+        return [m for m in self.messages.values() if m.exists and m.acknowledged and m.topic == topic and key in m.keys]
+
+    def found(self, name: str, found: Found, place: tuple[int, int], *, is_deleted: bool) -> None:
+        """A lookup says where a message is. `place` is (queue number, offset), `is_deleted`: its topic was."""
+        message = self.messages.get(name)
+        if message is None or not message.exists:
+            raise Broken(f"a lookup finds {name}, which was never sent")
+        expected = _states(message, is_deleted=is_deleted)
+        if found.state not in expected:
+            raise Broken(f"a lookup says that {name} is {found.state}, expected {sorted(s.value for s in expected)}")
+        if found.state is State.VISIBLE and message.seen_at != place:
+            raise Broken(f"a lookup says that {name} is at {place}, it was seen at {message.seen_at}")
+        if found.due_at_ms != message.due:
+            raise Broken(f"a lookup says that {name} is due at {found.due_at_ms}, it was sent for {message.due}")
+
     # -- promises 1 and 8: what must be seen ------------------------------------------------------------------------
 
     def complete(self, fired_at: int, excused: frozenset[str]) -> None:
@@ -178,3 +204,14 @@ class Model:
                 raise Broken(
                     f"{message.name} was due at {message.due}, everything due by {fired_at} is fired, it is not seen"
                 )
+
+
+def _states(message: Sent, *, is_deleted: bool) -> set[State]:
+    """What a lookup may say of a message."""
+    if is_deleted:
+        return {State.DELETED}
+    if message.seen_at is not None:
+        return {State.VISIBLE}
+    if message.cancelled:
+        return {State.CANCELLED}
+    return {State.WAITING, State.CANCELLED} if message.maybe_cancelled else {State.WAITING}

@@ -19,6 +19,7 @@ from postdate.errors import CorruptLog, DiskFull, FlowControl, LogFailed, Refuse
 from postdate.log import record as records
 from postdate.log.log import Log
 from postdate.log.segment import SPARE_COUNT, Segments
+from postdate.lookup import Found, State
 from postdate.message import Message, encode_properties
 from postdate.simulation.disk import Killed, VirtualDisk
 from postdate.simulation.model import Asked, Broken, Model, Sent
@@ -28,6 +29,7 @@ from postdate.wheel import NEVER
 
 START_MS = 1_700_000_000_000
 TOPICS = ("orders", "mails")
+OTHER_KEY = "other"  # the second user key of every message that is not sent again
 SETTINGS = Settings(
     segment_bytes=16 * 1024,
     batch_bytes_max=16 * 1024,
@@ -245,7 +247,7 @@ class World:
 
     def _message(self, form: int, amount: int, key: int, topic: str, queue_id: int, now: int) -> Message:
         self._made += 1
-        properties = {"UNIQ_KEY": f"U{self._made}", "KEYS": f"k{key} other"}
+        properties = {"UNIQ_KEY": f"U{self._made}", "KEYS": f"k{key} {OTHER_KEY}"}
         properties |= _delay(form, amount, now)
         return Message(topic, f"m{self._made}".encode(), encode_properties(properties), queue_id)
 
@@ -254,8 +256,8 @@ class World:
         levels = messages.DelayLevels.parse(self.settings.message_delay_level)
         due = messages.due(properties, now, levels, self.settings.delay_ms_max).at_ms
         name, near = message.body.decode(), due <= now + self.settings.lead_ms
-        key = properties["KEYS"].split()[0]
-        return Sent(name, message.topic, message.queue_id, properties["UNIQ_KEY"], key, due, now, near)
+        key, _, other = properties["KEYS"].partition(" ")
+        return Sent(name, message.topic, message.queue_id, properties["UNIQ_KEY"], key, due, now, near, other_key=other)
 
     def do_resend(self, pick: int) -> None:
         """A producer that saw no answer sends the same message again, with the same unique key and due."""
@@ -265,7 +267,11 @@ class World:
         if not first.due or first.topic not in self._broker().fold.topics.by_name:
             return
         self._made += 1
-        properties = {"UNIQ_KEY": first.unique_key, "KEYS": first.user_key, "TIMER_DELIVER_MS": str(first.due)}
+        properties = {
+            "UNIQ_KEY": first.unique_key,
+            "KEYS": first.user_key,
+            "TIMER_DELIVER_MS": str(first.due),
+        }
         message = Message(first.topic, f"m{self._made}".encode(), encode_properties(properties), 0)
         self._send([message], self.clock.now_ms())
 
@@ -368,6 +374,48 @@ class World:
         if broker.pipeline_alive:
             return held
         return frozenset(name for name in held if not broker.log.read(self.model.messages[name].arrival, 4))
+
+    # -- operators ----------------------------------------------------------------------------------------------
+
+    def do_find(self, pick: int, variant: int) -> None:
+        """Looks a message up by one of its keys; the variant says by which."""
+        self.do_flush()
+        if not self.model.messages:
+            return
+        target = list(self.model.messages.values())[pick % len(self.model.messages)]
+        if target.topic in self._broker().fold.topics.by_name:
+            self._find(target.topic, target.keys[variant % len(target.keys)])
+
+    def _find(self, topic: str, key: str) -> None:
+        broker = self._broker()
+        known = broker.fold.topics.get(topic)
+        names = []
+        for found in broker.find(topic, key):
+            if found is not None:
+                names.append(records.decode(found.record).body.decode())
+                place = (known.numbers[found.queue_id], found.queue_offset)
+                if not self._is_forgotten(found, self.model.messages.get(names[-1])):
+                    self.model.found(names[-1], found, place, is_deleted=found.arrival < known.born)
+        if len(set(names)) < len(names):
+            raise Broken(f"a lookup of {key} finds {names}, one of them twice")
+        missed = [m for m in self.model.having(topic, key) if m.name not in names and self._must_be_found(m, key)]
+        if missed:
+            raise Broken(f"a lookup of {key} finds {names}, not {missed[0].name} at {missed[0].arrival}")
+
+    def _must_be_found(self, message: Sent, key: str) -> bool:
+        """Whether its record is in the log, and retention has not let go of its key."""
+        broker = self._broker()
+        waits = message.seen_at is None and not message.maybe_cancelled and key != OTHER_KEY
+        return bool(broker.log.read(message.arrival, 4)) and (message.arrival >= broker.fold.index.begin or waits)
+
+    def _is_forgotten(self, found: Found, message: Sent | None) -> bool:
+        """Whether a lookup may say that it does not know: retention has removed its chunk, or its entry."""
+        fold = self._broker().fold
+        if found.state is not State.UNKNOWN or message is None:
+            return False
+        number, offset = message.seen_at or (0, NEVER)
+        lost_chunk = found.due_at_ms <= fold.far.horizon_at_ms and len(fold.chunks.bases()) < self.pipeline.chunk_count
+        return lost_chunk or offset < fold.queues[number].first or (message.maybe_cancelled and fold.far.taken > 0)
 
     # -- consumers, topics ----------------------------------------------------------------------------------------
 
@@ -574,10 +622,16 @@ class World:
         self._settle_down()
         self._check_complete()
         self.look(everything=True)
+        self._find_all()
         self._pop_the_rest()
         self._broker().close()
         self.broker = None
         self._check_folder()
+
+    def _find_all(self) -> None:
+        for topic, key in {(m.topic, key) for m in self.model.messages.values() for key in m.keys}:
+            if topic in self._broker().fold.topics.by_name:
+                self._find(topic, key)
 
     def _pop_the_rest(self) -> None:
         """Every lease ends, and whoever pops is given all that is left."""

@@ -7,6 +7,7 @@ its request promises is a ProtocolError.
 import re
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from struct import Struct
 from struct import error as StructError  # noqa: N812  it is a class
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from postdate.errors import ProtocolError
 from postdate.wire.frame import plain_text, whole_number
 
 SUBSCRIPTION_ALL = "*"
+CLIENT_ID_CHARACTERS_MAX = 255  # Java's have some 40: address, process, a number
 
 
 def load(body: bytes, what: str) -> dict[str, Any]:
@@ -136,9 +138,17 @@ def decode_heartbeat(body: bytes) -> Heartbeat:
     try:
         producers = tuple(plain_text(entry["groupName"]) for entry in values.get("producerDataSet") or ())
         consumers = tuple(_consumer(entry) for entry in values.get("consumerDataSet") or ())
-        return Heartbeat(plain_text(values["clientID"]), producers, consumers)
+        return Heartbeat(_client_id(values["clientID"]), producers, consumers)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise ProtocolError(f"a heartbeat that cannot be read: {type(error).__name__} {error}") from error
+
+
+def _client_id(found: object) -> str:
+    """It is kept for as long as its client lives."""
+    text = plain_text(found)
+    if len(text) > CLIENT_ID_CHARACTERS_MAX:
+        raise ValueError(f"a client id of {len(text)} characters, the limit is {CLIENT_ID_CHARACTERS_MAX}")
+    return text
 
 
 def _consumer(entry: dict[str, Any]) -> Consumer:
@@ -244,7 +254,7 @@ def decode_lock(body: bytes) -> LockRequest:
             )
             for each in values.get("mqSet") or ()
         )
-        return LockRequest(plain_text(values["consumerGroup"]), plain_text(values["clientId"]), queues)
+        return LockRequest(plain_text(values["consumerGroup"]), _client_id(values["clientId"]), queues)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProtocolError(f"a lock request that cannot be read: {type(error).__name__} {error}") from error
 
@@ -377,23 +387,29 @@ class Ack(NamedTuple):
     offsets: list[int]
 
 
-def decode_batch_ack(body: bytes) -> list[Ack]:
-    """Raises ProtocolError."""
+def decode_batch_ack(body: bytes, count_max: int) -> list[Ack]:
+    """Raises ProtocolError, also where more than so many messages are acknowledged: a bit stands for each."""
     values = load(body, "a batch of acknowledgements")
+    acks: list[Ack] = []
     try:
-        return [_ack(each) for each in values.get("acks") or ()]
+        for entry in values.get("acks") or ():
+            acks.append(_ack(entry, count_max + 1))
+            count_max -= len(acks[-1].offsets)
+            if count_max < 0:
+                raise ValueError("there are more than batch_messages_max")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProtocolError(f"a batch of acknowledgements that cannot be read: {error}") from error
+    return acks
 
 
-def _ack(entry: dict[str, Any]) -> Ack:
+def _ack(entry: dict[str, Any], count_max: int) -> Ack:
     start = whole_number(entry["so"])
     return Ack(
         plain_text(entry["c"]),
         plain_text(entry["t"]),
         whole_number(entry["q"]),
         whole_number(entry["pt"]),
-        [start + bit for bit in _bits(plain_text(entry.get("b") or ""))],
+        [start + bit for bit in islice(_bits(plain_text(entry.get("b") or "")), count_max)],
     )
 
 
@@ -418,10 +434,10 @@ class Inner(NamedTuple):
     properties: bytes
 
 
-def decode_batch(body: bytes) -> list[Inner]:
-    """The messages of a batch. Raises ProtocolError."""
+def decode_batch(body: bytes, count_max: int | None = None) -> list[Inner]:
+    """The messages of a batch, or so many of them; what is behind is not looked at. Raises ProtocolError."""
     try:
-        return list(_inner_messages(body))
+        return list(islice(_inner_messages(body), count_max))
     except StructError as error:
         raise ProtocolError(f"a batch of {len(body)} bytes that cannot be read: {error}") from error
 

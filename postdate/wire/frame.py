@@ -74,8 +74,8 @@ class Command(NamedTuple):
         return bool(self.flag & FLAG_ONEWAY)
 
     def without_content(self) -> "Command":
-        """What is needed to answer it later, without fields and body, which may be large."""
-        return self._replace(fields={}, body=b"")
+        """What is needed to answer it later, without fields, body and texts, which may be large."""
+        return self._replace(fields={}, body=b"", remark=None, language=LANGUAGE)
 
 
 class Frames:
@@ -124,9 +124,9 @@ class Frames:
             self._wanted += _LENGTH.unpack_from(rest)[0]
 
     @property
-    def is_empty(self) -> bool:
-        """Whether the stream stands between two frames."""
-        return not self._rest
+    def rest_bytes(self) -> int:
+        """What is kept of a frame that is not complete; 0 where the stream stands between two frames."""
+        return len(self._rest)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------

@@ -95,6 +95,12 @@ _ROWS = (
     Request(codes.GET_EARLIEST_MSG_STORETIME, "GET_EARLIEST_MSG_STORETIME", _QUEUE, ("timestamp",)),
     Request(codes.VIEW_MESSAGE_BY_ID, "VIEW_MESSAGE_BY_ID", (_must("offset", NUMBER),), reply_body="one record"),
     Request(
+        codes.QUERY_MESSAGE, "QUERY_MESSAGE",
+        (_must("topic"), _must("key"), _may("maxNum", 32, NUMBER), _may("beginTimestamp", 0, NUMBER),
+         _may("endTimestamp", None, NUMBER), _may("_UNIQUE_KEY_QUERY", False, FLAG), _may("indexType")),
+        ("indexLastUpdateTimestamp", "indexLastUpdatePhyoffset"), reply_body="records",
+    ),
+    Request(
         codes.HEART_BEAT, "HEART_BEAT", (), ("IS_SUPPORT_HEART_BEAT_V2", "IS_SUB_CHANGE"),
         "JSON: client, its groups and subscriptions",
     ),

@@ -51,5 +51,5 @@ def decode_send(frame: bytes) -> tuple[SendHeader, bytes] | None:
     stop = header_end(frame)
     try:
         return _decode(frame[HEADER_AT:stop]), frame[stop:]
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None

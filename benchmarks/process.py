@@ -1,0 +1,79 @@
+"""A `postdate up` in a process of its own, and what the system knows about a process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+STOP_S = 30.0
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s(pid: int) -> float:
+    """What a process has had of all cores since it began, its kernel time included."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
+
+
+def memory_mb(pid: int, field: str = "VmRSS") -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1_000
+
+
+def end(process: "subprocess.Popen[Any]") -> None:
+    """Ends a process that we started, even one that is paused; one that does not end by itself is killed."""
+    process.send_signal(signal.SIGCONT)
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+class Running:
+    """A server on free ports; on these cores only, where given. Returns from making it when it listens."""
+
+    def __init__(self, folder: Path, flags: Sequence[str], cores: set[int] | None = None) -> None:
+        command = [
+            sys.executable, "-m", "postdate", "up", "--json", "--data", str(folder / "data"), "--route-port", "0",
+            "--broker-port", "0", "--vip-port", "-1", *flags,
+        ]  # fmt: skip
+        allowed = cores or os.sched_getaffinity(0)
+        # A session of its own: Ctrl-C reaches only the command, which then ends what it started.
+        self._process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=lambda: os.sched_setaffinity(0, allowed),
+        )
+        assert self._process.stdout is not None
+        try:
+            ready = json.loads(self._process.stdout.readline())
+        except BaseException:  # Ctrl-C among others: nobody else knows of it yet
+            self.stop()
+            raise
+        self.route_address: str = ready["route"]
+        self.broker_address: str = ready["broker"]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def stop(self) -> None:
+        end(self._process)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    @property
+    def cpu_s(self) -> float:
+        return cpu_s(self.pid)
+
+    @property
+    def resident_mb(self) -> float:
+        return memory_mb(self.pid)

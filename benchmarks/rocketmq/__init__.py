@@ -1,0 +1,1 @@
+"""Postdate beside a real RocketMQ, in one run: `python -m benchmarks.rocketmq`."""

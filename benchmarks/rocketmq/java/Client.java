@@ -1,0 +1,206 @@
+import java.nio.ByteBuffer;
+import java.time.Instant;
+import java.time.temporal.ChronoUnit;
+import java.util.List;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.Semaphore;
+import java.util.concurrent.atomic.AtomicReference;
+import java.util.function.BooleanSupplier;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyContext;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.exception.MQClientException;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendCallback;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.SendStatus;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
+
+/**
+ * A producer, a topic of its own with eight queues, and a push consumer where one is wanted.
+ *
+ * <p>A body begins with an instant, in microseconds, from which its listener counts: when the message is due, or when it
+ * was sent. One that begins with PROBE is not counted.
+ */
+final class Client implements AutoCloseable {
+    static final int QUEUES = 8;
+    static final int IN_FLIGHT = 256;
+    static final int BODY_BYTES = 200;
+    static final long PROBE = 0;
+    static final long LATER_MS = 6 * 3_600_000; // long after everything has ended
+    private static final int LISTENER_BATCH = 32;
+    private static final int WARM_COUNT = 10_000;
+    private static final long WAIT_MS = 150_000;
+
+    final String topic;
+    final DefaultMQProducer producer;
+    final List<MessageQueue> queues;
+    private final String address;
+    private final AtomicReference<Throwable> failure = new AtomicReference<>();
+    private DefaultMQPushConsumer consumer;
+
+    Client(String address, String topic) throws Exception {
+        this.address = address;
+        this.topic = topic;
+        producer = new DefaultMQProducer("bench-producers");
+        producer.setNamesrvAddr(address);
+        producer.setSendMsgTimeout(30_000);
+        producer.start();
+        queues = madeTopic();
+    }
+
+    /** The topic's queues, once the name server knows all of them: a send before that would make fewer. */
+    private List<MessageQueue> madeTopic() throws Exception {
+        producer.createTopic("TBW102", topic, QUEUES, null);
+        AtomicReference<List<MessageQueue>> found = new AtomicReference<>(List.of());
+        until("the route of " + topic, () -> {
+            try {
+                found.set(producer.fetchPublishMessageQueues(topic));
+            } catch (MQClientException error) {
+                return false; // not known yet
+            }
+            return found.get().size() == QUEUES;
+        });
+        return found.get();
+    }
+
+    // -- sending ----------------------------------------------------------------------------------------------------
+
+    Message message(long fromMicros) {
+        return new Message(topic, ByteBuffer.allocate(BODY_BYTES).putLong(fromMicros).array());
+    }
+
+    /** A message due at that instant. */
+    Message timed(long dueAtMs) {
+        Message message = message(dueAtMs * 1_000);
+        message.setDeliverTimeMs(dueAtMs);
+        return message;
+    }
+
+    interface Source {
+        Message at(int index);
+    }
+
+    /** Sends so many, at most IN_FLIGHT unanswered; returns messages per second. */
+    double send(int count, Source source) throws Exception {
+        Semaphore free = new Semaphore(IN_FLIGHT);
+        long start = System.nanoTime();
+        for (int index = 0; index < count; index++) {
+            free.acquire();
+            sendAsync(source.at(index), free::release);
+        }
+        free.acquire(IN_FLIGHT);
+        double seconds = (System.nanoTime() - start) / 1e9;
+        check();
+        return count / seconds;
+    }
+
+    void sendAsync(Message message, Runnable then) throws Exception {
+        producer.send(message, new SendCallback() {
+            @Override
+            public void onSuccess(SendResult result) {
+                note(result);
+                then.run();
+            }
+
+            @Override
+            public void onException(Throwable error) {
+                failure.compareAndSet(null, error);
+                then.run();
+            }
+        });
+    }
+
+    /** Anything but stored as asked is a failure of the measure. */
+    void note(SendResult result) {
+        if (result.getSendStatus() != SendStatus.SEND_OK) {
+            failure.compareAndSet(null, new IllegalStateException("a send was answered " + result.getSendStatus()));
+        }
+    }
+
+    void fail(Throwable error) {
+        failure.compareAndSet(null, error);
+    }
+
+    void check() throws Exception {
+        if (failure.get() != null) {
+            throw new IllegalStateException("a send failed", failure.get());
+        }
+    }
+
+    /** Sends until this JVM has compiled the way; returns the rate. Nothing of it comes. */
+    double warm() throws Exception {
+        send(WARM_COUNT, index -> timed(System.currentTimeMillis() + LATER_MS));
+        return send(WARM_COUNT, index -> timed(System.currentTimeMillis() + LATER_MS));
+    }
+
+    // -- receiving --------------------------------------------------------------------------------------------------
+
+    interface Listener {
+        /** A message and when it came. Returns whether it is done with. */
+        boolean got(MessageExt message, long atMicros, ConsumeConcurrentlyContext context);
+    }
+
+    /** Starts a consumer of a new group and returns when it has read from every queue. */
+    void listen(int batch, Listener listener) throws Exception {
+        Set<Integer> reached = ConcurrentHashMap.newKeySet();
+        consumer = new DefaultMQPushConsumer("group-" + topic);
+        consumer.setNamesrvAddr(address);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.setConsumeMessageBatchMaxSize(batch);
+        consumer.subscribe(topic, "*");
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            long atMicros = nowMicros();
+            boolean done = true;
+            for (MessageExt message : messages) {
+                if (fromMicros(message) == PROBE) {
+                    reached.add(message.getQueueId());
+                } else {
+                    done &= listener.got(message, atMicros, context);
+                }
+            }
+            return done ? ConsumeConcurrentlyStatus.CONSUME_SUCCESS : ConsumeConcurrentlyStatus.RECONSUME_LATER;
+        });
+        consumer.start();
+        for (MessageQueue queue : queues) {
+            producer.send(message(PROBE), queue);
+        }
+        until("every queue is read", () -> reached.size() == QUEUES);
+    }
+
+    /** The same for as many as come: the listener gets them in batches, which is the client's way to be fast. */
+    void listen(Listener listener) throws Exception {
+        listen(LISTENER_BATCH, listener);
+    }
+
+    static long fromMicros(MessageExt message) {
+        return ByteBuffer.wrap(message.getBody()).getLong();
+    }
+
+    static long nowMicros() {
+        return ChronoUnit.MICROS.between(Instant.EPOCH, Instant.now());
+    }
+
+    static void until(String what, BooleanSupplier holds) throws Exception {
+        long endMs = System.currentTimeMillis() + WAIT_MS;
+        while (!holds.getAsBoolean()) {
+            if (System.currentTimeMillis() > endMs) {
+                throw new IllegalStateException(what + ": not after " + WAIT_MS / 1_000 + " s");
+            }
+            Thread.sleep(5);
+        }
+    }
+
+    @Override
+    public void close() {
+        if (consumer != null) {
+            consumer.shutdown();
+        }
+        producer.shutdown();
+    }
+}

@@ -1,0 +1,61 @@
+"""`postdate find`: messages by their key, and where they are."""
+
+import argparse
+from typing import Any
+
+from postdate.cli import admin
+from postdate.cli.admin import FoundMessage
+from postdate.cli.command import OK, add_broker, print_json, say_no
+from postdate.cli.show import body, body_fields, instant
+from postdate.cli.values import positive
+
+HELP = """\
+Finds the messages of a topic by a key of theirs, whether they wait or not, and says where they are (times in UTC).
+
+examples:
+  postdate find orders order-17                      by one of its keys, or by its id
+  postdate find orders order-17 --limit 3 --json     the newest three, for a program
+
+A message is found while its record is in the log: as long as it waits there, and for the time of retention (72 h unless
+set otherwise) after it became visible. The newest stand first.
+
+exit codes: 0 found, 1 there is no such message or no such topic, 2 wrong usage, 3 no broker was reached or it refused,
+130 interrupted
+"""
+
+_WORDS = {
+    "waiting": "waiting until {due}",
+    "visible": "visible in queue {queue_id} at offset {queue_offset} since {at}",
+    "cancelled": "cancelled",
+    "deleted": "deleted with its topic",
+    "unknown": "delivered or cancelled long ago",
+}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("topic", metavar="TOPIC", help="the topic that it was sent to")
+    parser.add_argument("key", metavar="KEY", help="one of its keys, or its id")
+    parser.add_argument("--limit", metavar="N", type=positive, default=32, help="at most so many (default: 32)")
+    add_broker(parser, _find)
+
+
+def _find(arguments: argparse.Namespace) -> int:
+    found = admin.find(arguments.addr, arguments.topic, arguments.key, arguments.limit)
+    if not found:
+        return say_no(f"no message of topic {arguments.topic!r} has the key {arguments.key!r}")
+    for message in found:
+        if arguments.json:
+            print_json(_as_json(message))
+        else:
+            print(f"{message.id}  {_where(message)}  {body(message.body, whole=False)}")
+    return OK
+
+
+def _where(message: FoundMessage) -> str:
+    words = _WORDS.get(message.state, message.state)
+    return words.format(**message._asdict(), due=instant(message.due_at_ms or 0), at=instant(message.at_ms))
+
+
+def _as_json(message: FoundMessage) -> dict[str, Any]:
+    fields = message._asdict()
+    return fields | body_fields(fields.pop("body"))

@@ -1,0 +1,190 @@
+"""The index: where the messages of a key lie in the log.
+
+    row    | hash uint64 | offset int64 |                      16 bytes, one per key of a message
+    block  16,384 rows, sorted by hash                         blocks stand in the order of arrival
+
+Every message that is applied gives a row for its unique key and one for each of its user keys. The newest rows gather
+in memory, as they come; a full block of them is sorted and appended to the files. So memory is bounded, nothing is ever
+rewritten, and applying a message costs some bytes.
+
+Hashes are uniform: in a sorted block a hash stands near (hash / 2^64 * rows), and a lookup reads a page or two of each
+block. All blocks of a file are looked into at once, by columns. A hash only points at a record: whoever asks compares
+the key in the record itself.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from math import isqrt
+from typing import Any
+
+import numpy as np
+
+from postdate.log.disk import Disk
+from postdate.log.rows import Rows
+
+INDEX = np.dtype([("hash", "<u8"), ("offset", "<i8")])
+_ONE, _TWO = struct.Struct("<Qq"), struct.Struct("<QqQq")
+assert _ONE.size == INDEX.itemsize == 16
+FOLDER = "index"
+BLOCK_ROWS_MAX = 16_384  # sorting them takes half a millisecond, which a fire may have to wait
+KEYS_MAX = 64  # user keys of one message that are indexed: reading 16,000 of one letter each would hold up a fire
+
+
+def block_rows(file_rows: int) -> int:
+    """Rows of a block, where other files of rows hold so many: fixed for a folder's life, as these are."""
+    return min(BLOCK_ROWS_MAX, file_rows)
+
+
+def index_file_rows(file_rows: int) -> int:
+    """Rows of a file of the index: whole blocks."""
+    return file_rows // block_rows(file_rows) * block_rows(file_rows)
+
+
+class Index:
+    """Rows come in by `add` and `extend`, in the order of arrival; `find` gives the offsets of a hash."""
+
+    def __init__(self, disk: Disk, file_rows: int, length: int = 0) -> None:
+        self._block_rows = block_rows(file_rows)
+        self._block_bytes = self._block_rows * INDEX.itemsize
+        self._file_rows = index_file_rows(file_rows)
+        self.rows = Rows(disk, FOLDER, INDEX, self._file_rows, 1, length)
+        self._tail = bytearray()  # fewer rows than a block has, as they came
+
+    # -- in -----------------------------------------------------------------------------------------------------
+
+    def add(self, unique_hash: int, first_hash: int, offset: int) -> None:
+        """The keys of one message; 0 is none. The hot path of applying."""
+        if unique_hash and first_hash:
+            self._tail += _TWO.pack(unique_hash, offset, first_hash, offset)
+        else:
+            self._tail += _ONE.pack(unique_hash or first_hash, offset)
+        if len(self._tail) >= self._block_bytes:
+            self._store_blocks()
+
+    def add_others(self, hashes: Sequence[int], offset: int) -> None:
+        """The keys of a message behind its first one."""
+        for hashed in hashes:
+            self._tail += _ONE.pack(hashed, offset)
+        self._store_blocks()
+
+    def extend(self, hashes: np.ndarray, offsets: np.ndarray) -> None:
+        """Many rows, in the order in which `add` would have made them."""
+        rows = np.empty(len(hashes), INDEX)
+        rows["hash"], rows["offset"] = hashes, offsets
+        self._tail += rows.tobytes()
+        self._store_blocks()
+
+    def _store_blocks(self) -> None:
+        while len(self._tail) >= self._block_bytes:
+            self.rows.extend(_sorted(bytes(self._tail[: self._block_bytes])))
+            del self._tail[: self._block_bytes]
+
+    # -- out ----------------------------------------------------------------------------------------------------
+
+    def find(self, hashed: int) -> Iterator[np.ndarray]:
+        """The offsets of a hash, newest first, in steps: what is in memory, then file by file. A step may give none.
+
+        What is added between two steps is not looked at. Raises CorruptQueue where a file is missing rows.
+        """
+        wanted, stop = np.uint64(hashed), self.rows.length
+        tail = np.frombuffer(bytes(self._tail), INDEX)
+        yield tail["offset"][tail["hash"] == wanted][::-1]
+        while stop > self._first():
+            start = (stop - 1) // self._file_rows * self._file_rows
+            yield self._find_between(max(start, self._first()), stop, wanted)
+            stop = start
+
+    def _first(self) -> int:
+        """The first row of the first whole block that is there."""
+        return -(-self.rows.first // self._block_rows) * self._block_rows
+
+    def _find_between(self, start: int, stop: int, wanted: np.uint64) -> np.ndarray:
+        """Looks into the blocks of rows start..stop-1, which lie in one file."""
+        rows = self.rows.mapped(start, stop)
+        hashes = rows["hash"]
+        firsts = _first_at_or_behind(hashes, wanted, self._block_rows)
+        inside = firsts < np.arange(self._block_rows, len(hashes) + 1, self._block_rows)
+        hits = firsts[inside & (hashes[np.minimum(firsts, len(hashes) - 1)] == wanted)]
+        found = [np.empty(0, np.int64)]
+        for first in hits[::-1].tolist():
+            block_end = (first // self._block_rows + 1) * self._block_rows
+            last = int(np.searchsorted(hashes[first:block_end], wanted, "right"))
+            found.append(rows["offset"][first : first + last][::-1])
+        return np.concatenate(found)
+
+    @property
+    def begin(self) -> int:
+        """Every key of every message from this offset of the log on is here; of older ones retention let go."""
+        if self.rows.first == 0:
+            return 0
+        first = self._first()
+        rows = self.rows.read(first, first + self._block_rows)
+        # The message at the edge may have had a row in the block before.
+        return int(rows["offset"].min()) + 1 if len(rows) else self._tail_begin()
+
+    def _tail_begin(self) -> int:
+        offsets = np.frombuffer(bytes(self._tail), INDEX)["offset"]
+        return int(offsets.min()) + 1 if len(offsets) else 0
+
+    # -- snapshots and retention --------------------------------------------------------------------------------
+
+    def tail(self) -> bytes:
+        """The rows in memory, as they came."""
+        return bytes(self._tail)
+
+    def load(self, state: dict[str, Any], tail: bytes) -> None:
+        self.rows.first = state["first"]
+        self._tail = bytearray(tail)
+
+    def state(self) -> dict[str, int]:
+        return {"length": self.rows.length, "first": self.rows.first}
+
+    def forget(self, before: int) -> None:
+        """Forgets the blocks at the beginning that only know of records before this offset of the log."""
+        first = self._first()
+        while first < self.rows.length:
+            if self.rows.read(first, first + self._block_rows)["offset"].max() >= before:
+                break
+            first += self._block_rows
+        self.rows.forget(min(first, self.rows.length))
+
+
+def _sorted(data: bytes) -> np.ndarray:
+    """A block by hash, rows of one hash as they came: the same bytes on every machine."""
+    rows = np.frombuffer(data, INDEX)
+    order = _order(np.ascontiguousarray(rows["hash"]))
+    block = np.empty(len(rows), INDEX)
+    block["hash"], block["offset"] = rows["hash"][order], rows["offset"][order]
+    return block
+
+
+def _order(hashes: np.ndarray) -> np.ndarray:
+    """The places of the hashes in ascending order, equal ones as they came.
+
+    numpy sorts 16 bits by radix, so the upper 32 in two passes: for nearly every block that is all, in a third of the
+    time.
+    """
+    upper = (hashes >> np.uint64(32)).astype(np.uint32)
+    order = np.argsort(upper.astype(np.uint16), kind="stable")
+    order = order[np.argsort((upper >> np.uint32(16)).astype(np.uint16)[order], kind="stable")]
+    in_order = hashes[order]
+    return order if (in_order[1:] >= in_order[:-1]).all() else np.argsort(hashes, kind="stable")
+
+
+def _first_at_or_behind(hashes: np.ndarray, wanted: np.uint64, size: int) -> np.ndarray:
+    """For each sorted block of `size` hashes, the place of its first one that is not smaller than the wanted one; where
+    all are smaller, the place behind the block.
+
+    A binary search in all blocks at once, which begins around the place where a uniform hash stands.
+    """
+    starts = np.arange(0, len(hashes), size)
+    ends = starts + size
+    near, spread = starts + (int(wanted) * size >> 64), 2 * isqrt(size)  # four standard deviations, at most
+    low, high = np.maximum(near - spread, starts), np.minimum(near + spread, ends)
+    low = np.where((low > starts) & (hashes[np.maximum(low - 1, 0)] >= wanted), starts, low)
+    high = np.where((high < ends) & (hashes[np.minimum(high, len(hashes) - 1)] < wanted), ends, high)
+    while (open_ := low < high).any():
+        middle = (low + high) >> 1
+        smaller = hashes[np.minimum(middle, len(hashes) - 1)] < wanted
+        low, high = np.where(open_ & smaller, middle + 1, low), np.where(open_ & ~smaller, middle, high)
+    return low

@@ -1,0 +1,408 @@
+"""The lookup: messages by their key, each with the truth about where it is.
+
+A lookup is an iterator of small steps: each does a fraction of a millisecond of work, so that no fire waits for it, and
+gives a message or None. Between two steps the fold may go on, and retention may take files away. A message is looked
+for in the direction in which messages move (far queue, staged chunk, wheel, queue), so that one that moves meanwhile is
+not missed.
+
+    found through the index      every message in the log that is not older than the index
+    through the far queue        older ones that wait, or waited long; by unique key and first user key
+    through the chunks           those whose record is only in a chunk any more; likewise
+
+This file changes nothing. What only the pipeline's table holds it cannot know.
+"""
+
+import enum
+from bisect import bisect_left
+from collections.abc import Generator, Iterator
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from postdate.errors import CorruptData, IllegalMessage, UsageError
+from postdate.fold import Fold
+from postdate.intake import SYSTEM_TOPIC_PREFIX
+from postdate.log import record as records
+from postdate.log.batch import MESSAGE
+from postdate.log.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk
+from postdate.message import (
+    PROPERTY_DELAY,
+    PROPERTY_KEYS,
+    PROPERTY_UNIQ_KEY,
+    DelayLevels,
+    Host,
+    decode_properties,
+    due,
+    key_hash,
+)  # fmt: skip
+from postdate.topics import GONE, SCHEDULE_TOPIC, Topic
+from postdate.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, NEVER
+
+BY_ANY, BY_UNIQUE, BY_KEY = "any", "unique", "key"
+NOWHERE = -1  # queue offset of a message that is in no queue
+_ROWS_PER_STEP = 16_384  # of entries, far rows, singles or chunk rows looked through: some 0.1 ms
+_Result = TypeVar("_Result")
+Steps = Generator[None, None, _Result]
+
+
+class State(enum.Enum):
+    """Where a message is."""
+
+    WAITING = "waiting"  # for its due
+    VISIBLE = "visible"  # in its queue
+    CANCELLED = "cancelled"  # it will never be seen
+    DELETED = "deleted"  # with its topic
+    UNKNOWN = "unknown"  # what is left does not tell: it was delivered or cancelled long ago
+
+
+class Found(NamedTuple):
+    """A message, as its consumer reads it where it is visible."""
+
+    record: bytes
+    state: State
+    offset: int  # of its record, in the log or a chunk
+    arrival: int  # where it first came in
+    stored_at_ms: int  # when
+    due_at_ms: int  # 0 = at once
+    queue_id: int = 0
+    queue_offset: int = NOWHERE
+    visible_at_ms: int = 0
+
+    @property
+    def until_ms(self) -> int:
+        """The last instant that is its own: it became visible then, or is due."""
+        return max(self.stored_at_ms, self.visible_at_ms, self.due_at_ms)
+
+
+class Logged(NamedTuple):
+    """A record of a message and what stands in it."""
+
+    offset: int  # in the log or a chunk
+    data: bytes
+    record: records.Record
+    properties: dict[str, str]
+
+    def has(self, key: str, by: str) -> bool:
+        unique = by != BY_KEY and self.properties.get(PROPERTY_UNIQ_KEY) == key
+        return unique or (by != BY_UNIQUE and key in self.properties.get(PROPERTY_KEYS, "").split(" "))
+
+
+class _Staged(NamedTuple):
+    """A row of a staged chunk."""
+
+    base: int
+    row: int
+    offset: int  # of its record
+    arrival: int
+    due_at_ms: int
+    queue: int
+
+
+class _Place(NamedTuple):
+    """The state of a message; where there are offsets, only if no queue has an entry with one of them."""
+
+    state: State
+    offsets: tuple[int, ...] = ()
+
+
+class Lookup:
+    """Looks into one fold. `levels` says what a delay level means where nothing else tells."""
+
+    def __init__(self, fold: Fold, levels: DelayLevels, record_bytes_max: int) -> None:
+        self._fold = fold
+        self._levels = levels
+        self._record_bytes_max = record_bytes_max
+
+    # -- by key -------------------------------------------------------------------------------------------------
+
+    def find(
+        self, topic: str, key: str, by: str, begin_ms: int, end_ms: int, store_host: Host | None
+    ) -> Iterator[Found | None]:
+        """The messages of a topic and key, newest first, each once; None after a step that has found none.
+
+        `by` says which key is meant: "unique", "key" (one of KEYS), or "any" of them. Of those the ones that were
+        stored, waited or became visible between the two instants. Raises TopicNotFound, UsageError.
+        """
+        if not key or by not in (BY_ANY, BY_UNIQUE, BY_KEY):
+            raise UsageError(f"a lookup needs a key and by='unique', 'key' or 'any', got key {key!r} and by={by!r}")
+        self._fold.topics.get(topic)
+        return self._found(topic, key, by, begin_ms, end_ms, store_host)
+
+    def _found(
+        self, topic: str, key: str, by: str, begin_ms: int, end_ms: int, store_host: Host | None
+    ) -> Iterator[Found | None]:
+        for staged, offset in self._once(key_hash(key)):
+            yield None
+            logged = self.logged(offset) if offset else None
+            if logged is None or logged.record.topic != topic or not logged.has(key, by):
+                continue
+            for found in stepped(self._message(logged, staged, store_host)):
+                is_within = found is not None and found.stored_at_ms <= end_ms and found.until_ms >= begin_ms
+                yield found if is_within else None
+
+    def _once(self, hashed: int) -> Iterator[tuple[_Staged | None, int]]:
+        """(its row in a chunk if that is how it was found, offset) of what may be meant; offset 0 is a step."""
+        seen: set[int] = set()
+        for offset in self._in_log(hashed):
+            if offset not in seen:
+                yield None, offset
+                seen.add(offset)
+        for staged in self._in_chunks(hashed):
+            yield (staged, staged.offset) if staged else (None, 0)
+
+    def _in_log(self, hashed: int) -> Iterator[int]:
+        begin = self._fold.index.begin
+        for offsets in self._fold.index.find(hashed):
+            yield 0
+            yield from offsets.tolist()
+        yield from self._in_far(hashed, begin)
+
+    def _in_far(self, hashed: int, before: int) -> Iterator[int]:
+        """Messages older than the index that were far when they came."""
+        rows, wanted = self._fold.far.rows, np.uint64(hashed)
+        stop = rows.search("arrival", before, "left")
+        while stop > rows.first:
+            start = max(stop - _ROWS_PER_STEP, rows.first)
+            piece = rows.read(start, stop)
+            hits = (piece["unique_hash"] == wanted) | (piece["key_hash"] == wanted)
+            yield 0
+            yield from piece["arrival"][hits & (piece["kind"] == MESSAGE)][::-1].tolist()
+            stop = start
+
+    def _in_chunks(self, hashed: int) -> Iterator[_Staged | None]:
+        """Rows of chunks whose record is in no other place."""
+        for base in reversed(self._fold.chunks.bases()):
+            chunk = self._fold.chunks.get(base)
+            if chunk is not None:
+                yield from self._in_chunk(base, chunk, np.uint64(hashed))
+
+    def _in_chunk(self, base: int, chunk: Chunk, wanted: np.uint64) -> Iterator[_Staged | None]:
+        for start in range(0, len(chunk.index), _ROWS_PER_STEP):
+            yield None
+            rows = chunk.index[start : start + _ROWS_PER_STEP]
+            hits = np.flatnonzero((rows["unique_hash"] == wanted) | (rows["key_hash"] == wanted))
+            for hit in hits.tolist():
+                if not self._is_in_log(rows[hit]):
+                    yield _staged(base, chunk, start + hit)
+
+    def _is_in_log(self, row: np.void) -> bool:
+        own = bool(row["flags"] & FLAG_OWN_ARRIVAL)
+        return not own and bool(self._fold.read(int(row["arrival"]), 4))
+
+    # -- by place -----------------------------------------------------------------------------------------------
+
+    def view(self, offset: int, store_host: Host | None) -> Iterator[Found | None]:
+        """The message at an offset of the log or of a chunk, if there is one: at most one Found."""
+        logged = self.logged(offset)
+        if logged is not None:
+            yield from stepped(self._viewed(logged, store_host))
+
+    def _viewed(self, logged: Logged, store_host: Host | None) -> Steps[Found]:
+        staged = (yield from self._staged_at(logged.offset)) if logged.offset >= CHUNK_BIT else None
+        return (yield from self._message(logged, staged, store_host))
+
+    def _staged_at(self, offset: int) -> Steps[_Staged | None]:
+        base = self._fold.chunks.base_of(offset)
+        chunk = self._fold.chunks.get(base) if base is not None else None
+        if base is None or chunk is None:
+            return None
+        for start in range(0, len(chunk.index), _ROWS_PER_STEP):
+            yield
+            hits = np.flatnonzero(chunk.index["position"][start : start + _ROWS_PER_STEP] == offset - base)
+            if len(hits):
+                return _staged(base, chunk, start + int(hits[0]))
+        return None
+
+    def logged(self, offset: int) -> Logged | None:
+        """The message at an offset; None where it is gone, or nobody's. The offset may be anything: a client names it,
+        and a hash may point at it by chance.
+        """
+        size = int.from_bytes(self._fold.read(offset, 4), "big")
+        data = self._fold.read(offset, size) if size <= self._record_bytes_max else b""
+        try:
+            record = records.decode(data)
+            logged = Logged(offset, data, record, decode_properties(record.properties))
+        except (CorruptData, IllegalMessage):
+            return None
+        is_there = offset >= CHUNK_BIT or record.offset == offset
+        return logged if is_there and not record.topic.startswith(SYSTEM_TOPIC_PREFIX) else None
+
+    # -- the truth about a message ------------------------------------------------------------------------------
+
+    def _message(self, logged: Logged, staged: _Staged | None, store_host: Host | None) -> Steps[Found]:
+        record = logged.record
+        topic = self._fold.topics.by_name.get(record.topic)
+        arrival = staged.arrival if staged else logged.offset
+        due_at_ms = staged.due_at_ms if staged else (yield from self._due(logged))
+        seen = Found(
+            logged.data, State.DELETED, logged.offset, arrival, record.stored_at_ms, due_at_ms, record.queue_id
+        )
+        if topic is None or not self._is_of(topic, seen, staged):
+            return _undelivered(seen, store_host)
+        place = yield from self._place(seen, staged)
+        if not place.offsets:
+            return _undelivered(seen._replace(state=place.state), store_host)
+        return (yield from self._shown(seen, topic, place, store_host))
+
+    def _is_of(self, topic: Topic, seen: Found, staged: _Staged | None) -> bool:
+        """Whether it was sent to the topic that has this name now."""
+        if staged is not None:
+            return self._fold.topics.target[staged.queue] != GONE
+        return seen.arrival >= topic.born
+
+    def _due(self, logged: Logged) -> Steps[int]:
+        """When it is due. What a level meant when it was sent is written in SCHEDULE_TOPIC_XXXX."""
+        record = logged.record
+        for number in self._level_numbers(int(logged.properties.get(PROPERTY_DELAY, 0))):
+            yield
+            entries = self._fold.queues[number].entries
+            found = entries.search("offset", logged.offset, "left")
+            entry = entries.read(found, found + 1)
+            if len(entry) and entry["offset"][0] == logged.offset:
+                return int(entry["tag"][0])
+        return due(logged.properties, record.stored_at_ms, self._levels, NEVER).at_ms
+
+    def _level_numbers(self, level: int) -> list[int]:
+        """Queues of levels, the likely one first: there may have been fewer levels, or more, when it was sent."""
+        if level <= 0:
+            return []
+        numbers = self._fold.topics.get(SCHEDULE_TOPIC).numbers
+        likely = min(level, self._levels.count, len(numbers)) - 1
+        return [numbers[likely], *numbers[:likely], *numbers[likely + 1 :]]
+
+    def _place(self, seen: Found, staged: _Staged | None) -> Steps[_Place]:
+        if staged is not None:
+            return (yield from self._staged_place(seen, staged))
+        if seen.due_at_ms <= seen.stored_at_ms:
+            return _Place(State.UNKNOWN, (seen.offset,))
+        number, row = self._far_row(seen.arrival)
+        yield
+        if len(row):
+            return (yield from self._far_place(seen, number, row))
+        return (yield from self._single_place(seen))
+
+    def _far_row(self, arrival: int) -> tuple[int, np.ndarray]:
+        """A message's row of the far queue and its number; none where it never was far."""
+        rows = self._fold.far.rows
+        number = rows.search("arrival", arrival, "left")
+        row = rows.read(number, number + 1)
+        return number, row[row["arrival"] == arrival]
+
+    def _far_place(self, seen: Found, number: int, row: np.ndarray) -> Steps[_Place]:
+        if self._fold.far.waits(row, number)[0]:
+            return _Place(State.CANCELLED if self._fold.is_cancelled(row) else State.WAITING)
+        if number >= self._fold.far.taken:
+            return (yield from self._single_place(seen))  # a rescue has moved it
+        staged = yield from self._staged(seen)
+        if staged is not None:
+            return (yield from self._staged_place(seen, staged))
+        place = yield from self._single_place(seen)
+        # Where it is not visible: the table left it out, or retention has removed its chunk.
+        is_known = not place.offsets or self._fold.is_cancelled(row)
+        return place if is_known else place._replace(state=State.UNKNOWN)
+
+    def _staged_place(self, seen: Found, staged: _Staged) -> Steps[_Place]:
+        for run in self._fold.wheel.runs:
+            if run.base == staged.base and run.position <= staged.row:
+                fate = run.fate(staged.row)
+                return (yield from self._single_place(seen)) if fate == ELSEWHERE else _Place(_STATES[fate])
+        # It was fired. From here or, after a rescue, from the log: nobody knows any more.
+        return _Place(State.CANCELLED, (staged.offset, seen.arrival))
+
+    def _staged(self, seen: Found) -> Steps[_Staged | None]:
+        """The row of a message in the staged chunks, which are sorted by (due, arrival)."""
+        for base in reversed(self._fold.chunks.bases()):
+            yield
+            chunk = self._fold.chunks.get(base)
+            row = _row_of(chunk, seen.due_at_ms, seen.arrival) if chunk else None
+            if chunk is not None and row is not None:
+                return _staged(base, chunk, row)
+        return None
+
+    def _single_place(self, seen: Found) -> Steps[_Place]:
+        """A single in the wheel, or one that was fired."""
+        start = 0
+        while len(singles := self._fold.wheel.singles(seen.due_at_ms, start, start + _ROWS_PER_STEP)):
+            hits = np.flatnonzero(singles["offset"] == seen.arrival)
+            if len(hits):
+                return _Place(State.CANCELLED if singles["queue"][hits[0]] == DEAD else State.WAITING)
+            start += len(singles)
+            yield
+        return _Place(State.CANCELLED, (seen.arrival,))
+
+    def _shown(self, seen: Found, topic: Topic, place: _Place, store_host: Host | None) -> Steps[Found]:
+        """The message where it stands in a queue, if it does. One that is due and was not cancelled has an entry for as
+        long as its record is there.
+        """
+        since, is_cut = max(seen.due_at_ms, seen.stored_at_ms), False
+        # A queue that was gone when it was due has handed it to one with a smaller id.
+        for queue_id in range(min(seen.queue_id, len(topic.numbers) - 1), -1, -1):
+            queue = self._fold.queues[topic.numbers[queue_id]]
+            start = max(queue.search(since), queue.first)
+            is_cut |= 0 < start == queue.first
+            while start < queue.length:
+                offsets = queue.entries.read(start, start + _ROWS_PER_STEP)["offset"]
+                hits = np.flatnonzero(np.isin(offsets, place.offsets))
+                yield
+                if len(hits):
+                    found = int(offsets[hits[0]])
+                    return self._delivered(seen, topic, queue_id, start + int(hits[0]), found, store_host)
+                start += len(offsets)
+        # A chunk may have a copy of a message that was fired from the log, and has lost that record and its entry.
+        state = State.UNKNOWN if is_cut and len(place.offsets) > 1 else place.state
+        return _undelivered(seen._replace(state=state), store_host)
+
+    def _delivered(
+        self, seen: Found, topic: Topic, queue_id: int, queue_offset: int, place: int, store_host: Host | None
+    ) -> Found:
+        queue = self._fold.queues[topic.numbers[queue_id]]
+        visible_at_ms = int(queue.visible_at_ms(queue_offset, queue_offset + 1)[0])
+        body = bytearray(seen.record if queue_id == seen.queue_id else records.moved(seen.record, queue_id))
+        records.deliver(body, [(0, queue_offset, place, visible_at_ms)], store_host)
+        return seen._replace(
+            record=bytes(body), state=State.VISIBLE, queue_id=queue_id, queue_offset=queue_offset,
+            visible_at_ms=visible_at_ms,
+        )  # fmt: skip
+
+
+_STATES = {LIVING: State.WAITING, CANCELLED: State.CANCELLED}
+
+
+def stepped(steps: Steps[_Result]) -> Iterator[_Result | None]:
+    """None after each step but the last, then the result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            yield stop.value
+            return
+        yield None
+
+
+def _undelivered(seen: Found, store_host: Host | None) -> Found:
+    """The record of a message that is in no queue: its queue offset says so."""
+    body = bytearray(seen.record)
+    records.deliver(body, [(0, NOWHERE, seen.offset, seen.stored_at_ms)], store_host)
+    return seen._replace(record=bytes(body))
+
+
+def _staged(base: int, chunk: Chunk, row: int) -> _Staged:
+    due_at_ms, arrival, position, _, queue, *_ = chunk.index[row].tolist()
+    return _Staged(base, row, base + position, arrival, due_at_ms, queue)
+
+
+def _row_of(chunk: Chunk, due_at_ms: int, arrival: int) -> int | None:
+    """The row of a message of the far queue in a chunk."""
+    index, wanted = chunk.index, (due_at_ms, arrival)
+    if not chunk.head.due_low_ms <= due_at_ms <= chunk.head.due_high_ms:
+        return None
+
+    def place(row: int) -> tuple[int, int]:
+        return int(index["due"][row]), int(index["arrival"][row])
+
+    row = bisect_left(range(len(index)), wanted, key=place)
+    while row < len(index) and place(row) == wanted:
+        if not index["flags"][row] & FLAG_OWN_ARRIVAL:
+            return row
+        row += 1
+    return None

@@ -1,0 +1,116 @@
+"""Messages by key or id, for operators: found whether they wait or not, and said to be what they are.
+
+A lookup runs step by step beside everything else, so that nothing that is due waits for it. The record of an answer is
+the message's own, with two properties behind the producer's: POSTDATE_STATE (lookup.State) and, of a message with a due
+time, POSTDATE_DUE_MS. One that is in no queue has the queue offset -1.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from typing import Any
+
+from postdate.broker import Broker
+from postdate.errors import FlowControl, PostdateError, UsageError
+from postdate.log import record as records
+from postdate.lookup import BY_ANY, BY_UNIQUE, Found
+from postdate.message import PROPERTIES_BYTES_MAX, PROPERTY_DUE_MS, PROPERTY_STATE, encode_properties
+from postdate.server.answers import refusal
+from postdate.server.connection import Connection
+from postdate.wheel import NEVER
+from postdate.wire import codes
+from postdate.wire.frame import Command, reply
+
+_HEADER_BYTES_MAX = 1 << 12  # of an answer: what a frame holds besides its body
+_TYPES = ("", "K", "U")  # of an index, as new clients name it: user keys, unique keys
+
+
+class Lookups:
+    """Serves one broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds a task weakly
+        self._count = 0  # of those that have not answered
+
+    def query(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+        if asked["indexType"] not in _TYPES:
+            raise UsageError(f"an index of type {asked['indexType']!r} does not exist: keys are indexed, K and U")
+        is_unique = asked["_UNIQUE_KEY_QUERY"] or asked["indexType"] == "U"
+        steps = self._broker.find(
+            asked["topic"],
+            asked["key"],
+            by=BY_UNIQUE if is_unique else BY_ANY,
+            begin_ms=asked["beginTimestamp"],
+            end_ms=NEVER if asked["endTimestamp"] is None else asked["endTimestamp"],
+            store_host=connection.broker_host,
+        )
+        limit = self._broker.settings.lookup_count_max if is_unique else asked["maxNum"]
+        count_max = max(1, min(limit, self._broker.settings.lookup_count_max))
+        self._start(connection, command, self._answer_query(command, asked, steps, count_max))
+
+    def view(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+        steps = self._broker.view(asked["offset"], store_host=connection.broker_host)
+        self._start(connection, command, self._answer_view(command, asked["offset"], steps))
+
+    # -- step by step -------------------------------------------------------------------------------------------
+
+    def _start(self, connection: Connection, command: Command, answer: Coroutine[Any, Any, bytes]) -> None:
+        if command.is_oneway:
+            answer.close()
+            return
+        if self._count >= self._broker.settings.lookups_max:
+            answer.close()
+            raise FlowControl(f"lookups_max: {self._count} lookups are under way, the limit; try later")
+        self._count += 1
+        task = asyncio.get_running_loop().create_task(self._finish(connection, command, answer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _finish(self, connection: Connection, command: Command, answer: Coroutine[Any, Any, bytes]) -> None:
+        try:
+            frame = await answer
+        except (PostdateError, OSError) as error:
+            frame = refusal(command, error)
+        finally:
+            self._count -= 1  # before the answer: whoever has it may ask again
+        connection.write(frame)
+
+    async def _answer_query(
+        self, command: Command, asked: Mapping[str, Any], steps: Iterator[Found | None], count_max: int
+    ) -> bytes:
+        found: list[bytes] = []
+        room = self._broker.settings.frame_bytes_max - _HEADER_BYTES_MAX
+        async for message in _slowly(steps):
+            record = _told(message)
+            if found and sum(map(len, found)) + len(record) > room:
+                break
+            found.append(record)
+            if len(found) == count_max:
+                break
+        if not found:
+            remark = f"no message of topic {asked['topic']!r} has the key {asked['key']!r} in that range of time"
+            return reply(command, codes.QUERY_NOT_FOUND, remark=remark)
+        fold = self._broker.fold
+        fields = {"indexLastUpdateTimestamp": fold.at_ms, "indexLastUpdatePhyoffset": fold.position}
+        return reply(command, codes.SUCCESS, fields, body=b"".join(found))
+
+    async def _answer_view(self, command: Command, offset: int, steps: Iterator[Found | None]) -> bytes:
+        async for found in _slowly(steps):
+            return reply(command, codes.SUCCESS, body=_told(found))
+        return reply(command, codes.SYSTEM_ERROR, remark=f"there is no message at offset {offset}")
+
+
+async def _slowly(steps: Iterator[Found | None]) -> AsyncIterator[Found]:
+    """What the steps find; everything else has its turn between two of them."""
+    for found in steps:
+        if found is not None:
+            yield found
+        await asyncio.sleep(0)
+
+
+def _told(found: Found) -> bytes:
+    """The record of a message, and behind its properties what is said about it, if there is room for it."""
+    said = {PROPERTY_STATE: found.state.value}
+    if found.due_at_ms:
+        said[PROPERTY_DUE_MS] = str(found.due_at_ms)
+    return records.extended(found.record, encode_properties(said), PROPERTIES_BYTES_MAX)

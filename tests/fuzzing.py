@@ -1,0 +1,530 @@
+"""Hostile peers against a live broker, and a well-behaved client beside them that must notice nothing.
+
+    python -m fuzzing --seconds 60 [--seed S]        (scripts/full; PYTHONPATH=tests)
+
+A hostile peer takes real requests of every code, in both serializations, and breaks them in one of many ways: a field
+of another kind, a number beyond its bounds, flipped bits, a wrong length, half a frame, JSON a thousand deep, bytes
+that are nothing at all. It reads its answers or does not, and goes politely or with a reset. The same seed gives the
+same frames; who comes first is up to the system.
+"""
+
+import argparse
+import contextlib
+import random
+import select
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+from dialogue import Peer, make_topic, properties_text, pull, pull_command, send_command
+from process import Broker, now_ms
+
+from postdate.wire import bodies, codes
+from postdate.wire.frame import BINARY, JSON, Command, encode
+from postdate.wire.schema import REQUESTS, Field, Kind
+
+PEERS = 3
+FRAMES_PER_CONNECTION = 40
+# So that what is kept for good does not grow for as long as it is fuzzed.
+BOUNDS: dict[str, Any] = {
+    "topics_max": 300, "groups_max": 200, "queues_max": 3_000, "offsets_max": 5_000, "idle_ms_max": 20_000,
+    "stalled_ms_max": 2_000, "write_buffer_bytes_max": 65_536, "buffered_bytes_max": 64 << 20, "in_flight_max": 256,
+    "held_pulls_max": 2_000, "held_pulls_per_connection_max": 50, "tombstones_max": 2_000, "body_bytes_max": 1 << 16,
+    "connections_per_address_max": 300,
+}  # fmt: skip
+
+NUMBERS: list[Any] = [
+    0, 1, -1, 2, 255, 65_536, 2**31 - 1, 2**31, -(2**31), 2**63 - 1, 2**63, -(2**63), 2**64, 10**30, "", " ", "1", "-1",
+    "+5", "1.5", "1e9", "0x10", "٣", "9" * 400, 1.5, float(10**300), True, False, None, [], {}, [1], {"a": 1}, "NaN",
+]  # fmt: skip
+TEXTS: list[Any] = [
+    "", " ", "a b", "%", "%RETRY%", "%RETRY%fuzz", "%DLQ%fuzz", "%RETRY%%RETRY%x", "TBW102", "SCHEDULE_TOPIC_XXXX",
+    "fuzz", "fuzz2", "\x00", "\x01\x02", "x" * 127, "x" * 128, "x" * 40_000, "é", "\U0001f4a9", "a" + "́" * 50, "../x",
+    "a/b", "*", "a||b", "||", " || ", "|" * 999, 7, -1, 1.5, True, None, [], {}, ["fuzz"], {"topic": "fuzz"},
+]  # fmt: skip
+FLAGS: list[Any] = [True, False, "true", "false", "1", "0", "yes", 2, "", None, [], {}]
+PROPERTIES: list[dict[str, Any]] = [
+    {}, {"TAGS": "t"}, {"KEYS": "k1 k2"}, {"UNIQ_KEY": "U1"}, {"UNIQ_KEY": 'quo"te\\'}, {"DELAY": 3}, {"DELAY": -1},
+    {"DELAY": 99}, {"TIMER_DELAY_SEC": 1}, {"TIMER_DELAY_MS": 5}, {"TIMER_DELIVER_MS": 0}, {"TIMER_DELIVER_MS": 2**62},
+    {"TIMER_DELAY_SEC": "x"}, {"TIMER_DELAY_SEC": 9 * 10**18}, {"TIMER_DEL_UNIQKEY": "U1", "TIMER_DELAY_SEC": 60},
+    {"TIMER_DEL_UNIQKEY": "fuzz+U1", "DELAY": 5}, {"DELAY": 1, "UNIQ_KEY": "U2"}, {"__STARTDELIVERTIME": 2**60},
+    {"REAL_TOPIC": "x", "REAL_QID": "9"}, {"RETRY_TOPIC": "fuzz"}, {"x" * 40_000: "y"}, {"TAGS": "é" * 5_000},
+]  # fmt: skip
+
+# Requests whose body is JSON.
+_JSON_CODES = [
+    codes.HEART_BEAT, codes.LOCK_BATCH_MQ, codes.UNLOCK_BATCH_MQ, codes.CHECK_CLIENT_CONFIG, codes.BATCH_ACK_MESSAGE,
+    codes.QUERY_ASSIGNMENT, codes.SET_MESSAGE_REQUEST_MODE, codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+]  # fmt: skip
+
+
+class Fuzz:
+    """Makes hostile bytes. Two of the same seed make the same."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self._opaque = 0
+        self._ways: list[Callable[[], bytes]] = [
+            self.valid, self.valid, self.odd_field, self.odd_field, self.odd_field, self.flipped, self.flipped,
+            self.cut, self.longer, self.length_lie, self.header_lie, self.doubled, self.merged, self.deep,
+            self.not_utf8, self.noise, self.odd_command, self.huge_header, self.odd_body,
+        ]  # fmt: skip
+
+    def thrown(self) -> bytes:
+        return self.random.choice(self._ways)()
+
+    # -- a real request -------------------------------------------------------------------------------------------
+
+    def command(self) -> Command:
+        random, row = self.random, REQUESTS[self.random.choice(list(REQUESTS))]
+        self._opaque += 1
+        fields = {
+            self._name(field): self._usual(field) for field in row.fields if field.required or random.random() < 0.5
+        }
+        flag = random.choice([0, 0, 0, 0, codes.FLAG_ONEWAY])
+        serialization = BINARY if row.code < 32_768 and random.random() < 0.4 else JSON
+        return Command(row.code, fields, self._body(row.code), self._opaque, flag, serialization=serialization)
+
+    def _name(self, field: Field) -> str:
+        return field.letter if field.letter and self.random.random() < 0.7 else field.name
+
+    def _usual(self, field: Field) -> Any:
+        random = self.random
+        if field.name == "properties":
+            return properties_text(random.choice(PROPERTIES))
+        if field.kind is Kind.NUMBER:
+            soon = now_ms() + random.randrange(2_000)
+            return random.choice([0, 0, 1, 2, 5, 100, 1_000, soon, random.randrange(1 << 20)])
+        if field.kind is Kind.FLAG:
+            return random.choice([True, False])
+        if field.name == "extraInfo":
+            return f"0 {now_ms()} 1000 0 0 postdate 0 {random.randrange(5)}"
+        return random.choice(["fuzz", "fuzz", f"fuzz{random.randrange(20)}", "TAG", "minute"])
+
+    def _body(self, code: int) -> bytes:
+        random, name = self.random, f"fuzz{self.random.randrange(20)}"
+        if code == codes.HEART_BEAT:
+            wanted = [{"topic": random.choice(["fuzz", name]), "subString": random.choice(["*", "a||b", ""])}]
+            consumer = {"groupName": name, "subscriptionDataSet": wanted * random.randrange(4)}
+            return orjson.dumps({"clientID": f"c{random.randrange(50)}", "consumerDataSet": [consumer]})
+        if code in (codes.LOCK_BATCH_MQ, codes.UNLOCK_BATCH_MQ):
+            queues = [{"topic": "fuzz", "brokerName": "postdate", "queueId": n} for n in range(random.randrange(5))]
+            return orjson.dumps({"consumerGroup": name, "clientId": "c1", "mqSet": queues})
+        if code == codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP:
+            return orjson.dumps({"groupName": name, "retryMaxTimes": random.choice([3, "x", -1, None])})
+        if code == codes.SEND_BATCH_MESSAGE:
+            inner = [bodies.Inner(0, b"b", properties_text(random.choice(PROPERTIES)).encode()[:30_000])]
+            return bodies.encode_batch(inner * random.randrange(1, 4))
+        if code == codes.BATCH_ACK_MESSAGE:
+            ack = {
+                "c": name,
+                "t": "fuzz",
+                "q": random.choice([0, 1, 99]),
+                "pt": now_ms(),
+                "so": random.choice([0, 5, -1]),
+            }
+            bits = random.choice(["AQ==", "/w==", "", "#", "A" * 4_000])
+            return orjson.dumps({"brokerName": "postdate", "acks": [{**ack, "b": bits}] * random.randrange(4)})
+        if code in (codes.QUERY_ASSIGNMENT, codes.SET_MESSAGE_REQUEST_MODE):
+            asked = {"topic": "fuzz", "consumerGroup": name, "clientId": "c1", "strategyName": "AVG"}
+            return orjson.dumps({**asked, "mode": random.choice(["POP", "PULL", "x", 5]), "messageModel": "CLUSTERING"})
+        if code == codes.CHECK_CLIENT_CONFIG:
+            return orjson.dumps({"subscriptionData": {"expressionType": random.choice(["TAG", "SQL92", 5])}})
+        return random.randbytes(random.choice([0, 10, 200]))
+
+    # -- and what is done to it -----------------------------------------------------------------------------------
+
+    def valid(self) -> bytes:
+        return encode(self.command())
+
+    def odd_field(self) -> bytes:
+        """Some fields have values that nobody expects; JSON carries them as they are."""
+        command = self.command()
+        row = REQUESTS[command.code]
+        fields = {name: value if isinstance(value, bool) else str(value) for name, value in command.fields.items()}
+        for field in self.random.sample(row.fields, min(len(row.fields), self.random.randrange(1, 4))):
+            values = {Kind.NUMBER: NUMBERS, Kind.FLAG: FLAGS, Kind.TEXT: TEXTS}[field.kind]
+            fields[self._name(field)] = self.random.choice(values)
+        return self._json(command, extFields=fields)
+
+    def odd_command(self) -> bytes:
+        """The header itself has odd values."""
+        names = ["code", "opaque", "flag", "version", "language", "remark", "extFields"]
+        return self._json(self.command(), **{self.random.choice(names): self.random.choice(NUMBERS + TEXTS)})
+
+    def _json(self, command: Command, **changed: Any) -> bytes:
+        header = {
+            "code": command.code, "opaque": command.opaque, "flag": command.flag, "extFields": command.fields,
+            **changed,
+        }  # fmt: skip
+        return _frame(_dumps(header), command.body)
+
+    def odd_body(self) -> bytes:
+        """A body of JSON whose parts are of another kind."""
+        command = self.command()
+        names = (
+            "clientID",
+            "consumerDataSet",
+            "consumerGroup",
+            "clientId",
+            "mqSet",
+            "groupName",
+            "producerDataSet",
+            "acks",
+            "topic",
+            "strategyName",
+            "mode",
+        )
+        body = {name: self.random.choice(NUMBERS + TEXTS) for name in names}
+        if self.random.random() < 0.5:
+            body["consumerDataSet"] = [
+                {"groupName": "fuzz", "subscriptionDataSet": self.random.choice(NUMBERS + TEXTS)}
+            ]
+            body["clientID"] = "c1"
+        asked = self.random.choice(_JSON_CODES)
+        return encode(command._replace(code=asked, body=_dumps(body), fields={}, serialization=JSON))
+
+    def flipped(self) -> bytes:
+        data = bytearray(self.valid())
+        for _ in range(self.random.randrange(1, 9)):
+            data[self.random.randrange(len(data))] ^= 1 << self.random.randrange(8)
+        return bytes(data)
+
+    def cut(self) -> bytes:
+        data = self.valid()
+        return data[: self.random.randrange(len(data))]
+
+    def longer(self) -> bytes:
+        data, at = self.valid(), self.random.randrange(8)
+        return data[:at] + self.random.randbytes(self.random.randrange(1, 20)) + data[at:]
+
+    def length_lie(self) -> bytes:
+        said = self.random.choice([-1, 0, 1, 3, 4, 5, 7, 8, 100, 2**31 - 1, -(2**31), 1 << 24, (1 << 24) + 1])
+        return struct.pack(">i", said) + self.valid()[4:]
+
+    def header_lie(self) -> bytes:
+        data = self.valid()
+        said = self.random.choice([0, 1, 7, len(data), 0xFFFFFF])
+        return data[:5] + said.to_bytes(3, "big") + data[8:]
+
+    def doubled(self) -> bytes:
+        return self.valid() * self.random.randrange(2, 30)
+
+    def merged(self) -> bytes:
+        return b"".join(self.valid() for _ in range(self.random.randrange(2, 60)))
+
+    def deep(self) -> bytes:
+        levels = self.random.choice([100, 1_000, 20_000])
+        nested = (
+            b"[" * levels + b"]" * levels if self.random.random() < 0.5 else b'{"a":' * levels + b"1" + b"}" * levels
+        )
+        command = self.command()
+        if self.random.random() < 0.5:
+            return _frame(b'{"code":%d,"opaque":1,"extFields":{"topic":%b}}' % (command.code, nested), command.body)
+        return encode(command._replace(body=nested))
+
+    def not_utf8(self) -> bytes:
+        bad = self.random.choice([b"\xff", b"\xc3\x28", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\\ud800"])
+        return _frame(b'{"code":%d,"opaque":1,"extFields":{"topic":"%b","b":"%b"}}' % (self.command().code, bad, bad))
+
+    def huge_header(self) -> bytes:
+        fields = {f"f{n}": "v" for n in range(self.random.choice([1_000, 5_000]))}
+        return self._json(self.command(), extFields=fields)
+
+    def noise(self) -> bytes:
+        return self.random.randbytes(self.random.choice([1, 3, 4, 8, 100, 5_000]))
+
+
+def _dumps(values: Any) -> bytes:
+    """JSON with whatever a peer may write: numbers of any length, too."""
+    if isinstance(values, dict):
+        return b"{" + b",".join(orjson.dumps(name) + b":" + _dumps(value) for name, value in values.items()) + b"}"
+    if isinstance(values, list):
+        return b"[" + b",".join(map(_dumps, values)) + b"]"
+    if isinstance(values, int) and not isinstance(values, bool):
+        return str(values).encode()
+    return orjson.dumps(values)
+
+
+def _frame(header: bytes, body: bytes = b"") -> bytes:
+    return struct.pack(">ii", 4 + len(header) + len(body), len(header)) + header + body
+
+
+# -- who throws it ----------------------------------------------------------------------------------------------------
+
+
+class Hostile(threading.Thread):
+    """One hostile peer after another, until it is told to stop or has thrown its share."""
+
+    def __init__(self, port: int, seed: int, is_over: Callable[[int], bool]) -> None:
+        super().__init__(name=f"hostile-{seed}", daemon=True)
+        self._port = port
+        self._fuzz = Fuzz(seed)
+        self._is_over = is_over
+        self.frame_count = self.connection_count = 0
+        self.mistake: BaseException | None = None
+
+    def run(self) -> None:
+        kept: list[socket.socket] = []
+        try:
+            while not self._is_over(self.frame_count):
+                kept.append(self._visit())
+                if len(kept) > 20:  # some stay for a while, without reading
+                    self._leave(kept.pop(self._fuzz.random.randrange(len(kept))))
+        except BaseException as mistake:
+            self.mistake = mistake
+        finally:
+            for each in kept:
+                each.close()
+
+    def _visit(self) -> socket.socket:
+        self.connection_count += 1
+        connection = socket.create_connection(("127.0.0.1", self._port), 30)
+        reads = self._fuzz.random.random() < 0.8
+        with contextlib.suppress(ConnectionError, TimeoutError, BlockingIOError):
+            for _ in range(self._fuzz.random.randrange(1, FRAMES_PER_CONNECTION)):
+                self._throw(connection, self._fuzz.thrown())
+                if reads:
+                    _read_away(connection)
+        return connection
+
+    def _throw(self, connection: socket.socket, data: bytes) -> None:
+        """In one piece, or cut anywhere. A broker that does not read from us for long is left alone."""
+        self.frame_count += 1
+        connection.settimeout(1)
+        random = self._fuzz.random
+        cuts = sorted(random.randrange(len(data) + 1) for _ in range(random.choice([0, 0, 1, 3])))
+        for start, stop in zip([0, *cuts], [*cuts, len(data)], strict=True):
+            connection.sendall(data[start:stop])
+
+    def _leave(self, connection: socket.socket) -> None:
+        if self._fuzz.random.random() < 0.5:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # with a reset
+        connection.close()
+
+
+def _read_away(connection: socket.socket) -> None:
+    while select.select([connection], [], [], 0)[0]:
+        if not connection.recv(1 << 16):
+            raise ConnectionResetError
+
+
+# -- who must notice nothing ------------------------------------------------------------------------------------------
+
+
+class Good:
+    """A client that sends, cancels and reads, and remembers what it was told."""
+
+    TOPIC = "Good_Client_Topic"
+    DELAYS_MS = (0, 50, 300, 1_500, 2_500)
+
+    def __init__(self, port: int, is_over: Callable[[], bool]) -> None:
+        self._port = port
+        self._is_over = is_over
+        self.due_of: dict[str, int] = {}  # of all that was acknowledged
+        self.cancelled: set[str] = set()
+        self.seen: dict[str, int] = {}
+        self.troubles: list[str] = []
+        self.answer_ms_max = self.late_ms_max = 0
+        self._producer = threading.Thread(target=self._guarded, args=(self._produce,), daemon=True)
+        self._consumer = threading.Thread(target=self._guarded, args=(self._consume,), daemon=True)
+        self._has_sent_all = threading.Event()
+
+    def start(self) -> None:
+        peer = Peer(self._port)
+        make_topic(peer, self.TOPIC)
+        peer.close()
+        self._producer.start()
+        self._consumer.start()
+
+    def join(self, seconds: float) -> None:
+        for thread in (self._producer, self._consumer):
+            thread.join(seconds)
+            if thread.is_alive():
+                self.troubles.append(f"{thread.name} hangs")
+
+    def _guarded(self, work: Callable[[Peer], None]) -> None:
+        peer = Peer(self._port)
+        try:
+            work(peer)
+        except BaseException as error:
+            self.troubles.append(f"{work.__name__}: {type(error).__name__} {error}")
+        finally:
+            self._has_sent_all.set()
+            peer.close()
+
+    def _produce(self, peer: Peer) -> None:
+        number = 0
+        while not self._is_over():
+            number += 1
+            delay_ms = self.DELAYS_MS[number % len(self.DELAYS_MS)]
+            handle = self._send(peer, f"good{number}", delay_ms)
+            if delay_ms >= 1_500 and number % 3 == 0:
+                self._cancel(peer, f"good{number}", handle)
+            time.sleep(0.002)  # it is there to notice, not to compete
+
+    def _send(self, peer: Peer, key: str, delay_ms: int) -> str:
+        due = now_ms() + delay_ms
+        timed: dict[str, Any] = {"TIMER_DELIVER_MS": due} if delay_ms else {}
+        answer = self._asked(peer, send_command(peer, self.TOPIC, key, UNIQ_KEY=key, **timed))
+        if answer.code != codes.SUCCESS:
+            self.troubles.append(f"{key} was refused: {answer.code} {answer.remark}")
+            return ""
+        self.due_of[key] = due if delay_ms else 0
+        return str(answer.fields.get("recallHandle", ""))
+
+    def _asked(self, peer: Peer, command: Command) -> Command:
+        started = time.monotonic()
+        peer.write(command)
+        answer = peer.answer_to(command.opaque)
+        self.answer_ms_max = max(self.answer_ms_max, int((time.monotonic() - started) * 1_000))
+        return answer
+
+    def _cancel(self, peer: Peer, key: str, handle: str) -> None:
+        answer = self._asked(peer, peer.command(codes.RECALL_MESSAGE, topic=self.TOPIC, recallHandle=handle))
+        if answer.code == codes.SUCCESS:
+            self.cancelled.add(key)
+        elif now_ms() < self.due_of[key]:
+            self.troubles.append(f"{key} waits and was not cancelled: {answer.code} {answer.remark}")
+
+    def _consume(self, peer: Peer) -> None:
+        offset, wanted_until = 0, None
+        while wanted_until is None or time.monotonic() < wanted_until:
+            if self._has_sent_all.is_set() and wanted_until is None:
+                wanted_until = time.monotonic() + 30
+            if self._has_sent_all.is_set() and len(self.seen) == len(self.due_of) - len(self.cancelled):
+                break
+            found = pull(peer, self.TOPIC, offset, group="good", wait_ms=300)
+            if found.next_offset != offset + len(found.records):
+                self.troubles.append(f"offset {offset} goes on at {found.next_offset} after {len(found.records)}")
+            for record in found.records:
+                self._note(record.body.decode(), now_ms())
+            offset = found.next_offset
+        # Whatever comes twice comes behind what came first.
+        peer.write(pull_command(peer, self.TOPIC, offset, group="good", wait_ms=0))
+        if (last := peer.next_answer()).code != codes.PULL_NOT_FOUND:
+            self.troubles.append(f"there is more than was sent: {last.code} {last.remark}")
+
+    def _note(self, key: str, at_ms: int) -> None:
+        if key in self.seen:
+            self.troubles.append(f"{key} came twice")
+        self.seen[key] = at_ms
+
+    def verdict(self) -> list[str]:
+        """Everything that went wrong; call it when it has ended."""
+        troubles = list(self.troubles)
+        for key, due in self.due_of.items():
+            at_ms = self.seen.get(key)
+            if key in self.cancelled:
+                troubles += [f"{key} was cancelled and came"] * (at_ms is not None)
+            elif at_ms is None:
+                troubles.append(f"{key} was acknowledged and never came")
+            elif at_ms < due:
+                troubles.append(f"{key} came {due - at_ms} ms early")
+            elif due:
+                self.late_ms_max = max(self.late_ms_max, at_ms - due)
+        return troubles + [f"{key} came and was never sent" for key in self.seen if key not in self.due_of]
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
+
+
+class Result:
+    def __init__(self, troubles: list[str], summary: str) -> None:
+        self.troubles = troubles
+        self.summary = summary
+
+
+# What a broker may write about hostile peers; a line of another kind is a mistake of ours.
+EXPECTED = (
+    "closing the connection of", "is turned away", "ending the connection of", "complaints_max:", "idle_ms_max:",
+)  # fmt: skip
+GROWTH_BYTES = 96 << 20
+FILES_MORE = 64
+
+
+def run(folder: Path, seed: int, *, seconds: float = 0.0, frames: int = 0) -> Result:
+    """Fuzzes for some seconds, or until so many frames were thrown."""
+    broker = Broker(folder, **BOUNDS)
+    broker.start()
+    try:
+        return _run(broker, seed, seconds, frames)
+    finally:
+        broker.stop()
+
+
+def _run(broker: Broker, seed: int, seconds: float, frames: int) -> Result:
+    _warm_up(broker, seed)
+    files_before, bytes_before = broker.file_count, broker.resident_bytes
+    end = time.monotonic() + seconds
+
+    def is_over(thrown: int) -> bool:
+        return thrown >= frames / PEERS if frames else time.monotonic() > end
+
+    hostile = [Hostile(broker.port, seed * PEERS + n, is_over) for n in range(PEERS)]
+    good = Good(broker.port, lambda: not any(each.is_alive() for each in hostile))
+    for each in hostile:
+        each.start()
+    good.start()
+    for each in hostile:
+        each.join()
+    good.join(60)
+    troubles = good.verdict() + [f"{each.name}: {each.mistake!r}" for each in hostile if each.mistake]
+    files = _settled(lambda: broker.file_count, files_before + FILES_MORE)
+    if files > files_before + FILES_MORE:
+        troubles.append(f"{files} open files after {files_before}")
+    grown = broker.resident_bytes - bytes_before
+    if grown > GROWTH_BYTES:
+        troubles.append(f"the broker has grown by {grown >> 20} MiB")
+    broker.stop()
+    troubles += [line for line in broker.log_lines() if not any(text in line for text in EXPECTED)]
+    troubles += broker.check()
+    thrown, visits = sum(each.frame_count for each in hostile), sum(each.connection_count for each in hostile)
+    return Result(
+        troubles,
+        f"{thrown} hostile frames over {visits} connections; beside them {len(good.due_of)} sends and "
+        f"{len(good.cancelled)} cancels: slowest answer {good.answer_ms_max} ms, latest {good.late_ms_max} ms; "
+        f"{files_before} to {files} open files, {grown / (1 << 20):+.1f} MiB",
+    )
+
+
+def _warm_up(broker: Broker, seed: int) -> None:
+    """So that buffers and tables have their size."""
+    first = Hostile(broker.port, -seed - 1, lambda thrown: thrown >= 300)
+    first.start()
+    first.join()
+    assert first.mistake is None, first.mistake
+
+
+def _settled(measure: Callable[[], int], goal: int) -> int:
+    """A count that should fall; peers that are gone take a moment to be noticed."""
+    for _ in range(100):
+        if (count := measure()) <= goal:
+            break
+        time.sleep(0.05)
+    return count
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m fuzzing", description="Hostile peers against a live broker.")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    options = parser.parse_args()
+    print(f"fuzzing for {options.seconds:.0f} s with seed {options.seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="postdate-fuzz-") as folder:
+        result = run(Path(folder), options.seed, seconds=options.seconds)
+    for trouble in result.troubles[:50]:
+        print(trouble)
+    print(f"{result.summary}; {len(result.troubles)} troubles (seed {options.seed})")
+    return int(bool(result.troubles))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

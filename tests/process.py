@@ -1,0 +1,125 @@
+"""`postdate up` as a process of its own: started, killed and started again on the same folder and ports, and what the
+system knows about it.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from dialogue import Peer
+
+from postdate.check import check_folder
+from postdate.log.disk import RealDisk
+
+ROOT = Path(__file__).parent.parent
+START_S, STOP_S = 60.0, 60.0
+
+# Small files, so that snapshots and several segments come within seconds.
+SMALL_FILES: dict[str, Any] = {"segment_bytes": 1 << 20, "batch_bytes_max": 1 << 20, "queue_file_rows": 4_096}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Broker:
+    """A broker process on a folder. It keeps its ports, so that clients find it again after a restart."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.data = folder / "data"
+        self.log = folder / "broker.log"
+        self._folder = folder
+        ports = {"route_port": free_port(), "broker_port": free_port(), "vip_port": -1}
+        self._settings = {**SMALL_FILES, **ports, "data": self.data, **settings}
+        self.port = int(self._settings["broker_port"])
+        self.route_address = f"127.0.0.1:{self._settings['route_port']}"
+        self._process: subprocess.Popen[str] | None = None
+        self.start_count = 0
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        flags = [text for name, value in self._settings.items() for text in (_flag(name), str(value))]
+        own = {name: value for name, value in os.environ.items() if not name.startswith("POSTDATE_")}
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "postdate", "up", "--json", *flags], stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=log, text=True, cwd=self._folder, env={**own, "PYTHONPATH": str(ROOT)},
+                start_new_session=True,
+            )  # fmt: skip
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise AssertionError(f"the broker does not start: {self.log.read_text()[-2_000:]}")
+        json.loads(line)
+        self.start_count += 1
+
+    def kill(self) -> None:
+        """As by a power switch, but for the disk."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Politely. Does nothing where it does not run."""
+        if self._process is not None:
+            self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> None:
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        process.send_signal(number)
+        try:
+            code = process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            process.stdout.close()
+            self._process = None
+        expected = 0 if number == signal.SIGTERM else -number
+        assert code == expected, f"the broker ended with {code}, expected {expected}: {self.log.read_text()[-2_000:]}"
+
+    def peer(self) -> Peer:
+        return Peer(self.port)
+
+    # -- what is known about it -----------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def resident_bytes(self) -> int:
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) * 1_024
+
+    @property
+    def file_count(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def log_lines(self, *levels: str) -> list[str]:
+        """Lines of its log of some levels; all of them without any, also what is no line of ours, as a traceback."""
+        lines = self.log.read_text().splitlines()
+        return [line for line in lines if not levels or line.split()[1:2] in [[level] for level in levels]]
+
+    def check(self) -> list[str]:
+        """What `postdate check` finds in its folder. It must not run."""
+        assert self._process is None
+        return [str(finding) for finding in check_folder(RealDisk(self.data)).findings]
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
