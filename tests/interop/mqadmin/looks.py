@@ -6,8 +6,6 @@ from pathlib import Path
 
 from operating import BROKER, CLUSTER, Look, Operator, Worker, Wrong, ok, run, wait_for_progress
 
-from postdate.wire import codes
-
 BODIES = Path("/tmp/rocketmq/msgbodys")  # where mqadmin leaves the bodies of messages that it was asked for
 
 
@@ -94,8 +92,7 @@ def look_at_messages(operator: Operator, worker: Worker) -> None:
         Look("consumed once", ("consumeMessage", "-t", "orders", "-g", "lookers", "-c", "4"),
              (r"^Consume ok", rf"^MSGID: {first.unique_key}")),
     ]  # fmt: skip
-    looks += looks_by_key(worker) if hasattr(codes, "QUERY_MESSAGE") else []
-    operator.looks(looks)
+    operator.looks(looks + looks_by_key(worker))
     if "tomorrow" in operator.types("printMsg", "-t", "orders", "-d", "true"):
         raise Wrong("printMsg shows a message before it is due")
     ok("printMsg: not what waits")
