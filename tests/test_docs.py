@@ -82,9 +82,9 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
     (ROOT / "docs").glob("*.md")
 )
-ARCHITECTURE, FORMATS, SETTINGS, PROTOCOL, CLIENT, CLI, MQADMIN = (
+ARCHITECTURE, FORMATS, SETTINGS, PROTOCOL, CLIENT, CLI, MQADMIN, COMPATIBILITY = (
     ROOT / "docs" / f"{name}.md"
-    for name in ("architecture", "formats", "settings", "protocol", "client", "cli", "mqadmin")
+    for name in ("architecture", "formats", "settings", "protocol", "client", "cli", "mqadmin", "compatibility")
 )
 SERVED = {ROOT / "README.md", CLIENT, CLI}
 JAVA = ROOT / "tests" / "interop" / "java" / "src"
@@ -634,11 +634,29 @@ def test_what_is_said_to_be_unsupported_is_not_in_the_table() -> None:
     assert REQUESTS.keys().isdisjoint(numbers)
 
 
+def test_the_page_on_compatibility_names_every_request_as_working_and_no_other() -> None:
+    rows = table_in(COMPATIBILITY, "Requests")
+    named = {
+        verdict: {int(number) for cells in rows if cells[2] == verdict for number in re.findall(r"\d+", cells[0])}
+        for verdict in ("works", "ours", "refused with 3")
+    }
+    assert named["works"] | named["ours"] == REQUESTS.keys()
+    assert named["refused with 3"].isdisjoint(REQUESTS)
+
+
+def test_the_page_on_compatibility_counts_the_commands_of_mqadmin() -> None:
+    said = re.search(r"\[(\d+) commands\]", COMPATIBILITY.read_text())
+    assert said is not None
+    assert int(said[1]) == len(table_in(MQADMIN, "Commands that do their work"))
+
+
 # -- mqadmin ----------------------------------------------------------------------------------------------------
 
 
 def test_commands_of_mqadmin_are_those_that_interop_types() -> None:
-    programs = [file.read_text() for file in sorted((ROOT / "tests" / "interop" / "mqadmin").glob("*.py"))]
+    programs = [
+        file.read_text() for file in sorted((ROOT / "tests" / "interop" / "mqadmin", "compatibility").glob("*.py"))
+    ]
     typed = set(re.findall(r'(?:, \(|\[|types\(|\n +\(|\n +\[)"([a-z]+[A-Z]\w+|producer)"', "".join(programs)))
     assert {code(name) for name, _, _ in table_in(MQADMIN, "Commands that do their work")} == typed
 
