@@ -6,16 +6,16 @@ time, POSTDATE_DUE_MS. One that is in no queue has the queue offset -1.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 from postdate.broker import Broker
-from postdate.errors import FlowControl, PostdateError, UsageError
+from postdate.errors import UsageError
 from postdate.log import record as records
 from postdate.lookup import BY_ANY, BY_UNIQUE, Found
 from postdate.message import PROPERTIES_BYTES_MAX, PROPERTY_DUE_MS, PROPERTY_STATE, encode_properties
-from postdate.server.answers import refusal
 from postdate.server.connection import Connection
+from postdate.server.tasks import Tasks
 from postdate.wheel import NEVER
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
@@ -29,8 +29,7 @@ class Lookups:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds a task weakly
-        self._count = 0  # of those that have not answered
+        self._tasks = Tasks(broker, "lookups_max")
 
     def query(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         if asked["indexType"] not in _TYPES:
@@ -46,34 +45,13 @@ class Lookups:
         )
         limit = self._broker.settings.lookup_count_max if is_unique else asked["maxNum"]
         count_max = max(1, min(limit, self._broker.settings.lookup_count_max))
-        self._start(connection, command, self._answer_query(command, asked, steps, count_max))
+        self._tasks.answer(connection, command, self._answer_query(command, asked, steps, count_max))
 
     def view(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         steps = self._broker.view(asked["offset"], store_host=connection.broker_host)
-        self._start(connection, command, self._answer_view(command, asked["offset"], steps))
+        self._tasks.answer(connection, command, self._answer_view(command, asked["offset"], steps))
 
     # -- step by step -------------------------------------------------------------------------------------------
-
-    def _start(self, connection: Connection, command: Command, answer: Coroutine[Any, Any, bytes]) -> None:
-        if command.is_oneway:
-            answer.close()
-            return
-        if self._count >= self._broker.settings.lookups_max:
-            answer.close()
-            raise FlowControl(f"lookups_max: {self._count} lookups are under way, the limit; try later")
-        self._count += 1
-        task = asyncio.get_running_loop().create_task(self._finish(connection, command, answer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _finish(self, connection: Connection, command: Command, answer: Coroutine[Any, Any, bytes]) -> None:
-        try:
-            frame = await answer
-        except (PostdateError, OSError) as error:
-            frame = refusal(command, error)
-        finally:
-            self._count -= 1  # before the answer: whoever has it may ask again
-        connection.write(frame)
 
     async def _answer_query(
         self, command: Command, asked: Mapping[str, Any], steps: Iterator[Found | None], count_max: int

@@ -76,7 +76,7 @@ class Service:
         self.connections = Connections(broker, clock)
         offsets = Offsets(broker)
         members, senders = Members[Connection](broker), Senders[Connection](broker)
-        birth, tasks = Birth(broker, clock), Tasks(broker)
+        birth, tasks = Birth(broker, clock), Tasks(broker, "counts_max")
         self._meter = Meter(broker, clock.elapsed_ns())
         self.pulls = Pulls(broker, offsets, members, birth, self._meter)
         self._fold = broker.fold

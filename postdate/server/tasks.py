@@ -14,10 +14,11 @@ Item = TypeVar("Item")
 
 
 class Tasks:
-    """The answers that are being worked out, so many at a time."""
+    """The answers that are being worked out, so many at a time as a setting says."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, limit: str) -> None:
         self._broker = broker
+        self._limit = limit
         self._running: set[asyncio.Task[None]] = set()  # the loop itself holds a task weakly
         self._count = 0  # of those that have not answered
 
@@ -26,9 +27,9 @@ class Tasks:
         if command.is_oneway:
             work.close()
             return
-        if self._count >= self._broker.settings.counts_max:
+        if self._count >= getattr(self._broker.settings, self._limit):
             work.close()
-            raise FlowControl(f"counts_max: {self._count} long answers are being worked out, the limit; try later")
+            raise FlowControl(f"{self._limit}: {self._count} long answers are being worked out, the limit; try later")
         self._count += 1
         task = asyncio.get_running_loop().create_task(self._answered(connection, command, work))
         self._running.add(task)
