@@ -110,7 +110,7 @@ def fill_tail(broker: Broker, batch_size: int) -> None:
     """Sends on, at once visible, until a snapshot is almost due."""
     settings, batch = broker.settings, [message(number, 0) for number in range(batch_size)]
     batches_max = int(TAIL_SHARE * settings.snapshot_batches)
-    while replay_bytes(broker) < TAIL_SHARE * settings.snapshot_bytes and broker._batches_since_snapshot < batches_max:
+    while replay_bytes(broker) < TAIL_SHARE * settings.snapshot_bytes and broker.batches_since_snapshot < batches_max:
         for _ in range(FLUSH_EVERY):
             broker.send(batch, START_AT_MS)
         broker.flush()
@@ -169,7 +169,7 @@ def opening(folder: Path) -> Opening:
     started = time.perf_counter()
     broker = Broker(RealDisk(folder), Settings())
     seconds = time.perf_counter() - started
-    fold, batch_count = broker.fold, broker._batches_since_snapshot
+    fold, batch_count = broker.fold, broker.batches_since_snapshot
     answer = Opening(seconds, fold.wheel.count, replay_bytes(broker), batch_count, broker.log.end)
     broker.abandon()
     return answer

@@ -12,7 +12,6 @@ disk.
 """
 
 import enum
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
@@ -34,25 +33,20 @@ from postdate.errors import (
 )  # fmt: skip
 from postdate.far import Range, Rescue
 from postdate.fold import CancelAnswer, Fold
-from postdate.handout import Handout, Picked, PopAsk
 from postdate.intake import DUE, Intake, Prepared, refuse_system_topic, system_body
+from postdate.leases import Leases
 from postdate.log import record as records
 from postdate.log import snapshot
 from postdate.log.batch import (
-    ACK,
     CANCEL,
     GROUP,
-    HEADER_BYTES,
-    INVISIBLE,
     MESSAGE,
     OFFSETS,
     PIPELINE,
-    POP,
     RESCUE,
     SETTINGS,
     STAGE,
     TOPIC,
-    Batch,
 )  # fmt: skip
 from postdate.log.chunk import CHUNK_BIT, Chunk
 from postdate.log.disk import Disk, LockedFolder
@@ -72,12 +66,10 @@ from postdate.message import (
     decode_properties,
     due,
 )  # fmt: skip
-from postdate.pops import NOT_GIVEN, Key
 from postdate.tombstones import BY_COLUMN, Tombstone
 from postdate.wheel import NEVER
+from postdate.writer import NO_SECONDS, Seconds, Ticket, Writer
 
-Seconds = dict[tuple[int, str], int]  # (second of due time, topic) -> messages
-NO_SECONDS: Seconds = {}
 CHUNK_OFFSET_MAX = (1 << 63) - 1
 _FILTER_ROWS = 2_048  # entries looked at by one pull that filters
 # RocketMQ's own have three. What is written must be readable for ever, and a reader of JSON has a stack.
@@ -106,64 +98,6 @@ class Pulled(NamedTuple):
         return records.split(self.body)
 
 
-class Given(NamedTuple):
-    """A message that a pop gave."""
-
-    queue_id: int
-    offset: int
-    times: int  # how often it was given before
-
-
-class Popped(NamedTuple):
-    """What a pop gave: the messages and, in the same order, their records."""
-
-    popped_at_ms: int
-    messages: list[Given]
-    body: bytes
-
-
-class Handle(NamedTuple):
-    """What tells a consumer's lease of a message."""
-
-    topic: str
-    queue_id: int
-    offset: int
-    popped_at_ms: int
-
-
-class Ticket:
-    """The receipt of a written batch. `answers` is None until the batch is durable and applied."""
-
-    __slots__ = ("_finish", "answers", "end", "error", "offsets", "prepared", "seconds", "timed")
-
-    def __init__(self, end: int, offsets: list[int], finish: Callable[[Any], Any] | None = None) -> None:
-        self.end = end  # durable when the log is durable up to here
-        self.offsets = offsets  # of its records in the log
-        self.prepared: list[Prepared] = []  # its messages, as the intake understood them
-        self.answers: list[Any] | None = None
-        self.error: PostdateError | OSError | None = None
-        self.timed = 0  # messages in it that will wait
-        self.seconds = NO_SECONDS  # the same by (second of due time, topic), where that is limited
-        self._finish = finish
-
-    def settle(self, answers: list[Any]) -> None:
-        if self._finish is None:
-            self.answers = answers
-            return
-        try:
-            self.answers = [self._finish(answer) for answer in answers]
-        except (PostdateError, OSError) as error:
-            self.answers, self.error = [], error  # it is applied; only the answer could not be found out
-
-    @property
-    def answer(self) -> Any:
-        """The answer of a batch of one. The broker must have settled it. Raises what kept it from being found out."""
-        assert self.answers is not None, "the batch is not durable yet: flush and settle first"
-        if self.error is not None:
-            raise self.error
-        return self.answers[0]
-
-
 class Broker:
     """One open data folder. Raises FolderInUse, ForeignFolder, CorruptData on opening."""
 
@@ -171,21 +105,17 @@ class Broker:
         self.settings = settings or Settings()
         self._disk = disk
         self._store_host = store_host
-        self._pending: deque[tuple[Batch, Ticket]] = deque()
-        self._broken: LogFailed | None = None  # why the fold must not go on
-        self._pending_timed = 0
-        self._pending_seconds: Seconds = {}
         self._rescue_end = 0  # of the last rescue that was written
         # Messages written since the folder was opened, and those of them that had to wait.
         self.accepted_count = self.timed_count = 0
-        self._async = self.settings.flush == "async"
         self.pipeline_alive = False
         self.fire_failures = 0
         self.fire_error: PostdateError | None = None
         self._failed_at_ms = self.retry_at_ms = 0
         self._kept: list[recovery.Kept] = []  # newest last
         self._damaged: list[int] = []  # snapshots that could not be used
-        self._batches_since_snapshot = 0
+        self._batches_replayed = 0
+        self._batches_saved = 0  # of those that were replayed or applied, how many the last snapshot has
         self._snapshot_running = False
         refuse_foreign(disk)
         self._lock: LockedFolder = disk.lock()
@@ -210,13 +140,17 @@ class Broker:
         # finds out when it is due. Changes nothing. Raises IllegalMessage, TopicNotFound, NoPermission.
         self.prepare: Callable[[Message, int], Prepared] = self._intake.prepare
         self.levels = self._intake.levels
-        self._handout = Handout(self.fold, self.settings.group_popped_max, self.settings.wheel_entries_max)
+        self._writer = Writer(self.log, self.fold, self._intake, is_async=self.settings.flush == "async")
+        self.leases = Leases(
+            self.fold, self._writer, self._intake,
+            settings=lambda: self.settings, admit=self._admit_popper, queue=self._queue,
+        )  # fmt: skip
         self._lookup = Lookup(self.fold, self.levels, batch_bytes_max)
         recovery.cut_rows(self.fold)
         known_durable = max(snapshot.positions(self._disk), default=0)
         for batch in self.log.recovered(self.fold.position, known_durable):
             self.fold.apply(batch)
-            self._batches_since_snapshot += 1
+            self._batches_replayed += 1
         snapshot.remove(self._disk, self._damaged)  # they would count among the two that are kept
         retention.forget_dead_entries(self.log, self.fold)
         self._write_changed_settings()
@@ -260,7 +194,7 @@ class Broker:
     def _write_changed_settings(self) -> None:
         """The lead decides what is near, so the log must know it."""
         if self.fold.lead_ms != self.settings.lead_ms:
-            self._write_system(SETTINGS, {"lead_ms": self.settings.lead_ms}, self.fold.at_ms)
+            self._writer.write_system(SETTINGS, {"lead_ms": self.settings.lead_ms}, self.fold.at_ms)
             self.flush()
 
     def change_settings(self, texts: Mapping[str, str]) -> None:
@@ -302,21 +236,11 @@ class Broker:
         """The second half: writes one batch, at the instant for which its messages were prepared. No topic may have
         changed in between. Raises IllegalMessage, FlowControl, DiskFull, LogFailed.
         """
-        if not prepared:
-            raise UsageError("a batch needs at least one message")
         timed = len([None for entry in prepared if entry[DUE]])
         seconds = self._admitted(prepared, timed) if timed else NO_SECONDS
-        length = self._intake.batch_length(prepared)
-        start = self.log.place(length, at_ms, urgent=False)
-        body, offsets = self._intake.pack(prepared, start, at_ms)
-        ticket = Ticket(start + length, offsets)
-        ticket.prepared = prepared
-        self._append(start, at_ms, len(prepared), body, ticket)
+        ticket = self._writer.write(prepared, at_ms, timed, seconds)
         self.accepted_count += len(prepared)
-        if timed:
-            self.timed_count += timed
-            self._note_pending(ticket, timed, seconds)
-        self._settle_async()
+        self.timed_count += timed
         return ticket
 
     def _admitted(self, prepared: list[Prepared], timed: int) -> Seconds:
@@ -324,7 +248,7 @@ class Broker:
         second.
         """
         limit = self.settings.wheel_entries_max
-        if self.fold.wheel.count + self._pending_timed + timed > limit:
+        if self.fold.wheel.count + self._writer.pending_timed + timed > limit:
             raise FlowControl(
                 f"wheel_entries_max: {self.fold.wheel.count} messages are due soon, the limit is {limit}; try later"
             )
@@ -338,7 +262,9 @@ class Broker:
                 place = (due_at_ms // 1_000, message.topic)
                 asked[place] = asked.get(place, 0) + 1
         for (second, name), count in asked.items():
-            waiting = self.fold.seconds.get(second, {}).get(name, 0) + self._pending_seconds.get((second, name), 0)
+            waiting = self.fold.seconds.get(second, {}).get(name, 0) + self._writer.pending_seconds.get(
+                (second, name), 0
+            )
             if waiting + count > limit:
                 raise FlowControl(
                     f"due_second_messages_max: topic {name!r} has {waiting} messages due in second {second}, "
@@ -346,76 +272,15 @@ class Broker:
                 )
         return asked
 
-    def _note_pending(self, ticket: Ticket, timed: int, seconds: Seconds) -> None:
-        """A batch that is not applied yet counts for flow control already."""
-        if ticket.answers is None:
-            ticket.timed, ticket.seconds = timed, seconds
-            self._pending_timed += timed
-            for place, count in seconds.items():
-                self._pending_seconds[place] = self._pending_seconds.get(place, 0) + count
-
-    def _append(self, start: int, at_ms: int, row_count: int, body: bytes, ticket: Ticket) -> None:
-        batch = self.log.append(start, at_ms, row_count, body)
-        assert batch.end == ticket.end, f"a batch that ends at {batch.end} was planned to end at {ticket.end}"
-        self._pending.append((batch, ticket))
-
-    def _write_system(
-        self, kind: int, values: Mapping[str, Any], at_ms: int, finish: Callable[[Any], Any] | None = None
-    ) -> Ticket:
-        """Writes one record of a system topic. It may use the log's reserve."""
-        text = system_body(values)
-        length = self._intake.system_length(text, kind)
-        start = self.log.place(length, at_ms, urgent=True)
-        body, offsets = self._intake.pack_system(kind, text, start, at_ms)
-        ticket = Ticket(start + length, offsets, finish)
-        self._append(start, at_ms, 1, body, ticket)
-        self._settle_async()
-        return ticket
-
     # -- durable and applied ------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Makes everything written durable and applies it. Raises LogFailed."""
-        self.log.flush()
-        self.settle()
+        self._writer.flush()
 
     def settle(self) -> int:
         """Applies the batches that are durable; returns how many. Called after `log.flush` ran on another thread."""
-        limit = self.log.end if self._async else self.log.durable
-        pending, settled = self._pending, 0
-        while pending and pending[0][0].end <= limit:
-            batch, ticket = pending[0]
-            answers = self._applied(batch)
-            pending.popleft()
-            ticket.settle(answers)
-            settled += 1
-            if ticket.timed:
-                self._forget_pending(ticket)
-        self._batches_since_snapshot += settled
-        return settled
-
-    def _applied(self, batch: Batch) -> list[Any]:
-        """Applies a batch. A fold that could not (a file cannot be read) may be half changed: it is used no more."""
-        if self._broken is not None:
-            raise self._broken
-        try:
-            return self.fold.apply(batch)
-        except Exception as error:
-            self._broken = self.log.fail(error)
-            raise self._broken from error
-
-    def _forget_pending(self, ticket: Ticket) -> None:
-        self._pending_timed -= ticket.timed
-        for place, count in ticket.seconds.items():
-            left = self._pending_seconds[place] - count
-            if left:
-                self._pending_seconds[place] = left
-            else:
-                del self._pending_seconds[place]
-
-    def _settle_async(self) -> None:
-        if self._async:
-            self.settle()
+        return self._writer.settle()
 
     # -- time ---------------------------------------------------------------------------------------------------
 
@@ -461,10 +326,8 @@ class Broker:
     def _fire_if_due(self, at_ms: int) -> None:
         next_due = self.fold.next_at_ms
         # A pending batch of a later instant fires it when it is applied.
-        if next_due <= at_ms and not any(batch.at_ms >= next_due for batch, _ in self._pending):
-            start = self.log.place(HEADER_BYTES, at_ms, urgent=True)
-            self._append(start, at_ms, 0, b"", Ticket(start + HEADER_BYTES, []))
-            self._settle_async()
+        if next_due <= at_ms and not self._writer.will_fire(next_due):
+            self._writer.write_fire(at_ms)
 
     def _rescue_if_due(self, at_ms: int) -> None:
         """Asks for far messages that are due within the lead, or a little later, so that rescues are few."""
@@ -476,7 +339,7 @@ class Broker:
             rescues = self._planned_rescues(at_ms + self.settings.lead_ms + self.settings.rescue_step_ms)
             for rescue in rescues:
                 body = {**rescue._asdict(), "start": self.log.start}
-                self._rescue_end = self._write_system(RESCUE, body, at_ms).end
+                self._rescue_end = self._writer.write_system(RESCUE, body, at_ms).end
             if rescues:
                 return
 
@@ -518,7 +381,7 @@ class Broker:
                 f"tombstones_max: {self.fold.tombstones.count} cancels wait for their messages, the limit; try later"
             )
         body = {"topic": topic, "key": key, "by": by, "due": due_at_ms}
-        return self._write_system(CANCEL, body, at_ms, self._cancel_truth)
+        return self._writer.write_system(CANCEL, body, at_ms, self._cancel_truth)
 
     def _cancel_truth(self, answer: CancelAnswer) -> Cancelled:
         """Looks where a message may be, in the direction in which it moves."""
@@ -556,7 +419,7 @@ class Broker:
 
     def register_pipeline(self, at_ms: int) -> Ticket:
         """A pipeline begins; the answer is its epoch. Stages of older ones are refused from then on."""
-        return self._write_system(PIPELINE, {}, at_ms)
+        return self._writer.write_system(PIPELINE, {}, at_ms)
 
     @property
     def far_first(self) -> int:
@@ -592,7 +455,7 @@ class Broker:
         problem = self.fold.stage_problem(body)
         if problem:
             raise Refused(f"the stage is refused: {problem}")
-        ticket = self._write_system(STAGE, body, at_ms)
+        ticket = self._writer.write_system(STAGE, body, at_ms)
         self.flush()
         assert ticket.answer.accepted, f"a stage that was checked is refused: {ticket.answer.reason}"
 
@@ -637,7 +500,7 @@ class Broker:
         self._admit_queues(name, max(read_queue_count, write_queue_count))
         self._check_definition(f"the attributes of topic {name!r}", attributes or {})
         body = {"op": "put", "name": name, "read": read_queue_count, "write": write_queue_count, "perm": perm}
-        self._write_system(TOPIC, {**body, "attributes": dict(attributes or {})}, at_ms)
+        self._writer.write_system(TOPIC, {**body, "attributes": dict(attributes or {})}, at_ms)
         self.flush()
         self._intake.forget_topics()
 
@@ -665,7 +528,7 @@ class Broker:
         refuse_system_topic(name)
         self.flush()
         already_cancelled = len(self._cancelled_far(name))
-        ticket = self._write_system(TOPIC, {"op": "delete", "name": name}, at_ms)
+        ticket = self._writer.write_system(TOPIC, {"op": "delete", "name": name}, at_ms)
         self.flush()
         self._intake.forget_topics()
         return int(ticket.answer) - already_cancelled
@@ -690,16 +553,20 @@ class Broker:
                 f"the settings of group {name!r} are nested deeper than {_GROUP_SETTINGS_LEVELS_MAX} levels"
             )
         self._check_definition(f"the settings of group {name!r}", settings)
-        self._write_system(GROUP, {"op": "put", "name": name, "settings": dict(settings)}, at_ms)
+        self._writer.write_system(GROUP, {"op": "put", "name": name, "settings": dict(settings)}, at_ms)
         self.flush()
 
     def _admit_group(self, name: str) -> None:
         if name not in self.fold.groups and len(self.fold.groups) >= self.settings.groups_max:
             raise FlowControl(f"groups_max: there are {self.settings.groups_max} groups, the limit; delete some first")
 
+    def _admit_popper(self, group: str, fresh_count: int) -> None:
+        self._admit_group(group)
+        self.admit_offsets(fresh_count)
+
     def delete_group(self, name: str, at_ms: int) -> None:
         check_group(name)
-        self._write_system(GROUP, {"op": "delete", "name": name}, at_ms)
+        self._writer.write_system(GROUP, {"op": "delete", "name": name}, at_ms)
         self.flush()
 
     def admit_offsets(self, fresh_count: int) -> None:
@@ -716,143 +583,9 @@ class Broker:
             self._queue(topic, queue_id)
             if offset < 0:
                 raise UsageError(f"offset {offset} of group {group!r} for queue {queue_id} of {topic!r} is negative")
-        return self._write_system(OFFSETS, {"group": group, "offsets": [list(entry) for entry in offsets]}, at_ms)
-
-    # -- pops ---------------------------------------------------------------------------------------------------
-
-    def pop(self, ask: PopAsk, at_ms: int) -> Ticket | None:
-        """Gives a group messages for a while, those first that came back to it. What is not acknowledged by then is
-        given again. The answer is a Popped; None where there is nothing to give.
-
-        Raises PopsFull where the group has too many already.
-        """
-        check_group(ask.group)
-        self._admit_group(ask.group)
-        for queue_id in ask.queue_ids:
-            self._queue(ask.topic, queue_id)
-        self._check_invisible(ask.invisible_ms)
-        if ask.count_max < 1:
-            raise UsageError(f"count_max is {ask.count_max}, expected at least 1")
-        offset_of = self.fold.groups.offset
-        fresh_count = sum(offset_of(ask.group, ask.topic, queue_id) is None for queue_id in ask.queue_ids)
-        if fresh_count:
-            self.admit_offsets(fresh_count)
-        picked = self._handout.pick(ask)
-        if picked.is_nothing:
-            return None
-        body = {
-            "group": ask.group,
-            "invisible_ms": ask.invisible_ms,
-            "times_max": ask.times_max,
-            "messages": [[pick.number, pick.offset, pick.place, pick.size] for pick in picked.picks],
-            "lost": picked.lost,
-            "offsets": [[ask.topic, queue_id, offset] for (queue_id, _), offset in picked.next.items()],
-        }
-        self._handout.promise(picked)
-        try:
-            return self._write_system(POP, body, at_ms, lambda times: self._popped(picked, times, at_ms))
-        except PostdateError:
-            self._handout.keep(picked)  # nothing was written, so nothing is promised
-            raise
-
-    def _check_invisible(self, invisible_ms: int) -> None:
-        if not 0 < invisible_ms <= self.settings.invisible_ms_max:
-            raise UsageError(
-                f"the invisible time is {invisible_ms} ms, expected 1 to invisible_ms_max "
-                f"({self.settings.invisible_ms_max})"
-            )
-
-    def _popped(self, picked: Picked, times: list[int], at_ms: int) -> Popped:
-        """The pop is applied: fills in what its consumer reads."""
-        self._handout.keep(picked)
-        given = [
-            (pick, record, count)
-            for pick, record, count in zip(picked.picks, picked.records, times, strict=True)
-            if count != NOT_GIVEN
-        ]
-        body = bytearray()
-        places: list[tuple[int, int, int, int]] = []
-        for pick, record, count in given:
-            places.append((len(body), pick.offset, pick.place, pick.visible_at_ms))
-            own = record[records.QUEUE_ID] == pick.queue_id.to_bytes(4, "big")
-            body += record if own else records.moved(record, pick.queue_id)
-            if count:
-                records.given_again(body, places[-1][0], count)
-        records.deliver(body, places, picked.ask.store_host)
-        return Popped(at_ms, [Given(pick.queue_id, pick.offset, count) for pick, _, count in given], bytes(body))
-
-    def acknowledge(self, group: str, handles: Sequence[Handle], at_ms: int) -> Ticket:
-        """A group is done with messages that it popped. The answer tells for each whether its handle was good: one that
-        was given again since, or acknowledged before, is not.
-        """
-        check_group(group)
-        messages = [[self._number(handle), handle.offset, handle.popped_at_ms] for handle in handles]
-        keys = [(group, number, offset) for number, offset, _ in messages]
-        return self._write_touching(keys, ACK, {"group": group, "messages": messages}, at_ms)
-
-    def change_invisible(self, group: str, handle: Handle, invisible_ms: int, at_ms: int) -> Ticket:
-        """From now on a popped message is invisible for this long; its handle holds `at_ms` from then on. The answer is
-        whether the handle was good.
-        """
-        check_group(group)
-        self._check_invisible(invisible_ms)
-        number = self._number(handle)
-        body = {
-            "group": group,
-            "number": number,
-            "offset": handle.offset,
-            "popped_at_ms": handle.popped_at_ms,
-            "invisible_ms": invisible_ms,
-        }
-        return self._write_touching([(group, number, handle.offset)], INVISIBLE, body, at_ms)
-
-    def _write_touching(self, keys: list[Key], kind: int, body: Mapping[str, Any], at_ms: int) -> Ticket:
-        self._handout.touch(keys)
-        try:
-            return self._write_system(kind, body, at_ms, self._leaving(keys))
-        except PostdateError:
-            self._handout.leave(keys)
-            raise
-
-    def _leaving(self, keys: list[Key]) -> Callable[[Any], Any]:
-        """Called once, when what was written about these messages is applied."""
-
-        def leave(answer: Any) -> Any:
-            self._handout.leave(keys)
-            return answer
-
-        return leave
-
-    def _number(self, handle: Handle) -> int:
-        return self._queue(handle.topic, handle.queue_id).number
-
-    def spent(self, count_max: int) -> list[tuple[Key, bytes]]:
-        """Messages that were given as often as they may be, and that nobody buries yet, with their records (empty where
-        those are gone).
-        """
-        leases = self.fold.pops.leases
-        keys = list(islice((key for key in self.fold.pops.spent if not self._handout.is_touched(key)), count_max))
-        return [(key, self.fold.read(leases[key].place, leases[key].size)) for key in keys]
-
-    def bury(self, key: Key, letter: Message | None, at_ms: int) -> Ticket:
-        """Forgets a spent message and, in the same batch, sends its dead letter; None where its record is gone."""
-        group, number, offset = key
-        prepared = [] if letter is None else [self.prepare(letter, at_ms)]
-        text = system_body({"group": group, "messages": [[number, offset, self.fold.pops.leases[key].popped_at_ms]]})
-        length = self._intake.mixed_length(prepared, text, ACK)
-        start = self.log.place(length, at_ms, urgent=False)
-        body, offsets = self._intake.pack_mixed(prepared, ACK, text, start, at_ms)
-        ticket = Ticket(start + length, offsets, self._burying(key))
-        ticket.prepared = prepared
-        self._handout.touch([key])
-        self._append(start, at_ms, len(prepared) + 1, body, ticket)
-        self._settle_async()
-        return ticket
-
-    def _burying(self, key: Key) -> Callable[[Any], Any]:
-        leave = self._leaving([key])
-        # The ack's answer is a list; that of the letter before it is a number.
-        return lambda answer: leave(answer) if isinstance(answer, list) else answer
+        return self._writer.write_system(
+            OFFSETS, {"group": group, "offsets": [list(entry) for entry in offsets]}, at_ms
+        )
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -998,31 +731,39 @@ class Broker:
         base = self._kept[-1].position if self._kept else 0
         return (
             self.fold.position - base >= self.settings.snapshot_bytes
-            or self._batches_since_snapshot >= self.settings.snapshot_batches
+            or self.batches_since_snapshot >= self.settings.snapshot_batches
         )
+
+    @property
+    def batches_since_snapshot(self) -> int:
+        return self._batch_count - self._batches_saved
+
+    @property
+    def _batch_count(self) -> int:
+        return self._batches_replayed + self._writer.applied_count
 
     def snapshot(self) -> Iterator[recovery.Step]:
         """Takes a snapshot in small steps, see recovery.take. The caller goes on working between the steps."""
         if self._snapshot_running:
             raise UsageError("a snapshot is being taken already")
-        if self._broken is not None:
-            raise self._broken
+        if self._writer.broken is not None:
+            raise self._writer.broken
         kept = recovery.kept_of(self.fold)
         if self._kept and self._kept[-1].position == kept.position:
             return
         self._snapshot_running = True
-        batches = self._batches_since_snapshot
+        batch_count = self._batch_count
         try:
             yield from recovery.take(self._disk, self.fold, self.log.flush)
             self._kept = [*self._kept, kept][-snapshot.KEPT :]
-            self._batches_since_snapshot -= batches
+            self._batches_saved = batch_count
         finally:
             self._snapshot_running = False
 
     def retain(self, at_ms: int) -> int:
         """Removes segments and chunks that nobody needs any more; returns how many files."""
-        if self._broken is not None:
-            raise self._broken
+        if self._writer.broken is not None:
+            raise self._writer.broken
         if len(self._kept) < snapshot.KEPT or self.fold.position < self._rescue_end:
             return 0  # a rescue that is on its way was planned with what is there now
         return retention.retain(self.log, self.fold, self._kept[0], at_ms - self.settings.retention_ms)

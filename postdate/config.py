@@ -287,6 +287,7 @@ def _parsed(field: "dataclasses.Field[Any]", text: str) -> Any:
 LIVE = frozenset(
     {"body_bytes_max", "properties_bytes_max", "delay_ms_max", "rescue_step_ms", "rescue_blocks_max",
      "wheel_entries_max", "tombstones_max", "topics_max", "groups_max", "topic_queues_max", "retention_ms",
+     "group_popped_max", "invisible_ms_max",
      "snapshot_bytes", "snapshot_batches", "fire_pause_ms_min", "fire_pause_ms_max",
      "auto_create_topics", "auto_create_groups", "default_queue_count", "connections_max", "held_pulls_max",
      "pull_count_max", "pull_bytes_max", "client_expiry_ms", "retry_times_max", "fresh_queue_bytes",

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from postdate.config import Settings
 from postdate.errors import PopsFull
 from postdate.fold import Fold
 from postdate.log.queue import Queue
@@ -57,8 +58,10 @@ class Pick(NamedTuple):
 class Picked:
     """What a pop will give, with its records."""
 
-    def __init__(self, ask: PopAsk) -> None:
+    def __init__(self, ask: PopAsk, settings: Settings) -> None:
         self.ask = ask
+        self.popped_max = settings.group_popped_max  # of the group
+        self.entries_max = settings.wheel_entries_max  # in all: leases and the entries of the wheel
         self.picks: list[Pick] = []
         self.records: list[bytes] = []
         self.lost: list[tuple[int, int]] = []  # (number, offset) of ready messages whose records are gone
@@ -86,10 +89,8 @@ class Picked:
 class Handout:
     """Picks for one broker."""
 
-    def __init__(self, fold: Fold, popped_max: int, entries_max: int) -> None:
+    def __init__(self, fold: Fold) -> None:
         self._fold = fold
-        self._popped_max = popped_max  # of a group
-        self._entries_max = entries_max  # in all: leases and the entries of the wheel
         self._promised: set[Key] = set()
         self._touched: dict[Key, int] = {}  # acknowledgements, changes and burials on their way
         self._promised_new: dict[str, int] = {}  # by group
@@ -138,9 +139,9 @@ class Handout:
 
     # -- picking ------------------------------------------------------------------------------------------------
 
-    def pick(self, ask: PopAsk) -> Picked:
+    def pick(self, ask: PopAsk, settings: Settings) -> Picked:
         """What can be given now. Raises PopsFull where there is something, and the group has too much already."""
-        picked = Picked(ask)
+        picked = Picked(ask, settings)
         numbers = self._fold.topics.get(ask.topic).numbers
         queues = [(queue_id, self._fold.queues[numbers[queue_id]]) for queue_id in ask.queue_ids]
         if ask.in_order:
@@ -211,9 +212,9 @@ class Handout:
 
     def _room(self, picked: Picked) -> int:
         group, pops, new_count = picked.ask.group, self._fold.pops, _new_count(picked)
-        own = self._popped_max - pops.counts.get(group, 0) - self._promised_new.get(group, 0)
+        own = picked.popped_max - pops.counts.get(group, 0) - self._promised_new.get(group, 0)
         promised = sum(self._promised_new.values())
-        return min(own, self._entries_max - self._fold.wheel.count - len(pops.leases) - promised) - new_count
+        return min(own, picked.entries_max - self._fold.wheel.count - len(pops.leases) - promised) - new_count
 
     def _refuse_if_nothing(self, picked: Picked) -> None:
         if not picked.is_nothing:
@@ -221,8 +222,8 @@ class Handout:
         count = self._fold.pops.counts.get(picked.ask.group, 0)
         raise PopsFull(
             f"group {picked.ask.group!r} has {count} messages that it has not acknowledged (group_popped_max: "
-            f"{self._popped_max}), all groups {len(self._fold.pops.leases)} (with what is due soon, wheel_entries_max: "
-            f"{self._entries_max})"
+            f"{picked.popped_max}), all groups have {len(self._fold.pops.leases)} (with what is due soon, "
+            f"wheel_entries_max: {picked.entries_max})"
         )
 
     def _move(self, picked: Picked, queue_id: int, number: int, begin: int, end: int) -> None:

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from postdate.broker import Broker, Ticket
+from postdate.broker import Broker
 from postdate.config import Settings
 from postdate.log import chunk as chunks
 from postdate.log import record as records
 from postdate.log.disk import Data as Bytes
 from postdate.log.disk import RealDisk, RealFile, View
 from postdate.message import LOOPBACK, Cancelled, Message, encode_properties, first_key, key_hash, tag_hash
+from postdate.writer import Ticket
 
 T0 = 1_700_000_000_000
 SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000

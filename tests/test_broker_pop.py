@@ -26,9 +26,10 @@ from helpers import (
 )
 
 from postdate import recovery
-from postdate.broker import Broker, Handle, Popped
+from postdate.broker import Broker
 from postdate.errors import PopsFull, UsageError
 from postdate.handout import PopAsk
+from postdate.leases import Handle, Popped
 from postdate.log import record as records
 from postdate.message import DLQ_TOPIC_PREFIX, Message
 
@@ -38,7 +39,7 @@ ASK = PopAsk(GROUP, TOPIC, [0], 32, 1 << 20, MINUTE_MS, 16)
 
 
 def pop(broker: Broker, at_ms: int, **changes: Any) -> Popped:
-    popped = settled(broker, broker.pop(ASK._replace(**changes), at_ms))
+    popped = settled(broker, broker.leases.pop(ASK._replace(**changes), at_ms))
     assert isinstance(popped, Popped)
     return popped
 
@@ -52,7 +53,7 @@ def handles(popped: Popped) -> list[Handle]:
 
 
 def acknowledge(broker: Broker, popped: Popped, at_ms: int) -> list[bool]:
-    good: list[bool] = settled(broker, broker.acknowledge(GROUP, handles(popped), at_ms))
+    good: list[bool] = settled(broker, broker.leases.acknowledge(GROUP, handles(popped), at_ms))
     return good
 
 
@@ -66,10 +67,10 @@ def test_the_broker_asks_to_be_called_when_a_lease_ends(data: Data) -> None:
     others = pop(broker, T0 + 1, group="others", invisible_ms=5_000)
     assert broker.wake_at_ms == T0 + 5_001
     assert acknowledge(broker, others, T0) == [False], "the handle of another group"
-    assert settled(broker, broker.acknowledge("others", handles(others), T0)) == [True]
+    assert settled(broker, broker.leases.acknowledge("others", handles(others), T0)) == [True]
     assert broker.wake_at_ms == T0 + MINUTE_MS
     assert advance(broker, T0 + MINUTE_MS) > T0 + MINUTE_MS
-    assert broker.pop(ASK, T0 + MINUTE_MS) is not None
+    assert broker.leases.pop(ASK, T0 + MINUTE_MS) is not None
 
 
 def test_leases_of_one_instant_end_in_the_order_of_giving(data: Data) -> None:
@@ -103,10 +104,10 @@ def test_an_offset_that_is_set_back_does_not_give_what_somebody_has(data: Data) 
     broker = data.open()
     send(broker, T0, *map(message, "abc"))
     popped = pop(broker, T0)
-    settled(broker, broker.acknowledge(GROUP, handles(popped)[:1], T0))
+    settled(broker, broker.leases.acknowledge(GROUP, handles(popped)[:1], T0))
     settled(broker, broker.commit_offsets(GROUP, [(TOPIC, 0, 0)], T0))
     assert texts(pop(broker, T0)) == ["a"], "the others are with a consumer"
-    assert broker.pop(ASK, T0) is None
+    assert broker.leases.pop(ASK, T0) is None
 
 
 def test_a_message_whose_acknowledgement_is_on_its_way_is_given_to_nobody(data: Data) -> None:
@@ -115,10 +116,10 @@ def test_a_message_whose_acknowledgement_is_on_its_way_is_given_to_nobody(data: 
     popped = pop(broker, T0)
     later = T0 + MINUTE_MS
     advance(broker, later)
-    ticket = broker.acknowledge(GROUP, handles(popped), later)
-    assert broker.pop(ASK, later) is None
+    ticket = broker.leases.acknowledge(GROUP, handles(popped), later)
+    assert broker.leases.pop(ASK, later) is None
     assert settled(broker, ticket) == [True]
-    assert broker.pop(ASK, later) is None
+    assert broker.leases.pop(ASK, later) is None
 
 
 def test_a_message_whose_time_is_changed_meanwhile_is_given_to_nobody(data: Data) -> None:
@@ -127,10 +128,10 @@ def test_a_message_whose_time_is_changed_meanwhile_is_given_to_nobody(data: Data
     popped = pop(broker, T0)
     later = T0 + MINUTE_MS
     advance(broker, later)
-    ticket = broker.change_invisible(GROUP, handles(popped)[0], 1_000, later)
-    assert broker.pop(ASK, later) is None
+    ticket = broker.leases.change_invisible(GROUP, handles(popped)[0], 1_000, later)
+    assert broker.leases.pop(ASK, later) is None
     assert settled(broker, ticket) is True
-    assert broker.pop(ASK, later) is None
+    assert broker.leases.pop(ASK, later) is None
     advance(broker, later + 1_000)
     assert texts(pop(broker, later + 1_000)) == ["one"]
 
@@ -140,10 +141,23 @@ def test_a_refused_pop_has_promised_nothing(data: Data) -> None:
     send(broker, T0, *map(message, "ab"))
     for wrong in ({"count_max": 0}, {"invisible_ms": 0}, {"queue_ids": [99]}):
         with pytest.raises(UsageError):
-            broker.pop(ASK._replace(**wrong), T0)
+            broker.leases.pop(ASK._replace(**wrong), T0)
     assert texts(pop(broker, T0)) == ["a"]
     with pytest.raises(PopsFull, match="group_popped_max: 1"):
-        broker.pop(ASK, T0)
+        broker.leases.pop(ASK, T0)
+
+
+def test_limits_that_change_count_at_once(data: Data) -> None:
+    broker = data.open()
+    send(broker, T0, *map(message, "abc"))
+    broker.change_settings({"group_popped_max": "1"})
+    assert texts(pop(broker, T0)) == ["a"]
+    broker.change_settings({"group_popped_max": "9", "wheel_entries_max": "2", "invisible_ms_max": "1s"})
+    assert texts(pop(broker, T0, invisible_ms=1_000)) == ["b"]
+    with pytest.raises(PopsFull, match="wheel_entries_max: 2"):
+        broker.leases.pop(ASK._replace(invisible_ms=1_000), T0)
+    with pytest.raises(UsageError, match="1 to invisible_ms_max"):
+        broker.leases.pop(ASK, T0)
 
 
 # ---------------------------------------------------------------------------------------------------- dead letters
@@ -157,23 +171,23 @@ def spent_message(broker: Broker) -> None:
 
 
 def bury(broker: Broker, at_ms: int) -> None:
-    ((key, data),) = broker.spent(10)
-    broker.bury(key, Message(DEAD, records.decode(data).body), at_ms)
+    ((key, data),) = broker.leases.spent(10)
+    broker.leases.bury(key, Message(DEAD, records.decode(data).body), at_ms)
 
 
 def test_a_burial_is_one_batch_and_is_done_once(data: Data) -> None:
     broker = data.open()
     spent_message(broker)
-    assert broker.pop(ASK, T0 + MINUTE_MS) is None
+    assert broker.leases.pop(ASK, T0 + MINUTE_MS) is None
     bury(broker, T0 + MINUTE_MS)
-    assert broker.spent(10) == [], "it is on its way"
+    assert broker.leases.spent(10) == [], "it is on its way"
     broker.flush()
     assert broker.offsets(DEAD, 0) == (0, 1)
     assert not broker.fold.pops.leases
     data.crash(broker)
     broker = data.open()
     assert broker.offsets(DEAD, 0) == (0, 1)
-    assert broker.spent(10) == []
+    assert broker.leases.spent(10) == []
 
 
 def test_a_burial_that_is_lost_in_a_crash_is_done_again(data: Data) -> None:
@@ -189,10 +203,10 @@ def test_a_burial_that_is_lost_in_a_crash_is_done_again(data: Data) -> None:
 def test_a_spent_message_with_an_acknowledgement_on_its_way_is_not_buried(data: Data) -> None:
     broker = data.open()
     spent_message(broker)
-    ticket = broker.acknowledge(GROUP, [Handle(TOPIC, 0, 0, T0)], T0 + MINUTE_MS)
-    assert broker.spent(10) == []
+    ticket = broker.leases.acknowledge(GROUP, [Handle(TOPIC, 0, 0, T0)], T0 + MINUTE_MS)
+    assert broker.leases.spent(10) == []
     assert settled(broker, ticket) == [True]
-    assert broker.spent(10) == []
+    assert broker.leases.spent(10) == []
 
 
 # ---------------------------------------------------------------------------------------------- what a lease holds

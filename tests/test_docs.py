@@ -61,13 +61,14 @@ from serving import Served, serving
 from test_imports import ROWS
 
 from postdate import cli, client
-from postdate.broker import Broker, Handle
+from postdate.broker import Broker
 from postdate.cli import admin
 from postdate.cli import command as cli_command
 from postdate.client import faults
 from postdate.config import LIVE, ROCKETMQ_NAMES, Settings, load
 from postdate.errors import PostdateError
 from postdate.handout import PopAsk
+from postdate.leases import Handle
 from postdate.log import record as records
 from postdate.log import snapshot
 from postdate.log.batch import KIND_NAMES
@@ -902,10 +903,10 @@ def pop_everything(broker: Broker) -> None:
     """Pops, changes and acknowledges, at a minute past T0."""
     at_ms = T0 + MINUTE_MS
     ask = PopAsk("readers", TOPIC, [0], 32, 1 << 20, SECOND_MS, 16)
-    popped = settled(broker, broker.pop(ask, at_ms))
+    popped = settled(broker, broker.leases.pop(ask, at_ms))
     handles = [Handle(TOPIC, 0, given.offset, at_ms) for given in popped.messages]
-    settled(broker, broker.change_invisible("readers", handles[0], MINUTE_MS, at_ms))
-    settled(broker, broker.acknowledge("readers", handles, at_ms))
+    settled(broker, broker.leases.change_invisible("readers", handles[0], MINUTE_MS, at_ms))
+    settled(broker, broker.leases.acknowledge("readers", handles, at_ms))
 
 
 def test_system_records_have_the_fields_that_are_shown(data: Data, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,9 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("topics", "tombstones", "far", "groups", "pops", "index"),
     ("fold",),
     ("recovery", "intake", "handout"),
-    ("retention", "lookup"),  # One asks what a kept snapshot still needs, the other what a message is.
+    # What a kept snapshot still needs, what a message is, how a batch comes to the fold.
+    ("retention", "lookup", "writer"),
+    ("leases",),
     ("broker",),
     ("client",),  # Before the server: pipeline, console and command line may use it.
     ("check", "server", "bulk", "pipeline", "console"),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from postdate.broker import Broker, Ticket
+from postdate.broker import Broker
 from postdate.clock import Clock
 from postdate.errors import DiskFull, FlowControl, LogFailed
 from postdate.log import record as records
@@ -24,6 +24,7 @@ from postdate.server.topics import Birth
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command, encode, reply
 from postdate.wire.ids import message_id
+from postdate.writer import Ticket
 
 _FIRST_RETRY_LEVEL = 3  # 10 s by default; each further retry is one level later
 

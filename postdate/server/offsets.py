@@ -7,7 +7,8 @@ waits for an answer is written at once.
 
 from collections.abc import Mapping
 
-from postdate.broker import Broker, Ticket
+from postdate.broker import Broker
+from postdate.writer import Ticket
 
 Place = tuple[str, int]  # topic, queue id
 

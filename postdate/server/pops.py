@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from postdate.broker import Broker, Given, Handle, Popped, Ticket
+from postdate.broker import Broker
 from postdate.clock import Clock
 from postdate.errors import DiskFull, FlowControl, LogFailed, PopsFull, PostdateError, UsageError
 from postdate.handout import PopAsk
+from postdate.leases import Given, Handle, Popped
 from postdate.log import record as records
 from postdate.log.record import Record
 from postdate.message import Message, check_group
@@ -33,6 +34,7 @@ from postdate.topics import Topic
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command, reply
 from postdate.wire.ids import message_id
+from postdate.writer import Ticket
 
 _POLL_MS_MAX = 60_000
 _BURIED_AT_ONCE = 64  # dead letters of one look: their bodies are copied
@@ -129,7 +131,7 @@ class Pops:
 
     def _give(self, connection: Connection, command: Command, ask: PopAsk) -> bool:
         """Begins to give what there is; returns whether there is something. The answer follows when it is durable."""
-        ticket = self._broker.pop(ask, self._clock.now_ms())
+        ticket = self._broker.leases.pop(ask, self._clock.now_ms())
         if ticket is None:
             return False
         self._pulse.expect(connection, ticket, lambda ticket: self._answer(connection, command, ask, ticket))
@@ -236,7 +238,7 @@ class Pops:
         acks_of, self._acks = self._acks, {}
         for group, acks in acks_of.items():
             try:
-                ticket = self._broker.acknowledge(group, [ack.handle for ack in acks], self._clock.now_ms())
+                ticket = self._broker.leases.acknowledge(group, [ack.handle for ack in acks], self._clock.now_ms())
             except (PostdateError, OSError) as error:
                 _refuse(acks, error)
             else:
@@ -252,7 +254,7 @@ class Pops:
         if not by_group:
             raise UsageError("a batch of acknowledgements names no message")
         tickets = [
-            self._broker.acknowledge(group, handles, self._clock.now_ms()) for group, handles in by_group.items()
+            self._broker.leases.acknowledge(group, handles, self._clock.now_ms()) for group, handles in by_group.items()
         ]
         asked_by = command.without_content()
         answer = _answer_by(connection, asked_by, lambda _: reply(asked_by, codes.SUCCESS))
@@ -262,7 +264,7 @@ class Pops:
         self.write()
         handle, now_ms, command = _handle(asked), self._clock.now_ms(), command.without_content()
         invisible_ms = asked["invisibleTime"]
-        ticket = self._broker.change_invisible(asked["consumerGroup"], handle, invisible_ms, now_ms)
+        ticket = self._broker.leases.change_invisible(asked["consumerGroup"], handle, invisible_ms, now_ms)
         fields = {"popTime": now_ms, "invisibleTime": invisible_ms, "reviveQid": asked["extraInfo"].split(" ")[3]}
         self._pulse.expect(
             connection, ticket, _answer_by(connection, command, lambda good: _changed(command, fields, good))
@@ -273,14 +275,14 @@ class Pops:
     def _bury(self) -> None:
         """Moves messages that were given as often as they may be to the dead letter queue of their group."""
         try:
-            for key, record in self._broker.spent(_BURIED_AT_ONCE):
+            for key, record in self._broker.leases.spent(_BURIED_AT_ONCE):
                 self._bury_one(key, record)
         except (DiskFull, LogFailed):
             return  # said already by whoever fires; the next look comes with the next flush or tick
 
     def _bury_one(self, key: Key, data: bytes) -> None:
         letter = self._dead_letter(key, records.decode(data)) if data else None
-        self._broker.bury(key, letter, self._clock.now_ms())
+        self._broker.leases.bury(key, letter, self._clock.now_ms())
 
     def _dead_letter(self, key: Key, record: Record) -> Message:
         lease = self._broker.fold.pops.leases[key]

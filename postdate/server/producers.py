@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from postdate.broker import Broker, Ticket
+from postdate.broker import Broker
 from postdate.clock import Clock
 from postdate.errors import (
     IllegalMessage,
@@ -41,6 +41,7 @@ from postdate.wire.frame import JSON, Command, framed, reply
 from postdate.wire.ids import RecallHandle, encode_recall_handle, message_id, parse_recall_handle
 from postdate.wire.schema import REQUESTS, values
 from postdate.wire.sends import decode_send
+from postdate.writer import Ticket
 
 SEND_CODES = frozenset({codes.SEND_MESSAGE, codes.SEND_MESSAGE_V2, codes.SEND_BATCH_MESSAGE})
 _REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}

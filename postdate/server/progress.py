@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from postdate.broker import Broker, Ticket
+from postdate.broker import Broker
 from postdate.clock import Clock
 from postdate.errors import GroupNotFound, UsageError
 from postdate.server.answers import refusal
@@ -20,6 +20,7 @@ from postdate.server.tasks import Tasks, paced
 from postdate.wire import bodies, codes
 from postdate.wire.bodies import QueueName
 from postdate.wire.frame import Command, reply
+from postdate.writer import Ticket
 
 _TO_THE_END = -1  # as a timestamp
 _QUEUES_PER_STEP = 50  # looked at in one go: about a millisecond

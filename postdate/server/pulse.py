@@ -16,12 +16,13 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from postdate.broker import Broker, Ticket
+from postdate.broker import Broker
 from postdate.clock import Clock, ManualClock
 from postdate.errors import DiskFull, LogFailed, PostdateError
 from postdate.server.alarm import Alarm, SilentAlarm
 from postdate.server.connection import Connection
 from postdate.wheel import NEVER
+from postdate.writer import Ticket
 
 logger = logging.getLogger("postdate.server")
 

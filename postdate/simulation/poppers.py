@@ -12,12 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from postdate.broker import Broker, Handle, Popped, Ticket
+from postdate.broker import Broker
 from postdate.handout import PopAsk
+from postdate.leases import Handle, Popped
 from postdate.log import record as records
 from postdate.message import DLQ_TOPIC_PREFIX, Message
 from postdate.simulation.model import Broken
 from postdate.wheel import NEVER
+from postdate.writer import Ticket
 
 GROUP = "poppers"
 DEAD_LETTERS = DLQ_TOPIC_PREFIX + GROUP
@@ -62,7 +64,7 @@ class Poppers:
         """Asks for messages of all queues; returns whether there are some."""
         numbers = list(broker.fold.topics.get(topic).numbers)
         ask = PopAsk(GROUP, topic, range(len(numbers)), count, 1 << 20, invisible_ms, TIMES_MAX)
-        ticket = broker.pop(ask, now)
+        ticket = broker.leases.pop(ask, now)
         if ticket is not None:
             self._calls.append(Call(ticket, lambda popped: self._popped(popped, ask, numbers)))
         return ticket is not None
@@ -72,7 +74,7 @@ class Poppers:
 
     def acknowledge(self, broker: Broker, place: Place, now: int, *, is_wrong: bool = False) -> None:
         handle = self._handle(place, is_wrong)
-        ticket = broker.acknowledge(GROUP, [handle], now)
+        ticket = broker.leases.acknowledge(GROUP, [handle], now)
         self._calls.append(Call(ticket, lambda good: self._acked(place, handle, good[0]), place))
 
     def acknowledge_all(self, broker: Broker, now: int) -> None:
@@ -82,7 +84,7 @@ class Poppers:
 
     def change(self, broker: Broker, place: Place, invisible_ms: int, now: int) -> None:
         handle, until_ms = self._handle(place, False), now + invisible_ms
-        ticket = broker.change_invisible(GROUP, handle, invisible_ms, now)
+        ticket = broker.leases.change_invisible(GROUP, handle, invisible_ms, now)
         self._calls.append(
             Call(ticket, lambda good: self._changed(place, handle, good, now, until_ms), place, until_ms)
         )
@@ -92,9 +94,9 @@ class Poppers:
         return Handle(given.topic, given.queue_id, place[1], given.popped_at_ms - (1 if is_wrong else 0))
 
     def bury(self, broker: Broker, count: int, now: int) -> None:
-        for (_, number, offset), data in broker.spent(count):
+        for (_, number, offset), data in broker.leases.spent(count):
             letter = Message(DEAD_LETTERS, f"{number}:{offset}".encode()) if data else None
-            broker.bury((GROUP, number, offset), letter, now)
+            broker.leases.bury((GROUP, number, offset), letter, now)
             if (number, offset) in self.given:
                 self.given[number, offset].is_in_doubt = True  # nobody is told; its handle may be refused from now on
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from postdate import message as messages
-from postdate.broker import Broker, PullStatus, Ticket
+from postdate.broker import Broker, PullStatus
 from postdate.check import check_folder
 from postdate.clock import ManualClock
 from postdate.config import Settings
@@ -26,6 +26,7 @@ from postdate.simulation.model import Asked, Broken, Model, Sent
 from postdate.simulation.pipeline import SimulatedPipeline
 from postdate.simulation.poppers import DEAD_LETTERS, Poppers
 from postdate.wheel import NEVER
+from postdate.writer import Ticket
 
 START_MS = 1_700_000_000_000
 TOPICS = ("orders", "mails")
@@ -636,7 +637,7 @@ class World:
     def _pop_the_rest(self) -> None:
         """Every lease ends, and whoever pops is given all that is left."""
         broker, now = self._broker(), self.clock.now_ms()
-        while broker.spent(1):
+        while broker.leases.spent(1):
             self.poppers.bury(broker, 50, now)
             self.do_flush()
         # One topic may give nothing while the group has too much of the other.

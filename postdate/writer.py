@@ -1,0 +1,181 @@
+"""The writer: batches on their way from a call to the fold.
+
+    write, write_system, ...   append a batch to the log, give a ticket
+    flush                      makes all that was written durable
+    settle                     applies what is durable, in order; its tickets get their answers
+
+In flush mode "async" a batch is applied as soon as it is written.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from postdate.errors import LogFailed, PostdateError, UsageError
+from postdate.fold import Fold
+from postdate.intake import Intake, Packed, Prepared, system_body
+from postdate.log.batch import HEADER_BYTES, Batch
+from postdate.log.log import Log
+
+Seconds = dict[tuple[int, str], int]  # (second of due time, topic) -> messages
+NO_SECONDS: Seconds = {}
+Finish = Callable[[Any], Any]  # makes the answer that a caller is told of what the fold has answered
+
+
+class Ticket:
+    """The receipt of a written batch. `answers` is None until the batch is durable and applied."""
+
+    __slots__ = ("_finish", "answers", "end", "error", "offsets", "prepared", "seconds", "timed")
+
+    def __init__(self, end: int, offsets: list[int], finish: Finish | None = None) -> None:
+        self.end = end  # durable when the log is durable up to here
+        self.offsets = offsets  # of its records in the log
+        self.prepared: list[Prepared] = []  # its messages, as the intake understood them
+        self.answers: list[Any] | None = None
+        self.error: PostdateError | OSError | None = None
+        self.timed = 0  # messages in it that will wait
+        self.seconds = NO_SECONDS  # the same by (second of due time, topic), where that is limited
+        self._finish = finish
+
+    def settle(self, answers: list[Any]) -> None:
+        if self._finish is None:
+            self.answers = answers
+            return
+        try:
+            self.answers = [self._finish(answer) for answer in answers]
+        except (PostdateError, OSError) as error:
+            self.answers, self.error = [], error  # it is applied; only the answer could not be found out
+
+    @property
+    def answer(self) -> Any:
+        """The answer of a batch of one. The broker must have settled it. Raises what kept it from being found out."""
+        assert self.answers is not None, "the batch is not durable yet: flush and settle first"
+        if self.error is not None:
+            raise self.error
+        return self.answers[0]
+
+
+class Writer:
+    """Writes to one log for one fold."""
+
+    def __init__(self, log: Log, fold: Fold, intake: Intake, *, is_async: bool) -> None:
+        self._log = log
+        self._fold = fold
+        self._intake = intake
+        self._is_async = is_async
+        self._pending: deque[tuple[Batch, Ticket]] = deque()
+        self.broken: LogFailed | None = None  # why the fold must not go on
+        self.applied_count = 0  # batches
+        # Messages that will wait, in batches that are not applied yet: they count for flow control already.
+        self.pending_timed = 0
+        self.pending_seconds: Seconds = {}
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def write(self, prepared: list[Prepared], at_ms: int, timed: int = 0, seconds: Seconds = NO_SECONDS) -> Ticket:
+        """Writes messages as one batch; so many of them will wait. Raises IllegalMessage, DiskFull, LogFailed."""
+        if not prepared:
+            raise UsageError("a batch needs at least one message")
+        length = self._intake.batch_length(prepared)
+        start = self._log.place(length, at_ms, urgent=False)
+        ticket = self._append(start, length, at_ms, len(prepared), self._intake.pack(prepared, start, at_ms))
+        ticket.prepared = prepared
+        if timed:
+            self._note(ticket, timed, seconds)
+        self._settle_async()
+        return ticket
+
+    def write_system(self, kind: int, values: Mapping[str, Any], at_ms: int, finish: Finish | None = None) -> Ticket:
+        """Writes one record of a system topic. It may use the log's reserve."""
+        text = system_body(values)
+        length = self._intake.system_length(text, kind)
+        start = self._log.place(length, at_ms, urgent=True)
+        ticket = self._append(start, length, at_ms, 1, self._intake.pack_system(kind, text, start, at_ms), finish)
+        self._settle_async()
+        return ticket
+
+    def write_mixed(
+        self, prepared: list[Prepared], kind: int, values: Mapping[str, Any], at_ms: int, finish: Finish
+    ) -> Ticket:
+        """Writes messages and, behind them, one record of a system topic: together, or not at all."""
+        text = system_body(values)
+        length = self._intake.mixed_length(prepared, text, kind)
+        start = self._log.place(length, at_ms, urgent=False)
+        packed = self._intake.pack_mixed(prepared, kind, text, start, at_ms)
+        ticket = self._append(start, length, at_ms, len(prepared) + 1, packed, finish)
+        ticket.prepared = prepared
+        self._settle_async()
+        return ticket
+
+    def write_fire(self, at_ms: int) -> None:
+        """Writes an empty batch: applying it fires what is due."""
+        start = self._log.place(HEADER_BYTES, at_ms, urgent=True)
+        self._append(start, HEADER_BYTES, at_ms, 0, Packed(b"", []))
+        self._settle_async()
+
+    def will_fire(self, due_at_ms: int) -> bool:
+        """Whether a batch that is not applied yet will fire what is due then."""
+        return any(batch.at_ms >= due_at_ms for batch, _ in self._pending)
+
+    def _append(
+        self, start: int, length: int, at_ms: int, row_count: int, packed: Packed, finish: Finish | None = None
+    ) -> Ticket:
+        body, offsets = packed
+        ticket = Ticket(start + length, offsets, finish)
+        batch = self._log.append(start, at_ms, row_count, body)
+        assert batch.end == ticket.end, f"a batch that ends at {batch.end} was planned to end at {ticket.end}"
+        self._pending.append((batch, ticket))
+        return ticket
+
+    # -- durable and applied ------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Makes everything written durable and applies it. Raises LogFailed."""
+        self._log.flush()
+        self.settle()
+
+    def settle(self) -> int:
+        """Applies the batches that are durable; returns how many. Raises LogFailed."""
+        limit = self._log.end if self._is_async else self._log.durable
+        pending, settled = self._pending, 0
+        while pending and pending[0][0].end <= limit:
+            batch, ticket = pending[0]
+            answers = self._applied(batch)
+            pending.popleft()
+            ticket.settle(answers)
+            settled += 1
+            if ticket.timed:
+                self._forget(ticket)
+        self.applied_count += settled
+        return settled
+
+    def _applied(self, batch: Batch) -> list[Any]:
+        """Applies a batch. A fold that could not (a file cannot be read) may be half changed: it is used no more."""
+        if self.broken is not None:
+            raise self.broken
+        try:
+            return self._fold.apply(batch)
+        except Exception as error:
+            self.broken = self._log.fail(error)
+            raise self.broken from error
+
+    def _settle_async(self) -> None:
+        if self._is_async:
+            self.settle()
+
+    # -- what will wait -----------------------------------------------------------------------------------------
+
+    def _note(self, ticket: Ticket, timed: int, seconds: Seconds) -> None:
+        ticket.timed, ticket.seconds = timed, seconds
+        self.pending_timed += timed
+        for place, count in seconds.items():
+            self.pending_seconds[place] = self.pending_seconds.get(place, 0) + count
+
+    def _forget(self, ticket: Ticket) -> None:
+        self.pending_timed -= ticket.timed
+        for place, count in ticket.seconds.items():
+            left = self.pending_seconds[place] - count
+            if left:
+                self.pending_seconds[place] = left
+            else:
+                del self.pending_seconds[place]
