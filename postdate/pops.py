@@ -112,6 +112,9 @@ class Pops:
             self.freed.add((group, number))
 
     def _lease(self, key: Key, lease: Lease) -> None:
+        # Behind all others: leases of one instant end in the order in which they were made, and a snapshot knows that
+        # order by this table alone.
+        self.leases.pop(key, None)
         self.leases[key] = lease
         self._count_leased(key[0], key[1], 1)
         slot = self._slots.get(lease.until_ms)

@@ -303,6 +303,18 @@ def test_a_snapshot_with_many_leases_is_loaded_as_it_was(data: Data) -> None:
     assert len(broker.fold.pops.ready[GROUP, broker.fold.topics.get(TOPIC).numbers[0]]) == 60
 
 
+def test_after_a_restart_leases_of_one_instant_still_end_in_the_order_of_giving(data: Data) -> None:
+    broker = data.open()
+    send(broker, T0, *map(message, "ab"))
+    first = pop(broker, T0, count_max=1)
+    pop(broker, T0 + 5, count_max=1, invisible_ms=MINUTE_MS)
+    settled(broker, broker.leases.change_invisible(GROUP, handles(first)[0], MINUTE_MS - 5, T0 + 10))
+    data.close(broker)
+    broker = data.open()
+    advance(broker, T0 + MINUTE_MS + 5)
+    assert texts(pop(broker, T0 + MINUTE_MS + 5)) == ["b", "a"]
+
+
 def test_a_snapshot_of_an_earlier_version_has_no_leases(data: Data) -> None:
     broker = data.open()
     send(broker, T0, message("one"))
