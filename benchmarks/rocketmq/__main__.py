@@ -90,6 +90,7 @@ class Duel:
 
     def _measure(self, system: System, program: Program, measure: Measure, number: int) -> None:
         start = time.monotonic()
+        os.sync()  # what the one before has left to be written must not be this one's lateness
         with awake(system):
             figures = program.figures(system, measure.arguments)
         figures["cpu_us"] = figures.pop("cpu_s") / measure.messages * 1e6
