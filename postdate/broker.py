@@ -12,7 +12,7 @@ disk.
 """
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -52,7 +52,7 @@ from postdate.log.chunk import CHUNK_BIT, Chunk
 from postdate.log.disk import Disk, LockedFolder
 from postdate.log.folder import open_folder, refuse_foreign
 from postdate.log.log import Log
-from postdate.log.queue import Queue
+from postdate.log.queue import FILTER_ROWS, Queue, tagged
 from postdate.log.segment import SegmentKeeper, Segments
 from postdate.lookup import Found, Lookup, State
 from postdate.message import (
@@ -71,7 +71,6 @@ from postdate.wheel import NEVER
 from postdate.writer import NO_SECONDS, Seconds, Ticket, Writer
 
 CHUNK_OFFSET_MAX = (1 << 63) - 1
-_FILTER_ROWS = 2_048  # entries looked at by one pull that filters
 # RocketMQ's own have three. What is written must be readable for ever, and a reader of JSON has a stack.
 _GROUP_SETTINGS_LEVELS_MAX = 32
 
@@ -692,7 +691,7 @@ class Broker:
 
         All are copied into one piece first and patched there: a pull of 32 takes some 40 us.
         """
-        stop = min(offset + (_FILTER_ROWS if tag_hashes else count_max), queue.length)
+        stop = min(offset + (FILTER_ROWS if tag_hashes else count_max), queue.length)
         # As Log.read, without the call: a segment that is mapped is where nearly all records are.
         view_of, shift, mask = self._segments.views.get, self._segments.shift, self._segments.segment_bytes - 1
         read, own_id = self.fold.read, queue_id.to_bytes(4, "big")
@@ -700,7 +699,7 @@ class Broker:
         chosen: list[tuple[int, int, int, int]] = []  # position in the body, queue offset, place in the log, index
         total, queue_id_in = 0, records.QUEUE_ID
         entries = queue.entries.read(offset, stop)
-        for index, (place, size, _) in _tagged(entries, tag_hashes) if tag_hashes else enumerate(entries.tolist()):
+        for index, (place, size, _) in _chosen(entries, tag_hashes):
             view = view_of(place >> shift)
             data = read(place, size) if view is None else view[place & mask : (place & mask) + size]
             if not data:
@@ -769,10 +768,11 @@ class Broker:
         return retention.retain(self.log, self.fold, self._kept[0], at_ms - self.settings.retention_ms)
 
 
-def _tagged(entries: np.ndarray, tag_hashes: frozenset[int]) -> Iterator[tuple[int, tuple[int, int, int]]]:
-    """The entries with one of these tags, and their indexes. By column: a held pull may have to pass over a million."""
-    for index in np.flatnonzero(np.isin(entries["tag"], np.array(list(tag_hashes), np.int64))).tolist():
-        yield index, entries[index].item()
+def _chosen(entries: np.ndarray, tag_hashes: frozenset[int] | None) -> Iterable[tuple[int, tuple[int, int, int]]]:
+    """Entries that pass a filter, with their indexes."""
+    if not tag_hashes:
+        return enumerate(entries.tolist())
+    return ((index, entries[index].item()) for index in tagged(entries, tag_hashes))
 
 
 def _is_nested_within(value: Any, levels: int) -> bool:

@@ -14,17 +14,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-import numpy as np
-
 from postdate.config import Settings
 from postdate.errors import PopsFull
 from postdate.fold import Fold
-from postdate.log.queue import Queue
+from postdate.log.queue import FILTER_ROWS, Queue, tagged
 from postdate.message import Host
 from postdate.pops import Key
 
-_FILTER_ROWS = 2_048  # entries looked at in one step by a pop that filters
-_PASSED_MAX = 10_000  # places remembered, see `_pass`: forgetting them costs another look
+_PASSED_MAX = 10_000  # places remembered, see `_move`: forgetting them costs another look
 
 
 class PopAsk(NamedTuple):
@@ -195,10 +192,10 @@ class Handout:
     def _pick_range(self, picked: Picked, queue_id: int, queue: Queue, start: int, room: int) -> int:
         """Picks what is wanted of the next entries; returns where to go on."""
         ask, leases = picked.ask, self._fold.pops.leases
-        stop = min(start + (_FILTER_ROWS if ask.tag_hashes else min(ask.count_max, room)), queue.length)
+        stop = min(start + (FILTER_ROWS if ask.tag_hashes else min(ask.count_max, room)), queue.length)
         entries = queue.entries.read(start, stop)
         visible_at = queue.visible_at_ms(start, stop)
-        for index in _wanted(entries, ask.tag_hashes):
+        for index in tagged(entries, ask.tag_hashes) if ask.tag_hashes else range(len(entries)):
             place, size, _ = entries[index].item()
             record = self._fold.read(place, size)
             if not record or (ask.group, queue.number, start + index) in leases:
@@ -253,10 +250,3 @@ class Handout:
 
 def _new_count(picked: Picked) -> int:
     return sum(pick.is_new for pick in picked.picks)
-
-
-def _wanted(entries: np.ndarray, tag_hashes: frozenset[int] | None) -> list[int]:
-    if tag_hashes is None:
-        return list(range(len(entries)))
-    found: list[int] = np.flatnonzero(np.isin(entries["tag"], np.array(list(tag_hashes), np.int64))).tolist()
-    return found

@@ -19,6 +19,7 @@ ENTRY = np.dtype([("offset", "<i8"), ("size", "<i4"), ("tag", "<i8")])
 ENTRY_STRUCT = struct.Struct("<qiq")
 TIME = np.dtype([("at_ms", "<i8"), ("offset", "<i8")])
 TIME_STRUCT = struct.Struct("<qq")
+FILTER_ROWS = 2_048  # entries looked at in one step by whoever filters: a pull, a pop
 assert ENTRY_STRUCT.size == ENTRY.itemsize == 20
 assert TIME_STRUCT.size == TIME.itemsize == 16
 
@@ -82,3 +83,9 @@ class Queue:
 
     def rows(self) -> tuple[Rows, Rows]:
         return self.entries, self.times
+
+
+def tagged(entries: np.ndarray, tag_hashes: frozenset[int]) -> list[int]:
+    """Indexes of the entries with one of these tags. By column: a held pull may have to pass over a million."""
+    found: list[int] = np.flatnonzero(np.isin(entries["tag"], np.array(list(tag_hashes), np.int64))).tolist()
+    return found

@@ -1,8 +1,13 @@
-"""How an error becomes an answer: RocketMQ's own codes, and a sentence."""
+"""How an error becomes an answer: RocketMQ's own codes, and a sentence; how what was written is answered."""
+
+from collections.abc import Callable
+from typing import Any
 
 from postdate import errors
+from postdate.server.connection import Connection
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
+from postdate.writer import Ticket
 
 # The first row whose class fits counts.
 _CODES: tuple[tuple[type[Exception], int], ...] = (
@@ -31,3 +36,13 @@ def code_of(error: Exception) -> int:
 def refusal(command: Command, error: Exception) -> bytes:
     """The answer to a request that failed."""
     return reply(command, code_of(error), remark=str(error))
+
+
+def when_settled(connection: Connection, command: Command, answer: Callable[[Any], bytes]) -> Callable[[Ticket], None]:
+    """Answers a request by what its ticket is answered, or says what went wrong; nothing where nobody waits for it."""
+
+    def settled(ticket: Ticket) -> None:
+        if not command.is_oneway:
+            connection.write(answer(ticket.answer) if ticket.error is None else refusal(command, ticket.error))
+
+    return settled

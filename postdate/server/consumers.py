@@ -1,6 +1,6 @@
 """What consumers ask for besides pulls: heartbeats, members, offsets, locks, send-backs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from postdate.broker import Broker
@@ -10,7 +10,7 @@ from postdate.log import record as records
 from postdate.log.chunk import CHUNK_BIT
 from postdate.log.record import Record
 from postdate.message import GROUP_TOPIC_CHARACTERS_MAX, RETRY_TOPIC_PREFIX, Message, check_group
-from postdate.server.answers import refusal
+from postdate.server.answers import when_settled
 from postdate.server.connection import Connection
 from postdate.server.locks import Locks
 from postdate.server.members import Members
@@ -166,7 +166,8 @@ class Consumers:
             self._broker.offsets(topic, queue_id)
             self._offsets.note(group, topic, queue_id, max(asked["commitOffset"], 0))
             return None
-        offset, answer = asked["commitOffset"], _plain_answer(connection, command.without_content())
+        offset, asked_by = asked["commitOffset"], command.without_content()
+        answer = when_settled(connection, asked_by, lambda _: reply(asked_by, codes.SUCCESS))
         ticket = self._offsets.commit(group, topic, queue_id, offset, self._clock.now_ms())
 
         def written(ticket: Ticket) -> None:
@@ -239,7 +240,10 @@ class Consumers:
             # have meant less when the message was sent.
             return reply(command, codes.SYSTEM_ERROR, remark=f"the message at offset {asked['offset']} is not due yet")
         ticket = self._broker.send([self._again(connection, record, asked)], now_ms)
-        self._pulse.expect(connection, ticket, _plain_answer(connection, command.without_content()))
+        asked_by = command.without_content()
+        self._pulse.expect(
+            connection, ticket, when_settled(connection, asked_by, lambda _: reply(asked_by, codes.SUCCESS))
+        )
         return None
 
     def _again(self, connection: Connection, record: Record, asked: Mapping[str, Any]) -> Message:
@@ -257,14 +261,3 @@ class Consumers:
 def _may_exist(queue: bodies.QueueName) -> bool:
     """No topic has a longer name, and what is locked is kept."""
     return len(queue.topic) <= GROUP_TOPIC_CHARACTERS_MAX
-
-
-def _plain_answer(connection: Connection, command: Command) -> Callable[[Ticket], None]:
-    """Answers success, or what went wrong, when a ticket is settled."""
-
-    def answer(ticket: Ticket) -> None:
-        if command.is_oneway:
-            return
-        connection.write(reply(command, codes.SUCCESS) if ticket.error is None else refusal(command, ticket.error))
-
-    return answer

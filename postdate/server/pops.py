@@ -9,7 +9,7 @@ of times it was given before. RocketMQ copies it to a retry topic instead. Handl
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +22,7 @@ from postdate.log import record as records
 from postdate.log.record import Record
 from postdate.message import Message, check_group
 from postdate.pops import Key
-from postdate.server.answers import refusal
+from postdate.server.answers import refusal, when_settled
 from postdate.server.connection import Connection
 from postdate.server.meter import Meter
 from postdate.server.producers import retry_times_max
@@ -154,12 +154,11 @@ class Pops:
         topic = self._broker.fold.topics.by_name.get(ask.topic)
         if topic is None:
             return 0
-        offset_of, queues = self._broker.fold.groups.offset, self._broker.fold.queues
-        return sum(
-            queue.length - (offset_of(ask.group, ask.topic, queue_id) or queue.first)
-            for queue_id in ask.queue_ids
-            for queue in (queues[topic.numbers[queue_id]],)
-        )
+        count = 0
+        for queue_id in ask.queue_ids:
+            queue = self._broker.fold.queues[topic.numbers[queue_id]]
+            count += queue.length - (self._broker.fold.groups.offset(ask.group, ask.topic, queue_id) or queue.first)
+        return count
 
     # -- held pops ----------------------------------------------------------------------------------------------
 
@@ -257,7 +256,7 @@ class Pops:
             self._broker.leases.acknowledge(group, handles, self._clock.now_ms()) for group, handles in by_group.items()
         ]
         asked_by = command.without_content()
-        answer = _answer_by(connection, asked_by, lambda _: reply(asked_by, codes.SUCCESS))
+        answer = when_settled(connection, asked_by, lambda _: reply(asked_by, codes.SUCCESS))
         self._pulse.expect(connection, tickets[-1], answer)
 
     def change(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
@@ -267,7 +266,7 @@ class Pops:
         ticket = self._broker.leases.change_invisible(asked["consumerGroup"], handle, invisible_ms, now_ms)
         fields = {"popTime": now_ms, "invisibleTime": invisible_ms, "reviveQid": asked["extraInfo"].split(" ")[3]}
         self._pulse.expect(
-            connection, ticket, _answer_by(connection, command, lambda good: _changed(command, fields, good))
+            connection, ticket, when_settled(connection, command, lambda good: _changed(command, fields, good))
         )
 
     # -- dead letters -------------------------------------------------------------------------------------------
@@ -303,14 +302,6 @@ def _handle(asked: Mapping[str, Any]) -> Handle:
     if len(words) < 7 or not words[1].isdecimal() or len(words[1]) > 18:
         raise UsageError(f"extraInfo {asked['extraInfo'][:200]!r} is no handle of a popped message")
     return Handle(asked["topic"], asked["queueId"], asked["offset"], int(words[1]))
-
-
-def _answer_by(connection: Connection, command: Command, answer: Callable[[Any], bytes]) -> Callable[[Ticket], None]:
-    def settled(ticket: Ticket) -> None:
-        if not command.is_oneway:
-            connection.write(answer(ticket.answer) if ticket.error is None else refusal(command, ticket.error))
-
-    return settled
 
 
 _STALE = "the handle is not good any more: the message is acknowledged, or was given again"

@@ -8,7 +8,7 @@ import orjson
 from postdate.broker import Broker
 from postdate.clock import Clock
 from postdate.errors import GroupNotFound, UsageError
-from postdate.server.answers import refusal
+from postdate.server.answers import when_settled
 from postdate.server.connection import Connection
 from postdate.server.members import Members
 from postdate.server.meter import Meter, Span, Went
@@ -149,13 +149,16 @@ class Progress:
         name = self._broker.settings.broker_name
         body = bodies.encode_by_queue("offsetTable", {QueueName(*_named(place, name)): moved[place] for place in moved})
 
-        def answer(ticket: Ticket) -> None:
+        asked_by = command.without_content()
+        answer = when_settled(connection, asked_by, lambda _: reply(asked_by, codes.SUCCESS, body=body))
+
+        def written(ticket: Ticket) -> None:
             if ticket.error is None:
                 self._offsets.written(group, moved)
                 self._pops.moved(group, topic)
-            _answer(connection, command, body, ticket)
+            answer(ticket)
 
-        self._pulse.expect(connection, ticket, answer)
+        self._pulse.expect(connection, ticket, written)
 
     def _target(self, topic: str, queue_id: int, asked: Mapping[str, Any]) -> int:
         low, high = self._broker.offsets(topic, queue_id)
@@ -168,9 +171,3 @@ class Progress:
 
 def _named(place: Place, broker_name: str) -> tuple[str, str, int]:
     return place[0], broker_name, place[1]
-
-
-def _answer(connection: Connection, command: Command, body: bytes, ticket: Ticket) -> None:
-    if not command.is_oneway:
-        answer = reply(command, codes.SUCCESS, body=body) if ticket.error is None else refusal(command, ticket.error)
-        connection.write(answer)

@@ -7,6 +7,7 @@ stays in doubt. Nobody sends anything a second time: what is in the queues can t
 import random
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -33,13 +34,12 @@ AGAIN_S = 0.05
 LOST = (Closed, OSError)
 
 
-class Worker(threading.Thread):
-    """Runs `work` again and again, on a new connection where the last one ended."""
+class Hand(threading.Thread, ABC):
+    """Visits the broker again and again until it is told to stop."""
 
-    def __init__(self, name: str, seed: int, port: int, told: History) -> None:
+    def __init__(self, name: str, seed: int, told: History) -> None:
         super().__init__(name=name, daemon=True)
         self.random = random.Random(seed)
-        self.port = port
         self.history = told
         self.stopping = threading.Event()
         self.mistake: BaseException | None = None
@@ -50,6 +50,18 @@ class Worker(threading.Thread):
                 self._visit()
         except BaseException as mistake:
             self.mistake = mistake
+
+    @abstractmethod
+    def _visit(self) -> None:
+        """Works for a while, or until the connection ends."""
+
+
+class Worker(Hand):
+    """Runs `work` again and again, on a new connection where the last one ended."""
+
+    def __init__(self, name: str, seed: int, port: int, told: History) -> None:
+        super().__init__(name, seed, told)
+        self.port = port
 
     def _visit(self) -> None:
         try:
@@ -238,24 +250,16 @@ def key_of(record: Record) -> str:
     return properties_of(record)[PROPERTY_UNIQ_KEY]
 
 
-class ClientConsumer(threading.Thread):
+class ClientConsumer(Hand):
     """A member of a group by our Python client: joins, works for some seconds, leaves, joins again."""
 
     def __init__(self, number: int, seed: int, address: str, told: History) -> None:
-        super().__init__(name=f"client consumer{number}", daemon=True)
-        self.random = random.Random(seed)
+        super().__init__(f"client consumer{number}", seed, told)
         self._address = address
-        self.history = told
-        self.stopping = threading.Event()
-        self.mistake: BaseException | None = None
 
-    def run(self) -> None:
-        try:
-            while not self.stopping.is_set():
-                end = time.monotonic() + self.random.uniform(3, 8)
-                consume(self._address, self.history, self._retried, lambda end=end: time.monotonic() > end)  # type: ignore[misc]
-        except BaseException as mistake:
-            self.mistake = mistake
+    def _visit(self) -> None:
+        end = time.monotonic() + self.random.uniform(3, 8)
+        consume(self._address, self.history, self._retried, lambda: time.monotonic() > end)
 
     def _retried(self) -> bool:
         return self.random.random() < 0.02

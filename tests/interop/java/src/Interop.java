@@ -9,6 +9,7 @@ import org.apache.rocketmq.client.exception.MQBrokerException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.remoting.protocol.RemotingCommand;
 
 /**
@@ -122,6 +123,27 @@ final class Interop {
     /** Made before its consumers start: those learn of a new topic only by their next poll, half a minute later. */
     static void createTopic(DefaultMQProducer producer, String topic, int queues) throws Exception {
         producer.createTopic("TBW102", topic, queues, null);
+    }
+
+    /** The dead letter of a group with this text; waits until there is one. */
+    static MessageExt deadLetter(DefaultMQProducer producer, String group, String text) throws Exception {
+        String topic = "%DLQ%" + group;
+        until("a dead letter topic of " + group, () -> hasRoute(producer, topic));
+        Inbox letters = new Inbox();
+        DefaultMQPushConsumer reader = consumer(group + "-letters", topic, "*");
+        reader.registerMessageListener(letters);
+        reader.start();
+        MessageExt letter = letters.await(text).message;
+        reader.shutdown();
+        return letter;
+    }
+
+    private static boolean hasRoute(DefaultMQProducer producer, String topic) {
+        try {
+            return !producer.fetchPublishMessageQueues(topic).isEmpty();
+        } catch (Exception unknown) {
+            return false;
+        }
     }
 
     // -- messages ---------------------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ final class Pops {
             Interop.same(arrivals.get(0).message.getQueueOffset(), arrivals.get(1).message.getQueueOffset(), "its place");
             Interop.ok(text + " was given again after " + gapMs + " ms, the broker was killed in between");
         }
-        MessageExt letter = deadLetter(group);
+        MessageExt letter = Interop.deadLetter(producer, group, "poison");
         Interop.same(topic, letter.getProperty(MessageConst.PROPERTY_RETRY_TOPIC), "where it was sent to");
         Interop.same(2, inbox.of("poison").size(), "attempts of the poison");
         Interop.same(2, inbox.of("second-time-lucky").size(), "attempts of the other");
@@ -118,26 +118,6 @@ final class Pops {
 
     private static boolean succeeds(MessageExt message) {
         return new String(message.getBody()).startsWith("second") && message.getReconsumeTimes() > 0;
-    }
-
-    private static MessageExt deadLetter(String group) throws Exception {
-        String topic = "%DLQ%" + group;
-        Interop.until("a dead letter topic", () -> hasRoute(topic));
-        Inbox letters = new Inbox();
-        DefaultMQPushConsumer reader = Interop.consumer(group + "-letters", topic, "*");
-        reader.registerMessageListener(letters);
-        reader.start();
-        MessageExt letter = letters.await("poison").message;
-        reader.shutdown();
-        return letter;
-    }
-
-    private static boolean hasRoute(String topic) {
-        try {
-            return !producer.fetchPublishMessageQueues(topic).isEmpty();
-        } catch (Exception unknown) {
-            return false;
-        }
     }
 
     private static DefaultMQPushConsumer started(String group, String topic, String tags, Inbox inbox) throws Exception {

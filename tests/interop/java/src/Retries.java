@@ -157,23 +157,7 @@ final class Retries {
     }
 
     private static MessageExt awaitDeadLetter(String name) throws Exception {
-        String topic = "%DLQ%" + group(name);
-        Interop.until("a dead letter topic of " + name, () -> hasRoute(topic));
-        Inbox letters = new Inbox();
-        DefaultMQPushConsumer reader = Interop.consumer(group(name) + "-letters", topic, "*");
-        reader.registerMessageListener(letters);
-        reader.start();
-        MessageExt letter = letters.await(name).message;
-        reader.shutdown();
-        return letter;
-    }
-
-    private static boolean hasRoute(String topic) {
-        try {
-            return !producer.fetchPublishMessageQueues(topic).isEmpty();
-        } catch (Exception unknown) {
-            return false;
-        }
+        return Interop.deadLetter(producer, group(name), name);
     }
 
     // -- parts ------------------------------------------------------------------------------------------------------
