@@ -1,5 +1,6 @@
 """The fixture that every test with a broker uses: a folder that is checked when the test is over."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,9 @@ from helpers import Data
 
 from postdate.check import check_folder
 from postdate.log.disk import RealDisk
+
+# A shell that starts us in the background has us ignore Ctrl-C, and our children too: the tests that press it need it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
