@@ -73,6 +73,10 @@ class CorruptChunk(CorruptData):
     """The disk's or the uploader's fault: a chunk is damaged."""
 
 
+class CorruptTable(CorruptData):
+    """The disk's fault: the table of far messages cannot be read, or lacks files; what the log has stays on time."""
+
+
 class CorruptSnapshot(CorruptData):
     """The disk's fault: a snapshot is damaged; an older one and the log replace it."""
 

@@ -14,11 +14,12 @@ import numpy as np
 
 from postdate.broker import Broker
 from postdate.config import Settings
+from postdate.keys import key_hash
 from postdate.log import chunk as chunks
 from postdate.log import record as records
 from postdate.log.disk import Data as Bytes
 from postdate.log.disk import RealDisk, RealFile, View
-from postdate.message import LOOPBACK, Cancelled, Message, encode_properties, first_key, key_hash, tag_hash
+from postdate.message import LOOPBACK, Cancelled, Message, encode_properties, first_key, tag_hash
 from postdate.writer import Ticket
 
 T0 = 1_700_000_000_000
