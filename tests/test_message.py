@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postdate import message as message_module
 from postdate.errors import IllegalMessage, UsageError
 from postdate.keys import key_hash
 from postdate.message import (
