@@ -25,6 +25,7 @@ COMMANDS = {
     "find": "messages by their key, and where they are",
     "topic": "list, show, create, update and delete topics",
     "group": "list, show, create and delete consumer groups",
+    "bulk": "serve a broker's data folder over Arrow Flight",
     "check": "verify a closed data folder",
     "log": "print the log of a data folder",
 }

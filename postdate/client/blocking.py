@@ -1,21 +1,16 @@
 """The blocking client: the asyncio client on an event loop of its own, in a thread."""
 
-import asyncio
-import concurrent.futures
 import threading
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
-from inspect import CORO_CREATED, getcoroutinestate
 from math import inf
 from types import TracebackType
-from typing import Any, TypeVar
-
-import uvloop
 
 from postdate.client.asynchronous import ATTEMPTS_MAX_DEFAULT, TIMEOUT_SECONDS_DEFAULT, AsyncClient
 from postdate.client.backlog import Delivery
 from postdate.client.consumer import Consumer
+from postdate.client.loop import LIFE_SIGN_SECONDS, Closed, LoopThread
 from postdate.client.outgoing import Outgoing, Receipt
 from postdate.client.received import ReceivedMessage
 from postdate.client.spans import Delay, delay_ms
@@ -24,88 +19,7 @@ from postdate.clock import SystemClock
 from postdate.errors import UsageError
 from postdate.message import Cancelled
 
-Result = TypeVar("Result")
 Handler = Callable[[ReceivedMessage], object]
-
-# How often a caller who waits looks whether the thread he waits for still lives.
-_LIFE_SIGN_SECONDS = 1.0
-# How long the thread may take to end. It is held up only by a name that is being looked up, and then ends later.
-_END_SECONDS = 1.0
-
-
-class _Closed(UsageError):
-    def __init__(self) -> None:
-        super().__init__("the client is closed")
-
-
-class _LoopThread:
-    """An event loop in a daemon thread, for any number of callers."""
-
-    def __init__(self) -> None:
-        """Raises what keeps the loop from running, such as too many open files."""
-        self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(target=self._main, name="postdate-client", daemon=True)
-        self._thread.start()
-        self._started.result()
-
-    def _main(self) -> None:
-        try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(self._until_stopped())
-        except BaseException as error:
-            if self._started.done():
-                raise
-            self._started.set_exception(error)
-
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    async def _until_stopped(self) -> None:
-        """What still runs when this returns is cancelled by the runner."""
-        self._loop = asyncio.get_running_loop()
-        self._stopping = asyncio.Event()
-        self._started.set_result(None)
-        await self._stopping.wait()
-
-    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Runs a coroutine to its end; called from any thread but the loop's. An interrupt cancels it."""
-        if self.is_ours:
-            work.close()
-            raise UsageError("the client was called in its own thread, by a log handler perhaps; it cannot wait there")
-        future = self.start(work)
-        try:
-            while True:
-                try:
-                    return future.result(_LIFE_SIGN_SECONDS)
-                except TimeoutError:  # the wait's or the work's: when the work is done, its result tells
-                    if future.done():
-                        return future.result()
-                if not self.is_alive and future.cancel() and getcoroutinestate(work) == CORO_CREATED:
-                    work.close()  # the loop ended before it began
-        except concurrent.futures.CancelledError:
-            raise _Closed from None
-        except BaseException:
-            future.cancel()
-            raise
-
-    def start(self, work: Coroutine[Any, Any, Result]) -> "concurrent.futures.Future[Result]":
-        """Begins a coroutine; called from any thread."""
-        try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:  # the loop is closed
-            work.close()
-            raise _Closed from None
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether the caller is the loop's thread, which must never wait for itself."""
-        return threading.current_thread() is self._thread
-
-    def stop(self) -> None:
-        with suppress(RuntimeError):  # stopped already
-            self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(_END_SECONDS)
 
 
 class _Limit:
@@ -124,7 +38,7 @@ class _Limit:
 class _FarConsumer:
     """A consumer, which lives on the loop, as callers' threads reach it. When the client is closed, it has left."""
 
-    def __init__(self, consumer: Consumer, client: AsyncClient, loop: _LoopThread) -> None:
+    def __init__(self, consumer: Consumer, client: AsyncClient, loop: LoopThread) -> None:
         self._consumer = consumer
         self._client = client
         self._loop = loop
@@ -141,7 +55,7 @@ class _FarConsumer:
         idle_seconds = self._consumer.idle_seconds
         limit = _Limit(inf if idle_seconds is None else idle_seconds)
         while limit.seconds_left and not self._consumer.has_ended and self._loop.is_alive:
-            delivery = self._consumer.next_within(min(limit.seconds_left, _LIFE_SIGN_SECONDS))
+            delivery = self._consumer.next_within(min(limit.seconds_left, LIFE_SIGN_SECONDS))
             if delivery is not None:
                 return delivery
         return None
@@ -153,18 +67,18 @@ class _FarConsumer:
         self._loop.run(self._consumer.retry(delivery, delay))
 
     def give_back(self, delivery: Delivery, error: Exception) -> None:
-        with suppress(_Closed):
+        with suppress(Closed):
             self._loop.run(self._consumer.give_back(delivery, error))
 
     def stop(self) -> None:
         async def stop() -> None:
             self._consumer.stop()
 
-        with suppress(_Closed):
+        with suppress(Closed):
             self._loop.run(stop())
 
     def leave(self) -> None:
-        with suppress(_Closed):
+        with suppress(Closed):
             if self._loop.is_ours:  # a loop over messages that was forgotten, and is cleared away there
                 self._loop.start(self._client.leave(self._consumer))
             else:
@@ -184,7 +98,7 @@ class Client:
         self._client = AsyncClient(address, timeout=timeout)
         self._timeout = timeout
         self._is_closed = False
-        self._loop = _LoopThread()
+        self._loop = LoopThread()
 
     def __enter__(self) -> "Client":
         return self
@@ -202,7 +116,7 @@ class Client:
         """
         self._is_closed = True
         try:
-            with suppress(_Closed):
+            with suppress(Closed):
                 self._loop.run(self._client.close())
         finally:
             self._loop.stop()
@@ -315,8 +229,8 @@ class Client:
     def _join(self, wanted: Wanted) -> _FarConsumer | None:
         """None if the client is closed meanwhile: that ends loops, and is no fault of theirs."""
         if self._is_closed:
-            raise _Closed
-        with suppress(_Closed):
+            raise Closed
+        with suppress(Closed):
             return _FarConsumer(self._loop.run(self._client.join(wanted)), self._client, self._loop)
         return None
 
@@ -384,7 +298,7 @@ def _handle_in_threads(consumer: _FarConsumer, handler: Handler, count: int, end
     try:
         for worker in workers:
             while worker.is_alive():
-                worker.join(_LIFE_SIGN_SECONDS)
+                worker.join(LIFE_SIGN_SECONDS)
     except BaseException:
         consumer.stop()
         _join_within(workers, end_seconds)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
 from postdate.client.faults import Disconnected, TimedOut, Unreachable, in_words
-from postdate.errors import ProtocolError, UsageError
+from postdate.errors import PostdateError, ProtocolError, UsageError
 from postdate.message import PORT_MAX
 from postdate.wire import codes
 from postdate.wire.frame import NO_FIELDS, Command, Frames, decode, encode, reply
@@ -17,6 +17,10 @@ from postdate.wire.ids import address_text
 
 # What a broker asks of its client; the answer, where one is wanted, is the connection's own.
 OnRequest = Callable[[Command], None]
+# The body of the answer to a request of the broker's. What it raises of ours becomes a refusal.
+Answer = Callable[[Command], Awaitable[bytes]]
+Answers = Mapping[int, Answer]
+NO_ANSWERS: Answers = {}
 OnLost = Callable[[], None]
 Result = TypeVar("Result")
 
@@ -65,9 +69,13 @@ async def within(timeout: float, work: Awaitable[Result], failure: str) -> Resul
 class Connection(asyncio.Protocol):
     """One connection to a route or broker address. Made by `Connections`."""
 
-    def __init__(self, address: Address, on_request: OnRequest | None, on_lost: OnLost | None) -> None:
+    def __init__(
+        self, address: Address, on_request: OnRequest | None, on_lost: OnLost | None, answers: Answers = NO_ANSWERS
+    ) -> None:
         self.address = address
         self._on_request = on_request
+        self._answers = answers
+        self._answering: set[asyncio.Task[None]] = set()
         self._on_lost = on_lost
         self._frames = Frames()
         self._waiting: dict[int, asyncio.Future[Command]] = {}
@@ -169,14 +177,29 @@ class Connection(asyncio.Protocol):
             return
         if self._on_request is not None:
             self._on_request(command)
-        if not command.is_oneway:
+        answer = self._answers.get(command.code)
+        if answer is not None:
+            task = asyncio.get_running_loop().create_task(self._answer(command, answer))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+        elif not command.is_oneway:
             sentence = f"this client does not answer request {command.code}"
             self._write(reply(command, codes.REQUEST_CODE_NOT_SUPPORTED, remark=sentence))
+
+    async def _answer(self, command: Command, answer: Answer) -> None:
+        try:
+            frame = reply(command, codes.SUCCESS, body=await answer(command))
+        except PostdateError as error:
+            frame = reply(command, codes.SYSTEM_ERROR, remark=str(error))
+        if not (command.is_oneway or self.is_lost):
+            self._write(frame)
 
     def connection_lost(self, error: Exception | None) -> None:
         if error is not None:
             self._reason = f"the connection was lost: {error}"
         self._lost.set()
+        for task in self._answering:
+            task.cancel()
         self._writable.set()
         for future in self._waiting.values():
             if not future.done():
@@ -207,9 +230,15 @@ class Connections:
     """
 
     def __init__(
-        self, *, on_request: OnRequest | None = None, on_lost: OnLost | None = None, greet: Greet | None = None
+        self,
+        *,
+        on_request: OnRequest | None = None,
+        on_lost: OnLost | None = None,
+        greet: Greet | None = None,
+        answers: Answers = NO_ANSWERS,
     ) -> None:
         self._on_request = on_request
+        self._answers = answers
         self._on_lost = on_lost
         self._greet = greet
         self._by_address: dict[Address, Connection] = {}
@@ -239,7 +268,9 @@ class Connections:
             raise UsageError("the client is closed")
         try:
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(address, self._on_request, self._on_lost), address.host, address.port
+                lambda: Connection(address, self._on_request, self._on_lost, self._answers),
+                address.host,
+                address.port,
             )
         except (OSError, UnicodeError) as error:
             raise Unreachable(

@@ -17,15 +17,16 @@ from bisect import bisect_right
 from typing import NamedTuple
 
 import numpy as np
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from postdate.errors import CorruptChunk
-from postdate.log.disk import Disk
+from postdate.log.disk import Data, Disk
 
 FOLDER = "chunks"
 CHUNK_BIT = 1 << 62
 MAGIC = 0x31434450  # "PDC1"
 VERSION = 1
+NEW = ".new"  # ends the name of a chunk that is being written
 OPEN_MAX = 64  # chunks kept open for reading
 FLAG_OWN_ARRIVAL = 1  # imported or postponed: not a message of the far queue, a rescue never had it
 
@@ -59,22 +60,74 @@ class Head(NamedTuple):
 
 
 def write(disk: Disk, name: str, index: np.ndarray, records: bytes) -> None:
-    """Writes and syncs a chunk. `index` is sorted; its positions count from the first record and are moved here."""
-    rows = index.astype(CHUNK_ROW)
-    records_at = HEADER_BYTES + rows.nbytes
-    rows["position"] += records_at
-    body = rows.tobytes()
-    due_low, due_high = (int(rows["due"][0]), int(rows["due"][-1])) if len(rows) else (0, 0)
-    head = _HEAD.pack(
-        MAGIC, VERSION, len(rows), xxh3_64_intdigest(body), xxh3_64_intdigest(records), records_at + len(records),
-        due_low, due_high,
-    )  # fmt: skip
-    path = path_of(name)
-    disk.reach("chunk.write")
-    disk.write(path, 0, head, _SUM.pack(xxh3_64_intdigest(head)), body, records)
-    disk.sync(path)
-    disk.sync_folder(FOLDER)
-    disk.reach("chunk.written")
+    """Writes and syncs a whole chunk; see `Writer`."""
+    writer = Writer(disk, name, len(index))
+    writer.add(index, records)
+    writer.finish()
+
+
+class Writer:
+    """Writes a chunk piece by piece: how many rows there will be is known from the start, so that rows and records grow
+    side by side, each at its place, and nothing is kept in memory.
+
+    The file has a name that ends in `.new` until it is whole and synced. What is written is not looked at: `verify` is
+    for the broker, order and counts are for whoever takes pieces from a stranger.
+    """
+
+    def __init__(self, disk: Disk, name: str, row_count: int) -> None:
+        self._disk = disk
+        self._path = path_of(name)
+        self._row_count = row_count
+        self._records_at = HEADER_BYTES + row_count * CHUNK_ROW.itemsize
+        self._index_sum, self._records_sum = xxh3_64(), xxh3_64()
+        self._due_low_ms = self._due_high_ms = 0
+        self.row_count = 0  # rows and record bytes written so far
+        self.records_bytes = 0
+        disk.reach("chunk.write")
+        disk.write(self._path + NEW, 0, bytes(HEADER_BYTES))
+
+    def add(self, index: np.ndarray, records: Data) -> None:
+        """The next rows and the next records. Positions count from the chunk's first record and are moved here."""
+        rows = index.astype(CHUNK_ROW)
+        if not len(rows):
+            return
+        rows["position"] += self._records_at
+        if not self.row_count:
+            self._due_low_ms = int(rows["due"][0])
+        self._due_high_ms = int(rows["due"][-1])
+        body = rows.tobytes()
+        self._disk.reach("chunk.add")
+        self._disk.write(self._path + NEW, HEADER_BYTES + self.row_count * CHUNK_ROW.itemsize, body)
+        self._disk.write(self._path + NEW, self._records_at + self.records_bytes, records)
+        self._index_sum.update(body)
+        self._records_sum.update(records)
+        self.row_count += len(rows)
+        self.records_bytes += len(records)
+
+    def finish(self) -> None:
+        """Makes the chunk whole and durable, under its name."""
+        assert self.row_count == self._row_count, f"{self.row_count} rows were written, {self._row_count} announced"
+        head = _HEAD.pack(
+            MAGIC, VERSION, self.row_count, self._index_sum.intdigest(), self._records_sum.intdigest(),
+            self._records_at + self.records_bytes, self._due_low_ms, self._due_high_ms,
+        )  # fmt: skip
+        self._disk.write(self._path + NEW, 0, head, _SUM.pack(xxh3_64_intdigest(head)))
+        self._disk.sync(self._path + NEW)
+        self._disk.reach("chunk.synced")
+        self._disk.rename(self._path + NEW, self._path)
+        self._disk.sync_folder(FOLDER)
+        self._disk.reach("chunk.written")
+
+    def abandon(self) -> None:
+        """Removes what was written."""
+        self._disk.remove(self._path + NEW)
+
+
+def remove_unfinished(disk: Disk) -> None:
+    """Removes what writers that died have left. For the one process that writes chunks, before it writes any."""
+    for name in disk.list(FOLDER):
+        if name.endswith(NEW):
+            disk.remove(path_of(name))
 
 
 def path_of(name: str) -> str:

@@ -18,7 +18,7 @@ def open_folder(disk: Disk, settings: Settings) -> dict[str, int]:
     """Reads, or writes into an empty folder, what is fixed for a folder's life. Raises ForeignFolder."""
     refuse_foreign(disk)
     if disk.size(FORMAT_FILE) >= 0:
-        return _read_format(disk)
+        return read_format(disk)
     fixed = {"format": FORMAT} | {name: getattr(settings, name) for name in FIXED_SETTINGS}
     disk.write(FORMAT_FILE + ".new", 0, json.dumps(fixed).encode())
     disk.sync(FORMAT_FILE + ".new")
@@ -37,7 +37,8 @@ def refuse_foreign(disk: Disk) -> None:
         )
 
 
-def _read_format(disk: Disk) -> dict[str, int]:
+def read_format(disk: Disk) -> dict[str, int]:
+    """What the file says. Raises ForeignFolder."""
     text = disk.read(FORMAT_FILE, 0, 4_096)
     try:
         fixed = json.loads(text)

@@ -62,14 +62,14 @@ _SYS_FLAG_TO_BORN_HOST = "iq{born}si"
 _STORED_AT = "q"
 _FROM_STORE_HOST = "{store}siiqi"
 
-_MAGIC_POSITION = calcsize(">i")
+MAGIC_POSITION = calcsize(">i")
 QUEUE_ID = slice(calcsize(">iII"), calcsize(">iIIi"))
 _QUEUE_OFFSET_POSITION = calcsize(">" + _UP_TO_QUEUE_OFFSET)
 _SYS_FLAG_POSITION = calcsize(">" + _UP_TO_QUEUE_OFFSET + _OFFSETS)
 # The bits that tell the hosts' kinds are in the last byte of the big-endian sys flag; the version's
 # in that of the magic.
-_HOST_BITS_POSITION = _SYS_FLAG_POSITION + 3
-_VERSION_POSITION = _MAGIC_POSITION + 3
+HOST_BITS_POSITION = _SYS_FLAG_POSITION + 3
+_VERSION_POSITION = MAGIC_POSITION + 3
 _VERSION_2 = MAGIC_V2 & 0xFF
 
 
@@ -99,7 +99,9 @@ def _layout(born: int, store: int) -> _Layout:
 _BY_ADDRESS_BYTES = {(born, store): _layout(born, store) for born in (4, 16) for store in (4, 16)}
 _BY_HOST_BITS = {layout.host_bits: layout for layout in _BY_ADDRESS_BYTES.values()}
 
-RECORD_BYTES_MIN = _BY_HOST_BITS[0].head.size + _INT8.size + _INT16.size
+HEAD_BYTES = _BY_HOST_BITS[0].head.size  # everything before the body, with two IPv4 hosts; its length comes last
+HOST_V6_MORE_BYTES = _BY_HOST_BITS[BORN_HOST_V6].head.size - HEAD_BYTES
+RECORD_BYTES_MIN = HEAD_BYTES + _INT8.size + _INT16.size
 
 
 class Record(NamedTuple):
@@ -206,7 +208,7 @@ def decode(data: bytes) -> Record:
     Properties are left encoded, as in `Message`: they are the producer's, and judged by `decode_properties`.
     """
     magic = _check_frame(data)
-    head = _BY_HOST_BITS[data[_HOST_BITS_POSITION] & _HOSTS_V6].head
+    head = _BY_HOST_BITS[data[HOST_BITS_POSITION] & _HOSTS_V6].head
     topic_length = _INT8 if magic == MAGIC_V1 else _INT16
     body_end, topic_end = _ends(data, head.size, topic_length)
     (
@@ -287,7 +289,7 @@ def deliver(body: bytearray, places: Iterable[tuple[int, int, int, int]], store_
     # Nearly all have one layout, an IPv4 producer's: it is looked up once.
     usual = _BY_ADDRESS_BYTES[4, len(store_host.address)] if store_host else None
     address, port = store_host or Host(b"", 0)
-    pack_offsets, offsets_at, bits_at = _OFFSETS_STRUCT.pack_into, _QUEUE_OFFSET_POSITION, _HOST_BITS_POSITION
+    pack_offsets, offsets_at, bits_at = _OFFSETS_STRUCT.pack_into, _QUEUE_OFFSET_POSITION, HOST_BITS_POSITION
     usual_bits, pack_usual, usual_at = (
         (usual.host_bits, usual.stored.pack_into, usual.stored_at_position) if usual else (-1, _INT64.pack_into, 0)
     )
@@ -317,7 +319,7 @@ def moved(record: bytes, queue_id: int) -> bytes:
 
 def given_again(body: bytearray, position: int, times: int) -> None:
     """Adds the times that a message was given before to those that its record knows of."""
-    at = position + _BY_HOST_BITS[body[position + _HOST_BITS_POSITION] & _HOSTS_V6].reconsume_times_position
+    at = position + _BY_HOST_BITS[body[position + HOST_BITS_POSITION] & _HOSTS_V6].reconsume_times_position
     _INT32.pack_into(body, at, _INT32.unpack_from(body, at)[0] + times)
 
 
@@ -358,7 +360,7 @@ def properties_of(record: bytes) -> dict[str, str]:
 
 
 def _topic_bounds(record: bytes) -> tuple[int, int]:
-    head_bytes = _BY_HOST_BITS[record[_HOST_BITS_POSITION] & _HOSTS_V6].head.size
+    head_bytes = _BY_HOST_BITS[record[HOST_BITS_POSITION] & _HOSTS_V6].head.size
     (body_bytes,) = _INT32.unpack_from(record, head_bytes - _INT32.size)
     length = _INT16 if record[_VERSION_POSITION] == _VERSION_2 else _INT8
     (topic_bytes,) = length.unpack_from(record, head_bytes + body_bytes)

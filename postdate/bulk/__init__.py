@@ -1,0 +1,17 @@
+"""Bulk: far rows, queues and chunks for programs that move millions of them, over Arrow Flight.
+
+A process of its own beside the broker, so that the interpreter lock of one never delays the other's firing. It reads
+the data folder's segments and rows itself and asks the broker only what is durable; the one thing it writes is chunks.
+
+    flight      the doors: actions, do_get, do_put
+    stream      a range of a queue as record batches
+    rows        rows of a queue: from the files, and from the broker's memory
+    maps        segments and chunks, mapped for reading
+    columns     records as columns, without a loop
+    cancels     what a cancel's record says
+    properties  what the properties of a record say
+    upload      a chunk, as it comes in
+    table       the one question that the broker asks back: is this message in the table?
+    link        the connection to the broker
+    process     the process: how it starts, what it says, when it ends
+"""

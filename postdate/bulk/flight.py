@@ -1,0 +1,183 @@
+"""The doors of bulk: Arrow Flight's actions, do_get and do_put. docs/bulk.md is the contract.
+
+    action state | register | stage | report      JSON in, JSON out
+    do_get   {"queue": "far", "start", "stop", "due_min", "due_max"} or {"queue": {"topic", "id"}, "start", "stop"}
+    do_put   {"name", "rows", "bytes"}, then sorted batches of a chunk
+
+Flight calls from threads of its own, one per call. Each error becomes a sentence: FlightUnavailableError where a later
+try may pass, FlightServerError where it will not.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from postdate.bulk.link import Link
+from postdate.bulk.maps import Maps
+from postdate.bulk.rows import Queue, QueueRows, RowsMissing
+from postdate.bulk.schema import OUT
+from postdate.bulk.stream import DueRange, far_batches
+from postdate.bulk.topic import topic_batches
+from postdate.bulk.upload import Uploads, announced, epoch_of
+from postdate.client.faults import TimedOut, Unavailable, Unreachable
+from postdate.errors import FlowControl, PostdateError, Refused, UsageError
+from postdate.log.disk import Disk
+from postdate.log.folder import read_format
+
+STREAMS_MAX = 64  # reads and uploads at once; each may hold three batches of 8 MB
+_AWAY = (Unreachable, TimedOut, Unavailable, FlowControl, RowsMissing)
+
+
+class Wanted(NamedTuple):
+    """What a ticket asks for."""
+
+    queue: Queue
+    start: int
+    stop: int
+    due: DueRange
+
+
+def wanted(ticket: bytes) -> Wanted:
+    """Raises UsageError."""
+    try:
+        said: dict[str, Any] = orjson.loads(ticket)
+        named = said["queue"]
+        queue = Queue() if named == "far" else Queue(_topic(named["topic"]), int(named["id"]))
+        low, high = (said.get(name, default) for name, default in zip(("due_min", "due_max"), DueRange(), strict=True))
+        found = Wanted(queue, int(said["start"]), int(said["stop"]), DueRange(int(low), int(high)))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"the ticket is {ticket[:200]!r}, expected JSON with queue, start and stop") from error
+    if found.start < 0:
+        raise UsageError(f"the ticket asks for rows from {found.start} on, expected 0 or more")
+    return found
+
+
+def _topic(name: Any) -> str:
+    if not isinstance(name, str) or not name:
+        raise ValueError("a topic's name is text that is not empty")
+    return name
+
+
+class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
+    """Serves from its construction on."""
+
+    def __init__(self, host: str, port: int, disk: Disk, folder: Path, link: Link) -> None:
+        self._folder = folder
+        self._link = link
+        self._segment_bytes = read_format(disk)["segment_bytes"]
+        self._maps = Maps(folder)
+        self._uploads = Uploads(disk)
+        self._streams = threading.Semaphore(STREAMS_MAX)
+        self._actions: dict[str, Callable[[bytes], dict[str, Any]]] = {
+            "state": lambda _: link.state(), "register": self._register, "stage": self._stage, "report": self._report,
+        }  # fmt: skip
+        super().__init__(f"grpc://{f'[{host}]' if ':' in host else host}:{port}")
+
+    # -- actions ------------------------------------------------------------------------------------------------
+
+    def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:  # noqa: ARG002
+        return [
+            ("state", "the broker's clock and how far the pipeline is, as JSON"),
+            ("register", "JSON table and master: a pipeline begins and gets an epoch"),
+            ("stage", "JSON epoch, far, horizon, chunks, rows_in, rows_out: takes chunks into the wheel"),
+            ("report", "JSON, free fields: what a batch has done"),
+        ]
+
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:  # noqa: ARG002
+        with _told():
+            act = self._actions.get(action.type)
+            if act is None:
+                raise UsageError(f"there is no action {action.type[:64]!r}, but {', '.join(self._actions)}")
+            yield orjson.dumps(act(action.body.to_pybytes()))
+
+    def _register(self, wish: bytes) -> dict[str, Any]:
+        answer = self._link.register(wish)
+        self._uploads.remove_older(int(answer["epoch"]), set(answer["staged"]))
+        return answer
+
+    def _stage(self, wish: bytes) -> dict[str, Any]:
+        try:
+            self._link.stage(wish)
+        except _AWAY:
+            raise
+        except PostdateError as error:
+            return {"refused": str(error)}
+        return {"accepted": True}
+
+    def _report(self, report: bytes) -> dict[str, Any]:
+        self._link.report(report)
+        return {}
+
+    # -- out ----------------------------------------------------------------------------------------------------
+
+    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:  # noqa: ARG002
+        with _told():
+            asked = wanted(ticket.ticket)
+            rows = QueueRows(self._folder, self._link, asked.queue, asked.start, asked.stop)
+        return flight.GeneratorStream(OUT, self._stream(asked, rows))
+
+    def _stream(self, asked: Wanted, rows: QueueRows) -> Iterator[pa.RecordBatch]:
+        with _told(), self._slot():
+            if asked.queue.topic:
+                yield from topic_batches(rows, self._maps, self._segment_bytes, self._link)
+            else:
+                yield from far_batches(rows, self._maps, self._segment_bytes, asked.due)
+
+    # -- in -----------------------------------------------------------------------------------------------------
+
+    def do_put(
+        self,
+        context: flight.ServerCallContext,  # noqa: ARG002
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.FlightMetadataWriter,
+    ) -> None:
+        with _told(), self._slot():
+            chunk = announced(_announcement(descriptor))
+            self._refuse_old(chunk.name)
+            with self._uploads.receive(chunk) as upload:
+                for piece in reader:
+                    upload.add(piece.data)
+                upload.finish()
+            writer.write(pa.py_buffer(orjson.dumps(chunk._asdict())))
+
+    def _refuse_old(self, name: str) -> None:
+        """A pipeline that was overtaken is told now, not when it stages."""
+        epoch = int(self._link.state()["epoch"])
+        if epoch_of(name) != epoch:
+            raise Refused(f"chunk {name} is not of epoch {epoch}: another pipeline has registered")
+
+    @contextmanager
+    def _slot(self) -> Iterator[None]:
+        if not self._streams.acquire(blocking=False):
+            raise FlowControl(f"{STREAMS_MAX} reads and uploads run, the limit; try later")
+        try:
+            yield
+        finally:
+            self._streams.release()
+
+
+def _announcement(descriptor: flight.FlightDescriptor) -> bytes:
+    """The JSON of a path "chunk", JSON, or of a command."""
+    if descriptor.descriptor_type == flight.DescriptorType.CMD:
+        return bytes(descriptor.command)
+    if len(descriptor.path) != 2 or descriptor.path[0] != b"chunk":
+        raise UsageError(f"a put to {descriptor.path}, expected the path chunk and its JSON")
+    return bytes(descriptor.path[1])
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turns our errors into Flight's."""
+    try:
+        yield
+    except _AWAY as error:
+        raise flight.FlightUnavailableError(str(error)) from error
+    except (PostdateError, OSError) as error:
+        raise flight.FlightServerError(str(error)) from error

@@ -1,0 +1,122 @@
+"""The connection to the broker: one, kept alive, made again with pauses when it breaks; and the requests on it.
+
+The event loop has a thread of its own; everything else is called from Flight's threads and waits, never longer than the
+times below. A broker that is away is an Unreachable, Disconnected or TimedOut, never a wait.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from postdate.client.connection import Address, Answer, Connection, Connections
+from postdate.client.faults import Pause, expect_success
+from postdate.client.loop import LoopThread
+from postdate.errors import PostdateError, ProtocolError
+from postdate.wire import codes
+from postdate.wire.frame import NO_FIELDS, Command
+from postdate.wire.reports import decode_properties_text
+
+_ASK_SECONDS = 10.0  # most requests are answered from memory
+_WRITE_SECONDS = 30.0  # a sync of the broker's disk is in it
+_STAGE_SECONDS = 300.0  # the broker reads and sums up every byte of the chunks
+_STATE_PAUSE_SECONDS = 5.0  # a sign of life: the broker drops a connection that says nothing for long
+
+
+class QueueRange(NamedTuple):
+    """What the broker says of a queue's rows: which are durable, which of them lie in files."""
+
+    number: int
+    first: int
+    length: int
+    stored: int
+    file_rows: int
+    tail_start: int  # the number of the first row in `tail`
+    tail: bytes  # rows that are in the broker's memory alone
+
+
+class StagedChunk(NamedTuple):
+    """Where the offsets of a chunk begin, the name of its file, how many bytes it has."""
+
+    base: int
+    name: str
+    size: int
+
+
+class Link:
+    def __init__(self, address: Address, find_in_table: Answer) -> None:
+        self._address = address
+        self.table = ""  # where the pipeline that registered last keeps its table, as far as the broker has told
+        self._loop = LoopThread()
+        self._connections = Connections(greet=_greet, answers={codes.FIND_IN_TABLE: find_in_table})
+        self._keeping = self._loop.start(self._keep())
+
+    async def _keep(self) -> None:
+        """Holds the connection, so that the broker can ask at any time."""
+        pause = Pause()
+        while True:
+            try:
+                self._note(await self._asked(codes.GET_BULK_STATE, NO_FIELDS, b"", _ASK_SECONDS))
+                pause.reset()
+                await asyncio.sleep(_STATE_PAUSE_SECONDS)
+            except PostdateError:
+                # Whoever asks meanwhile is told; here it is only tried again.
+                await asyncio.sleep(pause.next())
+
+    def _note(self, answer: Command) -> dict[str, Any]:
+        state: dict[str, Any] = orjson.loads(answer.body)
+        self.table = str(state.get("table") or self.table)
+        return state
+
+    async def _asked(self, code: int, fields: Mapping[str, Any], body: bytes, timeout: float) -> Command:
+        connection = await self._connections.to(self._address, min(timeout, _ASK_SECONDS))
+        return expect_success(await connection.request(code, fields, body, timeout=timeout))
+
+    def _ask(
+        self, code: int, fields: Mapping[str, Any] = NO_FIELDS, body: bytes = b"", timeout: float = _ASK_SECONDS
+    ) -> Command:
+        return self._loop.run(self._asked(code, fields, body, timeout))
+
+    # -- requests; all of them raise what the broker's refusal means, Unreachable, Disconnected or TimedOut
+
+    def state(self) -> dict[str, Any]:
+        return self._note(self._ask(codes.GET_BULK_STATE))
+
+    def register(self, wish: bytes) -> dict[str, Any]:
+        return self._note(self._ask(codes.REGISTER_PIPELINE, body=wish, timeout=_WRITE_SECONDS))
+
+    def stage(self, wish: bytes) -> None:
+        self._ask(codes.STAGE, body=wish, timeout=_STAGE_SECONDS)
+
+    def report(self, report: bytes) -> None:
+        self._ask(codes.REPORT_BATCH, body=report)
+
+    def range(self, topic: str, queue_id: int, start: int) -> QueueRange:
+        """The rows of a topic's queue, or of the far queue where the topic is empty."""
+        answer = self._ask(codes.GET_BULK_RANGE, {"topic": topic, "queueId": queue_id, "start": start})
+        try:
+            number, first, length, stored, file_rows = (
+                int(answer.fields[name]) for name in ("number", "first", "length", "stored", "fileRows")
+            )
+        except (KeyError, ValueError) as error:
+            raise ProtocolError(f"the broker's answer to GET_BULK_RANGE lacks a number: {answer.fields}") from error
+        return QueueRange(number, first, length, stored, file_rows, max(start, stored), answer.body)
+
+    def chunks(self) -> list[StagedChunk]:
+        """All staged chunks that are there, ascending by base."""
+        return [StagedChunk(*each) for each in orjson.loads(self._ask(codes.GET_CHUNKS).body)]
+
+    def delay_levels(self) -> str:
+        """The broker's delay levels, as it is set."""
+        settings = decode_properties_text(self._ask(codes.GET_BROKER_CONFIG).body)
+        return settings["message_delay_level"]
+
+    def close(self) -> None:
+        self._keeping.cancel()
+        self._loop.run(self._connections.close())
+        self._loop.stop()
+
+
+async def _greet(connection: Connection) -> None:
+    expect_success(await connection.request(codes.ATTACH_TABLE, timeout=_ASK_SECONDS))

@@ -1,0 +1,90 @@
+"""The process: what it needs, how it says that it is ready, when it ends.
+
+It ends on SIGTERM or SIGINT, and when the process that started it is gone. It needs no broker to live: what is asked of
+it meanwhile is refused, and the connection is made again when the broker is back.
+"""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import orjson
+
+from postdate.bulk.flight import BulkServer
+from postdate.bulk.link import Link
+from postdate.bulk.table import Question, Table
+from postdate.client.connection import Address
+from postdate.errors import ProtocolError
+from postdate.log.disk import Disk, RealDisk
+from postdate.wire.frame import Command
+
+NICENESS = 5  # the broker fires on the same cores
+_QUESTION_THREADS = 2
+_PARENT_PAUSE_S = 0.5
+_END_S = 1.0  # for calls that run
+
+
+class Bulk:
+    """The Flight server and its link to the broker, in this process. `port` 0 takes a free one."""
+
+    def __init__(self, folder: Path, broker: Address, host: str, port: int, disk: Disk | None = None) -> None:
+        """Raises ForeignFolder, and OSError where the port cannot be had."""
+        self._table = Table()
+        self._questions = ThreadPoolExecutor(_QUESTION_THREADS, "table")
+        self._link = Link(broker, self._find)
+        try:
+            self.server = BulkServer(host, port, disk or RealDisk(folder), folder, self._link)
+        except BaseException:
+            self._close_link()
+            raise
+        self.address = Address(host, self.server.port)
+
+    async def _find(self, command: Command) -> bytes:
+        """Answers the broker's question about the table. Raises TableUnreadable."""
+        question = _question(command)
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._questions, self._table.find, self._link.table, question)
+        return orjson.dumps(found)
+
+    def close(self) -> None:
+        """Ends it. Calls that run get a second; then their connections break."""
+        ending = threading.Thread(target=self.server.shutdown, name="bulk-ending", daemon=True)
+        ending.start()
+        ending.join(_END_S)
+        self._close_link()
+
+    def _close_link(self) -> None:
+        self._link.close()
+        self._questions.shutdown(wait=False, cancel_futures=True)
+
+
+def _question(command: Command) -> Question:
+    fields = command.fields
+    try:
+        by = str(fields["by"])
+        if by not in ("unique", "key"):
+            raise ValueError(f"by is {by!r}")
+        return Question(
+            str(fields["topic"]), str(fields["key"]), by,
+            int(fields["keyHash"]), int(fields["due"]), int(fields["before"]),
+        )  # fmt: skip
+    except (KeyError, ValueError) as error:
+        raise ProtocolError(f"a question about the table lacks something: {error}") from error
+
+
+def run(folder: Path, broker: Address, host: str, port: int, ready: Callable[[Address], None]) -> None:
+    """Serves until it is told to end; called in the main thread of a process of its own. Raises what Bulk raises."""
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: told.set())
+    parent = os.getppid()
+    os.nice(NICENESS)
+    bulk = Bulk(folder, broker, host, port)
+    ready(bulk.address)
+    while not told.wait(_PARENT_PAUSE_S) and os.getppid() == parent:
+        pass
+    bulk.close()

@@ -1,0 +1,109 @@
+"""Rows of a queue or of the far queue: those in files are read here, the newest ones come from the broker's memory.
+
+Only rows are given that the broker called durable when it was asked. Rows that retention has taken are passed over.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from postdate.bulk.link import Link, QueueRange
+from postdate.errors import PostdateError
+from postdate.far import FAR
+from postdate.log.queue import ENTRY
+
+BLOCK_ROWS = 65_536  # read at once: 3 MB of far rows
+_TRIES = 3
+
+
+class RowsMissing(PostdateError):
+    """Nobody's fault: a broker that has just started makes rows again that its crash took. A later try will do."""
+
+
+class Queue(NamedTuple):
+    """Which queue: a topic's, or the far queue where the topic is empty."""
+
+    topic: str = ""
+    id: int = 0
+
+    @property
+    def dtype(self) -> np.dtype:
+        return ENTRY if self.topic else FAR
+
+    def folder(self, number: int) -> str:
+        return f"queues/{number}/entries" if self.topic else "far"
+
+    def __str__(self) -> str:
+        return f"queue {self.id} of topic {self.topic!r}" if self.topic else "the far queue"
+
+
+class Block(NamedTuple):
+    """Rows that stand one behind the other, and the number of the first."""
+
+    start: int
+    rows: np.ndarray
+
+
+class QueueRows:
+    """The rows start..stop-1 of one queue. Raises what the broker's refusal means; RowsMissing."""
+
+    def __init__(self, folder: Path, link: Link, queue: Queue, start: int, stop: int) -> None:
+        self._folder = folder
+        self._link = link
+        self._queue = queue
+        self._at = start
+        self._range = link.range(*queue, start)
+        self._stop = min(stop, self._range.length)
+
+    @property
+    def number(self) -> int:
+        """Of the queue."""
+        return self._range.number
+
+    def blocks(self) -> Iterator[Block]:
+        """Block by block; the rows between two blocks are gone."""
+        missed = 0
+        while (at := max(self._at, self._range.first)) < self._stop:
+            self._at = at
+            rows = self._read(min(self._stop, self._at + BLOCK_ROWS))
+            if len(rows):
+                missed = 0
+                yield Block(self._at, rows)
+                self._at += len(rows)
+            else:
+                missed += 1
+                self._ask_again(missed)
+
+    def _ask_again(self, missed: int) -> None:
+        """The rows are not where the broker said: since then it has removed them, or it writes them once more."""
+        if missed > _TRIES:
+            raise RowsMissing(f"row {self._at} of {self._queue} is not in its file now: try again in a moment")
+        self._range = self._link.range(*self._queue, self._at)
+
+    def _read(self, stop: int) -> np.ndarray:
+        """Rows from here on, none where they are not there."""
+        known = self._range
+        if self._at >= known.stored:
+            return self._tail(stop, known)
+        return self._stored(min(stop, known.stored, (self._at // known.file_rows + 1) * known.file_rows), known)
+
+    def _tail(self, stop: int, known: QueueRange) -> np.ndarray:
+        tail = np.frombuffer(known.tail, self._queue.dtype)
+        return tail[self._at - known.tail_start : stop - known.tail_start]
+
+    def _stored(self, stop: int, known: QueueRange) -> np.ndarray:
+        file_start = self._at // known.file_rows * known.file_rows
+        width = self._queue.dtype.itemsize
+        path = self._folder / self._queue.folder(known.number) / f"{file_start:020d}"
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return np.empty(0, self._queue.dtype)
+        try:
+            data = os.pread(descriptor, (stop - self._at) * width, (self._at - file_start) * width)
+        finally:
+            os.close(descriptor)
+        return np.frombuffer(data[: len(data) // width * width], self._queue.dtype)

@@ -1,0 +1,34 @@
+"""The columns that cross the wire: out of queues, and into chunks."""
+
+import pyarrow as pa
+
+OUT = pa.schema(
+    [
+        pa.field("offset", pa.int64(), nullable=False),  # number of the far row, or offset in the queue
+        pa.field("kind", pa.int8(), nullable=False),  # 1 message, 2 cancel
+        pa.field("topic", pa.string()),
+        pa.field("queue", pa.int32(), nullable=False),  # queue number
+        pa.field("level", pa.int8(), nullable=False),
+        pa.field("due", pa.int64(), nullable=False),
+        pa.field("arrival", pa.int64(), nullable=False),
+        pa.field("tag_hash", pa.int32(), nullable=False),
+        pa.field("unique_hash", pa.int64(), nullable=False),  # these two: the bits of an unsigned number
+        pa.field("key_hash", pa.int64(), nullable=False),
+        pa.field("key", pa.string()),
+        pa.field("tag", pa.string()),
+        pa.field("record", pa.binary(), nullable=False),
+    ]
+)
+
+IN = pa.schema(
+    [
+        ("due", pa.int64()),
+        ("arrival", pa.int64()),
+        ("queue", pa.int32()),
+        ("tag_hash", pa.int32()),
+        ("flags", pa.int32()),
+        ("unique_hash", pa.int64()),
+        ("key_hash", pa.int64()),
+        ("record", pa.binary()),
+    ]
+)

@@ -1,0 +1,163 @@
+"""A topic's queue as record batches. Its entries lead to records of the log and of staged chunks, in the order of
+consuming; what an entry does not say is read out of the record, one by one: this path is for readers of single topics.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from postdate.bulk.columns import Bytes, Columns, columns
+from postdate.bulk.link import Link, StagedChunk
+from postdate.bulk.maps import Maps
+from postdate.bulk.rows import QueueRows
+from postdate.bulk.schema import OUT
+from postdate.bulk.stream import pieces
+from postdate.log import chunk as chunks
+from postdate.log import record as records
+from postdate.log import segment
+from postdate.log.batch import MESSAGE
+from postdate.log.chunk import CHUNK_BIT, CHUNK_ROW, HEADER_BYTES
+from postdate.message import (
+    INT64_MAX,
+    PROPERTY_KEYS,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    DelayLevels,
+    decode_properties,
+    due_and_level,
+    first_key,
+    key_hash,
+    tag_hash,
+)
+
+SAID = np.dtype(
+    [("level", "u1"), ("due", "<i8"), ("tag_hash", "<i4"), ("unique_hash", "<u8"), ("key_hash", "<u8"),
+     ("arrival", "<i8")]
+)  # fmt: skip
+
+
+class _Place(NamedTuple):
+    """A file, and the offset of its first byte."""
+
+    path: str
+    base: int
+
+
+class _Part(NamedTuple):
+    """Entries whose records lie in one file: which of the piece they are, and what is known of them."""
+
+    which: np.ndarray
+    found: Columns
+    said: np.ndarray
+
+
+def topic_batches(rows: QueueRows, maps: Maps, segment_bytes: int, link: Link) -> Iterator[pa.RecordBatch]:
+    """The entries of a queue whose records are there. Raises CorruptLog, CorruptChunk."""
+    reader = _Reader(maps, segment_bytes, link)
+    for block in rows.blocks():
+        for piece in pieces(block.rows["size"]):
+            batch = reader.batch(block.start + piece.start, block.rows[piece], rows.number)
+            if batch.num_rows:
+                yield batch
+
+
+class _Reader:
+    """Of one stream."""
+
+    def __init__(self, maps: Maps, segment_bytes: int, link: Link) -> None:
+        self._maps = maps
+        self._segment_bytes = segment_bytes
+        self._link = link
+        self._levels = DelayLevels.parse(link.delay_levels())
+        self._chunks: list[StagedChunk] = []
+
+    def batch(self, start: int, entries: np.ndarray, number: int) -> pa.RecordBatch:
+        parts = [part for place, index in self._places(entries) if (part := self._part(place, entries, index))]
+        if not parts:
+            return pa.RecordBatch.from_pylist([], OUT)
+        index = np.concatenate([part.which for part in parts])
+        batch = pa.concat_batches([_batch(part, start, number) for part in parts])
+        return batch.take(pa.array(np.argsort(index)))
+
+    def _places(self, entries: np.ndarray) -> Iterator[tuple[_Place, np.ndarray]]:
+        """The files that hold the records, and which of the entries lead to each, by place in it."""
+        offset = entries["offset"]
+        bases = offset // self._segment_bytes * self._segment_bytes
+        in_chunks = np.flatnonzero(offset >= CHUNK_BIT)
+        bases[in_chunks] = [self._chunk_base(each) for each in offset[in_chunks].tolist()]
+        for base in np.unique(bases[bases >= 0]).tolist():
+            index = np.flatnonzero(bases == base)
+            yield self._place(base), index[np.argsort(offset[index], kind="stable")]
+
+    def _place(self, base: int) -> _Place:
+        path = segment.path_of(base) if base < CHUNK_BIT else chunks.path_of(self._chunk_of(base).name)
+        return _Place(path, base)
+
+    def _chunk_base(self, offset: int) -> int:
+        """Where the chunk begins that holds an offset; -1 where it is gone."""
+        if not self._holds(offset):
+            self._chunks = self._link.chunks()
+        return self._chunk_of(offset).base if self._holds(offset) else -1
+
+    def _holds(self, offset: int) -> bool:
+        if not self._chunks or offset < self._chunks[0].base:
+            return False
+        found = self._chunk_of(offset)
+        return offset < found.base + found.size
+
+    def _chunk_of(self, offset: int) -> StagedChunk:
+        return self._chunks[bisect_right(self._chunks, offset, key=lambda each: each.base) - 1]
+
+    def _part(self, place: _Place, entries: np.ndarray, index: np.ndarray) -> _Part | None:
+        data = self._maps.get(place.path)
+        if data is None:
+            return None
+        at = entries["offset"][index] - place.base
+        found = columns(data, at, entries["size"][index].astype(np.int64))
+        said = np.array([self._said(record) for record in found.record.to_pylist()], SAID)
+        said["arrival"] = entries["offset"][index]
+        if place.base >= CHUNK_BIT:
+            _say_as_staged(said, data, at)
+        return _Part(index, found, said)
+
+    def _said(self, data: bytes) -> tuple[int, ...]:
+        """What a record says of itself; its due is what its properties meant when it was stored."""
+        record = records.decode(data)
+        properties = decode_properties(record.properties)
+        due, level = due_and_level(properties, record.stored_at_ms, self._levels, INT64_MAX)
+        return (
+            level,
+            due,
+            tag_hash(properties.get(PROPERTY_TAGS, "")),
+            key_hash(properties.get(PROPERTY_UNIQ_KEY, "")),
+            key_hash(first_key(properties.get(PROPERTY_KEYS, ""))),
+            0,
+        )
+
+
+def _say_as_staged(said: np.ndarray, data: Bytes, at: np.ndarray) -> None:
+    """A chunk's own index knows due and arrival: they may be others than the record's (imported, postponed)."""
+    (row_count,) = data.array[8:16].view("<i8").tolist()
+    index = data.array[HEADER_BYTES : HEADER_BYTES + row_count * CHUNK_ROW.itemsize].view(CHUNK_ROW)
+    order = np.argsort(index["position"], kind="stable")
+    rows = index[order[np.searchsorted(index["position"], at, sorter=order)]]
+    for name in ("due", "arrival"):
+        said[name] = rows[name]
+
+
+def _batch(part: _Part, start: int, number: int) -> pa.RecordBatch:
+    which, found, said = part
+    count = len(which)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(start + which), pa.array(np.full(count, MESSAGE, np.int8)), found.topic,
+            pa.array(np.full(count, number, np.int32)), pa.array(said["level"].view(np.int8)),
+            pa.array(said["due"]), pa.array(said["arrival"]), pa.array(said["tag_hash"]),
+            pa.array(said["unique_hash"].view(np.int64)), pa.array(said["key_hash"].view(np.int64)),
+            found.key, found.tag, found.record,
+        ],
+        schema=OUT,
+    )  # fmt: skip

@@ -1,0 +1,157 @@
+"""A chunk that comes in, batch by batch: checked as it comes, durable before it is answered, no file where it fails."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from postdate.bulk.columns import Bytes, check_records
+from postdate.bulk.schema import IN
+from postdate.errors import Refused, UsageError
+from postdate.log import chunk as chunks
+from postdate.log.chunk import CHUNK_ROW
+from postdate.log.disk import Disk
+
+_NAME = re.compile(r"([0-9]{6})-[A-Za-z0-9_.-]{1,120}")
+_FIXED = ("due", "arrival", "queue", "tag_hash", "flags", "unique_hash", "key_hash")
+
+
+class Announced(NamedTuple):
+    """What the uploader says that it will send."""
+
+    name: str
+    rows: int
+    bytes: int
+
+
+def announced(text: bytes) -> Announced:
+    """Raises UsageError."""
+    try:
+        said: dict[str, Any] = json.loads(text)
+        found = Announced(str(said["name"]), int(said["rows"]), int(said["bytes"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"a chunk is announced by {text[:200]!r}, expected JSON with name, rows and bytes") from error
+    if epoch_of(found.name) is None:
+        raise UsageError(f"chunk name {found.name[:64]!r}, expected six digits of the epoch, -, then a-z A-Z 0-9 . _ -")
+    if found.rows < 0 or found.bytes < 0:
+        raise UsageError(f"chunk {found.name} is announced with {found.rows} rows and {found.bytes} bytes")
+    return found
+
+
+def epoch_of(name: str) -> int | None:
+    """The epoch in the name of an uploaded chunk; None for any other file."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match and not name.endswith(chunks.NEW) else None
+
+
+class Uploads:
+    """The chunks that come in, of one data folder."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._names: set[str] = set()
+        self._lock = threading.Lock()
+        chunks.remove_unfinished(disk)
+
+    def remove_older(self, epoch: int, staged: set[str]) -> None:
+        """Removes the chunks of older epochs that no stage has named: none will any more."""
+        names = [name for name in self._disk.list(chunks.FOLDER) if name not in staged]
+        for name in names:
+            if (epoch_of(name) or epoch) < epoch:
+                self._disk.reach("chunk.remove")
+                self._disk.remove(chunks.path_of(name))
+
+    @contextmanager
+    def receive(self, wanted: Announced) -> Iterator["Upload"]:
+        """A chunk to add batches to and to finish. Leaves no file where it was not finished. Raises Refused."""
+        with self._lock:
+            if wanted.name in self._names or self._disk.size(chunks.path_of(wanted.name)) >= 0:
+                raise Refused(f"chunk {wanted.name} is there already: give each one a name of its own")
+            self._names.add(wanted.name)
+        try:
+            upload = Upload(self._disk, wanted)
+            try:
+                yield upload
+            finally:
+                upload.end()
+        finally:
+            self._names.remove(wanted.name)
+
+
+class Upload:
+    """One chunk on its way in."""
+
+    def __init__(self, disk: Disk, wanted: Announced) -> None:
+        self._wanted = wanted
+        self._writer = chunks.Writer(disk, wanted.name, wanted.rows)
+        self._last: tuple[int, int] | None = None  # due and arrival of the last row
+        self._is_finished = False
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """The next rows. Raises UsageError where they are too many, out of order or no records."""
+        if not batch.num_rows:
+            return
+        rows, data = _rows(batch)
+        self._check_counts(len(rows), len(data))
+        self._check_order(rows)
+        check_records(data, rows["position"], rows["size"].astype(np.int64))
+        rows["position"] += self._writer.records_bytes
+        self._writer.add(rows, data.array.data)
+        self._last = (int(rows["due"][-1]), int(rows["arrival"][-1]))
+
+    def _check_counts(self, row_count: int, byte_count: int) -> None:
+        rows, size = self._writer.row_count + row_count, self._writer.records_bytes + byte_count
+        if rows > self._wanted.rows or size > self._wanted.bytes:
+            raise UsageError(
+                f"chunk {self._wanted.name}: {rows} rows and {size} bytes have come, "
+                f"{self._wanted.rows} and {self._wanted.bytes} were announced"
+            )
+
+    def _check_order(self, rows: np.ndarray) -> None:
+        due, arrival = rows["due"], rows["arrival"]
+        later = (due[1:] > due[:-1]) | ((due[1:] == due[:-1]) & (arrival[1:] >= arrival[:-1]))
+        follows = self._last is None or (int(due[0]), int(arrival[0])) >= self._last
+        if not (follows and later.all()):
+            row = self._writer.row_count + (int(np.flatnonzero(~later)[0]) + 1 if follows else 0)
+            raise UsageError(f"chunk {self._wanted.name}: row {row} is not in (due, arrival) order")
+
+    def finish(self) -> None:
+        """Makes it a durable chunk. Raises UsageError where rows or bytes are missing."""
+        if (self._writer.row_count, self._writer.records_bytes) != (self._wanted.rows, self._wanted.bytes):
+            raise UsageError(
+                f"chunk {self._wanted.name}: {self._writer.row_count} rows and {self._writer.records_bytes} bytes "
+                f"came, {self._wanted.rows} and {self._wanted.bytes} were announced"
+            )
+        self._writer.finish()
+        self._is_finished = True
+
+    def end(self) -> None:
+        if not self._is_finished:
+            self._writer.abandon()
+
+
+def _rows(batch: pa.RecordBatch) -> tuple[np.ndarray, Bytes]:
+    """The rows, with positions from the first record on, and the records one behind the other. Raises UsageError."""
+    if _described(batch.schema) != _described(IN):
+        raise UsageError(f"the columns are {_described(batch.schema)}, expected {_described(IN)}")
+    missing = [name for name in IN.names if batch.column(name).null_count]
+    if missing:
+        raise UsageError(f"column {missing[0]} has a null")
+    rows = np.zeros(batch.num_rows, CHUNK_ROW)
+    for name in _FIXED:
+        rows[name] = batch.column(name).to_numpy().view(CHUNK_ROW[name])
+    column = batch.column("record")
+    ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+    ends = ends.astype(np.int64)
+    rows["position"], rows["size"] = ends[:-1] - ends[0], np.diff(ends)
+    data = np.frombuffer(column.buffers()[2] or b"", np.uint8)
+    return rows, Bytes(data[ends[0] : ends[-1]])
+
+
+def _described(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

@@ -1,0 +1,48 @@
+"""`postdate bulk`: the Arrow Flight process beside a broker."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from postdate.bulk.process import run
+from postdate.cli.command import OK, USAGE, runs
+from postdate.client.connection import Address, parse_address
+from postdate.config import Settings
+
+HELP = """\
+Serves far messages, queues and chunks over Arrow Flight, for the pipeline and for programs that move millions of rows.
+`postdate up` starts it; by hand it is needed only where a broker runs without it.
+
+examples:
+  postdate bulk --data ./postdate-data --broker 127.0.0.1:10911
+  postdate bulk --data /var/lib/postdate --broker 127.0.0.1:10911 --host 0.0.0.0 --port 9878
+
+It reads the broker's data folder and asks the broker what in it is durable, so it runs on the same machine. It ends on
+Ctrl-C or SIGTERM, and with the process that started it.
+
+exit codes: 0 stopped, 2 wrong usage, or a folder or port that cannot be used
+"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    defaults = Settings()
+    parser.add_argument("--data", metavar="DIR", default=defaults.data, help=f"data folder (default: {defaults.data})")
+    parser.add_argument(
+        "--broker", metavar="HOST:PORT", default=f"127.0.0.1:{defaults.broker_port}",
+        help=f"the broker's own address (default: 127.0.0.1:{defaults.broker_port})",
+    )  # fmt: skip
+    parser.add_argument("--host", metavar="H", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", metavar="N", type=int, default=9878, help="port, 0 for a free one (default: 9878)")
+    runs(parser, _bulk, failed=USAGE)
+
+
+def _bulk(arguments: argparse.Namespace) -> int:
+    run(Path(arguments.data), parse_address(arguments.broker), arguments.host, arguments.port, _print_ready)
+    sys.stdout.flush()
+    # Flight's threads may still write to a peer that does not read; nothing of theirs is worth waiting for.
+    os._exit(OK)
+
+
+def _print_ready(address: Address) -> None:
+    print(f"bulk listens on {address}", flush=True)

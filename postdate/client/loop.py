@@ -1,0 +1,95 @@
+"""An event loop in a thread of its own, for callers that block."""
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Coroutine
+from contextlib import suppress
+from inspect import CORO_CREATED, getcoroutinestate
+from typing import Any, TypeVar
+
+import uvloop
+
+from postdate.errors import UsageError
+
+Result = TypeVar("Result")
+
+# How often a caller who waits looks whether the thread he waits for still lives.
+LIFE_SIGN_SECONDS = 1.0
+# How long the thread may take to end. It is held up only by a name that is being looked up, and then ends later.
+_END_SECONDS = 1.0
+
+
+class Closed(UsageError):
+    def __init__(self) -> None:
+        super().__init__("the client is closed")
+
+
+class LoopThread:
+    """An event loop in a daemon thread, for any number of callers."""
+
+    def __init__(self) -> None:
+        """Raises what keeps the loop from running, such as too many open files."""
+        self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._main, name="postdate-client", daemon=True)
+        self._thread.start()
+        self._started.result()
+
+    def _main(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._until_stopped())
+        except BaseException as error:
+            if self._started.done():
+                raise
+            self._started.set_exception(error)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    async def _until_stopped(self) -> None:
+        """What still runs when this returns is cancelled by the runner."""
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        self._started.set_result(None)
+        await self._stopping.wait()
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Runs a coroutine to its end; called from any thread but the loop's. An interrupt cancels it."""
+        if self.is_ours:
+            work.close()
+            raise UsageError("the client was called in its own thread, by a log handler perhaps; it cannot wait there")
+        future = self.start(work)
+        try:
+            while True:
+                try:
+                    return future.result(LIFE_SIGN_SECONDS)
+                except TimeoutError:  # the wait's or the work's: when the work is done, its result tells
+                    if future.done():
+                        return future.result()
+                if not self.is_alive and future.cancel() and getcoroutinestate(work) == CORO_CREATED:
+                    work.close()  # the loop ended before it began
+        except concurrent.futures.CancelledError:
+            raise Closed from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def start(self, work: Coroutine[Any, Any, Result]) -> "concurrent.futures.Future[Result]":
+        """Begins a coroutine; called from any thread."""
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:  # the loop is closed
+            work.close()
+            raise Closed from None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the caller is the loop's thread, which must never wait for itself."""
+        return threading.current_thread() is self._thread
+
+    def stop(self) -> None:
+        with suppress(RuntimeError):  # stopped already
+            self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(_END_SECONDS)
