@@ -467,7 +467,7 @@ def test_settings_that_change_while_the_broker_runs_are_named() -> None:
 # What they bound is no client's doing, or no amount of anything.
 NOT_BY_CLIENTS = {
     "batch_bytes_max", "delay_ms_max", "rescue_blocks_max", "fire_pause_ms_max", "retry_times_max",
-    "invisible_ms_max",
+    "invisible_ms_max", "pipeline_pause_ms_max",
 }  # fmt: skip
 
 

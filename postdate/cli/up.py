@@ -61,6 +61,10 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "members_bytes_max", "heartbeat_topics_max", "lock_expiry_ms", "locks_max", "counts_max",
         "offsets_interval_ms", "relays_max", "shutdown_ms",
     ),
+    "pipeline": (
+        "pipeline", "bulk_port", "spark_master", "spark_memory_bytes", "table", "java_home", "pipeline_pause_ms_min",
+        "pipeline_pause_ms_max", "pipeline_steady_ms", "parts_stop_ms",
+    ),
 }  # fmt: skip
 
 _LEVELS = ("debug", "info", "warning", "error")
