@@ -28,7 +28,7 @@ USUAL_PLACES = (
     "/Library/Java/JavaVirtualMachines/*/Contents/Home",
 )
 _MAC_FINDER = "/usr/libexec/java_home"
-INSTALL = "sudo apt-get install openjdk-17-jre-headless, or brew install openjdk@17"
+INSTALL = "install one with: sudo apt-get install openjdk-17-jre-headless"
 
 
 class Java(NamedTuple):
