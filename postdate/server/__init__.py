@@ -1,6 +1,7 @@
 """The server: RocketMQ's remoting protocol on sockets, around one broker.
 
     serve.py       listening sockets, start and stop
+    parts.py       the processes beside the broker
     connection.py  one client: bytes to requests, answers back
     service.py     which request goes to whom
     producers.py   send, batch, recall, delete marker
@@ -24,6 +25,7 @@ It runs on one thread and one event loop; flushes and the slow steps of snapshot
 knows nothing of it.
 """
 
+from postdate.server.parts import Addresses, Part, Parts
 from postdate.server.serve import Server, run, serve
 
-__all__ = ["Server", "run", "serve"]
+__all__ = ["Addresses", "Part", "Parts", "Server", "run", "serve"]
