@@ -1,5 +1,6 @@
 """How work is cut into tasks, and which files are merged: pure functions, no Spark."""
 
+import itertools
 from datetime import UTC, datetime
 
 import pytest
@@ -35,7 +36,7 @@ def test_a_full_window_is_cut_into_neighbours() -> None:
     assert len(found) == 4
     assert found[0].due_low == -1
     assert found[-1].due_high == 59_999
-    assert all(left.due_high == right.due_low for left, right in zip(found, found[1:], strict=False))
+    assert all(left.due_high == right.due_low for left, right in itertools.pairwise(found))
 
 
 def test_a_burst_at_one_instant_is_cut_by_arrival() -> None:
@@ -45,7 +46,7 @@ def test_a_burst_at_one_instant_is_cut_by_arrival() -> None:
     edges = sorted((piece.arrival_low, piece.arrival_high) for piece in found)
     assert edges[0][0] == 0
     assert edges[-1][1] == NEVER
-    assert all(left[1] == right[0] for left, right in zip(edges, edges[1:], strict=False))
+    assert all(left[1] == right[0] for left, right in itertools.pairwise(edges))
 
 
 @given(
@@ -152,7 +153,7 @@ def test_buckets_cover_a_window_without_gap_or_overlap(start: int, span: int, mo
     found = buckets(low, high, NOW + months_after_days * DAY_MS)
     assert found[0][1] == low
     assert found[-1][2] == high
-    assert all(left[2] == right[1] for left, right in zip(found, found[1:], strict=False))
+    assert all(left[2] == right[1] for left, right in itertools.pairwise(found))
     for tier, first, last in found:
         if tier == "hour":
             assert (first + 1) // HOUR_MS == last // HOUR_MS
