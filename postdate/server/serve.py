@@ -128,6 +128,7 @@ class Server:
         service.pops.release_all()
         service.consumers.write_offsets()
         await service.pulse.stop()
+        service.questions.release_all()
         for connection in list(service.connections):
             connection.close()  # what is written to it is still sent
         limit_ms = self.broker.settings.shutdown_ms
