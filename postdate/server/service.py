@@ -188,6 +188,7 @@ class Service:
             codes.REPORT_BATCH: pipelines.report,
             codes.GET_STATUS: self.status.overview,
             codes.ATTACH_TABLE: self._table_reader.attach,
+            codes.GET_CHUNKS: pipelines.chunks,
         }
 
     @property
