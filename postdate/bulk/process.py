@@ -76,12 +76,17 @@ def _question(command: Command) -> Question:
         raise ProtocolError(f"a question about the table lacks something: {error}") from error
 
 
-def run(folder: Path, broker: Address, host: str, port: int, ready: Callable[[Address], None]) -> None:
-    """Serves until it is told to end; called in the main thread of a process of its own. Raises what Bulk raises."""
+def run(
+    folder: Path, broker: Address, host: str, port: int, ready: Callable[[Address], None], parent_pid: int = 0
+) -> None:
+    """Serves until it is told to end; called in the main thread of a process of its own. Raises what Bulk raises.
+
+    The parent is told where it matters: one that is gone before we look would leave us another.
+    """
     told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
-    parent = os.getppid()
+    parent = parent_pid or os.getppid()
     os.nice(NICENESS)
     bulk = Bulk(folder, broker, host, port)
     ready(bulk.address)

@@ -1,4 +1,4 @@
-"""What `postdate status` shows: the answer of a broker, in people's words. Nothing here prints, asks or reads a clock."""
+"""What `postdate status` shows: a broker's answer in people's words. Nothing here prints, asks or reads a clock."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PREVIEW_CHARACTERS = 60
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
+_SIZES = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3))
 _GAP = "  "
 
 
@@ -51,14 +52,10 @@ def count(number: int, noun: str) -> str:
 
 def size(byte_count: int) -> str:
     """999 bytes, 1.5 MB: in thousands, as disks are sold."""
-    if byte_count < 1_000:
-        return count(byte_count, "byte")
-    scaled = float(byte_count)
-    for unit in ("KB", "MB", "GB", "TB"):
-        scaled /= 1_000
-        if scaled < 999.95:
-            break
-    return f"{scaled:,.1f} {unit}"
+    for name, unit in _SIZES:
+        if byte_count >= unit:
+            return f"{byte_count / unit:,.1f} {name}"
+    return count(byte_count, "byte")
 
 
 def body(content: bytes, *, whole: bool) -> str:
@@ -98,7 +95,9 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
 def _is_numeric(column: Sequence[Cell]) -> bool:
     """A number may be missing, but not all of them."""
     are_numbers = [not isinstance(cell, str) for cell in column]
-    return any(are_numbers) and all(is_number or cell == "" for is_number, cell in zip(are_numbers, column, strict=True))
+    return any(are_numbers) and all(
+        is_number or cell == "" for is_number, cell in zip(are_numbers, column, strict=True)
+    )
 
 
 def _cell(cell: Cell) -> str:

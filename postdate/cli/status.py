@@ -85,7 +85,7 @@ def _watch(told: dict[str, Any], arguments: argparse.Namespace) -> None:
 
 
 def _draw(lines: Sequence[str]) -> None:
-    """Writes over what is there; what does not fit is left out, because a screen that scrolls cannot be written over."""
+    """Writes over what is there. What does not fit is left out: a screen that scrolls cannot be written over."""
     columns, rows = shutil.get_terminal_size()
     shown = [f"{line[:columns]}{_CLEAR_LINE}\n" for line in lines[: rows - 1]]
     sys.stdout.write(f"{_HOME}{''.join(shown)}{_CLEAR_BELOW}")
