@@ -194,7 +194,7 @@ class Settings:
         5 * MINUTE_MS, 100, DAY_MS, why="after running for so long, the next pause is the first one again"
     )
     parts_stop_ms: int = setting(
-        3 * SECOND_MS, 0, MINUTE_MS, why="how long bulk and pipeline may take to stop before they are killed"
+        3_500, 0, MINUTE_MS, why="how long bulk and pipeline may take to stop before they are killed"
     )
 
     def __post_init__(self) -> None:
