@@ -167,11 +167,14 @@ def test_a_broker_tells_what_waits_and_how_its_parts_are(capsys: Capsys) -> None
 
 @pytest.mark.usefixtures("served")
 def test_all_of_it_as_json(capsys: Capsys) -> None:
+    assert cli.main(["send", "orders", "hello"]) == 0
+    capsys.readouterr()
     assert cli.main(["status", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["parts"], told["reports"]) == ({"bulk": "is resting"}, [REPORT])
     assert set(TOLD["far"]) <= set(told["far"])
     assert set(TOLD["broker"]) <= set(told["broker"])
+    assert 0 < told["broker"]["log_bytes"] < 10_000
 
 
 def test_no_broker_is_a_3(capsys: Capsys) -> None:
