@@ -93,8 +93,8 @@ last batches
     ("far", "line"),
     [
         ({"epoch": 0}, "state  none has registered yet: far messages stay in the log and are on time"),
-        ({"is_served": False}, "state    away: what the log has is on time, rescued from there"),
-        ({"horizon": 0}, "horizon  nothing is promoted yet"),
+        ({"is_served": False}, "state    late or away: what is due meanwhile comes from the log"),
+        ({"horizon": 0}, "state    has promoted nothing yet: what is due meanwhile comes from the log"),
         ({"horizon": T0 - 5 * SECOND_MS}, "horizon  promoted up to 22:13:15, 5 s behind"),
         ({"horizon": T0 - 2 * HOUR_MS}, "horizon  promoted up to 20:13:20, 2 h behind"),
         ({"horizon": T0 + 3 * HOUR_MS}, "horizon  promoted up to 2023-11-15T01:13:20Z, 3 h ahead"),

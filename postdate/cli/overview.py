@@ -66,17 +66,18 @@ def _of_pipeline(told: Told) -> Iterator[tuple[str, str]]:
     if not far["epoch"]:
         yield "state", "none has registered yet: far messages stay in the log and are on time"
         return
-    if not far["is_served"]:
-        yield "state", "away: what the log has is on time, rescued from there"
-    yield "horizon", _horizon(far["horizon"], now_ms)
+    if far["horizon"] <= 0:
+        yield "state", "has promoted nothing yet: what is due meanwhile comes from the log"
+    elif not far["is_served"]:
+        yield "state", "late or away: what is due meanwhile comes from the log"
+    if far["horizon"] > 0:
+        yield "horizon", _horizon(far["horizon"], now_ms)
     yield "backlog", f"{count(far['backlog'], 'far row')} that it has not taken yet"
     yield "rescued", f"{count(far['rescued'], 'message')} since the broker was started"
     yield "table", _table(told)
 
 
 def _horizon(horizon_at_ms: int, now_ms: int) -> str:
-    if horizon_at_ms <= 0:
-        return "nothing is promoted yet"
     ahead_ms = horizon_at_ms - now_ms
     where = f"{_seconds(abs(ahead_ms))} {'ahead' if ahead_ms >= 0 else 'behind'}"
     return f"promoted up to {_time(horizon_at_ms, now_ms)}, {where}"

@@ -1,6 +1,7 @@
 """`postdate pipeline`: the Spark pipeline in the foreground, until it is told to stop."""
 
 import argparse
+import logging
 import os
 
 from postdate import config
@@ -70,6 +71,7 @@ def _pipeline(arguments: argparse.Namespace) -> int:
         raise UsageError(f"{found.sentence}: {java.INSTALL}, or name its folder with --java-home")
     os.environ["JAVA_HOME"] = found.home  # Spark looks there, and nowhere else
     start_logging(arguments.log_level)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it tells of every call; what fails comes as an exception
     # Only now: what has to do with Spark takes a second to load.
     from postdate.pipeline import driver
 
