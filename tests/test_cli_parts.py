@@ -61,11 +61,12 @@ def pid_of_bulk(broker: Broker) -> int:
     return int(found[1])
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+def assert_stops(broker: Broker, number: signal.Signals) -> None:
+    """In time, and nothing is left of it."""
+    began = time.monotonic()
+    broker.stop(number)
+    assert time.monotonic() - began < STOP_S
+    assert broker.processes() == {}
 
 
 # -- bulk -------------------------------------------------------------------------------------------------------
@@ -94,19 +95,16 @@ def test_bulk_keeps_the_port_that_the_pipeline_was_told(start: Callable[..., Bro
 
 def test_bulk_goes_with_a_broker_that_is_killed(start: Callable[..., Broker]) -> None:
     broker = start()
-    bulk = pid_of_bulk(broker)
+    pid_of_bulk(broker)
     broker.kill()
-    awaited(lambda: not is_alive(bulk))
+    awaited(lambda: not broker.processes())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_ends_everything_in_time_and_says_nothing(start: Callable[..., Broker], number: signal.Signals) -> None:
     broker = start()
-    bulk = pid_of_bulk(broker)
-    began = time.monotonic()
-    broker.stop(number)
-    assert time.monotonic() - began < STOP_S
-    assert not is_alive(bulk)
+    pid_of_bulk(broker)
+    assert_stops(broker, number)
     assert broker.log.read_text() == ""
 
 
@@ -123,6 +121,39 @@ def test_a_port_that_is_taken_is_told_and_the_broker_serves(start: Callable[...,
         assert str(port) in said
     finally:
         second.stop()
+
+
+# -- the pipeline -----------------------------------------------------------------------------------------------
+
+
+def pid_of_pipeline(broker: Broker) -> int:
+    """When Spark runs."""
+    found = awaited(lambda: re.fullmatch(r"runs on Spark .* \(process (\d+)\)", part(broker, "pipeline")))
+    return int(found[1])
+
+
+def java_of(broker: Broker) -> list[int]:
+    return [pid for pid, command in broker.processes().items() if command.split(" ")[0].endswith("/bin/java")]
+
+
+def test_a_pipeline_comes_again_when_it_is_killed_and_ends_in_time(start: Callable[..., Broker]) -> None:
+    broker = start(pipeline="embedded")
+    first = pid_of_pipeline(broker)
+    (java,) = java_of(broker)
+    os.kill(first, signal.SIGKILL)
+    assert awaited(lambda: part(broker, "pipeline").startswith("starts again"))
+    assert pid_of_pipeline(broker) != first
+    assert java not in broker.processes()
+    assert_stops(broker, signal.SIGINT)
+    assert len(broker.log_lines()) == 1, broker.log.read_text()
+    assert "pipeline was killed by SIGKILL; it is started again in 0.1 s" in broker.log.read_text()
+
+
+def test_a_pipeline_goes_with_a_broker_that_is_killed(start: Callable[..., Broker]) -> None:
+    broker = start(pipeline="embedded")
+    awaited(lambda: java_of(broker))
+    broker.kill()
+    awaited(lambda: not broker.processes())
 
 
 # -- the pipeline without Java ----------------------------------------------------------------------------------
