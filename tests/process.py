@@ -19,6 +19,7 @@ from postdate.log.disk import RealDisk
 
 ROOT = Path(__file__).parent.parent
 START_S, STOP_S = 60.0, 60.0
+_MARK = "BROKER_OF_A_TEST"  # a variable that whatever a broker starts inherits
 
 # Small files, so that snapshots and several segments come within seconds.
 SMALL_FILES: dict[str, Any] = {"segment_bytes": 1 << 20, "batch_bytes_max": 1 << 20, "queue_file_rows": 4_096}
@@ -46,6 +47,7 @@ class Broker:
         self.port = int(self._settings["broker_port"])
         self.route_address = f"127.0.0.1:{self._settings['route_port']}"
         self._process: subprocess.Popen[str] | None = None
+        self.ready: dict[str, Any] = {}  # what it said when it served
         self.start_count = 0
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -56,24 +58,25 @@ class Broker:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "postdate", "up", "--json", *flags], stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=log, text=True, cwd=self._folder, env={**own, "PYTHONPATH": str(ROOT)},
+                stdout=subprocess.PIPE, stderr=log, text=True, cwd=self._folder,
+                env={**own, "PYTHONPATH": str(ROOT), _MARK: str(self._folder)},
                 start_new_session=True,
             )  # fmt: skip
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise AssertionError(f"the broker does not start: {self.log.read_text()[-2_000:]}")
-        json.loads(line)
+        self.ready = json.loads(line)
         self.start_count += 1
 
     def kill(self) -> None:
         """As by a power switch, but for the disk."""
         self._end(signal.SIGKILL)
 
-    def stop(self) -> None:
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Politely. Does nothing where it does not run."""
         if self._process is not None:
-            self._end(signal.SIGTERM)
+            self._end(number)
 
     def _end(self, number: signal.Signals) -> None:
         process = self._process
@@ -89,7 +92,7 @@ class Broker:
         finally:
             process.stdout.close()
             self._process = None
-        expected = 0 if number == signal.SIGTERM else -number
+        expected = -number if number == signal.SIGKILL else 0
         assert code == expected, f"the broker ended with {code}, expected {expected}: {self.log.read_text()[-2_000:]}"
 
     def peer(self) -> Peer:
@@ -101,6 +104,20 @@ class Broker:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    def processes(self) -> dict[int, str]:
+        """Every process that lives by it, itself included, with its command: also those that a part has started, and
+        those that are left when it is gone.
+        """
+        mark = f"{_MARK}={self._folder}".encode()
+        found = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (path / "environ").read_bytes().split(b"\0"):
+                    found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            except OSError:  # it has ended meanwhile, or is another user's
+                continue
+        return found
 
     @property
     def resident_bytes(self) -> int:
