@@ -26,6 +26,7 @@ from postdate.config import MIB, Settings
 from postdate.log import chunk
 from postdate.log import record as records
 from postdate.message import LOOPBACK, Message
+from postdate.staging import Stage
 
 BATCH = 100
 GROUP = 256  # appends that wait for one flush
@@ -259,9 +260,8 @@ def fire_staged(bench: Bench) -> list[Figure]:
             at_ms = DUE_AT_MS + number * load.NEAR_MS
             names = [_write_chunk(broker, f"{number}-{part}", part, at_ms) for part in range(chunk_count)]
             horizon = broker.fold.far.horizon_at_ms, at_ms
-            stages.append(
-                seconds(lambda: broker.stage(ticket.answer, (0, 0), horizon, names, START_AT_MS))  # noqa: B023
-            )
+            stage = Stage(ticket.answer, (0, 0), horizon, tuple(names), 0, 0)
+            stages.append(seconds(lambda: broker.stage(stage, START_AT_MS)))  # noqa: B023
             spans.append(_fired_seconds(broker, at_ms, count))
     floor = f"staging took {shown(min(stages))} - {shown(max(stages))} s; one shared record a chunk"
     goal = 1.0 * bench.scale

@@ -21,14 +21,12 @@ import numpy as np
 from postdate import recovery, retention
 from postdate.config import Settings, changed
 from postdate.errors import (
-    CorruptChunk,
     CorruptData,
     CorruptSnapshot,
     DiskFull,
     FlowControl,
     LogFailed,
     PostdateError,
-    Refused,
     UsageError,
 )  # fmt: skip
 from postdate.far import Range, Rescue
@@ -45,14 +43,14 @@ from postdate.log.batch import (
     PIPELINE,
     RESCUE,
     SETTINGS,
-    STAGE,
     TOPIC,
 )  # fmt: skip
-from postdate.log.chunk import CHUNK_BIT, Chunk
+from postdate.log.chunk import CHUNK_BIT
 from postdate.log.disk import Disk, LockedFolder
 from postdate.log.folder import open_folder, refuse_foreign
 from postdate.log.log import Log
 from postdate.log.queue import FILTER_ROWS, Queue, tagged
+from postdate.log.rows import Rows
 from postdate.log.segment import SegmentKeeper, Segments
 from postdate.lookup import Found, Lookup, State
 from postdate.message import (
@@ -66,6 +64,7 @@ from postdate.message import (
     decode_properties,
     due,
 )  # fmt: skip
+from postdate.staging import Stage, Staging, refuse
 from postdate.tombstones import BY_COLUMN, Tombstone
 from postdate.wheel import NEVER
 from postdate.writer import NO_SECONDS, Seconds, Ticket, Writer
@@ -107,7 +106,6 @@ class Broker:
         self._rescue_end = 0  # of the last rescue that was written
         # Messages written since the folder was opened, and those of them that had to wait.
         self.accepted_count = self.timed_count = 0
-        self.pipeline_alive = False
         self.fire_failures = 0
         self.fire_error: PostdateError | None = None
         self._failed_at_ms = self.retry_at_ms = 0
@@ -144,6 +142,7 @@ class Broker:
             self.fold, self._writer, self._intake,
             settings=lambda: self.settings, admit=self._admit_popper, queue=self._queue,
         )  # fmt: skip
+        self.staging = Staging(self._disk, self.fold, self._writer, settings=lambda: self.settings)
         self._lookup = Lookup(self.fold, self.levels, batch_bytes_max)
         recovery.cut_rows(self.fold)
         known_durable = max(snapshot.positions(self._disk), default=0)
@@ -152,6 +151,7 @@ class Broker:
             self._batches_replayed += 1
         snapshot.remove(self._disk, self._damaged)  # they would count among the two that are kept
         retention.forget_dead_entries(self.log, self.fold)
+        self._rescued_before = self.fold.rescued_count
         self._write_changed_settings()
 
     def start_keeper(self) -> None:
@@ -316,11 +316,30 @@ class Broker:
         """When `advance` has something to do next; wheel.NEVER where nothing waits."""
         return min(self.fold.next_at_ms, self._rescue_at_ms())
 
+    def is_served(self, at_ms: int) -> bool:
+        """Whether Spark is as far ahead as it must be. Only what it has done counts: one that is dead, one that hangs
+        and one that is too slow are the same, and none can seem to live.
+        """
+        return at_ms < self._unserved_at_ms
+
+    @property
+    def _unserved_at_ms(self) -> int:
+        """The first instant at which Spark is late, if it does nothing more."""
+        far = self.fold.far
+        return far.horizon_at_ms - self.rescue_lead_ms + 1 if far.epoch else 0
+
+    @property
+    def rescue_lead_ms(self) -> int:
+        return self.settings.rescue_lead_ms or self.settings.lead_ms // 2
+
     def _rescue_at_ms(self) -> int:
-        earliest = self.fold.far.earliest(untaken_only=self.pipeline_alive)
-        if earliest == NEVER or self.fold.wheel.count >= self.settings.wheel_entries_max:
-            return NEVER  # nothing to rescue, or no room before something has been fired
-        return earliest - self.settings.lead_ms
+        if self.fold.wheel.count >= self.settings.wheel_entries_max:
+            return NEVER  # no room before something has been fired
+        far = self.fold.far
+        untaken, all_rows = far.earliest(untaken_only=True), far.earliest(untaken_only=False)
+        if all_rows == NEVER:
+            return NEVER
+        return min(untaken - self.rescue_lead_ms, max(all_rows - self.settings.lead_ms, self._unserved_at_ms))
 
     def _fire_if_due(self, at_ms: int) -> None:
         next_due = self.fold.next_at_ms
@@ -329,25 +348,29 @@ class Broker:
             self._writer.write_fire(at_ms)
 
     def _rescue_if_due(self, at_ms: int) -> None:
-        """Asks for far messages that are due within the lead, or a little later, so that rescues are few."""
+        """Asks for far messages that Spark does not bring in time: of those that it has not taken the ones due within
+        rescue_lead_ms, all that are due within the lead where it is late; and what is due a little later, so that
+        rescues are few.
+        """
         if self.fold.position < self._rescue_end:
             return  # one is on its way
         for _ in range(self.settings.rescue_blocks_max):
             if self._rescue_at_ms() > at_ms:
                 return
-            rescues = self._planned_rescues(at_ms + self.settings.lead_ms + self.settings.rescue_step_ms)
+            rescues = self._planned_rescues(at_ms)
             for rescue in rescues:
                 body = {**rescue._asdict(), "start": self.log.start}
                 self._rescue_end = self._writer.write_system(RESCUE, body, at_ms).end
             if rescues:
                 return
 
-    def _planned_rescues(self, until: int) -> list[Rescue]:
-        far = self.fold.far
+    def _planned_rescues(self, at_ms: int) -> list[Rescue]:
+        far, is_served = self.fold.far, self.is_served(at_ms)
+        until = at_ms + (self.rescue_lead_ms if is_served else self.settings.lead_ms) + self.settings.rescue_step_ms
         room = self.settings.wheel_entries_max - self.fold.wheel.count
         present = [Range(start, stop) for start, stop in self.log.ranges()]
         blocks_max = self.settings.rescue_blocks_max
-        return far.plan_rescue(present, until, blocks_max, room, untaken_only=self.pipeline_alive)
+        return far.plan_rescue(present, until, blocks_max, room, untaken_only=is_served)
 
     def _note_failure(self, error: PostdateError, at_ms: int) -> None:
         self.fire_failures += 1
@@ -416,9 +439,22 @@ class Broker:
 
     # -- Spark --------------------------------------------------------------------------------------------------
 
-    def register_pipeline(self, at_ms: int) -> Ticket:
-        """A pipeline begins; the answer is its epoch. Stages of older ones are refused from then on."""
-        return self._writer.write_system(PIPELINE, {}, at_ms)
+    def register_pipeline(self, at_ms: int, *, table: str = "", master: str = "") -> Ticket:
+        """A pipeline begins; the answer is its epoch. Stages of older ones are refused from then on. It says where its
+        table is and on which cluster it runs, for operators.
+        """
+        said = {"table": table, "master": master}
+        self._check_definition("what a pipeline says of itself", said)
+        return self._writer.write_system(PIPELINE, said, at_ms)
+
+    @property
+    def rescued_count(self) -> int:
+        """Messages that were rescued since the folder was opened."""
+        return self.fold.rescued_count - self._rescued_before
+
+    def rows_of(self, topic: str, queue_id: int) -> Rows:
+        """The rows of a topic's queue or, for the topic "", of the far queue."""
+        return self._queue(topic, queue_id).entries if topic else self.fold.far.rows
 
     @property
     def far_first(self) -> int:
@@ -432,45 +468,17 @@ class Broker:
         rows = self.fold.far.rows.read(start, start + count)
         return rows[rows["arrival"] < self.log.durable]
 
-    def stage(
-        self,
-        epoch: int,
-        far: tuple[int, int],
-        horizon: tuple[int, int],
-        chunks: Sequence[str],
-        at_ms: int,
-    ) -> None:
-        """Takes uploaded chunks into the wheel and moves taken and horizon, durable on return.
+    def stage(self, stage: Stage, at_ms: int) -> None:
+        """Takes uploaded chunks into the wheel and moves taken and horizon, durable on return: the three steps of
+        `staging`, on the caller's thread.
 
         Raises Refused for a stage that is stale, repeated or overtaken; CorruptChunk for a file that is not whole.
         """
         self.flush()
-        staged = self.fold.chunks.names()
-        repeated = [name for name in chunks if chunks.count(name) > 1 or name in staged]
-        if repeated:
-            raise Refused(f"the stage is refused: chunk {repeated[0]} is staged already, or named twice")
-        checked = [self._checked_chunk(name, horizon[1]) for name in chunks]
-        body = {"epoch": epoch, "far": far, "horizon": horizon, "chunks": checked}
-        problem = self.fold.stage_problem(body)
-        if problem:
-            raise Refused(f"the stage is refused: {problem}")
-        ticket = self._writer.write_system(STAGE, body, at_ms)
+        self.staging.check(stage)
+        ticket = self.staging.write(stage, self.staging.verified(stage), at_ms)
         self.flush()
-        assert ticket.answer.accepted, f"a stage that was checked is refused: {ticket.answer.reason}"
-
-    def _checked_chunk(self, name: str, horizon_to: int) -> dict[str, Any]:
-        if not name or "/" in name or name.startswith("."):
-            raise UsageError(f"chunk name {name!r} is no file name")
-        chunk = Chunk(self._disk, name)
-        chunk.verify()
-        if chunk.head.due_high_ms > horizon_to:
-            raise CorruptChunk(
-                f"chunk {name} has a row due at {chunk.head.due_high_ms}, behind the horizon {horizon_to}"
-            )
-        numbers = chunk.index["queue"]
-        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(self.fold.queues)):
-            raise CorruptChunk(f"chunk {name} has a row for queue number {int(numbers.max())}, which never existed")
-        return {"name": name, "count": chunk.head.row_count}
+        refuse(ticket.answer)
 
     # -- topics, groups, offsets --------------------------------------------------------------------------------
 

@@ -55,6 +55,9 @@ class Settings:
     )
     delay_ms_max: int = setting(87_660 * HOUR_MS, SECOND_MS, 876_600 * HOUR_MS, why="ten years of 365.25 days")
     lead_ms: int = setting(60 * SECOND_MS, 100, HOUR_MS, why="what is due later than this is far and costs no RAM")
+    rescue_lead_ms: int = setting(
+        0, 0, HOUR_MS, why="Spark is late where it is not this far ahead; 0 is half of the lead, which it never exceeds"
+    )
     rescue_step_ms: int = setting(5 * SECOND_MS, 1, HOUR_MS, why="rescues look this much further, so that they are few")
     rescue_blocks_max: int = setting(8, 2, 4_096, why="far blocks of one rescue: some ms that a fire may have to wait")
     wheel_entries_max: int = setting(8_000_000, 1, 1_000_000_000, why="about 0.4 GB of RAM for single messages")
@@ -158,6 +161,12 @@ class Settings:
     )
     flush_interval_ms: int = setting(200, 1, MINUTE_MS, why="how often the log is flushed in flush mode async")
     retain_interval_ms: int = setting(60 * SECOND_MS, SECOND_MS, DAY_MS, why="how often old files are looked for")
+    stage_chunks_max: int = setting(
+        256,
+        1,
+        4_096,
+        why="chunks of one stage: each is an open file while its messages wait",
+    )
     relays_max: int = setting(1_000, 1, 100_000, why="questions of operators that wait for the answer of a client")
     shutdown_ms: int = setting(3 * SECOND_MS, 0, MINUTE_MS, why="how long a stop waits for connections to drain")
 
@@ -170,6 +179,11 @@ class Settings:
             raise UsageError(
                 f"batch_bytes_max is {self.batch_bytes_max}, more than segment_bytes ({self.segment_bytes}): "
                 "a batch lies in one segment"
+            )
+        if self.rescue_lead_ms >= self.lead_ms:
+            raise UsageError(
+                f"rescue_lead_ms is {self.rescue_lead_ms}, not less than lead_ms ({self.lead_ms}): "
+                "a pipeline that is in time is one lead ahead"
             )
 
 
@@ -285,13 +299,13 @@ def _parsed(field: "dataclasses.Field[Any]", text: str) -> Any:
 # These may change: whoever needs one reads it from the broker each time (see `Broker.change_settings`). The others are
 # fixed with the folder, say how the log is to be read, or were handed to what was made from them.
 LIVE = frozenset(
-    {"body_bytes_max", "properties_bytes_max", "delay_ms_max", "rescue_step_ms", "rescue_blocks_max",
+    {"body_bytes_max", "properties_bytes_max", "delay_ms_max", "rescue_lead_ms", "rescue_step_ms", "rescue_blocks_max",
      "wheel_entries_max", "tombstones_max", "topics_max", "groups_max", "topic_queues_max", "retention_ms",
      "group_popped_max", "invisible_ms_max",
      "snapshot_bytes", "snapshot_batches", "fire_pause_ms_min", "fire_pause_ms_max",
      "auto_create_topics", "auto_create_groups", "default_queue_count", "connections_max", "held_pulls_max",
      "pull_count_max", "pull_bytes_max", "client_expiry_ms", "retry_times_max", "fresh_queue_bytes",
-     "flush_interval_ms", "retain_interval_ms", "relays_max", "shutdown_ms", "json_bytes_max",
+     "flush_interval_ms", "retain_interval_ms", "relays_max", "stage_chunks_max", "shutdown_ms", "json_bytes_max",
      "connections_per_address_max", "buffered_bytes_max", "complaints_max", "held_pulls_per_connection_max",
      "expression_characters_max", "lookups_max", "lookup_count_max", "connection_members_max", "members_bytes_max",
      "heartbeat_topics_max", "counts_max"}

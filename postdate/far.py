@@ -68,10 +68,14 @@ class Far:
         self.taken = 0
         self.horizon_at_ms = 0
         self.epoch = 0  # of the pipeline that may stage; 0 = there never was one
+        self.table = ""  # where that pipeline keeps its table
+        # Rows that came into the table, and those that a stage has taken out again: the table must hold the rest.
+        self.rows_in = self.rows_out = 0
         self.rescues: list[Rescue] = []
         # Per block, lower bounds over the rows that wait in it: of their dues, and of when they want to be rescued.
         self._lows: list[int] = []
         self._wakes: list[int] = []
+        self._wake: int | None = NEVER  # the smallest of the wakes; None where it must be looked for
         self._edge_wake = NEVER  # the same over the untaken rows of the block where `taken` lies
         self._cancel_dues: dict[
             int, tuple[int, int]
@@ -125,6 +129,8 @@ class Far:
             self._wakes.append(NEVER)
         self._lows[block] = min(self._lows[block], due)
         self._wakes[block] = min(self._wakes[block], wake)
+        if self._wake is not None:
+            self._wake = min(self._wake, wake)
         if block == self.taken // self._block_rows:
             self._edge_wake = min(self._edge_wake, wake)
 
@@ -133,7 +139,9 @@ class Far:
     def earliest(self, *, untaken_only: bool) -> int:
         """The smallest due that a rescue would find, or less; NEVER where nothing waits."""
         if not untaken_only:
-            return min(self._wakes, default=NEVER)
+            if self._wake is None:
+                self._wake = min(self._wakes, default=NEVER)
+            return self._wake
         edge = self.taken // self._block_rows
         return min(self._edge_wake, min(self._wakes[edge + 1 :], default=NEVER))
 
@@ -217,6 +225,7 @@ class Far:
 
     def _refresh(self, blocks: list[int], present: list[Range]) -> None:
         """Looks again for the smallest due that waits in these blocks."""
+        self._wake = None
         for block in blocks:
             first, rows = self._block(block)
             waiting = self.waits(rows, first) & _within(rows["arrival"], present)
@@ -261,6 +270,9 @@ class Far:
             "taken": self.taken,
             "horizon": self.horizon_at_ms,
             "epoch": self.epoch,
+            "table": self.table,
+            "rows_in": self.rows_in,
+            "rows_out": self.rows_out,
             "rescues": list(self.rescues),
             "lows": list(self._lows),
             "wakes": list(self._wakes),
@@ -271,13 +283,19 @@ class Far:
     def load(self, state: dict[str, Any]) -> None:
         self.rows.first = state["first"]
         self.taken, self.horizon_at_ms, self.epoch = state["taken"], state["horizon"], state["epoch"]
+        # A snapshot of an earlier version knows nothing of these.
+        self.table, self.rows_in, self.rows_out = (
+            state.get(name, default) for name, default in (("table", ""), ("rows_in", 0), ("rows_out", 0))
+        )
         self.rescues = [Rescue(*rescue) for rescue in state["rescues"]]
         self._lows, self._wakes, self._edge_wake = list(state["lows"]), list(state["wakes"]), state["edge"]
+        self._wake = None
         self._cancel_dues = {block: (low, high) for block, low, high in state["cancels"]}
 
     def forget(self, before: int) -> None:
         """Forgets rows before this one."""
         self.rows.forget(before)
+        self._wake = None
         for block in range(min(self.rows.first // self._block_rows, len(self._lows))):
             self._lows[block] = self._wakes[block] = NEVER
         gone = [block for block in self._cancel_dues if (block + 1) * self._block_rows <= before]

@@ -11,7 +11,7 @@ fails for reasons of the world: rows that cannot be written to their files stay 
 
 import heapq
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,7 +44,7 @@ from postdate.log.queue import ENTRY, ENTRY_STRUCT, Queue
 from postdate.log.rows import Rows
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key, key_hash, other_keys
 from postdate.pops import NOT_GIVEN, OVER, Key, Pops
-from postdate.tombstones import BY_COLUMN, Tombstone, Tombstones
+from postdate.tombstones import Tombstone, Tombstones
 from postdate.topics import GONE, SCHEDULE_TOPIC, Topics
 from postdate.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, SINGLE, SINGLE_STRUCT, Due, Run, Wheel
 
@@ -415,24 +415,25 @@ class Fold:
         # What was rescued has met it, and a stage that brings it again drops it: only untaken rows that wait are left.
         return bool(len(far.find_untaken(tombstone.due, tombstone.column, tombstone.key_hash, tombstone.far_before)))
 
-    def _dead_by_tombstone(
-        self, due: np.ndarray, arrival: np.ndarray, columns: np.ndarray, at: Callable[[int], tuple[int, int]]
+    def _dead_by_tombstone(self, rows: np.ndarray) -> np.ndarray:
+        """Which far rows a tombstone cancels."""
+        if not len(rows) or not self.tombstones.count:
+            return np.zeros(len(rows), np.bool_)
+        wanted = _Wanted.of(self.tombstones.between(int(rows["due"].min()), int(rows["due"].max())))
+        near = np.flatnonzero(_among(rows["due"], wanted.dues))
+        return self._dead(rows, near, wanted, lambda hit: (int(rows["arrival"][hit]), int(rows["size"][hit])))
+
+    def _dead(
+        self, rows: np.ndarray, near: np.ndarray, wanted: "_Wanted", at: Callable[[int], tuple[int, int]]
     ) -> np.ndarray:
-        """Which rows a tombstone cancels. `columns` has the hash columns, `at` gives (offset, size) of a row's
-        record.
-        """
-        dead = np.zeros(len(due), np.bool_)
-        if not len(due) or not self.tombstones.count:
-            return dead
-        tombstones = list(self.tombstones.between(int(due.min()), int(due.max())))
-        hits = np.zeros(len(due), np.bool_)
-        for column in BY_COLUMN.values():
-            hashes = np.array([t.key_hash for t in tombstones if t.column == column], np.uint64)
-            if len(hashes):
-                hits |= np.isin(columns[column], hashes)
-        for hit in np.flatnonzero(hits).tolist():
-            found = (int(arrival[hit]), int(columns["unique_hash"][hit]), int(columns["key_hash"][hit]))
-            dead[hit] = any(self._is_hit(t, found, at(hit)) for t in self.tombstones.at(int(due[hit])))
+        """Which of the rows at the places `near` a tombstone cancels; `at` gives (offset, size) of a row's record."""
+        dead = np.zeros(len(rows), np.bool_)
+        hits = np.zeros(len(near), np.bool_)
+        for column, hashes in wanted.hashes.items():
+            hits |= _among(rows[column][near], hashes)
+        for hit in near[hits].tolist():
+            found = (int(rows["arrival"][hit]), int(rows["unique_hash"][hit]), int(rows["key_hash"][hit]))
+            dead[hit] = any(self._is_hit(t, found, at(hit)) for t in self.tombstones.at(int(rows["due"][hit])))
         return dead
 
     def _is_hit(self, tombstone: Tombstone, found: tuple[int, int, int], place: tuple[int, int]) -> bool:
@@ -442,7 +443,7 @@ class Fold:
 
     def is_cancelled(self, row: np.ndarray) -> bool:
         """Whether a far message that waits, given as an array of its one far row, will never be shown."""
-        by_tombstone = self._dead_by_tombstone(row["due"], row["arrival"], row, _place_in(row))
+        by_tombstone = self._dead_by_tombstone(row)
         return bool(by_tombstone[0] or self._dead_by_taken_cancel(row)[0])
 
     def waiting(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -455,7 +456,7 @@ class Fold:
             yield due[there], queue[there]
         for rows in self.far.untaken_pieces():
             rows = rows[rows["kind"] == MESSAGE]
-            dead = self._dead_by_tombstone(rows["due"], rows["arrival"], rows, _place_in(rows))
+            dead = self._dead_by_tombstone(rows)
             rows = rows[~dead & (self.topics.target_array[rows["queue"]] != GONE)]
             yield rows["due"], rows["queue"]
 
@@ -473,7 +474,7 @@ class Fold:
         rows = rows[is_message]  # of a cancel, its tombstone does the rest
         for segment, _ in _counts(rows["arrival"] >> self._shift):
             self.touched[segment] = self._batch_end  # its records are read below, and on a replay again
-        dead = self._dead_by_tombstone(rows["due"], rows["arrival"], rows, _place_in(rows))
+        dead = self._dead_by_tombstone(rows)
         rows = rows[~dead & ~self._dead_by_taken_cancel(rows)]
         _add(self.near, rows["queue"])
         self._hold_segments(rows["arrival"])
@@ -505,9 +506,14 @@ class Fold:
             return StageAnswer(False, reason)
         chunks = [self.chunks.open(entry["name"]) for entry in body["chunks"]]  # may raise: before anything changes
         self._take_far(body["far"][1], batch.at_ms)
+        # Asked for once: there may be many cancels, and many chunks.
+        low, high = min((c.head.due_low_ms for c in chunks), default=0), body["horizon"][1]
+        wanted = _Wanted.of(self.tombstones.between(low, high) if chunks else ())
         for chunk in chunks:
-            self._stage_chunk(chunk, batch.at_ms)
+            self._stage_chunk(chunk, wanted, batch.at_ms)
         self.far.take(body["far"][1], body["horizon"][1])
+        self.far.rows_in = body["rows_in"]
+        self.far.rows_out += body["rows_out"]
         self.tombstones.forget_taken(self.far.taken, self.far.horizon_at_ms)
         self.tombstones.sweep(self._is_needed)
         return StageAnswer(True, "")
@@ -525,6 +531,11 @@ class Fold:
             )
         if not far_from <= far_to <= far.length or horizon_to < horizon_from:
             return f"it ends at far {far_to} and horizon {horizon_to}; the far queue has {far.length} rows"
+        if body["rows_in"] < far.rows_in or body["rows_out"] < 0:
+            return (
+                f"rows_in is {body['rows_in']} and rows_out {body['rows_out']}: {far.rows_in} rows came into the table "
+                "before, and none comes back"
+            )
         return ""
 
     def _take_far(self, until: int, at_ms: int) -> None:
@@ -534,20 +545,23 @@ class Fold:
         _subtract(self.untaken, rows["queue"][rows["kind"] == MESSAGE])
         self._release_segments(rows["arrival"], at_ms)
 
-    def _stage_chunk(self, chunk: Chunk, at_ms: int) -> None:
+    def _stage_chunk(self, chunk: Chunk, wanted: "_Wanted", at_ms: int) -> None:
         index = chunk.index
         base = self.chunk_end
         self.chunk_end += (chunk.head.file_bytes + 7) & -8
         self.chunks.add(base, chunk)
         self.chunk_seen[base] = at_ms
         fate = np.zeros(len(index), np.uint8)
-        cancelled = self._dead_by_tombstone(
-            index["due"], index["arrival"], index,
-            lambda hit: (base + int(index["position"][hit]), int(index["size"][hit])),
-        )  # fmt: skip
-        fate[cancelled] = CANCELLED
-        fate[self.far.rescued(index["arrival"], index["due"]) & (index["flags"] & FLAG_OWN_ARRIVAL == 0)] = ELSEWHERE
-        _add(self.near, index["queue"][fate == LIVING])
+        if len(wanted.dues):
+            near = _places_of(index["due"], wanted.dues)
+            place = lambda hit: (base + int(index["position"][hit]), int(index["size"][hit]))  # noqa: E731
+            fate[self._dead(index, near, wanted, place)] = CANCELLED
+        if self.far.rescues:
+            elsewhere = self.far.rescued(index["arrival"], index["due"]) & (index["flags"] & FLAG_OWN_ARRIVAL == 0)
+            fate[elsewhere] = ELSEWHERE
+        # Brought together before they are counted: rows lie 56 bytes apart, and one pass over them is enough.
+        queues = np.ascontiguousarray(index["queue"])
+        _add(self.near, queues[fate == LIVING] if fate.any() else queues)
         self.wheel.stage(Run(base, index, 0, fate))
 
     # -- the small tables ---------------------------------------------------------------------------------------
@@ -657,14 +671,32 @@ class Fold:
     def _apply_settings(self, batch: Batch, row: tuple[int, ...]) -> None:
         self.lead_ms = self._body(batch, row)["lead_ms"]
 
-    def _apply_pipeline(self, _batch: Batch, _row: tuple[int, ...]) -> int:
+    def _apply_pipeline(self, batch: Batch, row: tuple[int, ...]) -> int:
         """A pipeline registers: whatever an older one brings is refused from now on."""
         self.far.epoch += 1
+        self.far.table = self._body(batch, row).get("table", "")  # a record of an earlier version has no table
         return self.far.epoch
 
     def _body(self, batch: Batch, row: tuple[int, ...]) -> Any:
         """The content of a system record."""
         return json.loads(records.decode(self._read(batch.offset + row[9], row[8])).body)
+
+
+class _Wanted(NamedTuple):
+    """What the messages of some tombstones are known by: dues and hashes, ascending."""
+
+    dues: np.ndarray
+    hashes: dict[str, np.ndarray]  # by column; none that is empty
+
+    @classmethod
+    def of(cls, tombstones: Iterable[Tombstone]) -> "_Wanted":
+        dues: set[int] = set()
+        hashes: dict[str, set[int]] = {}
+        for tombstone in tombstones:
+            dues.add(tombstone.due)
+            hashes.setdefault(tombstone.column, set()).add(tombstone.key_hash)
+        columns = {column: np.array(sorted(found), np.uint64) for column, found in hashes.items()}
+        return cls(np.array(sorted(dues), np.int64), columns)
 
 
 class _Grouped:
@@ -706,11 +738,6 @@ def _entries(offset: np.ndarray, size: np.ndarray, tag: np.ndarray) -> np.ndarra
     return entries
 
 
-def _place_in(rows: np.ndarray) -> Callable[[int], tuple[int, int]]:
-    """Where the record of a far row lies: its offset and size."""
-    return lambda index: (int(rows["arrival"][index]), int(rows["size"][index]))
-
-
 def _singles(rows: np.ndarray, offset: np.ndarray) -> np.ndarray:
     singles = np.empty(len(rows), SINGLE)
     singles["offset"] = offset
@@ -735,6 +762,23 @@ def _add(counters: list[int], queues: np.ndarray) -> None:
 def _subtract(counters: list[int], queues: np.ndarray) -> None:
     for queue, count in _counts(queues):
         counters[queue] -= count
+
+
+def _places_of(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Where values that ascend are among those wanted, which ascend too."""
+    starts, stops = (np.searchsorted(values, wanted, side) for side in ("left", "right"))
+    counts = stops - starts
+    places: np.ndarray = np.arange(counts.sum()) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
+    return places
+
+
+def _among(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Which values are among those wanted, which ascend. numpy.isin would sort all values, and they are many."""
+    if not len(wanted):
+        return np.zeros(len(values), np.bool_)
+    places = np.minimum(np.searchsorted(wanted, values), len(wanted) - 1)
+    found: np.ndarray = wanted[places] == values
+    return found
 
 
 def _counts(values: np.ndarray) -> list[tuple[int, int]]:

@@ -19,6 +19,7 @@ from postdate.log import record as records
 from postdate.log.disk import Data as Bytes
 from postdate.log.disk import RealDisk, RealFile, View
 from postdate.message import LOOPBACK, Cancelled, Message, encode_properties, first_key, key_hash, tag_hash
+from postdate.staging import Stage
 from postdate.writer import Ticket
 
 T0 = 1_700_000_000_000
@@ -153,7 +154,8 @@ def write_chunk(disk: RealDisk, name: str, rows: Sequence[tuple[int, int, int, M
 def stage(broker: Broker, epoch: int, far_to: int, horizon_to: int, names: Sequence[str] = (), at_ms: int = T0) -> None:
     """Stages from wherever the broker is."""
     far = broker.fold.far
-    broker.stage(epoch, (far.taken, far_to), (far.horizon_at_ms, horizon_to), names, at_ms)
+    horizon = (far.horizon_at_ms, horizon_to)
+    broker.stage(Stage(epoch, (far.taken, far_to), horizon, tuple(names), far.rows_in, 0), at_ms)
 
 
 def settled(broker: Broker, ticket: Ticket | None) -> Any:

@@ -239,7 +239,6 @@ def test_a_chunk_stays_while_somebody_has_a_message_of_it(data: Data) -> None:
     far = [message("far", due=due)]
     send(broker, T0, *far)
     epoch = registered(broker)
-    broker.pipeline_alive = True
     upload(broker, data, "c1", far, [0])
     stage(broker, epoch, 1, due, ["c1"])
     advance(broker, due)

@@ -107,7 +107,6 @@ def test_what_the_pipeline_has_taken_is_not_held_and_its_chunk_goes_after_its_ti
     far = [message(str(n), due=due) for n in range(3)]
     send(broker, T0, *far)
     epoch = registered(broker)
-    broker.pipeline_alive = True
     assert broker.fold.held == {0: 3}
     upload(broker, data, "c1", far, [0, 1, 2])
     stage(broker, epoch, 3, due, ["c1"])
@@ -152,7 +151,6 @@ def test_a_rescue_of_taken_messages_leaves_those_whose_record_is_gone_to_the_pip
     assert broker.log.segment_numbers()[:2] == [0, 2], "what became visible an hour later keeps its segment"
     advance_to(broker, at_ms, due)
     assert bodies(broker).count("in the table") == 0
-    broker.pipeline_alive = True
     stage(broker, epoch, broker.fold.far.length, due, ["c1"], due)
     advance_to(broker, due, due + HOUR_MS)
     assert bodies(broker).count("in the table") == 1

@@ -30,6 +30,7 @@ from postdate import recovery
 from postdate.broker import Broker
 from postdate.errors import CorruptChunk, Refused, UsageError
 from postdate.message import Cancelled, Message
+from postdate.staging import Stage
 
 
 def far_pair(data: Data) -> tuple[Broker, int, list[Message]]:
@@ -38,7 +39,6 @@ def far_pair(data: Data) -> tuple[Broker, int, list[Message]]:
     messages = [message(str(n), unique=f"k{n}", due=T0 + FAR_MS + n) for n in range(2)]
     send(broker, T0, *messages)
     epoch = registered(broker)
-    broker.pipeline_alive = True
     return broker, epoch, messages
 
 
@@ -81,9 +81,9 @@ def test_stages_that_are_stale_repeated_or_overtaken_are_refused_by_name(data: D
         ((1, 2), (T0 + 100, T0 + 99), "it ends at far 2 and horizon"),
     ]:
         with pytest.raises(Refused, match=said):
-            broker.stage(epoch, far, horizon, [], T0)
+            broker.stage(Stage(epoch, far, horizon, (), 0, 0), T0)
     with pytest.raises(Refused, match="epoch 0 is not the current one"):
-        broker.stage(0, (1, 2), (T0 + 100, T0 + 200), [], T0)
+        broker.stage(Stage(0, (1, 2), (T0 + 100, T0 + 200), (), 0, 0), T0)
     assert (broker.log.end, recovery.state_json(broker.fold)) == (end, state)
     assert registered(broker) == epoch + 1
     with pytest.raises(Refused, match="another pipeline has registered"):
@@ -202,11 +202,9 @@ def test_a_dead_pipelines_messages_are_rescued_from_the_log_and_fire_once(data: 
     broker, epoch, messages = far_pair(data)
     due = T0 + FAR_MS
     stage(broker, epoch, 2, T0)
-    broker.pipeline_alive = False
     advance_to(broker, T0, due + 1)
     assert bodies(broker) == ["0", "1"]
 
-    broker.pipeline_alive = True
     upload(broker, data, "c1", messages, [0, 1])
     stage(broker, registered(broker, due + 1), 2, due + 1, ["c1"], due + 1)
     advance_to(broker, due + 1, due + HOUR_MS)
@@ -219,7 +217,6 @@ def test_a_cancel_that_the_pipeline_took_along_holds_when_the_pipeline_dies(data
     due = T0 + FAR_MS
     assert cancel(broker, "k0", due, T0 + 1) == Cancelled.CANCELLED
     stage(broker, epoch, 3, T0 + 1)
-    broker.pipeline_alive = False
     advance_to(broker, T0 + 1, due + DAY_MS)
     assert bodies(broker) == ["1"]
 
@@ -258,7 +255,6 @@ def test_a_rescue_honours_the_taken_cancel_of_its_own_topic_key_and_due_alone(da
 def test_a_restart_after_a_rescue_of_taken_messages_finds_the_same(data: Data) -> None:
     broker, epoch, _ = far_pair(data)
     stage(broker, epoch, 2, T0)
-    broker.pipeline_alive = False
     advance(broker, T0 + FAR_MS - LEAD_MS)
     assert broker.fold.wheel.count == 2
     state = recovery.state_json(broker.fold)
@@ -286,7 +282,6 @@ def test_a_burst_in_several_chunks_comes_in_order_of_arrival(data: Data) -> None
     messages = [message(f"{n:02d}", due=due) for n in range(30)]
     send(broker, T0, *messages)
     epoch = registered(broker)
-    broker.pipeline_alive = True
     upload(broker, data, "odd", messages[1::2], list(range(1, 30, 2)))
     upload(broker, data, "even", messages[::2], list(range(0, 30, 2)))
     stage(broker, epoch, 30, due, ["odd", "even"])

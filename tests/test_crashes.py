@@ -36,7 +36,7 @@ STORY = (
     # A pipeline takes some of them and brings them back.
     Op("register"), Op("read", (4,)), Op("snapshot", (1,)), Op("stage", (20_000,)),
     # Enough for several segments, then time passes, and the pipeline is away.
-    *[NOW, NEAR, FLUSH] * 4, FAR, Op("commit", (0, 3)), Op("pass", (10_000,)), Op("snapshot", (2,)), Op("detach"),
+    *[NOW, NEAR, FLUSH] * 4, FAR, Op("commit", (0, 3)), Op("pass", (10_000,)), Op("snapshot", (2,)),
     Op("send", (3, 8_000, 2, 3, 3)), FLUSH, Op("kill"), Op("pass", (40_000,)),
     # Retention removes a chunk and segments.
     *[NOW] * 4, FLUSH, Op("snapshot", (3,)), NEAR, Op("pass", (40_000,)), Op("snapshot", (4,)), Op("retain"),

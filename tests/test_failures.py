@@ -88,7 +88,7 @@ def test_a_broker_that_could_not_apply_a_batch_delivers_all_of_it_when_it_is_ope
         lambda broker: broker.put_topic("second", T0 + FAR_MS),
         lambda broker: broker.delete_topic(TOPIC, T0 + FAR_MS),
         lambda broker: broker.register_pipeline(T0 + FAR_MS),
-        lambda broker: broker.stage(0, (0, 0), (0, T0), [], T0 + FAR_MS),
+        lambda broker: stage(broker, 0, 0, T0, [], T0 + FAR_MS),
         snapshot,
     ],
     ids=[
@@ -167,7 +167,6 @@ def live_with_few_descriptors(folder: Path) -> None:
     for n in range(0, MANY, 50):
         send(broker, T0, *far[n : n + 50])
     epoch = registered(broker)
-    broker.pipeline_alive = True
     for n in range(MANY):
         upload(broker, data, f"c{n}", [far[n]], [n])
         stage(broker, epoch, n + 1, T0 + FAR_MS + n, [f"c{n}"], T0 + FAR_MS + n - 1)

@@ -27,7 +27,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("recovery", "intake", "handout"),
     # What a kept snapshot still needs, what a message is, how a batch comes to the fold.
     ("retention", "lookup", "writer"),
-    ("leases",),
+    ("leases", "staging"),
     ("broker",),
     ("client",),  # Before the server: pipeline, console and command line may use it.
     ("check", "server", "bulk", "pipeline", "console"),

@@ -266,7 +266,6 @@ def staged_story(data: Data) -> tuple[Broker, int]:
 def test_a_message_is_followed_through_the_pipelines_table_and_chunks(data: Data) -> None:
     broker, epoch = staged_story(data)
     stage(broker, epoch, broker.fold.far.length, T0 + MINUTE_MS)
-    broker.pipeline_alive = True
     states = [only(broker, f"U{n}").state for n in range(4)]
     assert states == [State.WAITING, State.WAITING, State.CANCELLED, State.WAITING], "in the table"
     chosen = [message(f"f{n}", unique=f"U{n}", keys=f"k{n} more", due=T0 + FAR_MS + n) for n in (0, 1, 3)]

@@ -165,9 +165,9 @@ def test_a_taken_row_in_the_first_block_does_not_starve_the_blocks_behind_it(dat
     broker = data.open(settings)
     due = T0 + FAR_MS
     send(broker, T0, message("taken", due=due))
-    stage(broker, registered(broker), 1, T0)
-    broker.pipeline_alive = True
     send_each(broker, T0, [message(str(n), due=due + n) for n in range(30)])
+    stage(broker, registered(broker), 1, due + HOUR_MS)
+    assert broker.is_served(due), "so that only untaken rows are rescued"
     advance_to(broker, T0, due + MINUTE_MS)
     assert bodies(broker) == [str(n) for n in range(30)]
 
@@ -255,7 +255,6 @@ def test_a_first_pipeline_begins_at_the_first_far_row_that_is_there(data: Data, 
         broker = data.open(broker.settings)
     send(broker, at_ms, message("far", unique="k", due=at_ms + FAR_MS))
     epoch = registered(broker, at_ms)
-    broker.pipeline_alive = True
     rows = broker.read_far(broker.far_first, 1_000)
     assert broker.far_first + len(rows) == broker.fold.far.length == 201
     upload_last(broker, data, "c1")

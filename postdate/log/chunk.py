@@ -245,6 +245,10 @@ class Chunks:
     def bases(self) -> list[int]:
         return list(self._bases)
 
+    def places(self) -> list[tuple[int, str, int]]:
+        """Of each chunk, ascending: where its offsets begin, its name, its size."""
+        return [(base, self._names[base], self._bytes[base]) for base in self._bases]
+
     def close(self) -> None:
         self._open.clear()
 

@@ -13,6 +13,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -27,6 +28,7 @@ from postdate.writer import Ticket
 logger = logging.getLogger("postdate.server")
 
 Answer = Callable[[Ticket], None]
+Tell = Callable[[LogFailed | None], None]
 
 # What may go wrong again and again.
 _LOG_FAILED = "nothing is stored or fired any more"
@@ -47,6 +49,7 @@ class Pulse:
             SilentAlarm() if isinstance(clock, ManualClock) else Alarm(self._loop, self.ring)
         )
         self._expected: deque[tuple[Ticket, Answer, Connection, int]] = deque()
+        self._undurable: deque[tuple[int, Tell, Connection]] = deque()  # by position; empty in flush mode sync
         self._is_async = broker.settings.flush == "async"
         self._flush_asked = False
         self._flushes: SimpleQueue[bool] = SimpleQueue()  # True: flush; False: end
@@ -70,6 +73,26 @@ class Pulse:
         """
         self._expected.append((ticket, answer, connection, count))
         connection.expect(count)
+
+    def when_durable(self, connection: Connection, position: int, tell: Tell) -> None:
+        """Calls `tell` when the log is durable up to a position that is applied, with the error where it never will
+        be. At once in flush mode sync, where nothing else is applied; in flush mode async a flush is made for it.
+        """
+        if position <= self.broker.log.durable:
+            tell(None)
+            return
+        connection.expect(1)
+        self._undurable.append((position, tell, connection))
+        self._flushes.put(True)
+
+    def _tell_durable(self, error: LogFailed | None = None) -> None:
+        waiting, self._undurable = self._undurable, deque()
+        for position, tell, connection in waiting:
+            if error is None and position > self.broker.log.durable:
+                self._undurable.append((position, tell, connection))
+                continue
+            self._safely(partial(tell, error))
+            connection.answered(1)
 
     def nudge(self) -> None:
         """Something was written: makes it durable, answers what can be answered."""
@@ -112,6 +135,7 @@ class Pulse:
         if error is not None:
             self._fail(error)
             return
+        self._tell_durable()
         self._settle()
         self.nudge()
 
@@ -133,11 +157,14 @@ class Pulse:
         expected = self._expected
         while expected and expected[0][0].answers is not None:
             ticket, answer, connection, count = expected.popleft()
-            try:
-                answer(ticket)
-            except Exception:  # our mistake; nobody else may wait for it, neither clients nor what is due
-                logger.exception("an answer could not be given")
+            self._safely(partial(answer, ticket))
             connection.answered(count)
+
+    def _safely(self, answer: Callable[[], None]) -> None:
+        try:
+            answer()
+        except Exception:  # our mistake; nobody else may wait for it, neither clients nor what is due
+            logger.exception("an answer could not be given")
 
     def _fail(self, error: LogFailed) -> None:
         """The log takes no more writes. Nobody knows whether what was not durable is on disk: say so."""
@@ -146,6 +173,7 @@ class Pulse:
             if ticket.answers is None:
                 ticket.answers, ticket.error = [], error
         self._answer_settled()
+        self._tell_durable(error)
 
     # -- time ---------------------------------------------------------------------------------------------------
 
@@ -215,7 +243,7 @@ class Pulse:
 
     async def stop(self) -> None:
         """Makes durable and answers everything that was written, then lets go. The broker stays open."""
-        while self._expected and self.broker.log.failure is None:
+        while (self._expected or self._undurable) and self.broker.log.failure is None:
             await asyncio.sleep(0.001)
         self._is_stopped = True
         self._alarm.close()

@@ -7,7 +7,7 @@ import gc
 import logging
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -98,6 +98,11 @@ class Server:
                     logger.exception("%s failed", work.__qualname__)
 
         self._timers.append(asyncio.get_running_loop().create_task(repeat()))
+
+    def show_parts(self, parts: Mapping[str, str]) -> None:
+        """Has operators told how it is with what runs beside the broker: by name a sentence, read whenever one asks."""
+        assert self._service is not None
+        self._service.status.parts = parts
 
     def ring(self) -> None:
         """Fires what is due by the clock: for a clock that is moved by hand."""

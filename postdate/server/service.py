@@ -20,6 +20,7 @@ from postdate.server.members import Members
 from postdate.server.messages import Messages
 from postdate.server.meter import Meter
 from postdate.server.offsets import Offsets
+from postdate.server.pipelines import Pipelines
 from postdate.server.pops import Pops
 from postdate.server.producers import SEND_CODES, Producers
 from postdate.server.progress import Progress
@@ -93,7 +94,8 @@ class Service:
             broker, clock, self.pulse, self.pulls, self.pops, members, offsets, self._meter, tasks
         )
         self._messages = Messages(broker)
-        self.status = Status(broker, clock, self._meter, self._counts)
+        self._pipelines = Pipelines(broker, clock, self.pulse, tasks)
+        self.status = Status(broker, clock, self._meter, self._counts, self._pipelines.last_reports)
         self._lookups = Lookups(broker)
         self._handlers = self._table()
 
@@ -170,6 +172,18 @@ class Service:
             codes.GET_BROKER_CONSUME_STATS: progress.of_all,
             codes.INVOKE_BROKER_TO_RESET_OFFSET: progress.reset,
             codes.QUERY_CONSUME_QUEUE: self._messages.entries,
+        } | self._table_for_pipelines()
+
+    def _table_for_pipelines(self) -> dict[int, Handler]:
+        pipelines = self._pipelines
+        return {
+            codes.GET_BULK_STATE: pipelines.state,
+            codes.GET_BULK_RANGE: pipelines.rows,
+            codes.REGISTER_PIPELINE: pipelines.register,
+            codes.STAGE: pipelines.stage,
+            codes.REPORT_BATCH: pipelines.report,
+            codes.GET_STATUS: self.status.overview,
+            codes.GET_CHUNKS: pipelines.chunks,
         }
 
     @property

@@ -23,6 +23,7 @@ from postdate.wire import codes, reports
 from postdate.wire.frame import Command, reply
 
 _NONE = "0"  # of a queue that RocketMQ has and we have not: nobody waits in it
+_REPORTS_SHOWN = 20
 _SPANS = {"statsMinute": Span.MINUTE, "statsHour": Span.HOUR, "statsDay": Span.DAY}
 
 
@@ -43,11 +44,20 @@ class Days:
 class Status:
     """Serves one broker. `counts` gives figures of the server itself, by name."""
 
-    def __init__(self, broker: Broker, clock: Clock, meter: Meter, counts: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        clock: Clock,
+        meter: Meter,
+        counts: Callable[[], Mapping[str, int]],
+        last_reports: Callable[[int], list[dict[str, Any]]],
+    ) -> None:
         self._broker = broker
         self._clock = clock
         self._meter = meter
         self._counts = counts
+        self._last_reports = last_reports
+        self.parts: Mapping[str, str] = {}  # by name: how it is with what runs beside the broker, in a sentence
         self._began_ms = clock.now_ms()
         self._days = Days(self._began_ms, self._totals())
 
@@ -135,12 +145,58 @@ class Status:
             "postdate_timed_total": self._broker.timed_count,
             "postdate_fired_per_second": self._rates(Whole.FIRED),
             "postdate_tombstones": fold.tombstones.count,
+            **{f"postdate_pipeline_{name}": str(value).lower() for name, value in self._of_far().items()},
             "postdate_topics": len(fold.topics.by_name) - 1,  # without the schedule topic
             "postdate_groups": len(fold.groups),
             **{f"postdate_{name}": count for name, count in self._counts().items()},
             "postdate_log_problem": self._broker.log.failure or self._broker.fire_error or "none",
         }
         return {name: str(value) for name, value in figures.items()}
+
+    # -- the whole at a glance ----------------------------------------------------------------------------------
+
+    def overview(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+        told = {
+            "broker": self._of_broker(),
+            "far": self._of_far(),
+            "table": self._broker.fold.far.table,
+            "reports": self._last_reports(_REPORTS_SHOWN),
+            "parts": dict(self.parts),
+        }
+        return reply(command, codes.SUCCESS, body=orjson.dumps(told))
+
+    def _of_broker(self) -> dict[str, Any]:
+        broker = self._broker
+        (near, far), (total, free) = self._waiting(), broker.disk_space()
+        return {
+            "version": __version__,
+            "data": broker.settings.data,
+            "flush": broker.settings.flush,
+            "now_ms": self._clock.now_ms(),
+            "waiting_near": near,
+            "waiting_far": far,
+            "late_ms": self._late_ms(),
+            "tombstones": broker.fold.tombstones.count,
+            "disk_bytes": total,
+            "disk_free_bytes": free,
+            "log_bytes": sum(stop - start for start, stop in broker.log.ranges()),
+            "log_problem": str(broker.log.failure or broker.fire_error or ""),
+        }
+
+    def _of_far(self) -> dict[str, Any]:
+        """The far queue, and what the pipeline has of it."""
+        far = self._broker.fold.far
+        return {
+            "taken": far.taken,
+            "length": far.length,
+            "backlog": far.length - far.taken,
+            "horizon": far.horizon_at_ms,
+            "epoch": far.epoch,
+            "is_served": self._broker.is_served(self._clock.now_ms()),
+            "rescued": self._broker.rescued_count,
+            "rows_in": far.rows_in,
+            "rows_out": far.rows_out,
+        }
 
     # -- rates --------------------------------------------------------------------------------------------------
 

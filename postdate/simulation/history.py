@@ -50,7 +50,6 @@ _VERBS: list[tuple[float, str, Callable[[random.Random], tuple[int, ...]]]] = [
     (4, "read", lambda d: (d.randrange(1, 12),)),
     (4, "stage", lambda d: (d.choice((0, 3_000, 6_000, 20_000)),)),
     (1, "stage_again", _no_numbers),
-    (2, "detach", _no_numbers),
     (4, "snapshot", lambda d: (d.randrange(1 << 30),)),
     (3, "retain", _no_numbers),
     (1.5, "close", _no_numbers),

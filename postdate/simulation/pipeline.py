@@ -15,6 +15,7 @@ from postdate.log import record as records
 from postdate.log.batch import CANCEL, MESSAGE
 from postdate.log.disk import Disk
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
+from postdate.staging import Stage
 
 
 class TableRow(NamedTuple):
@@ -30,13 +31,13 @@ class SimulatedPipeline:
         self.read_until = 0  # far rows before this one are in the table
         self.epoch = 0
         self.chunk_count = 0
-        self.last_stage: tuple[int, tuple[int, int], tuple[int, int], list[str]] | None = None
+        self.rows_in = 0  # messages that ever came into the table
+        self.last_stage: Stage | None = None
 
     def register(self, broker: Broker, at_ms: int) -> None:
         ticket = broker.register_pipeline(at_ms)
         broker.flush()
         self.epoch = ticket.answer
-        broker.pipeline_alive = True
 
     def read(self, broker: Broker, count: int) -> None:
         """Takes far rows into the table, as they are durable."""
@@ -50,6 +51,7 @@ class SimulatedPipeline:
     def _take(self, taken: TableRow) -> None:
         if taken.row["kind"] == MESSAGE:
             self.table.append(taken)
+            self.rows_in += 1
         elif taken.row["kind"] == CANCEL:
             self.table = [row for row in self.table if not _cancels(taken, row)]
 
@@ -58,10 +60,11 @@ class SimulatedPipeline:
         horizon = (far.horizon_at_ms, max(horizon_to, far.horizon_at_ms))
         taken = (far.taken, max(self.read_until, far.taken))
         rows = [row for row in self.table if _is_promoted(row, taken, horizon)]
-        names = self._write_chunks(rows)
-        self.last_stage = (self.epoch, taken, horizon, names)
-        broker.stage(self.epoch, taken, horizon, names, at_ms)
-        self.table = [row for row in self.table if row.row["due"] > horizon[1]]
+        left = [row for row in self.table if row.row["due"] > horizon[1]]
+        rows_out = self.rows_in - far.rows_out - len(left)
+        self.last_stage = Stage(self.epoch, taken, horizon, tuple(self._write_chunks(rows)), self.rows_in, rows_out)
+        broker.stage(self.last_stage, at_ms)
+        self.table = left
 
     def _write_chunks(self, rows: list[TableRow]) -> list[str]:
         """Two chunks where there are enough rows, so that they are merged."""

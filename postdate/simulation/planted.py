@@ -52,21 +52,21 @@ PLANTED = (
     ),
     Planted(
         "a rescue between a batch's read and its stage",
-        (_FAR, _FLUSH, Op("register"), Op("read", (9,)), Op("detach"), Op("pass", (3_500,)), Op("stage", (20_000,)),
+        (_FAR, _FLUSH, Op("register"), Op("read", (9,)), Op("pass", (3_500,)), Op("stage", (20_000,)),
          Op("pass", (20_000,))),
         seen=("m1",),
     ),
     # The horizon passes what was rescued while its row is still untaken: the stage that takes it must drop it.
     Planted(
         "a rescue that is needed after the horizon has passed it",
-        (Op("send", (3, 90_000, 1, 0, 1)), _FAR, _FLUSH, Op("register"), Op("detach"), Op("pass", (3_500,)),
+        (Op("send", (3, 90_000, 1, 0, 1)), _FAR, _FLUSH, Op("register"), Op("pass", (3_500,)),
          Op("read", (1,)), Op("stage", (20_000,)), Op("read", (9,)), Op("stage", (30_000,)), Op("pass", (100_000,))),
         seen=("m1", "m2"),
     ),
     # Spark has message and cancel, then it is away: the rescue finds the message in the far queue once more.
     Planted(
         "a rescue of what was taken and cancelled",
-        (_FAR, _FLUSH, _CANCEL_FIRST, _FLUSH, Op("register"), Op("read", (9,)), Op("stage", (0,)), Op("detach"),
+        (_FAR, _FLUSH, _CANCEL_FIRST, _FLUSH, Op("register"), Op("read", (9,)), Op("stage", (0,)),
          Op("pass", (20_000,))),
         unseen=("m1",),
     ),

@@ -368,12 +368,10 @@ class World:
             self.model.complete(min(broker.fold.fired_at_ms, self.clock.now_ms()), self._excused(broker))
 
     def _excused(self, broker: Broker) -> frozenset[str]:
-        """What only the pipeline can bring: all it holds while it is there, and while it is away what the log has
-        not.
+        """What only the pipeline can bring: it holds it, and the log has it no more. While it is in time it has staged
+        all that is due; when it is not, the rest is rescued.
         """
         held = self.pipeline.held_names(broker)
-        if broker.pipeline_alive:
-            return held
         return frozenset(name for name in held if not broker.log.read(self.model.messages[name].arrival, 4))
 
     # -- operators ----------------------------------------------------------------------------------------------
@@ -511,21 +509,16 @@ class World:
         if last is None:
             return
         self.do_flush()
-        epoch, taken, horizon, names = last
-        moved = (taken[0], horizon[0]) != (far.taken, far.horizon_at_ms) or epoch != far.epoch
-        if not moved or any(self.disk.size(f"chunks/{name}") < 0 for name in names):
+        moved = (last.far[0], last.horizon[0]) != (far.taken, far.horizon_at_ms) or last.epoch != far.epoch
+        if not moved or any(self.disk.size(f"chunks/{name}") < 0 for name in last.chunks):
             return
         try:
-            self._broker().stage(epoch, taken, horizon, names, self.clock.now_ms())
+            self._broker().stage(last, self.clock.now_ms())
         except (Refused, DiskFull):
             return
         raise Broken(
             f"the stage {last} was accepted though the broker is at far {far.taken}, horizon {far.horizon_at_ms}"
         )
-
-    def do_detach(self) -> None:
-        """The pipeline is away: rescue serves everything whose record is in the log."""
-        self._broker().pipeline_alive = False
 
     # -- snapshots, retention, faults -------------------------------------------------------------------------------
 
@@ -654,12 +647,11 @@ class World:
             return False
 
     def _end_pipeline(self) -> None:
-        """The pipeline hands over what it holds; without one, rescue does the rest."""
+        """The pipeline hands over all that it can take and hold."""
         if self.pipeline.epoch:
             self.do_register()
             self.do_read(1_000_000)
             self.do_stage(100 * 365 * 86_400_000)
-        self.do_detach()
 
     def _check_folder(self) -> None:
         """What lies on the disk, after a crash or a clean end, is whole."""

@@ -55,7 +55,8 @@ LITE_PULL_MESSAGE = 361
 RECALL_MESSAGE = 370
 QUERY_ASSIGNMENT = 400
 SET_MESSAGE_REQUEST_MODE = 401
-GET_PENDING = 9_801  # ours: what waits, by topic and time
+# Ours: what waits, by topic and time; then what the pipeline and its carrier (bulk) ask for.
+GET_PENDING = 9_801
 GET_BULK_STATE = 9_802
 GET_BULK_RANGE = 9_803
 REGISTER_PIPELINE = 9_804

@@ -236,6 +236,20 @@ _ROWS = (
         codes.GET_PENDING, "GET_PENDING", (_may("topic"), _may("unit", "minute"), _may("limit", 100, NUMBER)),
         reply_body="JSON: what waits, by topic and by time",
     ),
+    Request(codes.GET_BULK_STATE, "GET_BULK_STATE", (), reply_body="JSON: where the pipeline is"),
+    Request(
+        codes.GET_BULK_RANGE, "GET_BULK_RANGE",
+        (_may("topic"), _may("queueId", 0, NUMBER), _may("start", 0, NUMBER)),
+        ("number", "first", "length", "stored", "fileRows"), reply_body="rows that are in no file yet",
+    ),
+    Request(
+        codes.REGISTER_PIPELINE, "REGISTER_PIPELINE", (), body="JSON: table and master",
+        reply_body="JSON: where the pipeline is, and names of chunks",
+    ),
+    Request(codes.STAGE, "STAGE", (), body="JSON: epoch, far, horizon, chunks, rows in and out"),
+    Request(codes.REPORT_BATCH, "REPORT_BATCH", (), body="JSON: names and values, as the pipeline likes"),
+    Request(codes.GET_CHUNKS, "GET_CHUNKS", (), reply_body="JSON: offset, name and size of each staged chunk"),
+    Request(codes.GET_STATUS, "GET_STATUS", (), reply_body="JSON: broker, far queue, pipeline and parts"),
 )  # fmt: skip
 REQUESTS = {row.code: row for row in _ROWS}
 

@@ -1,0 +1,106 @@
+"""Staging: how the chunks of a pipeline come into the wheel without keeping anybody waiting.
+
+    check      is it the turn of this stage? a look at the fold
+    verified   reads and checks the chunks' files: as long as it takes, on any thread
+    write      the record of the log; the fold compares and sets when it is applied
+
+What `check` and `write` refuse early, the fold would refuse as well, but for chunks that are named twice: whether one
+is there already depends on what retention has removed, so that is asked before the record is written. One stage at a
+time, or two could name the same chunk.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from postdate.config import Settings
+from postdate.errors import CorruptChunk, Refused, UsageError
+from postdate.fold import Fold, StageAnswer
+from postdate.log.batch import STAGE
+from postdate.log.chunk import Chunk
+from postdate.log.disk import Disk
+from postdate.writer import Ticket, Writer
+
+
+class Stage(NamedTuple):
+    """What a pipeline has done: it took far rows, promoted up to a horizon, and uploaded chunks."""
+
+    epoch: int
+    far: tuple[int, int]  # `taken` before and after
+    horizon: tuple[int, int]  # before and after
+    chunks: tuple[str, ...]  # names of files
+    rows_in: int  # rows that ever came into the table
+    rows_out: int  # rows that this stage takes out of it
+
+
+class Verified(NamedTuple):
+    """A chunk whose file is whole."""
+
+    name: str
+    row_count: int
+    queue_low: int  # numbers of the queues that its rows are for
+    queue_high: int
+
+
+class Staging:
+    """Of one broker. All but `verified` is called on the thread that writes to the log."""
+
+    def __init__(self, disk: Disk, fold: Fold, writer: Writer, settings: Callable[[], Settings]) -> None:
+        self._disk = disk
+        self._fold = fold
+        self._writer = writer
+        self._settings = settings
+
+    def check(self, stage: Stage) -> None:
+        """Raises Refused for a stage that is stale, repeated or overtaken, UsageError for one that has too many chunks
+        or names no files.
+        """
+        limit = self._settings().stage_chunks_max
+        if len(stage.chunks) > limit:
+            raise UsageError(f"stage_chunks_max: the stage has {len(stage.chunks)} chunks, the limit is {limit}")
+        for name in stage.chunks:
+            if not name or "/" in name or name.startswith("."):
+                raise UsageError(f"chunk name {name!r} is no file name")
+        refuse(StageAnswer(False, reason) if (reason := self._problem(stage)) else StageAnswer(True, ""))
+
+    def _problem(self, stage: Stage) -> str:
+        staged, seen = self._fold.chunks.names(), set[str]()
+        for name in stage.chunks:
+            if name in staged or name in seen:
+                return f"chunk {name} is staged already, or named twice"
+            seen.add(name)
+        return self._fold.stage_problem(stage._asdict())
+
+    def verified(self, stage: Stage) -> list[Verified]:
+        """Reads every chunk from its first byte to its last. Raises CorruptChunk, OSError. May run on another thread:
+        hashing and comparing columns let others run.
+        """
+        return [self._verified(name, stage.horizon[1]) for name in stage.chunks]
+
+    def _verified(self, name: str, horizon_to: int) -> Verified:
+        chunk = Chunk(self._disk, name)
+        chunk.verify()
+        if chunk.head.due_high_ms > horizon_to:
+            raise CorruptChunk(
+                f"chunk {name} has a row due at {chunk.head.due_high_ms}, behind the horizon {horizon_to}"
+            )
+        numbers = np.ascontiguousarray(chunk.index["queue"])
+        low, high = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
+        return Verified(name, chunk.head.row_count, low, high)
+
+    def write(self, stage: Stage, chunks: list[Verified], at_ms: int) -> Ticket:
+        """Writes a stage; the answer is a StageAnswer. Raises as `check` does, or CorruptChunk, DiskFull, LogFailed."""
+        self.check(stage)  # much may have happened while its chunks were read
+        for chunk in chunks:
+            if not 0 <= chunk.queue_low <= chunk.queue_high < len(self._fold.queues):
+                number = chunk.queue_low if chunk.queue_low < 0 else chunk.queue_high
+                raise CorruptChunk(f"chunk {chunk.name} has a row for queue number {number}, which never existed")
+        named = [{"name": chunk.name, "count": chunk.row_count} for chunk in chunks]
+        return self._writer.write_system(STAGE, stage._asdict() | {"chunks": named}, at_ms)
+
+
+def refuse(answer: StageAnswer) -> None:
+    """Raises Refused for a stage that was not accepted."""
+    if not answer.accepted:
+        raise Refused(f"the stage is refused: {answer.reason}")
