@@ -1,6 +1,7 @@
 """Bulk over Arrow Flight, beside a real server: what it reads, what it takes in, what it hands on to the broker."""
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ RETRY_TOPIC = "%RETRY%" + "g" * 150
 
 def make_topics(served: Served, *names: str) -> None:
     for name in names:
-        served.call(lambda name=name: served.broker.put_topic(name, served.clock.now_ms()))
+        served.call(partial(served.broker.put_topic, name, served.clock.now_ms()))
     served.settle()
 
 
@@ -161,7 +162,7 @@ def test_only_durable_rows_are_read(tmp_path: Path) -> None:
         served.call(served.broker.flush)
         with bulking(served, tmp_path / "data") as client:
             for number in range(20):
-                served.call(lambda number=number: served.broker.send([far(number)], T0))
+                served.call(partial(served.broker.send, [far(number)], T0))
                 found = client.read()
                 durable = served.call(lambda: served.broker.log.durable)
                 ends = [
@@ -333,7 +334,7 @@ def test_a_ticket_that_is_none_is_refused(tmp_path: Path, ticket: bytes) -> None
         bulking(served, tmp_path / "data") as client,
         pytest.raises(flight.FlightServerError, match="the ticket"),
     ):
-        client._flight.do_get(flight.Ticket(ticket)).read_all()
+        client.flight.do_get(flight.Ticket(ticket)).read_all()
 
 
 def test_a_topic_that_is_not_there_is_named(tmp_path: Path) -> None:

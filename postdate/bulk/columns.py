@@ -109,7 +109,8 @@ def _topic_places(data: Bytes, at: np.ndarray, size: np.ndarray) -> tuple[np.nda
 
 
 def _big_endian(data: Bytes, at: np.ndarray, size: int) -> np.ndarray:
-    return _numbers(data.array, f">u{size}")[at].astype(np.int64)
+    numbers: np.ndarray = _numbers(data.array, f">u{size}")[at].astype(np.int64)
+    return numbers
 
 
 def _numbers(data: np.ndarray, kind: str) -> np.ndarray:
