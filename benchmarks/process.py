@@ -41,7 +41,7 @@ class Running:
     def __init__(self, folder: Path, flags: Sequence[str], cores: set[int] | None = None) -> None:
         command = [
             sys.executable, "-m", "postdate", "up", "--json", "--data", str(folder / "data"), "--route-port", "0",
-            "--broker-port", "0", "--vip-port", "-1", *flags,
+            "--broker-port", "0", "--vip-port", "-1", "--bulk-port", "-1", *flags,
         ]  # fmt: skip
         allowed = cores or os.sched_getaffinity(0)
         # A session of its own: Ctrl-C reaches only the command, which then ends what it started.

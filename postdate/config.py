@@ -25,6 +25,7 @@ SECOND_MS, MINUTE_MS, HOUR_MS = 1_000, 60_000, 3_600_000
 DAY_MS = 24 * HOUR_MS
 
 FLUSH_MODES = ("sync", "async")
+PIPELINES = ("embedded", "none")
 PORT_MAX = 65_535
 
 FILE_DEFAULT = "postdate.toml"
@@ -167,8 +168,38 @@ class Settings:
         4_096,
         why="chunks of one stage: each is an open file while its messages wait",
     )
+    table_read_ms_max: int = setting(
+        3 * SECOND_MS, 10, MINUTE_MS, why="how long a cancel waits for what the table has; then the answer is unknown"
+    )
+    table_reads_max: int = setting(1_000, 1, 100_000, why="cancels that wait for what the table has")
     relays_max: int = setting(1_000, 1, 100_000, why="questions of operators that wait for the answer of a client")
     shutdown_ms: int = setting(3 * SECOND_MS, 0, MINUTE_MS, why="how long a stop waits for connections to drain")
+
+    bulk_port: int = setting(
+        9_878,
+        -1,
+        PORT_MAX,
+        why="Arrow Flight, for the pipeline; 0 takes a free port, -1 is off: then no pipeline either",
+    )
+    pipeline: str = setting("embedded", why="Spark is started with the broker; 'none' where it runs elsewhere, or not")
+    spark_master: str = setting("local[*]", why="all cores of this machine; spark://host:port is a cluster")
+    spark_memory_bytes: int = setting(
+        GIB, 512 * MIB, TIB, why="heap of Spark's driver; no message passes through it, so that it needs no more"
+    )
+    table: str = setting("", why="where far messages wait: a folder or URI; empty is table in the data folder")
+    java_home: str = setting("", why="Java 17 or newer, for Spark; empty looks in JAVA_HOME, PATH and the usual places")
+    pipeline_pause_ms_min: int = setting(
+        SECOND_MS, 10, MINUTE_MS, why="first pause before bulk or pipeline is started again; it doubles"
+    )
+    pipeline_pause_ms_max: int = setting(
+        MINUTE_MS, 10, HOUR_MS, why="longest pause: starting Spark costs some 10 s of CPU, and it may fail every time"
+    )
+    pipeline_steady_ms: int = setting(
+        5 * MINUTE_MS, 100, DAY_MS, why="after running for so long, the next pause is the first one again"
+    )
+    parts_stop_ms: int = setting(
+        3 * SECOND_MS, 0, MINUTE_MS, why="how long bulk and pipeline may take to stop before they are killed"
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -222,6 +253,10 @@ def _flush_mode(text: str) -> str:
     return "" if text in FLUSH_MODES else f"one of {', '.join(FLUSH_MODES)}"
 
 
+def _pipeline(text: str) -> str:
+    return "" if text in PIPELINES else f"one of {', '.join(PIPELINES)}"
+
+
 def _power_of_two(number: int) -> str:
     return "a power of two" if number & (number - 1) else ""
 
@@ -248,6 +283,7 @@ def _is_ipv6(text: str | None) -> bool:
 _RULES: dict[str, Callable[[Any], str]] = {
     "flush": _flush_mode, "segment_bytes": _power_of_two, "data": _some_text, "host": _some_text,
     "advertise": _advertised_or_nothing, "broker_name": _name, "cluster_name": _name,
+    "pipeline": _pipeline, "spark_master": _some_text,
 }  # fmt: skip
 
 
@@ -305,7 +341,8 @@ LIVE = frozenset(
      "snapshot_bytes", "snapshot_batches", "fire_pause_ms_min", "fire_pause_ms_max",
      "auto_create_topics", "auto_create_groups", "default_queue_count", "connections_max", "held_pulls_max",
      "pull_count_max", "pull_bytes_max", "client_expiry_ms", "retry_times_max", "fresh_queue_bytes",
-     "flush_interval_ms", "retain_interval_ms", "relays_max", "stage_chunks_max", "shutdown_ms", "json_bytes_max",
+     "flush_interval_ms", "retain_interval_ms", "relays_max", "stage_chunks_max", "table_read_ms_max",
+     "table_reads_max", "shutdown_ms", "json_bytes_max",
      "connections_per_address_max", "buffered_bytes_max", "complaints_max", "held_pulls_per_connection_max",
      "expression_characters_max", "lookups_max", "lookup_count_max", "connection_members_max", "members_bytes_max",
      "heartbeat_topics_max", "counts_max"}

@@ -45,6 +45,10 @@ class PopsFull(FlowControl):
     """The group's fault: it has taken too many messages that it has not acknowledged (RocketMQ code 209)."""
 
 
+class PipelineFailed(PostdateError):
+    """Spark's fault, or the machine's: the pipeline cannot go on; started again, it goes on where it was."""
+
+
 class Refused(PostdateError):
     """The sender's fault: a stale or repeated command, such as a stage whose compare-and-set fails."""
 
@@ -71,6 +75,10 @@ class CorruptQueue(CorruptData):
 
 class CorruptChunk(CorruptData):
     """The disk's or the uploader's fault: a chunk is damaged."""
+
+
+class CorruptTable(CorruptData):
+    """The disk's fault: the table of far messages cannot be read, or lacks files; what the log has stays on time."""
 
 
 class CorruptSnapshot(CorruptData):

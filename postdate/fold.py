@@ -20,6 +20,7 @@ from postdate.errors import IllegalMessage
 from postdate.far import BLOCK_ROWS_DEFAULT, FAR, FAR_STRUCT, Far, Rescue
 from postdate.groups import Groups
 from postdate.index import KEYS_MAX, Index
+from postdate.keys import key_hash
 from postdate.log import record as records
 from postdate.log.batch import (
     ACK,
@@ -42,7 +43,7 @@ from postdate.log.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk, Chunks
 from postdate.log.disk import Disk
 from postdate.log.queue import ENTRY, ENTRY_STRUCT, Queue
 from postdate.log.rows import Rows
-from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key, key_hash, other_keys
+from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key, other_keys
 from postdate.pops import NOT_GIVEN, OVER, Key, Pops
 from postdate.tombstones import Tombstone, Tombstones
 from postdate.topics import GONE, SCHEDULE_TOPIC, Topics

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 from postdate.config import Settings
 from postdate.errors import IllegalMessage, NoPermission, UsageError
 from postdate.fold import Fold
+from postdate.keys import key_hash
 from postdate.log import record as records
 from postdate.log.batch import ALIGNMENT, KIND_NAMES, MESSAGE, MORE_KEYS, ROW_STRUCT, batch_bytes, records_position
 from postdate.message import (
@@ -30,7 +31,6 @@ from postdate.message import (
     due_and_level,
     first_key,
     has_other_keys,
-    key_hash,
     refuse_internal,
     tag_hash,
 )  # fmt: skip

@@ -22,6 +22,7 @@ import numpy as np
 from postdate.errors import CorruptData, IllegalMessage, UsageError
 from postdate.fold import Fold
 from postdate.intake import SYSTEM_TOPIC_PREFIX
+from postdate.keys import key_hash
 from postdate.log import record as records
 from postdate.log.batch import MESSAGE
 from postdate.log.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk
@@ -33,7 +34,6 @@ from postdate.message import (
     Host,
     decode_properties,
     due,
-    key_hash,
 )  # fmt: skip
 from postdate.topics import GONE, SCHEDULE_TOPIC, Topic
 from postdate.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, NEVER

@@ -16,8 +16,6 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple
 
-from xxhash import xxh3_64_intdigest
-
 from postdate.errors import IllegalMessage, UsageError
 
 # Properties that a producer may set.
@@ -286,13 +284,6 @@ def tag_hash(tag: str) -> int:
     for low, high in zip(units[::2], units[1::2], strict=True):
         total = (31 * total + (high << 8 | low)) & 0xFFFFFFFF
     return total - 2**32 if total > INT32_MAX else total
-
-
-def key_hash(key: str) -> int:
-    """Return the unsigned 64-bit hash of a unique or user key. 0 means "no key" and is returned for "" alone."""
-    if not key:
-        return 0
-    return xxh3_64_intdigest(key.encode("utf-8", "surrogatepass")) or 1
 
 
 class UniqueKeys:

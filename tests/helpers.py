@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from postdate.broker import Broker
+from postdate.broker import Broker, Traced
 from postdate.config import Settings
+from postdate.keys import key_hash
 from postdate.log import chunk as chunks
 from postdate.log import record as records
 from postdate.log.disk import Data as Bytes
 from postdate.log.disk import RealDisk, RealFile, View
-from postdate.message import LOOPBACK, Cancelled, Message, encode_properties, first_key, key_hash, tag_hash
+from postdate.message import LOOPBACK, Cancelled, Message, encode_properties, first_key, tag_hash
 from postdate.staging import Stage
 from postdate.writer import Ticket
 
@@ -81,8 +82,8 @@ def cancel(broker: Broker, key: str, due: int, at_ms: int, by: str = "unique") -
     ticket = broker.cancel(TOPIC, key, due, at_ms, by=by)
     broker.flush()
     answer = ticket.answer
-    assert isinstance(answer, Cancelled)
-    return answer
+    assert isinstance(answer, Traced)
+    return answer.outcome
 
 
 def waiting_count(broker: Broker) -> int:

@@ -40,7 +40,8 @@ class Broker:
         self.data = folder / "data"
         self.log = folder / "broker.log"
         self._folder = folder
-        ports = {"route_port": free_port(), "broker_port": free_port(), "vip_port": -1}
+        # No bulk, hence no Spark: whoever tests those asks for them.
+        ports = {"route_port": free_port(), "broker_port": free_port(), "vip_port": -1, "bulk_port": -1}
         self._settings = {**SMALL_FILES, **ports, "data": self.data, **settings}
         self.port = int(self._settings["broker_port"])
         self.route_address = f"127.0.0.1:{self._settings['route_port']}"

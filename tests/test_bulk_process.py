@@ -60,9 +60,8 @@ def bulk_process(data: Path, broker_port: int) -> Iterator[Process]:
     try:
         yield running
     finally:
-        if running.process.poll() is None:
-            running.process.kill()
-            running.process.communicate()
+        running.process.kill()
+        running.process.communicate()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -30,12 +30,13 @@ from postdate.check.order import overtaken
 from postdate.check.record import message_problem
 from postdate.config import Settings
 from postdate.errors import FolderInUse, ForeignFolder
+from postdate.keys import key_hash
 from postdate.log import record as records
 from postdate.log import snapshot as snapshots
 from postdate.log.batch import MESSAGE, MORE_KEYS
 from postdate.log.disk import RealDisk
 from postdate.log.queue import ENTRY, TIME
-from postdate.message import LOOPBACK, Message, encode_properties, key_hash
+from postdate.message import LOOPBACK, Message, encode_properties
 from postdate.wheel import SINGLE
 
 FIRST_FILE = "00000000000000000000"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from helpers import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, T0
 
-from postdate.cli import show, up, values
+from postdate.cli import logs, show, up, values
 from postdate.config import Settings
 
 # -- in ---------------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def test_an_event_of_the_log_is_one_line_without_a_traceback() -> None:
     except ValueError:
         record = logging.LogRecord("x", logging.WARNING, "", 0, "it %s", ("failed",), sys.exc_info())
     record.created = T0 / 1_000
-    assert up.Lines().format(record) == "2023-11-14T22:13:20.000Z warning  it failed: ValueError: two lines"
+    assert logs.Lines().format(record) == "2023-11-14T22:13:20.000Z warning  it failed: ValueError: two lines"
 
 
 # -- settings as flags ------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from postdate.check import check_folder
 from postdate.log.disk import RealDisk
 
 WAIT_S = 30
-FREE_PORTS = ("--route-port", "0", "--broker-port", "0", "--vip-port", "0")
+FREE_PORTS = ("--route-port", "0", "--broker-port", "0", "--vip-port", "0", "--bulk-port", "-1")  # -1: nor Spark
 SMALL_FILES = ("--segment-bytes", "64KiB", "--batch-bytes-max", "64KiB")
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -83,11 +83,11 @@ def test_it_says_where_it_is_and_how_to_go_on_and_stops_when_asked(
 ) -> None:
     process = start(*FREE_PORTS, *SMALL_FILES)
     assert process.stdout is not None
-    lines = [process.stdout.readline() for _ in range(8)]
+    lines = [process.stdout.readline() for _ in range(10)]
     text = "".join(lines)
     assert lines[0] == f"postdate {__version__}\n"
-    assert f"data     {tmp_path / 'postdate-data'}, flush sync\n" in text
-    assert "waiting  0 messages\n" in text
+    assert f"data      {tmp_path / 'postdate-data'}, flush sync\n" in text
+    assert "waiting   0 messages\n" in text
     address = lines[1].split()[1]
     assert f'  postdate send orders "hello" --delay 5s --addr {address}\n' in text
     assert lines[-1] == "Ctrl-C stops the broker.\n"

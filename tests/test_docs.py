@@ -57,6 +57,7 @@ from helpers import (
     stage,
     write_chunk,
 )
+from process import free_port
 from serving import Served, serving
 from test_imports import ROWS
 
@@ -278,6 +279,7 @@ def printed_by_up(argv: list[str]) -> list[str]:
     folder = Path("up")
     folder.mkdir(exist_ok=True)
     ports = {"POSTDATE_ROUTE_PORT": "0", "POSTDATE_BROKER_PORT": "0", "POSTDATE_VIP_PORT": "0"}
+    ports["POSTDATE_BULK_PORT"] = str(free_port())
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environment() | ports, cwd=folder) as process:
         assert process.stdout is not None
         printed = []
@@ -293,7 +295,8 @@ def as_usual(printed: list[str]) -> list[str]:
     text = "\n".join(printed)
     usual = Settings()
     found = re.findall(r"(?<=127\.0\.0\.1:)[0-9]+", text)
-    for port, shown in zip(found[:3], (usual.route_port, usual.broker_port, usual.vip_port), strict=True):
+    shown_ports = (usual.route_port, usual.broker_port, usual.vip_port, usual.bulk_port)
+    for port, shown in zip(found[:4], shown_ports, strict=True):
         text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{shown}")
     return text.replace(f" --addr 127.0.0.1:{usual.route_port}", "").splitlines()
 
@@ -467,7 +470,7 @@ def test_settings_that_change_while_the_broker_runs_are_named() -> None:
 # What they bound is no client's doing, or no amount of anything.
 NOT_BY_CLIENTS = {
     "batch_bytes_max", "delay_ms_max", "rescue_blocks_max", "fire_pause_ms_max", "retry_times_max",
-    "invisible_ms_max",
+    "invisible_ms_max", "pipeline_pause_ms_max",
 }  # fmt: skip
 
 

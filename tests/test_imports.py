@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 # anything of the broker that drives them all. The client stands apart from them, behind the core: it holds sockets.
 ROWS: tuple[tuple[str, ...], ...] = (
     ("__init__",),  # Every import of ours runs it, so it may know none of us, but for the client on its first use.
-    ("message", "errors", "config", "clock"),
+    ("message", "errors", "config", "clock", "keys"),
     ("log", "wheel", "wire"),
     ("topics", "tombstones", "far", "groups", "pops", "index"),
     ("fold",),

@@ -32,10 +32,11 @@ from helpers import (
 
 from postdate.broker import Broker
 from postdate.errors import TopicNotFound, UsageError
+from postdate.keys import key_hash
 from postdate.log import record as records
 from postdate.log.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL
 from postdate.lookup import Found, State
-from postdate.message import Cancelled, Host, key_hash
+from postdate.message import Cancelled, Host
 from postdate.wheel import NEVER
 
 Told = tuple[str, State]

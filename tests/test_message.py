@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postdate import message as message_module
 from postdate.errors import IllegalMessage, UsageError
+from postdate.keys import key_hash
 from postdate.message import (
     BODY_BYTES_MAX_DEFAULT,
     DEFAULT_LEVELS_TEXT,
@@ -25,7 +25,6 @@ from postdate.message import (
     due,
     encode_properties,
     first_key,
-    key_hash,
     refuse_internal,
     tag_hash,
 )
@@ -220,7 +219,7 @@ def test_key_hash_is_xxh3_of_utf8() -> None:
 
 
 def test_no_key_has_hash_0_and_no_other_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_module, "xxh3_64_intdigest", lambda _: 0)
+    monkeypatch.setattr("postdate.keys.xxh3_64_intdigest", lambda _: 0)
     assert key_hash("") == 0
     assert key_hash("a key whose hash happens to be 0") == 1
 

@@ -275,7 +275,7 @@ def test_a_stop_does_not_wait_for_the_pause_after_a_failed_snapshot(
     assert len(said) == 1, said
 
 
-async def _nothing() -> None:
+async def _nothing(spent_ms: int = 0) -> None:
     """It has stopped already."""
 
 

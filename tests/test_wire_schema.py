@@ -112,6 +112,13 @@ LEAST: dict[int, tuple[str, dict[str, str], dict[str, Any]]] = {
     400: ("QUERY_ASSIGNMENT", {}, {}),
     401: ("SET_MESSAGE_REQUEST_MODE", {}, {}),
     9801: ("GET_PENDING", {}, {"topic": "", "unit": "minute", "limit": 100}),
+    9802: ("GET_BULK_STATE", {}, {}),
+    9803: ("GET_BULK_RANGE", {}, {"topic": "", "queueId": 0, "start": 0}),
+    9804: ("REGISTER_PIPELINE", {}, {}),
+    9805: ("STAGE", {}, {}),
+    9806: ("REPORT_BATCH", {}, {}),
+    9808: ("ATTACH_TABLE", {}, {}),
+    9807: ("GET_STATUS", {}, {}),
     200050: (
         "POP_MESSAGE", {**GROUP_QUEUE, "maxMsgNums": "32", "invisibleTime": "60000"},
         {**GROUP_QUEUE_VALUES, "maxMsgNums": 32, "invisibleTime": 60_000, "pollTime": 0, "bornTime": 0, "initMode": 0,

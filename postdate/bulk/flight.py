@@ -75,7 +75,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         self._uploads = Uploads(disk)
         self._streams = threading.Semaphore(STREAMS_MAX)
         self._actions: dict[str, Callable[[bytes], dict[str, Any]]] = {
-            "state": lambda _: link.state(), "register": self._register, "stage": self._stage, "report": self._report,
+            "state": self._state, "register": self._register, "stage": self._stage, "report": self._report,
         }  # fmt: skip
         super().__init__(f"grpc://{f'[{host}]' if ':' in host else host}:{port}")
 
@@ -83,7 +83,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:  # noqa: ARG002
         return [
-            ("state", "the broker's clock and how far the pipeline is, as JSON"),
+            ("state", "where broker and pipeline are, as JSON; how far a batch of start, rows_max and bytes_max goes"),
             ("register", "JSON table and master: a pipeline begins and gets an epoch"),
             ("stage", "JSON epoch, far, horizon, chunks, rows_in, rows_out: takes chunks into the wheel"),
             ("report", "JSON, free fields: what a batch has done"),
@@ -95,6 +95,27 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
             if act is None:
                 raise UsageError(f"there is no action {action.type[:64]!r}, but {', '.join(self._actions)}")
             yield orjson.dumps(act(action.body.to_pybytes()))
+
+    def _state(self, wish: bytes) -> dict[str, Any]:
+        """Where the broker is; where a batch is asked about, `stop` says how far it would go."""
+        state, asked = self._link.state(), orjson.loads(wish or b"{}")
+        if "rows_max" in asked:
+            start = max(asked["start"], state["taken"], state["far_first"])
+            state["stop"] = self._stop(start, min(state["far_length"], start + asked["rows_max"]), asked["bytes_max"])
+        return state
+
+    def _stop(self, start: int, stop: int, bytes_max: int) -> int:
+        """At most `stop`, and such that the far rows from `start` on take some bytes of the log and not many more."""
+        if stop - start <= 1:
+            return max(start, stop)
+        first = self._arrival(start)
+        while stop - start > 1 and self._arrival(stop - 1) - first > bytes_max:
+            stop = start + (stop - start) // 2
+        return stop
+
+    def _arrival(self, number: int) -> int:
+        block = next(QueueRows(self._folder, self._link, Queue(), number, number + 1).blocks())
+        return int(block.rows["arrival"][0])
 
     def _register(self, wish: bytes) -> dict[str, Any]:
         answer = self._link.register(wish)

@@ -15,6 +15,7 @@ from postdate.bulk.maps import Maps
 from postdate.bulk.rows import QueueRows
 from postdate.bulk.schema import OUT
 from postdate.bulk.stream import pieces
+from postdate.keys import key_hash
 from postdate.log import chunk as chunks
 from postdate.log import record as records
 from postdate.log import segment
@@ -29,7 +30,6 @@ from postdate.message import (
     decode_properties,
     due_and_level,
     first_key,
-    key_hash,
     tag_hash,
 )
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 from postdate.errors import IllegalMessage
 from postdate.intake import SYSTEM_TOPIC_PREFIX
+from postdate.keys import key_hash
 from postdate.log import record as records
 from postdate.log.batch import KIND_NAMES, MORE_KEYS
 from postdate.message import (
@@ -16,7 +17,6 @@ from postdate.message import (
     decode_properties,
     due,
     first_key,
-    key_hash,
     other_keys,
     tag_hash,
 )  # fmt: skip

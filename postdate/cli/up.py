@@ -1,29 +1,33 @@
-"""`postdate up`: a broker in the foreground, until it is told to stop."""
+"""`postdate up`: a broker in the foreground, until it is told to stop; beside it bulk and the pipeline."""
 
 import argparse
 import dataclasses
-import logging
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from postdate import __version__, config
+from postdate.cli.beside import PIPELINE, beside, is_embedded
 from postdate.cli.command import OK, USAGE, add_json, print_json, runs
-from postdate.cli.show import count, moment
+from postdate.cli.logs import add_log_level, start_logging
+from postdate.cli.show import count
 from postdate.config import DAY_MS, FIELDS, GIB, HOUR_MS, KIB, MIB, MINUTE_MS, SECOND_MS, TIB, Settings
 from postdate.errors import ForeignFolder
-from postdate.server import Server, run
+from postdate.server import Parts, Server, run
+from postdate.wire.ids import address_text
 
 HELP = """\
-Starts a broker and serves RocketMQ clients until Ctrl-C or SIGTERM.
+Starts a broker, and beside it the Spark pipeline, and serves RocketMQ clients until Ctrl-C or SIGTERM.
 
 examples:
   postdate up                                     on 127.0.0.1:9876, data in ./postdate-data
   postdate up --data /var/lib/postdate --host 0.0.0.0 --advertise broker.example.org
   postdate up --route-port 19876 --broker-port 20911 --vip-port -1
   postdate up --config postdate.toml --retention-ms 7d
+  postdate up --pipeline none                     for a pipeline that runs elsewhere: see postdate pipeline --help
   POSTDATE_FLUSH=async postdate up                every setting is also an environment variable
 
 A setting is taken from its flag, else from the environment (POSTDATE_ and its name in capitals), else from the file,
@@ -61,9 +65,12 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "members_bytes_max", "heartbeat_topics_max", "lock_expiry_ms", "locks_max", "counts_max",
         "offsets_interval_ms", "relays_max", "shutdown_ms",
     ),
+    "pipeline": (
+        "pipeline", "bulk_port", "spark_master", "spark_memory_bytes", "table", "java_home", "pipeline_pause_ms_min",
+        "pipeline_pause_ms_max", "pipeline_steady_ms", "parts_stop_ms",
+    ),
 }  # fmt: skip
 
-_LEVELS = ("debug", "info", "warning", "error")
 _SIZES = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
 _SPANS = (("d", DAY_MS), ("h", HOUR_MS), ("m", MINUTE_MS), ("s", SECOND_MS))
 
@@ -71,7 +78,7 @@ _SPANS = (("d", DAY_MS), ("h", HOUR_MS), ("m", MINUTE_MS), ("s", SECOND_MS))
 def add(parser: argparse.ArgumentParser) -> None:
     parser.usage = "postdate up [-h] [--config FILE] [--log-level LEVEL] [--json] [--SETTING VALUE]..."
     parser.add_argument("--config", metavar="FILE", help="settings in TOML (default: ./postdate.toml if it is there)")
-    parser.add_argument("--log-level", choices=_LEVELS, default="info", help="what is told on stderr (default: info)")
+    add_log_level(parser)
     add_json(parser)
     for title, names in GROUPS.items():
         group = parser.add_argument_group(title)
@@ -100,9 +107,10 @@ def _typed(field: "dataclasses.Field[Any]", value: Any) -> str:
 
 def _up(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
-    _start_logging(arguments.log_level)
+    start_logging(arguments.log_level)
     try:
-        run(settings, _print_ready_json if arguments.json else _print_ready)
+        parts = beside(settings)
+        run(settings, partial(_print_ready_json if arguments.json else _print_ready, parts), parts)
     except ForeignFolder as error:
         raise ForeignFolder(f"{settings.data}: {error}") from error
     if arguments.json:
@@ -120,27 +128,42 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 # -- what is told -----------------------------------------------------------------------------------------------
 
 
-def _print_ready(server: Server) -> None:
+def _print_ready(parts: Parts, server: Server) -> None:
     settings = server.broker.settings
     waiting, is_exact = _waiting(server)
     broker = f"{server.broker_address}, {server.vip_address}" if server.vip_address else server.broker_address
     print(f"postdate {__version__}")
-    print(f"  route    {server.route_address}  (the name server address of RocketMQ clients)")
-    print(f"  broker   {broker}")
-    print(f"  data     {Path(settings.data).resolve()}, flush {settings.flush}")
-    print(f"  waiting  {'' if is_exact else 'about '}{count(waiting, 'message')}")
+    print(f"  route     {server.route_address}  (the name server address of RocketMQ clients)")
+    print(f"  broker    {broker}")
+    print(f"  bulk      {_bulk_text(settings)}")
+    print(f"  pipeline  {_pipeline_text(settings, parts)}")
+    print(f"  data      {Path(settings.data).resolve()}, flush {settings.flush}")
+    print(f"  waiting   {'' if is_exact else 'about '}{count(waiting, 'message')}")
     print("send a first message from another terminal:")
     print(f'  postdate send orders "hello" --delay 5s{_address_flag(server)}')
     print("Ctrl-C stops the broker.", flush=True)
 
 
-def _print_ready_json(server: Server) -> None:
+def _bulk_text(settings: Settings) -> str:
+    if settings.bulk_port < 0:
+        return "off"
+    return f"{address_text(settings.host, settings.bulk_port)}, starting" if settings.bulk_port else "a free port"
+
+
+def _pipeline_text(settings: Settings, parts: Parts) -> str:
+    """What it will be: it comes up some seconds later."""
+    if is_embedded(settings) and not parts[PIPELINE].startswith("no Java"):
+        return f"Spark {settings.spark_master}, starting"
+    return parts[PIPELINE]
+
+
+def _print_ready_json(parts: Parts, server: Server) -> None:
     settings = server.broker.settings
     waiting, is_exact = _waiting(server)
     ready = {
         "version": __version__, "route": server.route_address, "broker": server.broker_address,
         "vip": server.vip_address, "data": str(Path(settings.data).resolve()), "flush": settings.flush,
-        "waiting": waiting, "waiting_is_exact": is_exact,
+        "waiting": waiting, "waiting_is_exact": is_exact, "parts": dict(parts),
     }  # fmt: skip
     print_json(ready)
     sys.stdout.flush()
@@ -161,24 +184,3 @@ def _address_flag(server: Server) -> str:
     if host in ("127.0.0.1", "0.0.0.0") and int(port) == Settings().route_port:
         return ""
     return f" --addr {'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
-
-
-# -- logging ----------------------------------------------------------------------------------------------------
-
-
-class Lines(logging.Formatter):
-    """One line per event, in UTC: 2027-01-01T07:00:00.000Z warning  ... An exception is its last line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = record.getMessage()
-        if record.exc_info and record.exc_info[1] is not None:
-            error = record.exc_info[1]
-            text = f"{text}: {type(error).__name__}: {error}"
-        at_ms = int(record.created * 1_000)
-        return f"{moment(at_ms)} {record.levelname.lower():<7}  {' '.join(text.split())}"
-
-
-def _start_logging(level: str) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Lines())
-    logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -1,6 +1,7 @@
 """The server: RocketMQ's remoting protocol on sockets, around one broker.
 
     serve.py       listening sockets, start and stop
+    parts.py       the processes beside the broker
     connection.py  one client: bytes to requests, answers back
     service.py     which request goes to whom
     producers.py   send, batch, recall, delete marker
@@ -10,6 +11,8 @@
     routes.py      what a name server is asked
     messages.py    single messages, entries of queues
     clients.py, relays.py               who is connected, and questions handed on to them
+    questions.py   questions to clients, and their answers
+    pipelines.py, table.py              what a pipeline asks for, and what it is asked
     progress.py    how far groups are, and how an operator moves them
     status.py, meter.py                 figures, rates and settings, for operators
     tasks.py       answers that take long, worked out in steps
@@ -24,6 +27,7 @@ It runs on one thread and one event loop; flushes and the slow steps of snapshot
 knows nothing of it.
 """
 
+from postdate.server.parts import Addresses, Part, Parts
 from postdate.server.serve import Server, run, serve
 
-__all__ = ["Server", "run", "serve"]
+__all__ = ["Addresses", "Part", "Parts", "Server", "run", "serve"]

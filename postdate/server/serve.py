@@ -22,6 +22,7 @@ from postdate.server.address import Address
 from postdate.server.connection import Connection
 from postdate.server.connections import SWEEP_MS
 from postdate.server.meter import TICK_MS
+from postdate.server.parts import Parts
 from postdate.server.service import Service
 from postdate.wire.ids import address_text
 
@@ -29,6 +30,7 @@ logger = logging.getLogger("postdate.server")
 
 _EXPIRE_EVERY_MS = 5_000  # how often silent clients and old locks are looked for
 _FILES_BESIDE = 512  # that a broker has open beside its connections: segments, chunks, snapshots, ports
+_DRAIN_MS_MIN = 500  # clients have so long to read their answers, however long others took to stop
 _BACKLOG = 1_024  # connections that wait to be taken
 
 
@@ -109,8 +111,10 @@ class Server:
         assert self._service is not None
         self._service.pulse.ring()
 
-    async def stop(self) -> None:
-        """Takes no more connections, answers what was written, and lets the clients go."""
+    async def stop(self, spent_ms: int = 0) -> None:
+        """Takes no more connections, answers what was written, and lets the clients go. What was spent on stopping
+        before is taken from the time that they have for that.
+        """
         for listener in self._listeners:
             listener.close()
         for timer in self._timers:
@@ -124,13 +128,15 @@ class Server:
         service.pops.release_all()
         service.consumers.write_offsets()
         await service.pulse.stop()
+        service.questions.release_all()
         for connection in list(service.connections):
             connection.close()  # what is written to it is still sent
-        await self._drained(service)
+        limit_ms = self.broker.settings.shutdown_ms
+        await self._drained(service, max(limit_ms - spent_ms, min(limit_ms, _DRAIN_MS_MIN)))
 
-    async def _drained(self, service: Service) -> None:
+    async def _drained(self, service: Service, limit_ms: int) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.broker.settings.shutdown_ms / 1_000):
+            async with asyncio.timeout(limit_ms / 1_000):
                 while service.connections:
                     await asyncio.sleep(0.005)
         for connection in list(service.connections):
@@ -144,8 +150,9 @@ def _listen_problem(name: str, host: str, port: int, error: OSError) -> str:
     return f"cannot listen on port {port} of {host} ({name}): {error.strerror or error}"
 
 
-def run(settings: Settings, ready: Callable[[Server], None]) -> None:
-    """Opens the data folder and serves it until SIGINT or SIGTERM. `ready` is called when it listens.
+def run(settings: Settings, ready: Callable[[Server], None], parts: Parts | None = None) -> None:
+    """Opens the data folder and serves it until SIGINT or SIGTERM, and keeps the parts running beside it. `ready` is
+    called when it listens.
 
     Raises what opening the folder raises, and UsageError where it cannot listen.
     """
@@ -156,7 +163,7 @@ def run(settings: Settings, ready: Callable[[Server], None]) -> None:
         allow_files(settings.connections_max)
         _spare_the_collector()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(broker, SystemClock(), ready))
+            runner.run(serve(broker, SystemClock(), ready, parts))
     finally:
         broker.close()
 
@@ -188,7 +195,7 @@ def _spare_the_collector() -> None:
     gc.set_threshold(10_000, 50, 100)
 
 
-async def serve(broker: Broker, clock: Clock, ready: Callable[[Server], None]) -> None:
+async def serve(broker: Broker, clock: Clock, ready: Callable[[Server], None], parts: Parts | None = None) -> None:
     """Serves until a signal asks for the end."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
@@ -197,10 +204,15 @@ async def serve(broker: Broker, clock: Clock, ready: Callable[[Server], None]) -
     server = Server(broker, clock)
     await server.start()
     try:
+        if parts is not None:
+            await parts.start(server.broker_address)
         ready(server)
         await stopping.wait()
     finally:
         with contextlib.suppress(NotImplementedError):
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
-        await server.stop()
+        began_ns = clock.elapsed_ns()
+        if parts is not None:
+            await parts.stop()
+        await server.stop((clock.elapsed_ns() - began_ns) // 1_000_000)

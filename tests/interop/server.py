@@ -27,7 +27,8 @@ class Server:
         self._output = folder / "server.log"
         ports = free_ports()
         self.route = f"127.0.0.1:{ports[0]}"
-        named = {**settings, "route_port": str(ports[0]), "broker_port": str(ports[1]), "vip_port": "-1"}
+        named = {"bulk_port": "-1", **settings}  # no Spark: what a client does is the same with it
+        named |= {"route_port": str(ports[0]), "broker_port": str(ports[1]), "vip_port": "-1"}
         flags = itertools.chain(*((f"--{name.replace('_', '-')}", value) for name, value in named.items()))
         self._command = [*POSTDATE, "up", "--json", "--data", str(self._data), *flags]
         self._process: subprocess.Popen[str] | None = None

@@ -1,0 +1,64 @@
+"""The processes that `postdate up` starts beside the broker: bulk, and the embedded pipeline."""
+
+import os
+import sys
+from pathlib import Path
+
+from postdate.clock import SystemClock
+from postdate.config import Settings
+from postdate.pipeline import java
+from postdate.server import Addresses, Part, Parts
+
+BULK, PIPELINE = "bulk", "pipeline"
+_STAY = "far messages stay in the log and are still on time"
+_THIS_MACHINE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+
+
+def beside(settings: Settings) -> Parts:
+    """What the settings ask for, and a sentence about each that they do not."""
+    if settings.bulk_port < 0:
+        others = {BULK: "off: bulk_port is -1", PIPELINE: f"off, as bulk is: {_STAY}"}
+        return Parts(settings, SystemClock(), [], others)
+    bulk = Part(BULK, lambda addresses: _bulk(settings, addresses))
+    if not is_embedded(settings):
+        others = {PIPELINE: "none here: start one with postdate pipeline --bulk HOST:PORT"}
+        return Parts(settings, SystemClock(), [bulk], others)
+    pipeline = Part(
+        PIPELINE, lambda addresses: _pipeline(settings, addresses), needs=lambda: _java(settings.java_home), after=bulk
+    )
+    return Parts(settings, SystemClock(), [bulk, pipeline], {})
+
+
+def is_embedded(settings: Settings) -> bool:
+    return settings.bulk_port >= 0 and settings.pipeline == "embedded"
+
+
+def _bulk(settings: Settings, addresses: Addresses) -> list[str]:
+    """A free port is kept when it is started again: the pipeline was told it."""
+    port = addresses[BULK].rpartition(":")[2] if BULK in addresses else str(settings.bulk_port)
+    return [
+        sys.executable, "-m", "postdate.bulk", "--data", str(Path(settings.data).resolve()), "--host", settings.host,
+        "--port", port, "--broker", _from_here(addresses["broker"]), "--parent-pid", str(os.getpid()),
+    ]  # fmt: skip
+
+
+def _pipeline(settings: Settings, addresses: Addresses) -> list[str]:
+    table = settings.table or str(Path(settings.data).resolve() / "table")
+    return [
+        sys.executable, "-m", "postdate", "pipeline", "--bulk", _from_here(addresses[BULK]), "--table", table,
+        "--master", settings.spark_master, "--memory", str(settings.spark_memory_bytes),
+        "--parent-pid", str(os.getpid()),
+    ]  # fmt: skip
+
+
+def _java(home: str) -> dict[str, str] | str:
+    found = java.find(os.environ, home)
+    if isinstance(found, java.Java):
+        return {"JAVA_HOME": found.home}
+    return f"{found.sentence}: {_STAY}; {java.INSTALL}"
+
+
+def _from_here(address: str) -> str:
+    """An address that all of this machine's are behind, as one of them."""
+    host, _, port = address.rpartition(":")
+    return f"{_THIS_MACHINE.get(host, host)}:{port}"

@@ -1,0 +1,10 @@
+"""The hash of a key. Apart from `message`, because executors of the pipeline have no xxhash and need none."""
+
+from xxhash import xxh3_64_intdigest
+
+
+def key_hash(key: str) -> int:
+    """Return the unsigned 64-bit hash of a unique or user key. 0 means "no key" and is returned for "" alone."""
+    if not key:
+        return 0
+    return xxh3_64_intdigest(key.encode("utf-8", "surrogatepass")) or 1

@@ -1,0 +1,6 @@
+"""The pipeline: Spark carries far messages from the log to a table sorted by due, and back as chunks before they are
+due.
+
+Driver:     driver, spark, source, batch, table, plan, tiers, history
+Executors:  tasks, files, columns, gate, steps: the standard library and pyarrow are all they need
+"""

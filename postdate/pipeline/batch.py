@@ -1,0 +1,286 @@
+"""A batch: ingest, promote, stage, forget and merge.
+
+Spark's checkpoint only wakes it. What is done is decided by the broker (taken, horizon) and by the table (its own place
+in the far queue), so that a batch can be repeated, or begun anew with a lost or older checkpoint, without gap or
+duplicate. Everything is durable before the stage is called.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+
+from postdate.errors import CorruptTable
+from postdate.pipeline import tasks, tiers
+from postdate.pipeline.files import NEVER, File, Group, Window, Written, touches
+from postdate.pipeline.gate import Gate
+from postdate.pipeline.history import History
+from postdate.pipeline.plan import slices
+from postdate.pipeline.steps import reach
+from postdate.pipeline.table import Table
+
+logger = logging.getLogger("postdate.pipeline")
+
+RANGE_ROWS = 250_000  # of the far queue, for one task
+KEEP_MS = 60_000  # a file stays so long behind the horizon: a point read after a cancel may still look for it
+
+State = dict[str, Any]
+
+
+class Promoted(NamedTuple):
+    chunks: list[str]
+    rows: int
+    cancelled: int
+    read: int
+    files: int
+
+
+class Pipeline:
+    """The four steps, on one Spark session, for one broker. Raises Refused where another pipeline has registered."""
+
+    def __init__(self, spark: SparkSession, gate: Gate, bulk: str, table: Table, history: History) -> None:
+        self._spark = spark
+        self._gate = gate
+        self._bulk = bulk
+        self.table = table
+        self._history = history
+        self.epoch = 0
+        self.batch_count = 0
+        self._lost_rows = 0
+        self._last_cut_ms = 0
+
+    # -- starting -----------------------------------------------------------------------------------------------
+
+    def register(self, master: str) -> State:
+        """Becomes the one pipeline that may stage, and proves that the table holds what was taken."""
+        state = self._gate.register(self.table.place.uri, master)
+        self.epoch = state["epoch"]
+        for name in self.table.torn:
+            logger.warning("entry %s of the Delta log was cut by a crash before it counted; it was set aside", name)
+        self._prove(state)
+        for report in self._history.last(20):
+            self._gate.report(report)
+        return state
+
+    def _prove(self, state: State) -> None:
+        """The table must hold every row that was taken and is not promoted."""
+        missing = self.table.missing()
+        if missing:
+            logger.error(
+                "%d files of the table are missing or cut (the first: %s): what they held is read again from the log",
+                len(missing), missing[0].path,
+            )  # fmt: skip
+        if self.table.far < state["taken"]:
+            logger.error(
+                "the table ends at far row %d, but %d were taken: the rest is read again from the log",
+                self.table.far, state["taken"],
+            )  # fmt: skip
+        if missing or self.table.far < state["taken"]:
+            self._restore(state, missing)
+        expected = state["rows_in"] - state["rows_out"]
+        found = self._waiting_rows(state)
+        if found != expected:
+            self._lost_rows = expected - found
+            logger.error(
+                "the table holds %d rows that wait, %d were taken: %d rows cannot be found, neither there nor in the "
+                "log. What the log has stays on time.",
+                found, expected, expected - found,
+            )  # fmt: skip
+
+    def _waiting_rows(self, state: State) -> int:
+        """Rows of the table that were taken and are due behind the horizon."""
+        window = Window(state["horizon"], NEVER, 0, state["arrival_of_taken"])
+        whole, part = 0, []
+        for file in self.table.files.values():
+            if file.due_low > window.due_low and file.arrival_high < window.arrival_high:
+                whole += file.rows
+            elif file.due_high > window.due_low and file.arrival_low < window.arrival_high:
+                part.append(file)
+        counts = self._run(tasks.count, [{"files": [file.path], "window": list(window)} for file in part])
+        return whole + int(sum(result["rows"] for result in counts))
+
+    def _restore(self, state: State, missing: list[File]) -> None:
+        """Reads again from the log what the table should have, due behind the horizon, and lacks."""
+        stop = max(state["taken"], self.table.far)
+        kept = [file for file in self.table.files.values() if file not in missing]
+        common = {"due_after": state["horizon"], "files": [file.path for file in kept]}
+        ranges = _ranges(state["far_first"], stop)
+        results = self._run(
+            tasks.restore, [common | each | {"edge": tiers.edge_ms(state["now_ms"])} for each in ranges]
+        )
+        files = _written(results)
+        self.table.commit(files, missing, far=stop, rows=max(state["rows_in"], self.table.rows))
+        logger.warning("%d rows were restored from the log", sum(file.rows for file, _ in files))
+
+    # -- one batch ----------------------------------------------------------------------------------------------
+
+    def run(self, plan: DataFrame) -> None:
+        """Does one batch; what it did goes to the history."""
+        clock = _Stopwatch()
+        state = self._gate.state()
+        far_to, horizon_wanted, added, rows = self._ingest(plan, state)
+        clock.stop("ingest_s")
+        horizon = (state["horizon"], max(horizon_wanted, state["horizon"]))
+        promoted = self._promote(state, horizon)
+        clock.stop("promote_s")
+        self._stage(state, far_to, horizon, promoted)
+        clock.stop("stage_s")
+        forgotten = self._forget(horizon[1])
+        merged = self._merge(state["now_ms"], horizon[1])
+        self.table.tidy()
+        clock.stop("merge_s")
+        self.batch_count += 1
+        self._tell(
+            {
+                "at_ms": state["now_ms"], "batch": self.batch_count, "epoch": self.epoch,
+                "far_from": state["taken"], "far_to": far_to, "horizon": horizon[1],
+                "rows_in": rows, "promoted": promoted.rows, "cancelled": promoted.cancelled,
+                "chunks": len(promoted.chunks), "opened_files": promoted.files,
+                "files": added, "forgotten_files": forgotten, "merged_rows": merged,
+                "table_files": len(self.table.files), "table_bytes": self.table.bytes,
+                "rescued": state["rescued"], "backlog": max(state["far_length"] - far_to, 0),
+                "master": self._spark.sparkContext.master, **clock.spans, "total_s": clock.total(),
+            }
+        )  # fmt: skip
+
+    def _tell(self, report: dict[str, Any]) -> None:
+        self._history.append(report)
+        self._gate.report(report)
+
+    # -- ingest -------------------------------------------------------------------------------------------------
+
+    def _ingest(self, plan: DataFrame, state: State) -> tuple[int, int, int, int]:
+        """Takes far rows into the table. Returns up to which one, the horizon that the plan asks for, how many files
+        and rows were added.
+        """
+        begun = self.table.far
+        start = max(begun, state["far_first"])  # what is gone before that was rescued long ago
+        common = self._common() | {"from": start, "edge": tiers.edge_ms(state["now_ms"])}
+        done = plan.mapInArrow(tasks.over_lines(tasks.ingest, common), "result string").collect()
+        results = [json.loads(row.result) for row in done]
+        first = min(result["start"] for result in results)
+        # Where the checkpoint is ahead of the table.
+        results += self._run(tasks.ingest, [common | each | {"horizon": 0} for each in _ranges(start, first)])
+        far_to = max(begun, *(result["stop"] for result in results))
+        files = _written(results)
+        rows = sum(file.rows for file, _ in files)
+        if far_to > begun:
+            reach("ingest.written")
+            self.table.commit(files, far=far_to, rows=self.table.rows + rows)
+        return far_to, max(result["horizon"] for result in results), len(files), rows
+
+    # -- promote ------------------------------------------------------------------------------------------------
+
+    def _promote(self, state: State, horizon: tuple[int, int]) -> Promoted:
+        """Uploads what is due up to the new horizon, and what is late, as chunks."""
+        window = Window(-1, horizon[1], after=horizon[0], late_from=state["arrival_of_taken"])
+        files = self.table.touched(window)
+        work = self._cut(files, window)
+        results = self._run(tasks.promote, [task | {"epoch": self.epoch} for task in work])
+        return Promoted(
+            [result["chunk"] for result in results if result["chunk"]],
+            sum(result["rows"] for result in results),
+            sum(result["cancelled"] for result in results),
+            sum(result["read"] for result in results),
+            len({path for task in work for path in task["files"]}),
+        )
+
+    def _cut(self, files: list[File], window: Window) -> list[dict[str, Any]]:
+        """One task for each slice of the window, with the files that it touches."""
+        groups = {file.path: [g for g in self.table.groups(file.path) if touches(g, window)] for file in files}
+        every = [group for found in groups.values() for group in found]
+        return [
+            {
+                "window": list(piece),
+                "files": [path for path, found in groups.items() if any(touches(g, piece) for g in found)],
+            }
+            for piece in slices(every, window)
+        ]
+
+    def _stage(self, state: State, far_to: int, horizon: tuple[int, int], promoted: Promoted) -> None:
+        reach("stage.call")
+        self._gate.stage(
+            {
+                "epoch": self.epoch, "far": [state["taken"], far_to], "horizon": list(horizon),
+                "chunks": promoted.chunks, "rows_in": self.table.rows, "rows_out": promoted.read + self._lost_rows,
+            }
+        )  # fmt: skip
+        self._lost_rows = 0
+        reach("stage.called")
+
+    # -- forget and merge ---------------------------------------------------------------------------------------
+
+    def _forget(self, horizon: int) -> int:
+        """Files whose last row was promoted a while ago leave the table."""
+        gone = [file for file in self.table.files.values() if file.due_high <= horizon - KEEP_MS]
+        if gone:
+            self.table.commit(removed=gone)
+        return len(gone)
+
+    def _merge(self, now_ms: int, horizon: int) -> int:
+        """Rewrites files that were made in the order of arrival into such of one hour or month; returns how many
+        rows.
+        """
+        merge = tiers.planned(self.table.files.values(), now_ms, horizon - KEEP_MS, self._last_cut_ms)
+        if merge is None:
+            return 0
+        work = self._cut(merge.files, Window(-1, NEVER))
+        results = self._run(tasks.merge, [task | {"buckets": _clipped(merge.buckets, task["window"])} for task in work])
+        read, held = sum(result["read"] for result in results), sum(file.rows for file in merge.files)
+        if read != held:
+            raise CorruptTable(f"a merge of {len(merge.files)} files has read {read} rows, the table says {held}")
+        files = _written(results)
+        reach("merge.written")
+        self.table.commit(files, merge.files)
+        reach("merge.committed")
+        if merge.ends_cut:
+            self._last_cut_ms = now_ms
+        return sum(file.rows for file, _ in files)
+
+    # -- tasks --------------------------------------------------------------------------------------------------
+
+    def _common(self) -> dict[str, Any]:
+        return {"bulk": self._bulk, "table": self.table.place.uri}
+
+    def _run(self, work: Callable[[tasks.Task], tasks.Result], specs: list[dict[str, Any]]) -> list[tasks.Result]:
+        """Runs tasks on the executors."""
+        if not specs:
+            return []
+        numbers = self._spark.range(0, len(specs), 1, len(specs))
+        done = numbers.mapInArrow(tasks.over_numbers(work, self._common(), specs), "result string").collect()
+        return [json.loads(row.result) for row in done]
+
+
+def _ranges(start: int, stop: int) -> list[dict[str, int]]:
+    return [{"start": at, "stop": min(at + RANGE_ROWS, stop)} for at in range(start, stop, RANGE_ROWS)]
+
+
+def _written(results: list[tasks.Result]) -> list[Written]:
+    return [
+        Written(File(*file), [Group(*group) for group in groups])
+        for result in results
+        for file, groups in result["files"]
+    ]
+
+
+def _clipped(buckets: list[tiers.Bucket], window: list[int]) -> list[tiers.Bucket]:
+    """The parts of the buckets that lie in a task's window."""
+    low, high = window[:2]
+    return [(tier, max(start, low), min(stop, high)) for tier, start, stop in buckets if start < high and stop > low]
+
+
+class _Stopwatch:
+    def __init__(self) -> None:
+        self._began = self._last = time.monotonic()
+        self.spans: dict[str, float] = {}
+
+    def stop(self, name: str) -> None:
+        now = time.monotonic()
+        self.spans[name] = round(now - self._last, 3)
+        self._last = now
+
+    def total(self) -> float:
+        return round(time.monotonic() - self._began, 3)

@@ -1,0 +1,214 @@
+"""The driver: one process that registers with a broker, runs the one query, and ends when it is told to."""
+
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pyarrow import flight
+
+from postdate.errors import PipelineFailed, PostdateError, UsageError
+from postdate.pipeline import java
+from postdate.pipeline.batch import RANGE_ROWS, Pipeline
+from postdate.pipeline.gate import Gate
+from postdate.pipeline.history import History
+from postdate.pipeline.source import NAME, PlanSource
+from postdate.pipeline.spark import scratch, session
+from postdate.pipeline.table import Table
+
+logger = logging.getLogger("postdate.pipeline")
+
+_BATCH_S = 3.0  # a batch under way may take so long to end; then it is broken off, and done again by the next start
+_STOP_S = 1.0
+_WATCH_S = 0.2
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a pipeline needs to know. An empty table means the broker's own folder, which only works beside it."""
+
+    bulk: str = "127.0.0.1:9878"
+    table: str = ""
+    master: str = "local[*]"
+    memory: str = "1g"
+    checkpoint: str = ""  # empty: beside the table, where that is a local folder
+    parent_pid: int = 0  # ends when this process is gone; 0 = does not look
+    batch_rows: int = 1_000_000
+    batch_bytes: int = 1 << 30
+    soon_rows: int = RANGE_ROWS  # so many that wait are worth a batch before the minute turns
+
+    @property
+    def messages(self) -> str:
+        return f"{self.table.rstrip('/')}/messages"
+
+    @property
+    def history(self) -> str:
+        return f"{self.table.rstrip('/')}/history"
+
+    @property
+    def checkpoint_folder(self) -> str:
+        if self.checkpoint:
+            return self.checkpoint
+        if "://" in self.table:
+            raise UsageError(f"the table is {self.table}: name a folder for Spark's checkpoint with --checkpoint")
+        return str(Path(self.table).resolve() / "checkpoint")
+
+
+class Driver:
+    """Runs the query until `stop` is called or it ends by itself."""
+
+    def __init__(self, options: Options, spark: Any, gate: Gate) -> None:
+        self._options = options
+        self._spark = spark
+        self._gate = gate
+        self._batch = threading.Lock()  # held while a batch runs: a query is not stopped inside one
+        self._is_stopping = False
+        self._failure: BaseException | None = None
+        self._query: Any = None
+        self.pipeline = Pipeline(spark, gate, options.bulk, Table(options.messages), History(options.history))
+
+    def start(self) -> None:
+        """Registers and begins. Raises Refused, CorruptTable."""
+        self.pipeline.register(self._options.master)
+        self._spark.dataSource.register(PlanSource)
+        self._query = self._begun()
+
+    def _begun(self) -> Any:
+        options = self._options
+        rows = (
+            self._spark.readStream.format(NAME)
+            .option("bulk", options.bulk).option("rows", options.batch_rows).option("bytes", options.batch_bytes)
+            .option("soon", options.soon_rows).option("range", RANGE_ROWS)
+            .load()
+        )  # fmt: skip
+        return (
+            rows.writeStream.queryName("postdate").foreachBatch(self._run)
+            .option("checkpointLocation", options.checkpoint_folder).start()
+        )  # fmt: skip
+
+    def _run(self, plan: Any, _batch_id: int) -> None:
+        with self._batch:
+            if self._is_stopping:
+                return
+            try:
+                self.pipeline.run(plan)
+            except (PostdateError, flight.FlightError) as error:
+                self._failure = error  # Spark would tell it in a page of its own words
+                raise
+
+    def watch(self) -> None:
+        """Looks whether the query still runs. Raises what ended it.
+
+        A checkpoint that is lost or damaged is begun anew: the broker and the table know where they are.
+        """
+        if self._query.isActive or self._is_stopping:
+            return
+        failure = self._failure or self._query.exception()
+        if self.pipeline.batch_count == 0 and self._failure is None and os.path.isdir(self._options.checkpoint_folder):
+            logger.warning("Spark's checkpoint cannot be used and is begun anew: %s", first_line(failure))
+            shutil.rmtree(self._options.checkpoint_folder)
+            self._query = self._begun()
+            return
+        raise (
+            failure
+            if isinstance(failure, PostdateError)
+            else PipelineFailed(f"the query has ended: {first_line(failure)}")
+        )
+
+    def stop(self) -> None:
+        """Ends the query between two batches, or, where one takes too long, inside it."""
+        self._is_stopping = True
+        is_between = self._batch.acquire(timeout=_BATCH_S)
+        stopper = threading.Thread(target=self._stop_query, daemon=True)
+        stopper.start()
+        stopper.join(_STOP_S)
+        if is_between:
+            self._batch.release()
+
+    def _stop_query(self) -> None:
+        try:
+            if self._query is not None:
+                self._query.stop()
+        except Exception as error:  # whatever it is: the process ends now
+            logger.debug("the query did not stop: %s", error)
+
+
+def first_line(error: object) -> str:
+    """An exception of Spark's without its page of Java."""
+    text = str(getattr(error, "desc", None) or error).strip()
+    return text.partition("\n")[0][:300]
+
+
+def run(options: Options) -> None:
+    """Runs a pipeline until SIGINT or SIGTERM, or until the process that started it is gone."""
+    ending = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ending.set())
+    found = java.find(os.environ)
+    if isinstance(found, java.Missing):
+        raise PipelineFailed(f"{found.sentence}; {java.INSTALL}")
+    gate = _waited_for(options, ending)
+    if gate is None:
+        return
+    options = _completed(options, gate)
+    with scratch() as folder:
+        spark = session(options.master, options.memory, found.home, Path(folder))
+        driver = None
+        try:
+            driver = Driver(options, spark, gate)
+            driver.start()
+            print(f"pipeline runs on Spark {spark.version}, {options.master}, table {options.table}", flush=True)
+            while not ending.wait(_WATCH_S) and not _is_orphan(options):
+                driver.watch()
+        finally:
+            if driver is not None:
+                driver.stop()
+            _end(spark)
+    logging.shutdown()
+
+
+def _waited_for(options: Options, ending: threading.Event) -> Gate | None:
+    """The gate, when the broker is there; None where we are to end before."""
+    pause_s, said = 0.25, False
+    while not ending.is_set() and not _is_orphan(options):
+        gate = Gate(options.bulk)
+        try:
+            gate.state()
+            return gate
+        except flight.FlightError as error:
+            gate.close()
+            if not said:
+                logger.warning("no broker answers at %s, waiting: %s", options.bulk, first_line(error))
+                said = True
+            ending.wait(pause_s)
+            pause_s = min(2 * pause_s, 10.0)
+    return None
+
+
+def _completed(options: Options, gate: Gate) -> Options:
+    """With the table where the broker says, if nothing else was said."""
+    table = options.table or gate.state()["table"]
+    if not table:
+        raise UsageError("the broker does not say where the table is: name a folder with --table")
+    return replace(options, table=table)
+
+
+def _is_orphan(options: Options) -> bool:
+    return options.parent_pid > 0 and os.getppid() != options.parent_pid
+
+
+def _end(spark: Any) -> None:
+    """Stops Spark; where it does not follow in time, its process is ended."""
+    process = getattr(spark.sparkContext._gateway, "proc", None)
+    stopper = threading.Thread(target=spark.stop, daemon=True)
+    stopper.start()
+    stopper.join(_STOP_S)
+    if process is not None:
+        process.kill()
+        process.wait()
+    sys.stdout.flush()

@@ -1,0 +1,232 @@
+"""Files of the table: sorted Parquet in, windows of due out. On a local disk everything is synced before it counts."""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from postdate.pipeline.columns import CANCEL, MESSAGE, ROW_GROUP_ROWS, SCHEMA, WRITER_OPTIONS
+from postdate.pipeline.steps import reach
+
+NEVER = (1 << 63) - 1
+SYNC_TRACE = "POSTDATE_SYNC_TRACE"  # a file: one line per sync, for tests of a power loss
+
+
+class Group(NamedTuple):
+    """A row group of a file, by its statistics."""
+
+    rows: int
+    bytes: int
+    due_low: int
+    due_high: int
+    arrival_low: int
+    arrival_high: int
+    has_cancels: bool
+
+
+class File(NamedTuple):
+    """A file of the table, as the Delta log describes it."""
+
+    path: str  # from the table's folder
+    bytes: int
+    rows: int
+    due_low: int
+    due_high: int
+    arrival_low: int
+    arrival_high: int
+
+    @property
+    def tier(self) -> str:
+        return self.path.partition("-")[0]
+
+    def stats(self) -> str:
+        """As the Delta log wants them."""
+        return json.dumps(
+            {
+                "numRecords": self.rows,
+                "minValues": {"due": self.due_low, "arrival": self.arrival_low},
+                "maxValues": {"due": self.due_high, "arrival": self.arrival_high},
+                "nullCount": {},
+            }
+        )
+
+
+class Written(NamedTuple):
+    """A new file of the table."""
+
+    file: File
+    groups: list[Group]
+
+
+class Window(NamedTuple):
+    """Rows that a task is after: due_low < due <= due_high and arrival_low <= arrival < arrival_high.
+
+    Of rows due at or before `after`, which were promoted before, only the late ones count: those that arrived at or
+    after `late_from`.
+    """
+
+    due_low: int
+    due_high: int
+    arrival_low: int = 0
+    arrival_high: int = NEVER
+    after: int = -1
+    late_from: int = NEVER
+
+
+# -- where the table is -----------------------------------------------------------------------------------------
+
+
+class Place:
+    """The folder of a table, on whatever file system its URI names."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        if "://" in uri:
+            self.files, self.base = fs.FileSystem.from_uri(uri)
+        else:
+            self.files, self.base = fs.LocalFileSystem(), str(Path(uri).resolve())
+        self.is_local = isinstance(self.files, fs.LocalFileSystem)
+
+    def path(self, name: str) -> str:
+        return f"{self.base}/{name}"
+
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        """The files of the folder, or of one inside it, with their sizes."""
+        selector = fs.FileSelector(self.path(folder) if folder else self.base)
+        found = self.files.get_file_info(selector)
+        return {info.base_name: info.size for info in found if info.type is fs.FileType.File}
+
+    def sync(self, names: Iterable[str]) -> None:
+        """Makes files and the folders that name them durable. An object store's are so on success."""
+        if not self.is_local:
+            return
+        folders = set()
+        for name in names:
+            sync_path(self.path(name))
+            folders.add(os.path.dirname(self.path(name)))
+        for folder in sorted(folders):
+            sync_path(folder)
+
+    def sync_folders(self) -> None:
+        """Makes the table's own folder, and what stands above it, durable: for a table that was just made."""
+        if self.is_local:
+            for folder in (self.base, os.path.dirname(self.base), os.path.dirname(os.path.dirname(self.base))):
+                sync_path(folder)
+
+
+def sync_path(path: str) -> None:
+    """fsync of a file or folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+        size = os.fstat(handle).st_size
+    finally:
+        os.close(handle)
+    trace = os.environ.get(SYNC_TRACE)
+    if trace:
+        with open(trace, "a", encoding="utf-8") as lines:
+            lines.write(json.dumps({"path": path, "size": size, "names": _names(path)}) + "\n")
+
+
+def _names(path: str) -> list[str] | None:
+    return sorted(os.listdir(path)) if os.path.isdir(path) else None
+
+
+# -- writing ----------------------------------------------------------------------------------------------------
+
+
+def write(place: Place, name: str, rows: pa.Table) -> Written:
+    """Writes sorted rows as one file, durable on return."""
+    rows = rows.select(SCHEMA.names).cast(SCHEMA)
+    with place.files.open_output_stream(place.path(name)) as out:
+        writer = pq.ParquetWriter(out, SCHEMA, **WRITER_OPTIONS)
+        writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
+        writer.close()
+    reach("file.written")
+    place.sync([name])
+    reach("file.synced")
+    groups = read_groups(place, name)
+    file = File(
+        name,
+        place.files.get_file_info(place.path(name)).size,
+        sum(group.rows for group in groups),
+        min(group.due_low for group in groups),
+        max(group.due_high for group in groups),
+        min(group.arrival_low for group in groups),
+        max(group.arrival_high for group in groups),
+    )
+    return Written(file, groups)
+
+
+def read_groups(place: Place, name: str) -> list[Group]:
+    return groups_of(pq.read_metadata(place.path(name), filesystem=place.files))
+
+
+def groups_of(metadata: Any) -> list[Group]:
+    names = [metadata.schema.column(index).name for index in range(metadata.num_columns)]
+    due, arrival, kind = (names.index(name) for name in ("due", "arrival", "kind"))
+    groups = []
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
+        dues, arrivals, kinds = (group.column(column).statistics for column in (due, arrival, kind))
+        groups.append(
+            Group(
+                group.num_rows,
+                group.total_byte_size,
+                dues.min,
+                dues.max,
+                arrivals.min,
+                arrivals.max,
+                kinds.max != MESSAGE,
+            )
+        )
+    return groups
+
+
+# -- reading ----------------------------------------------------------------------------------------------------
+
+
+def touches(group: Group | File, window: Window) -> bool:
+    """Whether a file or row group may hold rows of a window, as far as its statistics tell."""
+    if group.due_low > window.due_high or group.due_high <= window.due_low:
+        return False
+    if group.due_high <= window.after and group.arrival_high < window.late_from:
+        return False
+    within = group.arrival_low < window.arrival_high and group.arrival_high >= window.arrival_low
+    return within or (isinstance(group, Group) and group.has_cancels)
+
+
+def read_window(
+    place: Place, names: Sequence[str], window: Window, columns: Sequence[str] = tuple(SCHEMA.names)
+) -> pa.Table:
+    """The messages of a window and the cancels due in it (whenever they arrived), in no order."""
+    wanted = pa.schema([SCHEMA.field(name) for name in columns])
+    pieces = [piece for name in names if (piece := _read_file(place, name, window, wanted)) is not None]
+    return pa.concat_tables(pieces) if pieces else wanted.empty_table()
+
+
+def _read_file(place: Place, name: str, window: Window, wanted: pa.Schema) -> pa.Table | None:
+    with place.files.open_input_file(place.path(name)) as handle:
+        file = pq.ParquetFile(handle)
+        chosen = [index for index, group in enumerate(groups_of(file.metadata)) if touches(group, window)]
+        if not chosen:
+            return None
+        rows = file.read_row_groups(chosen, columns=wanted.names, use_threads=False)
+    return rows.filter(_in_window(rows, window)).select(wanted.names).cast(wanted)
+
+
+def _in_window(rows: pa.Table, window: Window) -> pa.ChunkedArray:
+    due, arrival = rows.column("due"), rows.column("arrival")
+    mask = pc.and_(pc.greater(due, window.due_low), pc.less_equal(due, window.due_high))
+    if window.after > window.due_low:
+        mask = pc.and_(mask, pc.or_(pc.greater(due, window.after), pc.greater_equal(arrival, window.late_from)))
+    if window.arrival_low or window.arrival_high != NEVER:
+        within = pc.and_(pc.greater_equal(arrival, window.arrival_low), pc.less(arrival, window.arrival_high))
+        mask = pc.and_(mask, pc.or_(within, pc.equal(rows.column("kind"), CANCEL)))
+    return mask

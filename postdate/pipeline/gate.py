@@ -1,0 +1,89 @@
+"""The way to the broker: its bulk port, spoken to by driver and executors over Arrow Flight."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyarrow import flight
+
+from postdate.errors import Refused
+
+_CALL_S = 30.0  # a state, a registration, a stage
+_MOVE_S = 300.0  # a range or a chunk
+
+
+class Uploaded(NamedTuple):
+    name: str
+    rows: int
+    bytes: int
+
+
+class Gate:
+    """A connection to bulk. Raises pyarrow's FlightError where it is away."""
+
+    def __init__(self, address: str) -> None:
+        self._client = flight.connect(f"grpc://{address}")
+
+    def close(self) -> None:
+        self._client.close()
+
+    def __enter__(self) -> "Gate":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- calls --------------------------------------------------------------------------------------------------
+
+    def _call(self, name: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        action = flight.Action(name, json.dumps(body or {}).encode())
+        (result,) = self._client.do_action(action, flight.FlightCallOptions(timeout=_CALL_S))
+        answer: dict[str, Any] = json.loads(result.body.to_pybytes())
+        return answer
+
+    def state(self, *, start: int = 0, rows_max: int = 0, bytes_max: int = 0) -> dict[str, Any]:
+        """Where the broker is. With a start, `stop` says how far a batch of so many rows and bytes would go."""
+        return self._call("state", {"start": start, "rows_max": rows_max, "bytes_max": bytes_max} if rows_max else None)
+
+    def register(self, table: str, master: str) -> dict[str, Any]:
+        return self._call("register", {"table": table, "master": master})
+
+    def stage(self, body: dict[str, Any]) -> None:
+        """Raises Refused where the broker is elsewhere, or another pipeline has registered."""
+        answer = self._call("stage", body)
+        if not answer.get("accepted"):
+            raise Refused(answer.get("refused", "the stage is refused"))
+
+    def report(self, body: dict[str, Any]) -> None:
+        self._call("report", body)
+
+    # -- rows ---------------------------------------------------------------------------------------------------
+
+    def far(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+        """The far rows start..stop-1 with their records; without those whose record is gone."""
+        ticket = flight.Ticket(json.dumps({"queue": "far", "start": start, "stop": stop}).encode())
+        for piece in self._client.do_get(ticket, flight.FlightCallOptions(timeout=_MOVE_S)):
+            yield piece.data
+
+    def upload(self, name: str, rows: pa.Table) -> Uploaded:
+        """Writes sorted rows as a chunk; on disk when it returns."""
+        record_bytes = sum(_data_bytes(chunk) for chunk in rows.column("record").chunks)
+        command = json.dumps({"name": name, "rows": rows.num_rows, "bytes": record_bytes}).encode()
+        writer, reader = self._client.do_put(
+            flight.FlightDescriptor.for_command(command), rows.schema, flight.FlightCallOptions(timeout=_MOVE_S)
+        )
+        with writer:
+            writer.write_table(rows, max_chunksize=16_384)
+            writer.done_writing()
+            answer = json.loads(reader.read().to_pybytes())
+        return Uploaded(answer["name"], answer["rows"], answer["bytes"])
+
+
+def _data_bytes(array: pa.Array) -> int:
+    """The bytes of a binary array's values."""
+    offsets = array.buffers()[1]
+    if not len(array):
+        return 0
+    ends = pa.Array.from_buffers(pa.int32(), len(array) + 1, [None, offsets], offset=array.offset)
+    return int(ends[-1].as_py() - ends[0].as_py())

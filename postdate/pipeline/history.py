@@ -1,0 +1,53 @@
+"""The history: what each batch did, as a small Delta table beside the messages."""
+
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+_WHOLE = (
+    "at_ms", "batch", "epoch", "far_from", "far_to", "horizon", "rows_in", "promoted", "cancelled", "chunks",
+    "opened_files", "files", "forgotten_files", "merged_rows", "table_files", "table_bytes", "rescued", "backlog",
+)  # fmt: skip
+_SECONDS = ("ingest_s", "promote_s", "stage_s", "merge_s", "total_s")
+SCHEMA = pa.schema(
+    [
+        *(pa.field(name, pa.int64()) for name in _WHOLE),
+        *(pa.field(name, pa.float64()) for name in _SECONDS),
+        pa.field("master", pa.string()),
+    ]
+)
+_COMPACT_EVERY = 200  # batches
+_KEEP_MS = 30 * 86_400_000
+
+
+class History:
+    """One row per batch. It is for people: a batch does not depend on it, and it is not synced."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._appended = 0
+
+    def append(self, report: dict[str, Any]) -> None:
+        write_deltalake(self._uri, pa.Table.from_pylist([report], SCHEMA), mode="append")
+        self._appended += 1
+        if self._appended % _COMPACT_EVERY == 0:
+            self._compact(report["at_ms"])
+
+    def _compact(self, now_ms: int) -> None:
+        table = DeltaTable(self._uri)
+        table.delete(f"at_ms < {now_ms - _KEEP_MS}")
+        table.optimize.compact()
+        table.create_checkpoint()
+        table.cleanup_metadata()
+        table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)
+
+    def last(self, count: int) -> list[dict[str, Any]]:
+        """The newest rows, oldest first; none where the table is new, or cannot be read."""
+        try:
+            rows = DeltaTable(self._uri).to_pyarrow_table()
+        except (TableNotFoundError, DeltaError, OSError):
+            return []
+        found: list[dict[str, Any]] = rows.sort_by("at_ms").to_pylist()[-count:]
+        return found

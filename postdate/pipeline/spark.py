@@ -1,0 +1,111 @@
+"""A Spark session that is quiet, sized by us, and carries our modules to its executors."""
+
+import os
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import postdate
+
+# What an executor imports, from the package's folder.
+_TRAVELLERS = (
+    "__init__.py", "errors.py", "message.py", "keys.py", "log/__init__.py", "log/record.py", "pipeline/__init__.py",
+    "pipeline/columns.py", "pipeline/files.py", "pipeline/gate.py", "pipeline/source.py", "pipeline/steps.py",
+    "pipeline/tasks.py",
+)  # fmt: skip
+
+_LOG4J = """\
+status = off
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = spark: %m%n%throwable{0}
+"""
+# Of what fails in a task or a batch the driver tells in its own words.
+_SILENT = (
+    "org.apache.spark.deploy.SparkSubmit", "org.apache.spark.api.python.PythonGatewayServer",
+    "org.apache.spark.repl.Main", "org.apache.spark.sql.execution.streaming", "org.apache.spark.executor",
+    "org.apache.spark.scheduler", "org.apache.spark.api.python", "org.apache.spark.util", "org.apache.spark.network",
+    "org.apache.spark.storage", "org.apache.spark.SparkContext", "org.apache.spark.deploy.client",
+)  # fmt: skip
+
+
+def session(master: str, memory: str, home: str, folder: Path) -> Any:
+    """Starts Spark with the Java at `home`. `folder` is for its log settings, our modules and its scratch files."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    os.environ["JAVA_HOME"] = home
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable if master.startswith("local") else "python3")
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", _own_address(master))
+    settings = _write_log_settings(folder)
+    conf = SparkConf()
+    for name, value in _settings(master, memory, settings, folder).items():
+        conf.set(name, value)
+    # A session of its own: Ctrl-C in a terminal is for us, and we stop it in order.
+    gateway = launch_gateway(conf, popen_kwargs={"start_new_session": True})  # type: ignore[no-untyped-call]
+    context = SparkContext(gateway=gateway, conf=conf)
+    return SparkSession(context)
+
+
+def _settings(master: str, memory: str, log_settings: Path, folder: Path) -> dict[str, str]:
+    java = f"-Xss64m -XX:+UseSerialGC -Dlog4j2.configurationFile=file:{log_settings}"
+    return {
+        "spark.master": master,
+        "spark.app.name": "postdate",
+        "spark.driver.memory": memory,
+        "spark.driver.extraJavaOptions": java,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.local.dir": str(folder),
+        "spark.submit.pyFiles": str(_packed(folder)),
+        "spark.sql.streaming.numRecentProgressUpdates": "2",
+        "spark.sql.streaming.minBatchesToRetain": "10",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.task.maxFailures": "2",
+        "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
+        "spark.python.worker.reuse": "true",
+        "spark.scheduler.listenerbus.eventqueue.capacity": "1000",
+    }
+
+
+def _own_address(master: str) -> str:
+    """Executors elsewhere must find the driver; here nobody else needs to."""
+    if master.startswith("local"):
+        return "127.0.0.1"
+    import socket
+
+    host, _, port = master.rpartition("/")[2].partition(",")[0].rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host or "127.0.0.1", int(port or 7077)))
+        return str(probe.getsockname()[0])
+
+
+def _write_log_settings(folder: Path) -> Path:
+    path = folder / "log4j2.properties"
+    lines = [_LOG4J]
+    for index, name in enumerate(_SILENT):
+        lines.append(f"logger.s{index}.name = {name}\nlogger.s{index}.level = off\n")
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def _packed(folder: Path) -> Path:
+    """Our modules for the executors, as one archive."""
+    root = Path(postdate.__file__).parent
+    path = folder / "postdate-modules.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in _TRAVELLERS:
+            archive.write(root / name, f"postdate/{name}")
+    return path
+
+
+def scratch() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="postdate-spark-", ignore_cleanup_errors=True)

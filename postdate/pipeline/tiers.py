@@ -1,0 +1,97 @@
+"""Which files are merged, and into what: so that a minute opens few files and no row is written more than three times.
+
+    soon   a batch's rows due within two days        merged into hours, when there are many
+    later  a batch's rows due beyond                 merged into hours and months, when there are many
+    hour   rows of one hour                          final
+    month  rows of one month                         cut into hours once, when its first rows are two days away
+
+A row is written to `soon` or `later`, then perhaps to `hour` or `month`, and from `month` to `hour`: three times at
+most. Rows that are promoted before their file is merged are written once. All of it is a function of files and time.
+"""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from postdate.pipeline.files import File
+
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
+EDGE_MS = 2 * DAY_MS  # rows due within it go by the hour
+_CUT_MS = EDGE_MS + DAY_MS  # months are cut a day ahead of that, so that it is done once a day
+_SOON_FILES = 60
+_LATER_FILES = 500
+_MERGE_ROWS = 8_000_000  # that one merge may rewrite: some 15 s, in which the next minute can wait
+_MERGE_BYTES = 4 << 30
+
+Bucket = tuple[str, int, int]  # tier, and its rows are due after the first and at or before the second
+
+
+NO_MONTHS = 1 << 62
+
+
+class Merge(NamedTuple):
+    files: list[File]
+    buckets: list[Bucket]
+    ends_cut: bool = False  # with it, every month that had to be cut is cut
+
+
+def edge_ms(now_ms: int) -> int:
+    """Rows due before it are soon, the others later. On a whole hour, so that an hour is not cut."""
+    return (now_ms + EDGE_MS) // HOUR_MS * HOUR_MS
+
+
+def planned(files: Iterable[File], now_ms: int, promoted_ms: int, last_cut_ms: int) -> Merge | None:
+    """The merge that is due, if one is. Rows due at or before `promoted_ms` need not be kept.
+
+    Months were cut last at `last_cut_ms`: once a day is enough.
+    """
+    by_tier: dict[str, list[File]] = {}
+    for file in files:
+        by_tier.setdefault(file.tier, []).append(file)
+    month = sorted(by_tier.get("month", ()), key=lambda file: file.due_low)
+    urgent = [file for file in month if file.due_low < now_ms + _CUT_MS]
+    if urgent and (now_ms - last_cut_ms >= DAY_MS or urgent[0].due_low < now_ms + DAY_MS):
+        merge = _merge(urgent, promoted_ms, NO_MONTHS)
+        return merge._replace(ends_cut=len(merge.files) == len(urgent))
+    later = sorted(by_tier.get("later", ()), key=lambda file: file.arrival_low)
+    if len(later) >= _LATER_FILES or any(file.due_low < now_ms + DAY_MS for file in later):
+        return _merge(later, promoted_ms, now_ms + _CUT_MS)
+    soon = sorted(by_tier.get("soon", ()), key=lambda file: file.arrival_low)
+    if len(soon) >= _SOON_FILES:
+        return _merge(soon, promoted_ms, NO_MONTHS)
+    return None
+
+
+def _merge(files: list[File], promoted_ms: int, months_from_ms: int) -> Merge:
+    """As many files as one merge may rewrite, from the first on, into hours before an instant and months from it on."""
+    chosen: list[File] = []
+    rows = size = 0
+    for file in files:
+        rows, size = rows + file.rows, size + file.bytes
+        if chosen and (rows > _MERGE_ROWS or size > _MERGE_BYTES):
+            break
+        chosen.append(file)
+    low = max(promoted_ms, min(file.due_low for file in chosen) - 1)
+    high = max(file.due_high for file in chosen)
+    return Merge(chosen, buckets(low, high, months_from_ms))
+
+
+def buckets(low: int, high: int, months_from_ms: int) -> list[Bucket]:
+    """The hours and months that cover low < due <= high. Each ends with the last millisecond of its hour or month."""
+    found: list[Bucket] = []
+    while low < high:
+        tier = "hour" if low + 1 < months_from_ms else "month"
+        end = _hour_end(low + 1) if tier == "hour" else _month_end(low + 1)
+        found.append((tier, low, min(end, high)))
+        low = end
+    return found
+
+
+def _hour_end(at_ms: int) -> int:
+    return (at_ms // HOUR_MS + 1) * HOUR_MS - 1
+
+
+def _month_end(at_ms: int) -> int:
+    moment = datetime.fromtimestamp(at_ms / 1_000, UTC)
+    following = datetime(moment.year + moment.month // 12, moment.month % 12 + 1, 1, tzinfo=UTC)
+    return int(following.timestamp() * 1_000) - 1
