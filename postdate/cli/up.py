@@ -47,7 +47,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "invisible_ms_max", "fresh_queue_bytes",
     ),
     "delays": (
-        "message_delay_level", "delay_ms_max", "lead_ms", "rescue_step_ms", "rescue_blocks_max", "wheel_entries_max",
+        "message_delay_level", "delay_ms_max", "lead_ms", "rescue_lead_ms", "rescue_step_ms", "rescue_blocks_max", "wheel_entries_max",
         "due_second_messages_max", "tombstones_max", "key_characters_max", "delivered_search_steps",
         "fire_pause_ms_min", "fire_pause_ms_max",
     ),
@@ -67,7 +67,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "pipeline": (
         "pipeline", "bulk_port", "spark_master", "spark_memory_bytes", "table", "java_home", "pipeline_pause_ms_min",
-        "pipeline_pause_ms_max", "pipeline_steady_ms", "parts_stop_ms",
+        "pipeline_pause_ms_max", "pipeline_steady_ms", "parts_stop_ms", "stage_chunks_max",
     ),
 }  # fmt: skip
 
