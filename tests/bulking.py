@@ -41,7 +41,7 @@ class Client:
 
     def writer(self, name: str, rows: int, size: int, schema: pa.Schema = IN) -> tuple[Any, Any]:
         said = json.dumps({"name": name, "rows": rows, "bytes": size})
-        writer, answers = self.flight.do_put(flight.FlightDescriptor.for_path("chunk", said), schema)
+        writer, answers = self.flight.do_put(flight.FlightDescriptor.for_command(said), schema)
         return writer, answers
 
     def put(self, name: str, batches: Sequence[pa.RecordBatch], rows: int = -1, size: int = -1) -> dict[str, Any]:

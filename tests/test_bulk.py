@@ -15,8 +15,9 @@ from postdate.bulk import maps, stream
 from postdate.bulk.schema import OUT
 from postdate.clock import ManualClock
 from postdate.config import MIB
+from postdate.keys import key_hash
 from postdate.log import record as records
-from postdate.message import Host, Message, encode_properties, first_key, key_hash, tag_hash
+from postdate.message import Host, Message, encode_properties, first_key, tag_hash
 
 LONG_TOPIC = "long-" + "t" * 122
 RETRY_TOPIC = "%RETRY%" + "g" * 150
@@ -291,6 +292,28 @@ def test_a_pipeline_registers_stages_and_reports(tmp_path: Path) -> None:
             assert (after["taken"], after["horizon"], after["rows_in"]) == (2, T0 + HOUR_MS, 2)
             with pytest.raises(flight.FlightServerError, match="there is no action 'dance', but state, register"):
                 client.act("dance")
+
+
+def test_the_state_tells_how_far_a_batch_goes(tmp_path: Path) -> None:
+    """By rows, by bytes of the log, and never behind the durable end."""
+    with serving(tmp_path / "data", ManualClock(T0)) as served:
+        make_topics(served, TOPIC)
+        arrivals = sent(served, *[message(b"x" * 5_000, due=T0 + DAY_MS) for _ in range(64)])
+        step = arrivals[1] - arrivals[0]
+        with bulking(served, tmp_path / "data") as client:
+
+            def stop(start: int, rows_max: int, bytes_max: int) -> int:
+                return int(client.act("state", {"start": start, "rows_max": rows_max, "bytes_max": bytes_max})["stop"])
+
+            assert stop(0, 1_000, 1 << 40) == 64
+            assert stop(0, 10, 1 << 40) == 10
+            assert stop(60, 10, 1 << 40) == 64
+            assert stop(64, 10, 1 << 40) == 64
+            assert 4 <= stop(0, 1_000, 8 * step) <= 9
+            assert stop(0, 1_000, 0) == 1, "one is always taken"
+            assert "stop" not in client.act("state")
+            with pytest.raises(flight.FlightServerError, match="expected start, rows_max and bytes_max"):
+                client.act("state", {"start": 1})
 
 
 def test_registering_removes_chunks_that_no_stage_will_name(tmp_path: Path) -> None:

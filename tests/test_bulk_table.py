@@ -13,8 +13,9 @@ from helpers import T0, TOPIC
 
 from postdate.bulk import table as tables
 from postdate.bulk.table import Question, Table, TableUnreadable
+from postdate.keys import key_hash
 from postdate.log import record as records
-from postdate.message import LOOPBACK, Message, encode_properties, first_key, key_hash
+from postdate.message import LOOPBACK, Message, encode_properties, first_key
 
 SCHEMA = pa.schema(
     [("due", pa.int64()), ("arrival", pa.int64()), ("kind", pa.int8()), ("topic", pa.string()), ("queue", pa.int32()),

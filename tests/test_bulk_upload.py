@@ -134,6 +134,17 @@ def test_a_name_that_is_none_is_refused(client: Client, name: str) -> None:
         client.put(name, [batch((1, 1))])
 
 
+@pytest.mark.parametrize(
+    "descriptor",
+    [flight.FlightDescriptor.for_command(b"x"), flight.FlightDescriptor.for_command(b'{"name": "000001-a", "rows": 1}'),
+     flight.FlightDescriptor.for_path("chunk")],
+)  # fmt: skip
+def test_a_chunk_that_is_not_announced_is_refused(client: Client, descriptor: flight.FlightDescriptor) -> None:
+    writer, _ = client.flight.do_put(descriptor, IN)
+    with pytest.raises(flight.FlightServerError, match="expected JSON with name, rows and bytes"):
+        writer.close()
+
+
 def test_a_name_is_used_once(client: Client, folder: Path) -> None:
     client.put(NAME, [batch((1, 1))])
     before = (folder / "chunks" / NAME).read_bytes()
@@ -159,7 +170,7 @@ import json, os, sys, pyarrow as pa, pyarrow.flight as flight
 client = flight.connect(f"grpc://127.0.0.1:{sys.argv[1]}")
 batch = pa.ipc.open_stream(sys.stdin.buffer.read()).read_all().to_batches()[0]
 said = json.dumps({"name": "000001-dead", "rows": 1_000_000, "bytes": 1 << 40})
-writer, _ = client.do_put(flight.FlightDescriptor.for_path("chunk", said), batch.schema)
+writer, _ = client.do_put(flight.FlightDescriptor.for_command(said), batch.schema)
 for _ in range(200):
     writer.write_batch(batch)
 os.write(1, b"written")
