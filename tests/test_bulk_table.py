@@ -8,14 +8,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from bulking import bulking
 from deltalake import DeltaTable, WriterProperties, write_deltalake
-from helpers import T0, TOPIC
+from dialogue import connected, make_topic, sent
+from helpers import DAY_MS, T0, TOPIC
+from serving import serving
 
 from postdate.bulk import table as tables
 from postdate.bulk.table import Question, Table, TableUnreadable
+from postdate.clock import ManualClock
 from postdate.keys import key_hash
 from postdate.log import record as records
 from postdate.message import LOOPBACK, Message, encode_properties, first_key
+from postdate.wire import codes
+from postdate.wire.frame import Command
 
 SCHEMA = pa.schema(
     [("due", pa.int64()), ("arrival", pa.int64()), ("kind", pa.int8()), ("topic", pa.string()), ("queue", pa.int32()),
@@ -167,3 +173,30 @@ def _lose(folder: Path) -> None:
 def test_without_a_table_nothing_can_be_said() -> None:
     with pytest.raises(TableUnreadable, match="no pipeline has said where its table is"):
         Table().find("", question("A", 1_000))
+
+
+def test_a_cancel_finds_its_message_in_the_table(tmp_path: Path) -> None:
+    """The message is taken and not promoted: only the table has it. The broker asks bulk, bulk asks the table."""
+    due = T0 + DAY_MS
+    with serving(tmp_path / "data", ManualClock(T0)) as served, connected(served) as peer:
+        make_topic(peer, TOPIC)
+        sent(peer, TOPIC, "hello", KEYS="order-7", TIMER_DELIVER_MS=due)
+        with bulking(served, tmp_path / "data") as client:
+            uri = str(tmp_path / "table")
+            epoch = client.act("register", {"table": uri, "master": "local"})["epoch"]
+            far = client.read().to_pylist()
+            stage = {
+                "epoch": epoch, "far": [0, 1], "horizon": [0, T0 + 120_000], "chunks": [], "rows_in": 1, "rows_out": 0,
+            }  # fmt: skip
+            assert client.act("stage", stage) == {"accepted": True}
+
+            def cancelled(key: str) -> Command:
+                return peer.ask(codes.RECALL_MESSAGE, topic=TOPIC, key=key, due=due)
+
+            unread = cancelled("order-7")
+            assert (unread.code, unread.fields["outcome"]) == (codes.ILLEGAL_OPERATION, "unknown")
+            assert f"the table {uri} cannot be read" in (unread.remark or "")
+            append(tmp_path / "table", *[each | {"flags": 0} for each in far])
+            found = cancelled("order-7")
+            assert (found.code, found.fields["outcome"]) == (codes.SUCCESS, "cancelled"), found.remark
+            assert cancelled("order-8").fields["outcome"] == "unknown"
