@@ -198,7 +198,7 @@ class Settings:
         5 * MINUTE_MS, 100, DAY_MS, why="after running for so long, the next pause is the first one again"
     )
     parts_stop_ms: int = setting(
-        3 * SECOND_MS, 0, MINUTE_MS, why="how long bulk and pipeline may take to stop before they are killed"
+        3_500, 0, MINUTE_MS, why="how long bulk and pipeline may take to stop before they are killed"
     )
 
     def __post_init__(self) -> None:
@@ -237,6 +237,7 @@ _TYPES = {int: "a whole number", bool: "true or false", str: "a text"}
 
 # A rule says what it expects instead of a value, or nothing.
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+_MASTER = re.compile(r"local(\[(\*|[0-9]+)(,[0-9]+)?\])?|spark://[^\s/,]+:[0-9]+(,[^\s/,]+:[0-9]+)*|yarn|k8s://\S+")
 _ADVERTISED = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<name>[^\s:\[\]]+))(?::(?P<port>[0-9]{1,5}))?")
 
 
@@ -255,6 +256,15 @@ def _flush_mode(text: str) -> str:
 
 def _pipeline(text: str) -> str:
     return "" if text in PIPELINES else f"one of {', '.join(PIPELINES)}"
+
+
+def _spark_master(text: str) -> str:
+    """Spark would say so itself only after some seconds, and in a page of Java."""
+    return (
+        ""
+        if _MASTER.fullmatch(text)
+        else "local, local[4], local[*], spark://host:port, yarn or k8s://https://host:port"
+    )
 
 
 def _power_of_two(number: int) -> str:
@@ -283,7 +293,7 @@ def _is_ipv6(text: str | None) -> bool:
 _RULES: dict[str, Callable[[Any], str]] = {
     "flush": _flush_mode, "segment_bytes": _power_of_two, "data": _some_text, "host": _some_text,
     "advertise": _advertised_or_nothing, "broker_name": _name, "cluster_name": _name,
-    "pipeline": _pipeline, "spark_master": _some_text,
+    "pipeline": _pipeline, "spark_master": _spark_master,
 }  # fmt: skip
 
 
@@ -371,7 +381,7 @@ def _change(said: str, text: str) -> tuple[str, Any]:
         raise UsageError(f"{said!r} is no setting{_suggestion(name)}")
     if name not in LIVE:
         raise UsageError(f"{label} cannot change while the broker runs: change it where it is set, and restart")
-    return name, _checked(label, name, text)
+    return name, checked(label, name, text)
 
 
 # -- from a file, the environment and flags ---------------------------------------------------------------------
@@ -397,13 +407,13 @@ def load(*, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, s
     values: dict[str, Any] = {}
     if file is not None:
         for name, value in _read_file(file).items():
-            values[name] = _checked(f"{name} in {file}", name, value)
+            values[name] = checked(f"{name} in {file}", name, value)
     for name in FIELDS:
         variable = ENVIRONMENT_PREFIX + name.upper()
         if environ.get(variable):
-            values[name] = _checked(f"environment {variable}", name, environ[variable])
+            values[name] = checked(f"environment {variable}", name, environ[variable])
     for name, text in flags.items():
-        values[name] = _checked(flag_of(name), name, text)
+        values[name] = checked(flag_of(name), name, text)
     return Settings(**values)
 
 
@@ -429,7 +439,8 @@ def _suggestion(name: str) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _checked(label: str, name: str, value: Any) -> Any:
+def checked(label: str, name: str, value: Any) -> Any:
+    """The value of one setting, from text too. Raises UsageError, which calls it by its label."""
     field = FIELDS[name]
     if isinstance(value, str):
         value = _parsed(field, value)

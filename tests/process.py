@@ -46,6 +46,7 @@ class Broker:
         self.port = int(self._settings["broker_port"])
         self.route_address = f"127.0.0.1:{self._settings['route_port']}"
         self._process: subprocess.Popen[str] | None = None
+        self.ready: dict[str, Any] = {}  # what it said when it served
         self.start_count = 0
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -63,17 +64,17 @@ class Broker:
         line = self._process.stdout.readline()
         if not line:
             raise AssertionError(f"the broker does not start: {self.log.read_text()[-2_000:]}")
-        json.loads(line)
+        self.ready = json.loads(line)
         self.start_count += 1
 
     def kill(self) -> None:
         """As by a power switch, but for the disk."""
         self._end(signal.SIGKILL)
 
-    def stop(self) -> None:
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Politely. Does nothing where it does not run."""
         if self._process is not None:
-            self._end(signal.SIGTERM)
+            self._end(number)
 
     def _end(self, number: signal.Signals) -> None:
         process = self._process
@@ -89,7 +90,7 @@ class Broker:
         finally:
             process.stdout.close()
             self._process = None
-        expected = 0 if number == signal.SIGTERM else -number
+        expected = -number if number == signal.SIGKILL else 0
         assert code == expected, f"the broker ended with {code}, expected {expected}: {self.log.read_text()[-2_000:]}"
 
     def peer(self) -> Peer:

@@ -118,6 +118,19 @@ def test_a_table_has_numbers_to_the_right() -> None:
     assert lines == ["topic    near", "orders  1,000", "a           5"]
 
 
+def test_a_column_of_numbers_may_have_gaps_and_decimals() -> None:
+    lines = show.table(["n", "s"], [[0, 1.5], ["", ""], [10, 0.25]])
+    assert lines == [" n     s", " 0  1.50", "", "10  0.25"]
+
+
+@pytest.mark.parametrize(
+    ("byte_count", "text"),
+    [(0, "0 bytes"), (1, "1 byte"), (999, "999 bytes"), (1_500, "1.5 KB"), (2_345_678, "2.3 MB"), (10**13, "10.0 TB")],
+)
+def test_a_size_has_one_decimal_and_its_unit(byte_count: int, text: str) -> None:
+    assert show.size(byte_count) == text
+
+
 def test_a_table_without_rows_is_its_heads() -> None:
     assert show.table(["topic", "near"], []) == ["topic  near"]
 

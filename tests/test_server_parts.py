@@ -22,7 +22,7 @@ from postdate.server import parts as parts_module
 WAIT_S = 60.0
 FAST: dict[str, Any] = {"pipeline_pause_ms_min": 10, "pipeline_pause_ms_max": 40, "parts_stop_ms": 20_000}
 
-SERVES = "import time; print('serves 127.0.0.1:7', flush=True); time.sleep(600)"
+SERVES = "import time; print('bulk listens on 127.0.0.1:7', flush=True); time.sleep(600)"
 STAYS = "import time; print('runs', flush=True); time.sleep(600)"
 ON_TERM = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit())\n"
 
@@ -83,7 +83,7 @@ def test_a_part_is_started_after_the_one_that_it_needs_and_told_its_address(tmp_
             assert parts["pipeline"] == "waits for bulk"
             go.touch()
             await until(lambda: parts["pipeline"].startswith("runs (process "))
-            assert parts["bulk"].startswith("serves 127.0.0.1:7 (process ")
+            assert parts["bulk"].startswith("listens on 127.0.0.1:7 (process ")
             assert list(parts) == ["bulk", "pipeline"]
         assert dict(parts) == {"bulk": "stopped", "pipeline": "stopped"}
 
@@ -218,6 +218,9 @@ def test_lines_of_ours_keep_their_level_and_anything_else_is_for_debugging(caplo
         "\tat org.apache.spark.Some.thing(Some.scala:1)\n"
         "Caused by: java.io.IOException: x\n"
         "\t... 12 more\n"
+        "Traceback (most recent call last):\n"
+        '  File "driver.py", line 1, in <module>\n'
+        "\n"
         "2027-01-01T07:00:00.000Z error    it is over\n"
     )
     program = f"import sys; sys.stderr.write({lines!r}); sys.exit(1)"
@@ -263,7 +266,8 @@ def test_the_last_is_stopped_first_and_the_next_when_it_has_ended(tmp_path: Path
         "import signal, sys, time\n"
         "def note(what): open(sys.argv[1], 'a').write(sys.argv[2] + what)\n"
         "def end(*_): note(' asked, '); time.sleep(0.2); note(' ended, '); sys.exit()\n"
-        "signal.signal(signal.SIGTERM, end); note(' runs, '); print('serves 127.0.0.1:7', flush=True); time.sleep(600)"
+        "signal.signal(signal.SIGTERM, end); note(' runs, ')\n"
+        "print('bulk listens on 127.0.0.1:7', flush=True); time.sleep(600)"
     )
 
     async def story() -> None:
@@ -278,7 +282,7 @@ def test_the_last_is_stopped_first_and_the_next_when_it_has_ended(tmp_path: Path
 def test_one_that_does_not_stop_is_killed_in_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stubborn = (
         "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "print('serves 127.0.0.1:7', flush=True); open(sys.argv[1], 'w'); time.sleep(600)"
+        "print('bulk listens on 127.0.0.1:7', flush=True); open(sys.argv[1], 'w'); time.sleep(600)"
     )
     pids: list[int] = []
 

@@ -13,12 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import orjson
+import pyarrow as pa
 
 from postdate.bulk.flight import BulkServer
 from postdate.bulk.link import Link
 from postdate.bulk.table import Question, Table
 from postdate.client.connection import Address
-from postdate.errors import ProtocolError
+from postdate.errors import ProtocolError, UsageError
 from postdate.log.disk import Disk, RealDisk
 from postdate.wire.frame import Command
 
@@ -32,12 +33,15 @@ class Bulk:
     """The Flight server and its link to the broker, in this process. `port` 0 takes a free one."""
 
     def __init__(self, folder: Path, broker: Address, host: str, port: int, disk: Disk | None = None) -> None:
-        """Raises ForeignFolder, and OSError where the port cannot be had."""
+        """Raises ForeignFolder, and UsageError where the port cannot be had."""
         self._table = Table()
         self._questions = ThreadPoolExecutor(_QUESTION_THREADS, "table")
         self._link = Link(broker, self._find)
         try:
             self.server = BulkServer(host, port, disk or RealDisk(folder), folder, self._link)
+        except pa.ArrowException as error:  # all that Flight says of a port that is taken
+            self._close_link()
+            raise UsageError(f"port {port} of {host} cannot be listened on: is it in use?") from error
         except BaseException:
             self._close_link()
             raise
@@ -76,12 +80,17 @@ def _question(command: Command) -> Question:
         raise ProtocolError(f"a question about the table lacks something: {error}") from error
 
 
-def run(folder: Path, broker: Address, host: str, port: int, ready: Callable[[Address], None]) -> None:
-    """Serves until it is told to end; called in the main thread of a process of its own. Raises what Bulk raises."""
+def run(
+    folder: Path, broker: Address, host: str, port: int, ready: Callable[[Address], None], parent_pid: int = 0
+) -> None:
+    """Serves until it is told to end; called in the main thread of a process of its own. Raises what Bulk raises.
+
+    The parent is told where it matters: one that is gone before we look would leave us another.
+    """
     told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
-    parent = os.getppid()
+    parent = parent_pid or os.getppid()
     os.nice(NICENESS)
     bulk = Bulk(folder, broker, host, port)
     ready(bulk.address)

@@ -22,9 +22,11 @@ COMMANDS = {
     "consume": "print the messages of a topic as they come",
     "cancel": "cancel a message that waits",
     "pending": "what waits, by topic and by time",
+    "status": "how broker and pipeline are",
     "find": "messages by their key, and where they are",
     "topic": "list, show, create, update and delete topics",
     "group": "list, show, create and delete consumer groups",
+    "pipeline": "run a pipeline on this machine or on a cluster",
     "bulk": "serve a broker's data folder over Arrow Flight",
     "check": "verify a closed data folder",
     "log": "print the log of a data folder",
@@ -38,6 +40,7 @@ examples:
   postdate send orders "hello" --delay 30m
   postdate consume orders --group billing
   postdate pending
+  postdate status
   postdate check ./postdate-data
 
 exit codes: 0 done, 1 not as hoped (damage was found, nothing was cancelled, there is no such topic or group), 2 wrong

@@ -78,6 +78,11 @@ def pending(address: str | None, topic: str = "", unit: str = "minute", limit: i
     return bodies.load(ask(address, codes.GET_PENDING, fields).body, "what waits")
 
 
+def status(address: str | None) -> dict[str, Any]:
+    """{"broker": {...}, "far": {...}, "table", "reports": [...], "parts": {...}}"""
+    return bodies.load(ask(address, codes.GET_STATUS).body, "the state of a broker")
+
+
 def find(address: str | None, topic: str, key: str, limit: int) -> list[FoundMessage]:
     """The messages of a key, newest first."""
     try:

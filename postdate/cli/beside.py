@@ -37,7 +37,7 @@ def _bulk(settings: Settings, addresses: Addresses) -> list[str]:
     """A free port is kept when it is started again: the pipeline was told it."""
     port = addresses[BULK].rpartition(":")[2] if BULK in addresses else str(settings.bulk_port)
     return [
-        sys.executable, "-m", "postdate.bulk", "--data", str(Path(settings.data).resolve()), "--host", settings.host,
+        sys.executable, "-m", "postdate", "bulk", "--data", str(Path(settings.data).resolve()), "--host", settings.host,
         "--port", port, "--broker", _from_here(addresses["broker"]), "--parent-pid", str(os.getpid()),
     ]  # fmt: skip
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from postdate.bulk.process import run
-from postdate.cli.command import OK, USAGE, runs
+from postdate.cli.command import OK, USAGE, add_parent, runs
 from postdate.client.connection import Address, parse_address
 from postdate.config import Settings
 
@@ -34,11 +34,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--host", metavar="H", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", metavar="N", type=int, default=9878, help="port, 0 for a free one (default: 9878)")
+    add_parent(parser)
     runs(parser, _bulk, failed=USAGE)
 
 
 def _bulk(arguments: argparse.Namespace) -> int:
-    run(Path(arguments.data), parse_address(arguments.broker), arguments.host, arguments.port, _print_ready)
+    broker = parse_address(arguments.broker)
+    run(Path(arguments.data), broker, arguments.host, arguments.port, _print_ready, arguments._parent_pid)
     sys.stdout.flush()
     # Flight's threads may still write to a peer that does not read; nothing of theirs is worth waiting for.
     os._exit(OK)

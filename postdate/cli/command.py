@@ -38,6 +38,11 @@ def add_broker(parser: argparse.ArgumentParser, run: Run) -> None:
     runs(parser, run)
 
 
+def add_parent(parser: argparse.ArgumentParser) -> None:
+    """For `up`, which starts other commands: they end with it, however it ends. Nobody types it, so no help has it."""
+    parser.add_argument("--parent-pid", dest="_parent_pid", type=int, default=0, help=argparse.SUPPRESS)
+
+
 class Verbs:
     """The verbs of a command such as `topic`. Their help ends as the command's does."""
 

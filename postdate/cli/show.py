@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PREVIEW_CHARACTERS = 60
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
+_SIZES = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3))
 _GAP = "  "
 
 
@@ -49,6 +50,14 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def size(byte_count: int) -> str:
+    """999 bytes, 1.5 MB: in thousands, as disks are sold."""
+    for name, unit in _SIZES:
+        if byte_count >= unit:
+            return f"{byte_count / unit:,.1f} {name}"
+    return count(byte_count, "byte")
+
+
 def body(content: bytes, *, whole: bool) -> str:
     """A body in one line: as text where it is text, else as Python writes bytes."""
     try:
@@ -66,10 +75,13 @@ def body_fields(content: bytes) -> dict[str, str]:
         return {"body_base64": base64.b64encode(content).decode()}
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str | int]]) -> list[str]:
+Cell = str | int | float
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
     """Lines of columns: numbers to the right with thousands marked, texts to the left. Head lines align with them."""
-    numeric = [bool(rows) and all(isinstance(row[index], int) for row in rows) for index in range(len(heads))]
-    cells = [[f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in rows]
+    numeric = [_is_numeric([row[index] for row in rows]) for index in range(len(heads))]
+    cells = [[_cell(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     return [
         _GAP.join(
@@ -78,3 +90,15 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str | int]]) -> list[str
         ).rstrip()
         for line in [list(heads), *cells]
     ]
+
+
+def _is_numeric(column: Sequence[Cell]) -> bool:
+    """A number may be missing, but not all of them."""
+    are_numbers = [not isinstance(cell, str) for cell in column]
+    return any(are_numbers) and all(
+        is_number or cell == "" for is_number, cell in zip(are_numbers, column, strict=True)
+    )
+
+
+def _cell(cell: Cell) -> str:
+    return cell if isinstance(cell, str) else f"{cell:,.2f}" if isinstance(cell, float) else f"{cell:,}"

@@ -47,9 +47,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "invisible_ms_max", "fresh_queue_bytes",
     ),
     "delays": (
-        "message_delay_level", "delay_ms_max", "lead_ms", "rescue_lead_ms", "rescue_step_ms", "rescue_blocks_max", "wheel_entries_max",
-        "due_second_messages_max", "tombstones_max", "key_characters_max", "delivered_search_steps",
-        "fire_pause_ms_min", "fire_pause_ms_max",
+        "message_delay_level", "delay_ms_max", "lead_ms", "rescue_lead_ms", "rescue_step_ms", "rescue_blocks_max",
+        "wheel_entries_max", "due_second_messages_max", "tombstones_max", "key_characters_max",
+        "delivered_search_steps", "fire_pause_ms_min", "fire_pause_ms_max",
     ),
     "disk": (
         "flush", "flush_interval_ms", "retention_ms", "retain_interval_ms", "segment_bytes", "queue_file_rows",

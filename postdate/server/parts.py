@@ -40,13 +40,13 @@ _LEFT_S = 1.0  # for what a dead process has left in its pipes, and for the kern
 _KILL_S = 0.2  # to stop, for a part whose turn comes when all time has been used up
 
 _OURS = re.compile(r"[0-9-]{10}T[0-9:.]+Z (debug|info|warning|error|critical) +(.*)")
-_FRAME = re.compile(r"\s+at |\s*\.\.\. \d+ more|Caused by: ")  # of a Java stack: what it says stands above it
+_FRAME = re.compile(r"\s|Traceback |Caused by: |$")  # of a stack, Python's or Java's: what it says stands beside it
 
 
 class Part:
     """One process, by name. `command` is asked before every start, and so is `needs`, in a thread: it may be slow.
 
-    A part writes one line to its stdout when it is up, about itself in the third person: "serves 127.0.0.1:9878". Its
+    A part writes one line to its stdout when it is up, a sentence about itself: "bulk listens on 127.0.0.1:9878". Its
     last word is the address, where it has one. A part that comes `after` another waits for that. The methods are called
     on one event loop.
     """
@@ -174,7 +174,7 @@ class Part:
             said += 1
             if said == 1:
                 addresses[self.name] = line.rpartition(" ")[2]
-                self._state = f"{line} (process {process.pid})"
+                self._state = f"{line.removeprefix(self.name).lstrip()} (process {process.pid})"
                 self.is_up.set()
 
     async def _read_stderr(self, pipe: IO[bytes]) -> None:
@@ -184,7 +184,7 @@ class Part:
                 logger.log(logging.getLevelName(ours[1].upper()), "%s: %s", self.name, ours[2])
                 continue
             logger.debug("%s: %s", self.name, line)
-            if line.strip() and not _FRAME.match(line):
+            if not _FRAME.match(line):
                 self._last_lines.append(line)
 
 

@@ -205,6 +205,7 @@ async def serve(broker: Broker, clock: Clock, ready: Callable[[Server], None], p
     await server.start()
     try:
         if parts is not None:
+            server.show_parts(parts)
             await parts.start(server.broker_address)
         ready(server)
         await stopping.wait()

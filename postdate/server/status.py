@@ -5,6 +5,7 @@ Names are RocketMQ's where its tools look for them. Behind them stand ours, in o
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -175,7 +176,7 @@ class Status:
         (near, far), (total, free) = self._waiting(), broker.disk_space()
         return {
             "version": __version__,
-            "data": broker.settings.data,
+            "data": str(Path(broker.settings.data).resolve()),
             "flush": broker.settings.flush,
             "now_ms": self._clock.now_ms(),
             "waiting_near": near,
@@ -184,7 +185,7 @@ class Status:
             "tombstones": broker.fold.tombstones.count,
             "disk_bytes": total,
             "disk_free_bytes": free,
-            "log_bytes": sum(stop - start for start, stop in broker.log.ranges()),
+            "log_bytes": sum(min(stop, broker.log.end) - start for start, stop in broker.log.ranges()),
             "log_problem": str(broker.log.failure or broker.fire_error or ""),
         }
 

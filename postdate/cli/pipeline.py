@@ -1,0 +1,84 @@
+"""`postdate pipeline`: the Spark pipeline in the foreground, until it is told to stop."""
+
+import argparse
+import logging
+import os
+
+from postdate import config
+from postdate.cli.command import OK, REFUSED, add_parent, runs
+from postdate.cli.logs import add_log_level, start_logging
+from postdate.client.connection import parse_address
+from postdate.config import MIB, Settings
+from postdate.errors import UsageError
+from postdate.pipeline import java
+
+HELP = """\
+Runs the pipeline that carries far messages from a broker's log to its table, and back before they are due.
+`postdate up` starts one beside the broker; by hand it is needed where Spark runs elsewhere.
+
+examples:
+  postdate up --pipeline none                        a broker that starts no pipeline ...
+  postdate pipeline                                  ... and one for it, on all cores of the same machine
+
+  postdate up --pipeline none --host 0.0.0.0         a broker that other machines reach
+  postdate pipeline --bulk broker.example.org:9878 --master spark://spark.example.org:7077 --table /shared/postdate
+  postdate pipeline --bulk broker.example.org:9878 --master yarn --table s3://bucket/postdate --checkpoint /shared/cp
+
+On a cluster the table lies where all workers reach it, and the workers reach bulk. They need Python with pyarrow; our
+modules travel with the job. While no broker is reached it waits and tries again. A broker has one pipeline: a new one
+ends the one before it, and nothing is lost or doubled.
+
+exit codes: 0 stopped by Ctrl-C or SIGTERM, 2 wrong usage, or no Java that Spark can use, 3 the broker refused, or Spark
+failed
+"""
+
+_DEFAULTS = Settings()
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    bulk = f"127.0.0.1:{_DEFAULTS.bulk_port}"
+    parser.add_argument(
+        "--bulk", metavar="HOST:PORT", default=bulk, help=f"the broker's bulk address (default: {bulk})"
+    )
+    parser.add_argument(
+        "--master", metavar="M", default=_DEFAULTS.spark_master,
+        help=f"where Spark runs: local[N], spark://host:port, yarn (default: {_DEFAULTS.spark_master})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--memory", metavar="SIZE", default="1GiB",
+        help="heap of Spark's driver (default: 1GiB)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--table", metavar="URI", default="", help="folder or URI of the table (default: where it was the last time)"
+    )
+    parser.add_argument(
+        "--checkpoint", metavar="DIR", default="", help="folder of Spark's checkpoint (default: in the table's)"
+    )
+    parser.add_argument(
+        "--java-home", metavar="DIR", default="", help="Java 17 or newer (default: JAVA_HOME, PATH, usual places)"
+    )
+    add_log_level(parser)
+    add_parent(parser)
+    runs(parser, _pipeline, failed=REFUSED)
+
+
+def _pipeline(arguments: argparse.Namespace) -> int:
+    parse_address(arguments.bulk)
+    master = config.checked("--master", "spark_master", arguments.master)
+    memory_bytes = config.checked("--memory", "spark_memory_bytes", arguments.memory)
+    found = java.find(os.environ, arguments.java_home)
+    if isinstance(found, java.Missing):
+        raise UsageError(f"{found.sentence}: {java.INSTALL}, or name its folder with --java-home")
+    os.environ["JAVA_HOME"] = found.home  # Spark looks there, and nowhere else
+    start_logging(arguments.log_level)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it tells of every call; what fails comes as an exception
+    # Only now: what has to do with Spark takes a second to load.
+    from postdate.pipeline import driver
+
+    driver.run(
+        driver.Options(
+            bulk=arguments.bulk, table=arguments.table, master=master, memory=f"{memory_bytes // MIB}m",
+            checkpoint=arguments.checkpoint, parent_pid=arguments._parent_pid,
+        )
+    )  # fmt: skip
+    return OK

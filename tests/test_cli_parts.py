@@ -1,0 +1,193 @@
+"""`postdate up` and what it starts beside the broker, as real processes: they come, die, come again, and go with it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from process import ROOT, Broker
+
+from postdate import cli
+from postdate.cli import admin
+
+WAIT_S = 60.0
+STOP_S = 5.0  # what is promised for all processes together
+FAST = {"bulk_port": 0, "pipeline_pause_ms_min": 100, "pipeline_pause_ms_max": 400}
+Capsys = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
+    """Starts a broker with bulk; at the end it is stopped where it runs, and its folder checked."""
+    brokers: list[Broker] = []
+
+    def start_broker(**settings: Any) -> Broker:
+        broker = Broker(tmp_path, **{**FAST, "pipeline": "none", **settings})
+        brokers.append(broker)
+        broker.start()
+        return broker
+
+    yield start_broker
+    for broker in brokers:
+        broker.stop()
+        assert broker.check() == []
+
+
+def awaited(found: Callable[[], Any]) -> Any:
+    """What is found, when it is."""
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end:
+        value = found()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError("it did not come")
+
+
+def part(broker: Broker, name: str) -> str:
+    return str(admin.status(broker.route_address)["parts"][name])
+
+
+def pid_of_bulk(broker: Broker) -> int:
+    """When it listens."""
+    found = awaited(lambda: re.fullmatch(r"listens on \S+ \(process (\d+)\)", part(broker, "bulk")))
+    return int(found[1])
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+# -- bulk -------------------------------------------------------------------------------------------------------
+
+
+def test_bulk_is_started_and_comes_again_when_it_is_killed(start: Callable[..., Broker]) -> None:
+    broker = start()
+    first = pid_of_bulk(broker)
+    os.kill(first, signal.SIGKILL)
+    assert awaited(lambda: part(broker, "bulk").startswith("starts again in"))
+    assert pid_of_bulk(broker) != first
+    assert any(
+        "bulk was killed by SIGKILL; it is started again in 0.1 s" in line for line in broker.log_lines("warning")
+    )
+    assert part(broker, "pipeline").startswith("none here: start one with postdate pipeline --bulk")
+
+
+def test_bulk_keeps_the_port_that_the_pipeline_was_told(start: Callable[..., Broker]) -> None:
+    broker = start()
+    before = part(broker, "bulk").split()[2] if pid_of_bulk(broker) else ""
+    os.kill(pid_of_bulk(broker), signal.SIGKILL)
+    awaited(lambda: part(broker, "bulk").startswith("starts"))
+    pid_of_bulk(broker)
+    assert part(broker, "bulk").split()[2] == before
+
+
+def test_bulk_goes_with_a_broker_that_is_killed(start: Callable[..., Broker]) -> None:
+    broker = start()
+    bulk = pid_of_bulk(broker)
+    broker.kill()
+    awaited(lambda: not is_alive(bulk))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_ends_everything_in_time_and_says_nothing(start: Callable[..., Broker], number: signal.Signals) -> None:
+    broker = start()
+    bulk = pid_of_bulk(broker)
+    began = time.monotonic()
+    broker.stop(number)
+    assert time.monotonic() - began < STOP_S
+    assert not is_alive(bulk)
+    assert broker.log.read_text() == ""
+
+
+def test_a_port_that_is_taken_is_told_and_the_broker_serves(start: Callable[..., Broker]) -> None:
+    first = start()
+    pid_of_bulk(first)
+    port = int(part(first, "bulk").split()[2].rpartition(":")[2])
+    second = Broker(first.data.parent / "second", **FAST | {"bulk_port": port, "pipeline": "none"})
+    (first.data.parent / "second").mkdir()
+    second.start()
+    try:
+        said = awaited(lambda: (text := part(second, "bulk")).startswith("starts again") and text)
+        assert "ended with code 2" in said
+        assert str(port) in said
+    finally:
+        second.stop()
+
+
+# -- the pipeline without Java ----------------------------------------------------------------------------------
+
+
+def test_without_java_it_serves_and_says_so(start: Callable[..., Broker], tmp_path: Path, capsys: Capsys) -> None:
+    broker = start(pipeline="embedded", java_home=tmp_path / "nowhere")
+    sentence = part(broker, "pipeline")
+    assert sentence.startswith(f"no Java 17 or newer was found (java_home {tmp_path}/nowhere: ")
+    assert ": far messages stay in the log and are still on time; install one with: " in sentence
+    assert broker.ready["parts"]["pipeline"] == sentence
+    assert [line.partition("pipeline: ")[2] for line in broker.log_lines("warning")] == [sentence]
+    assert cli.main(["send", "orders", "hello", "--delay", "2s", "--addr", broker.route_address]) == 0
+    words = ["consume", "orders", "--group", "g", "--count", "1", "--timeout", "30s", "--addr", broker.route_address]
+    assert cli.main(words) == 0
+    assert '"hello"' in capsys.readouterr().out
+
+
+def test_a_java_that_is_too_old_is_named(start: Callable[..., Broker], tmp_path: Path) -> None:
+    program = tmp_path / "jdk-11" / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\necho 'openjdk version \"11.0.1\"' >&2\n")
+    program.chmod(0o755)
+    broker = start(pipeline="embedded", java_home=tmp_path / "jdk-11")
+    assert f"(java_home {tmp_path}/jdk-11: version 11)" in part(broker, "pipeline")
+
+
+def test_without_bulk_there_is_no_pipeline(start: Callable[..., Broker]) -> None:
+    broker = start(bulk_port=-1, pipeline="embedded")
+    assert admin.status(broker.route_address)["parts"] == {
+        "bulk": "off: bulk_port is -1",
+        "pipeline": "off, as bulk is: far messages stay in the log and are still on time",
+    }
+
+
+# -- postdate pipeline ------------------------------------------------------------------------------------------
+
+
+def pipeline(*words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "postdate", "pipeline", *words]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False, env=environ)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--java-home", "/no/where"), "no Java 17 or newer was found (java_home /no/where: "),
+        (("--bulk", "nonsense"), "the address is 'nonsense', expected host:port"),
+        (
+            ("--master", "sparc://host"),
+            "--master is 'sparc://host', expected local, local[4], local[*], spark://host:port",
+        ),
+        (("--memory", "64MiB"), "--memory is 67108864, expected 536870912 to 1099511627776"),
+        (("--memory", "much"), "--memory is 'much', expected a whole number of bytes or a size such as 16KiB"),
+    ],
+)
+def test_a_pipeline_that_cannot_run_is_refused_with_a_sentence(words: tuple[str, ...], sentence: str) -> None:
+    done = pipeline(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("postdate: ")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert sentence in done.stderr
+
+
+def test_json_tells_of_the_parts(start: Callable[..., Broker]) -> None:
+    broker = start()
+    assert json.loads(json.dumps(broker.ready))["parts"]["pipeline"].startswith("none here")
