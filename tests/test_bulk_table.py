@@ -95,7 +95,7 @@ def test_statistics_spare_files_and_row_groups(tmp_path: Path, monkeypatch: pyte
             read.append((self.path, group))
             return super().read_row_group(group, columns)
 
-    monkeypatch.setattr(tables.pq, "ParquetFile", Counted)
+    monkeypatch.setattr(pq, "ParquetFile", Counted)
     assert Table().find(str(tmp_path), question("U3-50", 3_050)) == [3_050]
     assert len(set(read)) == 1, "one row group of one file"
     assert Table().find(str(tmp_path), question("U3-50", 3_500)) == []

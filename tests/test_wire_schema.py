@@ -117,8 +117,9 @@ LEAST: dict[int, tuple[str, dict[str, str], dict[str, Any]]] = {
     9804: ("REGISTER_PIPELINE", {}, {}),
     9805: ("STAGE", {}, {}),
     9806: ("REPORT_BATCH", {}, {}),
-    9808: ("ATTACH_TABLE", {}, {}),
     9807: ("GET_STATUS", {}, {}),
+    9808: ("ATTACH_TABLE", {}, {}),
+    9810: ("GET_CHUNKS", {}, {}),
     200050: (
         "POP_MESSAGE", {**GROUP_QUEUE, "maxMsgNums": "32", "invisibleTime": "60000"},
         {**GROUP_QUEUE_VALUES, "maxMsgNums": 32, "invisibleTime": 60_000, "pollTime": 0, "bornTime": 0, "initMode": 0,

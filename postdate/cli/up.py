@@ -67,7 +67,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "pipeline": (
         "pipeline", "bulk_port", "spark_master", "spark_memory_bytes", "table", "java_home", "pipeline_pause_ms_min",
-        "pipeline_pause_ms_max", "pipeline_steady_ms", "parts_stop_ms", "stage_chunks_max",
+        "pipeline_pause_ms_max", "pipeline_steady_ms", "parts_stop_ms", "stage_chunks_max", "table_read_ms_max",
+        "table_reads_max",
     ),
 }  # fmt: skip
 

@@ -245,8 +245,8 @@ class Chunks:
     def bases(self) -> list[int]:
         return list(self._bases)
 
-    def places(self) -> list[tuple[int, str, int]]:
-        """Of each chunk, ascending: where its offsets begin, its name, its size."""
+    def all(self) -> list[tuple[int, str, int]]:
+        """(where its offsets begin, name, bytes) of each, ascending."""
         return [(base, self._names[base], self._bytes[base]) for base in self._bases]
 
     def close(self) -> None:

@@ -76,6 +76,11 @@ class Pipelines:
         body = rows.read(begin, begin + RANGE_ROWS_MAX).tobytes()
         self._answer(connection, command, reply(command, codes.SUCCESS, fields, body=body))
 
+    def chunks(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> None:
+        """The staged chunks that are there, for whoever reads queues whose entries point into them."""
+        told = orjson.dumps(self._broker.fold.chunks.all())
+        self._answer(connection, command, reply(command, codes.SUCCESS, body=told))
+
     def _answer(self, connection: Connection, command: Command, frame: bytes) -> None:
         """Answers with what is true now, when it is durable."""
         self._tell(connection, command, self._broker.fold.position, lambda: frame)
@@ -88,11 +93,6 @@ class Pipelines:
                 connection.write(frame() if error is None else refusal(asked_by, error))
 
         self._pulse.when_durable(connection, position, tell)
-
-    def chunks(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> None:
-        """Where the records of staged chunks lie, for a reader of a queue: entries lead into them."""
-        body = orjson.dumps(self._broker.fold.chunks.places())
-        self._answer(connection, command, reply(command, codes.SUCCESS, body=body))
 
     # -- registering --------------------------------------------------------------------------------------------
 
