@@ -191,7 +191,7 @@ def lateness(bench: Bench) -> list[Figure]:
     p50, p99, worst, early = [], [], [], 0
     for _ in bench.repeats("lateness"):
         with bench.server() as server:
-            late_ms = np.array(_late_ms(server, bench.scaled(LATE_COUNT), bench.scaled(LATE_SPAN_MS)))
+            late_ms = np.array(late_ms_of(server, bench.scaled(LATE_COUNT), bench.scaled(LATE_SPAN_MS)))
         p50.append(float(np.percentile(late_ms, 50)))
         p99.append(float(np.percentile(late_ms, 99)))
         worst.append(float(late_ms.max()))
@@ -209,7 +209,8 @@ def lateness(bench: Bench) -> list[Figure]:
     ]  # fmt: skip
 
 
-def _late_ms(server: Running, count: int, span_ms: int) -> list[float]:
+def late_ms_of(server: Running, count: int, span_ms: int) -> list[float]:
+    """How late each of so many messages is in hand, due evenly over a span."""
     with Peer(server.broker_address) as peer:
         make_topic(peer)
         due_from_ms = now_ms() + 5_000

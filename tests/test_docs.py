@@ -40,7 +40,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from bulking import bulking
 from helpers import (
     HOUR_MS,
     MINUTE_MS,
@@ -61,8 +63,10 @@ from process import free_port
 from serving import Served, serving
 from test_imports import ROWS
 
+import postdate
 from postdate import cli, client
 from postdate.broker import Broker
+from postdate.bulk.schema import IN, OUT
 from postdate.cli import admin
 from postdate.cli import command as cli_command
 from postdate.client import faults
@@ -84,9 +88,9 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
     (ROOT / "docs").glob("*.md")
 )
-ARCHITECTURE, FORMATS, SETTINGS, PROTOCOL, CLIENT, CLI, MQADMIN, COMPATIBILITY = (
+ARCHITECTURE, FORMATS, SETTINGS, PROTOCOL, CLIENT, CLI, MQADMIN, COMPATIBILITY, BULK = (
     ROOT / "docs" / f"{name}.md"
-    for name in ("architecture", "formats", "settings", "protocol", "client", "cli", "mqadmin", "compatibility")
+    for name in ("architecture", "formats", "settings", "protocol", "client", "cli", "mqadmin", "compatibility", "bulk")
 )
 SERVED = {ROOT / "README.md", CLIENT, CLI}
 JAVA = ROOT / "tests" / "interop" / "java" / "src"
@@ -183,6 +187,9 @@ def test_every_block_says_what_it_is(page: Path) -> None:
 @every_page
 def test_the_examples_of_a_page_do_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    if page == BULK:
+        run_bulk_page(tmp_path)
+        return
     if page not in SERVED:
         run_page(page)
         return
@@ -191,10 +198,18 @@ def test_the_examples_of_a_page_do_what_it_says(page: Path, tmp_path: Path, monk
         run_page(page, served)
 
 
-def run_page(page: Path, served: Served | None = None) -> None:
+def run_bulk_page(folder: Path) -> None:
+    """Beside a broker with one far message; on a free port, whatever the page says."""
+    with serving(folder / "data") as served, bulking(served, folder / "data") as bulk:
+        with postdate.connect(served.address) as sender:
+            sender.send("orders", "hello", key="order-17", delay="1d")
+        run_page(BULK, changed=("127.0.0.1:9878", f"127.0.0.1:{bulk.port}"))
+
+
+def run_page(page: Path, served: Served | None = None, changed: tuple[str, str] = ("", "")) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     console = Console(served)
-    for block in blocks_of(page.read_text()):
+    for block in blocks_of(page.read_text().replace(*changed) if changed[0] else page.read_text()):
         place = f"{name_of(page)}:{block.line}"
         if block.kind == "python":
             run_python(block, place, names)
@@ -730,6 +745,21 @@ def flags_held(name: str) -> dict[str, str]:
 def test_flags_of_a_command_are_those_of_the_code(name: str) -> None:
     shown = {code(flag).partition(" ")[0]: text for flag, text in table_in(CLI, name)}
     assert shown == flags_held(name)
+
+
+# -- bulk -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("heading", "index", "schema"), [("Rows out", 1, OUT), ("Chunks in", 0, IN)])
+def test_columns_of_bulk_are_those_of_the_code(heading: str, index: int, schema: pa.Schema) -> None:
+    shown = [(code(name), code(kind)) for name, kind, _ in table_in(BULK, heading, index)]
+    assert shown == [(field.name, str(field.type)) for field in schema]
+
+
+def test_actions_of_bulk_are_those_of_the_code(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, bulking(served, tmp_path) as bulk:
+        held = [action.type for action in bulk.flight.list_actions()]
+    assert [code(name) for name, _, _ in table_in(BULK, "Actions")] == held
 
 
 # -- formats ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
     action state | register | stage | report      JSON in, JSON out
     do_get   {"queue": "far", "start", "stop", "due_min", "due_max"} or {"queue": {"topic", "id"}, "start", "stop"}
-    do_put   {"name", "rows", "bytes"}, then sorted batches of a chunk
+    do_put   the command {"name", "rows", "bytes"}, then sorted batches of a chunk
 
 Flight calls from threads of its own, one per call. Each error becomes a sentence: FlightUnavailableError where a later
 try may pass, FlightServerError where it will not.
@@ -58,6 +58,23 @@ def wanted(ticket: bytes) -> Wanted:
     return found
 
 
+class BatchSize(NamedTuple):
+    """How large a batch of far rows should be: from a row on, so many rows and bytes of the log at most."""
+
+    start: int
+    rows_max: int
+    bytes_max: int
+
+
+def batch_size(wish: bytes) -> BatchSize | None:
+    """What is asked about beside the state, if anything is. Raises UsageError."""
+    try:
+        said: dict[str, Any] = orjson.loads(wish or b"null") or {}
+        return BatchSize(*(int(said[name]) for name in BatchSize._fields)) if said else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"state is asked with {wish[:200]!r}, expected start, rows_max and bytes_max") from error
+
+
 def _topic(name: Any) -> str:
     if not isinstance(name, str) or not name:
         raise ValueError("a topic's name is text that is not empty")
@@ -98,10 +115,10 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
 
     def _state(self, wish: bytes) -> dict[str, Any]:
         """Where the broker is; where a batch is asked about, `stop` says how far it would go."""
-        state, asked = self._link.state(), orjson.loads(wish or b"{}")
-        if "rows_max" in asked:
-            start = max(asked["start"], state["taken"], state["far_first"])
-            state["stop"] = self._stop(start, min(state["far_length"], start + asked["rows_max"]), asked["bytes_max"])
+        state, size = self._link.state(), batch_size(wish)
+        if size is not None:
+            start = max(size.start, state["taken"], state["far_first"])
+            state["stop"] = self._stop(start, min(state["far_length"], start + size.rows_max), size.bytes_max)
         return state
 
     def _stop(self, start: int, stop: int, bytes_max: int) -> int:
@@ -114,8 +131,9 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         return stop
 
     def _arrival(self, number: int) -> int:
-        block = next(QueueRows(self._folder, self._link, Queue(), number, number + 1).blocks())
-        return int(block.rows["arrival"][0])
+        for block in QueueRows(self._folder, self._link, Queue(), number, number + 1).blocks():
+            return int(block.rows["arrival"][0])
+        raise RowsMissing(f"far row {number} has just been removed: try again")
 
     def _register(self, wish: bytes) -> dict[str, Any]:
         answer = self._link.register(wish)
@@ -160,7 +178,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         writer: flight.FlightMetadataWriter,
     ) -> None:
         with _told(), self._slot():
-            chunk = announced(_announcement(descriptor))
+            chunk = announced(descriptor.command or b"")
             self._refuse_old(chunk.name)
             with self._uploads.receive(chunk) as upload:
                 for piece in reader:
@@ -182,15 +200,6 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
             yield
         finally:
             self._streams.release()
-
-
-def _announcement(descriptor: flight.FlightDescriptor) -> bytes:
-    """The JSON of a path "chunk", JSON, or of a command."""
-    if descriptor.descriptor_type == flight.DescriptorType.CMD:
-        return bytes(descriptor.command)
-    if len(descriptor.path) != 2 or descriptor.path[0] != b"chunk":
-        raise UsageError(f"a put to {descriptor.path}, expected the path chunk and its JSON")
-    return bytes(descriptor.path[1])
 
 
 @contextmanager

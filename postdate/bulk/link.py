@@ -5,6 +5,7 @@ times below. A broker that is away is an Unreachable, Disconnected or TimedOut, 
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from postdate.errors import PostdateError, ProtocolError
 from postdate.wire import codes
 from postdate.wire.frame import NO_FIELDS, Command
 from postdate.wire.reports import decode_properties_text
+
+logger = logging.getLogger("postdate.bulk")
 
 _ASK_SECONDS = 10.0  # most requests are answered from memory
 _WRITE_SECONDS = 30.0  # a sync of the broker's disk is in it
@@ -119,4 +122,7 @@ class Link:
 
 
 async def _greet(connection: Connection) -> None:
-    expect_success(await connection.request(codes.ATTACH_TABLE, timeout=_ASK_SECONDS))
+    """Says that questions about the table are answered here. A broker that wants none is served all the same."""
+    answer = await connection.request(codes.ATTACH_TABLE, timeout=_ASK_SECONDS)
+    if answer.code != codes.SUCCESS:
+        logger.warning("the broker will ask nothing about the table: %s", answer.remark)

@@ -29,13 +29,13 @@ class DueRange(NamedTuple):
     high: int = (1 << 63) - 1
 
 
-def far_batches(rows: QueueRows, maps: Maps, segment_bytes: int, wanted: DueRange) -> Iterator[pa.RecordBatch]:
+def far_batches(queue: QueueRows, maps: Maps, segment_bytes: int, wanted: DueRange) -> Iterator[pa.RecordBatch]:
     """The far rows whose records are in the log. Raises CorruptLog for a record that is not what its row says."""
-    for block in rows.blocks():
-        chosen = (block.rows["due"] > wanted.low) & (block.rows["due"] <= wanted.high)
-        numbers = np.flatnonzero(chosen) + block.start
-        for piece in pieces(block.rows[chosen]["size"]):
-            batch = _far_batch(numbers[piece], block.rows[chosen][piece], maps, segment_bytes)
+    for block in queue.blocks():
+        chosen = np.flatnonzero((block.rows["due"] > wanted.low) & (block.rows["due"] <= wanted.high))
+        rows = block.rows if len(chosen) == len(block.rows) else block.rows[chosen]
+        for piece in pieces(rows["size"]):
+            batch = _far_batch(block.start + chosen[piece], rows[piece], maps, segment_bytes)
             if batch.num_rows:
                 yield batch
 

@@ -66,6 +66,7 @@ class Table:
                     error  # merged or forgotten since it was listed: the rows are in another file by now, or promoted
                 )
             except (DeltaError, pa.ArrowException, OSError) as error:
+                self._opened = None  # the next question finds whatever is there then
                 raise TableUnreadable(f"the table {uri} cannot be read: {_first_line(error)}") from error
         raise TableUnreadable(f"the table {uri} changes faster than it can be read: {gone}")
 

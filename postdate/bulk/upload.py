@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from postdate.bulk.columns import Bytes, check_records
 from postdate.bulk.schema import IN
-from postdate.errors import Refused, UsageError
+from postdate.errors import CorruptLog, Refused, UsageError
 from postdate.log import chunk as chunks
 from postdate.log.chunk import CHUNK_ROW
 from postdate.log.disk import Disk
@@ -99,7 +99,7 @@ class Upload:
         rows, data = _rows(batch)
         self._check_counts(len(rows), len(data))
         self._check_order(rows)
-        check_records(data, rows["position"], rows["size"].astype(np.int64))
+        self._check_records(rows, data)
         rows["position"] += self._writer.records_bytes
         self._writer.add(rows, data.array.data)
         self._last = (int(rows["due"][-1]), int(rows["arrival"][-1]))
@@ -119,6 +119,12 @@ class Upload:
         if not (follows and later.all()):
             row = self._writer.row_count + (int(np.flatnonzero(~later)[0]) + 1 if follows else 0)
             raise UsageError(f"chunk {self._wanted.name}: row {row} is not in (due, arrival) order")
+
+    def _check_records(self, rows: np.ndarray, data: Bytes) -> None:
+        try:
+            check_records(data, rows["position"], rows["size"].astype(np.int64))
+        except CorruptLog as error:
+            raise UsageError(f"chunk {self._wanted.name}, behind row {self._writer.row_count}: {error}") from error
 
     def finish(self) -> None:
         """Makes it a durable chunk. Raises UsageError where rows or bytes are missing."""

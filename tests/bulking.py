@@ -1,0 +1,88 @@
+"""Bulk beside a real server, in this process, and a Flight client that speaks to it."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+from serving import WAIT_S, Served
+
+from postdate.bulk.process import Bulk
+from postdate.bulk.schema import IN
+from postdate.client.connection import Address
+from postdate.log.disk import Disk
+
+
+class Client:
+    """What a pipeline, or anybody else, does with bulk."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.flight = flight.connect(f"grpc://127.0.0.1:{port}")
+
+    def act(self, name: str, said: Any = None) -> dict[str, Any]:
+        (result,) = self.flight.do_action(flight.Action(name, json.dumps(said).encode()))
+        answer: dict[str, Any] = json.loads(result.body.to_pybytes())
+        return answer
+
+    def reader(self, queue: Any, start: int, stop: int, **more: int) -> flight.FlightStreamReader:
+        ticket = {"queue": queue, "start": start, "stop": stop, **more}
+        return self.flight.do_get(flight.Ticket(json.dumps(ticket).encode()))
+
+    def read(self, queue: Any = "far", start: int = 0, stop: int = 1 << 40, **more: int) -> pa.Table:
+        return self.reader(queue, start, stop, **more).read_all()
+
+    def read_topic(self, topic: str, queue_id: int = 0, start: int = 0, stop: int = 1 << 40) -> pa.Table:
+        return self.read({"topic": topic, "id": queue_id}, start, stop)
+
+    def writer(self, name: str, rows: int, size: int, schema: pa.Schema = IN) -> tuple[Any, Any]:
+        said = json.dumps({"name": name, "rows": rows, "bytes": size})
+        writer, answers = self.flight.do_put(flight.FlightDescriptor.for_command(said), schema)
+        return writer, answers
+
+    def put(self, name: str, batches: Sequence[pa.RecordBatch], rows: int = -1, size: int = -1) -> dict[str, Any]:
+        """Uploads a chunk; rows and bytes are announced as they are, or as told."""
+        records = [record or b"" for batch in batches for record in batch.column("record").to_pylist()]
+        schema = batches[0].schema if batches else IN
+        writer, answers = self.writer(
+            name, len(records) if rows < 0 else rows, sum(map(len, records)) if size < 0 else size, schema
+        )
+        with writer:
+            for batch in batches:
+                writer.write_batch(batch)
+            writer.done_writing()
+            answer: dict[str, Any] = json.loads(answers.read().to_pybytes())
+        return answer
+
+    def close(self) -> None:
+        self.flight.close()
+
+
+@contextmanager
+def bulking(served: Served, folder: Path, disk: Disk | None = None) -> Iterator[Client]:
+    """Bulk on a server's folder."""
+    bulk = Bulk(folder, Address("127.0.0.1", served.port), "127.0.0.1", 0, disk)
+    client = Client(bulk.address.port)
+    try:
+        yield client
+    finally:
+        client.close()
+        bulk.close()
+
+
+def chunk_batch(far: pa.Table) -> pa.RecordBatch:
+    """Far rows as the sorted batch of a chunk."""
+    flags = pa.array([0] * far.num_rows, pa.int32())
+    rows = far.append_column("flags", flags).select(IN.names).sort_by([("due", "ascending"), ("arrival", "ascending")])
+    return rows.combine_chunks().to_batches()[0].cast(IN)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < end, "it does not come to that"
+        time.sleep(0.01)

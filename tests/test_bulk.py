@@ -1,0 +1,405 @@
+"""Bulk over Arrow Flight, beside a real server: what it reads, what it takes in, what it hands on to the broker."""
+
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow.flight as flight
+import pytest
+from bulking import bulking, chunk_batch
+from helpers import DAY_MS, HOUR_MS, MINUTE_MS, T0, TOPIC, message
+from serving import Served, serving
+
+from postdate.bulk import maps, stream
+from postdate.bulk.schema import OUT
+from postdate.clock import ManualClock
+from postdate.config import MIB
+from postdate.keys import key_hash
+from postdate.log import record as records
+from postdate.message import Host, Message, encode_properties, first_key, tag_hash
+
+LONG_TOPIC = "long-" + "t" * 122
+RETRY_TOPIC = "%RETRY%" + "g" * 150
+
+
+def make_topics(served: Served, *names: str) -> None:
+    for name in names:
+        served.call(partial(served.broker.put_topic, name, served.clock.now_ms()))
+    served.settle()
+
+
+def sent(served: Served, *messages: Message) -> list[int]:
+    """Sends messages, each in a batch of its own, durably; gives their arrivals."""
+    tickets = served.call(lambda: [served.broker.send([each], served.clock.now_ms()) for each in messages])
+    served.settle()
+    return [ticket.offsets[0] for ticket in tickets]
+
+
+def far(number: int = 0, **how: Any) -> Message:
+    return message(f"body {number}", due=T0 + DAY_MS + number, unique=f"U{number}", **how)
+
+
+# -- out --------------------------------------------------------------------------------------------------------
+
+
+def random_message(dice: random.Random, number: int) -> Message:
+    properties = {"UNIQ_KEY": f"U{number}", "TIMER_DELIVER_MS": str(T0 + DAY_MS + dice.randrange(10_000))}
+    if dice.random() < 0.7:
+        properties["KEYS"] = dice.choice(["k", "first second", " spaced ", "Schlüssel", "KEYS"])
+    if dice.random() < 0.7:
+        properties["TAGS"] = dice.choice(["red", "rot-grün", "TAGS"])
+    named = list(properties.items())
+    dice.shuffle(named)
+    body = dice.choice([b"", b"KEYS\x01no\x02TAGS\x01no\x02", dice.randbytes(dice.randrange(400))])
+    host = Host(dice.choice([b"\x7f\x00\x00\x01", bytes(range(16))]), 4_711)
+    topic = dice.choice([TOPIC, LONG_TOPIC, RETRY_TOPIC])
+    return Message(topic, body, encode_properties(dict(named)), queue_id=dice.randrange(4), born_host=host)
+
+
+def test_far_rows_come_as_the_broker_has_them(tmp_path: Path) -> None:
+    dice = random.Random(6)
+    with serving(tmp_path / "data", ManualClock(T0), queue_tail_rows=64) as served:
+        make_topics(served, TOPIC, LONG_TOPIC, RETRY_TOPIC)
+        messages = [random_message(dice, number) for number in range(1_500)]
+        arrivals = sent(served, *messages)
+        with bulking(served, tmp_path / "data") as client:
+            found = client.read()
+            part = client.read(start=100, stop=1_400)
+        rows = served.call(lambda: served.broker.read_far(0, 2_000))
+        numbers = {name: topic.numbers for name, topic in served.broker.fold.topics.by_name.items()}
+    assert found.schema == OUT
+    assert part.equals(found.slice(100, 1_300))
+    assert found["arrival"].to_pylist() == arrivals
+    properties = [records.properties_of(record) for record in found["record"].to_pylist()]
+    expected = {
+        "offset": list(range(1_500)),
+        "kind": [1] * 1_500,
+        "topic": [each.topic for each in messages],
+        "queue": [numbers[each.topic][each.queue_id] for each in messages],
+        "level": [0] * 1_500,
+        "due": [int(each["TIMER_DELIVER_MS"]) for each in properties],
+        "tag_hash": [tag_hash(each.get("TAGS", "")) for each in properties],
+        "unique_hash": [signed(key_hash(each["UNIQ_KEY"])) for each in properties],
+        "key_hash": [signed(key_hash(first_key(each.get("KEYS", "")))) for each in properties],
+        "key": [each.get("KEYS") for each in properties],
+        "tag": [each.get("TAGS") for each in properties],
+    }
+    for name, values in expected.items():
+        assert found[name].to_pylist() == values, name
+    for name in ("due", "arrival", "queue", "tag_hash", "kind", "level"):
+        assert found[name].to_pylist() == rows[name].tolist(), name
+    assert [records.decode(record).body for record in found["record"].to_pylist()] == [each.body for each in messages]
+
+
+def signed(number: int) -> int:
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+def test_a_range_of_dues_is_cut_out_of_the_far_rows(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", ManualClock(T0)) as served:
+        make_topics(served, TOPIC)
+        sent(served, *map(far, range(10)))
+        with bulking(served, tmp_path / "data") as client:
+            found = client.read(due_min=T0 + DAY_MS + 2, due_max=T0 + DAY_MS + 5)
+            assert found["offset"].to_pylist() == [3, 4, 5]
+            assert client.read(due_max=T0).num_rows == 0
+            assert client.read(start=10, stop=20).num_rows == 0
+            assert client.read(start=4, stop=4).num_rows == 0
+
+
+def test_a_cancel_comes_with_the_topic_and_key_that_it_names(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", ManualClock(T0)) as served:
+        make_topics(served, TOPIC)
+        sent(served, far(1), far(2, keys="k2"))
+        served.call(lambda: served.broker.cancel(TOPIC, "U1", T0 + DAY_MS + 1, T0))
+        served.call(lambda: served.broker.cancel(TOPIC, "k2", T0 + DAY_MS + 2, T0, by="key"))
+        sent(served, far(3, keys="k3"))
+        with bulking(served, tmp_path / "data") as client:
+            rows = client.read().to_pylist()
+    assert [(row["kind"], row["topic"], row["key"]) for row in rows] == [
+        (1, TOPIC, None), (1, TOPIC, "k2"), (2, TOPIC, "U1"), (2, TOPIC, "k2"), (1, TOPIC, "k3"),
+    ]  # fmt: skip
+    assert rows[2]["due"] == T0 + DAY_MS + 1
+    assert rows[2]["unique_hash"] == signed(key_hash("U1"))
+    assert records.topic_of(rows[2]["record"]) == "postdate_sys_cancel"
+
+
+def test_batches_are_bounded_by_rows_and_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "BATCH_ROWS_MAX", 100)
+    monkeypatch.setattr(stream, "BATCH_BYTES_MAX", 40_000)
+    with serving(tmp_path / "data", ManualClock(T0)) as served:
+        make_topics(served, TOPIC)
+        sent(served, *map(far, range(250)), *[message(b"x" * 10_000, due=T0 + DAY_MS) for _ in range(9)])
+        sent(served, message(b"y" * 90_000, due=T0 + DAY_MS), far(251))
+        with bulking(served, tmp_path / "data") as client:
+            batches = [piece.data for piece in client.reader("far", 0, 1_000)]
+    assert sum(batch.num_rows for batch in batches) == 261
+    assert max(batch.num_rows for batch in batches) == 100
+    sizes = [sum(map(len, batch.column("record").to_pylist())) for batch in batches]
+    assert sorted(sizes)[-1] > 90_000, "one that is larger than a batch has one to itself"
+    assert batches[sizes.index(max(sizes))].num_rows == 1
+    assert sorted(sizes)[-2] <= 40_000
+
+
+def test_rows_that_are_in_memory_alone_come_too_and_no_more_than_one_answer_has(tmp_path: Path) -> None:
+    """Far rows stay in the broker's memory until a file is worth it; here all of them do."""
+    with serving(tmp_path / "data", ManualClock(T0), queue_tail_rows=100_000, segment_bytes=64 * MIB) as served:
+        make_topics(served, TOPIC)
+        count = 70_000  # more than one answer of the broker has
+        batch = [Message(TOPIC, b"", far(n).properties) for n in range(500)]
+        for _ in range(count // 500):
+            served.call(lambda: served.broker.send(batch, T0))
+        served.settle()
+        with bulking(served, tmp_path / "data") as client:
+            assert client.read()["offset"].to_pylist() == list(range(count))
+            assert client.read(start=count - 5)["offset"].to_pylist() == list(range(count - 5, count))
+
+
+def test_only_durable_rows_are_read(tmp_path: Path) -> None:
+    """Flush mode async shows messages before they are on disk; a pipeline must not stage what a crash takes."""
+    with serving(tmp_path / "data", ManualClock(T0), flush="async", flush_interval_ms=60_000) as served:
+        make_topics(served, TOPIC)
+        served.call(served.broker.flush)
+        with bulking(served, tmp_path / "data") as client:
+            for number in range(20):
+                served.call(partial(served.broker.send, [far(number)], T0))
+                found = client.read()
+                durable = served.call(lambda: served.broker.log.durable)
+                ends = [
+                    a + len(r) for a, r in zip(found["arrival"].to_pylist(), found["record"].to_pylist(), strict=True)
+                ]
+                assert all(end <= durable for end in ends)
+
+
+def test_rows_whose_record_is_gone_are_left_out(tmp_path: Path) -> None:
+    """As retention does: first the record's segment goes, the row stays a while."""
+    with serving(tmp_path / "data", ManualClock(T0), retention_ms=HOUR_MS) as served:
+        make_topics(served, TOPIC)
+        sent(served, far(1))
+        sent(served, *[message(b"x" * 100_000) for _ in range(30)], far(2))
+        with bulking(served, tmp_path / "data") as client:
+            first = client.read()
+            assert first["key"].null_count == 2
+            segment = tmp_path / "data" / "log" / f"{0:020d}"
+            segment.rename(tmp_path / "aside")
+            assert client.read()["offset"].to_pylist() == [1]
+            (tmp_path / "aside").rename(segment)
+            assert client.read().equals(first)
+
+
+def test_few_files_stay_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maps, "MAPS_MAX", 3)
+    held = maps.Maps(tmp_path)
+    for name in "abcdef":
+        (tmp_path / name).write_bytes(name.encode())
+        found = held.get(name)
+        assert found is not None
+        assert found.array.tobytes() == name.encode()
+        assert held.count <= 3
+    (tmp_path / "e").unlink()
+    (tmp_path / "f").unlink()
+    (tmp_path / "f").write_bytes(b"another")
+    assert held.get("e") is None
+    assert held.count == 1, "a map holds the disk's space of a file that is gone"
+    found = held.get("f")
+    assert found is not None
+    assert found.array.tobytes() == b"another"
+
+
+# -- topics -----------------------------------------------------------------------------------------------------
+
+
+def test_a_topic_is_read_as_its_consumers_see_it(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", ManualClock(T0)) as served:
+        make_topics(served, TOPIC, LONG_TOPIC)
+        arrivals = sent(
+            served,
+            message("later", due=T0 + 2_000, keys="a b", tag="red"),
+            message("sooner", due=T0 + 1_000, unique="U1"),
+            message("now", topic=TOPIC),
+            message("level", DELAY="1", topic=TOPIC),
+            message("elsewhere", topic=LONG_TOPIC, queue_id=2),
+        )
+        served.pass_ms(2_000)
+        served.settle()
+        with bulking(served, tmp_path / "data") as client:
+            rows = client.read_topic(TOPIC).to_pylist()
+            other = client.read_topic(LONG_TOPIC, 2)
+            assert client.read_topic(TOPIC, 0, 1, 3)["offset"].to_pylist() == [1, 2]
+            assert client.read_topic(TOPIC, 5).num_rows == 0
+        number = served.broker.fold.topics.get(TOPIC).numbers[0]
+    assert [records.decode(row["record"]).body for row in rows] == [b"now", b"sooner", b"level", b"later"]
+    assert [row["offset"] for row in rows] == [0, 1, 2, 3]
+    assert [row["due"] for row in rows] == [0, T0 + 1_000, T0 + 1_000, T0 + 2_000]
+    assert [row["level"] for row in rows] == [0, 0, 1, 0]
+    assert [row["arrival"] for row in rows] == [arrivals[2], arrivals[1], arrivals[3], arrivals[0]]
+    assert {(row["kind"], row["topic"], row["queue"]) for row in rows} == {(1, TOPIC, number)}
+    last = rows[3]
+    assert (last["key"], last["tag"], last["tag_hash"]) == ("a b", "red", tag_hash("red"))
+    assert (last["key_hash"], last["unique_hash"]) == (signed(key_hash("a")), 0)
+    assert rows[1]["unique_hash"] == signed(key_hash("U1"))
+    assert other["topic"].to_pylist() == [LONG_TOPIC]
+
+
+def test_a_topic_is_read_out_of_staged_chunks_too(tmp_path: Path) -> None:
+    """In the order of due; a chunk says itself when its messages were due and when they arrived."""
+    due = T0 + DAY_MS
+    with serving(tmp_path / "data", ManualClock(T0)) as served:
+        make_topics(served, TOPIC)
+        sent(served, message("b", due=due + 2), message("a", due=due + 1), message("c", due=due + 3))
+        with bulking(served, tmp_path / "data") as client:
+            rows = client.read()
+            state = client.act("register", {"table": "", "master": "local"})
+            served.pass_ms(DAY_MS - MINUTE_MS)
+            name = f"{state['epoch']:06d}-1"
+            client.put(name, [chunk_batch(rows)])
+            stage = {
+                "epoch": state["epoch"], "far": [0, 3], "horizon": [0, due + MINUTE_MS], "chunks": [name],
+                "rows_in": 3, "rows_out": 3,
+            }  # fmt: skip
+            assert client.act("stage", stage) == {"accepted": True}
+            sent(served, message("near", due=due + 2))
+            served.pass_ms(2 * MINUTE_MS)
+            served.settle()
+            found = client.read_topic(TOPIC).to_pylist()
+    assert [records.decode(row["record"]).body for row in found] == [b"a", b"b", b"near", b"c"]
+    assert [row["due"] for row in found] == [due + 1, due + 2, due + 2, due + 3]
+    arrivals = rows["arrival"].to_pylist()
+    assert [found[n]["arrival"] for n in (0, 1, 3)] == [arrivals[1], arrivals[0], arrivals[2]]
+
+
+# -- actions ----------------------------------------------------------------------------------------------------
+
+
+def test_a_pipeline_registers_stages_and_reports(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", ManualClock(T0)) as served:
+        make_topics(served, TOPIC)
+        sent(served, far(1), far(2))
+        with bulking(served, tmp_path / "data") as client:
+            before = client.act("state")
+            assert (before["epoch"], before["taken"], before["far_length"], before["now_ms"]) == (0, 0, 2, T0)
+            registered = client.act("register", {"table": str(tmp_path / "table"), "master": "local[*]"})
+            assert (registered["epoch"], registered["staged"]) == (1, [])
+            assert registered["table"] == str(tmp_path / "table")
+            stage = {"epoch": 1, "far": [0, 2], "horizon": [0, T0 + HOUR_MS], "chunks": [], "rows_in": 2, "rows_out": 0}
+            assert client.act("stage", stage) == {"accepted": True}
+            refused = client.act("stage", stage)
+            assert "refused" in refused
+            assert "0" in refused["refused"]
+            assert client.act("report", {"batch": 1, "rows": 2}) == {}
+            after = client.act("state")
+            assert (after["taken"], after["horizon"], after["rows_in"]) == (2, T0 + HOUR_MS, 2)
+            with pytest.raises(flight.FlightServerError, match="there is no action 'dance', but state, register"):
+                client.act("dance")
+
+
+def test_the_state_tells_how_far_a_batch_goes(tmp_path: Path) -> None:
+    """By rows, by bytes of the log, and never behind the durable end."""
+    with serving(tmp_path / "data", ManualClock(T0)) as served:
+        make_topics(served, TOPIC)
+        arrivals = sent(served, *[message(b"x" * 5_000, due=T0 + DAY_MS) for _ in range(64)])
+        step = arrivals[1] - arrivals[0]
+        with bulking(served, tmp_path / "data") as client:
+
+            def stop(start: int, rows_max: int, bytes_max: int) -> int:
+                return int(client.act("state", {"start": start, "rows_max": rows_max, "bytes_max": bytes_max})["stop"])
+
+            assert stop(0, 1_000, 1 << 40) == 64
+            assert stop(0, 10, 1 << 40) == 10
+            assert stop(60, 10, 1 << 40) == 64
+            assert stop(64, 10, 1 << 40) == 64
+            assert 4 <= stop(0, 1_000, 8 * step) <= 9
+            assert stop(0, 1_000, 0) == 1, "one is always taken"
+            assert "stop" not in client.act("state")
+            with pytest.raises(flight.FlightServerError, match="expected start, rows_max and bytes_max"):
+                client.act("state", {"start": 1})
+
+
+def test_registering_removes_chunks_that_no_stage_will_name(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", ManualClock(T0)) as served:
+        make_topics(served, TOPIC)
+        sent(served, far(1), far(2))
+        folder = tmp_path / "data" / "chunks"
+        with bulking(served, tmp_path / "data") as client:
+            rows = client.read()
+            client.act("register", {"table": "", "master": ""})
+            for name in ("000001-staged", "000001-lost"):
+                client.put(name, [chunk_batch(rows)])
+            stage = {
+                "epoch": 1, "far": [0, 2], "horizon": [0, T0 + 2 * DAY_MS], "chunks": ["000001-staged"],
+                "rows_in": 2, "rows_out": 2,
+            }  # fmt: skip
+            assert client.act("stage", stage) == {"accepted": True}
+            (folder / "note").write_text("not ours")
+            again = client.act("register", {"table": "", "master": ""})
+            assert (again["epoch"], again["staged"]) == (2, ["000001-staged"])
+            assert sorted(path.name for path in folder.iterdir()) == ["000001-staged", "note"]
+            with pytest.raises(flight.FlightServerError, match="is not of epoch 2: another pipeline has registered"):
+                client.put("000001-late", [chunk_batch(rows)])
+            (folder / "note").unlink()
+
+
+# -- faults -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "ticket",
+    [
+        b"", b"{}", b"[]", b'{"queue": "far"}', b'{"queue": "near", "start": 0, "stop": 1}',
+        b'{"queue": "far", "start": -1, "stop": 1}', b'{"queue": {"topic": "", "id": 0}, "start": 0, "stop": 1}',
+        b'{"queue": "far", "start": 0, "stop": 1, "due_max": null}',
+    ],
+)  # fmt: skip
+def test_a_ticket_that_is_none_is_refused(tmp_path: Path, ticket: bytes) -> None:
+    with (
+        serving(tmp_path / "data", ManualClock(T0)) as served,
+        bulking(served, tmp_path / "data") as client,
+        pytest.raises(flight.FlightServerError, match="the ticket"),
+    ):
+        client.flight.do_get(flight.Ticket(ticket)).read_all()
+
+
+def test_a_topic_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path / "data", ManualClock(T0)) as served,
+        bulking(served, tmp_path / "data") as client,
+        pytest.raises(flight.FlightServerError, match="topic 'nobody' does not exist"),
+    ):
+        client.read_topic("nobody")
+
+
+def test_a_damaged_record_is_named_and_not_passed_over(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", ManualClock(T0)) as served:
+        make_topics(served, TOPIC)
+        (arrival,) = sent(served, far(1))
+        path = tmp_path / "data" / "log" / f"{0:020d}"
+        good = path.read_bytes()
+        with bulking(served, tmp_path / "data") as client:
+            with path.open("r+b") as file:
+                file.seek(arrival)
+                file.write(b"\xff\xff")
+            with pytest.raises(flight.FlightServerError, match=f"no record of .* bytes stands at byte {arrival}"):
+                client.read()
+            with path.open("r+b") as file:
+                file.write(good)
+
+
+def test_bulk_outlives_its_broker(tmp_path: Path) -> None:
+    """While the broker is away everything is refused as unavailable; when it is back, all goes on."""
+    folder = tmp_path / "data"
+    with serving(folder, ManualClock(T0)) as served:
+        make_topics(served, TOPIC)
+        sent(served, far(1), far(2))
+        port = served.port
+        with bulking(served, folder) as client:
+            found = client.read()
+            served.kill()
+            with pytest.raises(flight.FlightUnavailableError, match=r"no broker at|lost"):
+                client.act("state")
+            with pytest.raises(flight.FlightUnavailableError, match="no broker at"):
+                client.read()
+            with serving(folder, ManualClock(T0), broker_port=port) as again:
+                assert client.read().equals(found)
+                sent(again, far(3))
+                assert client.read().num_rows == 3
