@@ -1,6 +1,5 @@
 """`postdate up` and what it starts beside the broker, as real processes: they come, die, come again, and go with it."""
 
-import json
 import os
 import re
 import signal
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process import ROOT, Broker
+from process import ROOT, Broker, free_port
 
 from postdate import cli
 from postdate.cli import admin
@@ -219,6 +218,24 @@ def test_a_pipeline_that_cannot_run_is_refused_with_a_sentence(words: tuple[str,
     assert sentence in done.stderr
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_pipeline_without_a_broker_says_so_once_and_waits_until_it_is_told(number: signal.Signals) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "postdate", "pipeline", "--bulk", address]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
+        assert process.stderr is not None
+        assert f"warning  no broker answers at {address}, waiting: " in process.stderr.readline()
+        process.send_signal(number)
+        assert process.communicate(timeout=WAIT_S) == ("", "")
+        assert process.returncode == 0
+
+
+def test_a_pipeline_ends_with_the_process_that_started_it() -> None:
+    done = pipeline("--bulk", f"127.0.0.1:{free_port()}", "--parent-pid", "1")  # which is not the one that did
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_json_tells_of_the_parts(start: Callable[..., Broker]) -> None:
     broker = start()
-    assert json.loads(json.dumps(broker.ready))["parts"]["pipeline"].startswith("none here")
+    assert broker.ready["parts"]["pipeline"].startswith("none here")

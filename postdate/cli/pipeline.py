@@ -69,7 +69,7 @@ def _pipeline(arguments: argparse.Namespace) -> int:
     if isinstance(found, java.Missing):
         raise UsageError(f"{found.sentence}: {java.INSTALL}, or name its folder with --java-home")
     os.environ["JAVA_HOME"] = found.home  # Spark looks there, and nowhere else
-    # Spark's bridge to Java tells of every call, and of every one that ends with Java; what fails comes as an exception.
+    # Spark's bridge to Java tells of every call, and of those that Java's end breaks; what fails comes as an exception.
     start_logging(arguments.log_level, only="postdate")
     # Only now: what has to do with Spark takes a second to load.
     from postdate.pipeline import driver
