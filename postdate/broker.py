@@ -29,7 +29,7 @@ from postdate.errors import (
     PostdateError,
     UsageError,
 )  # fmt: skip
-from postdate.far import Range, Rescue
+from postdate.far import Range, Rescue, rescued_by
 from postdate.fold import CancelAnswer, Fold
 from postdate.intake import DUE, Intake, Prepared, refuse_system_topic, system_body
 from postdate.leases import Leases
@@ -66,7 +66,7 @@ from postdate.message import (
 )  # fmt: skip
 from postdate.staging import Stage, Staging, refuse
 from postdate.tombstones import BY_COLUMN, Tombstone
-from postdate.wheel import NEVER
+from postdate.wheel import DEAD, NEVER
 from postdate.writer import NO_SECONDS, Seconds, Ticket, Writer
 
 CHUNK_OFFSET_MAX = (1 << 63) - 1
@@ -94,6 +94,15 @@ class Pulled(NamedTuple):
     @property
     def records(self) -> list[bytes]:
         return records.split(self.body)
+
+
+class Traced(NamedTuple):
+    """What became of a cancel when it was applied."""
+
+    outcome: Cancelled
+    tombstone: Tombstone
+    may_be_in_table: bool = False  # nothing is known here, so that whoever can read the table must be asked
+    rescued: tuple[Rescue, ...] = ()  # the rescues that may have delivered its message by then
 
 
 class Broker:
@@ -381,7 +390,7 @@ class Broker:
     # -- cancelling ---------------------------------------------------------------------------------------------
 
     def cancel(self, topic: str, key: str, due_at_ms: int, at_ms: int, *, by: str = "unique") -> Ticket:
-        """Cancels every message of that topic, key and due that arrived before. The answer is a Cancelled.
+        """Cancels every message of that topic, key and due that arrived before. The answer is a Traced.
 
         `by` says which key is meant: "unique" (RocketMQ's UNIQ_KEY) or "key" (the first of KEYS).
         """
@@ -403,16 +412,38 @@ class Broker:
                 f"tombstones_max: {self.fold.tombstones.count} cancels wait for their messages, the limit; try later"
             )
         body = {"topic": topic, "key": key, "by": by, "due": due_at_ms}
-        return self._writer.write_system(CANCEL, body, at_ms, self._cancel_truth)
+        return self._writer.write_system(CANCEL, body, at_ms, self._traced)
 
-    def _cancel_truth(self, answer: CancelAnswer) -> Cancelled:
+    def _traced(self, answer: CancelAnswer) -> Traced:
         """Looks where a message may be, in the direction in which it moves."""
-        tombstone = answer.tombstone
+        tombstone, far = answer.tombstone, self.fold.far
         if answer.wheel_count or any(True for _ in self._untaken_matches(tombstone)):
-            return Cancelled.CANCELLED
-        if tombstone.due <= self.fold.fired_at_ms and self._found_delivered(tombstone):
-            return Cancelled.DELIVERED
-        return Cancelled.UNKNOWN
+            return Traced(Cancelled.CANCELLED, tombstone)
+        is_fired = tombstone.due <= self.fold.fired_at_ms
+        if is_fired and self._found_delivered(tombstone):
+            return Traced(Cancelled.DELIVERED, tombstone)
+        # Up to the horizon the table has given everything away; it has nothing of what was never taken.
+        may_be_in_table = far.taken > 0 and tombstone.due > far.horizon_at_ms
+        return Traced(Cancelled.UNKNOWN, tombstone, may_be_in_table, tuple(far.rescues) if is_fired else ())
+
+    def is_cancelled_by(self, traced: Traced, arrivals: Sequence[int]) -> bool:
+        """Whether a cancel of which nothing was known has cancelled a message: one of those that the table is said to
+        have, of the cancel's topic, key and due, or one that has come into the wheel meanwhile.
+
+        What a rescue had brought into the wheel and was fired when the cancel came is in the table as well, until the
+        horizon passes it: that one was delivered, or cancelled by another.
+        """
+        tombstone = traced.tombstone
+        found = np.array([arrival for arrival in arrivals if arrival < tombstone.arrival], np.int64)
+        if not rescued_by(traced.rescued, found, np.full(len(found), tombstone.due)).all():
+            return True
+        entries = self.fold.wheel.find(tombstone.due, tombstone.column, tombstone.key_hash)
+        return any(
+            entry.queue == DEAD
+            and entry.arrival < tombstone.arrival
+            and self.fold.matches(tombstone, entry.offset, entry.size)
+            for entry in entries
+        )
 
     def _untaken_matches(self, tombstone: Tombstone) -> Iterator[tuple[int, int]]:
         """(queue number, arrival) of the untaken far messages that a tombstone has cancelled."""

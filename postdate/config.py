@@ -168,6 +168,10 @@ class Settings:
         4_096,
         why="chunks of one stage: each is an open file while its messages wait",
     )
+    table_read_ms_max: int = setting(
+        3 * SECOND_MS, 10, MINUTE_MS, why="how long a cancel waits for what the table has; then the answer is unknown"
+    )
+    table_reads_max: int = setting(1_000, 1, 100_000, why="cancels that wait for what the table has")
     relays_max: int = setting(1_000, 1, 100_000, why="questions of operators that wait for the answer of a client")
     shutdown_ms: int = setting(3 * SECOND_MS, 0, MINUTE_MS, why="how long a stop waits for connections to drain")
 
@@ -337,7 +341,8 @@ LIVE = frozenset(
      "snapshot_bytes", "snapshot_batches", "fire_pause_ms_min", "fire_pause_ms_max",
      "auto_create_topics", "auto_create_groups", "default_queue_count", "connections_max", "held_pulls_max",
      "pull_count_max", "pull_bytes_max", "client_expiry_ms", "retry_times_max", "fresh_queue_bytes",
-     "flush_interval_ms", "retain_interval_ms", "relays_max", "stage_chunks_max", "shutdown_ms", "json_bytes_max",
+     "flush_interval_ms", "retain_interval_ms", "relays_max", "stage_chunks_max", "table_read_ms_max",
+     "table_reads_max", "shutdown_ms", "json_bytes_max",
      "connections_per_address_max", "buffered_bytes_max", "complaints_max", "held_pulls_per_connection_max",
      "expression_characters_max", "lookups_max", "lookup_count_max", "connection_members_max", "members_bytes_max",
      "heartbeat_topics_max", "counts_max"}

@@ -12,7 +12,7 @@ The smallest due of each block of rows is kept, so that asking what is due soon 
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -162,12 +162,7 @@ class Far:
 
     def rescued(self, arrival: np.ndarray, due: np.ndarray) -> np.ndarray:
         """Which of these a rescue has brought into the wheel."""
-        if not self.rescues:
-            return np.zeros(len(due), np.bool_)
-        lows, highs, untils = np.array(self.rescues, np.int64).T
-        place = np.searchsorted(lows, arrival, "right") - 1  # they do not overlap
-        mask: np.ndarray = (place >= 0) & (arrival < highs[place]) & (due <= untils[place])
-        return mask
+        return rescued_by(self.rescues, arrival, due)
 
     def plan_rescue(
         self, present: list[Range], until: int, blocks_max: int, room: int, *, untaken_only: bool
@@ -301,6 +296,16 @@ class Far:
         gone = [block for block in self._cancel_dues if (block + 1) * self._block_rows <= before]
         for block in gone:
             del self._cancel_dues[block]
+
+
+def rescued_by(rescues: Sequence[Rescue], arrival: np.ndarray, due: np.ndarray) -> np.ndarray:
+    """Which of these one of the rescues, ascending and without overlap, has brought into the wheel."""
+    if not rescues:
+        return np.zeros(len(due), np.bool_)
+    lows, highs, untils = np.array(rescues, np.int64).T
+    place = np.searchsorted(lows, arrival, "right") - 1
+    mask: np.ndarray = (place >= 0) & (arrival < highs[place]) & (due <= untils[place])
+    return mask
 
 
 def _wake(rows: np.ndarray, waiting: np.ndarray) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from postdate.broker import Broker
+from postdate.broker import Broker, Traced
 from postdate.config import Settings
 from postdate.keys import key_hash
 from postdate.log import chunk as chunks
@@ -82,8 +82,8 @@ def cancel(broker: Broker, key: str, due: int, at_ms: int, by: str = "unique") -
     ticket = broker.cancel(TOPIC, key, due, at_ms, by=by)
     broker.flush()
     answer = ticket.answer
-    assert isinstance(answer, Cancelled)
-    return answer
+    assert isinstance(answer, Traced)
+    return answer.outcome
 
 
 def waiting_count(broker: Broker) -> int:

@@ -127,7 +127,7 @@ def test_a_cancel_in_the_same_flush_as_its_message_is_the_truth(data: Data) -> N
         broker.send([message("cancelled", unique="k", due=due)], T0)
         ticket = broker.cancel(TOPIC, "k", due, T0)
         broker.flush()
-        assert ticket.answer == Cancelled.CANCELLED
+        assert ticket.answer.outcome == Cancelled.CANCELLED
     advance_to(broker, T0, T0 + FAR_MS)
     assert bodies(broker) == []
 

@@ -154,7 +154,7 @@ def test_deleting_a_topic_counts_no_message_whose_cancel_is_pending(data: Data, 
     broker.send([message("kept", due=T0 + delay_ms)], T0)
     ticket = broker.cancel(TOPIC, "k", T0 + delay_ms, T0)
     assert broker.delete_topic(TOPIC, T0) == 1
-    assert ticket.answer == Cancelled.CANCELLED
+    assert ticket.answer.outcome == Cancelled.CANCELLED
 
 
 # ---------------------------------------------------------------------------------------------- what must not pile up

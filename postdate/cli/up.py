@@ -47,9 +47,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "invisible_ms_max", "fresh_queue_bytes",
     ),
     "delays": (
-        "message_delay_level", "delay_ms_max", "lead_ms", "rescue_lead_ms", "rescue_step_ms", "rescue_blocks_max", "wheel_entries_max",
-        "due_second_messages_max", "tombstones_max", "key_characters_max", "delivered_search_steps",
-        "fire_pause_ms_min", "fire_pause_ms_max",
+        "message_delay_level", "delay_ms_max", "lead_ms", "rescue_lead_ms", "rescue_step_ms", "rescue_blocks_max",
+        "wheel_entries_max", "due_second_messages_max", "tombstones_max", "key_characters_max",
+        "delivered_search_steps", "fire_pause_ms_min", "fire_pause_ms_max",
     ),
     "disk": (
         "flush", "flush_interval_ms", "retention_ms", "retain_interval_ms", "segment_bytes", "queue_file_rows",
@@ -67,7 +67,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "pipeline": (
         "pipeline", "bulk_port", "spark_master", "spark_memory_bytes", "table", "java_home", "pipeline_pause_ms_min",
-        "pipeline_pause_ms_max", "pipeline_steady_ms", "parts_stop_ms", "stage_chunks_max",
+        "pipeline_pause_ms_max", "pipeline_steady_ms", "parts_stop_ms", "stage_chunks_max", "table_read_ms_max",
+        "table_reads_max",
     ),
 }  # fmt: skip
 

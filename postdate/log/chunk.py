@@ -245,6 +245,10 @@ class Chunks:
     def bases(self) -> list[int]:
         return list(self._bases)
 
+    def all(self) -> list[tuple[int, str, int]]:
+        """(where its offsets begin, name, bytes) of each, ascending."""
+        return [(base, self._names[base], self._bytes[base]) for base in self._bases]
+
     def close(self) -> None:
         self._open.clear()
 

@@ -11,6 +11,8 @@
     routes.py      what a name server is asked
     messages.py    single messages, entries of queues
     clients.py, relays.py               who is connected, and questions handed on to them
+    questions.py   questions to clients, and their answers
+    pipelines.py, table.py              what a pipeline asks for, and what it is asked
     progress.py    how far groups are, and how an operator moves them
     status.py, meter.py                 figures, rates and settings, for operators
     tasks.py       answers that take long, worked out in steps

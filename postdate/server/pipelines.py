@@ -76,6 +76,11 @@ class Pipelines:
         body = rows.read(begin, begin + RANGE_ROWS_MAX).tobytes()
         self._answer(connection, command, reply(command, codes.SUCCESS, fields, body=body))
 
+    def chunks(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> None:
+        """The staged chunks that are there, for whoever reads queues whose entries point into them."""
+        told = orjson.dumps(self._broker.fold.chunks.all())
+        self._answer(connection, command, reply(command, codes.SUCCESS, body=told))
+
     def _answer(self, connection: Connection, command: Command, frame: bytes) -> None:
         """Answers with what is true now, when it is durable."""
         self._tell(connection, command, self._broker.fold.position, lambda: frame)

@@ -35,6 +35,7 @@ from postdate.message import (
 from postdate.server.answers import refusal
 from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
+from postdate.server.table import Table, Truth
 from postdate.server.topics import Birth
 from postdate.wire import bodies, codes
 from postdate.wire.frame import JSON, Command, framed, reply
@@ -58,11 +59,12 @@ _NEW = tuple.__new__
 class Producers:
     """Serves one broker. `collect_usual`, `write` and `_answer` are the hot path."""
 
-    def __init__(self, broker: Broker, clock: Clock, pulse: Pulse, birth: Birth) -> None:
+    def __init__(self, broker: Broker, clock: Clock, pulse: Pulse, birth: Birth, table: Table) -> None:
         self._broker = broker
         self._clock = clock
         self._pulse = pulse
         self._birth = birth
+        self._table = table
         self._name = broker.settings.broker_name
         self._key_characters_max = broker.settings.key_characters_max
         self._next_queue = 0
@@ -365,18 +367,18 @@ class Producers:
         return handle
 
     def _answer_recall(self, connection: Connection, command: Command, name: str, ticket: Ticket) -> None:
-        if not command.is_oneway:
-            connection.write(self._truth(command, name, ticket, {"msgId": name}))
+        self._answer_cancel(connection, command, name, ticket, {"msgId": name})
 
-    def _truth(self, command: Command, name: str, ticket: Ticket, fields: Mapping[str, Any]) -> bytes:
-        """0 only where the message is cancelled: a Java client sees no remark on success."""
+    def _answer_cancel(
+        self, connection: Connection, command: Command, name: str, ticket: Ticket, fields: Mapping[str, Any]
+    ) -> None:
+        """Answers a cancel, later than others where the table must be asked first."""
+        if command.is_oneway:
+            return
         if ticket.error is not None:
-            return refusal(command, ticket.error)
-        outcome: Cancelled = ticket.answer
-        fields = {**fields, "outcome": outcome.value}
-        if outcome is Cancelled.CANCELLED:
-            return reply(command, codes.SUCCESS, fields)
-        return reply(command, codes.ILLEGAL_OPERATION, fields, remark=_OUTCOMES[outcome].format(name=name))
+            connection.write(refusal(command, ticket.error))
+            return
+        self._table.find(ticket.answer, lambda truth: connection.write(_truth(command, name, fields, truth)))
 
     def _cancelled_by_marker(self, message: Message, now_ms: int) -> Ticket | None:
         """RocketMQ's delete marker: a message of the same topic and due whose property names the one to cancel, by its
@@ -398,8 +400,6 @@ class Producers:
         self._pulse.expect(connection, ticket, lambda ticket: self._answer_marker(connection, command, marker, ticket))
 
     def _answer_marker(self, connection: Connection, command: Command, message: Message, ticket: Ticket) -> None:
-        if command.is_oneway:
-            return
         properties = decode_properties(message.properties)
         fields = {
             "msgId": message_id(connection.broker_host, ticket.offsets[0]),
@@ -408,13 +408,20 @@ class Producers:
             "transactionId": properties.get(PROPERTY_UNIQ_KEY, ""),
             **_REGION,
         }
-        connection.write(self._truth(command, properties[PROPERTY_TIMER_DEL_UNIQKEY], ticket, fields))
+        self._answer_cancel(connection, command, properties[PROPERTY_TIMER_DEL_UNIQKEY], ticket, fields)
 
 
-_OUTCOMES = {
-    Cancelled.DELIVERED: "message {name} is delivered already",
-    Cancelled.UNKNOWN: "no message {name} waits for that time: it is unknown, or was delivered long ago",
-}
+def _truth(command: Command, name: str, fields: Mapping[str, Any], truth: Truth) -> bytes:
+    """0 only where the message is cancelled: a Java client sees no remark on success."""
+    fields = {**fields, "outcome": truth.outcome.value}
+    if truth.outcome is Cancelled.CANCELLED:
+        return reply(command, codes.SUCCESS, fields)
+    remark = f"message {name} is delivered already"
+    if truth.unread:
+        remark = f"it is not known whether message {name} waits; if it does, it is cancelled: {truth.unread}"
+    elif truth.outcome is Cancelled.UNKNOWN:
+        remark = f"no message {name} waits for that time: it is unknown, or was delivered long ago"
+    return reply(command, codes.ILLEGAL_OPERATION, fields, remark=remark)
 
 
 def _is_batch(command: Command) -> bool:

@@ -128,6 +128,7 @@ class Server:
         service.pops.release_all()
         service.consumers.write_offsets()
         await service.pulse.stop()
+        service.questions.release_all()
         for connection in list(service.connections):
             connection.close()  # what is written to it is still sent
         limit_ms = self.broker.settings.shutdown_ms
@@ -204,6 +205,7 @@ async def serve(broker: Broker, clock: Clock, ready: Callable[[Server], None], p
     await server.start()
     try:
         if parts is not None:
+            server.show_parts(parts)
             await parts.start(server.broker_address)
         ready(server)
         await stopping.wait()

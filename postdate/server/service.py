@@ -26,10 +26,12 @@ from postdate.server.producers import SEND_CODES, Producers
 from postdate.server.progress import Progress
 from postdate.server.pulls import Pulls
 from postdate.server.pulse import Pulse
+from postdate.server.questions import Questions
 from postdate.server.relays import Relays
 from postdate.server.routes import Routes
 from postdate.server.senders import Senders
 from postdate.server.status import Status
+from postdate.server.table import Table
 from postdate.server.tasks import Tasks
 from postdate.server.topics import Birth
 from postdate.wire import codes
@@ -84,12 +86,14 @@ class Service:
         self.pulse = Pulse(broker, clock, self._wake)
         self.pops = Pops(broker, clock, self.pulse, self.pulls, birth, self._meter)
         self._assignments = Assignments(broker, clock, birth, members)
-        self._producers = Producers(broker, clock, self.pulse, birth)
+        self.questions = Questions()
+        self._table_reader = Table(broker, self.questions)
+        self._producers = Producers(broker, clock, self.pulse, birth, self._table_reader)
         self.consumers = Consumers(broker, clock, self.pulse, self.pulls, birth, members, senders, offsets)
         self.admin = Admin(broker, clock, offsets, birth, self._meter, tasks)
         self._routes = Routes(broker, birth)
-        self._relays = Relays(broker)
-        self._clients = Clients(broker, clock, members, senders, offsets, self._relays, tasks)
+        relays = Relays(broker, self.questions)
+        self._clients = Clients(broker, clock, members, senders, offsets, relays, tasks)
         self._progress = Progress(
             broker, clock, self.pulse, self.pulls, self.pops, members, offsets, self._meter, tasks
         )
@@ -183,6 +187,8 @@ class Service:
             codes.STAGE: pipelines.stage,
             codes.REPORT_BATCH: pipelines.report,
             codes.GET_STATUS: self.status.overview,
+            codes.ATTACH_TABLE: self._table_reader.attach,
+            codes.GET_CHUNKS: pipelines.chunks,
         }
 
     @property
@@ -205,7 +211,8 @@ class Service:
             self.pulls.drop(connection)
             self.pops.drop(connection)
             self.consumers.drop(connection)
-            self._relays.drop(connection)
+            self._table_reader.drop(connection)
+            self.questions.drop(connection)
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -256,7 +263,7 @@ class Service:
     def _answer(self, connection: Connection, command: Command) -> bytes | None:
         """The answer to a request that is not a send; None where it comes later, or not at all."""
         if command.is_response:
-            self._relays.answered(connection, command)  # or to a notice: clients answer some although they need not
+            self.questions.answered(connection, command)  # or to a notice: clients answer some although they need not
             return None
         try:
             if command.code in _PULL_CODES:

@@ -145,13 +145,18 @@ class Status:
             "postdate_timed_total": self._broker.timed_count,
             "postdate_fired_per_second": self._rates(Whole.FIRED),
             "postdate_tombstones": fold.tombstones.count,
-            **{f"postdate_pipeline_{name}": str(value).lower() for name, value in self._of_far().items()},
+            **{f"postdate_pipeline_{name}": value for name, value in self._of_pipeline().items()},
             "postdate_topics": len(fold.topics.by_name) - 1,  # without the schedule topic
             "postdate_groups": len(fold.groups),
             **{f"postdate_{name}": count for name, count in self._counts().items()},
             "postdate_log_problem": self._broker.log.failure or self._broker.fire_error or "none",
         }
         return {name: str(value) for name, value in figures.items()}
+
+    def _of_pipeline(self) -> dict[str, Any]:
+        far = self._of_far()
+        told = {name: far[name] for name in ("taken", "backlog", "horizon", "epoch", "rescued")}
+        return told | {"serving": str(far["is_served"]).lower()}
 
     # -- the whole at a glance ----------------------------------------------------------------------------------
 

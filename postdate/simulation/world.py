@@ -302,7 +302,7 @@ class World:
         held = self.pipeline.held_names(self._broker())
         for ticket, asked in self._cancels:
             if ticket.answers is not None:
-                self.model.answered(asked, ticket.answer, in_table=held)
+                self.model.answered(asked, ticket.answer.outcome, in_table=held)
         self._cancels = [(ticket, asked) for ticket, asked in self._cancels if ticket.answers is None]
 
     def do_flush(self) -> None:

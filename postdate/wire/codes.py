@@ -64,7 +64,6 @@ STAGE = 9_805
 REPORT_BATCH = 9_806
 GET_STATUS = 9_807
 ATTACH_TABLE = 9_808
-FIND_IN_TABLE = 9_809
 GET_CHUNKS = 9_810
 POP_MESSAGE = 200_050
 ACK_MESSAGE = 200_051
@@ -73,6 +72,7 @@ BATCH_ACK_MESSAGE = 200_151
 
 # Requests of the broker to clients; 307 and 309 are asked of it, and it asks on.
 NOTIFY_CONSUMER_IDS_CHANGED = 40
+FIND_IN_TABLE = 9_809  # ours: of whoever has attached as the reader of the table
 
 # Answers.
 SUCCESS = 0

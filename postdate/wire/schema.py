@@ -249,6 +249,8 @@ _ROWS = (
     Request(codes.STAGE, "STAGE", (), body="JSON: epoch, far, horizon, chunks, rows in and out"),
     Request(codes.REPORT_BATCH, "REPORT_BATCH", (), body="JSON: names and values, as the pipeline likes"),
     Request(codes.GET_STATUS, "GET_STATUS", (), reply_body="JSON: broker, far queue, pipeline and parts"),
+    Request(codes.ATTACH_TABLE, "ATTACH_TABLE", ()),
+    Request(codes.GET_CHUNKS, "GET_CHUNKS", (), reply_body="JSON: staged chunks"),
 )  # fmt: skip
 REQUESTS = {row.code: row for row in _ROWS}
 

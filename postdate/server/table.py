@@ -1,0 +1,104 @@
+"""The pipeline's table, as the broker knows it: a connection that answers questions about it.
+
+    client --370--> broker --9809--> bulk, which reads the table
+    client <------- broker <--------
+
+A cancel whose message nobody here knows, due behind the horizon, may have it in the table. Whoever cancels waits for
+the answer, nobody else does; without one in time it is "unknown", and the cancel stands.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import orjson
+
+from postdate.broker import Broker, Traced
+from postdate.message import Cancelled
+from postdate.server.connection import Connection
+from postdate.server.questions import Questions
+from postdate.wire import codes
+from postdate.wire.frame import Command, reply
+
+
+class Truth(NamedTuple):
+    """What a cancel is answered. `unread` says why the table was not asked, or has not answered."""
+
+    outcome: Cancelled
+    unread: str = ""
+
+
+Tell = Callable[[Truth], None]
+
+
+class Table:
+    """Of one service. Whoever attached last answers."""
+
+    def __init__(self, broker: Broker, questions: Questions) -> None:
+        self._broker = broker
+        self._questions = questions
+        self._reader: Connection | None = None
+        self._count = 0  # questions on their way
+
+    def attach(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+        if self._reader is not connection:
+            self._detach()
+            self._reader = connection
+            connection.held_count += 1  # it may be silent for long: it waits for questions
+        return reply(command, codes.SUCCESS)
+
+    def drop(self, connection: Connection) -> None:
+        if self._reader is connection:
+            self._detach()
+
+    def _detach(self) -> None:
+        if self._reader is not None:
+            self._reader.held_count -= 1
+            self._reader = None
+
+    def find(self, traced: Traced, tell: Tell) -> None:
+        """Tells the truth about a cancel, at once where the table need not or cannot be asked."""
+        if not traced.may_be_in_table:
+            tell(Truth(traced.outcome))
+            return
+        limit = self._broker.settings.table_reads_max
+        if self._reader is None:
+            tell(Truth(Cancelled.UNKNOWN, "nobody is connected who can read the table"))
+        elif self._count >= limit:
+            tell(Truth(Cancelled.UNKNOWN, f"table_reads_max: {limit} questions about the table wait, the limit"))
+        else:
+            self._ask(self._reader, traced, tell)
+
+    def _ask(self, reader: Connection, traced: Traced, tell: Tell) -> None:
+        self._count += 1
+        tombstone = traced.tombstone
+        fields = {
+            "topic": tombstone.topic, "key": tombstone.key, "by": tombstone.by, "keyHash": tombstone.key_hash,
+            "due": tombstone.due, "before": tombstone.arrival,
+        }  # fmt: skip
+        wait_s = self._broker.settings.table_read_ms_max / 1_000
+        self._questions.ask(reader, codes.FIND_IN_TABLE, fields, b"", wait_s, partial(self._answered, traced, tell))
+
+    def _answered(self, traced: Traced, tell: Tell, answer: Command | str) -> None:
+        self._count -= 1
+        arrivals = answer if isinstance(answer, str) else _arrivals(answer)
+        if isinstance(arrivals, str):
+            # It may have come into the wheel meanwhile, where everybody can see it.
+            found = self._broker.is_cancelled_by(traced, [])
+            tell(Truth(Cancelled.CANCELLED) if found else Truth(Cancelled.UNKNOWN, arrivals))
+        else:
+            found = self._broker.is_cancelled_by(traced, arrivals)
+            tell(Truth(Cancelled.CANCELLED if found else Cancelled.UNKNOWN))
+
+
+def _arrivals(answer: Command) -> list[int] | str:
+    """The arrivals in an answer, or what is wrong with it."""
+    if answer.code != codes.SUCCESS:
+        return f"the table cannot be read: {answer.remark or f'code {answer.code}'}"
+    try:
+        found = orjson.loads(answer.body)
+    except orjson.JSONDecodeError:
+        found = None
+    if not isinstance(found, list) or not all(type(each) is int for each in found):
+        return f"what the table is said to hold cannot be read: {answer.body[:64]!r}"
+    return found
