@@ -1,8 +1,9 @@
-"""The fixture that every test with a broker uses: a folder that is checked when the test is over."""
+"""What many tests share: a folder that is checked when the test is over, and one Spark session for a whole run."""
 
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import Data
@@ -24,3 +25,12 @@ def data(tmp_path: Path) -> Iterator[Data]:
         return
     findings = check_folder(RealDisk(folder.folder)).findings
     assert not findings, "\n".join(map(str, findings))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """Made when the first test asks for it: that takes some seconds."""
+    from piping import spark_session
+
+    with spark_session() as session:
+        yield session

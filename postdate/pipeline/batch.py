@@ -18,14 +18,13 @@ from postdate.pipeline import tasks, tiers
 from postdate.pipeline.files import NEVER, Group, Window, Written, touches
 from postdate.pipeline.gate import Gate
 from postdate.pipeline.history import History
-from postdate.pipeline.plan import slices
+from postdate.pipeline.plan import DEFAULT, Limits, slices
 from postdate.pipeline.steps import reach
 from postdate.pipeline.table import Table
 from postdate.table_format import File
 
 logger = logging.getLogger("postdate.pipeline")
 
-RANGE_ROWS = 250_000  # of the far queue, for one task
 KEEP_MS = 60_000  # a file stays so long behind the horizon: a point read after a cancel may still look for it
 
 State = dict[str, Any]
@@ -42,12 +41,16 @@ class Promoted(NamedTuple):
 class Pipeline:
     """The four steps, on one Spark session, for one broker. Raises Refused where another pipeline has registered."""
 
-    def __init__(self, spark: SparkSession, gate: Gate, bulk: str, table: Table, history: History) -> None:
+    def __init__(
+        self, spark: SparkSession, gate: Gate, bulk: str, table: Table, history: History, limits: Limits = DEFAULT
+    ) -> None:
         self._spark = spark
         self._gate = gate
         self._bulk = bulk
         self.table = table
         self._history = history
+        self._limits = limits
+        self.merge_limits = tiers.DEFAULT
         self.epoch = 0
         self.batch_count = 0
         self._lost_rows = 0
@@ -110,7 +113,7 @@ class Pipeline:
         stop = max(state["taken"], self.table.far)
         kept = [file for file in self.table.files.values() if file not in missing]
         common = {"due_after": state["horizon"], "files": [file.path for file in kept]}
-        ranges = _ranges(state["far_first"], stop)
+        ranges = self._ranges(state["far_first"], stop)
         results = self._run(
             tasks.restore, [common | each | {"edge": tiers.edge_ms(state["now_ms"])} for each in ranges]
         )
@@ -122,6 +125,7 @@ class Pipeline:
 
     def run(self, plan: DataFrame) -> None:
         """Does one batch; what it did goes to the history."""
+        reach("batch.begun")
         clock = _Stopwatch()
         state = self._gate.state()
         far_to, horizon_wanted, added, rows = self._ingest(plan, state)
@@ -148,6 +152,7 @@ class Pipeline:
                 "master": self._spark.sparkContext.master, **clock.spans, "total_s": clock.total(),
             }
         )  # fmt: skip
+        reach("batch.done")
 
     def _tell(self, report: dict[str, Any]) -> None:
         self._history.append(report)
@@ -166,7 +171,7 @@ class Pipeline:
         results = [json.loads(row.result) for row in done]
         first = min(result["start"] for result in results)
         # Where the checkpoint is ahead of the table.
-        results += self._run(tasks.ingest, [common | each | {"horizon": 0} for each in _ranges(start, first)])
+        results += self._run(tasks.ingest, [common | each | {"horizon": 0} for each in self._ranges(start, first)])
         far_to = max(begun, *(result["stop"] for result in results))
         files = _written(results)
         rows = sum(file.rows for file, _ in files)
@@ -200,7 +205,7 @@ class Pipeline:
                 "window": list(piece),
                 "files": [path for path, found in groups.items() if any(touches(g, piece) for g in found)],
             }
-            for piece in slices(every, window)
+            for piece in slices(every, window, self._limits)
         ]
 
     def _stage(self, state: State, far_to: int, horizon: tuple[int, int], promoted: Promoted) -> None:
@@ -227,7 +232,8 @@ class Pipeline:
         """Rewrites files that were made in the order of arrival into such of one hour or month; returns how many
         rows.
         """
-        merge = tiers.planned(self.table.files.values(), now_ms, horizon - KEEP_MS, self._last_cut_ms)
+        files = self.table.files.values()
+        merge = tiers.planned(files, now_ms, horizon - KEEP_MS, self._last_cut_ms, self.merge_limits)
         if merge is None:
             return 0
         work = self._cut(merge.files, Window(-1, NEVER))
@@ -235,18 +241,23 @@ class Pipeline:
         read, held = sum(result["read"] for result in results), sum(file.rows for file in merge.files)
         if read != held:
             raise CorruptTable(f"a merge of {len(merge.files)} files has read {read} rows, the table says {held}")
-        files = _written(results)
+        merged = _written(results)
         reach("merge.written")
-        self.table.commit(files, merge.files)
+        self.table.commit(merged, merge.files)
         reach("merge.committed")
         if merge.ends_cut:
             self._last_cut_ms = now_ms
-        return sum(file.rows for file, _ in files)
+        return sum(file.rows for file, _ in merged)
 
     # -- tasks --------------------------------------------------------------------------------------------------
 
     def _common(self) -> dict[str, Any]:
         return {"bulk": self._bulk, "table": self.table.place.uri}
+
+    def _ranges(self, start: int, stop: int) -> list[dict[str, int]]:
+        """Of the far queue, one for each task."""
+        rows = self._limits.rows
+        return [{"start": at, "stop": min(at + rows, stop)} for at in range(start, stop, rows)]
 
     def _run(self, work: Callable[[tasks.Task], tasks.Result], specs: list[dict[str, Any]]) -> list[tasks.Result]:
         """Runs tasks on the executors."""
@@ -255,10 +266,6 @@ class Pipeline:
         numbers = self._spark.range(0, len(specs), 1, len(specs))
         done = numbers.mapInArrow(tasks.over_numbers(work, self._common(), specs), "result string").collect()
         return [json.loads(row.result) for row in done]
-
-
-def _ranges(start: int, stop: int) -> list[dict[str, int]]:
-    return [{"start": at, "stop": min(at + RANGE_ROWS, stop)} for at in range(start, stop, RANGE_ROWS)]
 
 
 def _written(results: list[tasks.Result]) -> list[Written]:

@@ -14,9 +14,10 @@ from pyarrow import flight
 
 from postdate.errors import PipelineFailed, PostdateError, UsageError
 from postdate.pipeline import java
-from postdate.pipeline.batch import RANGE_ROWS, Pipeline
+from postdate.pipeline.batch import Pipeline
 from postdate.pipeline.gate import Gate
 from postdate.pipeline.history import History
+from postdate.pipeline.plan import TASK_ROWS, Limits
 from postdate.pipeline.source import NAME, PlanSource
 from postdate.pipeline.spark import scratch, session
 from postdate.pipeline.table import Table
@@ -41,7 +42,9 @@ class Options:
     parent_pid: int = 0  # ends when this process is gone; 0 = does not look
     batch_rows: int = 1_000_000
     batch_bytes: int = 1 << 30
-    soon_rows: int = RANGE_ROWS  # so many that wait are worth a batch before the minute turns
+    task_rows: int = TASK_ROWS
+    soon_rows: int = TASK_ROWS  # so many that wait are worth a batch before the minute turns
+    pause_s: float = 0.25  # between two looks for news
 
     @property
     def root(self) -> str:
@@ -76,7 +79,10 @@ class Driver:
         self._is_stopping = False
         self._failure: BaseException | None = None
         self._query: Any = None
-        self.pipeline = Pipeline(spark, gate, options.bulk, Table(options.messages), History(options.history))
+        self._has_new_checkpoint = False
+        self.pipeline = Pipeline(
+            spark, gate, options.bulk, Table(options.messages), History(options.history), Limits(options.task_rows)
+        )
 
     def start(self) -> None:
         """Registers and begins. Raises Refused, CorruptTable."""
@@ -89,7 +95,7 @@ class Driver:
         rows = (
             self._spark.readStream.format(NAME)
             .option("bulk", options.bulk).option("rows", options.batch_rows).option("bytes", options.batch_bytes)
-            .option("soon", options.soon_rows).option("range", RANGE_ROWS)
+            .option("soon", options.soon_rows).option("range", options.task_rows).option("pause", options.pause_s)
             .load()
         )  # fmt: skip
         return (
@@ -103,21 +109,24 @@ class Driver:
                 return
             try:
                 self.pipeline.run(plan)
-            except (PostdateError, flight.FlightError) as error:
+            except Exception as error:
                 self._failure = error  # Spark would tell it in a page of its own words
                 raise
 
     def watch(self) -> None:
         """Looks whether the query still runs. Raises what ended it.
 
-        A checkpoint that is lost or damaged is begun anew: the broker and the table know where they are.
+        Where it has ended before any batch began, its checkpoint is damaged, which is begun anew: the broker and the
+        table know where they are.
         """
         if self._query.isActive or self._is_stopping:
             return
         failure = self._failure or self._query.exception()
-        if self.pipeline.batch_count == 0 and self._failure is None and os.path.isdir(self._options.checkpoint_folder):
+        is_between = self._failure is None and not self._has_new_checkpoint
+        if is_between and self.pipeline.batch_count == 0 and os.path.isdir(self._options.checkpoint_folder):
             logger.warning("Spark's checkpoint cannot be used and is begun anew: %s", first_line(failure))
             shutil.rmtree(self._options.checkpoint_folder)
+            self._has_new_checkpoint = True
             self._query = self._begun()
             return
         raise (

@@ -11,17 +11,17 @@ import numpy as np
 
 from postdate.pipeline.files import Group, Window
 
-SLICE_ROWS, SLICE_BYTES = 250_000, 128 << 20
+TASK_ROWS, TASK_BYTES = 250_000, 128 << 20
 
 
 class Limits(NamedTuple):
     """Of one task."""
 
-    rows: int = SLICE_ROWS
-    bytes: int = SLICE_BYTES
+    rows: int = TASK_ROWS
+    bytes: int = TASK_BYTES
 
 
-_DEFAULT = Limits()
+DEFAULT = Limits()
 
 
 class _Spread:
@@ -46,7 +46,7 @@ def _share(low: np.ndarray, high: np.ndarray, start: int, stop: int) -> np.ndarr
     return share
 
 
-def slices(groups: list[Group], window: Window, limits: Limits = _DEFAULT) -> list[Window]:
+def slices(groups: list[Group], window: Window, limits: Limits = DEFAULT) -> list[Window]:
     """Cuts a window into such that fit one task each, in order."""
     spread = _Spread(groups)
     if not len(spread.rows):

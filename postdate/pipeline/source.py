@@ -2,7 +2,8 @@
 reach.
 
 A batch is worth its while when a minute has turned, so that the next one must be promoted, or when many rows wait. At
-each turn everything that came is taken: what was still untaken then is due a minute later at the earliest.
+each turn everything that came is taken, in several batches where it is much: what was still untaken then is due a
+minute later at the earliest.
 
 This runs in a process of Spark's own. It knows the broker by its bulk port alone, and waits where that is away.
 """
@@ -20,7 +21,6 @@ from postdate.pipeline.gate import Gate
 NAME = "postdate-plan"
 MINUTE_MS = 60_000
 _WAIT_S = 1.0  # for news, before Spark is told that there are none
-_PAUSE_S = 0.25
 
 Offset = dict[str, int]
 
@@ -31,7 +31,9 @@ def horizon_of(now_ms: int, lead_ms: int) -> int:
 
 
 class PlanSource(DataSource):
-    """Options: bulk (host:port), rows, bytes (of a batch at most), soon (rows that are worth a batch)."""
+    """Options: bulk (host:port), rows, bytes (of a batch at most), soon (rows that are worth a batch), range (rows of a
+    task), pause (seconds between two looks for news).
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -49,6 +51,8 @@ class PlanReader(DataSourceStreamReader):
         self._bulk = options["bulk"]
         self._rows, self._bytes = int(options["rows"]), int(options["bytes"])
         self._soon, self._range_rows = int(options["soon"]), int(options["range"])
+        self._pause_s = float(options["pause"])
+        self._is_behind = False  # the last batch could not take everything
         self._gate: Gate | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802
@@ -57,7 +61,7 @@ class PlanReader(DataSourceStreamReader):
             state = self._state(0)
             if state is not None:
                 return {"far": state["taken"], "horizon": state["horizon"]}
-            time.sleep(_PAUSE_S)
+            time.sleep(self._pause_s)
 
     def latestOffset(self, start: Offset, limit: object) -> Offset:  # noqa: ARG002, N802
         until = time.monotonic() + _WAIT_S
@@ -66,13 +70,14 @@ class PlanReader(DataSourceStreamReader):
             offset = start if state is None else self._next(start, state)
             if offset != start or time.monotonic() >= until:
                 return offset
-            time.sleep(_PAUSE_S)
+            time.sleep(self._pause_s)
 
     def _next(self, start: Offset, state: dict[str, Any]) -> Offset:
         horizon = max(horizon_of(state["now_ms"], state["lead_ms"]), start["horizon"])
         waiting = state["far_length"] - max(start["far"], state["taken"])
-        if horizon == start["horizon"] and waiting < self._soon:
+        if horizon == start["horizon"] and waiting < (1 if self._is_behind else self._soon):
             return start
+        self._is_behind = state["stop"] < state["far_length"]
         return {"far": max(state["stop"], start["far"]), "horizon": horizon}
 
     def _state(self, far: int) -> dict[str, Any] | None:

@@ -176,9 +176,9 @@ class Table:
         self.remove_old_files()
         return True
 
-    def remove_old_files(self) -> None:
+    def remove_old_files(self, retention_hours: int = 1) -> None:
         """Removes files that left the table an hour ago, and those that a task wrote for a batch that failed."""
-        self._delta.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)
+        self._delta.vacuum(retention_hours, dry_run=False, enforce_retention_duration=False)
         self._delta.update_incremental()
 
     def log_bytes(self) -> int:

@@ -18,15 +18,24 @@ from postdate.table_format import File
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 EDGE_MS = 2 * DAY_MS  # rows due within it go by the hour
 _CUT_MS = EDGE_MS + DAY_MS  # months are cut a day ahead of that, so that it is done once a day
-_SOON_FILES = 60
-_LATER_FILES = 500
-_MERGE_ROWS = 8_000_000  # that one merge may rewrite: some 15 s, in which the next minute can wait
-_MERGE_BYTES = 4 << 30
 
 Bucket = tuple[str, int, int]  # tier, and its rows are due after the first and at or before the second
 
-
 NO_MONTHS = 1 << 62
+
+
+class Limits(NamedTuple):
+    """How many files of a tier are many, and what one merge may rewrite: some 15 s, in which the next minute can
+    wait.
+    """
+
+    soon_files: int = 60
+    later_files: int = 500
+    rows: int = 8_000_000
+    bytes: int = 4 << 30
+
+
+DEFAULT = Limits()
 
 
 class Merge(NamedTuple):
@@ -40,7 +49,9 @@ def edge_ms(now_ms: int) -> int:
     return (now_ms + EDGE_MS) // HOUR_MS * HOUR_MS
 
 
-def planned(files: Iterable[File], now_ms: int, promoted_ms: int, last_cut_ms: int) -> Merge | None:
+def planned(
+    files: Iterable[File], now_ms: int, promoted_ms: int, last_cut_ms: int, limits: Limits = DEFAULT
+) -> Merge | None:
     """The merge that is due, if one is. Rows due at or before `promoted_ms` need not be kept.
 
     Months were cut last at `last_cut_ms`: once a day is enough.
@@ -51,24 +62,24 @@ def planned(files: Iterable[File], now_ms: int, promoted_ms: int, last_cut_ms: i
     month = sorted(by_tier.get("month", ()), key=lambda file: file.due_low)
     urgent = [file for file in month if file.due_low < now_ms + _CUT_MS]
     if urgent and (now_ms - last_cut_ms >= DAY_MS or urgent[0].due_low < now_ms + DAY_MS):
-        merge = _merge(urgent, promoted_ms, NO_MONTHS)
+        merge = _merge(urgent, promoted_ms, NO_MONTHS, limits)
         return merge._replace(ends_cut=len(merge.files) == len(urgent))
     later = sorted(by_tier.get("later", ()), key=lambda file: file.arrival_low)
-    if len(later) >= _LATER_FILES or any(file.due_low < now_ms + DAY_MS for file in later):
-        return _merge(later, promoted_ms, now_ms + _CUT_MS)
+    if len(later) >= limits.later_files or any(file.due_low < now_ms + DAY_MS for file in later):
+        return _merge(later, promoted_ms, now_ms + _CUT_MS, limits)
     soon = sorted(by_tier.get("soon", ()), key=lambda file: file.arrival_low)
-    if len(soon) >= _SOON_FILES:
-        return _merge(soon, promoted_ms, NO_MONTHS)
+    if len(soon) >= limits.soon_files:
+        return _merge(soon, promoted_ms, NO_MONTHS, limits)
     return None
 
 
-def _merge(files: list[File], promoted_ms: int, months_from_ms: int) -> Merge:
+def _merge(files: list[File], promoted_ms: int, months_from_ms: int, limits: Limits) -> Merge:
     """As many files as one merge may rewrite, from the first on, into hours before an instant and months from it on."""
     chosen: list[File] = []
     rows = size = 0
     for file in files:
         rows, size = rows + file.rows, size + file.bytes
-        if chosen and (rows > _MERGE_ROWS or size > _MERGE_BYTES):
+        if chosen and (rows > limits.rows or size > limits.bytes):
             break
         chosen.append(file)
     low = max(promoted_ms, min(file.due_low for file in chosen) - 1)

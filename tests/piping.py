@@ -1,0 +1,429 @@
+"""A broker, its bulk and a pipeline on real Spark, all on one manual clock, and a judge at the end.
+
+One Spark session serves all tests of a run: starting one takes seconds. A pipeline is a Driver on that session; it can
+be stopped, failed and started again with the same, another or no checkpoint. Time passes as a server would live it:
+from one instant that the broker asks for to the next, and the pipeline is waited for wherever a minute turns that
+matters to a message.
+"""
+
+import os
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from dialogue import Peer
+from process import free_port
+from serving import SERVED, Served
+
+from postdate.bulk.process import Bulk
+from postdate.check import check_folder
+from postdate.client.connection import parse_address
+from postdate.clock import ManualClock
+from postdate.config import Settings
+from postdate.log.disk import Disk, RealDisk
+from postdate.message import Message, encode_properties
+from postdate.pipeline import batch, java, table
+from postdate.pipeline.driver import Driver, Options, _end
+from postdate.pipeline.gate import Gate
+from postdate.pipeline.source import horizon_of
+from postdate.pipeline.spark import session
+from postdate.wire import codes
+from postdate.wire.ids import recall_handle
+
+NOW = 1_900_000_000_000 // 60_000 * 60_000 + 5_000
+SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
+TOPIC = "orders"
+WAIT_S = 180.0
+MASTER = "local[2]"
+_PAUSE_S = 0.02
+
+
+@contextmanager
+def spark_session() -> Iterator[Any]:
+    """Spark for a whole run of tests."""
+    found = java.find(os.environ)
+    assert not isinstance(found, java.Missing), found.sentence
+    before = dict(os.environ)
+    with tempfile.TemporaryDirectory(prefix="postdate-tests-", ignore_cleanup_errors=True) as folder:
+        spark = session(MASTER, "1g", found.home, Path(folder))
+        os.environ.clear()
+        os.environ.update(before)  # what Spark needs to start is nothing for other tests
+        try:
+            yield spark
+        finally:
+            _end(spark)
+
+
+class Sent(NamedTuple):
+    """A message as the judge knows it."""
+
+    body: str
+    topic: str
+    queue_id: int
+    due: int
+    unique: str
+    key: str
+
+
+class Shown(NamedTuple):
+    """A message in its queue."""
+
+    body: str
+    visible_at: int
+
+
+class Crashed(Exception):
+    """The driver dies at a step, as far as a test in its own process can have it die."""
+
+
+class Crash:
+    """Makes the n-th passing of a step of the driver fail, and every step after it: a dead process does nothing."""
+
+    def __init__(self, step: str, times: int = 1) -> None:
+        self._step, self._left = step, times
+        self.is_over = False
+
+    def __call__(self, name: str) -> None:
+        if name == self._step:
+            self._left -= 1
+        self.is_over = self.is_over or (name == self._step and self._left == 0)
+        if self.is_over:
+            raise Crashed(name)
+
+    @contextmanager
+    def planted(self) -> Iterator[Self]:
+        modules: list[Any] = [batch, table]
+        real = [module.reach for module in modules]
+        for module in modules:
+            module.reach = self
+        try:
+            yield self
+        finally:
+            for module, reach in zip(modules, real, strict=True):
+                module.reach = reach
+
+
+class Piped:
+    """See the module. `settings` go to the broker, `options` to the pipeline."""
+
+    def __init__(self, folder: Path, spark: Any, options: dict[str, Any], settings: dict[str, Any]) -> None:
+        self.folder, self.data, self.table = folder, folder / "data", folder / "table"
+        self.data.mkdir(parents=True)
+        self.spark = spark
+        self.clock = ManualClock(NOW)
+        self._options = options
+        ports = {"broker_port": free_port(), "bulk_port": free_port()}
+        self._settings = {**SERVED, "segment_bytes": 1 << 20, **ports, **settings}
+        self.sent: list[Sent] = []
+        self.never: set[str] = set()  # bodies that must not be shown
+        self.may_rescue = False
+        self.is_exact = True  # everything is shown on its millisecond
+        self.rescued_before = 0  # by brokers that were killed
+        self._reports: dict[tuple[int, int], dict[str, Any]] = {}
+        self.served: Served | None = None
+        self.bulk: Bulk | None = None
+        self.driver: Driver | None = None
+        self._gates: list[Gate] = []
+        self.start_broker()
+        self.make_topic(TOPIC, 4)
+        self.start_bulk()
+
+    # -- parts --------------------------------------------------------------------------------------------------
+
+    def start_broker(self, disk: Disk | None = None) -> None:
+        self.served = Served(disk or RealDisk(self.data), Settings(**self._settings), self.clock)
+
+    def kill_broker(self) -> None:
+        assert self.served is not None
+        self.rescued_before += self.broker.rescued_count
+        self.served.kill()
+        self.served = None
+
+    def start_bulk(self, disk: Disk | None = None) -> None:
+        address = parse_address(f"127.0.0.1:{self._settings['broker_port']}")
+        self.bulk = Bulk(self.data, address, "127.0.0.1", self._settings["bulk_port"], disk)
+
+    def kill_bulk(self) -> None:
+        assert self.bulk is not None
+        self.bulk.close()
+        self.bulk = None
+
+    @property
+    def bulk_address(self) -> str:
+        return f"127.0.0.1:{self._settings['bulk_port']}"
+
+    def options(self, **changed: Any) -> Options:
+        named = {"table": str(self.table), "master": MASTER, "pause_s": 0.02, **self._options, **changed}
+        return Options(bulk=self.bulk_address, **named)
+
+    def driver_of(self, spark: Any = None, **changed: Any) -> Driver:
+        """A pipeline that is not started yet."""
+        gate = Gate(self.bulk_address)
+        self._gates.append(gate)
+        return Driver(self.options(**changed), spark or self.spark, gate)
+
+    def start_driver(self, **changed: Any) -> Driver:
+        self.driver = self.driver_of(**changed)
+        self.driver.start()
+        return self.driver
+
+    def stop_driver(self) -> None:
+        if self.driver is not None:
+            self.driver.stop()
+            self.driver = None
+
+    def crash_driver(self, step: str, times: int, act: Callable[[], object]) -> None:
+        """Does something during which the driver reaches a step and dies there; it is gone after that."""
+        with Crash(step, times).planted() as crash:
+            act()
+            self.wait(lambda: crash.is_over, watch=False)
+            driver = self.running
+            self.wait(lambda: not driver._query.isActive, watch=False)
+        self.driver = None
+
+    @property
+    def broker(self) -> Any:
+        assert self.served is not None
+        return self.served.broker
+
+    @property
+    def far(self) -> Any:
+        return self.broker.fold.far
+
+    @property
+    def running(self) -> Driver:
+        assert self.driver is not None
+        return self.driver
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.table / "checkpoint"
+
+    def reports(self) -> list[dict[str, Any]]:
+        """What the batches of the pipeline said of themselves; a broker keeps the last hundred, and `follow` asks."""
+        assert self.served is not None
+        for report in self.served.service._pipelines.last_reports(100):
+            self._reports[report["epoch"], report["batch"]] = report
+        return list(self._reports.values())
+
+    # -- time ---------------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> int:
+        return self.clock.now_ms()
+
+    def wait(self, is_so: Callable[[], bool], *, watch: bool = True) -> None:
+        """Waits until something is so, while the pipeline runs."""
+        until = time.monotonic() + WAIT_S
+        while not is_so():
+            if watch and self.driver is not None:
+                self.driver.watch()
+            assert time.monotonic() < until, f"waited in vain; {self._where()}"
+            time.sleep(_PAUSE_S)
+
+    def _where(self) -> str:
+        far = self.far
+        return f"now {self.now}, horizon {far.horizon_at_ms}, taken {far.taken} of {far.length}, epoch {far.epoch}"
+
+    @property
+    def horizon_wanted(self) -> int:
+        return horizon_of(self.now, int(self.broker.settings.lead_ms))
+
+    def follow(self) -> None:
+        """Waits until the horizon is where it should be, and the batch that moved it is over."""
+        if self.driver is None:
+            return
+        self.wait(lambda: self.far.horizon_at_ms >= self.horizon_wanted)
+        self.rest()
+        self.reports()
+
+    def rest(self) -> None:
+        """Waits until no batch runs."""
+        with self.running._batch:
+            pass
+
+    def move(self, to: int) -> None:
+        """Time passes, the pipeline is not waited for."""
+        served = self.served
+        assert served is not None
+        served.settle()
+        while self.now < to:
+            at = min(max(self.broker.wake_at_ms, self.now), to)
+            served.pass_ms(at - self.now)
+            served.settle()
+
+    def pass_ms(self, span_ms: int) -> None:
+        self.move(self.now + span_ms)
+        self.follow()
+
+    def travel(self, to: int) -> None:
+        """Time passes and the pipeline follows: it sees every minute that something is due in, and the one before."""
+        while self.driver is not None and (due := self._next_due(to)) is not None:
+            minute = -(-due // MINUTE_MS) * MINUTE_MS
+            for step in (minute - 3 * MINUTE_MS + 1, minute - 2 * MINUTE_MS + 1):
+                if self.now < step <= to:
+                    self.move(step)
+                    self.follow()
+            self.follow()
+        self.move(max(to, self.now))
+        self.follow()
+
+    def _next_due(self, to: int) -> int | None:
+        """What is due next behind the horizon, of what will have been promoted by an instant."""
+        low, high = max(self.far.horizon_at_ms, self.now), horizon_of(to, int(self.broker.settings.lead_ms))
+        return min((sent.due for sent in self.sent if low < sent.due <= high), default=None)
+
+    def finish(self) -> None:
+        """Travels until everything is due, and so far behind it that the table is left empty."""
+        self.travel(max([self.now, *(sent.due for sent in self.sent)]) + 3 * MINUTE_MS)
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    def make_topic(self, name: str, queue_count: int) -> None:
+        served = self.served
+        assert served is not None
+        served.call(
+            lambda: served.broker.put_topic(name, self.now, read_queue_count=queue_count, write_queue_count=queue_count)
+        )
+
+    def send(
+        self, *dues: int, topic: str = TOPIC, queue_id: int | None = None, key: str = "", unique: str = "",
+        body: str = "", **properties: str,
+    ) -> list[Sent]:  # fmt: skip
+        """Sends a message for each due as one batch. `properties` take the place of TIMER_DELIVER_MS, if there are
+        any. A body that is given was sent before: it is a producer's second try.
+        """
+        served = self.served
+        assert served is not None
+        found: list[Sent] = []
+        for due in dues:
+            number = len(self.sent) + len(found)
+            where = number % 4 if queue_id is None else queue_id
+            found.append(Sent(body or f"m{number:06d}", topic, where, due, unique or f"U{number:06d}", key))
+        messages = [_message(sent, properties) for sent in found]
+
+        def write() -> None:
+            served.broker.send(messages, self.now)
+            served.broker.flush()
+            served.service.pulse._settle()
+
+        served.call(write)
+        self.sent += found
+        return found
+
+    def cancel(self, sent: Sent, *, by: str = "unique") -> str:
+        """Cancels over the wire; returns the outcome, and holds the broker to it."""
+        assert self.served is not None
+        asked: dict[str, Any] = {"topic": sent.topic}
+        if by == "unique":
+            asked["recallHandle"] = recall_handle(sent.topic, "postdate", sent.due, sent.unique)
+        else:
+            asked |= {"key": sent.key, "due": sent.due}
+        peer = Peer(self.served.port)
+        try:
+            outcome = str(peer.ask(codes.RECALL_MESSAGE, producerGroup="p", **asked).fields["outcome"])
+        finally:
+            peer.close()
+        if outcome == "cancelled":
+            alike = sent.unique if by == "unique" else sent.key
+            self.never |= {
+                each.body
+                for each in self.sent
+                if (each.topic, each.due, each.unique if by == "unique" else each.key) == (*sent[1:2], sent.due, alike)
+            }
+        return outcome
+
+    def shown(self, topic: str = TOPIC) -> dict[int, list[Shown]]:
+        """What is visible, by queue."""
+        served = self.served
+        assert served is not None
+
+        def read() -> dict[int, list[Shown]]:
+            if topic not in served.broker.fold.topics.by_name:
+                return {}
+            count = len(served.broker.fold.topics.get(topic).numbers)
+            return {queue_id: list(self._queue(topic, queue_id)) for queue_id in range(count)}
+
+        return served.call(read)
+
+    def _queue(self, topic: str, queue_id: int) -> Iterator[Shown]:
+        from postdate.log import record as records
+
+        at, end = self.broker.offsets(topic, queue_id)
+        while at < end:
+            pulled = self.broker.pull(topic, queue_id, at, count_max=1)
+            for record in pulled.records:
+                yield Shown(records.decode(record).body.decode(), self.broker.visible_at_ms(topic, queue_id, at))
+            at = pulled.next_offset
+
+    # -- the judge ----------------------------------------------------------------------------------------------
+
+    def judge(self) -> None:
+        """Every message exactly once in its queue, none early, none lost, cancelled ones never, in order, on time."""
+        everything = {topic: self.shown(topic) for topic in {sent.topic for sent in self.sent}}
+        counts = Counter(each.body for queues in everything.values() for queue in queues.values() for each in queue)
+        wanted = Counter(sent.body for sent in self.sent if sent.due <= self.now and sent.body not in self.never)
+        assert counts == wanted, f"lost or not due: {_some(wanted - counts)}; too many: {_some(counts - wanted)}"
+        for topic, queues in everything.items():
+            for queue_id, queue in queues.items():
+                self._judge_queue(topic, queue_id, queue)
+        rescued = self.rescued_before + self.broker.rescued_count
+        assert self.may_rescue or rescued == 0, f"{rescued} were rescued"
+
+    def _judge_queue(self, topic: str, queue_id: int, queue: list[Shown]) -> None:
+        known = {sent.body: (number, sent) for number, sent in enumerate(self.sent) if sent.topic == topic}
+        topics = self.broker.fold.topics
+        numbers, in_time = topics.get(topic).numbers, []
+        for each in queue:
+            number, sent = known[each.body]
+            assert topics.target[numbers[sent.queue_id]] == numbers[queue_id], f"{sent} is in queue {queue_id}"
+            assert each.visible_at >= sent.due, f"{sent} is early: {each.visible_at}"
+            assert not self.is_exact or each.visible_at == sent.due, f"{sent} is late: {each.visible_at}"
+            if each.visible_at == sent.due:
+                in_time.append((sent.due, number))
+        assert in_time == sorted(in_time), f"queue {queue_id} of {topic} is not in order"
+
+    def close(self) -> None:
+        """Ends every part that runs."""
+        self.stop_driver()
+        if self.bulk is not None:
+            self.kill_bulk()
+        if self.served is not None:
+            self.served.stop()
+            self.served = None
+        for gate in self._gates:
+            gate.close()
+
+
+def _message(sent: Sent, properties: dict[str, str]) -> Message:
+    named = properties or {"TIMER_DELIVER_MS": str(sent.due)}
+    named = {"UNIQ_KEY": sent.unique, **({"KEYS": sent.key} if sent.key else {}), **named}
+    return Message(sent.topic, sent.body.encode(), encode_properties(named), queue_id=sent.queue_id)
+
+
+def _some(counts: Counter[str]) -> list[str]:
+    return sorted(counts)[:10] + ([f"and {len(counts) - 10} more"] if len(counts) > 10 else [])
+
+
+@contextmanager
+def piping(folder: Path, spark: Any, *, settings: dict[str, Any] | None = None, **options: Any) -> Iterator[Piped]:
+    """A broker with a pipeline that is not started yet. Judged at the end, and the folder is checked."""
+    piped = Piped(folder, spark, options, settings or {})
+    try:
+        yield piped
+        piped.judge()
+    finally:
+        piped.close()
+    report = check_folder(RealDisk(piped.data))
+    assert report.ok, report.findings
+
+
+def copied(source: Path, target: Path) -> None:
+    """A folder, as it is now, in another place; what was there is gone."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target)
