@@ -24,6 +24,18 @@ def memory_mb(pid: int, field: str = "VmRSS") -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1_000
 
 
+def tree(pid: int) -> list[int]:
+    """A process and all that it, or what it started, has started."""
+    found = [pid]
+    try:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for child in (thread / "children").read_text().split():
+                found += tree(int(child))
+    except OSError:  # it has ended meanwhile
+        pass
+    return found
+
+
 def end(process: "subprocess.Popen[Any]") -> None:
     """Ends a process that we started, even one that is paused; one that does not end by itself is killed."""
     process.send_signal(signal.SIGCONT)

@@ -19,6 +19,7 @@ from postdate.log.disk import RealDisk
 
 ROOT = Path(__file__).parent.parent
 START_S, STOP_S = 60.0, 60.0
+_MARK = "BROKER_OF_A_TEST"  # a variable that whatever a broker starts inherits
 
 # Small files, so that snapshots and several segments come within seconds.
 SMALL_FILES: dict[str, Any] = {"segment_bytes": 1 << 20, "batch_bytes_max": 1 << 20, "queue_file_rows": 4_096}
@@ -57,7 +58,8 @@ class Broker:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "postdate", "up", "--json", *flags], stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=log, text=True, cwd=self._folder, env={**own, "PYTHONPATH": str(ROOT)},
+                stdout=subprocess.PIPE, stderr=log, text=True, cwd=self._folder,
+                env={**own, "PYTHONPATH": str(ROOT), _MARK: str(self._folder)},
                 start_new_session=True,
             )  # fmt: skip
         assert self._process.stdout is not None
@@ -102,6 +104,20 @@ class Broker:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    def processes(self) -> dict[int, str]:
+        """Every process that lives by it, itself included, with its command: also those that a part has started, and
+        those that are left when it is gone.
+        """
+        mark = f"{_MARK}={self._folder}".encode()
+        found = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (path / "environ").read_bytes().split(b"\0"):
+                    found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            except OSError:  # it has ended meanwhile, or is another user's
+                continue
+        return found
 
     @property
     def resident_bytes(self) -> int:

@@ -9,6 +9,7 @@ from helpers import (
     HOUR_MS,
     LEAD_MS,
     MINUTE_MS,
+    SECOND_MS,
     SMALL,
     T0,
     Data,
@@ -288,3 +289,127 @@ def test_a_burst_in_several_chunks_comes_in_order_of_arrival(data: Data) -> None
     send(broker, T0 + 1, message("single", due=due))
     advance(broker, due)
     assert bodies(broker) == [f"{n:02d}" for n in range(30)] + ["single"]
+
+
+# -- who is served ----------------------------------------------------------------------------------------------
+
+
+RESCUE_LEAD_MS = LEAD_MS // 2
+
+
+def test_a_pipeline_serves_while_its_horizon_is_far_enough_ahead(data: Data) -> None:
+    broker = data.open()
+    assert not broker.is_served(T0), "there is none"
+    epoch = registered(broker)
+    assert not broker.is_served(T0), "it has done nothing yet"
+    stage(broker, epoch, 0, T0 + 2 * MINUTE_MS)
+    last = T0 + 2 * MINUTE_MS - RESCUE_LEAD_MS
+    assert broker.is_served(last)
+    assert not broker.is_served(last + 1)
+    stage(broker, epoch, 0, T0 + 3 * MINUTE_MS)
+    assert broker.is_served(last + MINUTE_MS)
+    registered(broker)
+    assert broker.is_served(last + MINUTE_MS), "what the old one has staged is as good as before"
+
+
+def minutes(broker: Broker, epoch: int, start: int, count: int) -> None:
+    """A pipeline in normal life: at each whole minute it takes all and promotes up to the next minute but one. What it
+    takes is due later than all of this.
+    """
+    for at_ms in range(start, start + count * MINUTE_MS, MINUTE_MS):
+        advance_to(broker, at_ms - MINUTE_MS, at_ms)
+        stage(broker, epoch, broker.fold.far.length, at_ms + 2 * MINUTE_MS, [], at_ms)
+
+
+def test_in_normal_life_nothing_is_rescued(data: Data) -> None:
+    broker = data.open()
+    epoch = registered(broker)
+    start = T0 // MINUTE_MS * MINUTE_MS
+    minutes(broker, epoch, start, 3)
+    for number in range(3):
+        at_ms = start + (number + 2) * MINUTE_MS
+        # The earliest due that is still far, right after a batch: it waits a whole minute to be taken.
+        send(broker, at_ms + 1, message(str(number), due=broker.fold.far.horizon_at_ms + 1))
+        assert broker.fold.far.length == number + 1
+        advance_to(broker, at_ms + 1, at_ms + MINUTE_MS + RESCUE_LEAD_MS)  # half a minute late
+        stage(broker, epoch, number + 1, at_ms + 3 * MINUTE_MS, [], at_ms + MINUTE_MS + RESCUE_LEAD_MS)
+        assert broker.rescued_count == 0
+
+
+def test_what_a_serving_pipeline_has_not_taken_is_rescued_before_it_is_late(data: Data) -> None:
+    """It promotes in time and lags with taking: a backlog."""
+    broker, epoch, _ = far_pair(data)
+    due = T0 + FAR_MS
+    stage(broker, epoch, 1, due + HOUR_MS)
+    advance_to(broker, T0, due + 1 - RESCUE_LEAD_MS - 1)
+    assert broker.rescued_count == 0
+    assert broker.wake_at_ms == due + 1 - RESCUE_LEAD_MS
+    advance(broker, due + 1 - RESCUE_LEAD_MS)
+    assert broker.rescued_count == 1
+    advance_to(broker, due, due + 1)
+    assert bodies(broker) == ["1"], "the other one was taken: the pipeline has said that it promoted it"
+
+
+def test_a_pipeline_that_does_nothing_more_is_noticed_at_the_instant_when_it_is_late(data: Data) -> None:
+    """Dead, hanging, lagging: it is one case. All that it has taken and not staged comes out of the log."""
+    broker, epoch, _ = far_pair(data)
+    due = T0 + FAR_MS
+    horizon = due - 10 * SECOND_MS
+    late_at_ms = horizon - RESCUE_LEAD_MS + 1
+    stage(broker, epoch, 2, horizon)
+    assert broker.wake_at_ms == late_at_ms
+    advance_to(broker, T0, late_at_ms - 1)
+    assert (broker.rescued_count, broker.is_served(late_at_ms - 1)) == (0, True)
+    advance(broker, late_at_ms)
+    assert (broker.rescued_count, broker.is_served(late_at_ms)) == (2, False)
+    advance_to(broker, late_at_ms, due + 1)
+    assert bodies(broker) == ["0", "1"]
+    assert [record.stored_at_ms for record in pulled(broker)] == [due, due + 1]
+
+
+def test_a_pipeline_that_comes_back_in_time_leaves_nothing_to_rescue(data: Data) -> None:
+    broker, epoch, messages = far_pair(data)
+    due = T0 + FAR_MS
+    stage(broker, epoch, 2, T0 + 2 * MINUTE_MS)
+    advance_to(broker, T0, due - LEAD_MS - 1)
+    upload(broker, data, "c1", messages, [0, 1])
+    stage(broker, registered(broker), 2, due + 1, ["c1"], due - LEAD_MS - 1)
+    advance_to(broker, due - LEAD_MS - 1, due + MINUTE_MS)
+    assert (bodies(broker), broker.rescued_count) == (["0", "1"], 0)
+
+
+def test_the_rescue_lead_is_a_setting_that_may_change(data: Data) -> None:
+    broker = data.open(dataclasses.replace(SMALL, rescue_lead_ms=5_000))
+    stage(broker, registered(broker), 0, T0 + MINUTE_MS)
+    assert broker.is_served(T0 + MINUTE_MS - 5_000)
+    broker.change_settings({"rescue_lead_ms": "10s"})
+    assert not broker.is_served(T0 + MINUTE_MS - 5_000)
+    with pytest.raises(UsageError, match=r"rescue_lead_ms is 60000, not less than lead_ms \(60000\)"):
+        broker.change_settings({"rescue_lead_ms": "60s"})
+
+
+# -- what the table must hold -----------------------------------------------------------------------------------
+
+
+def test_the_rows_of_the_table_are_counted_and_do_not_go_down(data: Data) -> None:
+    broker, epoch, _ = far_pair(data)
+    broker.stage(Stage(epoch, (0, 1), (0, T0), (), 1, 0), T0)
+    broker.stage(Stage(epoch, (1, 2), (T0, T0 + 1), (), 7, 2), T0)
+    broker.stage(Stage(epoch, (2, 2), (T0 + 1, T0 + 2), (), 7, 3), T0)
+    for rows_in, rows_out in ((6, 0), (7, -1)):
+        with pytest.raises(Refused, match=f"rows_in is {rows_in} and rows_out {rows_out}: 7 rows came"):
+            broker.stage(Stage(epoch, (2, 2), (T0 + 2, T0 + 3), (), rows_in, rows_out), T0)
+    for reopen in (data.crash, data.close):
+        assert (broker.fold.far.rows_in, broker.fold.far.rows_out) == (7, 5)
+        reopen(broker)
+        broker = data.open()
+
+
+def test_a_snapshot_of_an_earlier_version_knows_no_table(data: Data) -> None:
+    broker, epoch, _ = far_pair(data)
+    stage(broker, epoch, 2, T0)
+    state = broker.fold.far.state()
+    for name in ("table", "rows_in", "rows_out"):
+        del state[name]
+    broker.fold.far.load(state)
+    assert (broker.fold.far.table, broker.fold.far.rows_in, broker.fold.far.rows_out) == ("", 0, 0)

@@ -60,6 +60,36 @@ def test_an_unknown_flush_mode_is_refused() -> None:
         Settings(flush="never")
 
 
+def test_a_pipeline_is_embedded_or_none() -> None:
+    with pytest.raises(UsageError, match="pipeline is 'maybe', expected one of embedded, none"):
+        Settings(pipeline="maybe")
+
+
+@pytest.mark.parametrize(
+    "master",
+    [
+        "local",
+        "local[4]",
+        "local[*]",
+        "local[4,2]",
+        "spark://a:7077",
+        "spark://a:7077,b:7077",
+        "yarn",
+        "k8s://https://a:1",
+    ],
+)
+def test_a_master_that_spark_knows_is_taken(master: str) -> None:
+    assert Settings(spark_master=master).spark_master == master
+
+
+@pytest.mark.parametrize(
+    "master", ["", "locally", "local[]", "local[a]", "spark://a", "sparc://a:7077", "spark://a:7077,"]
+)
+def test_a_master_that_spark_does_not_know_is_refused(master: str) -> None:
+    with pytest.raises(UsageError, match=r"spark_master is .*, expected local, "):
+        Settings(spark_master=master)
+
+
 def test_a_segment_is_a_power_of_two() -> None:
     with pytest.raises(UsageError, match="segment_bytes is 65544, expected a power of two"):
         Settings(segment_bytes=(1 << 16) + 8, batch_bytes_max=4_096)

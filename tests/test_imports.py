@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 ROWS: tuple[tuple[str, ...], ...] = (
     ("__init__",),  # Every import of ours runs it, so it may know none of us, but for the client on its first use.
     ("message", "errors", "config", "clock", "keys"),
-    ("log", "wheel", "wire"),
+    ("log", "wheel", "wire", "table_format"),
     ("topics", "tombstones", "far", "groups", "pops", "index"),
     ("fold",),
     ("recovery", "intake", "handout"),

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postdate.pipeline import tiers
-from postdate.pipeline.files import NEVER, File, Group, Window
+from postdate.pipeline.files import NEVER, Group, Window
 from postdate.pipeline.plan import Limits, slices
 from postdate.pipeline.source import horizon_of
 from postdate.pipeline.tiers import DAY_MS, HOUR_MS, NO_MONTHS, buckets, planned
+from postdate.table_format import File
 
 NOW = int(datetime(2030, 1, 15, 12, 30, tzinfo=UTC).timestamp() * 1_000)
 

@@ -312,3 +312,17 @@ def test_a_server_that_stops_answers_who_waits_for_the_table(tmp_path: Path) -> 
         reply = peer.answer_to(opaque)
         assert outcome(reply) == UNKNOWN
         assert "before the broker stopped" in (reply.remark or "")
+
+
+def test_a_cancel_is_answered_as_before_after_a_rescue_has_left_its_message_out(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer, connected(served) as reader:
+        arrivals = taken(served, peer)
+        attach(reader)
+        opaque = say_cancel(peer)
+        answer(reader, reader.next_notice(), arrivals)
+        assert outcome(peer.answer_to(opaque)) == CANCELLED
+        served.pass_ms(FAR_MS - SECOND_MS)
+        served.settle()
+        opaque = say_cancel(peer)
+        answer(reader, reader.next_notice(), arrivals)
+        assert outcome(peer.answer_to(opaque)) == CANCELLED

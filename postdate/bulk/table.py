@@ -21,8 +21,8 @@ from postdate.errors import PostdateError
 from postdate.log import record as records
 from postdate.log.batch import MESSAGE
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
+from postdate.table_format import MESSAGES
 
-MESSAGES = "messages"  # the part of the table that has what waits
 _TRIES = 3
 _HASH_OF = {"unique": "unique_hash", "key": "key_hash"}
 

@@ -5,6 +5,7 @@
     a second fold        the log applied anew, compared with the snapshots and with the queue, time and far files
     queues               every entry against its record: size, tag, never before its due, order, never twice
     far queue, chunks    rows against their records; chunks against their sums and records
+    table                a local one: files against the Delta log, rows against the far queue and the log
 
 Nothing on disk is changed: the second fold works on an overlay, and only the folder's lock is taken. Damage is never
 raised; it becomes a finding with its place, and the check goes on with what it can still look at. What a crash leaves
@@ -14,7 +15,7 @@ What it cannot find: once retention has been at work, a lost first file of a que
 retention has removed.
 
 The price: 10 to 15 s for a million messages, nearly all of it to decode and apply them one by one, and 0.6 KB of RAM
-for each message in the log.
+for each message in the log; of the table each row takes as long, and 16 bytes.
 """
 
 from typing import Any
@@ -30,6 +31,7 @@ from postdate.check.queues import QueueCheck
 from postdate.check.refold import Refold
 from postdate.check.report import Report
 from postdate.check.sums import check_sums
+from postdate.check.table import check_table
 from postdate.check.tables import Tables
 from postdate.check.walk import Hole, place_of, walk
 from postdate.config import KIB, Settings
@@ -91,6 +93,7 @@ def _check(folder: Folder) -> None:
     pointers = Pointers(folder, tables, index, log)
     QueueCheck(folder, tables, pointers).run()
     check_far(folder, tables, pointers)
+    check_table(folder, tables, refold, index)
 
 
 def _index(folder: Folder, tables: Tables, log: LogCheck, refold: Refold) -> Index:

@@ -58,16 +58,27 @@ def keys_problem(properties: dict[str, str], unique_hash: int, first_hash: int, 
     return ""
 
 
-def message_problem(record: records.Record, row: tuple[int, ...], at_ms: int) -> str:
-    _, level, flags, _, due_at_ms, unique_hash, first_hash, tagged, *_ = row
+def due_problem(properties: dict[str, str], due_at_ms: int, level: int, at_ms: int) -> str:
+    """A message's properties against the due and the level that its row holds; it came at `at_ms`."""
     try:
-        properties = decode_properties(record.properties)
         # What a level meant is a setting and stands nowhere; all other delays say their due themselves.
         expected = due(properties, at_ms, _LEVELS, NEVER) if not level else (due_at_ms, 0)
     except IllegalMessage as error:
         return str(error)
     if expected != (due_at_ms, 0):
         return f"the row says due {due_at_ms} and level {level}, the properties {expected[0]} and {expected[1]}"
+    return ""
+
+
+def message_problem(record: records.Record, row: tuple[int, ...], at_ms: int) -> str:
+    _, level, flags, _, due_at_ms, unique_hash, first_hash, tagged, *_ = row
+    try:
+        properties = decode_properties(record.properties)
+    except IllegalMessage as error:
+        return str(error)
+    problem = due_problem(properties, due_at_ms, level, at_ms)
+    if problem:
+        return problem
     more = bool(flags & MORE_KEYS)
     if more != bool(other_keys(properties.get(PROPERTY_KEYS, ""))):
         return f"the row says that there are {'more keys' if more else 'no more keys'} than the first; that is not so"

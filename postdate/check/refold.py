@@ -40,7 +40,7 @@ class Refold:
         self._loaded = {rows.folder: rows.length for rows in self._all_rows()}
         # The snapshot that it began from is no proof of itself.
         self._uncompared = {s.position: s for s in folder.saved if self._next == 0 or s.position > self._next}
-        self._stopped = False
+        self.is_stopped = False  # at a hole of the log, or at a batch that cannot be applied
         self._compare_snapshot()
 
     # -- where to begin -----------------------------------------------------------------------------------------
@@ -75,18 +75,18 @@ class Refold:
         Not known is also what comes while the clock is behind an instant that it has shown before: nothing fires then.
         """
         fold = self.fold
-        follows = not self._stopped and batch.offset == self._next
+        follows = not self.is_stopped and batch.offset == self._next
         if fold is None or not follows or batch.at_ms < fold.fired_at_ms:
             return -1
         return batch.at_ms + fold.lead_ms
 
     def stop(self) -> None:
         """The log has a hole here."""
-        self._stopped = True
+        self.is_stopped = True
 
     def apply(self, batch: Batch) -> None:
         """Takes the next batch or filler; those before the beginning are passed over."""
-        if self.fold is None or self._stopped or batch.offset < self._next:
+        if self.fold is None or self.is_stopped or batch.offset < self._next:
             return
         if batch.offset > self._next:
             place = place_of(self._folder.segments, self._next)
@@ -131,7 +131,7 @@ class Refold:
     def finish(self, log_end: int) -> None:
         """After the last batch."""
         for position, saved in self._uncompared.items():
-            if self.fold is not None and not self._stopped:
+            if self.fold is not None and not self.is_stopped:
                 self._report.find(f"{saved.path}: no batch ends at {position}, the log ends at {log_end}")
         newest = self._folder.newest
         lengths = newest.lengths if newest else {}
@@ -174,7 +174,7 @@ class Refold:
         )
 
     def _check_held(self) -> None:
-        held = self.fold.held if self.fold is not None and not self._stopped else {}
+        held = self.fold.held if self.fold is not None and not self.is_stopped else {}
         segments = self._folder.segments
         for number, count in held.items():
             if number << segments.shift not in segments.bases:

@@ -43,12 +43,18 @@ def _bulk(settings: Settings, addresses: Addresses) -> list[str]:
 
 
 def _pipeline(settings: Settings, addresses: Addresses) -> list[str]:
-    table = settings.table or str(Path(settings.data).resolve() / "table")
     return [
-        sys.executable, "-m", "postdate", "pipeline", "--bulk", _from_here(addresses[BULK]), "--table", table,
-        "--master", settings.spark_master, "--memory", str(settings.spark_memory_bytes),
-        "--parent-pid", str(os.getpid()),
+        sys.executable, "-m", "postdate", "pipeline", "--bulk", _from_here(addresses[BULK]),
+        "--table", _table(settings), "--master", settings.spark_master,
+        "--memory", str(settings.spark_memory_bytes), "--parent-pid", str(os.getpid()),
     ]  # fmt: skip
+
+
+def _table(settings: Settings) -> str:
+    """A folder by its whole path: whoever reads it, bulk among them, may work in another one."""
+    if "://" in settings.table:
+        return settings.table
+    return str(Path(settings.table or f"{settings.data}/table").resolve())
 
 
 def _java(home: str) -> dict[str, str] | str:

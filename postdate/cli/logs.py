@@ -13,9 +13,11 @@ def add_log_level(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-level", choices=_LEVELS, default="info", help="what is told on stderr (default: info)")
 
 
-def start_logging(level: str) -> None:
+def start_logging(level: str, only: str = "") -> None:
+    """Of one logger and those below it, where a library would tell things that are nobody's business."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines())
+    handler.addFilter(logging.Filter(only))
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 

@@ -1,7 +1,6 @@
 """`postdate pipeline`: the Spark pipeline in the foreground, until it is told to stop."""
 
 import argparse
-import logging
 import os
 
 from postdate import config
@@ -70,8 +69,8 @@ def _pipeline(arguments: argparse.Namespace) -> int:
     if isinstance(found, java.Missing):
         raise UsageError(f"{found.sentence}: {java.INSTALL}, or name its folder with --java-home")
     os.environ["JAVA_HOME"] = found.home  # Spark looks there, and nowhere else
-    start_logging(arguments.log_level)
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it tells of every call; what fails comes as an exception
+    # Spark's bridge to Java tells of every call, and of those that Java's end breaks; what fails comes as an exception.
+    start_logging(arguments.log_level, only="postdate")
     # Only now: what has to do with Spark takes a second to load.
     from postdate.pipeline import driver
 

@@ -2,5 +2,5 @@
 due.
 
 Driver:     driver, spark, source, batch, table, plan, tiers, history
-Executors:  tasks, files, columns, gate, steps: the standard library and pyarrow are all they need
+Executors:  tasks, files, gate, steps: the standard library and pyarrow are all they need
 """

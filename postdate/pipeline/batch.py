@@ -15,12 +15,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from postdate.errors import CorruptTable
 from postdate.pipeline import tasks, tiers
-from postdate.pipeline.files import NEVER, File, Group, Window, Written, touches
+from postdate.pipeline.files import NEVER, Group, Window, Written, touches
 from postdate.pipeline.gate import Gate
 from postdate.pipeline.history import History
 from postdate.pipeline.plan import slices
 from postdate.pipeline.steps import reach
 from postdate.pipeline.table import Table
+from postdate.table_format import File
 
 logger = logging.getLogger("postdate.pipeline")
 
@@ -54,9 +55,11 @@ class Pipeline:
 
     # -- starting -----------------------------------------------------------------------------------------------
 
-    def register(self, master: str) -> State:
-        """Becomes the one pipeline that may stage, and proves that the table holds what was taken."""
-        state = self._gate.register(self.table.place.uri, master)
+    def register(self, table: str, master: str) -> State:
+        """Becomes the one pipeline that may stage, and proves that the table holds what was taken. `table` is where
+        that is, for others who look for it: the folder that its messages are in.
+        """
+        state = self._gate.register(table, master)
         self.epoch = state["epoch"]
         for name in self.table.torn:
             logger.warning("entry %s of the Delta log was cut by a crash before it counted; it was set aside", name)

@@ -20,6 +20,7 @@ from postdate.pipeline.history import History
 from postdate.pipeline.source import NAME, PlanSource
 from postdate.pipeline.spark import scratch, session
 from postdate.pipeline.table import Table
+from postdate.table_format import CHECKPOINT, HISTORY, MESSAGES
 
 logger = logging.getLogger("postdate.pipeline")
 
@@ -43,12 +44,17 @@ class Options:
     soon_rows: int = RANGE_ROWS  # so many that wait are worth a batch before the minute turns
 
     @property
+    def root(self) -> str:
+        """The table's folder or URI, such that it means the same to a process that runs elsewhere."""
+        return self.table.rstrip("/") if "://" in self.table else str(Path(self.table).resolve())
+
+    @property
     def messages(self) -> str:
-        return f"{self.table.rstrip('/')}/messages"
+        return f"{self.root}/{MESSAGES}"
 
     @property
     def history(self) -> str:
-        return f"{self.table.rstrip('/')}/history"
+        return f"{self.root}/{HISTORY}"
 
     @property
     def checkpoint_folder(self) -> str:
@@ -56,7 +62,7 @@ class Options:
             return self.checkpoint
         if "://" in self.table:
             raise UsageError(f"the table is {self.table}: name a folder for Spark's checkpoint with --checkpoint")
-        return str(Path(self.table).resolve() / "checkpoint")
+        return f"{self.root}/{CHECKPOINT}"
 
 
 class Driver:
@@ -74,7 +80,7 @@ class Driver:
 
     def start(self) -> None:
         """Registers and begins. Raises Refused, CorruptTable."""
-        self.pipeline.register(self._options.master)
+        self.pipeline.register(self._options.root, self._options.master)
         self._spark.dataSource.register(PlanSource)
         self._query = self._begun()
 

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from postdate.pipeline.columns import CANCEL, MESSAGE, ROW_GROUP_ROWS, SCHEMA, WRITER_OPTIONS
 from postdate.pipeline.steps import reach
+from postdate.table_format import CANCEL, MESSAGE, ROW_GROUP_ROWS, SCHEMA, WRITER_OPTIONS, File
 
 NEVER = (1 << 63) - 1
 SYNC_TRACE = "POSTDATE_SYNC_TRACE"  # a file: one line per sync, for tests of a power loss
@@ -28,33 +28,6 @@ class Group(NamedTuple):
     arrival_low: int
     arrival_high: int
     has_cancels: bool
-
-
-class File(NamedTuple):
-    """A file of the table, as the Delta log describes it."""
-
-    path: str  # from the table's folder
-    bytes: int
-    rows: int
-    due_low: int
-    due_high: int
-    arrival_low: int
-    arrival_high: int
-
-    @property
-    def tier(self) -> str:
-        return self.path.partition("-")[0]
-
-    def stats(self) -> str:
-        """As the Delta log wants them."""
-        return json.dumps(
-            {
-                "numRecords": self.rows,
-                "minValues": {"due": self.due_low, "arrival": self.arrival_low},
-                "maxValues": {"due": self.due_high, "arrival": self.arrival_high},
-                "nullCount": {},
-            }
-        )
 
 
 class Written(NamedTuple):
@@ -213,7 +186,7 @@ def read_window(
 
 def _read_file(place: Place, name: str, window: Window, wanted: pa.Schema) -> pa.Table | None:
     with place.files.open_input_file(place.path(name)) as handle:
-        file = pq.ParquetFile(handle)
+        file = pq.ParquetFile(handle, page_checksum_verification=True)
         chosen = [index for index, group in enumerate(groups_of(file.metadata)) if touches(group, window)]
         if not chosen:
             return None

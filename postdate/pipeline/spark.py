@@ -11,8 +11,8 @@ import postdate
 
 # What an executor imports, from the package's folder.
 _TRAVELLERS = (
-    "__init__.py", "errors.py", "message.py", "keys.py", "log/__init__.py", "log/record.py", "pipeline/__init__.py",
-    "pipeline/columns.py", "pipeline/files.py", "pipeline/gate.py", "pipeline/source.py", "pipeline/steps.py",
+    "__init__.py", "errors.py", "message.py", "keys.py", "table_format.py", "log/__init__.py", "log/record.py",
+    "pipeline/__init__.py", "pipeline/files.py", "pipeline/gate.py", "pipeline/source.py", "pipeline/steps.py",
     "pipeline/tasks.py",
 )  # fmt: skip
 

@@ -5,22 +5,20 @@ how many rows were ever appended for them. A commit is not retried: where the ne
 lives.
 """
 
-import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from postdate.errors import CorruptTable, Refused
-from postdate.pipeline.columns import SCHEMA
-from postdate.pipeline.files import File, Group, Place, Window, Written, read_groups, touches
+from postdate.pipeline.files import Group, Place, Window, Written, read_groups, touches
 from postdate.pipeline.steps import reach
+from postdate.table_format import FAR, LOG, ROWS, SCHEMA, File, entry, files_of, is_whole, versions
 
-FAR, ROWS = "postdate-far", "postdate-rows"
-_LOG = "_delta_log"
 _CHECKPOINT_EVERY = 100  # commits
 _GROUPS_KEPT = 2_000  # files whose row groups are remembered
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
@@ -57,25 +55,25 @@ class Table:
 
     def _created(self) -> DeltaTable:
         delta = DeltaTable.create(self.place.uri, schema=SCHEMA, configuration=_CONFIGURATION)
-        self.place.sync([_entry(0)])
+        self.place.sync([entry(0)])
         self.place.sync_folders()
         return delta
 
     def _set_torn_aside(self) -> None:
         """The newest entry of the log may be cut: it was not synced yet, so nothing was staged by it."""
-        folder = self.place.path(_LOG)
-        names = sorted(n for n in (os.listdir(folder) if os.path.isdir(folder) else ()) if _is_entry(n))
-        if names and not _is_whole(f"{folder}/{names[-1]}"):
-            os.replace(f"{folder}/{names[-1]}", f"{folder}/{names[-1]}.torn")
-            self.torn.append(names[-1])
+        folder = self.place.path(LOG)
+        known = versions(os.listdir(folder) if os.path.isdir(folder) else ())
+        newest = self.place.path(entry(known[-1])) if known else ""
+        if newest and not is_whole(Path(newest).read_bytes()):
+            os.replace(newest, f"{newest}.torn")
+            self.torn.append(os.path.basename(newest))
 
-    def _active(self) -> Iterable[File]:
-        actions = self._delta.get_add_actions(flatten=True)
-        names = ("path", "size_bytes", "num_records", "min.due", "max.due", "min.arrival", "max.arrival")
-        present = set(actions.column_names)
-        if actions.num_rows and not present.issuperset(names):
-            raise CorruptTable(f"the table {self.place.uri} has files without statistics of due and arrival")
-        return map(File, *(actions.column(name).to_pylist() for name in names)) if actions.num_rows else ()
+    def _active(self) -> list[File]:
+        files = files_of(self._delta)
+        for file in files:
+            if None in file:
+                raise CorruptTable(f"{file.path} of the table {self.place.uri} has no statistics of due and arrival")
+        return files
 
     # -- what it says -------------------------------------------------------------------------------------------
 
@@ -146,7 +144,7 @@ class Table:
         except CommitFailedError as error:
             raise Refused(f"version {version} of the table {self.place.uri} exists: another writer lives") from error
         reach("table.committed")
-        self.place.sync([_entry(version)])
+        self.place.sync([entry(version)])
         reach("table.synced")
         self._note(version, added, removed)
 
@@ -172,8 +170,8 @@ class Table:
         self._delta.create_checkpoint()
         version = self._delta.version()
         if self.place.is_local:
-            names = [n for n in os.listdir(self.place.path(_LOG)) if n.startswith(f"{version:020d}.checkpoint")]
-            self.place.sync([*(f"{_LOG}/{name}" for name in names), f"{_LOG}/_last_checkpoint"])
+            names = [n for n in os.listdir(self.place.path(LOG)) if n.startswith(f"{version:020d}.checkpoint")]
+            self.place.sync([*(f"{LOG}/{name}" for name in names), f"{LOG}/_last_checkpoint"])
         self._delta.cleanup_metadata()
         self.remove_old_files()
         return True
@@ -185,21 +183,4 @@ class Table:
 
     def log_bytes(self) -> int:
         """The size of the Delta log."""
-        return sum(self.place.sizes(_LOG).values())
-
-
-def _entry(version: int) -> str:
-    return f"{_LOG}/{version:020d}.json"
-
-
-def _is_entry(name: str) -> bool:
-    return len(name) == 25 and name.endswith(".json") and name[:20].isdigit()
-
-
-def _is_whole(path: str) -> bool:
-    with open(path, "rb") as handle:
-        lines = handle.read().splitlines()
-    try:
-        return bool(lines) and all(isinstance(json.loads(line), dict) for line in lines if line.strip())
-    except ValueError:
-        return False
+        return sum(self.place.sizes(LOG).values())

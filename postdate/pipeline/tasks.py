@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 
 from postdate.log import record as records
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
-from postdate.pipeline.columns import CANCEL, CHUNK_COLUMNS, MESSAGE, ORDER, SCHEMA
 from postdate.pipeline.files import NEVER, Place, Window, Written, read_window, write
 from postdate.pipeline.gate import Gate
 from postdate.pipeline.steps import reach
+from postdate.table_format import CANCEL, CHUNK_COLUMNS, MESSAGE, ORDER, SCHEMA
 
 Task = dict[str, Any]
 Result = dict[str, Any]

@@ -138,13 +138,15 @@ class Part:
             # Before it is reaped, so that its number is certain to be its own: what it started goes with it.
             os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
+            ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            self._state = f"starts again: it {ending}"
             self._process = None
             self._ended.set()
             await asyncio.wait(readers, timeout=_LEFT_S)
         finally:
             for reader in readers:
                 reader.cancel()
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return ending
 
     async def stop(self, seconds: float) -> None:
         """Asks the process to end, and kills it with all that it started where it has not after so many seconds."""
@@ -175,6 +177,7 @@ class Part:
             if said == 1:
                 addresses[self.name] = line.rpartition(" ")[2]
                 self._state = f"{line.removeprefix(self.name).lstrip()} (process {process.pid})"
+                self._last_lines.clear()  # what it said on its way tells nothing about an end that comes later
                 self.is_up.set()
 
     async def _read_stderr(self, pipe: IO[bytes]) -> None:

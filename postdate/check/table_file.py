@@ -1,0 +1,253 @@
+"""One file of the table: its order, its statistics, and every row against its record, the far queue and the log."""
+
+import json
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from postdate.check.folder import Folder, named
+from postdate.check.known import Index
+from postdate.check.record import due_problem, keys_problem
+from postdate.errors import CorruptLog, IllegalMessage
+from postdate.keys import key_hash
+from postdate.log import record as records
+from postdate.message import PROPERTY_KEYS, PROPERTY_TAGS, decode_properties
+from postdate.table_format import CANCEL, MESSAGE, SCHEMA, STATISTICS, File
+
+# What a row shares with its far row, and how the far row's number is read as the table's.
+_SHARED = {
+    "due": np.int64, "kind": np.int8, "queue": np.int32, "level": np.int8, "tag_hash": np.int32,
+    "unique_hash": np.int64, "key_hash": np.int64,
+}  # fmt: skip
+_WORDS = {"due_low": "smallest due", "due_high": "largest due", "arrival_low": "smallest arrival"}
+_WORDS |= {"arrival_high": "largest arrival", "rows": "count of rows"}
+
+
+class Sources(NamedTuple):
+    """What the rows of the table were made from."""
+
+    folder: Folder
+    known: Index
+    far: np.ndarray  # the far rows that are there; none where they cannot be trusted
+
+
+class Seen(NamedTuple):
+    """The rows of a file, as far as all files together are of interest."""
+
+    due: np.ndarray
+    arrival: np.ndarray
+
+
+class Group:
+    """The rows of one row group, as columns."""
+
+    def __init__(self, rows: pa.Table, start: int, path: str) -> None:
+        self._rows = rows
+        self._start, self._path = start, path
+        self.count = rows.num_rows
+
+    def place(self, hit: int) -> str:
+        return f"{self._path}, row {self._start + hit}"
+
+    def numbers(self, name: str) -> np.ndarray:
+        column: np.ndarray = self._rows.column(name).to_numpy()
+        return column
+
+    @cached_property
+    def due(self) -> np.ndarray:
+        return self.numbers("due")
+
+    @cached_property
+    def arrival(self) -> np.ndarray:
+        return self.numbers("arrival")
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        sizes: np.ndarray = pc.binary_length(self._rows.column("record")).to_numpy()
+        return sizes
+
+    def records(self) -> list[bytes]:
+        found: list[bytes] = self._rows.column("record").to_pylist()
+        return found
+
+    def plain(self) -> Iterator[dict[str, Any]]:
+        """Row by row."""
+        for batch in self._rows.to_batches(max_chunksize=1_024):
+            yield from batch.to_pylist()
+
+
+def check_file(base: Path, file: File, sources: Sources) -> Seen | None:
+    """Gives what was seen; None where the file cannot be read, which is told."""
+    return _FileCheck(base, file, sources).run()
+
+
+class _FileCheck:
+    def __init__(self, base: Path, file: File, sources: Sources) -> None:
+        self._file, self._sources = file, sources
+        self._path = base / file.path
+        self._name = f"{base.name}/{file.path}"
+        self._report = sources.folder.report
+
+    def run(self) -> Seen | None:
+        size = self._path.stat().st_size if self._path.is_file() else -1
+        if size != self._file.bytes:
+            found = f"it has {size} bytes" if size >= 0 else "it is missing"
+            self._report.find(f"{self._name}: {found}, the Delta log says {self._file.bytes} bytes")
+            return None
+        try:
+            with pq.ParquetFile(self._path, page_checksum_verification=True) as parquet:
+                return self._read(parquet)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            self._report.find(f"{self._name} cannot be read: {str(error).partition(chr(10))[0]}")
+            return None
+
+    def _read(self, parquet: Any) -> Seen | None:
+        columns = [(field.name, field.type) for field in parquet.schema_arrow]
+        if columns != [(field.name, field.type) for field in SCHEMA]:
+            self._report.find(
+                f"{self._name} has the columns {', '.join(name for name, _ in columns)}: others belong there"
+            )
+            return None
+        dues, arrivals = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        start = 0
+        for number in range(parquet.num_row_groups):
+            group = Group(parquet.read_row_group(number, use_threads=False), start, self._name)
+            self._check_group(group, parquet.metadata.row_group(number), number)
+            dues.append(group.due)
+            arrivals.append(group.arrival)
+            start += group.count
+        seen = Seen(np.concatenate(dues), np.concatenate(arrivals))
+        self._check_order(seen)
+        self._check_statistics(seen)
+        return seen
+
+    # -- the file as a whole ------------------------------------------------------------------------------------
+
+    def _check_order(self, seen: Seen) -> None:
+        due, arrival = seen
+        behind = (due[1:] > due[:-1]) | ((due[1:] == due[:-1]) & (arrival[1:] > arrival[:-1]))
+        self._report.find_each(
+            np.concatenate([[False], ~behind]),
+            lambda hit: (
+                f"{self._name}, row {hit}: due {due[hit]}, arrival {arrival[hit]} does not stand behind "
+                f"due {due[hit - 1]}, arrival {arrival[hit - 1]}"
+            ),
+        )
+
+    def _check_statistics(self, seen: Seen) -> None:
+        """Rows that the Delta log's numbers hide would not be promoted in time."""
+        if not len(seen.due):
+            self._report.find(f"{self._name}: it has no rows")
+            return
+        true = {"rows": len(seen.due)}
+        for name, column in (("due", seen.due), ("arrival", seen.arrival)):
+            true |= {f"{name}_low": int(column.min()), f"{name}_high": int(column.max())}
+        for name, value in true.items():
+            said = getattr(self._file, name)
+            if said != value:
+                self._report.find(f"{self._name}: its {_WORDS[name]} is {value}, the Delta log says {said}")
+
+    # -- a row group --------------------------------------------------------------------------------------------
+
+    def _check_group(self, group: Group, metadata: Any, number: int) -> None:
+        for name in STATISTICS:
+            column = group.numbers(name)
+            statistics = metadata.column(SCHEMA.get_field_index(name)).statistics
+            said = (statistics.min, statistics.max) if statistics and statistics.has_min_max else None
+            if len(column) and said != (column.min(), column.max()):
+                self._report.find(
+                    f"{self._name}, row group {number}: {name} goes from {column.min()} to {column.max()}, "
+                    f"its statistics say {said}"
+                )
+        self._check_records(group)
+        self._check_sources(group)
+
+    def _check_records(self, group: Group) -> None:
+        problems = {hit: problem for hit, row in enumerate(group.plain()) if (problem := _row_problem(row))}
+        self._find(group, problems)
+
+    def _find(self, group: Group, problems: dict[int, str]) -> None:
+        mask = np.zeros(group.count, np.bool_)
+        mask[list(problems)] = True
+        self._report.find_each(mask, lambda hit: f"{group.place(hit)}: {problems[hit]}")
+
+    # -- where it came from -------------------------------------------------------------------------------------
+
+    def _check_sources(self, group: Group) -> None:
+        """Against the far row of that arrival and the record in the log, as far as they are still there."""
+        far = self._sources.far
+        if not len(far):
+            return
+        places = np.minimum(np.searchsorted(far["arrival"], group.arrival), len(far) - 1)
+        rows = far[places]
+        found = rows["arrival"] == group.arrival
+        self._report.find_each(
+            ~found & (group.arrival >= far["arrival"][0]),
+            lambda hit: f"{group.place(hit)}: no far row has its arrival {group.arrival[hit]}",
+        )
+        same = rows["size"] == group.sizes
+        for name, kind in _SHARED.items():
+            same &= np.ascontiguousarray(rows[name]).view(kind) == group.numbers(name)
+        self._report.find_each(
+            found & ~same, lambda hit: f"{group.place(hit)}: it does not fit its far row, {named(rows[hit])}"
+        )
+        self._check_bytes(group, found & same)
+
+    def _check_bytes(self, group: Group, wanted: np.ndarray) -> None:
+        logged, _ = self._sources.known.find(group.arrival)
+        segments = self._sources.folder.segments
+        differs: dict[int, str] = {}
+        held = group.records()
+        for hit in np.flatnonzero(wanted & logged).tolist():
+            arrival = int(group.arrival[hit])
+            view = segments.view(arrival & -segments.segment_bytes)
+            position = arrival & (segments.segment_bytes - 1)
+            if view is not None and view[position : position + len(held[hit])] != held[hit]:
+                differs[hit] = f"its record is not the one that the log has at {arrival}"
+        self._report.count("rows of the table equal to the log", int((wanted & logged).sum()) - len(differs))
+        self._find(group, differs)
+
+
+# -- one row ----------------------------------------------------------------------------------------------------
+
+
+def _row_problem(row: dict[str, Any]) -> str:
+    try:
+        record = records.decode(row["record"])
+        if row["kind"] == MESSAGE:
+            return _message_problem(record, row)
+        if row["kind"] == CANCEL:
+            return _cancel_problem(record, row)
+    except (CorruptLog, IllegalMessage) as error:
+        return str(error)
+    return f"it is of kind {row['kind']}, which this program does not know"
+
+
+def _message_problem(record: records.Record, row: dict[str, Any]) -> str:
+    properties = decode_properties(record.properties)
+    said = (record.topic, properties.get(PROPERTY_KEYS) or None, properties.get(PROPERTY_TAGS) or None)
+    if said != (row["topic"], row["key"], row["tag"]):
+        return f"its topic, key and tag are {row['topic']!r}, {row['key']!r}, {row['tag']!r}, its record's {said}"
+    unsigned = [row[name] % (1 << 64) for name in ("unique_hash", "key_hash")]
+    problem = keys_problem(properties, unsigned[0], unsigned[1], row["tag_hash"])
+    return problem or due_problem(properties, row["due"], row["level"], record.stored_at_ms)
+
+
+def _cancel_problem(record: records.Record, row: dict[str, Any]) -> str:
+    try:
+        body = json.loads(record.body)
+        said = (body["topic"], body["key"], body["due"])
+        column = "unique_hash" if body["by"] == "unique" else "key_hash"
+    except (ValueError, KeyError, TypeError) as error:
+        return f"its record is no cancel: {error!r}"
+    if said != (row["topic"], row["key"], row["due"]):
+        return f"it cancels {row['key']!r} of {row['topic']!r} due at {row['due']}, its record says {said}"
+    if row[column] % (1 << 64) != key_hash(body["key"]):
+        return "the row's hash is not that of the key that it cancels"
+    return ""

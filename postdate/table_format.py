@@ -1,0 +1,122 @@
+"""The table of far messages, as it lies on disk: folders, columns, what its Delta log says. Shared by the pipeline, its
+executors, bulk and `check`.
+
+    <table>/messages/     what waits: Delta, files of Parquet sorted by (due, arrival)
+    <table>/history/      what each batch did: Delta
+    <table>/checkpoint/   Spark's own; of no use to anybody else
+
+Two transaction versions in the Delta log make the table know its own place: how far it has read the far queue, and how
+many rows were ever appended for that. Executors import this: the standard library and pyarrow are all it may need.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+MESSAGES, HISTORY, CHECKPOINT = "messages", "history", "checkpoint"
+LOG = "_delta_log"
+FAR, ROWS = "postdate-far", "postdate-rows"  # names of the transaction versions
+
+# -- columns ----------------------------------------------------------------------------------------------------
+
+MESSAGE, CANCEL = 1, 2  # values of `kind`, as in the log
+
+SCHEMA = pa.schema(
+    [
+        pa.field("due", pa.int64(), nullable=False),  # epoch ms
+        pa.field("arrival", pa.int64(), nullable=False),  # place in the log; breaks ties of due
+        pa.field("kind", pa.int8(), nullable=False),
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("queue", pa.int32(), nullable=False),  # queue number
+        pa.field("level", pa.int8(), nullable=False),
+        pa.field("tag_hash", pa.int32(), nullable=False),
+        pa.field("unique_hash", pa.int64(), nullable=False),  # the bits of the log's unsigned one: Delta has none
+        pa.field("key_hash", pa.int64(), nullable=False),
+        pa.field("flags", pa.int32(), nullable=False),
+        pa.field("key", pa.string()),
+        pa.field("tag", pa.string()),
+        pa.field("record", pa.binary(), nullable=False),
+    ]
+)
+ORDER = [("due", "ascending"), ("arrival", "ascending")]
+CHUNK_COLUMNS = ["due", "arrival", "queue", "tag_hash", "flags", "unique_hash", "key_hash", "record"]
+# Columns with few different values; the others are not worth a dictionary.
+_DICTIONARY = ["topic", "tag", "queue", "kind", "level", "tag_hash", "flags"]
+ROW_GROUP_ROWS = 8_192
+# Statistics tell which row groups a window touches and which hold cancels; of the rest they would only take room.
+STATISTICS = ["due", "arrival", "kind"]
+
+WRITER_OPTIONS = {
+    "compression": "zstd",
+    "compression_level": 1,
+    "use_dictionary": _DICTIONARY,
+    "write_statistics": STATISTICS,
+    "write_page_checksum": True,  # nothing else in the file would tell of a bit that flipped on the disk
+    "store_schema": False,
+}
+
+# -- the Delta log ----------------------------------------------------------------------------------------------
+
+
+class File(NamedTuple):
+    """A file of the table, as the Delta log describes it."""
+
+    path: str  # from the table's folder
+    bytes: int
+    rows: int
+    due_low: int
+    due_high: int
+    arrival_low: int
+    arrival_high: int
+
+    @property
+    def tier(self) -> str:
+        return self.path.partition("-")[0]
+
+    def stats(self) -> str:
+        """As the Delta log wants them."""
+        return json.dumps(
+            {
+                "numRecords": self.rows,
+                "minValues": {"due": self.due_low, "arrival": self.arrival_low},
+                "maxValues": {"due": self.due_high, "arrival": self.arrival_high},
+                "nullCount": {},
+            }
+        )
+
+
+_ADDED = ("path", "size_bytes", "num_records", "min.due", "max.due", "min.arrival", "max.arrival")
+
+
+def files_of(delta: Any) -> list[File]:
+    """The files of a DeltaTable. A statistic that the Delta log lacks is None."""
+    actions = delta.get_add_actions(flatten=True)
+    if not actions.num_rows:
+        return []
+    nothing = [None] * actions.num_rows
+    present = set(actions.column_names)
+    columns = [actions.column(name).to_pylist() if name in present else nothing for name in _ADDED]
+    return list(map(File, *columns))
+
+
+def entry(version: int) -> str:
+    """The path of an entry of the Delta log."""
+    return f"{LOG}/{version:020d}.json"
+
+
+def versions(names: Sequence[str]) -> list[int]:
+    """The versions whose entries are among the names of the Delta log's files, ascending."""
+    return sorted(
+        int(name[:20]) for name in names if len(name) == 25 and name.endswith(".json") and name[:20].isdigit()
+    )
+
+
+def is_whole(text: bytes) -> bool:
+    """Whether an entry of the Delta log is: a power loss may have cut the newest one before it was synced."""
+    lines = text.splitlines()
+    try:
+        return bool(lines) and all(isinstance(json.loads(line), dict) for line in lines if line.strip())
+    except ValueError:
+        return False
