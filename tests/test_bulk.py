@@ -7,10 +7,11 @@ from typing import Any
 
 import pyarrow.flight as flight
 import pytest
-from bulking import bulking, chunk_batch
+from bulking import Client, bulking, chunk_batch, wait_until
 from helpers import DAY_MS, HOUR_MS, MINUTE_MS, T0, TOPIC, message
 from serving import Served, serving
 
+from postdate.bulk import flight as doors
 from postdate.bulk import maps, stream
 from postdate.bulk.schema import OUT
 from postdate.clock import ManualClock
@@ -338,6 +339,33 @@ def test_registering_removes_chunks_that_no_stage_will_name(tmp_path: Path) -> N
             with pytest.raises(flight.FlightServerError, match="is not of epoch 2: another pipeline has registered"):
                 client.put("000001-late", [chunk_batch(rows)])
             (folder / "note").unlink()
+
+
+# -- bounds -----------------------------------------------------------------------------------------------------
+
+
+def test_only_so_many_streams_run_and_one_that_is_left_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doors, "STREAMS_MAX", 1)
+    with serving(tmp_path / "data", ManualClock(T0)) as served:
+        make_topics(served, TOPIC)
+        sent(served, *[message(b"x" * 900_000, due=T0 + DAY_MS) for _ in range(40)])
+        with bulking(served, tmp_path / "data") as client:
+            reader = client.reader("far", 0, 40)
+            assert reader.read_chunk().data.num_rows
+            with pytest.raises(flight.FlightUnavailableError, match="1 reads and uploads run, the limit"):
+                client.read()
+            reader.cancel()
+            del reader
+            wait_until(lambda: is_read(client))
+
+
+def is_read(client: Client) -> bool:
+    try:
+        return bool(client.read(stop=1).num_rows)
+    except flight.FlightUnavailableError:
+        return False
 
 
 # -- faults -----------------------------------------------------------------------------------------------------

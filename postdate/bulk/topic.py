@@ -20,7 +20,7 @@ from postdate.log import chunk as chunks
 from postdate.log import record as records
 from postdate.log import segment
 from postdate.log.batch import MESSAGE
-from postdate.log.chunk import CHUNK_BIT, CHUNK_ROW, HEADER_BYTES
+from postdate.log.chunk import CHUNK_BIT
 from postdate.message import (
     INT64_MAX,
     PROPERTY_KEYS,
@@ -140,8 +140,7 @@ class _Reader:
 
 def _say_as_staged(said: np.ndarray, data: Bytes, at: np.ndarray) -> None:
     """A chunk's own index knows due and arrival: they may be others than the record's (imported, postponed)."""
-    (row_count,) = data.array[8:16].view("<i8").tolist()
-    index = data.array[HEADER_BYTES : HEADER_BYTES + row_count * CHUNK_ROW.itemsize].view(CHUNK_ROW)
+    index = chunks.index_of(data.array)
     order = np.argsort(index["position"], kind="stable")
     rows = index[order[np.searchsorted(index["position"], at, sorter=order)]]
     for name in ("due", "arrival"):

@@ -32,8 +32,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--broker", metavar="HOST:PORT", default=f"127.0.0.1:{defaults.broker_port}",
         help=f"the broker's own address (default: 127.0.0.1:{defaults.broker_port})",
     )  # fmt: skip
-    parser.add_argument("--host", metavar="H", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", metavar="N", type=int, default=9878, help="port, 0 for a free one (default: 9878)")
+    host, port = defaults.host, defaults.bulk_port
+    parser.add_argument("--host", metavar="H", default=host, help=f"address to listen on (default: {host})")
+    parser.add_argument("--port", metavar="N", type=int, default=port, help=f"port, 0 for a free one (default: {port})")
     add_parent(parser)
     runs(parser, _bulk, failed=USAGE)
 
