@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from deltalake.exceptions import DeltaError
+from pyarrow import flight
 from pyspark.sql import DataFrame, SparkSession
 
 from postdate.errors import CorruptTable
@@ -28,6 +30,14 @@ logger = logging.getLogger("postdate.pipeline")
 KEEP_MS = 60_000  # a file stays so long behind the horizon: a point read after a cancel may still look for it
 
 State = dict[str, Any]
+
+
+class Ingested(NamedTuple):
+    far_to: int
+    horizon: int  # that the plan asks for
+    files: int
+    rows: int
+    bytes: int
 
 
 class Promoted(NamedTuple):
@@ -128,9 +138,10 @@ class Pipeline:
         reach("batch.begun")
         clock = _Stopwatch()
         state = self._gate.state()
-        far_to, horizon_wanted, added, rows = self._ingest(plan, state)
+        ingested = self._ingest(plan, state)
+        far_to = ingested.far_to
         clock.stop("ingest_s")
-        horizon = (state["horizon"], max(horizon_wanted, state["horizon"]))
+        horizon = (state["horizon"], max(ingested.horizon, state["horizon"]))
         promoted = self._promote(state, horizon)
         clock.stop("promote_s")
         self._stage(state, far_to, horizon, promoted)
@@ -144,9 +155,9 @@ class Pipeline:
             {
                 "at_ms": state["now_ms"], "batch": self.batch_count, "epoch": self.epoch,
                 "far_from": state["taken"], "far_to": far_to, "horizon": horizon[1],
-                "rows_in": rows, "promoted": promoted.rows, "cancelled": promoted.cancelled,
+                "rows_in": ingested.rows, "promoted": promoted.rows, "cancelled": promoted.cancelled,
                 "chunks": len(promoted.chunks), "opened_files": promoted.files,
-                "files": added, "forgotten_files": forgotten, "merged_rows": merged,
+                "files": ingested.files, "bytes": ingested.bytes, "forgotten_files": forgotten, "merged_rows": merged,
                 "table_files": len(self.table.files), "table_bytes": self.table.bytes,
                 "rescued": state["rescued"], "backlog": max(state["far_length"] - far_to, 0),
                 "master": self._spark.sparkContext.master, **clock.spans, "total_s": clock.total(),
@@ -155,15 +166,17 @@ class Pipeline:
         reach("batch.done")
 
     def _tell(self, report: dict[str, Any]) -> None:
-        self._history.append(report)
-        self._gate.report(report)
+        """For people: the batch is done, and does not depend on it."""
+        try:
+            self._history.append(report)
+            self._gate.report(report)
+        except (DeltaError, OSError, flight.FlightError) as error:
+            logger.warning("what the batch did could not be told: %s", error)
 
     # -- ingest -------------------------------------------------------------------------------------------------
 
-    def _ingest(self, plan: DataFrame, state: State) -> tuple[int, int, int, int]:
-        """Takes far rows into the table. Returns up to which one, the horizon that the plan asks for, how many files
-        and rows were added.
-        """
+    def _ingest(self, plan: DataFrame, state: State) -> Ingested:
+        """Takes far rows into the table."""
         begun = self.table.far
         start = max(begun, state["far_first"])  # what is gone before that was rescued long ago
         common = self._common() | {"from": start, "edge": tiers.edge_ms(state["now_ms"])}
@@ -178,7 +191,8 @@ class Pipeline:
         if far_to > begun:
             reach("ingest.written")
             self.table.commit(files, far=far_to, rows=self.table.rows + rows)
-        return far_to, max(result["horizon"] for result in results), len(files), rows
+        horizon = max(result["horizon"] for result in results)
+        return Ingested(far_to, horizon, len(files), rows, sum(file.bytes for file, _ in files))
 
     # -- promote ------------------------------------------------------------------------------------------------
 

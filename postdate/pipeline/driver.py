@@ -28,6 +28,7 @@ logger = logging.getLogger("postdate.pipeline")
 _BATCH_S = 3.0  # a batch under way may take so long to end; then it is broken off, and done again by the next start
 _STOP_S = 1.0
 _WATCH_S = 0.2
+_AWAY = (flight.FlightUnavailableError, flight.FlightTimedOutError)
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Driver:
         self._failure: BaseException | None = None
         self._query: Any = None
         self._has_new_checkpoint = False
+        self._is_waiting = False
         self.pipeline = Pipeline(
             spark, gate, options.bulk, Table(options.messages), History(options.history), Limits(options.task_rows)
         )
@@ -119,7 +121,7 @@ class Driver:
         Where it has ended before any batch began, its checkpoint is damaged, which is begun anew: the broker and the
         table know where they are.
         """
-        if self._query.isActive or self._is_stopping:
+        if self._query.isActive or self._is_stopping or self._is_away():
             return
         failure = self._failure or self._query.exception()
         is_between = self._failure is None and not self._has_new_checkpoint
@@ -134,6 +136,23 @@ class Driver:
             if isinstance(failure, PostdateError)
             else PipelineFailed(f"the query has ended: {first_line(failure)}")
         )
+
+    def _is_away(self) -> bool:
+        """Whether the broker is away, or was until now: then the query begins again where it ended."""
+        is_told = isinstance(self._failure, _AWAY)
+        try:
+            self._gate.state()
+        except _AWAY as error:
+            if not self._is_waiting:
+                logger.warning("the broker is away, waiting: %s", first_line(error))
+            self._is_waiting = True
+            return True
+        if not (is_told or self._is_waiting):
+            return False
+        logger.info("the broker is back")
+        self._is_waiting, self._failure = False, None
+        self._query = self._begun()
+        return True
 
     def stop(self) -> None:
         """Ends the query between two batches, or, where one takes too long, inside it."""
