@@ -804,7 +804,8 @@ class Broker:
             raise self._writer.broken
         if len(self._kept) < snapshot.KEPT or self.fold.position < self._rescue_end:
             return 0  # a rescue that is on its way was planned with what is there now
-        return retention.retain(self.log, self.fold, self._kept[0], at_ms - self.settings.retention_ms)
+        promised = self.leases.promised_places()
+        return retention.retain(self.log, self.fold, self._kept[0], at_ms - self.settings.retention_ms, promised)
 
 
 def _chosen(entries: np.ndarray, tag_hashes: frozenset[int] | None) -> Iterable[tuple[int, tuple[int, int, int]]]:

@@ -88,7 +88,7 @@ class Handout:
 
     def __init__(self, fold: Fold) -> None:
         self._fold = fold
-        self._promised: set[Key] = set()
+        self._promised: dict[Key, int] = {}  # and where its record lies
         self._touched: dict[Key, int] = {}  # acknowledgements, changes and burials on their way
         self._promised_new: dict[str, int] = {}  # by group
         self._next: dict[tuple[str, int], list[int]] = {}  # (group, number): promised offsets, oldest first
@@ -98,7 +98,7 @@ class Handout:
 
     def promise(self, picked: Picked) -> None:
         group = picked.ask.group
-        self._promised.update(picked.keys())
+        self._promised.update(zip(picked.keys(), [pick.place for pick in picked.picks], strict=True))
         self._count_new(group, _new_count(picked))
         for (_, number), offset in picked.next.items():
             self._next.setdefault((group, number), []).append(offset)
@@ -106,13 +106,18 @@ class Handout:
     def keep(self, picked: Picked) -> None:
         """The pop is applied: the fold knows it from now on."""
         group = picked.ask.group
-        self._promised.difference_update(picked.keys())
+        for key in set(picked.keys()):
+            del self._promised[key]
         self._count_new(group, -_new_count(picked))
         for _, number in picked.next:
             promised = self._next[group, number]
             del promised[0]
             if not promised:
                 del self._next[group, number]
+
+    def promised_places(self) -> set[int]:
+        """Where the records lie that will be given: they must stay."""
+        return set(self._promised.values())
 
     def touch(self, keys: Iterable[Key]) -> None:
         """An acknowledgement, change or burial of these messages is written."""

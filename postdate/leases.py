@@ -94,6 +94,10 @@ class Leases:
             self._handout.keep(picked)  # nothing was written, so nothing is promised
             raise
 
+    def promised_places(self) -> set[int]:
+        """Offsets of the records that pops will give which are not applied yet."""
+        return self._handout.promised_places()
+
     def _fresh_count(self, picked: Picked) -> int:
         """Offsets that the group has not committed before."""
         offset_of, ask = self._fold.groups.offset, picked.ask

@@ -16,14 +16,22 @@ from postdate.recovery import Kept
 _ENTRIES_PER_LOOK = 2_048
 
 
-def retain(log: Log, fold: Fold, older: Kept, seen_before_ms: int) -> int:
-    """Removes what may go and was last seen before that instant; returns how many files."""
-    segments = [number for number in log.segment_numbers() if _segment_may_go(number, log, fold, older, seen_before_ms)]
+def retain(log: Log, fold: Fold, older: Kept, seen_before_ms: int, promised: set[int]) -> int:
+    """Removes what may go and was last seen before that instant; returns how many files. `promised` are offsets of
+    records that the fold will hold when what is written has been applied.
+    """
+    kept = {offset >> log.segment_shift for offset in promised if offset < CHUNK_BIT}
+    segments = [
+        number
+        for number in log.segment_numbers()
+        if number not in kept and _segment_may_go(number, log, fold, older, seen_before_ms)
+    ]
     for number in segments:
         log.remove_segment(number)
         fold.seen.pop(number, None)
         fold.touched.pop(number, None)
     waiting = {run.base for run in fold.wheel.runs} | fold.held_chunks() | older.waiting_chunks
+    waiting |= {base for offset in promised if (base := fold.chunks.base_of(offset)) is not None}
     chunks = [
         base
         for base in fold.chunks.bases()

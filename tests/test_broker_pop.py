@@ -15,6 +15,7 @@ from helpers import (
     TOPIC,
     Data,
     advance,
+    advance_to,
     message,
     registered,
     segment_of_messages,
@@ -231,6 +232,28 @@ def test_a_record_stays_while_somebody_has_its_message(data: Data) -> None:
     assert broker.log.segment_numbers()[0] > 0
     data.crash(broker)
     data.open(KEEP_DAY)
+
+
+@pytest.mark.parametrize("in_chunk", [False, True])
+def test_what_a_pop_will_give_stays_though_its_record_is_not_durable_yet(data: Data, in_chunk: bool) -> None:
+    broker = data.open(KEEP_DAY)
+    due = T0 + FAR_MS
+    far = [message("far", due=due)]
+    send(broker, T0, *far)
+    if in_chunk:
+        upload(broker, data, "c1", far, [0])
+        stage(broker, registered(broker), 1, due, ["c1"])
+    advance_to(broker, T0, due)
+    for _ in range(2):
+        segment_of_messages(broker, due, "y")
+        snapshot(broker)
+    at_ms = due + DAY_MS
+    ticket = broker.leases.pop(ASK._replace(count_max=1), at_ms)
+    assert ticket is not None
+    broker.retain(at_ms)
+    broker.flush()
+    assert records.decode(ticket.answer.body).body == b"far"
+    assert broker.look(broker.place(TOPIC, 0, 0)), "its record is there, to be given again"
 
 
 def test_a_chunk_stays_while_somebody_has_a_message_of_it(data: Data) -> None:

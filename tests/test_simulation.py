@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from postdate import simulation
+from postdate.broker import Broker
 from postdate.errors import CorruptLog
 from postdate.message import Cancelled
 from postdate.simulation import Broken, Failure, Model, Op, World, random_history, run_history, run_seed
 from postdate.simulation import __main__ as command
 from postdate.simulation import history as histories
 from postdate.simulation.model import Asked, Sent
+from postdate.simulation.pipeline import SimulatedTable, TableRow
 from postdate.simulation.planted import PLANTED, Planted, run_planted
 
 ROOT = Path(__file__).parent.parent
@@ -251,6 +253,48 @@ def test_a_cancel_is_about_messages_before_it_alone(model: Model) -> None:
     sent(model, "a", T0, arrival=2_000)
     assert model.matching(asked("a", T0, arrival=2_000)) == []
     assert [m.name for m in model.matching(asked("a", T0, arrival=2_001, by="key"))] == ["a"]
+
+
+def test_a_cancel_that_the_table_answers_untruly_is_noticed(model: Model) -> None:
+    sent(model, "a", T0, arrival=7)
+    model.applied(cancel := asked("a", T0))
+    with pytest.raises(Broken, match="answered 'unknown', but a waits in the table"):
+        model.table_answered(cancel, Cancelled.UNKNOWN, {7})
+    model.table_answered(cancel, Cancelled.UNKNOWN, set())
+    model.look(0, 0, ["a"], 0)
+    model.table_answered(cancel, Cancelled.UNKNOWN, {7})
+    with pytest.raises(Broken, match="answered 'cancelled', but nothing of it was left to cancel"):
+        model.table_answered(cancel, Cancelled.CANCELLED, {7})
+
+
+def test_what_the_table_says_is_cancelled_must_not_be_seen(model: Model) -> None:
+    sent(model, "a", T0, arrival=7)
+    model.applied(cancel := asked("a", T0))
+    model.table_answered(cancel, Cancelled.CANCELLED, {7})
+    with pytest.raises(Broken, match="a was cancelled and is in queue 0"):
+        model.look(0, 0, ["a"], 0)
+
+
+SERVED = [Op("serve", (3,)), Op("send", (3, 20_000, 0, 0, 3)), Op("serve", (5,))]
+
+
+def test_a_pipeline_in_time_from_which_something_is_rescued_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_history(SERVED)
+    monkeypatch.setattr(Broker, "rescue_lead_ms", 9_900)
+    with pytest.raises(Broken, match="messages were rescued from a pipeline in time"):
+        run_history(SERVED)
+
+
+def test_a_table_that_does_not_hold_what_the_broker_says_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    append = SimulatedTable.append
+
+    def lossy(self: SimulatedTable, rows: list[TableRow], read_until: int) -> None:
+        append(self, rows, read_until)
+        del self.rows[-1:]
+
+    monkeypatch.setattr(SimulatedTable, "append", lossy)
+    with pytest.raises(Broken, match="the table holds 2 rows that wait, the broker says 3"):
+        run_history(SERVED)
 
 
 def test_an_unanswered_cancel_may_have_worked_or_not(model: Model) -> None:

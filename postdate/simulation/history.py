@@ -46,10 +46,16 @@ _VERBS: list[tuple[float, str, Callable[[random.Random], tuple[int, ...]]]] = [
     (4, "ack", lambda d: (d.randrange(1_000), d.choice((0, 0, 0, 1)))),
     (2, "change", lambda d: (d.randrange(1_000), d.choice((1, 1_000, 10_000)))),
     (2, "bury", lambda d: (d.randrange(1, 4),)),
-    (2, "register", _no_numbers),
-    (4, "read", lambda d: (d.randrange(1, 12),)),
-    (4, "stage", lambda d: (d.choice((0, 3_000, 6_000, 20_000)),)),
+    (2, "register", lambda d: (_which(d),)),
+    (4, "read", lambda d: (d.randrange(1, 12), _which(d))),
+    (4, "stage", lambda d: (_ahead(d), _which(d))),
     (1, "stage_again", _no_numbers),
+    (1.5, "begin_stage", lambda d: (_ahead(d), _which(d))),
+    (2, "end_stage", _no_numbers),
+    (0.7, "upload", lambda d: (_ahead(d), _which(d))),
+    (1, "die", lambda d: (_which(d),)),
+    (1.5, "serve", lambda d: (d.randrange(1, 6), _which(d))),
+    (2, "ask_table", _no_numbers),
     (4, "snapshot", lambda d: (d.randrange(1 << 30),)),
     (3, "retain", _no_numbers),
     (1.5, "close", _no_numbers),
@@ -65,6 +71,15 @@ _VERBS: list[tuple[float, str, Callable[[random.Random], tuple[int, ...]]]] = [
 
 def _amount(dice: random.Random) -> int:
     return dice.choice((0, 1, 2, 100, 1_000, 4_999, 5_000, 5_001, 8_000, 30_000, 100_000, dice.randrange(60_000)))
+
+
+def _ahead(dice: random.Random) -> int:
+    return dice.choice((0, 3_000, 6_000, 20_000))
+
+
+def _which(dice: random.Random) -> int:
+    """One of two pipelines, mostly the first."""
+    return dice.choice((0, 0, 0, 1))
 
 
 # By the seed's last digit: other settings than the usual ones.

@@ -50,7 +50,7 @@ class Asked:
     by: str
     due: int
     arrival: int
-    seen_before: frozenset[str] = frozenset()
+    waiting: frozenset[str] = frozenset()  # what it was about and waited, when it was applied and nothing was known yet
 
 
 class Shown(NamedTuple):
@@ -111,6 +111,31 @@ class Model:
             if message.seen_at is None:
                 message.cancelled = message.cancelled or answer is Cancelled.CANCELLED
                 message.maybe_cancelled = True
+
+    def applied(self, asked: Asked) -> None:
+        """The cancel holds, and nobody knows yet of what: the table will be asked."""
+        matching = self.matching(asked)
+        asked.waiting = frozenset(
+            m.name
+            for m in matching
+            if m.seen_at is None and m.acknowledged and not m.cancelled and not m.maybe_cancelled
+        )
+        for message in matching:
+            message.maybe_cancelled = True
+
+    def table_answered(self, asked: Asked, answer: Cancelled, in_table: set[int]) -> None:
+        """What the table says of such a cancel. `in_table` are arrivals that are found there."""
+        matching = self.matching(asked)
+        unseen = [m for m in matching if m.seen_at is None]
+        if answer is Cancelled.CANCELLED:
+            if not unseen:
+                raise Broken(f"a cancel of {asked.key} was answered 'cancelled', but nothing of it was left to cancel")
+            for message in unseen:
+                message.cancelled = True
+            return
+        known = [m for m in unseen if m.name in asked.waiting and m.arrival in in_table]
+        if known:
+            raise Broken(f"a cancel of {asked.key} was answered 'unknown', but {known[0].name} waits in the table")
 
     def unanswered(self, asked: Asked) -> None:
         """A crash came before the answer: the cancel may have worked."""

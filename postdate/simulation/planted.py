@@ -90,6 +90,52 @@ PLANTED = (
          Op("pass", (20_000,))),
         unseen=("m1",),
     ),
+    # Its rows are in the table, and it dies before the stage: the next one goes on from what the table knows.
+    Planted(
+        "a pipeline that dies between table and stage",
+        (_FAR, _FLUSH, Op("register"), Op("read", (9,)), Op("die", (0,)), Op("register", (1,)), Op("read", (9, 1)),
+         Op("stage", (20_000, 1)), Op("pass", (20_000,))),
+        seen=("m1",),
+    ),
+    Planted(
+        "a pipeline that dies between upload and stage",
+        (_FAR, _FLUSH, Op("register"), Op("read", (9,)), Op("upload", (20_000,)), Op("register", (1,)),
+         Op("stage", (20_000, 1)), Op("pass", (20_000,))),
+        seen=("m1",),
+    ),
+    # The old one lives: the broker refuses its stage, the table its commit.
+    Planted(
+        "two pipelines",
+        (_FAR, _FLUSH, Op("register"), Op("read", (9,)), Op("register", (1,)), Op("stage", (20_000, 0)),
+         Op("read", (9, 1)), Op("register"), Op("stage", (20_000, 1)), Op("read", (9,)), Op("stage", (20_000,)),
+         Op("pass", (20_000,))),
+        seen=("m1",),
+    ),
+    Planted(
+        "a stage that is overtaken while its chunks are read",
+        (_FAR, _FLUSH, Op("register"), Op("read", (9,)), Op("begin_stage", (20_000,)), Op("stage", (20_000,)),
+         Op("end_stage"), Op("pass", (20_000,))),
+        seen=("m1",),
+    ),
+    Planted(
+        "a pipeline that serves, is away, and serves again",
+        (Op("serve", (3,)), _FAR, Op("serve", (2,)), _FAR, Op("die", (0,)), _FAR, Op("pass", (30_000,)), _FAR,
+         Op("serve", (5,)), Op("pass", (20_000,))),
+        seen=("m1", "m2", "m3", "m4"),
+    ),
+    # The table has it and is asked when the stage has brought it into the wheel, or a rescue has left it out.
+    Planted(
+        "a cancel that is answered after the stage",
+        (_FAR, _FLUSH, Op("register"), Op("read", (9,)), Op("stage", (0,)), _CANCEL_FIRST, _FLUSH,
+         Op("stage", (20_000,)), Op("ask_table"), Op("pass", (20_000,))),
+        unseen=("m1",),
+    ),
+    Planted(
+        "a cancel that is answered after the rescue",
+        (_FAR, _FLUSH, Op("register"), Op("read", (9,)), Op("stage", (0,)), _CANCEL_FIRST, _FLUSH,
+         Op("pass", (20_000,)), Op("ask_table")),
+        unseen=("m1",),
+    ),
     Planted(
         "a cancel while a snapshot is written",
         (_NEAR, _FLUSH, Op("snapshot", (1,)), _CANCEL_FIRST, _FLUSH, Op("snapshot", (2,)), Op("kill"),

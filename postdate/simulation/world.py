@@ -1,4 +1,4 @@
-"""One run of a history: a broker on a virtual disk and a manual clock, a pipeline, a model that watches.
+"""One run of a history: a broker on a virtual disk and a manual clock, two pipelines, a model that watches.
 
 A history is a list of Ops: a verb and whole numbers. Every verb can stand anywhere in a history, so that a failing
 one can be shortened by leaving ops out. Whatever is random inside an op comes from its numbers, never from outside.
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from postdate import message as messages
-from postdate.broker import Broker, PullStatus
+from postdate.broker import Broker, PullStatus, Traced
 from postdate.check import check_folder
 from postdate.clock import ManualClock
 from postdate.config import Settings
@@ -20,16 +20,18 @@ from postdate.log import record as records
 from postdate.log.log import Log
 from postdate.log.segment import SPARE_COUNT, Segments
 from postdate.lookup import Found, State
-from postdate.message import Message, encode_properties
+from postdate.message import Cancelled, Message, encode_properties
 from postdate.simulation.disk import Killed, VirtualDisk
 from postdate.simulation.model import Asked, Broken, Model, Sent
-from postdate.simulation.pipeline import SimulatedPipeline
+from postdate.simulation.pipeline import SimulatedPipeline, SimulatedTable
 from postdate.simulation.poppers import DEAD_LETTERS, Poppers
+from postdate.staging import Stage, Verified
 from postdate.wheel import NEVER
 from postdate.writer import Ticket
 
 START_MS = 1_700_000_000_000
 TOPICS = ("orders", "mails")
+NONE: frozenset[str] = frozenset()
 OTHER_KEY = "other"  # the second user key of every message that is not sent again
 SETTINGS = Settings(
     segment_bytes=16 * 1024,
@@ -62,7 +64,12 @@ class World:
         self.disk = VirtualDisk()
         self.clock = ManualClock(START_MS)
         self.model = Model(clock_max=START_MS)
-        self.pipeline = SimulatedPipeline(self.disk)
+        self.table = SimulatedTable()
+        self.pipelines = [SimulatedPipeline(self.disk, self.table) for _ in range(2)]
+        self._staged: set[str] = set()  # chunks that the broker has ever taken
+        self._last_stage: Stage | None = None
+        self._begun: tuple[Stage, list[Verified]] | None = None  # its chunks are read, its record is not written
+        self._asking: list[tuple[Traced, Asked]] = []  # cancels that wait for what the table has
         self.poppers = Poppers()
         self.broker: Broker | None = None
         self._made = 0
@@ -139,9 +146,10 @@ class World:
                 message.acknowledged = message.exists
         self._sends.clear()
         self._settle_calls()
-        for _, asked in self._cancels:
+        for _, asked in (*self._cancels, *self._asking):
             self.model.unanswered(asked)
         self._cancels.clear()
+        self._asking.clear()
         for message in self.model.messages.values():
             if message.acknowledged and message.arrival >= self._broker().log.end:
                 raise Broken(
@@ -185,6 +193,7 @@ class World:
         """What clients see: answers, and every queue as a consumer reads it."""
         self._collect_answers()
         broker = self._broker()
+        self._check_table(broker)
         for number, (topic, queue_id) in enumerate(broker.fold.topics.places):
             if topic in TOPICS and broker.fold.topics.by_name.get(topic) is not None:
                 topic_numbers = broker.fold.topics.by_name[topic].numbers
@@ -212,6 +221,13 @@ class World:
                 record = records.decode(data)
                 self.model.look(number, record.queue_offset, [record.body.decode()], self._position_before)
             offset = pulled.next_offset
+
+    def _check_table(self, broker: Broker) -> None:
+        """The fold knows how many rows the table must hold: that is how a pipeline proves that it holds them."""
+        far = broker.fold.far
+        expected, held = far.rows_in - far.rows_out, len(self.table.waiting(broker))
+        if expected != held:
+            raise Broken(f"the table holds {held} rows that wait, the broker says {expected}")
 
     def _collect_answers(self) -> None:
         for ticket, batch in self._sends:
@@ -299,11 +315,29 @@ class World:
 
     def _answer_cancels(self) -> None:
         """Called right after a settle, before anybody looks: an answer is about that moment."""
-        held = self.pipeline.held_names(self._broker())
+        held = self.table.held_names(self._broker())
         for ticket, asked in self._cancels:
             if ticket.answers is not None:
-                self.model.answered(asked, ticket.answer.outcome, in_table=held)
+                self._answer_cancel(ticket.answer, asked, held)
         self._cancels = [(ticket, asked) for ticket, asked in self._cancels if ticket.answers is None]
+
+    def _answer_cancel(self, traced: Traced, asked: Asked, held: frozenset[str]) -> None:
+        if not traced.may_be_in_table:
+            self.model.answered(asked, traced.outcome, in_table=held if traced.outcome is Cancelled.DELIVERED else NONE)
+            return
+        self.model.applied(asked)
+        self._asking.append((traced, asked))
+        if asked.arrival // 8 % 2:
+            self.do_ask_table()  # others are answered when much may have happened
+
+    def do_ask_table(self) -> None:
+        """Whoever reads the table answers what the broker has asked about cancels, as postdate/server/table.py does."""
+        broker, asking = self._broker(), self._asking
+        self._asking = []
+        for traced, asked in asking:
+            arrivals = self.table.find(traced.tombstone)
+            found = broker.is_cancelled_by(traced, arrivals)
+            self.model.table_answered(asked, Cancelled.CANCELLED if found else Cancelled.UNKNOWN, set(arrivals))
 
     def do_flush(self) -> None:
         broker = self._broker()
@@ -371,7 +405,7 @@ class World:
         """What only the pipeline can bring: it holds it, and the log has it no more. While it is in time it has staged
         all that is due; when it is not, the rest is rescued.
         """
-        held = self.pipeline.held_names(broker)
+        held = self.table.held_names(broker)
         return frozenset(name for name in held if not broker.log.read(self.model.messages[name].arrival, 4))
 
     # -- operators ----------------------------------------------------------------------------------------------
@@ -413,7 +447,7 @@ class World:
         if found.state is not State.UNKNOWN or message is None:
             return False
         number, offset = message.seen_at or (0, NEVER)
-        lost_chunk = found.due_at_ms <= fold.far.horizon_at_ms and len(fold.chunks.bases()) < self.pipeline.chunk_count
+        lost_chunk = found.due_at_ms <= fold.far.horizon_at_ms and len(fold.chunks.bases()) < len(self._staged)
         return lost_chunk or offset < fold.queues[number].first or (message.maybe_cancelled and fold.far.taken > 0)
 
     # -- consumers, topics ----------------------------------------------------------------------------------------
@@ -476,36 +510,94 @@ class World:
 
     # -- Spark --------------------------------------------------------------------------------------------------
 
-    def do_register(self) -> None:
+    def do_register(self, which: int = 0) -> None:
+        """One of the pipelines begins, or begins anew; the other one, if it runs, does not know."""
         self.do_flush()  # an answer is judged by what was true when it was given
-        try:
-            self.pipeline.register(self._broker(), self.clock.now_ms())
-        except DiskFull:
-            return
+        with suppress(DiskFull):
+            self._pipeline(which).register(self._broker(), self.clock.now_ms())
 
-    def do_read(self, count: int) -> None:
-        if self.pipeline.epoch:
-            self.pipeline.read(self._broker(), count)
+    def _pipeline(self, which: int) -> SimulatedPipeline:
+        return self.pipelines[which % len(self.pipelines)]
 
-    def do_stage(self, ahead_ms: int) -> None:
-        """A batch of the pipeline ends: up to now + ahead everything it took is promoted."""
-        if not self.pipeline.epoch:
+    def do_read(self, count: int, which: int = 0) -> None:
+        """First half of a batch: far rows come into the table."""
+        if self._pipeline(which).epoch:
+            self._pipeline(which).read(self._broker(), count)
+
+    def do_stage(self, ahead_ms: int, which: int = 0) -> None:
+        """Second half of a batch: up to now + ahead everything that the table has is promoted."""
+        pipeline = self._pipeline(which)
+        if not pipeline.epoch:
             return
         self.do_flush()
-        now = self.clock.now_ms()
-        try:
-            self.pipeline.stage(self._broker(), now + ahead_ms, now)
-        except (DiskFull, OSError):
-            return  # no room for the log or for the chunk
-        except Refused:
-            if self.pipeline.epoch == self._broker().fold.far.epoch:
-                raise Broken("the newest pipeline's stage was refused") from None
+        with suppress(DiskFull, OSError):  # no room for the log or for the chunk
+            if self._is_staged(pipeline.planned(self._broker(), self.clock.now_ms() + ahead_ms)):
+                pipeline.forget(self._broker())
+            elif pipeline.epoch == self._broker().fold.far.epoch:
+                raise Broken("the newest pipeline's stage was refused")
+            else:
+                pipeline.die()  # it is told that another one has registered
         self.look()
         self._answer_cancels()
 
+    def _is_staged(self, stage: Stage) -> bool:
+        """Calls the broker; says whether it has accepted."""
+        self._last_stage = stage
+        try:
+            self._broker().stage(stage, self.clock.now_ms())
+        except Refused:
+            return False
+        finally:
+            self._note_chunks(stage)
+        return True
+
+    def _note_chunks(self, stage: Stage) -> None:
+        """Also of a stage during which the process dies: it may have been durable by then."""
+        self._staged |= set(stage.chunks)
+
+    def do_upload(self, ahead_ms: int, which: int = 0) -> None:
+        """A pipeline uploads the chunks of a stage and dies."""
+        pipeline = self._pipeline(which)
+        if pipeline.epoch:
+            with suppress(OSError):
+                pipeline.planned(self._broker(), self.clock.now_ms() + ahead_ms)
+            pipeline.die()
+
+    def do_begin_stage(self, ahead_ms: int, which: int = 0) -> None:
+        """A stage whose chunks are read while everything else goes on, as the server has it."""
+        pipeline, staging = self._pipeline(which), self._broker().staging
+        if not pipeline.epoch or pipeline.epoch != self._broker().fold.far.epoch:
+            return
+        with suppress(OSError):
+            stage = pipeline.planned(self._broker(), self.clock.now_ms() + ahead_ms)
+            staging.check(stage)
+            self._begun = stage, staging.verified(stage)
+
+    def do_end_stage(self) -> None:
+        """Its record is written, and is compared with where the broker is when it is applied."""
+        if self._begun is None:
+            return
+        (stage, chunks), self._begun = self._begun, None
+        if any(self.disk.size(f"chunks/{name}") < 0 for name in stage.chunks):
+            return  # another pipeline has registered meanwhile
+        self._note_chunks(stage)
+        far = self._broker().fold.far
+        is_new = (stage.epoch, stage.far[0], stage.horizon[0]) == (far.epoch, far.taken, far.horizon_at_ms)
+        try:
+            ticket = self._broker().staging.write(stage, chunks, self.clock.now_ms())
+        except DiskFull:
+            return
+        except Refused as error:
+            if is_new:
+                raise Broken(f"a stage that nobody has overtaken is refused: {error}") from None
+            return
+        self.do_flush()
+        if not is_new and ticket.answer.accepted:
+            raise Broken(f"{stage} was accepted though the broker had moved on")
+
     def do_stage_again(self) -> None:
         """A stage is repeated by a pipeline that did not hear the answer."""
-        last, far = self.pipeline.last_stage, self._broker().fold.far
+        last, far = self._last_stage, self._broker().fold.far
         if last is None:
             return
         self.do_flush()
@@ -519,6 +611,31 @@ class World:
         raise Broken(
             f"the stage {last} was accepted though the broker is at far {far.taken}, horizon {far.horizon_at_ms}"
         )
+
+    def do_die(self, which: int) -> None:
+        """A pipeline dies. Nobody is told: it just promotes nothing more."""
+        self._pipeline(which).die()
+
+    def do_serve(self, minutes: int, which: int = 0) -> None:
+        """A pipeline in normal life: whenever a minute turns (here the lead), it takes all that came and promotes up to
+        the end of the next. From its first batch on, nothing may have to be rescued.
+        """
+        pipeline, minute_ms = self._pipeline(which), self.settings.lead_ms
+        rescued: int | None = None
+        for _ in range(minutes):
+            self.do_pass(minute_ms - self.clock.now_ms() % minute_ms)
+            if rescued is not None and self._broker().rescued_count > rescued:
+                raise Broken(f"{self._broker().rescued_count - rescued} messages were rescued from a pipeline in time")
+            if pipeline.epoch != self._broker().fold.far.epoch or not pipeline.epoch:
+                self.do_register(which)
+            self.do_read(1_000_000, which)
+            self.do_stage(2 * minute_ms, which)
+            rescued = self._broker().rescued_count if self._is_in_time() else None
+
+    def _is_in_time(self) -> bool:
+        """Whether the pipeline has everything, and nothing is in its way, such as a full disk."""
+        broker, now = self._broker(), self.clock.now_ms()
+        return broker.is_served(now) and broker.fold.far.taken == broker.fold.far.length and broker.fire_error is None
 
     # -- snapshots, retention, faults -------------------------------------------------------------------------------
 
@@ -576,7 +693,7 @@ class World:
         """
         paths = [path for path in self.disk.paths() if path.startswith("snapshots/") and path[-1].isdecimal()]
         # With the last snapshot gone too, a start needs the whole log and every chunk.
-        is_whole = self._broker().log.is_whole and len(self.disk.list("chunks")) == self.pipeline.chunk_count
+        is_whole = self._broker().log.is_whole and self._staged <= set(self.disk.list("chunks"))
         spoilt = paths[-1] if len(paths) > 1 or (paths and is_whole) else None
         if spoilt is None:
             self._crash(power_seed=None)
@@ -648,7 +765,8 @@ class World:
 
     def _end_pipeline(self) -> None:
         """The pipeline hands over all that it can take and hold."""
-        if self.pipeline.epoch:
+        self.do_ask_table()
+        if self._broker().fold.far.epoch:
             self.do_register()
             self.do_read(1_000_000)
             self.do_stage(100 * 365 * 86_400_000)
