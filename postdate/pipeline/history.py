@@ -9,6 +9,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 _WHOLE = (
     "at_ms", "batch", "epoch", "far_from", "far_to", "horizon", "rows_in", "promoted", "cancelled", "chunks",
     "opened_files", "files", "forgotten_files", "merged_rows", "table_files", "table_bytes", "rescued", "backlog",
+    "workers",
 )  # fmt: skip
 _SECONDS = ("ingest_s", "promote_s", "stage_s", "merge_s", "total_s")
 SCHEMA = pa.schema(
@@ -30,7 +31,8 @@ class History:
         self._appended = 0
 
     def append(self, report: dict[str, Any]) -> None:
-        write_deltalake(self._uri, pa.Table.from_pylist([report], SCHEMA), mode="append")
+        rows = pa.Table.from_pylist([report], SCHEMA)
+        write_deltalake(self._uri, rows, mode="append", schema_mode="merge")  # a later version may have more columns
         self._appended += 1
         if self._appended % _COMPACT_EVERY == 0:
             self._compact(report["at_ms"])
