@@ -65,6 +65,7 @@ class Pipeline:
         self.batch_count = 0
         self._lost_rows = 0
         self._last_cut_ms = 0
+        self._workers: set[str] = set()  # that took part in a batch
 
     # -- starting -----------------------------------------------------------------------------------------------
 
@@ -137,6 +138,7 @@ class Pipeline:
         """Does one batch; what it did goes to the history."""
         reach("batch.begun")
         clock = _Stopwatch()
+        self._workers.clear()
         state = self._gate.state()
         ingested = self._ingest(plan, state)
         far_to = ingested.far_to
@@ -160,6 +162,7 @@ class Pipeline:
                 "files": ingested.files, "bytes": ingested.bytes, "forgotten_files": forgotten, "merged_rows": merged,
                 "table_files": len(self.table.files), "table_bytes": self.table.bytes,
                 "rescued": state["rescued"], "backlog": max(state["far_length"] - far_to, 0),
+                "workers": len(self._workers),
                 "master": self._spark.sparkContext.master, **clock.spans, "total_s": clock.total(),
             }
         )  # fmt: skip
@@ -180,8 +183,7 @@ class Pipeline:
         begun = self.table.far
         start = max(begun, state["far_first"])  # what is gone before that was rescued long ago
         common = self._common() | {"from": start, "edge": tiers.edge_ms(state["now_ms"])}
-        done = plan.mapInArrow(tasks.over_lines(tasks.ingest, common), "result string").collect()
-        results = [json.loads(row.result) for row in done]
+        results = self._done(plan.mapInArrow(tasks.over_lines(tasks.ingest, common), "result string"))
         first = min(result["start"] for result in results)
         # Where the checkpoint is ahead of the table.
         results += self._run(tasks.ingest, [common | each | {"horizon": 0} for each in self._ranges(start, first)])
@@ -278,8 +280,12 @@ class Pipeline:
         if not specs:
             return []
         numbers = self._spark.range(0, len(specs), 1, len(specs))
-        done = numbers.mapInArrow(tasks.over_numbers(work, self._common(), specs), "result string").collect()
-        return [json.loads(row.result) for row in done]
+        return self._done(numbers.mapInArrow(tasks.over_numbers(work, self._common(), specs), "result string"))
+
+    def _done(self, answers: DataFrame) -> list[tasks.Result]:
+        results = [json.loads(row.result) for row in answers.collect()]
+        self._workers.update(result["worker"] for result in results)
+        return results
 
 
 def _written(results: list[tasks.Result]) -> list[Written]:

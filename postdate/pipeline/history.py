@@ -9,7 +9,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 _WHOLE = (
     "at_ms", "batch", "epoch", "far_from", "far_to", "horizon", "rows_in", "promoted", "cancelled", "chunks",
     "opened_files", "files", "bytes", "forgotten_files", "merged_rows", "table_files", "table_bytes", "rescued",
-    "backlog",
+    "backlog", "workers",
 )  # fmt: skip
 _SECONDS = ("ingest_s", "promote_s", "stage_s", "merge_s", "total_s")
 SCHEMA = pa.schema(

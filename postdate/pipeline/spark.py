@@ -11,7 +11,7 @@ import postdate
 
 # What an executor imports, from the package's folder.
 _TRAVELLERS = (
-    "__init__.py", "errors.py", "message.py", "keys.py", "table_format.py", "log/__init__.py", "log/record.py",
+    "__init__.py", "errors.py", "message.py", "table_format.py", "log/__init__.py", "log/record.py",
     "pipeline/__init__.py", "pipeline/files.py", "pipeline/gate.py", "pipeline/source.py", "pipeline/steps.py",
     "pipeline/tasks.py",
 )  # fmt: skip
@@ -65,7 +65,7 @@ def _settings(master: str, memory: str, log_settings: Path, folder: Path) -> dic
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": str(folder),
-        "spark.submit.pyFiles": str(_packed(folder)),
+        "spark.submit.pyFiles": str(packed(folder)),
         "spark.sql.streaming.numRecentProgressUpdates": "2",
         "spark.sql.streaming.minBatchesToRetain": "10",
         "spark.sql.shuffle.partitions": "2",
@@ -97,7 +97,7 @@ def _write_log_settings(folder: Path) -> Path:
     return path
 
 
-def _packed(folder: Path) -> Path:
+def packed(folder: Path) -> Path:
     """Our modules for the executors, as one archive."""
     root = Path(postdate.__file__).parent
     path = folder / "postdate-modules.zip"

@@ -5,6 +5,8 @@ is a file that nothing names.
 """
 
 import json
+import os
+import socket
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -43,8 +45,10 @@ def _values(batches: Batches) -> Iterator[Any]:
 
 
 def _answers(results: Iterator[Result]) -> Batches:
+    """One row per task, with the executor that did it: all workers of an executor have one parent."""
+    worker = f"{socket.gethostname()}:{os.getppid()}"
     for result in results:
-        yield pa.RecordBatch.from_pydict({"result": [json.dumps(result)]}, schema=RESULT)
+        yield pa.RecordBatch.from_pydict({"result": [json.dumps(result | {"worker": worker})]}, schema=RESULT)
 
 
 # -- ingest -----------------------------------------------------------------------------------------------------
