@@ -280,9 +280,9 @@ def test_a_pipeline_registers_stages_and_reports(tmp_path: Path) -> None:
         with bulking(served, tmp_path / "data") as client:
             before = client.act("state")
             assert (before["epoch"], before["taken"], before["far_length"], before["now_ms"]) == (0, 0, 2, T0)
-            registered = client.act("register", {"table": str(tmp_path / "table"), "master": "local[*]"})
+            registered = client.act("register", {"table": "s3://elsewhere/table", "master": "local[*]"})
             assert (registered["epoch"], registered["staged"]) == (1, [])
-            assert registered["table"] == str(tmp_path / "table")
+            assert registered["table"] == "s3://elsewhere/table"
             stage = {"epoch": 1, "far": [0, 2], "horizon": [0, T0 + HOUR_MS], "chunks": [], "rows_in": 2, "rows_out": 0}
             assert client.act("stage", stage) == {"accepted": True}
             refused = client.act("stage", stage)

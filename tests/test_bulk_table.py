@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from bulking import bulking
-from deltalake import DeltaTable, WriterProperties, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
 from dialogue import connected, make_topic, sent
 from helpers import DAY_MS, T0, TOPIC
 from serving import serving
@@ -20,14 +20,9 @@ from postdate.clock import ManualClock
 from postdate.keys import key_hash
 from postdate.log import record as records
 from postdate.message import LOOPBACK, Message, encode_properties, first_key
+from postdate.table_format import FAR, ROWS, SCHEMA
 from postdate.wire import codes
 from postdate.wire.frame import Command
-
-SCHEMA = pa.schema(
-    [("due", pa.int64()), ("arrival", pa.int64()), ("kind", pa.int8()), ("topic", pa.string()), ("queue", pa.int32()),
-     ("level", pa.int8()), ("tag_hash", pa.int32()), ("unique_hash", pa.int64()), ("key_hash", pa.int64()),
-     ("flags", pa.int32()), ("key", pa.string()), ("tag", pa.string()), ("record", pa.binary())]
-)  # fmt: skip
 
 
 def signed(number: int) -> int:
@@ -47,12 +42,13 @@ def row(due: int, arrival: int, *, unique: str = "", keys: str = "", topic: str 
     }  # fmt: skip
 
 
-def append(folder: Path, *rows: Row) -> None:
-    """A file of the table, sorted, in row groups of 8 rows."""
+def append(folder: Path, *rows: Row, taken: int = 0) -> None:
+    """A file of the table, sorted, in row groups of 8 rows; the table says how many far rows it has taken."""
     ordered = sorted(rows, key=lambda each: (each["due"], each["arrival"]))
     write_deltalake(
         folder / "messages", pa.Table.from_pylist(ordered, SCHEMA), mode="append",
         writer_properties=WriterProperties(max_row_group_size=8),
+        commit_properties=CommitProperties(app_transactions=[Transaction(FAR, taken), Transaction(ROWS, taken)]),
     )  # fmt: skip
 
 
@@ -196,7 +192,7 @@ def test_a_cancel_finds_its_message_in_the_table(tmp_path: Path) -> None:
             unread = cancelled("order-7")
             assert (unread.code, unread.fields["outcome"]) == (codes.ILLEGAL_OPERATION, "unknown")
             assert f"the table {uri} cannot be read" in (unread.remark or "")
-            append(tmp_path / "table", *[each | {"flags": 0} for each in far])
+            append(tmp_path / "table", *[each | {"flags": 0} for each in far], taken=1)
             found = cancelled("order-7")
             assert (found.code, found.fields["outcome"]) == (codes.SUCCESS, "cancelled"), found.remark
             assert cancelled("order-8").fields["outcome"] == "unknown"
