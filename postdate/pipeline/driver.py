@@ -28,6 +28,7 @@ logger = logging.getLogger("postdate.pipeline")
 _BATCH_S = 3.0  # a batch under way may take so long to end; then it is broken off, and done again by the next start
 _STOP_S = 1.0
 _WATCH_S = 0.2
+_NICENESS = 10  # beside a broker, which fires on the same cores
 _AWAY = (flight.FlightUnavailableError, flight.FlightTimedOutError)
 
 
@@ -190,6 +191,8 @@ def run(options: Options) -> None:
     if gate is None:
         return
     options = _completed(options, gate)
+    if options.master.startswith("local"):
+        os.nice(_NICENESS)  # before Spark starts: its processes inherit it
     with scratch() as folder:
         spark = session(options.master, options.memory, found.home, Path(folder))
         driver = None
