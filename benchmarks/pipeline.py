@@ -22,7 +22,7 @@ import postdate
 from benchmarks import bench as common
 from benchmarks import load, server
 from benchmarks.bench import say
-from benchmarks.process import Running, cpu_s, memory_mb, tree
+from benchmarks.process import Running, cpu_s, shared_mb, tree
 from benchmarks.report import Figure
 from postdate.broker import Broker
 from postdate.config import Settings
@@ -99,8 +99,8 @@ class Watched(Running):
         return status
 
     def spark_mb(self) -> float:
-        """The JVM and all Python processes of the pipeline. Pages that forked workers share count for each of them."""
-        return sum(memory_mb(pid) for pid in tree(self.pid) if _is_of_spark(pid))
+        """The JVM and all Python processes of the pipeline. Of a page that forked workers share each has its part."""
+        return sum(shared_mb(pid) for pid in tree(self.pid) if _is_of_spark(pid))
 
     def cpu_s_of_all(self) -> float:
         return sum(cpu_s(pid) for pid in tree(self.pid))

@@ -24,6 +24,15 @@ def memory_mb(pid: int, field: str = "VmRSS") -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1_000
 
 
+def shared_mb(pid: int) -> float:
+    """The memory of a process, with its part of what it shares with others; 0 where it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1_000
+
+
 def tree(pid: int) -> list[int]:
     """A process and all that it, or what it started, has started."""
     found = [pid]

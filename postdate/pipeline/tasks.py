@@ -60,8 +60,9 @@ def ingest(task: Task) -> Result:
     start, stop = max(task["start"], task["from"]), task["stop"]
     if start < stop:
         with Gate(task["bulk"]) as gate:
-            for piece in _pieces(gate.far(start, stop)):
-                files += _write_tiers(place, _sorted(_as_rows(piece)), task["edge"], f"{start:020d}")
+            # By map: no name here holds on to a piece that is sorted by now.
+            for rows in map(_sorted, map(_as_rows, _pieces(gate.far(start, stop)))):
+                files += _write_tiers(place, rows, task["edge"], f"{start:020d}")
     return {
         "start": task["start"], "stop": stop, "horizon": task["horizon"], "files": _plain(files),
     }  # fmt: skip
@@ -75,10 +76,17 @@ def _pieces(batches: Batches) -> Iterator[pa.Table]:
         held.append(batch)
         size += batch.nbytes
         if size >= _PIECE_BYTES:
-            yield pa.Table.from_batches(held)
-            held, size = [], 0
+            yield _emptied(held)
+            size = 0
     if held:
-        yield pa.Table.from_batches(held)
+        yield _emptied(held)
+
+
+def _emptied(held: list[pa.RecordBatch]) -> pa.Table:
+    """All that is held, and held no more: a piece is large, and whoever has it wants to let it go."""
+    table = pa.Table.from_batches(held)
+    held.clear()
+    return table
 
 
 def _as_rows(far: pa.Table) -> pa.Table:
@@ -87,7 +95,6 @@ def _as_rows(far: pa.Table) -> pa.Table:
 
 
 def _sorted(rows: pa.Table) -> pa.Table:
-    rows = rows.combine_chunks()
     return rows.take(pc.sort_indices(rows, sort_keys=ORDER))
 
 
