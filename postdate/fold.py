@@ -541,10 +541,12 @@ class Fold:
 
     def _take_far(self, until: int, at_ms: int) -> None:
         """The log need not hold for Spark's sake what Spark has taken now."""
-        rows = self.far.rows.read(max(self.far.taken, self.far.rows.first), until)
-        rows = rows[~self.far.rescued(rows["arrival"], rows["due"])]
-        _subtract(self.untaken, rows["queue"][rows["kind"] == MESSAGE])
-        self._release_segments(rows["arrival"], at_ms)
+        for rows in self.far.pieces(self.far.taken, until):
+            if self.far.rescues:
+                rows = rows[~self.far.rescued(rows["arrival"], rows["due"])]
+            queues, is_message = np.ascontiguousarray(rows["queue"]), rows["kind"] == MESSAGE
+            _subtract(self.untaken, queues if is_message.all() else queues[is_message])
+            self._release_segments(rows["arrival"], at_ms)
 
     def _stage_chunk(self, chunk: Chunk, wanted: "_Wanted", at_ms: int) -> None:
         index = chunk.index

@@ -116,8 +116,9 @@ class Handout:
                 del self._next[group, number]
 
     def promised_places(self) -> set[int]:
-        """Where the records lie that will be given: they must stay."""
-        return set(self._promised.values())
+        """Where the records lie that will be given, or are changed to come again later: they must stay."""
+        leases = self._fold.pops.leases
+        return {*self._promised.values(), *(leases[key].place for key in self._touched if key in leases)}
 
     def touch(self, keys: Iterable[Key]) -> None:
         """An acknowledgement, change or burial of these messages is written."""

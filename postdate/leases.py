@@ -17,8 +17,8 @@ from postdate.log import record as records
 from postdate.log.batch import ACK, INVISIBLE, POP
 from postdate.log.queue import Queue
 from postdate.message import Message, check_group
-from postdate.pops import NOT_GIVEN, Key
-from postdate.writer import Ticket, Writer
+from postdate.pops import NOT_GIVEN, OVER, Key
+from postdate.writer import Finish, Ticket, Writer
 
 
 class Given(NamedTuple):
@@ -95,7 +95,7 @@ class Leases:
             raise
 
     def promised_places(self) -> set[int]:
-        """Offsets of the records that pops will give which are not applied yet."""
+        """Offsets of records that pops and changes which are not applied yet are about."""
         return self._handout.promised_places()
 
     def _fresh_count(self, picked: Picked) -> int:
@@ -142,6 +142,10 @@ class Leases:
         check_group(group)
         self._check_invisible(invisible_ms)
         number = self._number(handle)
+        if self._is_lost(key := (group, number, handle.offset)):
+            # It came back, nobody wanted it, and retention has let its record go: nothing is left to be given again.
+            lost = {"group": group, "messages": [[number, handle.offset, handle.popped_at_ms]]}
+            return self._write([key], ACK, lost, at_ms, lambda _: False)
         body = {
             "group": group,
             "number": number,
@@ -149,26 +153,33 @@ class Leases:
             "popped_at_ms": handle.popped_at_ms,
             "invisible_ms": invisible_ms,
         }
-        return self._write([(group, number, handle.offset)], INVISIBLE, body, at_ms)
+        return self._write([key], INVISIBLE, body, at_ms)
+
+    def _is_lost(self, key: Key) -> bool:
+        """Whether a message has come back and its record is gone."""
+        lease = self._fold.pops.leases.get(key)
+        return lease is not None and lease.until_ms == OVER and not self._fold.read(lease.place, lease.size)
 
     def _number(self, handle: Handle) -> int:
         return self._queue(handle.topic, handle.queue_id).number
 
-    def _write(self, keys: list[Key], kind: int, body: Mapping[str, Any], at_ms: int) -> Ticket:
+    def _write(
+        self, keys: list[Key], kind: int, body: Mapping[str, Any], at_ms: int, finish: Finish | None = None
+    ) -> Ticket:
         """Writes about messages that nobody may be given until it is applied."""
         self._handout.touch(keys)
         try:
-            return self._writer.write_system(kind, body, at_ms, self._leaving(keys))
+            return self._writer.write_system(kind, body, at_ms, self._leaving(keys, finish))
         except PostdateError:
             self._handout.leave(keys)
             raise
 
-    def _leaving(self, keys: list[Key]) -> Callable[[Any], Any]:
+    def _leaving(self, keys: list[Key], finish: Finish | None = None) -> Finish:
         """Called once, when what was written about these messages is applied."""
 
         def leave(answer: Any) -> Any:
             self._handout.leave(keys)
-            return answer
+            return answer if finish is None else finish(answer)
 
         return leave
 

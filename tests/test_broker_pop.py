@@ -234,6 +234,33 @@ def test_a_record_stays_while_somebody_has_its_message(data: Data) -> None:
     data.open(KEEP_DAY)
 
 
+def test_a_change_of_what_came_back_and_is_gone_is_refused_and_forgets_it(data: Data) -> None:
+    broker = data.open(KEEP_DAY)
+    send(broker, T0, message("gone"))
+    popped = pop(broker, T0, count_max=1)
+    for _ in range(2):
+        segment_of_messages(broker, T0, "y")
+        snapshot(broker)
+    advance_to(broker, T0, T0 + MINUTE_MS)
+    for _ in range(2):
+        segment_of_messages(broker, T0 + MINUTE_MS, "z")
+        snapshot(broker)
+    at_ms = T0 + MINUTE_MS + DAY_MS
+    ticket = broker.leases.change_invisible(GROUP, handles(popped)[0], HOUR_MS, at_ms)
+    broker.retain(at_ms)
+    assert settled(broker, ticket), "what is written about it keeps it"
+    again = Handle(TOPIC, 0, 0, at_ms)
+    advance_to(broker, at_ms, at_ms + HOUR_MS)
+    for _ in range(2):
+        segment_of_messages(broker, at_ms + HOUR_MS, "x")
+        snapshot(broker)
+    broker.retain(at_ms + 3 * DAY_MS)
+    assert broker.offsets(TOPIC, 0)[0] > 0
+    assert not settled(broker, broker.leases.change_invisible(GROUP, again, HOUR_MS, at_ms + 3 * DAY_MS))
+    assert broker.fold.pops.leases == {}
+    assert 0 not in broker.fold.held
+
+
 @pytest.mark.parametrize("in_chunk", [False, True])
 def test_what_a_pop_will_give_stays_though_its_record_is_not_durable_yet(data: Data, in_chunk: bool) -> None:
     broker = data.open(KEEP_DAY)

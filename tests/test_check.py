@@ -562,6 +562,11 @@ def test_a_state_that_is_not_what_the_log_gives_is_found(folder: Path) -> None:
     assert_found(check(folder), "snapshots/", "lead_ms is 60001, the log gives 60000")
 
 
+def test_totals_of_the_table_that_are_not_what_the_log_gives_are_found(folder: Path) -> None:
+    rewrite(folder, lambda section: section.data.replace(b'"rows_in":0,', b'"rows_in":9,'))
+    assert_found(check(folder), "snapshots/", "far rows_in is 9, the log gives 0")
+
+
 def test_a_batch_that_was_wiped_before_the_newest_snapshot_is_found(folder: Path) -> None:
     newest = newest_snapshot(folder)
     log = folder / "log" / FIRST_FILE

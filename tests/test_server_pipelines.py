@@ -65,7 +65,7 @@ def test_a_pipeline_is_told_where_it_is(tmp_path: Path) -> None:
             "arrival_of_taken": NEVER, "rows_in": 0, "rows_out": 0, "rescued": 0, "table": "",
         }  # fmt: skip
         sent_far(peer, 3)
-        assert register(peer, table="file:///t", master="local[*]")["epoch"] == 1
+        assert register(peer, table="s3://bucket/t", master="local[*]")["epoch"] == 1
         body = stage_body(1, (0, 2), (0, T0 + 2 * MINUTE_MS), rows_in=2, rows_out=0)
         assert peer.ask(codes.STAGE, body).code == codes.SUCCESS
         body = stage_body(1, (2, 2), (T0 + 2 * MINUTE_MS, T0 + 3 * MINUTE_MS), rows_in=2, rows_out=1)
@@ -74,7 +74,7 @@ def test_a_pipeline_is_told_where_it_is(tmp_path: Path) -> None:
         assert state(peer) == {
             "now_ms": T0, "lead_ms": 60_000, "epoch": 1, "taken": 2, "horizon": T0 + 3 * MINUTE_MS, "far_first": 0,
             "far_length": 3, "arrival_of_taken": arrival, "rows_in": 2, "rows_out": 1, "rescued": 0,
-            "table": "file:///t",
+            "table": "s3://bucket/t",
         }  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def test_what_a_pipeline_was_told_outlives_the_broker(tmp_path: Path) -> None:
     clock = ManualClock(T0)
     with serving(tmp_path, clock) as served, connected(served) as peer:
         sent_far(peer, 1)
-        register(peer, table="file:///t", master="m")
+        register(peer, table="s3://bucket/t", master="m")
         assert peer.ask(codes.STAGE, stage_body(1, (0, 1), (0, T0 + 1), rows_in=1)).code == codes.SUCCESS
         before = state(peer)
         served.kill()
@@ -202,8 +202,13 @@ def test_a_pipeline_that_registers_learns_what_is_staged_and_fences_older_ones(t
         assert register(peer)["staged"] == []
         upload(served, "000001-a", 2)
         assert peer.ask(codes.STAGE, stage_body(1, (0, 2), (0, DUE + 1), "000001-a")).code == codes.SUCCESS
-        again = register(peer, table="t2")
-        assert (again["epoch"], again["staged"], again["table"], again["taken"]) == (2, ["000001-a"], "t2", 2)
+        again = register(peer, table="s3://bucket/t2")
+        assert (again["epoch"], again["staged"], again["table"], again["taken"]) == (
+            2,
+            ["000001-a"],
+            "s3://bucket/t2",
+            2,
+        )
         answer = peer.ask(codes.STAGE, stage_body(1, (2, 2), (DUE + 1, DUE + 2)))
         assert answer.code == codes.ILLEGAL_OPERATION
         assert answer.remark == (
@@ -354,7 +359,7 @@ def test_the_status_shows_all_at_a_glance(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         sent_far(peer, 3)
         sent(peer, "orders", TIMER_DELAY_MS=1_000)
-        register(peer, table="file:///t")
+        register(peer, table="s3://bucket/t")
         body = stage_body(1, (0, 2), (0, T0 + 2 * MINUTE_MS), rows_in=2)
         assert peer.ask(codes.STAGE, body).code == codes.SUCCESS
         parts = {"bulk": "runs (process 123)"}
@@ -365,7 +370,7 @@ def test_the_status_shows_all_at_a_glance(tmp_path: Path) -> None:
             "taken": 2, "length": 3, "backlog": 1, "horizon": T0 + 2 * MINUTE_MS, "epoch": 1, "is_served": True,
             "rescued": 0, "rows_in": 2, "rows_out": 0,
         }  # fmt: skip
-        assert (status["table"], status["parts"]) == ("file:///t", parts)
+        assert (status["table"], status["parts"]) == ("s3://bucket/t", parts)
         broker = status["broker"]
         assert (broker["waiting_near"], broker["waiting_far"], broker["late_ms"]) == (1, 1, 0)
         assert (broker["now_ms"], broker["flush"], broker["tombstones"], broker["log_problem"]) == (T0, "sync", 0, "")

@@ -144,11 +144,12 @@ class Rows:
         return np.frombuffer(data, self._dtype)
 
     def mapped(self, start: int, stop: int) -> np.ndarray:
-        """Rows start..stop-1 of one file, read where they lie: for a look at few of many. Raises CorruptQueue where
-        the file is missing rows.
+        """Rows start..stop-1, fewer where a file ends, read where they lie: for a look at few of many, or at a column
+        or two. Raises CorruptQueue where the file is missing rows.
         """
         if stop > self.stored:
             return self.read(start, stop)
+        stop = min(stop, (start // self._file_rows + 1) * self._file_rows)
         path = self._path(start)
         position, size = start % self._file_rows * self._item, (stop - start) * self._item
         if self._disk.size(path) < position + size:

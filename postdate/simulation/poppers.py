@@ -158,6 +158,13 @@ class Poppers:
             given.is_in_doubt = True
         self._calls.clear()
 
+    def note_gone(self, broker: Broker) -> None:
+        """Retention was at work: a message whose record is gone is forgotten when somebody next asks for it."""
+        for (number, offset), given in self.given.items():
+            entries = broker.fold.queues[number].entries
+            if offset < entries.first or not broker.fold.read(*entries.read(offset, offset + 1)[0].tolist()[:2]):
+                given.is_in_doubt = True
+
     def forget(self, numbers: list[int]) -> None:
         self.given = {place: given for place, given in self.given.items() if place[0] not in numbers}
 

@@ -633,9 +633,10 @@ class World:
             rescued = self._broker().rescued_count if self._is_in_time() else None
 
     def _is_in_time(self) -> bool:
-        """Whether the pipeline has everything, and nothing is in its way, such as a full disk."""
-        broker, now = self._broker(), self.clock.now_ms()
-        return broker.is_served(now) and broker.fold.far.taken == broker.fold.far.length and broker.fire_error is None
+        """Whether the pipeline has done its work of this minute, and nothing is in the way, such as a full disk."""
+        broker, far = self._broker(), self._broker().fold.far
+        ahead_ms = far.horizon_at_ms - self.clock.now_ms()
+        return far.taken == far.length and ahead_ms >= 2 * self.settings.lead_ms and broker.fire_error is None
 
     # -- snapshots, retention, faults -------------------------------------------------------------------------------
 
@@ -666,6 +667,7 @@ class World:
 
     def do_retain(self) -> None:
         self._broker().retain(self.clock.now_ms())
+        self.poppers.note_gone(self._broker())
 
     def do_close(self) -> None:
         """A clean stop and start."""
