@@ -126,6 +126,7 @@ class World:
 def lived(folder: Path) -> None:
     """Batches in every tier, cancels by both keys, promotions and merges."""
     world = World(folder)
+    world.pipeline.merge_limits = tiers.Limits(soon_files=3, later_files=3)
     dues = [*range(BEGIN + 3 * MINUTE_MS, BEGIN + 9 * MINUTE_MS, 1_000), *[BEGIN + 5 * DAY_MS] * 40]
     world.send("first", [*dues, *[BEGIN + 2 * HOUR_MS + 7] * 100])
     world.batch()
@@ -144,13 +145,7 @@ def lived(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("table") / "lived"
-    few = pytest.MonkeyPatch()
-    few.setattr(tiers, "_SOON_FILES", 3)
-    few.setattr(tiers, "_LATER_FILES", 3)
-    try:
-        lived(folder)
-    finally:
-        few.undo()
+    lived(folder)
     return folder
 
 
