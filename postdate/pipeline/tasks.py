@@ -138,7 +138,7 @@ def promote(task: Task) -> Result:
         "rows": messages.num_rows - len(dead),
     }
     if dead:
-        messages = messages.take(sorted(set(range(messages.num_rows)) - dead))
+        messages = messages.take(pa.array(sorted(set(range(messages.num_rows)) - dead), pa.int64()))
     if messages.num_rows:
         reach("chunk.upload")
         with Gate(task["bulk"]) as gate:
