@@ -10,7 +10,7 @@ many rows were ever appended for that. Executors import this: the standard libra
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ import pyarrow as pa
 MESSAGES, HISTORY, CHECKPOINT = "messages", "history", "checkpoint"
 LOG = "_delta_log"
 FAR, ROWS = "postdate-far", "postdate-rows"  # names of the transaction versions
+ACTIONS = "postdate-actions"  # says in a commit how many it has: one that is cut between two lines would look whole
 
 # -- columns ----------------------------------------------------------------------------------------------------
 
@@ -113,10 +114,32 @@ def versions(names: Sequence[str]) -> list[int]:
     )
 
 
-def is_whole(text: bytes) -> bool:
-    """Whether an entry of the Delta log is: a power loss may have cut the newest one before it was synced."""
-    lines = text.splitlines()
+def sound_count(known: Sequence[int], read: Callable[[int], bytes]) -> int:
+    """How many of the versions of the Delta log, which ascend, count. A power loss may have cut or taken the newest
+    ones before they were synced: behind a commit, which is synced before anything relies on it, only notes stand.
+    """
+    count = len(known)
+    for index in reversed(range(len(known))):
+        kind = _kind(read(known[index]))
+        if kind == _TORN or (index and known[index] != known[index - 1] + 1):
+            count = index
+        elif kind == _COMMIT:
+            break
+    return count
+
+
+_COMMIT, _NOTE, _TORN = "commit", "note", "torn"
+
+
+def _kind(text: bytes) -> str:
+    """What an entry of the Delta log is: a commit of ours, a note (files were removed), or torn."""
+    lines = [line for line in text.splitlines() if line.strip()]
     try:
-        return bool(lines) and all(isinstance(json.loads(line), dict) for line in lines if line.strip())
-    except ValueError:
-        return False
+        actions = [json.loads(line) for line in lines]
+        info = next(action["commitInfo"] for action in actions if "commitInfo" in action)
+        wanted = int(info.get(ACTIONS, -1))
+    except (ValueError, TypeError, AttributeError, StopIteration):
+        return _TORN
+    if wanted < 0:
+        return _NOTE
+    return _COMMIT if len(actions) - 1 == wanted else _TORN

@@ -21,7 +21,7 @@ from postdate.errors import CorruptQueue
 from postdate.far import FAR as FAR_ROW
 from postdate.far import Far
 from postdate.log.disk import RealDisk
-from postdate.table_format import FAR, LOG, MESSAGES, File, entry, files_of, is_whole, versions
+from postdate.table_format import FAR, LOG, MESSAGES, File, entry, files_of, sound_count, versions
 
 _DEFAULT = "table"  # its name in the data folder
 
@@ -103,9 +103,10 @@ class _TableCheck:
             self._tell_missing()
             return None
         try:
-            if known and not is_whole((self._path / entry(known[-1])).read_bytes()):
-                self._report.count("entries of the Delta log that a crash has cut", 1)
-                return DeltaTable(str(self._path), version=known[-1] - 1)
+            count = sound_count(known, lambda version: (self._path / entry(version)).read_bytes())
+            if count < len(known):
+                self._report.count("entries of the Delta log that a crash has cut", len(known) - count)
+                return DeltaTable(str(self._path), version=known[count] - 1)
             return DeltaTable(str(self._path))
         except (DeltaError, TableNotFoundError, OSError, ValueError) as error:
             self._report.find(f"the table {self._path} cannot be read: {str(error).partition(chr(10))[0]}")

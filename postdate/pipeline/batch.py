@@ -5,7 +5,6 @@ in the far queue), so that a batch can be repeated, or begun anew with a lost or
 duplicate. Everything is durable before the stage is called.
 """
 
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -75,6 +74,7 @@ class Pipeline:
         """
         state = self._gate.register(table, master)
         self.epoch = state["epoch"]
+        self.table.refresh()  # the pipeline before this one may have lived until now
         for name in self.table.torn:
             logger.warning("entry %s of the Delta log was cut by a crash before it counted; it was set aside", name)
         self._prove(state)
@@ -120,10 +120,15 @@ class Pipeline:
         return whole + int(sum(result["rows"] for result in counts))
 
     def _restore(self, state: State, missing: list[File]) -> None:
-        """Reads again from the log what the table should have, due behind the horizon, and lacks."""
+        """Reads again from the log what the table should have and lacks: what is due behind the horizon, and what was
+        committed for a stage that never came.
+        """
         stop = max(state["taken"], self.table.far)
         kept = [file for file in self.table.files.values() if file not in missing]
-        common = {"due_after": state["horizon"], "files": [file.path for file in kept]}
+        common = {
+            "due_after": state["horizon"], "late_from": state["arrival_of_taken"],
+            "files": [file.path for file in kept],
+        }  # fmt: skip
         ranges = self._ranges(state["far_first"], stop)
         results = self._run(
             tasks.restore, [common | each | {"edge": tiers.edge_ms(state["now_ms"])} for each in ranges]
@@ -283,7 +288,7 @@ class Pipeline:
         return self._done(numbers.mapInArrow(tasks.over_numbers(work, self._common(), specs), "result string"))
 
     def _done(self, answers: DataFrame) -> list[tasks.Result]:
-        results = [json.loads(row.result) for row in answers.collect()]
+        results = tasks.results(row.result for row in answers.collect())
         self._workers.update(result["worker"] for result in results)
         return results
 

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from postdate.errors import CorruptTable
 from postdate.pipeline.steps import reach
 from postdate.table_format import CANCEL, MESSAGE, ROW_GROUP_ROWS, SCHEMA, WRITER_OPTIONS, File
 
@@ -185,13 +186,27 @@ def read_window(
 
 
 def _read_file(place: Place, name: str, window: Window, wanted: pa.Schema) -> pa.Table | None:
+    """Raises CorruptTable."""
+    try:
+        rows = _read_groups(place, name, window, wanted.names)
+    except (OSError, ValueError) as error:
+        raise unreadable(place, name, error) from error
+    return None if rows is None else rows.filter(_in_window(rows, window)).select(wanted.names).cast(wanted)
+
+
+def _read_groups(place: Place, name: str, window: Window, columns: list[str]) -> pa.Table | None:
     with place.files.open_input_file(place.path(name)) as handle:
         file = pq.ParquetFile(handle, page_checksum_verification=True)
         chosen = [index for index, group in enumerate(groups_of(file.metadata)) if touches(group, window)]
-        if not chosen:
-            return None
-        rows = file.read_row_groups(chosen, columns=wanted.names, use_threads=False)
-    return rows.filter(_in_window(rows, window)).select(wanted.names).cast(wanted)
+        return file.read_row_groups(chosen, columns=columns, use_threads=False) if chosen else None
+
+
+def unreadable(place: Place, name: str, error: Exception) -> CorruptTable:
+    """Says what to do about it: a file that is missing is found so at the start, and its rows are read again."""
+    return CorruptTable(
+        f"{name} of the table {place.uri} cannot be read: {error}. Move it away and start the pipeline again: what the "
+        "log still has of it is restored."
+    )
 
 
 def _in_window(rows: pa.Table, window: Window) -> pa.ChunkedArray:

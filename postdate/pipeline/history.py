@@ -1,10 +1,15 @@
 """The history: what each batch did, as a small Delta table beside the messages."""
 
+import logging
+import os
+import shutil
 from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import DeltaError
+
+logger = logging.getLogger("postdate.pipeline")
 
 _WHOLE = (
     "at_ms", "batch", "epoch", "far_from", "far_to", "horizon", "rows_in", "promoted", "cancelled", "chunks",
@@ -24,18 +29,34 @@ _KEEP_MS = 30 * 86_400_000
 
 
 class History:
-    """One row per batch. It is for people: a batch does not depend on it, and it is not synced."""
+    """One row per batch. It is for people: a batch does not depend on it, and it is not synced. What a power loss has
+    left of it may be of no use; then it is set aside and begun anew.
+    """
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
         self._appended = 0
 
     def append(self, report: dict[str, Any]) -> None:
+        try:
+            self._append(report)
+        except (DeltaError, OSError) as error:
+            logger.warning("the history %s cannot be written and is begun anew: %s", self._uri, error)
+            self._set_aside()
+            self._append(report)
+
+    def _append(self, report: dict[str, Any]) -> None:
         rows = pa.Table.from_pylist([report], SCHEMA)
         write_deltalake(self._uri, rows, mode="append", schema_mode="merge")  # an older version had fewer columns
         self._appended += 1
         if self._appended % _COMPACT_EVERY == 0:
             self._compact(report["at_ms"])
+
+    def _set_aside(self) -> None:
+        """Only where it is a folder of this machine; elsewhere what was written is durable."""
+        if os.path.isdir(self._uri):
+            shutil.rmtree(f"{self._uri}.torn", ignore_errors=True)
+            os.replace(self._uri, f"{self._uri}.torn")
 
     def _compact(self, now_ms: int) -> None:
         table = DeltaTable(self._uri)
@@ -49,7 +70,7 @@ class History:
         """The newest rows, oldest first; none where the table is new, or cannot be read."""
         try:
             rows = DeltaTable(self._uri).to_pyarrow_table()
-        except (TableNotFoundError, DeltaError, OSError):
+        except (DeltaError, OSError, pa.ArrowException):
             return []
         found: list[dict[str, Any]] = rows.sort_by("at_ms").to_pylist()[-count:]
         return found

@@ -10,21 +10,24 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from postdate.errors import CorruptTable, Refused
-from postdate.pipeline.files import Group, Place, Window, Written, read_groups, touches
+from postdate.pipeline.files import Group, Place, Window, Written, read_groups, touches, unreadable
 from postdate.pipeline.steps import reach
-from postdate.table_format import FAR, LOG, ROWS, SCHEMA, File, entry, files_of, is_whole, versions
+from postdate.table_format import ACTIONS, FAR, LOG, ROWS, SCHEMA, File, entry, files_of, sound_count, versions
 
+_HINT = f"{LOG}/_last_checkpoint"
 _CHECKPOINT_EVERY = 100  # commits
 _GROUPS_KEPT = 2_000  # files whose row groups are remembered
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 # An entry of the Delta log is of use only until a checkpoint says the same.
 _CONFIGURATION: dict[str, str | None] = {
     "delta.logRetentionDuration": "interval 1 hours",
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
     "delta.checkpointInterval": str(_CHECKPOINT_EVERY),
 }
 
@@ -35,41 +38,77 @@ class Table:
     def __init__(self, uri: str) -> None:
         self.place = Place(uri)
         self.torn: list[str] = []  # entries of the Delta log that a power loss had cut, and that were set aside
-        self._delta = self._opened()
-        self.files: dict[str, File] = {file.path: file for file in self._active()}
         self._groups: dict[str, list[Group]] = {}
         self._commits = 0
+        self._delta, self.files = self._opened()
 
     # -- opening ------------------------------------------------------------------------------------------------
 
-    def _opened(self) -> DeltaTable:
+    def _opened(self) -> tuple[DeltaTable, dict[str, File]]:
         if self.place.is_local:
             os.makedirs(self.place.base, exist_ok=True)
             self._set_torn_aside()
         try:
-            return DeltaTable(self.place.uri)
+            return self._read()
         except TableNotFoundError:
-            return self._created()
+            return self._created(), {}
         except (DeltaError, OSError) as error:
-            raise CorruptTable(f"the table {self.place.uri} cannot be opened: {error}") from error
+            if not self._set_checkpoints_aside():
+                raise self._unreadable(error) from error
+        try:
+            return self._read()
+        except (DeltaError, OSError) as error:
+            raise self._unreadable(error) from error
+
+    def _read(self) -> tuple[DeltaTable, dict[str, File]]:
+        delta = DeltaTable(self.place.uri)
+        return delta, {file.path: file for file in self._active(delta)}
+
+    def _unreadable(self, error: Exception) -> CorruptTable:
+        return CorruptTable(f"the table {self.place.uri} cannot be opened: {error}")
+
+    def refresh(self) -> None:
+        """Looks at the table as it is now: another writer may have lived since it was opened."""
+        self._delta, self.files = self._opened()
 
     def _created(self) -> DeltaTable:
-        delta = DeltaTable.create(self.place.uri, schema=SCHEMA, configuration=_CONFIGURATION)
+        delta = DeltaTable.create(
+            self.place.uri, schema=SCHEMA, configuration=_CONFIGURATION,
+            commit_properties=CommitProperties({ACTIONS: "2"}),
+        )  # fmt: skip
         self.place.sync([entry(0)])
         self.place.sync_folders()
         return delta
 
     def _set_torn_aside(self) -> None:
-        """The newest entry of the log may be cut: it was not synced yet, so nothing was staged by it."""
-        folder = self.place.path(LOG)
-        known = versions(os.listdir(folder) if os.path.isdir(folder) else ())
-        newest = self.place.path(entry(known[-1])) if known else ""
-        if newest and not is_whole(Path(newest).read_bytes()):
-            os.replace(newest, f"{newest}.torn")
-            self.torn.append(os.path.basename(newest))
+        """The newest entries of the log may be torn: they were not synced yet, so nothing was staged by them."""
+        known = versions(self._log_names())
+        count = sound_count(known, lambda version: Path(self.place.path(entry(version))).read_bytes())
+        self._set_aside([entry(version) for version in known[count:]])
 
-    def _active(self) -> list[File]:
-        files = files_of(self._delta)
+    def _set_checkpoints_aside(self) -> bool:
+        """Checkpoints of the log that cannot be read: without them it is read from its entries, which are removed only
+        when a checkpoint is durable. Returns whether there were any.
+        """
+        if not self.place.is_local:
+            return False
+        names = [f"{LOG}/{name}" for name in self._log_names()]
+        bad = [name for name in names if _is_checkpoint(name) and not _is_readable(self.place.path(name))]
+        hints = [name for name in names if name == _HINT]
+        self._set_aside(bad + hints)
+        return bool(bad or hints)
+
+    def _log_names(self) -> list[str]:
+        folder = self.place.path(LOG)
+        return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+
+    def _set_aside(self, names: list[str]) -> None:
+        for name in names:
+            os.replace(self.place.path(name), self.place.path(f"{name}.torn"))
+            self.torn.append(os.path.basename(name))
+
+    def _active(self, delta: DeltaTable) -> list[File]:
+        files = files_of(delta)
         for file in files:
             if None in file:
                 raise CorruptTable(f"{file.path} of the table {self.place.uri} has no statistics of due and arrival")
@@ -102,7 +141,7 @@ class Table:
             try:
                 found = read_groups(self.place, path)
             except (OSError, ValueError) as error:
-                raise CorruptTable(f"{path} of the table {self.place.uri} cannot be read: {error}") from error
+                raise unreadable(self.place, path, error) from error
             self._remember(path, found)
         return found
 
@@ -132,13 +171,15 @@ class Table:
             AddAction(file.path, file.bytes, {}, now_ms, True, file.stats()) for file, _ in added
         ]
         actions += [RemoveAction(file.path, True, now_ms, file.bytes, {}) for file in removed]
-        versions = [Transaction(name, value) for name, value in ((FAR, far), (ROWS, rows)) if value is not None]
+        places = [Transaction(name, value) for name, value in ((FAR, far), (ROWS, rows)) if value is not None]
         version = self._delta.version() + 1
         reach("table.commit")
         try:
             self._delta.create_write_transaction(
                 actions, "append", SCHEMA,
-                commit_properties=CommitProperties(max_commit_retries=0, app_transactions=versions),
+                commit_properties=CommitProperties(
+                    {ACTIONS: str(len(actions) + len(places))}, max_commit_retries=0, app_transactions=places
+                ),
                 post_commithook_properties=_NO_HOOKS,
             )  # fmt: skip
         except CommitFailedError as error:
@@ -170,17 +211,35 @@ class Table:
         self._delta.create_checkpoint()
         version = self._delta.version()
         if self.place.is_local:
-            names = [n for n in os.listdir(self.place.path(LOG)) if n.startswith(f"{version:020d}.checkpoint")]
-            self.place.sync([*(f"{LOG}/{name}" for name in names), f"{LOG}/_last_checkpoint"])
+            names = [f"{LOG}/{name}" for name in self._log_names() if name.startswith(f"{version:020d}.checkpoint")]
+            self.place.sync([*names, _HINT])
         self._delta.cleanup_metadata()
         self.remove_old_files()
         return True
 
     def remove_old_files(self, retention_hours: int = 1) -> None:
         """Removes files that left the table an hour ago, and those that a task wrote for a batch that failed."""
-        self._delta.vacuum(retention_hours, dry_run=False, enforce_retention_duration=False)
+        before = self._delta.version()
+        self._delta.vacuum(
+            retention_hours, dry_run=False, enforce_retention_duration=False, full=True,
+            post_commithook_properties=_NO_HOOKS,
+        )  # fmt: skip
         self._delta.update_incremental()
+        # It has made entries of its own, and a later commit is worth nothing without them.
+        self.place.sync([entry(version) for version in range(before + 1, self._delta.version() + 1)])
 
     def log_bytes(self) -> int:
         """The size of the Delta log."""
         return sum(self.place.sizes(LOG).values())
+
+
+def _is_checkpoint(name: str) -> bool:
+    return ".checkpoint." in name and name.endswith(".parquet")
+
+
+def _is_readable(path: str) -> bool:
+    try:
+        pq.read_table(path)
+    except (OSError, ValueError):
+        return False
+    return True

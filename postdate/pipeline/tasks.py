@@ -8,12 +8,13 @@ import json
 import os
 import socket
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from postdate.errors import CorruptTable
 from postdate.log import record as records
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
 from postdate.pipeline.files import NEVER, Place, Window, Written, read_window, write
@@ -31,12 +32,12 @@ _PIECE_BYTES = 128 << 20  # of records: what a task holds in memory before it wr
 
 def over_lines(work: Callable[[Task], Result], common: Task) -> Callable[[Batches], Batches]:
     """For mapInArrow over rows that are tasks, as JSON."""
-    return lambda batches: _answers(work(common | json.loads(line)) for line in _values(batches))
+    return lambda batches: _answers(work, (common | json.loads(line) for line in _values(batches)))
 
 
 def over_numbers(work: Callable[[Task], Result], common: Task, tasks: list[Task]) -> Callable[[Batches], Batches]:
     """For mapInArrow over rows that are numbers of tasks."""
-    return lambda batches: _answers(work(common | tasks[number]) for number in _values(batches))
+    return lambda batches: _answers(work, (common | tasks[number] for number in _values(batches)))
 
 
 def _values(batches: Batches) -> Iterator[Any]:
@@ -44,11 +45,28 @@ def _values(batches: Batches) -> Iterator[Any]:
         yield from batch.column(0).to_pylist()
 
 
-def _answers(results: Iterator[Result]) -> Batches:
+def _answers(work: Callable[[Task], Result], tasks: Iterator[Task]) -> Batches:
     """One row per task, with the executor that did it: all workers of an executor have one parent."""
-    worker = f"{socket.gethostname()}:{os.getppid()}"
-    for result in results:
-        yield pa.RecordBatch.from_pydict({"result": [json.dumps(result | {"worker": worker})]}, schema=RESULT)
+    worker = {"worker": f"{socket.gethostname()}:{os.getppid()}"}
+    for task in tasks:
+        yield pa.RecordBatch.from_pydict({"result": [json.dumps(_answer(work, task) | worker)]}, schema=RESULT)
+
+
+def _answer(work: Callable[[Task], Result], task: Task) -> Result:
+    """What a task has done. A damaged table is told as a sentence: trying again would not mend it."""
+    try:
+        return work(task)
+    except CorruptTable as error:
+        return {"damage": str(error)}
+
+
+def results(lines: Iterable[str]) -> list[Result]:
+    """The answers of tasks. Raises CorruptTable where one of them met damage."""
+    found: list[Result] = [json.loads(line) for line in lines]
+    for result in found:
+        if "damage" in result:
+            raise CorruptTable(result["damage"])
+    return found
 
 
 # -- ingest -----------------------------------------------------------------------------------------------------
@@ -131,7 +149,7 @@ def promote(task: Task) -> Result:
         "rows": messages.num_rows - len(dead),
     }
     if dead:
-        messages = messages.take(sorted(set(range(messages.num_rows)) - dead))
+        messages = messages.take(pa.array(sorted(set(range(messages.num_rows)) - dead), pa.int64()))
     if messages.num_rows:
         reach("chunk.upload")
         with Gate(task["bulk"]) as gate:
@@ -212,16 +230,19 @@ def count(task: Task) -> Result:
 
 
 def restore(task: Task) -> Result:
-    """Far rows start..stop-1 due after an instant that none of the files holds, into new files."""
+    """Far rows start..stop-1 that none of the files holds, into new files: those due after an instant, and all that
+    arrived at or after a place.
+    """
     place, files = Place(task["table"]), []
     with Gate(task["bulk"]) as gate:
         for piece in _pieces(gate.far(task["start"], task["stop"])):
             rows = _as_rows(piece)
-            rows = rows.filter(pc.greater(rows.column("due"), task["due_after"]))
+            is_due = pc.greater(rows.column("due"), task["due_after"])
+            rows = rows.filter(pc.or_(is_due, pc.greater_equal(rows.column("arrival"), task["late_from"])))
             arrival = rows.column("arrival")
             if rows.num_rows:
                 low, high = arrival[0].as_py(), arrival[-1].as_py()
-                window = Window(task["due_after"], NEVER, low, high + 1)
+                window = Window(-1, NEVER, low, high + 1)
                 known = read_window(place, task["files"], window, ["due", "arrival", "kind"]).column("arrival")
                 rows = rows.filter(pc.invert(pc.is_in(arrival, known.combine_chunks())))
             if rows.num_rows:
