@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from postdate.errors import CorruptTable
 from postdate.pipeline.steps import reach
 from postdate.table_format import CANCEL, MESSAGE, ROW_GROUP_ROWS, SCHEMA, WRITER_OPTIONS, File
 
@@ -185,6 +186,14 @@ def read_window(
 
 
 def _read_file(place: Place, name: str, window: Window, wanted: pa.Schema) -> pa.Table | None:
+    """Raises CorruptTable."""
+    try:
+        return _rows_of(place, name, window, wanted)
+    except (OSError, pa.ArrowException) as error:
+        raise CorruptTable(f"{name} of the table {place.uri} cannot be read: {error}") from error
+
+
+def _rows_of(place: Place, name: str, window: Window, wanted: pa.Schema) -> pa.Table | None:
     with place.files.open_input_file(place.path(name)) as handle:
         file = pq.ParquetFile(handle, page_checksum_verification=True)
         chosen = [index for index, group in enumerate(groups_of(file.metadata)) if touches(group, window)]
