@@ -1,126 +1,26 @@
-"""The check of the table: what a pipeline leaves is ok, whatever it was in the middle of; each damage is found.
-
-The pipeline's own batch works here on tasks that run in this process instead of on Spark.
-"""
+"""The check of the table: what a pipeline leaves is ok, whatever it was in the middle of; each damage is found."""
 
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from helpers import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, T0, TOPIC, message, snapshot
-from serving import SERVED, Served
+from carrying import BEGIN, World
+from helpers import DAY_MS, HOUR_MS, MINUTE_MS, snapshot
 
-from postdate.bulk.process import Bulk
 from postdate.check import Report, check_folder
-from postdate.client.connection import parse_address
-from postdate.clock import ManualClock
-from postdate.config import Settings
 from postdate.errors import Refused
 from postdate.log.disk import RealDisk
 from postdate.pipeline import tiers
-from postdate.pipeline.batch import Pipeline
 from postdate.pipeline.files import Group, Place, Written
-from postdate.pipeline.gate import Gate
-from postdate.pipeline.history import History
-from postdate.pipeline.source import horizon_of
 from postdate.pipeline.table import Table
 from postdate.table_format import CANCEL, SCHEMA, WRITER_OPTIONS, File, entry, versions
-
-BEGIN = T0 // HOUR_MS * HOUR_MS + SECOND_MS
-LEAD_MS = 60_000
-
-
-# -- a pipeline without Spark -----------------------------------------------------------------------------------
-
-
-class Row(NamedTuple):
-    result: str
-
-
-class Frame:
-    """What a batch needs of Spark's DataFrame: one column, and a function over it."""
-
-    def __init__(self, column: str, values: Sequence[Any]) -> None:
-        self._batch = pa.RecordBatch.from_pydict({column: list(values)})
-
-    def mapInArrow(self, function: Callable[[Iterator[Any]], Iterator[Any]], _schema: str) -> "Frame":  # noqa: N802
-        return Frame("result", [value for batch in function(iter([self._batch])) for value in batch[0].to_pylist()])
-
-    def collect(self) -> list[Row]:
-        return [Row(value) for value in self._batch[0].to_pylist()]
-
-
-class Here:
-    """What a batch needs of a Spark session, in this process."""
-
-    class sparkContext:  # noqa: N801
-        master = "here"
-
-    def range(self, start: int, stop: int, _step: int, _parts: int) -> Frame:
-        return Frame("id", range(start, stop))
-
-
-class World:
-    """A broker on a clock that is moved by hand, bulk, and a pipeline."""
-
-    def __init__(self, folder: Path, **settings: Any) -> None:
-        self.folder = folder
-        self.clock = ManualClock(BEGIN)
-        self.served = Served(RealDisk(folder), Settings(**(SERVED | settings)), self.clock)
-        self.broker = self.served.broker
-        self.served.call(lambda: self.broker.put_topic(TOPIC, BEGIN, read_queue_count=2, write_queue_count=2))
-        self.bulk = Bulk(folder, parse_address(self.served.server.broker_address), "127.0.0.1", 0)
-        self.gate = Gate(str(self.bulk.address))
-        self.pipeline = self.registered()
-
-    def registered(self) -> Pipeline:
-        root = self.folder / "table"
-        history = History(str(root / "history"))
-        pipeline = Pipeline(Here(), self.gate, str(self.bulk.address), Table(str(root / "messages")), history)  # type: ignore[arg-type]
-        pipeline.register(str(root), "here")
-        return pipeline
-
-    def send(self, name: str, dues: Sequence[int]) -> None:
-        def go() -> None:
-            messages = [
-                message(
-                    f"{name} {n}", due=due, queue_id=n % 2, unique=f"{name}-u{n}", keys=f"{name}-k{n} other", tag="a"
-                )
-                for n, due in enumerate(dues)
-            ]
-            for start in range(0, len(messages), 50):
-                self.broker.send(messages[start : start + 50], self.clock.now_ms())
-
-        self.served.call(go)
-        self.served.settle()
-
-    def cancel(self, key: str, due: int, by: str) -> None:
-        self.served.call(lambda: self.broker.cancel(TOPIC, key, due, self.clock.now_ms(), by=by))
-        self.served.settle()
-
-    def batch(self) -> None:
-        state = self.gate.state()
-        horizon = horizon_of(state["now_ms"], LEAD_MS)
-        plan = {"start": state["taken"], "stop": state["far_length"], "horizon": horizon}
-        self.pipeline.run(Frame("task", [json.dumps(plan)]))  # type: ignore[arg-type]
-        self.served.settle()
-
-    def pass_minutes(self, count: int) -> None:
-        for _ in range(count):
-            self.served.pass_ms(MINUTE_MS)
-            self.batch()
-
-    def close(self) -> None:
-        self.gate.close()
-        self.bulk.close()
-        self.served.stop()
 
 
 def lived(folder: Path) -> None:
@@ -258,6 +158,51 @@ def test_rows_whose_far_rows_and_records_are_gone_are_ok(tmp_path: Path) -> None
     assert report.numbers["rows of the table equal to the log"] < 2_003
     again(tmp_path / "data", 0)
     assert any("is in the table more than once" in finding for finding in check(tmp_path / "data").findings)
+
+
+# -- what the pipeline makes good --------------------------------------------------------------------------------
+
+
+def restarted(folder: Path) -> None:
+    """A pipeline registers, proves and restores, and does a batch."""
+    world = World(folder, at_ms=BEGIN + 7 * MINUTE_MS)
+    world.batch()
+    world.close()
+
+
+def test_a_file_that_was_moved_away_is_made_again_from_the_log(copy: Path) -> None:
+    before = check(copy).numbers["rows of the table that wait"]
+    (messages(copy) / largest(copy).path).unlink()
+    restarted(copy)
+    report = check(copy)
+    assert report.ok, report.findings
+    assert report.numbers["rows of the table that wait"] >= before
+
+
+def test_a_table_that_is_gone_is_made_again_from_the_log(copy: Path) -> None:
+    before = check(copy).numbers["rows of the table that wait"]
+    shutil.rmtree(messages(copy))
+    restarted(copy)
+    report = check(copy)
+    assert report.ok, report.findings
+    assert report.numbers["rows of the table that wait"] >= before
+
+
+def test_a_backup_of_the_table_catches_up_from_the_log(tmp_path: Path) -> None:
+    world = World(tmp_path / "data")
+    world.send("first", [BEGIN + HOUR_MS + n for n in range(20)])
+    world.batch()
+    shutil.copytree(messages(tmp_path / "data"), tmp_path / "backup")
+    world.send("second", [BEGIN + HOUR_MS + n for n in range(20)])
+    world.pass_minutes(2)
+    world.close()
+    shutil.rmtree(messages(tmp_path / "data"))
+    (tmp_path / "backup").rename(messages(tmp_path / "data"))
+    assert not check(tmp_path / "data").ok
+    restarted(tmp_path / "data")
+    report = check(tmp_path / "data")
+    assert report.ok, report.findings
+    assert report.numbers["rows of the table that wait"] == 40
 
 
 # -- damage -----------------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from bulking import bulking
+from carrying import BEGIN, World
 from helpers import (
     HOUR_MS,
     MINUTE_MS,
@@ -79,7 +80,9 @@ from postdate.log import snapshot
 from postdate.log.batch import KIND_NAMES
 from postdate.log.folder import FIXED_SETTINGS, FORMAT
 from postdate.log.rows import BLOCK_ROWS
+from postdate.pipeline import batch, driver, history, plan, tiers
 from postdate.server import answers
+from postdate.table_format import CHECKPOINT, HISTORY, MESSAGES, ROW_GROUP_ROWS, SCHEMA
 from postdate.wire import bodies, frame, ids
 from postdate.wire import codes as wire_codes
 from postdate.wire.schema import REQUESTS, Field, Request
@@ -88,9 +91,20 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
     (ROOT / "docs").glob("*.md")
 )
-ARCHITECTURE, FORMATS, SETTINGS, PROTOCOL, CLIENT, CLI, MQADMIN, COMPATIBILITY, BULK = (
+ARCHITECTURE, FORMATS, SETTINGS, PROTOCOL, CLIENT, CLI, MQADMIN, COMPATIBILITY, BULK, PIPELINE = (
     ROOT / "docs" / f"{name}.md"
-    for name in ("architecture", "formats", "settings", "protocol", "client", "cli", "mqadmin", "compatibility", "bulk")
+    for name in (
+        "architecture",
+        "formats",
+        "settings",
+        "protocol",
+        "client",
+        "cli",
+        "mqadmin",
+        "compatibility",
+        "bulk",
+        "pipeline",
+    )
 )
 SERVED = {ROOT / "README.md", CLIENT, CLI}
 JAVA = ROOT / "tests" / "interop" / "java" / "src"
@@ -190,6 +204,9 @@ def test_the_examples_of_a_page_do_what_it_says(page: Path, tmp_path: Path, monk
     if page == BULK:
         run_bulk_page(tmp_path)
         return
+    if page == PIPELINE:
+        run_pipeline_page(tmp_path)
+        return
     if page not in SERVED:
         run_page(page)
         return
@@ -204,6 +221,15 @@ def run_bulk_page(folder: Path) -> None:
         with postdate.connect(served.address) as sender:
             sender.send("orders", "hello", key="order-17", delay="1d")
         run_page(BULK, changed=("127.0.0.1:9878", f"127.0.0.1:{bulk.port}"))
+
+
+def run_pipeline_page(folder: Path) -> None:
+    """Beside the table of a pipeline that has taken three messages."""
+    world = World(folder / "postdate-data")
+    world.send("order", [BEGIN + HOUR_MS + n for n in range(3)], keys=[f"order-{n}" for n in (1, 2, 3)])
+    world.batch()
+    world.close()
+    run_page(PIPELINE)
 
 
 def run_page(page: Path, served: Served | None = None, changed: tuple[str, str] = ("", "")) -> None:
@@ -708,6 +734,36 @@ def test_every_name_of_the_client_is_explained() -> None:
 
 
 # -- command line -----------------------------------------------------------------------------------------------
+
+
+def test_columns_of_the_table_are_those_of_the_code() -> None:
+    shown = table_in(PIPELINE, "The table", 1)
+    assert [(code(name), kind) for name, kind, _ in shown] == [(field.name, str(field.type)) for field in SCHEMA]
+    assert [code(name) for name, _ in table_in(PIPELINE, "The table")] == [MESSAGES, HISTORY, CHECKPOINT]
+
+
+def test_columns_of_the_history_are_those_of_the_code() -> None:
+    (shown,) = re.findall(r"^`at_ms`.*?\.$", PIPELINE.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert sorted(codes(shown)) == sorted(history.SCHEMA.names)
+
+
+def test_numbers_of_the_pipeline_are_those_of_the_code() -> None:
+    limits, options = tiers.DEFAULT, driver.Options()
+    days = tiers.EDGE_MS // tiers.DAY_MS
+    assert batch.KEEP_MS == 60_000
+    for number in (
+        f"when {options.soon_rows:,} far rows wait",
+        f"at\nmost {options.batch_rows:,} rows or {options.batch_bytes >> 30} GiB of them",
+        f"ranges of {options.task_rows:,}, one for each task",
+        f"about\n   {plan.TASK_ROWS:,} rows, cut by due",
+        f"row groups of {ROW_GROUP_ROWS:,} rows",
+        f"due within {days} days | merged by the hour when there are {limits.soon_files} files",
+        f"beyond {days + 1} days, by the month, when there are {limits.later_files} files",
+        f"cut into hours once, {days + 1} days before",
+        f"rewrites at most {limits.rows:,} rows or {limits.bytes >> 30} GiB",
+        f"holds some {plan.TASK_BYTES >> 20} MiB of records",
+    ):
+        assert number in PIPELINE.read_text(), number
 
 
 def test_every_command_is_documented_as_it_is() -> None:

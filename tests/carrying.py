@@ -1,0 +1,109 @@
+"""A broker on a clock that is moved by hand, bulk, and a pipeline whose tasks run in this process instead of on Spark.
+
+For tests of what a pipeline leaves behind: the batch, the tasks and the table are the real ones.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from helpers import HOUR_MS, MINUTE_MS, SECOND_MS, T0, TOPIC, message
+from serving import SERVED, Served
+
+from postdate.bulk.process import Bulk
+from postdate.client.connection import parse_address
+from postdate.clock import ManualClock
+from postdate.config import Settings
+from postdate.log.disk import RealDisk
+from postdate.pipeline.batch import Pipeline
+from postdate.pipeline.gate import Gate
+from postdate.pipeline.history import History
+from postdate.pipeline.source import horizon_of
+from postdate.pipeline.table import Table
+
+BEGIN = T0 // HOUR_MS * HOUR_MS + SECOND_MS
+LEAD_MS = 60_000
+
+
+class Row(NamedTuple):
+    result: str
+
+
+class Frame:
+    """What a batch needs of Spark's DataFrame: one column, and a function over it."""
+
+    def __init__(self, column: str, values: Sequence[Any]) -> None:
+        self._batch = pa.RecordBatch.from_pydict({column: list(values)})
+
+    def mapInArrow(self, function: Callable[[Iterator[Any]], Iterator[Any]], _schema: str) -> "Frame":  # noqa: N802
+        return Frame("result", [value for batch in function(iter([self._batch])) for value in batch[0].to_pylist()])
+
+    def collect(self) -> list[Row]:
+        return [Row(value) for value in self._batch[0].to_pylist()]
+
+
+class Here:
+    """What a batch needs of a Spark session, in this process."""
+
+    class sparkContext:  # noqa: N801
+        master = "here"
+
+    def range(self, start: int, stop: int, _step: int, _parts: int) -> Frame:
+        return Frame("id", range(start, stop))
+
+
+class World:
+    """See the module. `settings` go to the broker."""
+
+    def __init__(self, folder: Path, at_ms: int = BEGIN, **settings: Any) -> None:
+        self.folder = folder
+        self.clock = ManualClock(at_ms)
+        self.served = Served(RealDisk(folder), Settings(**(SERVED | settings)), self.clock)
+        self.broker = self.served.broker
+        self.served.call(lambda: self.broker.put_topic(TOPIC, at_ms, read_queue_count=2, write_queue_count=2))
+        self.bulk = Bulk(folder, parse_address(self.served.server.broker_address), "127.0.0.1", 0)
+        self.gate = Gate(str(self.bulk.address))
+        self.pipeline = self.registered()
+
+    def registered(self) -> Pipeline:
+        root = self.folder / "table"
+        history = History(str(root / "history"))
+        pipeline = Pipeline(Here(), self.gate, str(self.bulk.address), Table(str(root / "messages")), history)  # type: ignore[arg-type]
+        pipeline.register(str(root), "here")
+        return pipeline
+
+    def send(self, name: str, dues: Sequence[int], keys: Sequence[str] = ()) -> None:
+        def go() -> None:
+            own = keys or [f"{name}-k{n} other" for n in range(len(dues))]
+            messages = [
+                message(f"{name} {n}", due=due, queue_id=n % 2, unique=f"{name}-u{n}", keys=own[n], tag="a")
+                for n, due in enumerate(dues)
+            ]
+            for start in range(0, len(messages), 50):
+                self.broker.send(messages[start : start + 50], self.clock.now_ms())
+
+        self.served.call(go)
+        self.served.settle()
+
+    def cancel(self, key: str, due: int, by: str) -> None:
+        self.served.call(lambda: self.broker.cancel(TOPIC, key, due, self.clock.now_ms(), by=by))
+        self.served.settle()
+
+    def batch(self) -> None:
+        state = self.gate.state()
+        horizon = horizon_of(state["now_ms"], LEAD_MS)
+        plan = {"start": state["taken"], "stop": state["far_length"], "horizon": horizon}
+        self.pipeline.run(Frame("task", [json.dumps(plan)]))  # type: ignore[arg-type]
+        self.served.settle()
+
+    def pass_minutes(self, count: int) -> None:
+        for _ in range(count):
+            self.served.pass_ms(MINUTE_MS)
+            self.batch()
+
+    def close(self) -> None:
+        self.gate.close()
+        self.bulk.close()
+        self.served.stop()
