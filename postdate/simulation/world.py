@@ -531,10 +531,12 @@ class World:
             return
         self.do_flush()
         with suppress(DiskFull, OSError):  # no room for the log or for the chunk
-            if self._is_staged(pipeline.planned(self._broker(), self.clock.now_ms() + ahead_ms)):
+            is_newest = pipeline.epoch == self._broker().fold.far.epoch
+            is_staged = self._is_staged(pipeline.planned(self._broker(), self.clock.now_ms() + ahead_ms))
+            if is_staged != is_newest:
+                raise Broken(f"the stage of epoch {pipeline.epoch} was {'accepted' if is_staged else 'refused'}")
+            if is_staged:
                 pipeline.forget(self._broker())
-            elif pipeline.epoch == self._broker().fold.far.epoch:
-                raise Broken("the newest pipeline's stage was refused")
             else:
                 pipeline.die()  # it is told that another one has registered
         self.look()
