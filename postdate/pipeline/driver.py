@@ -28,6 +28,7 @@ logger = logging.getLogger("postdate.pipeline")
 _BATCH_S = 3.0  # a batch under way may take so long to end; then it is broken off, and done again by the next start
 _STOP_S = 1.0
 _WATCH_S = 0.2
+_TRACEBACK, _OURS = "Traceback (most recent call last):\n", "postdate.errors."
 _NICENESS = 10  # beside a broker, which fires on the same cores
 _AWAY = (flight.FlightUnavailableError, flight.FlightTimedOutError)
 
@@ -174,9 +175,11 @@ class Driver:
 
 
 def first_line(error: object) -> str:
-    """An exception of Spark's without its page of Java."""
+    """An exception of Spark's without its page of Java; of one that a task raised, what it said itself."""
     text = str(getattr(error, "desc", None) or error).strip()
-    return text.partition("\n")[0][:300]
+    raised = text.rpartition(_TRACEBACK)[2] if _TRACEBACK in text else text
+    told = next((line for line in raised.splitlines() if not line.startswith(" ")), text)
+    return told.removeprefix(_OURS)[:300]
 
 
 def run(options: Options) -> None:
