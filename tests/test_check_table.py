@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from carrying import BEGIN, World
+from deltalake import DeltaTable
 from helpers import DAY_MS, HOUR_MS, MINUTE_MS, snapshot
 
 from postdate.check import Report, check_folder
@@ -106,6 +107,21 @@ def test_an_entry_that_a_crash_has_cut_is_counted(copy: Path) -> None:
     report = check(copy)
     assert report.ok, report.findings
     assert report.numbers["entries of the Delta log that a crash has cut"] == 1
+
+
+def test_a_checkpoint_that_a_crash_has_cut_is_counted(copy: Path) -> None:
+    DeltaTable(str(messages(copy))).create_checkpoint()
+    changed(copy, lambda rows: rows)
+    DeltaTable(str(messages(copy))).create_checkpoint()
+    first, checkpoint = sorted((messages(copy) / "_delta_log").glob("*.checkpoint.parquet"))
+    for version in range(int(first.name[:20])):
+        (messages(copy) / entry(version)).unlink()
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    report = check(copy)
+    assert report.ok, report.findings
+    assert report.numbers["checkpoints of the Delta log that a crash has cut"] == 1
+    first.unlink()
+    assert any("cannot be read" in finding for finding in check(copy).findings)
 
 
 def test_a_file_that_no_batch_has_named_is_no_damage(copy: Path) -> None:

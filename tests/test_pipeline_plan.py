@@ -58,7 +58,7 @@ def test_a_burst_at_one_instant_is_cut_by_arrival() -> None:
     ),
     st.integers(1, 400),
 )
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_every_row_is_in_exactly_one_slice(shapes: list[tuple[int, int, int, int]], rows_max: int) -> None:
     groups = [group(rows, (low, low + span), (first, first + 1_000)) for rows, low, span, first in shapes]
     window = Window(-1, NEVER)
@@ -148,7 +148,7 @@ def test_hours_are_final() -> None:
 
 
 @given(st.integers(0, 400 * DAY_MS), st.integers(1, 400 * DAY_MS), st.integers(-10, 400))
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 def test_buckets_cover_a_window_without_gap_or_overlap(start: int, span: int, months_after_days: int) -> None:
     low, high = NOW + start, NOW + start + min(span, 40 * DAY_MS)
     found = buckets(low, high, NOW + months_after_days * DAY_MS)

@@ -1,14 +1,17 @@
 """The table of far messages, where it is a local one: does it hold what the log says it took, each row once and true?
 
-What a crash leaves by right is no damage: an entry of the Delta log that was cut before it counted, rows that the next
-batch stages, files that no entry names.
+What a crash leaves by right is no damage: an entry or a checkpoint of the Delta log that was cut before it counted,
+rows that the next batch stages, files that no entry names.
 """
 
+import shutil
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -24,6 +27,7 @@ from postdate.log.disk import RealDisk
 from postdate.table_format import FAR, LOG, MESSAGES, File, entry, files_of, sound_count, versions
 
 _DEFAULT = "table"  # its name in the data folder
+_UNREADABLE = (DeltaError, TableNotFoundError, OSError, ValueError)
 
 
 class _Taken(NamedTuple):
@@ -79,9 +83,12 @@ class _TableCheck:
         self._seen: dict[str, Seen] = {}
 
     def run(self) -> None:
-        delta = self._opened()
-        if delta is None:
-            return
+        with tempfile.TemporaryDirectory(prefix="postdate-check-") as scratch:
+            delta = self._opened(Path(scratch))
+            if delta is not None:
+                self._check(delta)
+
+    def _check(self, delta: DeltaTable) -> None:
         files = [file for file in files_of(delta) if self._has_statistics(file)]
         self._report.count("files of the table", len(files))
         for file in files:
@@ -96,7 +103,7 @@ class _TableCheck:
 
     # -- opening ------------------------------------------------------------------------------------------------
 
-    def _opened(self) -> DeltaTable | None:
+    def _opened(self, scratch: Path) -> DeltaTable | None:
         names = [path.name for path in (self._path / LOG).iterdir()] if (self._path / LOG).is_dir() else []
         known = versions(names)
         if not names:
@@ -108,9 +115,27 @@ class _TableCheck:
                 self._report.count("entries of the Delta log that a crash has cut", len(known) - count)
                 return DeltaTable(str(self._path), version=known[count] - 1)
             return DeltaTable(str(self._path))
-        except (DeltaError, TableNotFoundError, OSError, ValueError) as error:
-            self._report.find(f"the table {self._path} cannot be read: {str(error).partition(chr(10))[0]}")
+        except _UNREADABLE as error:
+            found = self._without_cut_checkpoints(scratch)
+            if found is None:
+                self._report.find(f"the table {self._path} cannot be read: {str(error).partition(chr(10))[0]}")
+            return found
+
+    def _without_cut_checkpoints(self, scratch: Path) -> DeltaTable | None:
+        """Without checkpoints of the Delta log that a crash has cut: entries go only when one is durable, so that the
+        rest tells all. Nothing is changed, so it is read from a copy. None where that is of no help.
+        """
+        paths = [path for path in (self._path / LOG).iterdir() if path.name != "_last_checkpoint"]
+        whole = [path for path in paths if path.suffix != ".parquet" or _is_readable(path)]
+        (scratch / LOG).mkdir()
+        for path in whole:
+            shutil.copyfile(path, scratch / LOG / path.name)
+        try:
+            delta = DeltaTable(str(scratch))
+        except _UNREADABLE:
             return None
+        self._report.count("checkpoints of the Delta log that a crash has cut", len(paths) - len(whole))
+        return delta
 
     def _tell_missing(self) -> None:
         """A pipeline that has only just registered has no table yet, and needs none."""
@@ -173,3 +198,11 @@ class _TableCheck:
             wanted & ~there,
             lambda hit: f"far row {taken.first + hit} was taken and waits, but is not in the table: {named(rows[hit])}",
         )
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        pq.read_table(path)
+    except _UNREADABLE:
+        return False
+    return True
