@@ -43,7 +43,7 @@ class Options:
     memory: str = "1g"
     checkpoint: str = ""  # empty: beside the table, where that is a local folder
     parent_pid: int = 0  # ends when this process is gone; 0 = does not look
-    batch_rows: int = 1_000_000
+    batch_rows: int = 2_000_000
     batch_bytes: int = 1 << 30
     task_rows: int = TASK_ROWS
     soon_rows: int = TASK_ROWS  # so many that wait are worth a batch before the minute turns
