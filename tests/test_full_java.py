@@ -68,6 +68,11 @@ def pid_of_pipeline(broker: Broker) -> int:
     return int(found[1]) if found else 0
 
 
+def pid_of_java(broker: Broker) -> int:
+    (pid,) = (pid for pid, command in broker.processes().items() if command.split(" ")[0].endswith("/bin/java"))
+    return pid
+
+
 def wait_for_a_batch(broker: Broker, epoch: int) -> None:
     """A batch that a pipeline of this epoch has done."""
     wait_for(lambda: any(report["epoch"] == epoch for report in status(broker)["reports"]), "a batch")
@@ -126,13 +131,14 @@ class Life:
         assert self._grown("taken") == self._grown("rows_in") == COUNT
         assert self.after["far"]["backlog"] == 0
         assert self.after["broker"]["waiting_near"] == self.after["broker"]["waiting_far"] == 0
+        batches = [(report["epoch"], report["batch"]) for report in self.after["reports"]]
+        assert batches == sorted(set(batches))
 
     def judge_promoted(self) -> None:
         """Spark brought back every message, and nobody else did."""
         assert self.after["far"]["rescued"] == 0
         reports = self.after["reports"]
         assert sum(report["promoted"] for report in reports) == COUNT, reports
-        assert len({(report["epoch"], report["batch"]) for report in reports}) == len(reports), reports
 
     def _grown(self, name: str) -> int:
         return int(self.after["far"][name] - self.before["far"][name])
@@ -163,15 +169,21 @@ def killed(folder: Path) -> Life:
         wait_for_a_batch(broker, 1)
 
         def kill(taken: int) -> None:
-            """When the messages are in the table, and nowhere else on their way."""
+            """When the messages are in the table, and nowhere else on their way: first the driver, then Java."""
             wait_for(lambda: status(broker)["far"]["taken"] == taken, "the messages to be taken")
-            pid = pid_of_pipeline(broker)
-            os.kill(pid, signal.SIGKILL)
-            wait_for(lambda: sentence(broker, "pipeline").startswith("starts again"), "a word about the restart")
-            wait_for(lambda: pid_of_pipeline(broker) not in (0, pid), "another pipeline")
+            kill_and_wait(broker, pid_of_pipeline(broker))
             wait_for_a_batch(broker, 2)
+            kill_and_wait(broker, pid_of_java(broker))
 
         return Life(broker, folder, kill)
+
+
+def kill_and_wait(broker: Broker, pid: int) -> None:
+    """Returns when another pipeline runs."""
+    before = pid_of_pipeline(broker)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: sentence(broker, "pipeline").startswith("starts again"), "a word about the restart")
+    wait_for(lambda: pid_of_pipeline(broker) not in (0, before), "another pipeline")
 
 
 def clustered(folder: Path) -> Life:
@@ -215,9 +227,12 @@ def test_a_pipeline_that_is_killed_is_noticed_by_nobody_but_status(lives: Lives,
     life = lives[killed].result()
     life.tell(capsys, "killed")
     life.judge()
-    assert life.after["far"]["epoch"] == life.before["far"]["epoch"] + 1
-    (line,) = life.log.read_text().splitlines()
-    assert line.endswith("pipeline was killed by SIGKILL; it is started again in 1 s")
+    assert life.after["far"]["epoch"] == life.before["far"]["epoch"] + 2
+    assert [line.partition(" warning  ")[2] for line in life.log.read_text().splitlines()] == [
+        "pipeline was killed by SIGKILL; it is started again in 1 s",
+        "pipeline ended with code 3; it is started again in 2 s",
+        "pipeline said: postdate: Spark's Java process was killed by SIGKILL",
+    ]
 
 
 def test_messages_of_the_java_client_pass_through_a_cluster_on_time(lives: Lives, capsys: Capsys) -> None:
