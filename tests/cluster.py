@@ -127,3 +127,31 @@ class Cluster:
     def end(self) -> None:
         for part in reversed(self._parts):
             part.end()
+
+
+class Driver:
+    """The pipeline's own process; executors get the Python that is given."""
+
+    def __init__(self, bulk: str, master: str, python: Path, folder: Path) -> None:
+        self.table = folder / "table"
+        self.log = folder / "driver.log"
+        words = ["--bulk", bulk, "--master", master, "--table", str(self.table)]
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "postdate", "pipeline", *words], stdin=subprocess.DEVNULL, stdout=out,
+                stderr=out, env=os.environ | {"PYSPARK_PYTHON": str(python)}, start_new_session=True,
+            )  # fmt: skip
+
+    def check_alive(self) -> None:
+        assert self.process.poll() is None, self.log.read_text()
+
+    def stop(self) -> int:
+        """Politely; returns its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+    def end(self) -> None:
+        """Whatever it does."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()

@@ -180,6 +180,20 @@ def test_a_java_that_is_too_old_is_named(start: Callable[..., Broker], tmp_path:
     assert f"(java_home {tmp_path}/jdk-11: version 11)" in part(broker, "pipeline")
 
 
+def test_a_java_that_does_not_start_is_told_in_its_own_words(start: Callable[..., Broker], tmp_path: Path) -> None:
+    program = tmp_path / "jdk" / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    version = "echo 'openjdk version \"17.0.1\"' >&2"
+    program.write_text(f'#!/bin/sh\n[ "$1" = -version ] && {version} && exit\necho "out of luck" >&2\nexit 1\n')
+    program.chmod(0o755)
+    broker = start(pipeline="embedded", java_home=tmp_path / "jdk")
+    said = awaited(lambda: (text := part(broker, "pipeline")).startswith("starts again") and text)
+    assert "it ended with code 3 (postdate: Spark does not start: out of luck" in said
+    broker.stop()
+    told = [line.partition(" warning  ")[2] for line in broker.log_lines()]
+    assert all(text.startswith(("pipeline ended with code 3; ", "pipeline said: postdate: Spark")) for text in told)
+
+
 def test_without_bulk_there_is_no_pipeline(start: Callable[..., Broker]) -> None:
     broker = start(bulk_port=-1, pipeline="embedded")
     assert admin.status(broker.route_address)["parts"] == {

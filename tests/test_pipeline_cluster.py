@@ -6,14 +6,13 @@ The broker's clock is moved by hand, so that minutes pass in seconds.
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import Cluster, bare_python, wait_for
+from cluster import Cluster, Driver, bare_python, wait_for
 from helpers import HOUR_MS, MINUTE_MS, SECOND_MS, T0, TOPIC, message, pulled
 from serving import SERVED, Served
 
@@ -95,36 +94,11 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
     assert check_folder(RealDisk(started.folder)).findings == []
 
 
-class Driver:
-    """The pipeline's own process; executors get the Python that is given."""
-
-    def __init__(self, broker: Broker, cluster: Cluster, python: Path, folder: Path) -> None:
-        self.table = folder / "table"
-        self.log = folder / "driver.log"
-        with self.log.open("wb") as out:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable, "-m", "postdate", "pipeline", "--bulk", str(broker.bulk.address),
-                    "--master", cluster.master, "--table", str(self.table),
-                ],
-                stdout=out, stderr=out, env=os.environ | {"PYSPARK_PYTHON": str(python)}, start_new_session=True,
-            )  # fmt: skip
-
-    def check_alive(self) -> None:
-        assert self.process.poll() is None, self.log.read_text()
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
-
-
 @pytest.fixture
 def driver(broker: Broker, cluster: Cluster, tmp_path: Path) -> Iterator[Driver]:
-    started = Driver(broker, cluster, bare_python(tmp_path / "bare"), tmp_path)
+    started = Driver(str(broker.bulk.address), cluster.master, bare_python(tmp_path / "bare"), tmp_path)
     yield started
-    if started.process.poll() is None:
-        started.process.kill()
-    started.process.wait()
+    started.end()
 
 
 def served(broker: Broker, driver: Driver) -> None:

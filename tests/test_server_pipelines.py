@@ -340,6 +340,13 @@ def test_the_last_reports_of_batches_are_shown(tmp_path: Path) -> None:
         assert [each["batch"] for each in kept] == list(range(30, 130))
 
 
+def test_a_pipeline_that_is_started_again_tells_of_earlier_batches_and_each_is_shown_once(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        for batch, seconds in ((1, 0.25), (2, 0.5), (1, 0.25), (2, 0.5), (3, 1.0)):
+            peer.ask(codes.REPORT_BATCH, orjson.dumps({"epoch": 1, "batch": batch, "total_s": seconds}))
+        assert [each["batch"] for each in told(peer.ask(codes.GET_STATUS))["reports"]] == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [

@@ -1,5 +1,6 @@
 """The processes that `postdate up` starts beside the broker: bulk, and the embedded pipeline."""
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -46,8 +47,13 @@ def _pipeline(settings: Settings, addresses: Addresses) -> list[str]:
     return [
         sys.executable, "-m", "postdate", "pipeline", "--bulk", _from_here(addresses[BULK]),
         "--table", _table(settings), "--master", settings.spark_master,
-        "--memory", str(settings.spark_memory_bytes), "--parent-pid", str(os.getpid()),
+        "--memory", str(settings.spark_memory_bytes), "--parent-pid", str(os.getpid()), "--log-level", _level(),
     ]  # fmt: skip
+
+
+def _level() -> str:
+    """As much as whoever started us wants to know: what is told at a lower level ends here in any case."""
+    return "debug" if logging.getLogger("postdate").isEnabledFor(logging.DEBUG) else "info"
 
 
 def _table(settings: Settings) -> str:

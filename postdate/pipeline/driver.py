@@ -4,13 +4,18 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyarrow import flight
+from pyspark.errors import PySparkException
 
 from postdate.errors import PipelineFailed, PostdateError, UsageError
 from postdate.pipeline import java
@@ -18,6 +23,7 @@ from postdate.pipeline.batch import Pipeline
 from postdate.pipeline.gate import Gate
 from postdate.pipeline.history import History
 from postdate.pipeline.plan import TASK_ROWS, Limits
+from postdate.pipeline.quiet import aside
 from postdate.pipeline.source import NAME, PlanSource
 from postdate.pipeline.spark import scratch, session
 from postdate.pipeline.table import Table
@@ -31,6 +37,7 @@ _WATCH_S = 0.2
 _TRACEBACK, _OURS = "Traceback (most recent call last):\n", "postdate.errors."
 _NICENESS = 10  # beside a broker, which fires on the same cores
 _AWAY = (flight.FlightUnavailableError, flight.FlightTimedOutError)
+_OF_SPARK = (PySparkException, Py4JError)
 
 
 @dataclass(frozen=True)
@@ -196,15 +203,16 @@ def run(options: Options) -> None:
     options = _completed(options, gate)
     if options.master.startswith("local"):
         os.nice(_NICENESS)  # before Spark starts: its processes inherit it
-    with scratch() as folder:
-        spark = session(options.master, options.memory, found.home, Path(folder))
+    with scratch() as folder, aside() as said:
+        spark = _begun(options, found.home, Path(folder), said)
         driver = None
         try:
-            driver = Driver(options, spark, gate)
-            driver.start()
-            print(f"pipeline runs on Spark {spark.version}, {options.master}, table {options.table}", flush=True)
-            while not ending.wait(_WATCH_S) and not _is_orphan(options):
-                driver.watch()
+            with _in_our_words(_java_of(spark)):
+                driver = Driver(options, spark, gate)
+                driver.start()
+                print(f"pipeline runs on Spark {spark.version}, {options.master}, table {options.table}", flush=True)
+                while not ending.wait(_WATCH_S) and not _is_orphan(options):
+                    driver.watch()
         finally:
             if driver is not None:
                 driver.stop()
@@ -242,13 +250,63 @@ def _is_orphan(options: Options) -> bool:
     return options.parent_pid > 0 and os.getppid() != options.parent_pid
 
 
+# -- Spark itself -----------------------------------------------------------------------------------------------
+
+
+def _begun(options: Options, home: str, folder: Path, said: Sequence[str]) -> Any:
+    """A session. Where Java does not even begin, the last that it has said tells why; later it is an exception."""
+    try:
+        return session(options.master, options.memory, home, folder)
+    except Py4JJavaError as error:
+        why = first_line(str(error.java_exception))
+        raise PipelineFailed(f"Spark does not start on {options.master}: {why}") from error
+    except _OF_SPARK as error:
+        raise PipelineFailed(f"Spark does not start: {'; '.join(said) or first_line(error)}") from error
+
+
+@contextmanager
+def _in_our_words(java_process: "subprocess.Popen[bytes] | None") -> Iterator[None]:
+    """Where Java ends, any call fails in any way; why it does is told by how Java ended."""
+    try:
+        yield
+    except Exception as error:
+        ending = _ending(java_process) if java_process else ""
+        if ending:
+            raise PipelineFailed(f"Spark's Java process {ending}") from error
+        if isinstance(error, (*_OF_SPARK, flight.FlightError)):
+            raise PipelineFailed(first_line(error)) from error
+        raise
+
+
+def _ending(process: "subprocess.Popen[bytes]") -> str:
+    """How a process has ended; empty where it runs."""
+    try:
+        code = process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        return ""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+
+def _java_of(spark: Any) -> "subprocess.Popen[bytes] | None":
+    """None where somebody else has started it."""
+    process: subprocess.Popen[bytes] | None = getattr(spark.sparkContext._gateway, "proc", None)
+    return process
+
+
 def _end(spark: Any) -> None:
     """Stops Spark; where it does not follow in time, its process is ended."""
-    process = getattr(spark.sparkContext._gateway, "proc", None)
-    stopper = threading.Thread(target=spark.stop, daemon=True)
+    process = _java_of(spark)
+    stopper = threading.Thread(target=_stop, args=(spark,), daemon=True)
     stopper.start()
     stopper.join(_STOP_S)
     if process is not None:
         process.kill()
         process.wait()
     sys.stdout.flush()
+
+
+def _stop(spark: Any) -> None:
+    try:
+        spark.stop()
+    except Exception as error:  # whatever it is: the process ends now
+        logger.debug("Spark did not stop: %s", first_line(error))

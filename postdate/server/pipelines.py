@@ -150,7 +150,8 @@ class Pipelines:
         for name, value in said.items():
             if isinstance(value, dict | list):
                 raise ProtocolError(f"the report of a batch has {name} = {value!r:.64}, expected a text or a number")
-        self._reports.append(said)
+        if said not in self._reports:  # a pipeline that is started again tells what those before it did
+            self._reports.append(said)
         return reply(command, codes.SUCCESS)
 
     def last_reports(self, count: int) -> list[dict[str, Any]]:

@@ -1,0 +1,69 @@
+"""What Spark writes to stderr, kept apart from what we tell there.
+
+The JVM, Spark's own Python and its workers say a lot: on start, and pages for one broken connection. What matters of it
+comes to the driver as an exception. The rest is for whoever asks for level debug, and for the sentence about a Spark
+that does not start.
+"""
+
+import logging
+import os
+import re
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+logger = logging.getLogger("postdate.pipeline")
+
+_LAST_LINES = 8  # enough for what went wrong
+_LEFT_S = 0.2  # for what is in the pipe at the end
+_OF_A_STACK = re.compile(r"\s|Traceback |Caused by: |WARNING: |$")  # what it says stands beside it
+
+
+@contextmanager
+def aside() -> Iterator[deque[str]]:
+    """While it lasts, what this process and those that it starts write to stderr is logged at debug; the log itself
+    goes where it went. Gives the last lines, those of stacks left out.
+    """
+    last: deque[str] = deque(maxlen=_LAST_LINES)
+    sys.stderr.flush()
+    with os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace") as own:
+        reader = _diverted(last)
+        handlers = _moved(sys.stderr, own)
+        try:
+            yield last
+        finally:
+            sys.stderr.flush()
+            os.dup2(own.fileno(), 2)
+            reader.join(_LEFT_S)  # not for ever: a process that we started may keep the pipe open
+            for handler in handlers:
+                handler.setStream(sys.stderr)
+
+
+def _diverted(last: "deque[str]") -> threading.Thread:
+    """Puts a pipe in the place of stderr, and a thread at its other end."""
+    reading, writing = os.pipe()
+    os.dup2(writing, 2)
+    os.close(writing)
+    reader = threading.Thread(target=_read, args=(reading, last), name="stderr", daemon=True)
+    reader.start()
+    return reader
+
+
+def _read(reading: int, last: "deque[str]") -> None:
+    with os.fdopen(reading, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            logger.debug("spark said: %s", line.rstrip())
+            if not _OF_A_STACK.match(line):
+                last.append(line.strip())
+
+
+def _moved(source: TextIO, target: TextIO) -> "list[logging.StreamHandler[TextIO]]":
+    """The log's handlers that wrote to one stream, and now write to another."""
+    every = logging.getLogger().handlers
+    found = [each for each in every if isinstance(each, logging.StreamHandler) and each.stream is source]
+    for handler in found:
+        handler.setStream(target)
+    return found
