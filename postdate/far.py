@@ -83,6 +83,11 @@ class Far:
         ] = {}  # per block that holds cancels, their smallest and largest due
 
     @property
+    def in_table(self) -> int:
+        """Rows, messages and cancels, that wait in Spark's table."""
+        return max(0, self.rows_in - self.rows_out)
+
+    @property
     def length(self) -> int:
         return self.rows.length
 

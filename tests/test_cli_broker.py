@@ -15,6 +15,7 @@ from serving import WAIT_S, Served, serving
 
 from postdate import cli
 from postdate.clock import ManualClock
+from postdate.staging import Stage
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -107,6 +108,24 @@ def test_when_it_is_due_can_be_said_in_three_ways(capsys: Capsys, flags: tuple[s
     receipt = run_json(capsys, "send", "orders", "hello", *flags)
     assert receipt["due_at_ms"] == T0 + delay_ms
     assert receipt["queue_offset"] is None
+
+
+def test_what_the_pipelines_table_holds_is_told_apart(served: Served, capsys: Capsys) -> None:
+    run(capsys, "send", "orders", "hello", "--count", 3, "--delay", "1h")
+    assert run_json(capsys, "pending")["in_table"] == 0
+
+    def take() -> None:
+        broker = served.broker
+        epoch = broker.register_pipeline(T0)
+        broker.flush()
+        broker.stage(Stage(epoch.answer, (0, 3), (0, T0 + MINUTE_MS), (), 3, 0), T0)
+
+    served.call(take)
+    found = run_json(capsys, "pending")
+    assert (found["total"], found["in_table"]) == (0, 3)
+    lines = run(capsys, "pending")
+    assert lines[0] == "nothing waits in memory or in the log"
+    assert lines[-1] == "in the pipeline's table, not counted above: 3 rows, of all topics, cancels among them"
 
 
 def test_key_tag_properties_and_the_body_of_a_file_arrive(served: Served, capsys: Capsys, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ examples:
   postdate pending --topic orders --by day           one topic, by day
   postdate pending --limit 1000 --json               more rows, for a program
 
-Near messages are due within the lead (60 s unless set otherwise) and lie in memory; far ones lie on disk.
+Near messages are due within the lead (60 s unless set otherwise) and lie in memory; far ones lie on disk. What the
+pipeline has taken into its table is told as one number.
 
 exit codes: 0 shown, 1 there is no such topic, 2 wrong usage, 3 no broker was reached or it refused, 130 interrupted
 """
@@ -34,10 +35,19 @@ def _pending(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(found)
     elif not found["total"]:
-        print(f"nothing waits for {arguments.topic}" if arguments.topic else "nothing waits")
+        where = " in memory or in the log" if found["in_table"] else ""
+        print(f"nothing waits for {arguments.topic}{where}" if arguments.topic else f"nothing waits{where}")
+        _print_in_table(found["in_table"])
     else:
         _print_pending(found, arguments.by)
+        _print_in_table(found["in_table"])
     return OK
+
+
+def _print_in_table(rows: int) -> None:
+    """Only the pipeline reads its table: here is how much is in it, of all topics and with cancels."""
+    if rows:
+        print(f"\nin the pipeline's table, not counted above: {count(rows, 'row')}, of all topics, cancels among them")
 
 
 def _print_pending(found: dict[str, Any], unit: str) -> None:

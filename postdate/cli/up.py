@@ -172,11 +172,13 @@ def _print_ready_json(parts: Parts, server: Server) -> None:
 
 def _waiting(server: Server) -> tuple[int, bool]:
     """How many messages wait, by counters: looking at each would delay the start. Far ones that were cancelled are in
-    the counters until they are due, so while there are tombstones the number may be a little too high.
+    the counters until they are due, and so are cancels in the table: while there are tombstones or a table the number
+    may be a little too high.
     """
     fold = server.broker.fold
     numbers = [number for topic in fold.topics.by_name.values() for number in topic.numbers]
-    return sum(fold.near[number] + fold.untaken[number] for number in numbers), not fold.tombstones.count
+    waiting = sum(fold.near[number] + fold.untaken[number] for number in numbers) + fold.far.in_table
+    return waiting, not (fold.tombstones.count or fold.far.in_table)
 
 
 def _address_flag(server: Server) -> str:

@@ -157,6 +157,7 @@ class Admin:
         times = counts.earliest()
         return {
             "total": counts.all.total(),
+            "in_table": self._broker.fold.far.in_table,
             "near": counts.near.total(),
             "far": counts.all.total() - counts.near.total(),
             "topics": [
