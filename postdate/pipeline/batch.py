@@ -14,7 +14,7 @@ from deltalake.exceptions import DeltaError
 from pyarrow import flight
 from pyspark.sql import DataFrame, SparkSession
 
-from postdate.errors import CorruptTable
+from postdate.errors import CorruptTable, Refused
 from postdate.pipeline import tasks, tiers
 from postdate.pipeline.files import NEVER, Group, Window, Written, touches
 from postdate.pipeline.gate import Gate
@@ -95,9 +95,9 @@ class Pipeline:
                 "the table ends at far row %d, but %d were taken: the rest is read again from the log",
                 self.table.far, state["taken"],
             )  # fmt: skip
-        if missing or self.table.far < state["taken"]:
-            self._restore(state, missing)
         expected = state["rows_in"] - state["rows_out"]
+        if missing or self.table.far < state["taken"] or self._waiting_rows(state) < expected:
+            self._restore(state, missing)
         found = self._waiting_rows(state)
         if found != expected:
             self._lost_rows = expected - found
@@ -145,6 +145,8 @@ class Pipeline:
         clock = _Stopwatch()
         self._workers.clear()
         state = self._gate.state()
+        if state["epoch"] != self.epoch:  # before anything is written: the table is the other one's now
+            raise Refused(f"another pipeline has registered: its epoch is {state['epoch']}, ours was {self.epoch}")
         ingested = self._ingest(plan, state)
         far_to = ingested.far_to
         clock.stop("ingest_s")

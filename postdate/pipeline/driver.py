@@ -96,10 +96,27 @@ class Driver:
         )
 
     def start(self) -> None:
-        """Registers and begins. Raises Refused, CorruptTable."""
+        """Registers and begins. Raises Refused, CorruptTable, PipelineFailed."""
         self.pipeline.register(self._options.root, self._options.master)
         self._spark.dataSource.register(PlanSource)
-        self._query = self._begun()
+        try:
+            self._query = self._begun()
+        except (PySparkException, Py4JError) as error:
+            if not self._may_begin_anew():
+                raise PipelineFailed(f"the query does not start: {first_line(error)}") from error
+            self._query = self._begun_anew(error)
+
+    def _may_begin_anew(self) -> bool:
+        """Whether the checkpoint is to blame, for all we know: it was there, and no batch has begun since."""
+        is_before = self._failure is None and self.pipeline.batch_count == 0 and not self._has_new_checkpoint
+        return is_before and os.path.isdir(self._options.checkpoint_folder)
+
+    def _begun_anew(self, failure: object) -> Any:
+        """Without the checkpoint that is there: the broker and the table know where they are."""
+        logger.warning("Spark's checkpoint cannot be used and is begun anew: %s", first_line(failure))
+        shutil.rmtree(self._options.checkpoint_folder)
+        self._has_new_checkpoint = True
+        return self._begun()
 
     def _begun(self) -> Any:
         options = self._options
@@ -110,7 +127,7 @@ class Driver:
             .load()
         )  # fmt: skip
         return (
-            rows.writeStream.queryName("postdate").foreachBatch(self._run)
+            rows.writeStream.queryName(f"postdate-{self.pipeline.epoch}").foreachBatch(self._run)
             .option("checkpointLocation", options.checkpoint_folder).start()
         )  # fmt: skip
 
@@ -125,20 +142,12 @@ class Driver:
                 raise
 
     def watch(self) -> None:
-        """Looks whether the query still runs. Raises what ended it.
-
-        Where it has ended before any batch began, its checkpoint is damaged, which is begun anew: the broker and the
-        table know where they are.
-        """
+        """Looks whether the query still runs. Raises what ended it."""
         if self._query.isActive or self._is_stopping or self._is_away():
             return
         failure = self._failure or self._query.exception()
-        is_between = self._failure is None and not self._has_new_checkpoint
-        if is_between and self.pipeline.batch_count == 0 and os.path.isdir(self._options.checkpoint_folder):
-            logger.warning("Spark's checkpoint cannot be used and is begun anew: %s", first_line(failure))
-            shutil.rmtree(self._options.checkpoint_folder)
-            self._has_new_checkpoint = True
-            self._query = self._begun()
+        if self._may_begin_anew():
+            self._query = self._begun_anew(failure)
             return
         raise (
             failure
