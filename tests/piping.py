@@ -9,6 +9,7 @@ matters to a message.
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import pytest
 from dialogue import Peer
 from process import free_port
 from serving import SERVED, Served
@@ -25,10 +27,11 @@ from postdate.check import check_folder
 from postdate.client.connection import parse_address
 from postdate.clock import ManualClock
 from postdate.config import Settings
+from postdate.errors import PostdateError
 from postdate.log.disk import Disk, RealDisk
 from postdate.message import Message, encode_properties
-from postdate.pipeline import batch, java, table
-from postdate.pipeline.driver import Driver, Options, _end
+from postdate.pipeline import batch, java, table, tiers
+from postdate.pipeline.driver import Driver, Options
 from postdate.pipeline.gate import Gate
 from postdate.pipeline.source import horizon_of
 from postdate.pipeline.spark import session
@@ -56,7 +59,11 @@ def spark_session() -> Iterator[Any]:
         try:
             yield spark
         finally:
-            _end(spark)
+            spark.stop()
+            spark.sparkContext._gateway.shutdown()
+            process = spark.sparkContext._gateway.proc
+            process.kill()
+            process.wait()
 
 
 class Sent(NamedTuple):
@@ -81,7 +88,26 @@ class Crashed(Exception):
     """The driver dies at a step, as far as a test in its own process can have it die."""
 
 
-class Crash:
+class Steps:
+    """What happens when the driver reaches a step; nothing by itself."""
+
+    def __call__(self, name: str) -> None:
+        raise NotImplementedError
+
+    @contextmanager
+    def planted(self) -> Iterator[Self]:
+        modules: list[Any] = [batch, table]
+        real = [module.reach for module in modules]
+        for module in modules:
+            module.reach = self
+        try:
+            yield self
+        finally:
+            for module, reach in zip(modules, real, strict=True):
+                module.reach = reach
+
+
+class Crash(Steps):
     """Makes the n-th passing of a step of the driver fail, and every step after it: a dead process does nothing."""
 
     def __init__(self, step: str, times: int = 1) -> None:
@@ -95,17 +121,35 @@ class Crash:
         if self.is_over:
             raise Crashed(name)
 
-    @contextmanager
-    def planted(self) -> Iterator[Self]:
-        modules: list[Any] = [batch, table]
-        real = [module.reach for module in modules]
-        for module in modules:
-            module.reach = self
-        try:
-            yield self
-        finally:
-            for module, reach in zip(modules, real, strict=True):
-                module.reach = reach
+
+class Held(Steps):
+    """Holds the driver at a step, or bulk at a step of its disk, until it is let go."""
+
+    def __init__(self, step: str) -> None:
+        self._step = step
+        self.reached, self._free = threading.Event(), threading.Event()
+
+    def __call__(self, name: str) -> None:
+        if name == self._step and not self._free.is_set():
+            self.reached.set()
+            assert self._free.wait(WAIT_S), "the test has forgotten to let it go"
+
+    def wait(self) -> None:
+        assert self.reached.wait(WAIT_S), f"{self._step} is not reached"
+
+    def let_go(self) -> None:
+        self._free.set()
+
+
+class SteppedDisk(RealDisk):
+    """A disk whose steps are told."""
+
+    def __init__(self, folder: Path, steps: Steps) -> None:
+        super().__init__(folder)
+        self._steps = steps
+
+    def reach(self, point: str) -> None:
+        self._steps(point)
 
 
 class Piped:
@@ -121,6 +165,7 @@ class Piped:
         self._settings = {**SERVED, "segment_bytes": 1 << 20, **ports, **settings}
         self.sent: list[Sent] = []
         self.never: set[str] = set()  # bodies that must not be shown
+        self.merge_limits = tiers.DEFAULT
         self.may_rescue = False
         self.is_exact = True  # everything is shown on its millisecond
         self.rescued_before = 0  # by brokers that were killed
@@ -129,6 +174,7 @@ class Piped:
         self.bulk: Bulk | None = None
         self.driver: Driver | None = None
         self._gates: list[Gate] = []
+        self._drivers: list[Driver] = []
         self.start_broker()
         self.make_topic(TOPIC, 4)
         self.start_bulk()
@@ -161,16 +207,33 @@ class Piped:
         named = {"table": str(self.table), "master": MASTER, "pause_s": 0.02, **self._options, **changed}
         return Options(bulk=self.bulk_address, **named)
 
-    def driver_of(self, spark: Any = None, **changed: Any) -> Driver:
+    def driver_of(self, **changed: Any) -> Driver:
         """A pipeline that is not started yet."""
         gate = Gate(self.bulk_address)
         self._gates.append(gate)
-        return Driver(self.options(**changed), spark or self.spark, gate)
+        driver = Driver(self.options(**changed), self.spark, gate)
+        driver.pipeline.merge_limits = self.merge_limits
+        self._drivers.append(driver)
+        return driver
 
     def start_driver(self, **changed: Any) -> Driver:
         self.driver = self.driver_of(**changed)
         self.driver.start()
         return self.driver
+
+    def restart_driver(self) -> Driver:
+        """After it has failed, or was stopped: what is done by now is done, the rest is done again."""
+        self.stop_driver()
+        driver = self.start_driver()
+        self.follow()
+        return driver
+
+    def failure(self) -> PostdateError:
+        """Waits until the pipeline fails by itself; returns why."""
+        with pytest.raises(PostdateError) as caught:
+            self.wait(lambda: False)
+        self.stop_driver()
+        return caught.value
 
     def stop_driver(self) -> None:
         if self.driver is not None:
@@ -221,7 +284,7 @@ class Piped:
         """Waits until something is so, while the pipeline runs."""
         until = time.monotonic() + WAIT_S
         while not is_so():
-            if watch and self.driver is not None:
+            if watch and self.driver is not None and self.bulk is not None and self.served is not None:
                 self.driver.watch()
             assert time.monotonic() < until, f"waited in vain; {self._where()}"
             time.sleep(_PAUSE_S)
@@ -246,6 +309,12 @@ class Piped:
         """Waits until no batch runs."""
         with self.running._batch:
             pass
+
+    @contextmanager
+    def lagging(self) -> Iterator[None]:
+        """The pipeline hangs between two batches."""
+        with self.running._batch:
+            yield
 
     def move(self, to: int) -> None:
         """Time passes, the pipeline is not waited for."""
@@ -390,7 +459,8 @@ class Piped:
 
     def close(self) -> None:
         """Ends every part that runs."""
-        self.stop_driver()
+        for driver in self._drivers:
+            driver.stop()
         if self.bulk is not None:
             self.kill_bulk()
         if self.served is not None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from piping import DAY_MS, HOUR_MS, MINUTE_MS, NOW, SECOND_MS, TOPIC, Crash, Piped, Sent, piping
+from piping import DAY_MS, HOUR_MS, MINUTE_MS, NOW, SECOND_MS, TOPIC, Piped, Sent, Steps, piping
 
 from postdate.pipeline import tiers
 
@@ -33,7 +33,8 @@ def test_a_year_passes_with_merges_into_hours_and_months(tmp_path: Path, spark: 
     days = (1, 20, 45, 46, 110, 200, 364)
     bases = [NOW // MINUTE_MS * MINUTE_MS + day * DAY_MS + dice.randrange(0, DAY_MS, MINUTE_MS) for day in days]
     with piping(tmp_path, spark) as piped:
-        piped.start_driver().pipeline.merge_limits = tiers.Limits(soon_files=2, later_files=3)
+        piped.merge_limits = tiers.Limits(soon_files=2, later_files=3)
+        piped.start_driver()
 
         def send(count: int, minutes: list[int]) -> None:
             if minutes:
@@ -152,11 +153,8 @@ def test_a_cancel_that_races_any_step_of_a_batch_is_kept(tmp_path: Path, spark: 
         "stage.called", "merge.written", "merge.committed", "batch.done",
     )  # fmt: skip
 
-    class Race(Crash):
-        """Cancels instead of crashing."""
-
+    class Race(Steps):
         def __init__(self) -> None:
-            super().__init__("")
             self.left: list[Sent] = []
             self.outcomes: dict[str, list[str]] = {}
 
@@ -166,7 +164,8 @@ def test_a_cancel_that_races_any_step_of_a_batch_is_kept(tmp_path: Path, spark: 
                 self.outcomes[name] = _cancelled(piped, two)
 
     with piping(tmp_path, spark) as piped, Race().planted() as race:
-        piped.start_driver().pipeline.merge_limits = tiers.Limits(soon_files=1)
+        piped.merge_limits = tiers.Limits(soon_files=1)
+        piped.start_driver()
         piped.follow()
         for number in range(80):
             piped.send(DUE, key=f"k{number}")
