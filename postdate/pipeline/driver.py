@@ -89,7 +89,7 @@ class Driver:
         self._is_stopping = False
         self._failure: BaseException | None = None
         self._query: Any = None
-        self._has_new_checkpoint = False
+        self._anew_at = -1  # how many batches had passed when the checkpoint was begun anew
         self._is_waiting = False
         self.pipeline = Pipeline(
             spark, gate, options.bulk, Table(options.messages), History(options.history), Limits(options.task_rows)
@@ -107,15 +107,17 @@ class Driver:
             self._query = self._begun_anew(error)
 
     def _may_begin_anew(self) -> bool:
-        """Whether the checkpoint is to blame, for all we know: it was there, and no batch has begun since."""
-        is_before = self._failure is None and self.pipeline.batch_count == 0 and not self._has_new_checkpoint
-        return is_before and os.path.isdir(self._options.checkpoint_folder)
+        """Whether the checkpoint is to blame, for all we know: no batch has failed, and one has passed since it was
+        begun anew. Parts of it may be lost; Spark notices that when it writes them.
+        """
+        is_theirs = self._failure is None and self.pipeline.batch_count != self._anew_at
+        return is_theirs and os.path.isdir(self._options.checkpoint_folder)
 
     def _begun_anew(self, failure: object) -> Any:
         """Without the checkpoint that is there: the broker and the table know where they are."""
         logger.warning("Spark's checkpoint cannot be used and is begun anew: %s", first_line(failure))
         shutil.rmtree(self._options.checkpoint_folder)
-        self._has_new_checkpoint = True
+        self._anew_at = self.pipeline.batch_count
         return self._begun()
 
     def _begun(self) -> Any:
