@@ -32,6 +32,7 @@ from postdate.log.disk import Disk, RealDisk
 from postdate.message import Message, encode_properties
 from postdate.pipeline import batch, java, table, tiers
 from postdate.pipeline.driver import Driver, Options
+from postdate.pipeline.files import SYNC_TRACE
 from postdate.pipeline.gate import Gate
 from postdate.pipeline.source import horizon_of
 from postdate.pipeline.spark import session
@@ -53,6 +54,7 @@ def spark_session() -> Iterator[Any]:
     assert not isinstance(found, java.Missing), found.sentence
     before = dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="postdate-tests-", ignore_cleanup_errors=True) as folder:
+        os.environ[SYNC_TRACE] = str(_trace_in(folder))  # for its workers; a test that looks at it sets its own
         spark = session(MASTER, "1g", found.home, Path(folder))
         os.environ.clear()
         os.environ.update(before)  # what Spark needs to start is nothing for other tests
@@ -64,6 +66,15 @@ def spark_session() -> Iterator[Any]:
             process = spark.sparkContext._gateway.proc
             process.kill()
             process.wait()
+
+
+def _trace_in(folder: str) -> Path:
+    return Path(folder) / "syncs"
+
+
+def sync_trace(spark: Any) -> Path:
+    """Where the workers of a session write what they have synced."""
+    return _trace_in(spark.sparkContext.getConf().get("spark.local.dir"))
 
 
 class Sent(NamedTuple):
@@ -155,11 +166,14 @@ class SteppedDisk(RealDisk):
 class Piped:
     """See the module. `settings` go to the broker, `options` to the pipeline."""
 
-    def __init__(self, folder: Path, spark: Any, options: dict[str, Any], settings: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, spark: Any, options: dict[str, Any], settings: dict[str, Any], now_ms: int = NOW
+    ) -> None:
         self.folder, self.data, self.table = folder, folder / "data", folder / "table"
-        self.data.mkdir(parents=True)
+        is_new = not self.data.exists()
+        self.data.mkdir(parents=True, exist_ok=True)
         self.spark = spark
-        self.clock = ManualClock(NOW)
+        self.clock = ManualClock(now_ms)
         self._options = options
         ports = {"broker_port": free_port(), "bulk_port": free_port()}
         self._settings = {**SERVED, "segment_bytes": 1 << 20, **ports, **settings}
@@ -176,7 +190,8 @@ class Piped:
         self._gates: list[Gate] = []
         self._drivers: list[Driver] = []
         self.start_broker()
-        self.make_topic(TOPIC, 4)
+        if is_new:
+            self.make_topic(TOPIC, 4)
         self.start_bulk()
 
     # -- parts --------------------------------------------------------------------------------------------------
@@ -481,9 +496,13 @@ def _some(counts: Counter[str]) -> list[str]:
 
 
 @contextmanager
-def piping(folder: Path, spark: Any, *, settings: dict[str, Any] | None = None, **options: Any) -> Iterator[Piped]:
-    """A broker with a pipeline that is not started yet. Judged at the end, and the folder is checked."""
-    piped = Piped(folder, spark, options, settings or {})
+def piping(
+    folder: Path, spark: Any, *, settings: dict[str, Any] | None = None, now_ms: int = NOW, **options: Any
+) -> Iterator[Piped]:
+    """A broker with a pipeline that is not started yet, on a new folder or on what is there. Judged at the end, and the
+    folder is checked.
+    """
+    piped = Piped(folder, spark, options, settings or {}, now_ms)
     try:
         yield piped
         piped.judge()
