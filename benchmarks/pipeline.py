@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ SOON_COUNT, SOON_DELAY_S = 2_000, 90
 NEAR_COUNT, NEAR_SPAN_MS = 20_000, 20_000
 BATCH = 1_000
 MINUTE_MS, DAY_MS = 60_000, 86_400_000
-BURST_AFTER_MS = 9 * MINUTE_MS  # from the end of the filling: time to start, to take in everything and to idle
-IDLE_S = 180
+BURST_AFTER_MS = 7 * MINUTE_MS  # from the end of the filling: time to start, to take in everything and to idle
+IDLE_S = 120
 RESTARTS = 3
 WAIT_S = 900.0
 WITHOUT = ("--pipeline", "none", "--bulk-port", "-1")
@@ -166,16 +167,16 @@ class Soon:
         self._client = postdate.connect(running.route_address)
         self._count = count
         self.late_ms: list[float] = []
-        for start in range(0, count, 50):
-            for _ in range(start, min(start + 50, count)):
-                self._client.send(self.TOPIC, bytes(200), delay=f"{SOON_DELAY_S}s")
+        for _ in range(count):
+            due_at = datetime.now(UTC) + timedelta(seconds=SOON_DELAY_S)
+            self._client.send(self.TOPIC, f"{due_at.timestamp() * 1_000:.0f}".ljust(200), at=due_at)
         self._thread = threading.Thread(target=self._receive, daemon=True)
         self._thread.start()
 
     def _receive(self) -> None:
         for message in self._client.consume(self.TOPIC, group="soon"):
             received_ms = time.time_ns() / 1e6
-            self.late_ms.append(received_ms - message.due_at.timestamp() * 1_000 if message.due_at else 0.0)
+            self.late_ms.append(received_ms - int(message.body))
             if len(self.late_ms) == self._count:
                 return
 
@@ -207,8 +208,8 @@ class Story(common.Bench):
         with self.folder() as empty, self.folder() as full:
             say("a broker with nothing that waits")
             with watched(empty, WITHOUT) as running:
-                resident_mb = running.resident_mb
                 late_without = p99(server.late_ms_of(running, self.scaled(NEAR_COUNT), self.scaled(NEAR_SPAN_MS)))
+                resident_mb = running.resident_mb
             empty_start_s = start_s(empty)
             say("filling")
             far_count, burst_count = self.scaled(FAR_COUNT), self.scaled(BURST_COUNT)
@@ -246,6 +247,8 @@ class Story(common.Bench):
         self, reports: Reports, late_without: float, late_with: float, soon_late: float, rescued: int
     ) -> list[Figure]:
         batches = reports.all()
+        for report in batches:
+            say(f"  {report}")
         big = [report for report in batches if report["rows_in"] >= 100_000]
         span_s = (big[-1]["at_ms"] - big[0]["at_ms"]) / 1_000 + big[-1]["total_s"]
         burst = max(batches, key=lambda report: int(report["promoted"]))

@@ -21,7 +21,7 @@ from postdate.log.disk import RealDisk
 from postdate.pipeline import tiers
 from postdate.pipeline.files import Group, Place, Written
 from postdate.pipeline.table import Table
-from postdate.table_format import CANCEL, SCHEMA, WRITER_OPTIONS, File, entry, versions
+from postdate.table_format import CANCEL, SCHEMA, File, entry, versions, writer_options
 
 
 def lived(folder: Path) -> None:
@@ -236,7 +236,7 @@ def changed(folder: Path, change: Callable[[pa.Table], pa.Table], **said: Any) -
 
 
 def written(place: Place, name: str, rows: pa.Table, /, **said: Any) -> Written:
-    pq.write_table(rows, place.path(name), **WRITER_OPTIONS)
+    pq.write_table(rows, place.path(name), **writer_options(name))
     due, arrival = (pc.min_max(rows[column]).as_py() for column in ("due", "arrival"))
     true = File(
         name, os.path.getsize(place.path(name)), rows.num_rows, due["min"], due["max"], arrival["min"], arrival["max"]

@@ -68,6 +68,10 @@ class Pipeline:
 
     # -- starting -----------------------------------------------------------------------------------------------
 
+    def warm(self) -> None:
+        """Has Spark start its workers and compile what every batch needs, before anything depends on it."""
+        self._run(tasks.warm, [{"rows": 0}] * self._spark.sparkContext.defaultParallelism)
+
     def register(self, table: str, master: str) -> State:
         """Becomes the one pipeline that may stage, and proves that the table holds what was taken. `table` is where
         that is, for others who look for it: the folder that its messages are in.

@@ -54,7 +54,7 @@ class Options:
     batch_bytes: int = 1 << 30
     task_rows: int = TASK_ROWS
     soon_rows: int = TASK_ROWS  # so many that wait are worth a batch before the minute turns
-    pause_s: float = 0.25  # between two looks for news
+    pause_s: float = 0.5  # between two looks for news
 
     @property
     def root(self) -> str:
@@ -97,6 +97,7 @@ class Driver:
 
     def start(self) -> None:
         """Registers and begins. Raises Refused, CorruptTable, PipelineFailed."""
+        self.pipeline.warm()
         self.pipeline.register(self._options.root, self._options.master)
         self._spark.dataSource.register(PlanSource)
         try:

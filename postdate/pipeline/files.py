@@ -13,7 +13,7 @@ from pyarrow import fs
 
 from postdate.errors import CorruptTable
 from postdate.pipeline.steps import reach
-from postdate.table_format import CANCEL, MESSAGE, ROW_GROUP_ROWS, SCHEMA, WRITER_OPTIONS, File
+from postdate.table_format import CANCEL, MESSAGE, ROW_GROUP_ROWS, SCHEMA, File, writer_options
 
 NEVER = (1 << 63) - 1
 SYNC_TRACE = "POSTDATE_SYNC_TRACE"  # a file: one line per sync, for tests of a power loss
@@ -119,7 +119,7 @@ def write(place: Place, name: str, rows: pa.Table) -> Written:
     """Writes sorted rows as one file, durable on return."""
     rows = rows.select(SCHEMA.names).cast(SCHEMA)
     with place.files.open_output_stream(place.path(name)) as out:
-        writer = pq.ParquetWriter(out, SCHEMA, **WRITER_OPTIONS)
+        writer = pq.ParquetWriter(out, SCHEMA, **writer_options(name))
         writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
         writer.close()
     reach("file.written")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from postdate.errors import CorruptTable
 from postdate.log import record as records
@@ -20,7 +21,7 @@ from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
 from postdate.pipeline.files import NEVER, Place, Window, Written, read_window, write
 from postdate.pipeline.gate import Gate
 from postdate.pipeline.steps import reach
-from postdate.table_format import CANCEL, CHUNK_COLUMNS, MESSAGE, ORDER, SCHEMA
+from postdate.table_format import CANCEL, CHUNK_COLUMNS, MESSAGE, ORDER, SCHEMA, writer_options
 
 Task = dict[str, Any]
 Result = dict[str, Any]
@@ -67,6 +68,14 @@ def results(lines: Iterable[str]) -> list[Result]:
         if "damage" in result:
             raise CorruptTable(result["damage"])
     return found
+
+
+def warm(task: Task) -> Result:
+    """What the first task of a worker would have to wait for: everything is loaded, a little is sorted and written."""
+    rows = SCHEMA.empty_table()
+    sink = pa.BufferOutputStream()
+    pq.write_table(_sorted(rows), sink, **writer_options("soon"))
+    return {"rows": task["rows"] + pq.read_table(pa.BufferReader(sink.getvalue())).num_rows}
 
 
 # -- ingest -----------------------------------------------------------------------------------------------------
