@@ -103,8 +103,9 @@ class Watched(Running):
         """The JVM and all Python processes of the pipeline. Of a page that forked workers share each has its part."""
         return sum(shared_mb(pid) for pid in tree(self.pid) if _is_of_spark(pid))
 
-    def cpu_s_of_all(self) -> float:
-        return sum(cpu_s(pid) for pid in tree(self.pid))
+    def cpu_s_of_all(self) -> dict[int, float]:
+        """By process."""
+        return {pid: cpu_s(pid) for pid in tree(self.pid)}
 
 
 def _is_of_spark(pid: int) -> bool:
@@ -272,10 +273,13 @@ class Story(common.Bench):
         say(f"  idle for {span_s} s")
         began = running.cpu_s_of_all()
         time.sleep(span_s)
-        share = (running.cpu_s_of_all() - began) / span_s * 100
+        shares = {pid: (s - began.get(pid, 0.0)) / span_s * 100 for pid, s in running.cpu_s_of_all().items()}
+        for pid, share in shares.items():
+            if share >= 0.05:
+                say(f"  {share:.2f} % {Path(f'/proc/{pid}/cmdline').read_text().replace(chr(0), ' ')[:120]}")
         grown = running.resident_mb - resident_mb
         return [
-            Figure("idle, all processes together", "% of a core", [share], 3.0, at_most=True),
+            Figure("idle, all processes together", "% of a core", [sum(shares.values())], 3.0, at_most=True),
             Figure("memory of the broker, beside one with nothing that waits", "MB more", [grown], 10.0, at_most=True,
                    floor=f"{running.resident_mb:.0f} and {resident_mb:.0f} MB"),
         ]  # fmt: skip
