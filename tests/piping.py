@@ -8,6 +8,8 @@ matters to a message.
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -19,7 +21,7 @@ from typing import Any, NamedTuple, Self
 
 import pytest
 from dialogue import Peer
-from process import free_port
+from process import ROOT, free_port
 from serving import SERVED, Served
 
 from postdate.bulk.process import Bulk
@@ -36,6 +38,7 @@ from postdate.pipeline.files import SYNC_TRACE
 from postdate.pipeline.gate import Gate
 from postdate.pipeline.source import horizon_of
 from postdate.pipeline.spark import session
+from postdate.pipeline.steps import KILL_AT
 from postdate.wire import codes
 from postdate.wire.ids import recall_handle
 
@@ -45,6 +48,7 @@ TOPIC = "orders"
 WAIT_S = 180.0
 MASTER = "local[2]"
 _PAUSE_S = 0.02
+_MARK = "TESTED_IN"  # in the environment of a process, and of all that it starts
 
 
 @contextmanager
@@ -189,6 +193,7 @@ class Piped:
         self.driver: Driver | None = None
         self._gates: list[Gate] = []
         self._drivers: list[Driver] = []
+        self.process: subprocess.Popen[bytes] | None = None
         self.start_broker()
         if is_new:
             self.make_topic(TOPIC, 4)
@@ -264,6 +269,55 @@ class Piped:
             self.wait(lambda: not driver._query.isActive, watch=False)
         self.driver = None
 
+    # -- a pipeline as a process of its own ---------------------------------------------------------------------
+
+    def start_process(self, kill_at: str = "") -> None:
+        """`postdate pipeline`. With a step it is killed there: the driver itself, or the worker that reaches it."""
+        own = {name: value for name, value in os.environ.items() if not name.startswith("POSTDATE_")}
+        named = {KILL_AT: kill_at} if kill_at else {}
+        with self._process_log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "postdate", "pipeline", "--bulk", self.bulk_address, "--table", str(self.table),
+                 "--master", MASTER],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder, start_new_session=True,
+                env={**own, **named, "PYTHONPATH": str(ROOT), _MARK: str(self.folder)},
+            )  # fmt: skip
+
+    def killed_process(self, step: str) -> int:
+        """Starts a process, waits until it has died of a step, and until all of its own have gone; returns its code."""
+        self.start_process(step)
+        process = self.process
+        assert process is not None
+        code = process.wait(WAIT_S)
+        self.process = None
+        self.wait(lambda: not self._own_processes())
+        return code
+
+    def stop_process(self) -> None:
+        process = self.process
+        if process is None:
+            return
+        self.process = None
+        process.terminate()
+        assert process.wait(WAIT_S) == 0, self._process_log.read_text()
+        self.wait(lambda: not self._own_processes())
+
+    @property
+    def _process_log(self) -> Path:
+        return self.folder / "pipeline.log"
+
+    def _own_processes(self) -> list[str]:
+        """What a process has started and is still there: Java, its workers."""
+        mark = f"{_MARK}={self.folder}\0".encode()
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if mark in path.read_bytes() + b"\0":
+                    found.append(path.parent.name)
+            except OSError:
+                continue  # it has just ended, or is somebody else's
+        return found
+
     @property
     def broker(self) -> Any:
         assert self.served is not None
@@ -301,6 +355,8 @@ class Piped:
         while not is_so():
             if watch and self.driver is not None and self.bulk is not None and self.served is not None:
                 self.driver.watch()
+            if self.process is not None:
+                assert self.process.poll() is None, self._process_log.read_text()
             assert time.monotonic() < until, f"waited in vain; {self._where()}"
             time.sleep(_PAUSE_S)
 
@@ -314,10 +370,11 @@ class Piped:
 
     def follow(self) -> None:
         """Waits until the horizon is where it should be, and the batch that moved it is over."""
-        if self.driver is None:
+        if self.driver is None and self.process is None:
             return
         self.wait(lambda: self.far.horizon_at_ms >= self.horizon_wanted)
-        self.rest()
+        if self.driver is not None:
+            self.rest()
         self.reports()
 
     def rest(self) -> None:
@@ -347,7 +404,7 @@ class Piped:
 
     def travel(self, to: int) -> None:
         """Time passes and the pipeline follows: it sees every minute that something is due in, and the one before."""
-        while self.driver is not None and (due := self._next_due(to)) is not None:
+        while (self.driver or self.process) and (due := self._next_due(to)) is not None:
             minute = -(-due // MINUTE_MS) * MINUTE_MS
             for step in (minute - 3 * MINUTE_MS + 1, minute - 2 * MINUTE_MS + 1):
                 if self.now < step <= to:
@@ -476,6 +533,9 @@ class Piped:
         """Ends every part that runs."""
         for driver in self._drivers:
             driver.stop()
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
         if self.bulk is not None:
             self.kill_bulk()
         if self.served is not None:
