@@ -183,6 +183,7 @@ class Piped:
         self._settings = {**SERVED, "segment_bytes": 1 << 20, **ports, **settings}
         self.sent: list[Sent] = []
         self.never: set[str] = set()  # bodies that must not be shown
+        self.maybe: set[str] = set()  # and those that need not: nobody knew whether their cancel would find them
         self.merge_limits = tiers.DEFAULT
         self.may_rescue = False
         self.is_exact = True  # everything is shown on its millisecond
@@ -470,13 +471,16 @@ class Piped:
             outcome = str(peer.ask(codes.RECALL_MESSAGE, producerGroup="p", **asked).fields["outcome"])
         finally:
             peer.close()
+        alike = sent.unique if by == "unique" else sent.key
+        meant = {
+            each.body
+            for each in self.sent
+            if (each.topic, each.due, each.unique if by == "unique" else each.key) == (sent.topic, sent.due, alike)
+        }
         if outcome == "cancelled":
-            alike = sent.unique if by == "unique" else sent.key
-            self.never |= {
-                each.body
-                for each in self.sent
-                if (each.topic, each.due, each.unique if by == "unique" else each.key) == (*sent[1:2], sent.due, alike)
-            }
+            self.never |= meant
+        elif outcome == "unknown":
+            self.maybe |= meant
         return outcome
 
     def shown(self, topic: str = TOPIC) -> dict[int, list[Shown]]:
@@ -509,6 +513,7 @@ class Piped:
         everything = {topic: self.shown(topic) for topic in {sent.topic for sent in self.sent}}
         counts = Counter(each.body for queues in everything.values() for queue in queues.values() for each in queue)
         wanted = Counter(sent.body for sent in self.sent if sent.due <= self.now and sent.body not in self.never)
+        wanted = Counter({body: n for body, n in wanted.items() if counts[body] or body not in self.maybe})
         assert counts == wanted, f"lost or not due: {_some(wanted - counts)}; too many: {_some(counts - wanted)}"
         for topic, queues in everything.items():
             for queue_id, queue in queues.items():

@@ -4,7 +4,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import pytest
 from piping import DAY_MS, HOUR_MS, MINUTE_MS, NOW, SECOND_MS, TOPIC, Piped, Sent, Steps, piping
 
 from postdate.pipeline import tiers
@@ -30,7 +29,7 @@ def test_every_kind_of_delay_arrives_on_its_millisecond(tmp_path: Path, spark: A
 def test_a_year_passes_with_merges_into_hours_and_months(tmp_path: Path, spark: Any) -> None:
     """Messages due in some minutes of a year, sent before and on the way; at the end nothing is left of them."""
     dice = random.Random(6)
-    days = (1, 20, 45, 46, 110, 200, 364)
+    days = (1, 20, 45, 46, 364)
     bases = [NOW // MINUTE_MS * MINUTE_MS + day * DAY_MS + dice.randrange(0, DAY_MS, MINUTE_MS) for day in days]
     with piping(tmp_path, spark) as piped:
         piped.merge_limits = tiers.Limits(soon_files=2, later_files=3)
@@ -213,16 +212,15 @@ def test_a_message_for_a_queue_that_was_taken_away_goes_to_another(tmp_path: Pat
         assert found == {0: 2, 1: 1, 2: 1, 3: 0}
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_an_idle_pipeline_runs_a_batch_only_when_a_minute_turns(tmp_path: Path, spark: Any, size: int) -> None:
+def test_an_idle_pipeline_runs_a_batch_only_when_a_minute_turns(tmp_path: Path, spark: Any) -> None:
     with piping(tmp_path, spark) as piped:
         piped.start_driver()
         piped.follow()
-        for _ in range(size):
+        for _ in range(3):
             piped.send(DUE)
         piped.move(piped.now + 10 * SECOND_MS)
         before = len(piped.reports())
         piped.pass_ms(MINUTE_MS)
         assert len(piped.reports()) == before + 1
-        assert piped.reports()[-1]["rows_in"] == size
+        assert piped.reports()[-1]["rows_in"] == 3
         piped.finish()

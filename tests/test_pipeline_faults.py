@@ -4,14 +4,15 @@ is lost, nothing comes twice, nothing comes early.
 
 import logging
 import os
+import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import snapshot
-from piping import DAY_MS, HOUR_MS, MINUTE_MS, NOW, SECOND_MS, Held, Piped, SteppedDisk, copied, piping
+from piping import DAY_MS, HOUR_MS, MINUTE_MS, NOW, SECOND_MS, Crash, Held, Piped, SteppedDisk, copied, piping
 
 from postdate.errors import CorruptTable, Refused
 from postdate.pipeline import tiers
@@ -62,15 +63,24 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def test_a_checkpoint_that_is_lost_torn_or_older_is_no_loss(tmp_path: Path, spark: Any) -> None:
-    with piping(tmp_path, spark) as piped:
+    spoil_each(tmp_path, spark, (_lose, _put_back, _cut_all))
+
+
+@pytest.mark.full
+def test_a_checkpoint_that_is_damaged_is_no_loss(tmp_path: Path, spark: Any) -> None:
+    spoil_each(tmp_path, spark, (_garble_all, _cut_newest, _lose_offsets, _lose_commits, _put_back))
+
+
+def spoil_each(folder: Path, spark: Any, ways: Sequence[Callable[[Path, Path], None]]) -> None:
+    with piping(folder, spark) as piped:
         piped.restart_driver()
-        copied(piped.checkpoint, tmp_path / "older")
-        for spoil in (_lose, _put_back, _cut_all, _garble_all, _cut_newest):
+        copied(piped.checkpoint, folder / "older")
+        for spoil in ways:
             send_some(piped)
             piped.pass_ms(MINUTE_MS)
             send_some(piped)
             piped.stop_driver()
-            spoil(piped.checkpoint, tmp_path / "older")
+            spoil(piped.checkpoint, folder / "older")
             piped.start_driver()
             piped.pass_ms(MINUTE_MS)
         piped.travel(piped.now + 2 * HOUR_MS)
@@ -94,6 +104,14 @@ def _garble_all(checkpoint: Path, _older: Path) -> None:
         garble(path)
 
 
+def _lose_offsets(checkpoint: Path, _older: Path) -> None:
+    shutil.rmtree(checkpoint / "offsets")
+
+
+def _lose_commits(checkpoint: Path, _older: Path) -> None:
+    shutil.rmtree(checkpoint / "commits")
+
+
 def _cut_newest(checkpoint: Path, _older: Path) -> None:
     cut(max((checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name)))
 
@@ -101,12 +119,14 @@ def _cut_newest(checkpoint: Path, _older: Path) -> None:
 # -- late, away, doubled ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_away", [True, False], ids=["away", "lagging"])
+@pytest.mark.parametrize(
+    "is_away", [pytest.param(True, id="away"), pytest.param(False, id="lagging", marks=pytest.mark.full)]
+)
 def test_an_hour_without_a_pipeline_is_noticed_by_nobody(tmp_path: Path, spark: Any, is_away: bool) -> None:
     with piping(tmp_path, spark) as piped:
         piped.may_rescue = True
         piped.restart_driver()
-        piped.send(*(NOW + 5 * MINUTE_MS + n * 61_003 for n in range(70)))  # some in the table, due before and after
+        piped.send(*(NOW + 5 * MINUTE_MS + n * 61_003 for n in range(60)))  # some in the table, due before and after
         piped.send(NOW + 30 * MINUTE_MS, key="before")
         piped.send(NOW + 30 * MINUTE_MS, key="meanwhile")
         piped.pass_ms(MINUTE_MS)
@@ -116,19 +136,19 @@ def test_an_hour_without_a_pipeline_is_noticed_by_nobody(tmp_path: Path, spark: 
         def without() -> None:
             for _ in range(6):
                 piped.move(piped.now + 10 * MINUTE_MS)
-                piped.send(*(piped.now + n * 50_021 for n in range(2, 30, 3)))
+                piped.send(*(piped.now + n * 50_021 for n in range(2, 12, 2)))
                 if piped.now < meanwhile.due:
                     assert piped.cancel(meanwhile, by="key") == "cancelled"
 
         if is_away:
             piped.stop_driver()
             without()
-            assert piped.broker.rescued_count > 40
+            assert piped.broker.rescued_count > 50
             piped.start_driver()
         else:
             with piped.lagging():
                 without()
-            assert piped.broker.rescued_count > 40
+            assert piped.broker.rescued_count > 50
         piped.follow()
         rescued = piped.broker.rescued_count
         piped.send(*(piped.now + n * 50_021 for n in range(3, 6)))
@@ -151,7 +171,7 @@ def test_of_two_pipelines_the_older_one_is_fenced(tmp_path: Path, spark: Any) ->
         piped.travel(piped.now + 2 * HOUR_MS)
 
 
-@pytest.mark.parametrize("step", ["ingest.written", "stage.call"])
+@pytest.mark.parametrize("step", ["ingest.written", pytest.param("stage.call", marks=pytest.mark.full)])
 def test_a_pipeline_that_wakes_up_behind_a_newer_one_is_refused(tmp_path: Path, spark: Any, step: str) -> None:
     """It hangs in the middle of a batch, before it commits to the table or before it stages; another one takes over."""
     with piping(tmp_path, spark) as piped:
@@ -189,7 +209,7 @@ def test_the_broker_dies_while_a_chunk_is_uploaded(tmp_path: Path, spark: Any) -
         piped.travel(piped.now + 2 * HOUR_MS)
 
 
-@pytest.mark.parametrize("part", ["broker", "bulk"])
+@pytest.mark.parametrize("part", ["broker", pytest.param("bulk", marks=pytest.mark.full)])
 def test_a_part_that_dies_between_two_steps_is_waited_for(tmp_path: Path, spark: Any, part: str) -> None:
     with piping(tmp_path, spark) as piped:
         driver = piped.restart_driver()
@@ -231,7 +251,7 @@ def lose(path: Path) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize("spoil", [lose, cut])
+@pytest.mark.parametrize("spoil", [lose, pytest.param(cut, marks=pytest.mark.full)])
 def test_rows_of_a_file_that_is_missing_are_restored_from_the_log(
     tmp_path: Path, spark: Any, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None]
 ) -> None:
@@ -244,29 +264,6 @@ def test_rows_of_a_file_that_is_missing_are_restored_from_the_log(
         assert "1 files of the table are missing or cut" in caplog.text
         assert "50 rows were restored from the log" in caplog.text
         assert "cannot be found" not in caplog.text
-        piped.finish()
-
-
-def test_a_damaged_file_ends_the_pipeline_with_a_sentence_and_what_the_log_has_stays_on_time(
-    tmp_path: Path, spark: Any
-) -> None:
-    with piping(tmp_path, spark) as piped:
-        piped.may_rescue = True
-        paths = filled(piped)
-        damaged = paths[0]
-        data = bytearray(damaged.read_bytes())
-        data[len(data) // 3] ^= 1
-        damaged.write_bytes(data)
-        piped.start_driver()
-        piped.follow()
-        piped.move(DUE - MINUTE_MS)
-        failure = piped.failure()
-        assert isinstance(failure, CorruptTable)
-        assert damaged.name in str(failure)
-        assert "Move it away" in str(failure)
-        piped.move(DUE + 20 * SECOND_MS)  # the first ones are rescued
-        damaged.rename(tmp_path / "moved away")
-        piped.start_driver()
         piped.finish()
 
 
@@ -359,3 +356,70 @@ def _forget_log(piped: Piped) -> None:
     piped.pass_ms(4 * MINUTE_MS)
     served.call(lambda: served.broker.retain(piped.now + 4 * DAY_MS))
     assert piped.broker.log.start > 0
+
+
+# -- everything at once -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_happens_in_whatever_order(tmp_path: Path, spark: Any, seed: int) -> None:
+    dice = random.Random(seed)
+    with piping(tmp_path, spark) as piped:
+        piped.merge_limits = tiers.Limits(soon_files=2, later_files=2)
+        piped.may_rescue = True
+        piped.restart_driver()
+        for _ in range(15):
+            piped.send(*(piped.now + dice.choice((70, 130, 200, 4_000, 200_000)) * SECOND_MS + n for n in range(10)))
+            for sent in dice.sample(piped.sent, 3):
+                if sent.due > piped.now:
+                    piped.cancel(sent)
+            dice.choice((_live, _live, _crash, _crash, _kill_broker, _kill_bulk, _lose_checkpoint, _stay_away))(
+                piped, dice
+            )
+        piped.restart_driver()
+        piped.travel(piped.now + 2 * HOUR_MS)
+
+
+def _live(piped: Piped, dice: random.Random) -> None:
+    piped.pass_ms(dice.choice((1, 2)) * MINUTE_MS)
+
+
+def _crash(piped: Piped, dice: random.Random) -> None:
+    """At a step of the next batch, if that comes to it."""
+    with Crash(*dice.choice(STEPS)).planted() as crash:
+        piped.move(piped.now + MINUTE_MS)
+        driver = piped.running
+        until = piped.horizon_wanted
+        piped.wait(lambda: crash.is_over or piped.far.horizon_at_ms >= until, watch=False)
+        piped.rest()
+        if crash.is_over:
+            piped.wait(lambda: not driver._query.isActive, watch=False)
+    piped.restart_driver()
+
+
+def _kill_broker(piped: Piped, _dice: random.Random) -> None:
+    piped.kill_broker()
+    piped.start_broker()
+    piped.pass_ms(MINUTE_MS)
+
+
+def _kill_bulk(piped: Piped, _dice: random.Random) -> None:
+    piped.kill_bulk()
+    piped.start_bulk()
+    piped.pass_ms(MINUTE_MS)
+
+
+def _lose_checkpoint(piped: Piped, _dice: random.Random) -> None:
+    piped.stop_driver()
+    shutil.rmtree(piped.checkpoint)
+    piped.restart_driver()
+
+
+def _stay_away(piped: Piped, dice: random.Random) -> None:
+    piped.stop_driver()
+    piped.move(piped.now + dice.choice((1, 5, 90)) * MINUTE_MS)
+    piped.restart_driver()
+
+
+EVENTS = (_live, _live, _crash, _crash, _kill_broker, _kill_bulk, _lose_checkpoint, _stay_away)
