@@ -11,6 +11,7 @@ fails for reasons of the world: rows that cannot be written to their files stay 
 
 import heapq
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -69,6 +70,18 @@ class StageAnswer(NamedTuple):
     reason: str
 
 
+Counts = Iterable[tuple[int, int]]
+
+
+class Tally(NamedTuple):
+    """Far rows start..stop-1, counted: messages by queue, records by segment."""
+
+    start: int
+    stop: int
+    queues: dict[int, int]
+    segments: dict[int, int]
+
+
 class Fold:
     """The state, and `apply`. `read` gives the bytes of a record by its offset, empty where it is gone."""
 
@@ -118,6 +131,7 @@ class Fold:
         self._seconds_heap: list[int] = []
         self._batch_end = 0
         self.rescued_count = 0
+        self.tally: Tally | None = None  # of the rows that the next stage takes, counted before it comes
         # Numbers of queues that got entries. Whoever wakes consumers takes them from here; nothing else depends on it.
         self.grown: set[int] = set()
         self._handlers: dict[int, Callable[[Batch, tuple[int, ...]], Any]] = {
@@ -541,12 +555,40 @@ class Fold:
 
     def _take_far(self, until: int, at_ms: int) -> None:
         """The log need not hold for Spark's sake what Spark has taken now."""
-        for rows in self.far.pieces(self.far.taken, until):
+        start, tally = max(self.far.taken, self.far.rows.first), self.tally
+        if tally is not None and tally.start == start and tally.stop <= until and not self.far.rescues:
+            self._take(tally.queues.items(), tally.segments.items(), at_ms)
+            start = tally.stop
+        self.tally = None
+        for rows in self.far.pieces(start, until):
             if self.far.rescues:
                 rows = rows[~self.far.rescued(rows["arrival"], rows["due"])]
-            queues, is_message = np.ascontiguousarray(rows["queue"]), rows["kind"] == MESSAGE
-            _subtract(self.untaken, queues if is_message.all() else queues[is_message])
-            self._release_segments(rows["arrival"], at_ms)
+            self._take(*self._counted(rows), at_ms)
+
+    def _take(self, queues: Counts, segments: Counts, at_ms: int) -> None:
+        for queue, count in queues:
+            self.untaken[queue] -= count
+        for segment, count in segments:
+            self._release(segment, count, at_ms)
+
+    def _counted(self, rows: np.ndarray) -> tuple[Counts, Counts]:
+        """Messages by queue, records by segment."""
+        queues, is_message = np.ascontiguousarray(rows["queue"]), rows["kind"] == MESSAGE
+        by_queue = _counts(queues if is_message.all() else queues[is_message])
+        return by_queue, _counts(rows["arrival"] >> self._shift)
+
+    def counted(self, start: int, stop: int) -> Tally:
+        """The far rows start..stop-1 that are there and in files. May run on another thread: rows do not change, and
+        none of those in memory is looked at. Raises CorruptQueue, FileNotFoundError where retention removes some
+        meanwhile.
+        """
+        start, stop = max(start, self.far.rows.first), min(stop, self.far.rows.stored)
+        queues, segments = Counter[int](), Counter[int]()
+        for rows in self.far.pieces(start, stop):
+            by_queue, by_segment = self._counted(rows)
+            queues.update(dict(by_queue))
+            segments.update(dict(by_segment))
+        return Tally(start, max(start, stop), queues, segments)
 
     def _stage_chunk(self, chunk: Chunk, wanted: "_Wanted", at_ms: int) -> None:
         index = chunk.index

@@ -1,7 +1,7 @@
 """Staging: how the chunks of a pipeline come into the wheel without keeping anybody waiting.
 
     check      is it the turn of this stage? a look at the fold
-    verified   reads and checks the chunks' files: as long as it takes, on any thread
+    verified   reads and checks the chunks' files and counts the rows taken: as long as it takes, on any thread
     write      the record of the log; the fold compares and sets when it is applied
 
 What `check` and `write` refuse early, the fold would refuse as well, but for chunks that are named twice: whether one
@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from postdate.config import Settings
-from postdate.errors import CorruptChunk, Refused, UsageError
-from postdate.fold import Fold, StageAnswer
+from postdate.errors import CorruptChunk, CorruptQueue, Refused, UsageError
+from postdate.fold import Fold, StageAnswer, Tally
 from postdate.log.batch import STAGE
 from postdate.log.chunk import Chunk
 from postdate.log.disk import Disk
@@ -34,13 +34,20 @@ class Stage(NamedTuple):
     rows_out: int  # rows that this stage takes out of it
 
 
-class Verified(NamedTuple):
+class Whole(NamedTuple):
     """A chunk whose file is whole."""
 
     name: str
     row_count: int
     queue_low: int  # numbers of the queues that its rows are for
     queue_high: int
+
+
+class Verified(NamedTuple):
+    """What was found out about a stage aside, so that little is left to do where others wait."""
+
+    chunks: list[Whole]
+    tally: Tally | None  # of the rows that it takes
 
 
 class Staging:
@@ -72,13 +79,20 @@ class Staging:
             seen.add(name)
         return self._fold.stage_problem(stage._asdict())
 
-    def verified(self, stage: Stage) -> list[Verified]:
-        """Reads every chunk from its first byte to its last. Raises CorruptChunk, OSError. May run on another thread:
-        hashing and comparing columns let others run.
+    def verified(self, stage: Stage) -> Verified:
+        """Reads every chunk from its first byte to its last, and the rows that are taken. Raises CorruptChunk, OSError.
+        May run on another thread: hashing and comparing columns let others run.
         """
-        return [self._verified(name, stage.horizon[1]) for name in stage.chunks]
+        return Verified([self._whole(name, stage.horizon[1]) for name in stage.chunks], self._tally(stage))
 
-    def _verified(self, name: str, horizon_to: int) -> Verified:
+    def _tally(self, stage: Stage) -> Tally | None:
+        """None where retention was quicker: the fold counts what is left."""
+        try:
+            return self._fold.counted(*stage.far)
+        except (CorruptQueue, FileNotFoundError):
+            return None
+
+    def _whole(self, name: str, horizon_to: int) -> Whole:
         chunk = Chunk(self._disk, name)
         chunk.verify()
         if chunk.head.due_high_ms > horizon_to:
@@ -87,16 +101,17 @@ class Staging:
             )
         numbers = np.ascontiguousarray(chunk.index["queue"])
         low, high = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
-        return Verified(name, chunk.head.row_count, low, high)
+        return Whole(name, chunk.head.row_count, low, high)
 
-    def write(self, stage: Stage, chunks: list[Verified], at_ms: int) -> Ticket:
+    def write(self, stage: Stage, verified: Verified, at_ms: int) -> Ticket:
         """Writes a stage; the answer is a StageAnswer. Raises as `check` does, or CorruptChunk, DiskFull, LogFailed."""
         self.check(stage)  # much may have happened while its chunks were read
-        for chunk in chunks:
+        for chunk in verified.chunks:
             if not 0 <= chunk.queue_low <= chunk.queue_high < len(self._fold.queues):
                 number = chunk.queue_low if chunk.queue_low < 0 else chunk.queue_high
                 raise CorruptChunk(f"chunk {chunk.name} has a row for queue number {number}, which never existed")
-        named = [{"name": chunk.name, "count": chunk.row_count} for chunk in chunks]
+        named = [{"name": chunk.name, "count": chunk.row_count} for chunk in verified.chunks]
+        self._fold.tally = verified.tally
         return self._writer.write_system(STAGE, stage._asdict() | {"chunks": named}, at_ms)
 
 

@@ -93,6 +93,34 @@ def test_stages_that_are_stale_repeated_or_overtaken_are_refused_by_name(data: D
     assert (broker.fold.far.taken, broker.fold.far.horizon_at_ms) == (2, T0 + 200)
 
 
+@pytest.mark.parametrize(("count", "stored"), [(3, 0), (4, 4), (6, 4)])
+@pytest.mark.parametrize("is_rescued", [False, True])
+def test_rows_that_were_counted_aside_are_taken_once(data: Data, count: int, stored: int, is_rescued: bool) -> None:
+    """Some in files, some in memory; and a rescue between the count and the stage makes the count worthless."""
+    broker = data.open()
+    send(broker, T0, *(message(str(n), due=T0 + FAR_MS + n) for n in range(count)))
+    wanted = Stage(registered(broker), (0, count), (0, T0), (), count, 0)
+    verified = broker.staging.verified(wanted)
+    assert verified.tally is not None
+    assert (verified.tally.stop, sum(verified.tally.queues.values())) == (stored, stored)
+    if is_rescued:
+        advance_to(broker, T0, T0 + FAR_MS - 1)
+    broker.staging.write(wanted, verified, T0 + FAR_MS - 1)
+    broker.flush()
+    assert (broker.fold.far.taken, sum(broker.fold.untaken)) == (count, 0)
+    assert sum(broker.fold.held.values()) == broker.fold.wheel.count == count * is_rescued
+
+
+def test_a_count_that_retention_has_overtaken_is_not_used(data: Data) -> None:
+    broker, epoch, _ = far_pair(data)
+    broker.fold.far.rows.spill()
+    (data.folder / "far" / f"{0:020d}").rename(data.folder / "aside")
+    assert broker.staging.verified(Stage(epoch, (0, 2), (0, T0), (), 2, 0)).tally is None
+    (data.folder / "aside").rename(data.folder / "far" / f"{0:020d}")
+    stage(broker, epoch, 2, T0)
+    assert (sum(broker.fold.untaken), broker.fold.held) == (0, {})
+
+
 def test_a_chunk_that_is_not_whole_is_refused(data: Data) -> None:
     broker, epoch, messages = far_pair(data)
     upload(broker, data, "good", messages, [0, 1])

@@ -40,6 +40,14 @@ def test_a_full_window_is_cut_into_neighbours() -> None:
     assert all(left.due_high == right.due_low for left, right in itertools.pairwise(found))
 
 
+@pytest.mark.parametrize(("rows", "slots", "tasks"), [(251, 2, 2), (500, 2, 2), (510, 2, 4), (510, 4, 3), (1_001, 4, 8)])
+def test_tasks_are_of_one_size_and_leave_no_slot_over(rows: int, slots: int, tasks: int) -> None:
+    found = slices([group(rows, (1, 60_000))], Window(-1, 60_000), Limits(rows=250, slots=slots))
+    spans = [piece.due_high - piece.due_low for piece in found]
+    assert len(found) == tasks
+    assert max(spans) - min(spans) <= tasks
+
+
 def test_a_burst_at_one_instant_is_cut_by_arrival() -> None:
     found = slices([group(1_000, (7, 7), (0, 9_999))], Window(-1, 60_000), Limits(rows=250))
     assert {(piece.due_low, piece.due_high) for piece in found} == {(6, 7)}

@@ -314,12 +314,14 @@ def test_a_stop_during_a_pause_starts_nothing_more(tmp_path: Path) -> None:
 
 
 def test_signals_of_the_terminal_do_not_reach_a_part() -> None:
-    """A terminal signals the group in front of it; a part is in a session of its own."""
+    """A terminal signals the group in front of it; a part is in a group of its own. In our session: niceness counts
+    inside one only.
+    """
 
     async def story() -> None:
         async with running(Part("bulk", command(ON_TERM + STAYS))) as parts:
             await until(lambda: parts["bulk"].startswith("runs"))
             pid = pid_in(parts["bulk"])
-            assert (os.getsid(pid), os.getpgid(pid)) == (pid, pid)
+            assert (os.getsid(pid), os.getpgid(pid)) == (os.getsid(0), pid)
 
     run(story())

@@ -20,6 +20,7 @@ from postdate.bulk.link import Link
 from postdate.bulk.table import Question, Table
 from postdate.client.connection import Address
 from postdate.errors import ProtocolError, UsageError
+from postdate.heap import keep_freed_memory
 from postdate.log.disk import Disk, RealDisk
 from postdate.wire.frame import Command
 
@@ -92,6 +93,7 @@ def run(
         signal.signal(number, lambda *_: told.set())
     parent = parent_pid or os.getppid()
     os.nice(NICENESS)
+    keep_freed_memory()
     bulk = Bulk(folder, broker, host, port)
     ready(bulk.address)
     while not told.wait(_PARENT_PAUSE_S) and os.getppid() == parent:

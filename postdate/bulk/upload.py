@@ -16,6 +16,7 @@ from postdate.errors import CorruptLog, Refused, UsageError
 from postdate.log import chunk as chunks
 from postdate.log.chunk import CHUNK_ROW
 from postdate.log.disk import Disk
+from postdate.pace import Pacer
 
 _NAME = re.compile(r"([0-9]{6})-[A-Za-z0-9_.-]{1,120}")
 _FIXED = ("due", "arrival", "queue", "tag_hash", "flags", "unique_hash", "key_hash")
@@ -89,6 +90,7 @@ class Upload:
     def __init__(self, disk: Disk, wanted: Announced) -> None:
         self._wanted = wanted
         self._writer = chunks.Writer(disk, wanted.name, wanted.rows)
+        self._pacer = Pacer(self._writer.sync)
         self._last: tuple[int, int] | None = None  # due and arrival of the last row
         self._is_finished = False
 
@@ -102,6 +104,7 @@ class Upload:
         self._check_records(rows, data)
         rows["position"] += self._writer.records_bytes
         self._writer.add(rows, data.array.data)
+        self._pacer.wrote(rows.nbytes + len(data))
         self._last = (int(rows["due"][-1]), int(rows["arrival"][-1]))
 
     def _check_counts(self, row_count: int, byte_count: int) -> None:
@@ -133,11 +136,16 @@ class Upload:
                 f"chunk {self._wanted.name}: {self._writer.row_count} rows and {self._writer.records_bytes} bytes "
                 f"came, {self._wanted.rows} and {self._wanted.bytes} were announced"
             )
+        self._pacer.close()
         self._writer.finish()
         self._is_finished = True
 
     def end(self) -> None:
-        if not self._is_finished:
+        if self._is_finished:
+            return
+        try:
+            self._pacer.close()
+        finally:
             self._writer.abandon()
 
 

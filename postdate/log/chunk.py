@@ -104,6 +104,10 @@ class Writer:
         self.row_count += len(rows)
         self.records_bytes += len(records)
 
+    def sync(self) -> None:
+        """What was written so far reaches the disk. May run on another thread than `add`."""
+        self._disk.sync(self._path + NEW)
+
     def finish(self) -> None:
         """Makes the chunk whole and durable, under its name."""
         assert self.row_count == self._row_count, f"{self.row_count} rows were written, {self._row_count} announced"
@@ -112,7 +116,7 @@ class Writer:
             self._records_at + self.records_bytes, self._due_low_ms, self._due_high_ms,
         )  # fmt: skip
         self._disk.write(self._path + NEW, 0, head, _SUM.pack(xxh3_64_intdigest(head)))
-        self._disk.sync(self._path + NEW)
+        self.sync()
         self._disk.reach("chunk.synced")
         self._disk.rename(self._path + NEW, self._path)
         self._disk.sync_folder(FOLDER)

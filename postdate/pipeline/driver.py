@@ -91,9 +91,8 @@ class Driver:
         self._query: Any = None
         self._anew_at = -1  # how many batches had passed when the checkpoint was begun anew
         self._is_waiting = False
-        self.pipeline = Pipeline(
-            spark, gate, options.bulk, Table(options.messages), History(options.history), Limits(options.task_rows)
-        )
+        limits = Limits(options.task_rows, slots=spark.sparkContext.defaultParallelism)
+        self.pipeline = Pipeline(spark, gate, options.bulk, Table(options.messages), History(options.history), limits)
 
     def start(self) -> None:
         """Registers and begins. Raises Refused, CorruptTable, PipelineFailed."""

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from postdate.errors import CorruptTable
+from postdate.pace import Pacer
 from postdate.pipeline.steps import reach
 from postdate.table_format import CANCEL, MESSAGE, ROW_GROUP_ROWS, SCHEMA, File, writer_options
 
 NEVER = (1 << 63) - 1
-_PACE_BYTES = 2 << 20  # written before they are synced
 SYNC_TRACE = "POSTDATE_SYNC_TRACE"  # a file: one line per sync, for tests of a power loss
 
 
@@ -93,6 +93,15 @@ class Place:
         for folder in sorted(folders):
             sync_path(folder)
 
+    def set_aside(self, name: str) -> None:
+        """Nobody reads this file soon: it need not be in memory, where it would take the place of others."""
+        if self.is_local:
+            handle = os.open(self.path(name), os.O_RDONLY)
+            try:
+                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(handle)
+
     def sync_folders(self) -> None:
         """Makes the table's own folder, and what stands above it, durable: for a table that was just made."""
         if self.is_local:
@@ -101,13 +110,11 @@ class Place:
 
 
 class _Paced:
-    """A local file whose bytes go to the disk as they come. One large sync at its end would keep the disk busy for so
-    long that the broker's small ones, for which sends and fires wait, would take some ten milliseconds.
-    """
+    """A local file whose bytes go to the disk as they come."""
 
     def __init__(self, path: str) -> None:
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - pyarrow closes it
-        self._unsynced = 0
+        self._pacer = Pacer(lambda: os.fdatasync(self._file.fileno()))
 
     @property
     def closed(self) -> bool:
@@ -118,10 +125,7 @@ class _Paced:
         size = len(rest)
         while rest:
             rest = rest[self._file.write(rest) :]
-        self._unsynced += size
-        if self._unsynced >= _PACE_BYTES:
-            os.fdatasync(self._file.fileno())
-            self._unsynced = 0
+        self._pacer.wrote(size)
         return size
 
     def tell(self) -> int:
@@ -131,7 +135,10 @@ class _Paced:
         """Nothing is held back."""
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._pacer.close()
+        finally:
+            self._file.close()
 
 
 def sync_path(path: str) -> None:
@@ -165,6 +172,8 @@ def write(place: Place, name: str, rows: pa.Table) -> Written:
     reach("file.written")
     place.sync([name])
     reach("file.synced")
+    if name.startswith(("later", "month")):
+        place.set_aside(name)
     groups = read_groups(place, name)
     file = File(
         name,

@@ -1,9 +1,10 @@
 """How work is cut into tasks: windows of due, each small enough for one task's memory.
 
-What a window holds is estimated from the statistics of row groups, as if rows were spread evenly inside one. Windows
-are halved until they are small enough; a burst at one instant is halved by arrival instead.
+What a window holds is estimated from the statistics of row groups, as if rows were spread evenly inside one. It is cut
+into parts of the same size, so that no core waits for another; a burst at one instant is halved by arrival instead.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -15,13 +16,16 @@ TASK_ROWS, TASK_BYTES = 250_000, 128 << 20
 
 
 class Limits(NamedTuple):
-    """Of one task."""
+    """Of one task, and how many run at once."""
 
     rows: int = TASK_ROWS
     bytes: int = TASK_BYTES
+    slots: int = 1
 
 
 DEFAULT = Limits()
+_ROUNDING = 1 + 1e-9  # or the last part would leave one row to a task of its own
+_ROUGH = 0.1  # an estimate may be off by as much, and a task may be fuller by as much
 
 
 class _Spread:
@@ -53,18 +57,37 @@ def slices(groups: list[Group], window: Window, limits: Limits = DEFAULT) -> lis
         return []
     low = max(window.due_low, int(spread.due_low.min()) - 1)
     high = min(window.due_high, int(spread.due_high.max()))
-    return list(_packed(_halved(spread, window._replace(due_low=low, due_high=high), limits), spread, limits))
+    return list(_evened(spread, window._replace(due_low=low, due_high=high), limits))
 
 
-def _halved(spread: _Spread, window: Window, limits: Limits) -> Iterator[Window]:
-    if spread.load(window, limits) <= 1:
-        yield window
-    elif window.due_high - window.due_low > 1:
-        middle = (window.due_low + window.due_high) // 2
-        yield from _halved(spread, window._replace(due_high=middle), limits)
-        yield from _halved(spread, window._replace(due_low=middle), limits)
-    else:
-        yield from _halved_by_arrival(spread, window, limits)
+def _evened(spread: _Spread, window: Window, limits: Limits) -> Iterator[Window]:
+    load = spread.load(window, limits)
+    share = load / _task_count(load, limits.slots) * _ROUNDING
+    while window.due_low < window.due_high:
+        first = _filled(spread, window, limits, share)
+        if spread.load(first, limits) > 1:
+            yield from _halved_by_arrival(spread, first, limits)
+        else:
+            yield first
+        window = window._replace(due_low=first.due_high)
+
+
+def _task_count(load: float, slots: int) -> int:
+    """As few as can be; where not all run at once, such that no slot is left over in the last round."""
+    count = max(math.ceil(load - _ROUGH), 1)
+    return count if count <= slots else -(-count // slots) * slots
+
+
+def _filled(spread: _Spread, window: Window, limits: Limits, share: float) -> Window:
+    """The first part of a window that holds no more than a share: one instant at least."""
+    low, high = window.due_low + 1, window.due_high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if spread.load(window._replace(due_high=middle), limits) <= share:
+            low = middle
+        else:
+            high = middle - 1
+    return window._replace(due_high=low)
 
 
 def _halved_by_arrival(spread: _Spread, window: Window, limits: Limits) -> Iterator[Window]:
@@ -76,24 +99,3 @@ def _halved_by_arrival(spread: _Spread, window: Window, limits: Limits) -> Itera
     middle = (low + high) // 2
     yield from _halved_by_arrival(spread, window._replace(arrival_high=middle), limits)
     yield from _halved_by_arrival(spread, window._replace(arrival_low=middle), limits)
-
-
-def _packed(windows: Iterable[Window], spread: _Spread, limits: Limits) -> Iterator[Window]:
-    """Brings neighbours together that fit one task."""
-    held: Window | None = None
-    for window in windows:
-        joined = _joined(held, window)
-        if joined is not None and spread.load(joined, limits) <= 1:
-            held = joined
-        else:
-            if held is not None:
-                yield held
-            held = window
-    if held is not None:
-        yield held
-
-
-def _joined(left: Window | None, right: Window) -> Window | None:
-    if left is None or (left.arrival_low, left.arrival_high) != (right.arrival_low, right.arrival_high):
-        return None
-    return left._replace(due_high=right.due_high) if left.due_high == right.due_low else None

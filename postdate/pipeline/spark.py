@@ -11,7 +11,7 @@ import postdate
 
 # What an executor imports, from the package's folder.
 _TRAVELLERS = (
-    "__init__.py", "errors.py", "message.py", "table_format.py", "log/__init__.py", "log/record.py",
+    "__init__.py", "errors.py", "heap.py", "message.py", "pace.py", "table_format.py", "log/__init__.py", "log/record.py",
     "pipeline/__init__.py", "pipeline/files.py", "pipeline/gate.py", "pipeline/source.py", "pipeline/steps.py",
     "pipeline/tasks.py",
 )  # fmt: skip
@@ -49,8 +49,8 @@ def session(master: str, memory: str, home: str, folder: Path) -> Any:
     conf = SparkConf()
     for name, value in _settings(master, memory, settings, folder).items():
         conf.set(name, value)
-    # A session of its own: Ctrl-C in a terminal is for us, and we stop it in order.
-    gateway = launch_gateway(conf, popen_kwargs={"start_new_session": True})  # type: ignore[no-untyped-call]
+    # A group of its own: Ctrl-C in a terminal is for us, and we stop it in order.
+    gateway = launch_gateway(conf, popen_kwargs={"process_group": 0})  # type: ignore[no-untyped-call]
     context = SparkContext(gateway=gateway, conf=conf)
     return SparkSession(context)
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from postdate.errors import CorruptTable
+from postdate.heap import keep_freed_memory
 from postdate.log import record as records
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
 from postdate.pipeline.files import NEVER, Place, Window, Written, read_window, write
@@ -48,6 +49,7 @@ def _values(batches: Batches) -> Iterator[Any]:
 
 def _answers(work: Callable[[Task], Result], tasks: Iterator[Task]) -> Batches:
     """One row per task, with the executor that did it: all workers of an executor have one parent."""
+    keep_freed_memory()
     worker = {"worker": f"{socket.gethostname()}:{os.getppid()}"}
     for task in tasks:
         yield pa.RecordBatch.from_pydict({"result": [json.dumps(_answer(work, task) | worker)]}, schema=RESULT)

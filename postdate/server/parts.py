@@ -116,10 +116,12 @@ class Part:
         """Runs the process once; returns how it ended."""
         self._last_lines.clear()
         try:
-            # Not asyncio's way: Popen forks without a copy of the broker's page tables, which would delay fires.
+            # Not asyncio's way: Popen forks without a copy of the broker's page tables, which would delay fires. A
+            # group of its own, as Ctrl-C in a terminal is for us alone, but our session: Linux shares its cores out
+            # between sessions first, and niceness would say nothing.
             process = subprocess.Popen(
                 self._command(addresses), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                start_new_session=True, env={**os.environ, **environ},
+                process_group=0, env={**os.environ, **environ},
             )  # fmt: skip
         except OSError as error:
             return f"cannot be started: {error.filename or ''}: {error.strerror}"

@@ -121,8 +121,8 @@ class Pipelines:
         staging = self._broker.staging
         async with self._stage_lock:
             staging.check(stage)
-            chunks = await asyncio.to_thread(staging.verified, stage)
-            ticket = staging.write(stage, chunks, self._clock.now_ms())
+            verified = await asyncio.to_thread(staging.verified, stage)
+            ticket = staging.write(stage, verified, self._clock.now_ms())
             await self._settled(connection, ticket)
         refuse(ticket.answer)
         return reply(command, codes.SUCCESS)

@@ -68,7 +68,7 @@ class World:
         self.pipelines = [SimulatedPipeline(self.disk, self.table) for _ in range(2)]
         self._staged: set[str] = set()  # chunks that the broker has ever taken
         self._last_stage: Stage | None = None
-        self._begun: tuple[Stage, list[Verified]] | None = None  # its chunks are read, its record is not written
+        self._begun: tuple[Stage, Verified] | None = None  # its chunks are read, its record is not written
         self._asking: list[tuple[Traced, Asked]] = []  # cancels that wait for what the table has
         self.poppers = Poppers()
         self.broker: Broker | None = None
