@@ -43,6 +43,7 @@ SCHEMA = pa.schema(
 )
 ORDER = [("due", "ascending"), ("arrival", "ascending")]
 CHUNK_COLUMNS = ["due", "arrival", "queue", "tag_hash", "flags", "unique_hash", "key_hash", "record"]
+CHUNK_SCHEMA = pa.schema([SCHEMA.field(name) for name in CHUNK_COLUMNS])
 # Columns with few different values; the others are not worth a dictionary.
 _DICTIONARY = ["topic", "tag", "queue", "kind", "level", "tag_hash", "flags"]
 ROW_GROUP_ROWS = 8_192

@@ -39,7 +39,7 @@ class Client:
     def read_topic(self, topic: str, queue_id: int = 0, start: int = 0, stop: int = 1 << 40) -> pa.Table:
         return self.read({"topic": topic, "id": queue_id}, start, stop)
 
-    def writer(self, name: str, rows: int, size: int, schema: pa.Schema = IN) -> tuple[Any, Any]:
+    def writer(self, name: str, rows: int, size: int | None, schema: pa.Schema = IN) -> tuple[Any, Any]:
         said = json.dumps({"name": name, "rows": rows, "bytes": size})
         writer, answers = self.flight.do_put(flight.FlightDescriptor.for_command(said), schema)
         return writer, answers

@@ -1,5 +1,6 @@
 """Chunks that come in over Flight: whole and durable, or not there at all."""
 
+import json
 import os
 import subprocess
 import sys
@@ -79,6 +80,21 @@ def test_a_chunk_comes_in_batch_by_batch_and_is_whole(client: Client, folder: Pa
     assert [chunk.read(int(row["position"]), int(row["size"])) for row in index] == [record(n) for n in range(1_500)]
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_the_bytes_of_a_chunk_need_not_be_known_before(client: Client, folder: Path, rows: int) -> None:
+    writer, answers = client.writer(NAME, rows, None)
+    writer.write_batch(batch((5, 1), (5, 2)))
+    writer.done_writing()
+    if rows == 2:
+        assert json.loads(answers.read().to_pybytes()) == {"name": NAME, "rows": 2, "bytes": 197}
+        writer.close()
+        Chunk(RealDisk(folder), NAME).verify()
+    else:
+        with pytest.raises(flight.FlightServerError, match=f"2 rows and 197 bytes .*, {rows} and 197 were announced"):
+            writer.close()
+        assert names(folder) == []
+
+
 def test_an_empty_chunk_is_a_chunk(client: Client, folder: Path) -> None:
     assert client.put(NAME, []) == {"name": NAME, "rows": 0, "bytes": 0}
     Chunk(RealDisk(folder), NAME).verify()
@@ -136,12 +152,13 @@ def test_a_name_that_is_none_is_refused(client: Client, name: str) -> None:
 
 @pytest.mark.parametrize(
     "descriptor",
-    [flight.FlightDescriptor.for_command(b"x"), flight.FlightDescriptor.for_command(b'{"name": "000001-a", "rows": 1}'),
+    [flight.FlightDescriptor.for_command(b"x"), flight.FlightDescriptor.for_command(b"[]"),
+     flight.FlightDescriptor.for_command(b'{"name": "000001-a", "bytes": 1}'),
      flight.FlightDescriptor.for_path("chunk")],
 )  # fmt: skip
 def test_a_chunk_that_is_not_announced_is_refused(client: Client, descriptor: flight.FlightDescriptor) -> None:
     writer, _ = client.flight.do_put(descriptor, IN)
-    with pytest.raises(flight.FlightServerError, match="expected JSON with name, rows and bytes"):
+    with pytest.raises(flight.FlightServerError, match="expected JSON with name and rows"):
         writer.close()
 
 

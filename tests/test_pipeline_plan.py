@@ -40,7 +40,10 @@ def test_a_full_window_is_cut_into_neighbours() -> None:
     assert all(left.due_high == right.due_low for left, right in itertools.pairwise(found))
 
 
-@pytest.mark.parametrize(("rows", "slots", "tasks"), [(251, 2, 2), (500, 2, 2), (510, 2, 4), (510, 4, 3), (1_001, 4, 8)])
+@pytest.mark.parametrize(
+    ("rows", "slots", "tasks"),
+    [(251, 2, 1), (280, 2, 2), (500, 2, 2), (600, 2, 4), (600, 4, 3), (1_001, 4, 4), (1_100, 4, 8)],
+)
 def test_tasks_are_of_one_size_and_leave_no_slot_over(rows: int, slots: int, tasks: int) -> None:
     found = slices([group(rows, (1, 60_000))], Window(-1, 60_000), Limits(rows=250, slots=slots))
     spans = [piece.due_high - piece.due_low for piece in found]

@@ -19,7 +19,7 @@ from postdate.log import record as records
 from postdate.log.chunk import Chunk
 from postdate.log.disk import RealDisk
 from postdate.message import LOOPBACK, Message, encode_properties
-from postdate.pipeline import tasks
+from postdate.pipeline import files, tasks
 from postdate.pipeline.files import NEVER, Place, Window, Written, read_groups, read_window, sync_path, touches, write
 from postdate.pipeline.history import History
 from postdate.pipeline.table import Table
@@ -129,6 +129,40 @@ def test_windows_of_random_files_together_give_every_row_once(table: Table) -> N
         for arrival in arrivals(read_window(table.place, names, Window(low, high)))
     ]
     assert sorted(found) == list(range(300))
+
+
+@pytest.mark.parametrize("limits", [(1, 1 << 30), (40, 1 << 30), (1 << 30, 4_000), (1 << 30, 1 << 30)], ids=str)
+@pytest.mark.parametrize("span", [1, 10, 100])
+def test_pieces_are_the_window_in_order_and_no_instant_is_cut(
+    table: Table, monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], span: int
+) -> None:
+    """Files of several row groups each; all rows due at one instant in the extreme."""
+    monkeypatch.setattr(files, "ROW_GROUP_ROWS", 5)
+    monkeypatch.setattr(files, "_PIECE_ROWS", limits[0])
+    monkeypatch.setattr(files, "_PIECE_BYTES", limits[1])
+    dice = random.Random(span)
+    everything = [row(dice.randrange(span), arrival) for arrival in range(300)]
+    names = [write(table.place, f"soon-{n}.parquet", table_of(*everything[n::7])).file.path for n in range(7)]
+    window = Window(-1, span // 2)
+    wanted = sorted((each["due"], each["arrival"]) for each in everything if each["due"] <= span // 2)
+    with files.Sorted(table.place, names, window) as rows:
+        assert rows.count() == len(wanted)
+        pieces = list(rows.pieces(["due", "arrival"]))
+    pairs = [
+        list(zip(*(piece.column(name).to_pylist() for name in ("due", "arrival")), strict=True)) for piece in pieces
+    ]
+    assert [pair for piece in pairs for pair in piece] == wanted
+    assert all(left[-1][0] < right[0][0] for left, right in pairwise(pairs))
+    if limits[0] == 1 and span > 1:
+        assert len(pieces) > 1
+
+
+def test_a_file_that_cannot_be_opened_closes_the_others(table: Table) -> None:
+    file, _ = write(table.place, "soon-1.parquet", messages(3))
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(CorruptTable, match=r"soon-2\.parquet of the table"):
+        files.Sorted(table.place, [file.path, "soon-2.parquet"], Window(-1, NEVER))
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def damage_cut(path: Path) -> None:

@@ -2,7 +2,7 @@
 
     action state | register | stage | report      JSON in, JSON out
     do_get   {"queue": "far", "start", "stop", "due_min", "due_max"} or {"queue": {"topic", "id"}, "start", "stop"}
-    do_put   the command {"name", "rows", "bytes"}, then sorted batches of a chunk
+    do_put   the command {"name", "rows"}, then sorted batches of a chunk
 
 Flight calls from threads of its own, one per call. Each error becomes a sentence: FlightUnavailableError where a later
 try may pass, FlightServerError where it will not.
@@ -183,8 +183,8 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
             with self._uploads.receive(chunk) as upload:
                 for piece in reader:
                     upload.add(piece.data)
-                upload.finish()
-            writer.write(pa.py_buffer(orjson.dumps(chunk._asdict())))
+                whole = upload.finish()
+            writer.write(pa.py_buffer(orjson.dumps(whole._asdict())))
 
     def _refuse_old(self, name: str) -> None:
         """A pipeline that was overtaken is told now, not when it stages."""

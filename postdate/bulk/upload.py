@@ -27,19 +27,20 @@ class Announced(NamedTuple):
 
     name: str
     rows: int
-    bytes: int
+    bytes: int | None = None  # of all records; None where that is not known before the last has been read
 
 
 def announced(text: bytes) -> Announced:
     """Raises UsageError."""
     try:
         said: dict[str, Any] = json.loads(text)
-        found = Announced(str(said["name"]), int(said["rows"]), int(said["bytes"]))
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"a chunk is announced by {text[:200]!r}, expected JSON with name, rows and bytes") from error
+        size = said.get("bytes")
+        found = Announced(str(said["name"]), int(said["rows"]), None if size is None else int(size))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"a chunk is announced by {text[:200]!r}, expected JSON with name and rows") from error
     if epoch_of(found.name) is None:
         raise UsageError(f"chunk name {found.name[:64]!r}, expected six digits of the epoch, -, then a-z A-Z 0-9 . _ -")
-    if found.rows < 0 or found.bytes < 0:
+    if found.rows < 0 or (found.bytes or 0) < 0:
         raise UsageError(f"chunk {found.name} is announced with {found.rows} rows and {found.bytes} bytes")
     return found
 
@@ -109,10 +110,11 @@ class Upload:
 
     def _check_counts(self, row_count: int, byte_count: int) -> None:
         rows, size = self._writer.row_count + row_count, self._writer.records_bytes + byte_count
-        if rows > self._wanted.rows or size > self._wanted.bytes:
+        limit = size if self._wanted.bytes is None else self._wanted.bytes
+        if rows > self._wanted.rows or size > limit:
             raise UsageError(
                 f"chunk {self._wanted.name}: {rows} rows and {size} bytes have come, "
-                f"{self._wanted.rows} and {self._wanted.bytes} were announced"
+                f"{self._wanted.rows} and {limit} were announced"
             )
 
     def _check_order(self, rows: np.ndarray) -> None:
@@ -129,16 +131,19 @@ class Upload:
         except CorruptLog as error:
             raise UsageError(f"chunk {self._wanted.name}, behind row {self._writer.row_count}: {error}") from error
 
-    def finish(self) -> None:
-        """Makes it a durable chunk. Raises UsageError where rows or bytes are missing."""
-        if (self._writer.row_count, self._writer.records_bytes) != (self._wanted.rows, self._wanted.bytes):
+    def finish(self) -> Announced:
+        """Makes it a durable chunk; returns what it is. Raises UsageError where rows or bytes are missing."""
+        found = Announced(self._wanted.name, self._writer.row_count, self._writer.records_bytes)
+        wanted = self._wanted if self._wanted.bytes is not None else self._wanted._replace(bytes=found.bytes)
+        if found != wanted:
             raise UsageError(
-                f"chunk {self._wanted.name}: {self._writer.row_count} rows and {self._writer.records_bytes} bytes "
-                f"came, {self._wanted.rows} and {self._wanted.bytes} were announced"
+                f"chunk {found.name}: {found.rows} rows and {found.bytes} bytes came, "
+                f"{wanted.rows} and {wanted.bytes} were announced"
             )
         self._pacer.close()
         self._writer.finish()
         self._is_finished = True
+        return found
 
     def end(self) -> None:
         if self._is_finished:

@@ -190,22 +190,18 @@ class Pipeline:
     # -- ingest -------------------------------------------------------------------------------------------------
 
     def _ingest(self, plan: DataFrame, state: State) -> Ingested:
-        """Takes far rows into the table."""
+        """Takes far rows into the table, from where it ends: the checkpoint may be ahead of it or behind."""
         begun = self.table.far
+        (planned,) = plan.collect()
         start = max(begun, state["far_first"])  # what is gone before that was rescued long ago
-        common = self._common() | {"from": start, "edge": tiers.edge_ms(state["now_ms"])}
-        results = self._done(plan.mapInArrow(tasks.over_lines(tasks.ingest, common), "result string"))
-        first = min(result["start"] for result in results)
-        # Where the checkpoint is ahead of the table.
-        results += self._run(tasks.ingest, [common | each | {"horizon": 0} for each in self._ranges(start, first)])
-        far_to = max(begun, *(result["stop"] for result in results))
-        files = _written(results)
+        edge = {"edge": tiers.edge_ms(state["now_ms"])}
+        files = _written(self._run(tasks.ingest, [each | edge for each in self._ranges(start, planned.far)]))
         rows = sum(file.rows for file, _ in files)
+        far_to = max(begun, planned.far)
         if far_to > begun:
             reach("ingest.written")
             self.table.commit(files, far=far_to, rows=self.table.rows + rows)
-        horizon = max(result["horizon"] for result in results)
-        return Ingested(far_to, horizon, len(files), rows, sum(file.bytes for file, _ in files))
+        return Ingested(far_to, planned.horizon, len(files), rows, sum(file.bytes for file, _ in files))
 
     # -- promote ------------------------------------------------------------------------------------------------
 
@@ -291,9 +287,7 @@ class Pipeline:
         if not specs:
             return []
         numbers = self._spark.range(0, len(specs), 1, len(specs))
-        return self._done(numbers.mapInArrow(tasks.over_numbers(work, self._common(), specs), "result string"))
-
-    def _done(self, answers: DataFrame) -> list[tasks.Result]:
+        answers = numbers.mapInArrow(tasks.over_numbers(work, self._common(), specs), "result string")
         results = tasks.results(row.result for row in answers.collect())
         self._workers.update(result["worker"] for result in results)
         return results

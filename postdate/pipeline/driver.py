@@ -125,7 +125,7 @@ class Driver:
         rows = (
             self._spark.readStream.format(NAME)
             .option("bulk", options.bulk).option("rows", options.batch_rows).option("bytes", options.batch_bytes)
-            .option("soon", options.soon_rows).option("range", options.task_rows).option("pause", options.pause_s)
+            .option("soon", options.soon_rows).option("pause", options.pause_s)
             .load()
         )  # fmt: skip
         return (

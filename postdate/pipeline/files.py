@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +15,11 @@ from pyarrow import fs
 from postdate.errors import CorruptTable
 from postdate.pace import Pacer
 from postdate.pipeline.steps import reach
-from postdate.table_format import CANCEL, MESSAGE, ROW_GROUP_ROWS, SCHEMA, File, writer_options
+from postdate.table_format import CANCEL, MESSAGE, ORDER, ROW_GROUP_ROWS, SCHEMA, File, writer_options
 
 NEVER = (1 << 63) - 1
+_OF_WINDOW = ("due", "arrival", "kind")  # what tells whether a row is in one
+_PIECE_ROWS, _PIECE_BYTES = 32_768, 16 << 20  # sorted and given at once, or a little more
 SYNC_TRACE = "POSTDATE_SYNC_TRACE"  # a file: one line per sync, for tests of a power loss
 
 
@@ -225,29 +228,112 @@ def touches(group: Group | File, window: Window) -> bool:
     return within or (isinstance(group, Group) and group.has_cancels)
 
 
+class _Source:
+    """An open file of the table, and those of its row groups that a window touches. Raises CorruptTable."""
+
+    def __init__(self, place: Place, name: str, window: Window) -> None:
+        self._place = place
+        self._name = name
+        self._window = window
+        with self._told():
+            self._handle = place.files.open_input_file(place.path(name))
+            self._file = pq.ParquetFile(self._handle, page_checksum_verification=True)
+            groups = enumerate(groups_of(self._file.metadata))
+            self.groups = {index: group for index, group in groups if touches(group, window)}
+
+    def __enter__(self) -> "_Source":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.close()
+
+    def read(self, indexes: Sequence[int], columns: Sequence[str]) -> pa.Table:
+        """The rows of the window in some row groups."""
+        wanted = pa.schema([SCHEMA.field(name) for name in columns])
+        if not indexes:
+            return wanted.empty_table()
+        needed = dict.fromkeys([*columns, *_OF_WINDOW])
+        with self._told():
+            rows = self._file.read_row_groups(list(indexes), columns=list(needed), use_threads=False)
+        mask = _in_window(rows, self._window)
+        rows = rows if pc.all(mask).as_py() else rows.filter(mask)
+        return rows.select(wanted.names).cast(wanted)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            raise unreadable(self._place, self._name, error) from error
+
+
 def read_window(
     place: Place, names: Sequence[str], window: Window, columns: Sequence[str] = tuple(SCHEMA.names)
 ) -> pa.Table:
-    """The messages of a window and the cancels due in it (whenever they arrived), in no order."""
-    wanted = pa.schema([SCHEMA.field(name) for name in columns])
-    pieces = [piece for name in names if (piece := _read_file(place, name, window, wanted)) is not None]
-    return pa.concat_tables(pieces) if pieces else wanted.empty_table()
+    """The messages of a window and the cancels due in it (whenever they arrived), in no order. Raises CorruptTable."""
+    pieces = []
+    for name in names:
+        with _Source(place, name, window) as source:
+            pieces.append(source.read(list(source.groups), columns))
+    return pa.concat_tables(pieces) if pieces else pa.schema([SCHEMA.field(name) for name in columns]).empty_table()
 
 
-def _read_file(place: Place, name: str, window: Window, wanted: pa.Schema) -> pa.Table | None:
-    """Raises CorruptTable."""
-    try:
-        rows = _read_groups(place, name, window, wanted.names)
-    except (OSError, ValueError) as error:
-        raise unreadable(place, name, error) from error
-    return None if rows is None else rows.filter(_in_window(rows, window)).select(wanted.names).cast(wanted)
+class Sorted:
+    """The rows of a window in the table's order, piece by piece. Files are sorted, and their row groups know what they
+    hold, so that few of them are in memory at a time: fresh memory is dearer than reading. Raises CorruptTable.
+    """
+
+    def __init__(self, place: Place, names: Sequence[str], window: Window) -> None:
+        self._open = ExitStack()
+        try:
+            self._sources = [self._open.enter_context(_Source(place, name, window)) for name in names]
+        except BaseException:
+            self._open.close()
+            raise
+
+    def __enter__(self) -> "Sorted":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    @property
+    def has_cancels(self) -> bool:
+        """Whether there may be some."""
+        return any(group.has_cancels for source in self._sources for group in source.groups.values())
+
+    def count(self) -> int:
+        """How many rows there are."""
+        return sum(source.read(list(source.groups), _OF_WINDOW).num_rows for source in self._sources)
+
+    def pieces(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Rows due at one instant are in one piece."""
+        groups = sorted(
+            (group.due_low, number, index)
+            for number, source in enumerate(self._sources)
+            for index, group in source.groups.items()
+        )
+        edges = [low for low, _, _ in groups[1:]] + [NEVER + 1]
+        held: list[pa.Table] = []
+        tried = -1
+        for (_, number, index), edge in zip(groups, edges, strict=True):
+            held.append(self._sources[number].read([index], columns))
+            if edge > NEVER or (edge > tried and _is_enough(held)):
+                rows, tried = in_order(pa.concat_tables(held)), edge
+                count = rows.num_rows if edge > NEVER else pc.sum(pc.less(rows.column("due"), edge)).as_py() or 0
+                held = [rows.slice(count)]
+                if count:
+                    yield rows.slice(0, count)
 
 
-def _read_groups(place: Place, name: str, window: Window, columns: list[str]) -> pa.Table | None:
-    with place.files.open_input_file(place.path(name)) as handle:
-        file = pq.ParquetFile(handle, page_checksum_verification=True)
-        chosen = [index for index, group in enumerate(groups_of(file.metadata)) if touches(group, window)]
-        return file.read_row_groups(chosen, columns=columns, use_threads=False) if chosen else None
+def _is_enough(held: list[pa.Table]) -> bool:
+    rows, size = (sum(getattr(table, name) for table in held) for name in ("num_rows", "nbytes"))
+    return bool(rows >= _PIECE_ROWS or size >= _PIECE_BYTES)
+
+
+def in_order(rows: pa.Table) -> pa.Table:
+    """As the table has them."""
+    return rows.take(pc.sort_indices(rows, sort_keys=ORDER))
 
 
 def unreadable(place: Place, name: str, error: Exception) -> CorruptTable:

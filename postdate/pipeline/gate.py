@@ -1,13 +1,15 @@
 """The way to the broker: its bulk port, spoken to by driver and executors over Arrow Flight."""
 
+import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyarrow import flight
 
-from postdate.errors import Refused
+from postdate.errors import PostdateError, Refused
+from postdate.table_format import CHUNK_SCHEMA
 
 _CALL_S = 30.0  # a state, a registration, a stage
 _MOVE_S = 300.0  # a range or a chunk
@@ -66,24 +68,20 @@ class Gate:
         for piece in self._client.do_get(ticket, flight.FlightCallOptions(timeout=_MOVE_S)):
             yield piece.data
 
-    def upload(self, name: str, rows: pa.Table) -> Uploaded:
-        """Writes sorted rows as a chunk; on disk when it returns."""
-        record_bytes = sum(_data_bytes(chunk) for chunk in rows.column("record").chunks)
-        command = json.dumps({"name": name, "rows": rows.num_rows, "bytes": record_bytes}).encode()
+    def upload(self, name: str, row_count: int, pieces: Iterable[pa.Table]) -> Uploaded:
+        """Writes so many sorted rows as a chunk; on disk when it returns. Raises what making a piece raises."""
+        command = json.dumps({"name": name, "rows": row_count}).encode()
         writer, reader = self._client.do_put(
-            flight.FlightDescriptor.for_command(command), rows.schema, flight.FlightCallOptions(timeout=_MOVE_S)
+            flight.FlightDescriptor.for_command(command), CHUNK_SCHEMA, flight.FlightCallOptions(timeout=_MOVE_S)
         )
         with writer:
-            writer.write_table(rows, max_chunksize=16_384)
+            try:
+                for piece in pieces:
+                    writer.write_table(piece, max_chunksize=16_384)
+            except PostdateError:
+                with contextlib.suppress(flight.FlightError):
+                    writer.close()  # here, or what the broker says of a chunk that ends early would take its place
+                raise
             writer.done_writing()
             answer = json.loads(reader.read().to_pybytes())
         return Uploaded(answer["name"], answer["rows"], answer["bytes"])
-
-
-def _data_bytes(array: pa.Array) -> int:
-    """The bytes of a binary array's values."""
-    offsets = array.buffers()[1]
-    if not len(array):
-        return 0
-    ends = pa.Array.from_buffers(pa.int32(), len(array) + 1, [None, offsets], offset=array.offset)
-    return int(ends[-1].as_py() - ends[0].as_py())

@@ -24,7 +24,6 @@ class Limits(NamedTuple):
 
 
 DEFAULT = Limits()
-_ROUNDING = 1 + 1e-9  # or the last part would leave one row to a task of its own
 _ROUGH = 0.1  # an estimate may be off by as much, and a task may be fuller by as much
 
 
@@ -62,14 +61,16 @@ def slices(groups: list[Group], window: Window, limits: Limits = DEFAULT) -> lis
 
 def _evened(spread: _Spread, window: Window, limits: Limits) -> Iterator[Window]:
     load = spread.load(window, limits)
-    share = load / _task_count(load, limits.slots) * _ROUNDING
+    share = load / _task_count(load, limits.slots)
     while window.due_low < window.due_high:
-        first = _filled(spread, window, limits, share)
-        if spread.load(first, limits) > 1:
+        left = max(round(load / share), math.ceil(load - _ROUGH), 1)
+        first = _filled(spread, window, limits, load / left) if left > 1 else window
+        if spread.load(first, limits) > 1 + _ROUGH:
             yield from _halved_by_arrival(spread, first, limits)
         else:
             yield first
         window = window._replace(due_low=first.due_high)
+        load = spread.load(window, limits)
 
 
 def _task_count(load: float, slots: int) -> int:

@@ -1,5 +1,5 @@
-"""The source of the one streaming query. It yields plans, no messages: ranges of the far queue and the horizon to
-reach.
+"""The source of the one streaming query. It yields plans, no messages: up to where to take the far queue, and the
+horizon to reach.
 
 A batch is worth its while when a minute has turned, so that the next one must be promoted, or when many rows wait. At
 each turn everything that came is taken, in several batches where it is much: what was still untaken then is due a
@@ -8,7 +8,6 @@ minute later at the earliest.
 This runs in a process of Spark's own. It knows the broker by its bulk port alone, and waits where that is away.
 """
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -31,8 +30,8 @@ def horizon_of(now_ms: int, lead_ms: int) -> int:
 
 
 class PlanSource(DataSource):
-    """Options: bulk (host:port), rows, bytes (of a batch at most), soon (rows that are worth a batch), range (rows of a
-    task), pause (seconds between two looks for news).
+    """Options: bulk (host:port), rows, bytes (of a batch at most), soon (rows that are worth a batch), pause (seconds
+    between two looks for news).
     """
 
     @classmethod
@@ -40,7 +39,7 @@ class PlanSource(DataSource):
         return NAME
 
     def schema(self) -> str:
-        return "task string"
+        return "far long, horizon long"
 
     def streamReader(self, schema: Any) -> "PlanReader":  # noqa: ARG002, N802 - Spark's names
         return PlanReader(self.options)
@@ -50,7 +49,7 @@ class PlanReader(DataSourceStreamReader):
     def __init__(self, options: Mapping[str, str]) -> None:
         self._bulk = options["bulk"]
         self._rows, self._bytes = int(options["rows"]), int(options["bytes"])
-        self._soon, self._range_rows = int(options["soon"]), int(options["range"])
+        self._soon = int(options["soon"])
         self._pause_s = float(options["pause"])
         self._is_behind = False  # the last batch could not take everything
         self._gate: Gate | None = None
@@ -95,15 +94,11 @@ class PlanReader(DataSourceStreamReader):
             self._gate.close()
             self._gate = None
 
-    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """One task for each range; one for nothing where only the minute has turned."""
-        begins = range(start["far"], end["far"], self._range_rows) or [start["far"]]
-        return [
-            InputPartition(
-                json.dumps({"start": at, "stop": min(at + self._range_rows, end["far"]), "horizon": end["horizon"]})
-            )
-            for at in begins
-        ]
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # noqa: ARG002
+        """One, that is only read to be told: a task that read its own range from here would keep two processes, with
+        the memory of two.
+        """
+        return [InputPartition((end["far"], end["horizon"]))]
 
-    def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
-        yield (partition.value,)
+    def read(self, partition: InputPartition) -> Iterator[tuple[int, int]]:
+        yield partition.value

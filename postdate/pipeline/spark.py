@@ -11,9 +11,9 @@ import postdate
 
 # What an executor imports, from the package's folder.
 _TRAVELLERS = (
-    "__init__.py", "errors.py", "heap.py", "message.py", "pace.py", "table_format.py", "log/__init__.py", "log/record.py",
-    "pipeline/__init__.py", "pipeline/files.py", "pipeline/gate.py", "pipeline/source.py", "pipeline/steps.py",
-    "pipeline/tasks.py",
+    "__init__.py", "errors.py", "heap.py", "message.py", "pace.py", "table_format.py", "log/__init__.py",
+    "log/record.py", "pipeline/__init__.py", "pipeline/files.py", "pipeline/gate.py", "pipeline/source.py",
+    "pipeline/steps.py", "pipeline/tasks.py",
 )  # fmt: skip
 
 _LOG4J = """\
@@ -56,7 +56,8 @@ def session(master: str, memory: str, home: str, folder: Path) -> Any:
 
 
 def _settings(master: str, memory: str, log_settings: Path, folder: Path) -> dict[str, str]:
-    java = f"-Xss64m -XX:+UseSerialGC -Dlog4j2.configurationFile=file:{log_settings}"
+    # Java only gives out work: what its second compiler would gain it would not earn back.
+    java = f"-Xss64m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile=file:{log_settings}"
     return {
         "spark.master": master,
         "spark.app.name": "postdate",

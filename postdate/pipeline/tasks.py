@@ -19,10 +19,10 @@ from postdate.errors import CorruptTable
 from postdate.heap import keep_freed_memory
 from postdate.log import record as records
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
-from postdate.pipeline.files import NEVER, Place, Window, Written, read_window, write
+from postdate.pipeline.files import NEVER, Place, Sorted, Window, Written, in_order, read_window, write
 from postdate.pipeline.gate import Gate
 from postdate.pipeline.steps import reach
-from postdate.table_format import CANCEL, CHUNK_COLUMNS, MESSAGE, ORDER, SCHEMA, writer_options
+from postdate.table_format import CANCEL, CHUNK_COLUMNS, MESSAGE, SCHEMA, writer_options
 
 Task = dict[str, Any]
 Result = dict[str, Any]
@@ -30,11 +30,6 @@ Batches = Iterator[pa.RecordBatch]
 
 RESULT = pa.schema([pa.field("result", pa.string())])
 _PIECE_BYTES = 128 << 20  # of records: what a task holds in memory before it writes a file
-
-
-def over_lines(work: Callable[[Task], Result], common: Task) -> Callable[[Batches], Batches]:
-    """For mapInArrow over rows that are tasks, as JSON."""
-    return lambda batches: _answers(work, (common | json.loads(line) for line in _values(batches)))
 
 
 def over_numbers(work: Callable[[Task], Result], common: Task, tasks: list[Task]) -> Callable[[Batches], Batches]:
@@ -76,7 +71,7 @@ def warm(task: Task) -> Result:
     """What the first task of a worker would have to wait for: everything is loaded, a little is sorted and written."""
     rows = SCHEMA.empty_table()
     sink = pa.BufferOutputStream()
-    pq.write_table(_sorted(rows), sink, **writer_options("soon"))
+    pq.write_table(in_order(rows), sink, **writer_options("soon"))
     return {"rows": task["rows"] + pq.read_table(pa.BufferReader(sink.getvalue())).num_rows}
 
 
@@ -84,17 +79,13 @@ def warm(task: Task) -> Result:
 
 
 def ingest(task: Task) -> Result:
-    """Far rows start..stop-1, but for those before `from`, into files: rows due before `edge` apart from the others."""
+    """Far rows start..stop-1 into files: rows due before `edge` apart from the others."""
     place, files = Place(task["table"]), []
-    start, stop = max(task["start"], task["from"]), task["stop"]
-    if start < stop:
-        with Gate(task["bulk"]) as gate:
-            # By map: no name here holds on to a piece that is sorted by now.
-            for rows in map(_sorted, map(_as_rows, _pieces(gate.far(start, stop)))):
-                files += _write_tiers(place, rows, task["edge"], f"{start:020d}")
-    return {
-        "start": task["start"], "stop": stop, "horizon": task["horizon"], "files": _plain(files),
-    }  # fmt: skip
+    with Gate(task["bulk"]) as gate:
+        # By map: no name here holds on to a piece that is sorted by now.
+        for rows in map(in_order, map(_as_rows, _pieces(gate.far(task["start"], task["stop"])))):
+            files += _write_tiers(place, rows, task["edge"], f"{task['start']:020d}")
+    return {"files": _plain(files)}
 
 
 def _pieces(batches: Batches) -> Iterator[pa.Table]:
@@ -123,10 +114,6 @@ def _as_rows(far: pa.Table) -> pa.Table:
     return far.append_column("flags", flags).select(SCHEMA.names).cast(SCHEMA)
 
 
-def _sorted(rows: pa.Table) -> pa.Table:
-    return rows.take(pc.sort_indices(rows, sort_keys=ORDER))
-
-
 def _write_tiers(place: Place, rows: pa.Table, edge: int, name: str) -> list[Written]:
     soon = pc.sum(pc.less(rows.column("due"), edge)).as_py() or 0
     parts = (("soon", rows.slice(0, soon)), ("later", rows.slice(soon)))
@@ -147,27 +134,42 @@ def _new_name(tier: str, name: str) -> str:
 
 def promote(task: Task) -> Result:
     """A window of the table into one chunk, without what is cancelled."""
+    told: Result = {"read": 0, "cancelled": 0, "rows": 0, "chunk": None}
     window = Window(*task["window"])
-    rows = read_window(Place(task["table"]), task["files"], window)
-    messages = rows.filter(pc.equal(rows.column("kind"), MESSAGE))
-    cancels = rows.filter(pc.equal(rows.column("kind"), CANCEL))
-    dead = _cancelled(messages, cancels)
-    result = {
+    with Sorted(Place(task["table"]), task["files"], window) as rows:
+        columns = [*CHUNK_COLUMNS, "kind", "topic"] if rows.has_cancels else [*CHUNK_COLUMNS, "kind"]
+        pieces: Iterable[pa.Table] = (_living(piece, window, told) for piece in rows.pieces(columns))
+        if rows.has_cancels:
+            pieces = list(pieces)  # a chunk is announced with its rows, and only now it is known which are left
+            count = told["rows"]
+        else:
+            count = rows.count()
+        if count:
+            reach("chunk.upload")
+            with Gate(task["bulk"]) as gate:
+                uploaded = gate.upload(_chunk_name(task["epoch"]), count, (p.select(CHUNK_COLUMNS) for p in pieces))
+            reach("chunk.uploaded")
+            told |= {"chunk": uploaded.name, "bytes": uploaded.bytes}
+    return told
+
+
+def _living(rows: pa.Table, window: Window, told: Result) -> pa.Table:
+    """The messages among sorted rows that no cancel is for. What was met is added to what is told."""
+    kind = rows.column("kind")
+    if pc.all(pc.equal(kind, MESSAGE)).as_py():
+        messages, cancelled = rows, 0
+        told["read"] += rows.num_rows
+    else:
+        messages, cancels = rows.filter(pc.equal(kind, MESSAGE)), rows.filter(pc.equal(kind, CANCEL))
         # Of the cancels of one instant every task of it is told; each counts those that arrived in its own part.
-        "read": messages.num_rows + _arrived_within(cancels, window),
-        "cancelled": len(dead),
-        "chunk": None,
-        "rows": messages.num_rows - len(dead),
-    }
-    if dead:
-        messages = messages.take(pa.array(sorted(set(range(messages.num_rows)) - dead), pa.int64()))
-    if messages.num_rows:
-        reach("chunk.upload")
-        with Gate(task["bulk"]) as gate:
-            uploaded = gate.upload(_chunk_name(task["epoch"]), _sorted(messages).select(CHUNK_COLUMNS))
-        reach("chunk.uploaded")
-        result |= {"chunk": uploaded.name, "bytes": uploaded.bytes}
-    return result
+        told["read"] += messages.num_rows + _arrived_within(cancels, window)
+        dead = _cancelled(messages, cancels)
+        cancelled = len(dead)
+        if dead:
+            messages = messages.take(pa.array(sorted(set(range(messages.num_rows)) - dead), pa.int64()))
+    told["cancelled"] += cancelled
+    told["rows"] += messages.num_rows
+    return messages
 
 
 def _chunk_name(epoch: int) -> str:
@@ -220,7 +222,7 @@ def merge(task: Task) -> Result:
     """A window of the table into new files, one for each bucket of due."""
     place, window = Place(task["table"]), Window(*task["window"])
     rows = read_window(place, task["files"], window)
-    rows = _sorted(rows.filter(_arrived(rows, window)))  # cancels come whole; here each part keeps its own
+    rows = in_order(rows.filter(_arrived(rows, window)))  # cancels come whole; here each part keeps its own
     files = []
     for tier, low, high in task["buckets"]:
         due = rows.column("due")
@@ -257,5 +259,5 @@ def restore(task: Task) -> Result:
                 known = read_window(place, task["files"], window, ["due", "arrival", "kind"]).column("arrival")
                 rows = rows.filter(pc.invert(pc.is_in(arrival, known.combine_chunks())))
             if rows.num_rows:
-                files += _write_tiers(place, _sorted(rows), task["edge"], f"{task['start']:020d}")
+                files += _write_tiers(place, in_order(rows), task["edge"], f"{task['start']:020d}")
     return {"files": _plain(files)}
