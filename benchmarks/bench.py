@@ -34,6 +34,7 @@ class Bench:
     @contextmanager
     def folder(self) -> Iterator[Path]:
         """A new data folder, removed at the end."""
+        self.parent.mkdir(parents=True, exist_ok=True)
         path = Path(tempfile.mkdtemp(prefix="postdate-bench-", dir=self.parent))
         try:
             yield path

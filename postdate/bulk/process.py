@@ -19,6 +19,7 @@ from postdate.bulk.flight import BulkServer
 from postdate.bulk.link import Link
 from postdate.bulk.table import Question, Table
 from postdate.client.connection import Address
+from postdate.courtesy import let_others_go_first
 from postdate.errors import ProtocolError, UsageError
 from postdate.heap import keep_freed_memory
 from postdate.log.disk import Disk, RealDisk
@@ -92,7 +93,7 @@ def run(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
     parent = parent_pid or os.getppid()
-    os.nice(NICENESS)
+    let_others_go_first(NICENESS)
     keep_freed_memory()
     bulk = Bulk(folder, broker, host, port)
     ready(bulk.address)

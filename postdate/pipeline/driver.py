@@ -17,6 +17,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyarrow import flight
 from pyspark.errors import PySparkException
 
+from postdate.courtesy import let_others_go_first
 from postdate.errors import PipelineFailed, PostdateError, UsageError
 from postdate.pipeline import java
 from postdate.pipeline.batch import Pipeline
@@ -213,7 +214,7 @@ def run(options: Options) -> None:
         return
     options = _completed(options, gate)
     if options.master.startswith("local"):
-        os.nice(_NICENESS)  # before Spark starts: its processes inherit it
+        let_others_go_first(_NICENESS)  # before Spark starts: its processes inherit it
     with scratch() as folder, aside() as said:
         spark = _begun(options, found.home, Path(folder), said)
         driver = None

@@ -7,6 +7,7 @@ import gc
 import logging
 import resource
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,8 @@ _EXPIRE_EVERY_MS = 5_000  # how often silent clients and old locks are looked fo
 _FILES_BESIDE = 512  # that a broker has open beside its connections: segments, chunks, snapshots, ports
 _DRAIN_MS_MIN = 500  # clients have so long to read their answers, however long others took to stop
 _BACKLOG = 1_024  # connections that wait to be taken
+
+_SWITCH_S = 0.0005  # how long a thread that checks chunks or counts rows may keep the one that fires waiting
 
 
 class Server:
@@ -191,6 +194,7 @@ def _spare_the_collector() -> None:
     itself, so looking rarely is enough; the default costs a tenth of the time of a send.
     """
     gc.collect()
+    sys.setswitchinterval(_SWITCH_S)
     gc.freeze()
     gc.set_threshold(10_000, 50, 100)
 
