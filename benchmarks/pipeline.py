@@ -29,8 +29,8 @@ from benchmarks.process import Running, cpu_s, shared_mb, tree
 from benchmarks.report import Figure
 from postdate.broker import Broker
 from postdate.config import Settings
-from postdate.courtesy import let_others_go_first
 from postdate.log.disk import RealDisk
+from postdate.manners import let_others_go_first
 from postdate.message import Message
 from postdate.wire import codes
 

@@ -3,10 +3,10 @@
 For tests of what a pipeline leaves behind: the batch, the tasks and the table are the real ones.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 from helpers import HOUR_MS, MINUTE_MS, SECOND_MS, T0, TOPIC, message
@@ -27,21 +27,17 @@ BEGIN = T0 // HOUR_MS * HOUR_MS + SECOND_MS
 LEAD_MS = 60_000
 
 
-class Row(NamedTuple):
-    result: str
-
-
 class Frame:
-    """What a batch needs of Spark's DataFrame: one column, and a function over it."""
+    """What a batch needs of Spark's DataFrame: rows, and a function over them."""
 
-    def __init__(self, column: str, values: Sequence[Any]) -> None:
-        self._batch = pa.RecordBatch.from_pydict({column: list(values)})
+    def __init__(self, rows: pa.RecordBatch) -> None:
+        self._rows = rows
 
     def mapInArrow(self, function: Callable[[Iterator[Any]], Iterator[Any]], _schema: str) -> "Frame":  # noqa: N802
-        return Frame("result", [value for batch in function(iter([self._batch])) for value in batch[0].to_pylist()])
+        return Frame(pa.concat_batches(list(function(iter([self._rows])))))
 
-    def collect(self) -> list[Row]:
-        return [Row(value) for value in self._batch[0].to_pylist()]
+    def collect(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(**row) for row in self._rows.to_pylist()]
 
 
 class Here:
@@ -51,7 +47,7 @@ class Here:
         master = "here"
 
     def range(self, start: int, stop: int, _step: int, _parts: int) -> Frame:
-        return Frame("id", range(start, stop))
+        return Frame(pa.RecordBatch.from_pydict({"id": list(range(start, stop))}))
 
 
 class World:
@@ -94,8 +90,8 @@ class World:
     def batch(self) -> None:
         state = self.gate.state()
         horizon = horizon_of(state["now_ms"], LEAD_MS)
-        plan = {"start": state["taken"], "stop": state["far_length"], "horizon": horizon}
-        self.pipeline.run(Frame("task", [json.dumps(plan)]))  # type: ignore[arg-type]
+        plan = {"far": [state["far_length"]], "horizon": [horizon]}
+        self.pipeline.run(Frame(pa.RecordBatch.from_pydict(plan)))  # type: ignore[arg-type]
         self.served.settle()
 
     def pass_minutes(self, count: int) -> None:

@@ -19,10 +19,9 @@ from postdate.bulk.flight import BulkServer
 from postdate.bulk.link import Link
 from postdate.bulk.table import Question, Table
 from postdate.client.connection import Address
-from postdate.courtesy import let_others_go_first
 from postdate.errors import ProtocolError, UsageError
-from postdate.heap import keep_freed_memory
 from postdate.log.disk import Disk, RealDisk
+from postdate.manners import keep_freed_memory, let_others_go_first
 from postdate.wire.frame import Command
 
 NICENESS = 5  # the broker fires on the same cores

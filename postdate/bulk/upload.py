@@ -16,7 +16,7 @@ from postdate.errors import CorruptLog, Refused, UsageError
 from postdate.log import chunk as chunks
 from postdate.log.chunk import CHUNK_ROW
 from postdate.log.disk import Disk
-from postdate.pace import Pacer
+from postdate.manners import Pacer
 
 _NAME = re.compile(r"([0-9]{6})-[A-Za-z0-9_.-]{1,120}")
 _FIXED = ("due", "arrival", "queue", "tag_hash", "flags", "unique_hash", "key_hash")

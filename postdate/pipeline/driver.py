@@ -17,8 +17,8 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyarrow import flight
 from pyspark.errors import PySparkException
 
-from postdate.courtesy import let_others_go_first
 from postdate.errors import PipelineFailed, PostdateError, UsageError
+from postdate.manners import let_others_go_first
 from postdate.pipeline import java
 from postdate.pipeline.batch import Pipeline
 from postdate.pipeline.gate import Gate

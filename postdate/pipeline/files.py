@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from postdate.errors import CorruptTable
-from postdate.pace import Pacer
+from postdate.manners import Pacer
 from postdate.pipeline.steps import reach
 from postdate.table_format import CANCEL, MESSAGE, ORDER, ROW_GROUP_ROWS, SCHEMA, File, writer_options
 

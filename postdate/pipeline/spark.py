@@ -11,7 +11,7 @@ import postdate
 
 # What an executor imports, from the package's folder.
 _TRAVELLERS = (
-    "__init__.py", "errors.py", "heap.py", "message.py", "pace.py", "table_format.py", "log/__init__.py",
+    "__init__.py", "errors.py", "manners.py", "message.py", "table_format.py", "log/__init__.py",
     "log/record.py", "pipeline/__init__.py", "pipeline/files.py", "pipeline/gate.py", "pipeline/source.py",
     "pipeline/steps.py", "pipeline/tasks.py",
 )  # fmt: skip

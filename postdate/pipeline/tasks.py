@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from postdate.errors import CorruptTable
-from postdate.heap import keep_freed_memory
 from postdate.log import record as records
+from postdate.manners import keep_freed_memory
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
 from postdate.pipeline.files import NEVER, Place, Sorted, Window, Written, in_order, read_window, write
 from postdate.pipeline.gate import Gate

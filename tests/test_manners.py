@@ -1,0 +1,62 @@
+"""How bulk work behaves beside a broker."""
+
+import platform
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from postdate.manners import PACE_BYTES, Pacer
+
+PROCESS = """
+import os, subprocess, sys
+from pathlib import Path
+from postdate.manners import keep_freed_memory, let_others_go_first
+let_others_go_first(3)
+keep_freed_memory()
+child = subprocess.run([sys.executable, "-c", "import os; print(os.nice(0))"], capture_output=True, text=True)
+slices = [line.split()[-1] for line in Path("/proc/self/sched").read_text().splitlines() if line.startswith("se.slice")]
+print(os.nice(0), child.stdout.strip(), len(bytearray(200_000_000)), *slices)
+"""
+
+
+def test_a_process_and_its_children_let_others_go_first() -> None:
+    done = subprocess.run([sys.executable, "-c", PROCESS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    nice, nice_of_child, size, *slices = map(int, done.stdout.split())
+    assert (nice, nice_of_child, size) == (3, 3, 200_000_000)
+    if tuple(map(int, platform.release().split(".")[:2])) >= (6, 12):  # older kernels have no slices to ask for
+        assert slices == [100_000_000]
+
+
+def test_a_file_is_synced_every_few_bytes_and_never_twice_at_once() -> None:
+    running, most, count, lock = 0, 0, 0, threading.Lock()
+
+    def sync() -> None:
+        nonlocal running, most, count
+        with lock:
+            running, count = running + 1, count + 1
+            most = max(most, running)
+        with lock:
+            running -= 1
+
+    pacer = Pacer(sync)
+    for _ in range(40):
+        pacer.wrote(PACE_BYTES // 4)
+    pacer.close()
+    assert (count, most, running) == (10, 1, 0)
+
+
+def test_what_a_sync_raises_is_told_to_the_writer() -> None:
+    def sync() -> None:
+        raise OSError(28, "full")
+
+    pacer = Pacer(sync)
+    pacer.wrote(PACE_BYTES)
+    with pytest.raises(OSError, match="full"):
+        pacer.wrote(PACE_BYTES)
+    pacer.wrote(PACE_BYTES)
+    with pytest.raises(OSError, match="full"):
+        pacer.close()
+    pacer.close()
