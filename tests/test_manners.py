@@ -4,10 +4,11 @@ import platform
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
-from postdate.manners import PACE_BYTES, Pacer
+from postdate.manners import PACE_BYTES, Pacer, give_freed_memory_back
 
 PROCESS = """
 import os, subprocess, sys
@@ -28,6 +29,22 @@ def test_a_process_and_its_children_let_others_go_first() -> None:
     assert (nice, nice_of_child, size) == (3, 3, 200_000_000)
     if tuple(map(int, platform.release().split(".")[:2])) >= (6, 12):  # older kernels have no slices to ask for
         assert slices == [100_000_000]
+
+
+def test_freed_memory_is_given_back() -> None:
+    give_freed_memory_back()
+    before = resident_mb()
+    blocks = [bytearray(100_000) for _ in range(2_000)]  # too small for the system to take each back by itself
+    last = bytearray(100_000)
+    assert resident_mb() - before > 150
+    del blocks
+    give_freed_memory_back()
+    assert resident_mb() - before < 50, len(last)
+
+
+def resident_mb() -> int:
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")]
+    return int(line.split()[1]) // 1_024
 
 
 def test_a_file_is_synced_every_few_bytes_and_never_twice_at_once() -> None:

@@ -19,6 +19,7 @@ from postdate.clock import Clock, SystemClock
 from postdate.config import Settings
 from postdate.errors import UsageError
 from postdate.log.disk import RealDisk
+from postdate.manners import give_freed_memory_back
 from postdate.server.address import Address
 from postdate.server.connection import Connection
 from postdate.server.connections import SWEEP_MS
@@ -33,7 +34,6 @@ _EXPIRE_EVERY_MS = 5_000  # how often silent clients and old locks are looked fo
 _FILES_BESIDE = 512  # that a broker has open beside its connections: segments, chunks, snapshots, ports
 _DRAIN_MS_MIN = 500  # clients have so long to read their answers, however long others took to stop
 _BACKLOG = 1_024  # connections that wait to be taken
-
 _SWITCH_S = 0.0005  # how long a thread that checks chunks or counts rows may keep the one that fires waiting
 
 
@@ -165,6 +165,8 @@ def run(settings: Settings, ready: Callable[[Server], None], parts: Parts | None
         broker.start_keeper()
         allow_files(settings.connections_max)
         _spare_the_collector()
+        sys.setswitchinterval(_SWITCH_S)
+        give_freed_memory_back()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(broker, SystemClock(), ready, parts))
     finally:
@@ -194,7 +196,6 @@ def _spare_the_collector() -> None:
     itself, so looking rarely is enough; the default costs a tenth of the time of a send.
     """
     gc.collect()
-    sys.setswitchinterval(_SWITCH_S)
     gc.freeze()
     gc.set_threshold(10_000, 50, 100)
 
