@@ -4,6 +4,7 @@ that broke, clocks that are set back while the disk is full.
 
 import errno
 import logging
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from postdate.intake import Prepared
 from postdate.message import Message
 from postdate.wheel import NEVER
 from postdate.wire import codes
+from postdate.wire.schema import REQUESTS
 
 DEEP = b"[" * 1_000 + b"]" * 1_000
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -82,6 +84,32 @@ def test_a_check_of_a_nested_subscription_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         body = b'{"subscriptionData":{"expressionType":' + DEEP + b"}}"
         assert peer.ask(codes.CHECK_CLIENT_CONFIG, body).code == codes.INVALID_PARAMETER
+
+
+NAMES = ("table", "master", "chunks", "far", "horizon", "epoch", "rows_in", "at_ms", "clientID", "subscriptionData")
+
+
+@pytest.mark.parametrize("code", sorted(set(REQUESTS) - {codes.PULL_MESSAGE, codes.LITE_PULL_MESSAGE}))
+def test_no_request_falls_over_nested_values(tmp_path: Path, code: int, caplog: pytest.LogCaptureFixture) -> None:
+    """In any field, and in a body: refused, and the next one is served, if need be on a new connection."""
+    inside = b", ".join(b'"%b": %b' % (name.encode(), DEEP) for name in NAMES)
+    names = [field.name for field in REQUESTS[code].fields]
+    with serving(tmp_path) as served:
+        for body, fields in [(b"{%b}" % inside, names[:0]), (DEEP, names[:0]), (b"{}", names)]:
+            for name in fields or [""]:
+                with connected(served) as peer:
+                    header = {"code": code, "opaque": 7, "extFields": dict.fromkeys(names, "1")}
+                    text = orjson.dumps(header)
+                    if name:
+                        text = text.replace(b'"%b":"1"' % name.encode(), b'"%b":%b' % (name.encode(), DEEP))
+                    size = (4 + len(text) + len(body)).to_bytes(4, "big") + len(text).to_bytes(4, "big")
+                    peer.socket.sendall(size + text + body)
+                    peer.socket.shutdown(socket.SHUT_WR)
+                    while peer.socket.recv(65_536):
+                        pass
+        with connected(served) as peer:
+            sent(peer, "orders", "all is well")
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
 # ----------------------------------------------------------------------------------------------------- oneway, held

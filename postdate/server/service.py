@@ -245,6 +245,8 @@ class Service:
                     break
         except ProtocolError as error:
             connection.fail(error)
+        except RecursionError:
+            connection.fail(ProtocolError(_NESTED))
         finally:
             # Even after a mistake of ours: what is left collected would be answered to the next connection.
             producers.write(connection, now_ms)
@@ -272,6 +274,8 @@ class Service:
                 answer = self._dispatch(connection, command)
         except (PostdateError, OSError) as error:
             answer = refusal(command, error)
+        except RecursionError:  # a value that is a thousand lists deep cannot even be shown in a sentence
+            answer = refusal(command, ProtocolError(_NESTED))
         return None if command.is_oneway else answer
 
     def _dispatch(self, connection: Connection, command: Command) -> bytes | None:
@@ -282,6 +286,9 @@ class Service:
             size, limit = len(command.body), self._broker.settings.json_bytes_max
             raise ProtocolError(f"json_bytes_max: the body has {size} bytes, the limit is {limit}")
         return handler(connection, command, values(REQUESTS[command.code], command.fields))
+
+
+_NESTED = "what was sent is nested too deeply to be read"
 
 
 def _unknown(code: int) -> str:
