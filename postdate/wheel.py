@@ -45,6 +45,17 @@ _BYTES_PER_PIECE = 1 << 16
 _SLOT_HEAD = np.dtype([("due", "<i8"), ("count", "<i8")])
 
 
+class Waiting(NamedTuple):
+    """Columns of what waits: when it is due, for which queue, and how many bytes its record has."""
+
+    due: np.ndarray
+    queue: np.ndarray
+    size: np.ndarray
+
+    def where(self, mask: np.ndarray) -> "Waiting":
+        return Waiting(self.due[mask], self.queue[mask], self.size[mask])
+
+
 class Due(NamedTuple):
     """Columns of what was taken, in (due, arrival) order."""
 
@@ -272,8 +283,8 @@ class Wheel:
         slot = self._slots.get(due, b"")
         return np.frombuffer(bytes(slot[start * SINGLE_BYTES : stop * SINGLE_BYTES]), SINGLE)
 
-    def waiting(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(due, queue) columns of everything that waits, in bounded pieces. The wheel may turn between two pieces."""
+    def waiting(self) -> Iterator[Waiting]:
+        """Columns of everything that waits, in bounded pieces. The wheel may turn between two pieces."""
         dues = list(self._slots)
         for start in range(0, len(dues), _SLOTS_PER_PIECE):
             yield self._waiting_slots(dues[start : start + _SLOTS_PER_PIECE])
@@ -281,14 +292,15 @@ class Wheel:
             rows = run.index[run.position :]
             if run.dead is not None:
                 rows = rows[run.dead[run.position :] == LIVING]
-            yield rows["due"], rows["queue"]
+            yield Waiting(rows["due"], rows["queue"], rows["size"])
 
-    def _waiting_slots(self, dues: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    def _waiting_slots(self, dues: list[int]) -> Waiting:
         slots = [(due, self._slots[due]) for due in dues if due in self._slots]
-        queues = np.frombuffer(b"".join([slot for _, slot in slots]), SINGLE)["queue"]
+        singles = np.frombuffer(b"".join([slot for _, slot in slots]), SINGLE)
         counts = [len(slot) // SINGLE_BYTES for _, slot in slots]
-        living = queues != DEAD
-        return np.repeat(np.array([due for due, _ in slots], np.int64), counts)[living], queues[living]
+        due = np.repeat(np.array([due for due, _ in slots], np.int64), counts)
+        living = singles["queue"] != DEAD
+        return Waiting(due[living], singles["queue"][living], singles["size"][living])
 
     # -- snapshots ----------------------------------------------------------------------------------------------
 

@@ -179,10 +179,13 @@ def test_what_waits_is_told_by_topic_and_time(tmp_path: Path) -> None:
         sent(peer, "bills", "not delayed")
         body = pending(peer, unit="second")
         assert (body["total"], body["near"], body["far"], body["truncated"]) == (7, 4, 3, False)
-        assert body["topics"] == [
-            {"topic": "bills", "near": 1, "far": 0},
-            {"topic": "orders", "near": 3, "far": 3},
+        assert [{name: row[name] for name in ("topic", "near", "far", "table")} for row in body["topics"]] == [
+            {"topic": "bills", "near": 1, "far": 0, "table": 0},
+            {"topic": "orders", "near": 3, "far": 3, "table": 0},
         ]
+        sizes = [sum(row["bytes"] for row in body[part]) for part in ("topics", "times")]
+        assert sizes == [body["bytes"]] * 2
+        assert body["bytes"] > 7 * 91
         second = T0 // 1_000 * 1_000
         assert [(row["from_ms"] - second, row["topic"], row["count"]) for row in body["times"]] == [
             (5_000, "bills", 1), (5_000, "orders", 2), (20_000, "orders", 1), (HOUR_MS, "orders", 2),

@@ -34,7 +34,7 @@ def taken(wheel: Wheel, at_ms: int) -> list[tuple[int, int]]:
 
 
 def waiting_count(wheel: Wheel) -> int:
-    return sum(len(due) for due, _ in wheel.waiting())
+    return sum(len(piece.due) for piece in wheel.waiting())
 
 
 # -------------------------------------------------------------------------------------------------------- the order

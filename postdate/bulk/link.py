@@ -48,11 +48,12 @@ class StagedChunk(NamedTuple):
 
 
 class Link:
-    def __init__(self, address: Address, find_in_table: Answer) -> None:
+    def __init__(self, address: Address, answers: Mapping[int, Answer]) -> None:
+        """`answers` says, by code, what the broker's questions are answered."""
         self._address = address
         self.table = ""  # where the pipeline that registered last keeps its table, as far as the broker has told
         self._loop = LoopThread()
-        self._connections = Connections(greet=_greet, answers={codes.FIND_IN_TABLE: find_in_table})
+        self._connections = Connections(greet=_greet, answers=answers)
         self._keeping = self._loop.start(self._keep())
 
     async def _keep(self) -> None:

@@ -72,7 +72,9 @@ BATCH_ACK_MESSAGE = 200_151
 
 # Requests of the broker to clients; 307 and 309 are asked of it, and it asks on.
 NOTIFY_CONSUMER_IDS_CHANGED = 40
-FIND_IN_TABLE = 9_809  # ours: of whoever has attached as the reader of the table
+# Ours: of whoever has attached as the reader of the table.
+FIND_IN_TABLE = 9_809
+COUNT_TABLE = 9_811
 
 # Answers.
 SUCCESS = 0
