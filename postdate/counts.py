@@ -1,5 +1,5 @@
-"""What waits, counted: rows and bytes by topic, and by topic and unit of due time. For broker and bulk alike, each of
-which counts what it has; `Counts.merge` makes one of two.
+"""What waits, counted: rows and bytes by topic and unit of due time (Counts), or rows by second (Seconds). For broker
+and bulk alike, each of which counts what it has; `merge` makes one of two.
 """
 
 from collections.abc import Mapping, Sequence
@@ -104,3 +104,43 @@ class Counts:
             counts._note_time((int(at_ms), str(name)), Amount(int(rows), int(size)))
         counts.is_truncated |= bool(plain["truncated"])
         return counts
+
+
+class Bar(NamedTuple):
+    """What is due in a unit of time, and its busiest second."""
+
+    from_ms: int
+    rows: int
+    busiest_ms: int
+    busiest_rows: int
+
+
+class Seconds:
+    """How many are due in each second of a span."""
+
+    def __init__(self, from_ms: int, count: int) -> None:
+        self._first = from_ms // 1_000
+        self.rows = np.zeros(count, np.int32)
+
+    def add(self, due: np.ndarray, _topic: np.ndarray, _size: np.ndarray, _names: Sequence[str]) -> None:
+        second = due // 1_000 - self._first
+        np.add.at(self.rows, second[(second >= 0) & (second < len(self.rows))], 1)
+
+    def merge(self, packed: bytes) -> None:
+        """Adds what another has counted over the same span. Raises ValueError where it is of another length."""
+        other = np.frombuffer(packed, np.int32)
+        if len(other) != len(self.rows):
+            raise ValueError(f"{len(other)} seconds, expected {len(self.rows)}")
+        self.rows += other
+
+    def packed(self) -> bytes:
+        return self.rows.tobytes()
+
+    def bars(self, unit_s: int) -> list[Bar]:
+        units = self.rows.reshape(-1, unit_s)
+        busiest = units.argmax(axis=1)
+        return [
+            Bar((self._first + number * unit_s) * 1_000, int(unit.sum()), (self._first + number * unit_s + at) * 1_000,
+                int(unit[at]))
+            for number, (unit, at) in enumerate(zip(units, busiest.tolist(), strict=True))
+        ]  # fmt: skip

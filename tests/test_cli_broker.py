@@ -14,6 +14,7 @@ from helpers import HOUR_MS, MINUTE_MS, T0
 from serving import WAIT_S, Served, serving
 
 from postdate import cli
+from postdate.cli.show import moment
 from postdate.clock import ManualClock
 from postdate.staging import Stage
 
@@ -126,6 +127,25 @@ def test_a_table_that_nobody_can_read_is_told(served: Served, capsys: Capsys) ->
     assert run(capsys, "pending") == [
         "nothing waits", "", "without what the pipeline's table holds: nobody is connected who can read the table",
     ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("served")
+def test_the_time_ahead_is_shown_as_bars(capsys: Capsys) -> None:
+    assert run(capsys, "forecast", "--span", "hour") == ["the next hour, by minute: 0 due"]
+    run(capsys, "send", "orders", "hello", "--count", 40, "--at", T0 + 5 * MINUTE_MS)
+    run(capsys, "send", "orders", "hello", "--count", 1, "--at", T0 + 7 * MINUTE_MS)
+    lines = run(capsys, "forecast", "--topic", "orders", "--span", "hour")
+    assert lines[:3] == ["the next hour, by minute for orders: 41 due", "", lines[2]]
+    assert lines[2].split() == ["minute", "due", "busiest", "second"]
+    assert len(lines) == 3 + 60
+    five, seven = lines[3 + 5], lines[3 + 7]
+    assert (five.count("█"), seven.count("█")) == (40, 1)
+    assert five.endswith("40 at " + moment(T0 + 5 * MINUTE_MS)[11:19])
+    titles = [line for line in run(capsys, "forecast") if line.startswith("the next")]
+    assert titles == [
+        "the next hour, by minute: 41 due", "the next day, by hour: 41 due", "the next month, by day: 41 due",
+    ]  # fmt: skip
+    assert list(run_json(capsys, "forecast")) == ["hour", "day", "month"]
 
 
 def test_key_tag_properties_and_the_body_of_a_file_arrive(served: Served, capsys: Capsys, tmp_path: Path) -> None:

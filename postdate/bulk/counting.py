@@ -1,4 +1,4 @@
-"""How much waits in the table, by topic and by time: for `postdate pending`.
+"""How much waits in the table, by topic and by time: for `postdate pending` and `postdate forecast`.
 
 The broker says which rows count: those that it has had taken, due behind its horizon, for queues that are there. Only
 narrow columns are read; cancels, the table's own and those that the broker still holds, are few.
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from postdate.counts import Counts
+from postdate.counts import Counts, Seconds
 from postdate.table_format import CANCEL, MESSAGE
 
 _COLUMNS = ["due", "arrival", "kind", "queue", "size"]
@@ -24,27 +24,35 @@ Cancel = tuple[int, int, int, int, int]  # due, arrival, code of the topic, hash
 
 
 class Asked(NamedTuple):
-    """What is to be counted. Raises KeyError, TypeError, ValueError where it is made from something else."""
+    """Which rows are to be counted."""
 
-    unit_ms: int
-    limit: int
-    horizon: int  # rows due behind it
+    horizon: int  # those due behind it
     before: int  # that arrived before
     names: list[str]
     codes: np.ndarray  # by queue number: which of the names is its topic; -1 does not count
     cancels: list[Cancel]
 
+
+class Wish(NamedTuple):
+    """A question of the broker's: what to count, and into what."""
+
+    asked: Asked
+    counts: Counts | Seconds
+
     @classmethod
-    def of(cls, plain: dict[str, Any]) -> "Asked":
+    def of(cls, plain: dict[str, Any]) -> "Wish":
+        """Raises KeyError, TypeError, ValueError where it is none."""
         cancels = [(int(d), int(a), int(c), int(u), int(k)) for d, a, c, u, k in plain["cancels"]]
         names, codes = [str(name) for name in plain["names"]], np.array(plain["codes"], np.int64)
-        unit_ms, limit, horizon, before = (int(plain[name]) for name in ("unit_ms", "limit", "horizon", "before"))
-        return cls(unit_ms, limit, horizon, before, names, codes, cancels)
+        asked = Asked(int(plain["horizon"]), int(plain["before"]), names, codes, cancels)
+        if "seconds" in plain:
+            return cls(asked, Seconds(int(plain["from_ms"]), int(plain["seconds"])))
+        return cls(asked, Counts(int(plain["unit_ms"]), int(plain["limit"])))
 
 
-def counted(files: pa.Table, folder: pafs.FileSystem, asked: Asked) -> Counts:
+def count(files: pa.Table, folder: pafs.FileSystem, wish: Wish) -> None:
     """Raises FileNotFoundError where the table changes meanwhile, OSError, pyarrow's errors."""
-    counts = Counts(asked.unit_ms, asked.limit)
+    asked, counts = wish
     chosen = files.filter(pc.greater(files["max.due"], asked.horizon)) if files.num_rows else files
     paths = chosen["path"].to_pylist() if chosen.num_rows else []
     cancels = _Cancels([*asked.cancels, *(each for path in paths for each in _cancels(path, folder, asked))])
@@ -52,10 +60,9 @@ def counted(files: pa.Table, folder: pafs.FileSystem, asked: Asked) -> Counts:
         with pq.ParquetFile(path, filesystem=folder) as file:
             rows = file.read(_COLUMNS + (_HASHES if cancels else []))
         _count(rows, cancels, asked, counts)
-    return counts
 
 
-def _count(rows: pa.Table, cancels: "_Cancels", asked: Asked, counts: Counts) -> None:
+def _count(rows: pa.Table, cancels: "_Cancels", asked: Asked, counts: Counts | Seconds) -> None:
     column = {name: rows[name].to_numpy() for name in rows.column_names}
     code = _codes(asked, column["queue"])
     counts_here = (column["due"] > asked.horizon) & (column["arrival"] < asked.before)

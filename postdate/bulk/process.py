@@ -11,15 +11,16 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pyarrow as pa
 
-from postdate.bulk.counting import Asked
 from postdate.bulk.flight import BulkServer
 from postdate.bulk.link import Link
 from postdate.bulk.table import Question, Table
 from postdate.client.connection import Address
+from postdate.counts import Seconds
 from postdate.errors import ProtocolError, UsageError
 from postdate.log.disk import Disk, RealDisk
 from postdate.manners import keep_freed_memory, let_others_go_first
@@ -59,13 +60,13 @@ class Bulk:
 
     async def _count(self, command: Command) -> bytes:
         """Answers how much waits in the table. Raises TableUnreadable."""
-        try:
-            asked = Asked.of(orjson.loads(command.body))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ProtocolError(f"what is to be counted in the table cannot be read: {error}") from error
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._questions, self._table.count, self._link.table, asked)
-        return orjson.dumps(found.plain())
+        try:
+            wish: dict[str, Any] = orjson.loads(command.body)
+            found = await loop.run_in_executor(self._questions, self._table.count, self._link.table, wish)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"what is to be counted in the table cannot be read: {error!r}") from error
+        return found.packed() if isinstance(found, Seconds) else orjson.dumps(found.plain())
 
     def close(self) -> None:
         """Ends it. Calls that run get a second; then their connections break."""

@@ -17,8 +17,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
-from postdate.bulk.counting import Asked, counted
-from postdate.counts import Counts
+from postdate.bulk.counting import Wish, count
+from postdate.counts import Counts, Seconds
 from postdate.errors import PostdateError
 from postdate.log import record as records
 from postdate.log.batch import MESSAGE
@@ -62,9 +62,15 @@ class Table:
         """The arrivals of the messages that a question means, ascending. Raises TableUnreadable."""
         return self._read(uri, lambda: sorted(self._found(uri, question)))
 
-    def count(self, uri: str, asked: Asked) -> Counts:
-        """How much waits. Raises TableUnreadable."""
-        return self._read(uri, lambda: counted(*self._listed(uri), asked))
+    def count(self, uri: str, plain: dict[str, Any]) -> Counts | Seconds:
+        """How much waits. Raises TableUnreadable; KeyError, TypeError, ValueError where that is no question."""
+
+        def read() -> Counts | Seconds:
+            wish = Wish.of(plain)  # anew for each try
+            count(*self._listed(uri), wish)
+            return wish.counts
+
+        return self._read(uri, read)
 
     def _read(self, uri: str, read: Callable[[], T]) -> T:
         if not uri:

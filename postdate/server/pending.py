@@ -1,18 +1,20 @@
-"""What waits, by topic and by time: in the wheel, in the far queue, and in the pipeline's table.
+"""What waits, by topic and by time, and what is due in the time ahead: in the wheel, in the far queue, and in the
+pipeline's table.
 
 Broker and pipeline go on meanwhile. A stage moves messages from one place to the next, so where one has come in between
 all is counted again.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import orjson
 
 from postdate.broker import Broker
-from postdate.counts import NOTHING, UNITS_MS, Counts
+from postdate.clock import Clock
+from postdate.counts import NOTHING, UNITS_MS, Counts, Seconds
 from postdate.errors import ProtocolError
 from postdate.server.connection import Connection
 from postdate.server.table import Table
@@ -22,7 +24,10 @@ from postdate.wheel import Waiting
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
 
+T = TypeVar("T")
+
 _ROWS_MAX = 10_000  # of an answer about what waits
+_SECONDS_MAX = 31 * 86_400  # of a look ahead
 _COUNT_ROWS = 16_384  # counted in one go: about a millisecond
 _TRIES = 5
 
@@ -41,70 +46,111 @@ class _Counted(NamedTuple):
     unread: str  # why the table is not counted
 
 
-class Pending:
-    """Of one service."""
+class _Ahead(NamedTuple):
+    seconds: Seconds
+    unread: str
 
-    def __init__(self, broker: Broker, table: Table, tasks: Tasks) -> None:
+
+class Pending:
+    """Of one service. Counted step by step, so that nothing that is due waits for it."""
+
+    def __init__(self, broker: Broker, clock: Clock, table: Table, tasks: Tasks) -> None:
         self._broker = broker
+        self._clock = clock
         self._table = table
         self._tasks = tasks
 
-    def answer(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
-        """Counted step by step, so that nothing that is due waits for it."""
+    def pending(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+        self._check(asked)
+        self._tasks.answer(connection, command, self._pending(command, asked))
+
+    def forecast(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+        self._check(asked)
+        limit = _SECONDS_MAX * 1_000 // UNITS_MS[asked["unit"]]
+        if not 1 <= asked["count"] <= limit:
+            raise ProtocolError(f"count {asked['count']}, expected 1 to {limit} of unit {asked['unit']}")
+        self._tasks.answer(connection, command, self._forecast(command, asked))
+
+    def _check(self, asked: Mapping[str, Any]) -> None:
         if asked["unit"] not in UNITS_MS:
             raise ProtocolError(f"unit {asked['unit']!r}, expected one of {', '.join(UNITS_MS)}")
         if asked["topic"]:
             self._broker.fold.topics.get(asked["topic"])
-        self._tasks.answer(connection, command, self._answered(command, asked))
 
-    async def _answered(self, command: Command, asked: Mapping[str, Any]) -> bytes:
-        limit = max(1, min(asked["limit"], _ROWS_MAX))
-        counted = await self._counted(asked["topic"], UNITS_MS[asked["unit"]], limit)
-        return reply(command, codes.SUCCESS, body=orjson.dumps(_told(counted, asked["unit"])))
+    # -- what waits ---------------------------------------------------------------------------------------------
 
-    async def _counted(self, topic: str, unit_ms: int, limit: int) -> _Counted:
+    async def _pending(self, command: Command, asked: Mapping[str, Any]) -> bytes:
+        by = {"unit_ms": UNITS_MS[asked["unit"]], "limit": max(1, min(asked["limit"], _ROWS_MAX))}
+
+        async def once() -> _Counted:
+            queues = self._queues(asked["topic"])
+            table, near, far = (Counts(**by) for _ in range(3))
+            unread = await self._count_table(queues, by, lambda body: table.merge(Counts.of(orjson.loads(body), **by)))
+            await _count(self._broker.fold.waiting_near(), queues, near)
+            await _count(self._broker.fold.waiting_far(), queues, far)
+            return _Counted(near, far, table, unread)
+
+        return reply(command, codes.SUCCESS, body=orjson.dumps(_told(await self._steadily(once), asked["unit"])))
+
+    # -- what is ahead ------------------------------------------------------------------------------------------
+
+    async def _forecast(self, command: Command, asked: Mapping[str, Any]) -> bytes:
+        unit_ms = UNITS_MS[asked["unit"]]
+        from_ms = self._clock.now_ms() // unit_ms * unit_ms
+        by = {"from_ms": from_ms, "seconds": asked["count"] * unit_ms // 1_000}
+
+        async def once() -> _Ahead:
+            queues = self._queues(asked["topic"])
+            seconds = Seconds(by["from_ms"], by["seconds"])
+            unread = await self._count_table(queues, by, seconds.merge)
+            await _count(self._broker.fold.waiting_near(), queues, seconds)
+            await _count(self._broker.fold.waiting_far(), queues, seconds)
+            return _Ahead(seconds, unread)
+
+        ahead = await self._steadily(once)
+        bars = [bar._asdict() for bar in ahead.seconds.bars(unit_ms // 1_000)]
+        told = {"unit": asked["unit"], "topic": asked["topic"], "unread": ahead.unread, "bars": bars}
+        return reply(command, codes.SUCCESS, body=orjson.dumps(told))
+
+    # -- counting -----------------------------------------------------------------------------------------------
+
+    async def _steadily(self, once: Callable[[], Awaitable[T]]) -> T:
+        """Counts until no stage has come in between, or often enough."""
         far = self._broker.fold.far
         for _ in range(_TRIES):
             place = (far.taken, far.horizon_at_ms)
-            counted = await self._counted_once(self._queues(topic), unit_ms, limit)
+            counted = await once()
             if (far.taken, far.horizon_at_ms) == place:
                 break
         return counted
 
-    async def _counted_once(self, queues: _Queues, unit_ms: int, limit: int) -> _Counted:
-        table, unread = await self._count_table(queues, unit_ms, limit)
-        near, far = Counts(unit_ms, limit), Counts(unit_ms, limit)
-        await _count(self._broker.fold.waiting_near(), queues, near)
-        await _count(self._broker.fold.waiting_far(), queues, far)
-        return _Counted(near, far, table, unread)
-
     def _queues(self, topic: str) -> _Queues:
         topics = self._broker.fold.topics
-        names = sorted({name for name, _ in topics.places}) if not topic else [topic]
+        names = [topic] if topic else sorted({name for name, _ in topics.places})
         number_of = {name: number for number, name in enumerate(names)}
         codes_of = np.array([number_of.get(name, -1) for name, _ in topics.places], np.int64)
         codes_of[topics.target_array == GONE] = -1
         return _Queues(names, codes_of)
 
-    async def _count_table(self, queues: _Queues, unit_ms: int, limit: int) -> tuple[Counts, str]:
-        fold = self._broker.fold
-        far = fold.far
-        nothing = Counts(unit_ms, limit)
+    async def _count_table(self, queues: _Queues, by: Mapping[str, int], merge: Callable[[bytes], None]) -> str:
+        """Asks for what the table holds, and merges the answer; says why where that was not possible."""
+        far = self._broker.fold.far
         if not far.in_table:
-            return nothing, ""
+            return ""
         wish = {
-            "unit_ms": unit_ms, "limit": limit, "horizon": far.horizon_at_ms, "before": far.arrival_of(far.taken),
-            "names": queues.names, "codes": queues.codes.tolist(), "cancels": self._cancels(queues),
+            **by, "horizon": far.horizon_at_ms, "before": far.arrival_of(far.taken), "names": queues.names,
+            "codes": queues.codes.tolist(), "cancels": self._cancels(queues),
         }  # fmt: skip
         answer = await self._table.count(orjson.dumps(wish))
         if isinstance(answer, str):
-            return nothing, answer
+            return answer
         if answer.code != codes.SUCCESS:
-            return nothing, answer.remark or f"code {answer.code}"
+            return answer.remark or f"code {answer.code}"
         try:
-            return Counts.of(orjson.loads(answer.body), unit_ms, limit), ""
+            merge(answer.body)
         except (KeyError, TypeError, ValueError):
-            return nothing, f"what the table is said to hold cannot be read: {answer.body[:64]!r}"
+            return f"what the table is said to hold cannot be read: {answer.body[:64]!r}"
+        return ""
 
     def _cancels(self, queues: _Queues) -> list[tuple[int, ...]]:
         """Those that the table does not have yet, and that may be for one of its rows."""
@@ -112,14 +158,13 @@ class Pending:
         number_of = {name: number for number, name in enumerate(queues.names)}
         found: list[tuple[int, ...]] = []
         for tombstone in fold.tombstones.between(fold.far.horizon_at_ms + 1, 1 << 62):
-            code = number_of.get(tombstone.topic, -1)
             signed = int(np.uint64(tombstone.key_hash).view(np.int64))
             hashes = (signed, 0) if tombstone.by == "unique" else (0, signed)
-            found.append((tombstone.due, tombstone.arrival, code, *hashes))
+            found.append((tombstone.due, tombstone.arrival, number_of.get(tombstone.topic, -1), *hashes))
         return found
 
 
-async def _count(pieces: Iterable[Waiting], queues: _Queues, counts: Counts) -> None:
+async def _count(pieces: Iterable[Waiting], queues: _Queues, counts: Counts | Seconds) -> None:
     for piece in pieces:
         for start in range(0, len(piece.due), _COUNT_ROWS):
             part = slice(start, start + _COUNT_ROWS)
@@ -138,8 +183,8 @@ def _told(counted: _Counted, unit: str) -> dict[str, Any]:
         | {"bytes": sum(counts.topics.get(name, NOTHING).bytes for counts in tiers.values())}
         for name in sorted({name for counts in tiers.values() for name in counts.topics})
     ]
-    whole = counted.near
     by_tier = {tier: counts.total.rows for tier, counts in tiers.items()}
+    whole = counted.near
     whole.merge(counted.far)
     whole.merge(counted.table)
     return {

@@ -236,6 +236,10 @@ _ROWS = (
         codes.GET_PENDING, "GET_PENDING", (_may("topic"), _may("unit", "minute"), _may("limit", 100, NUMBER)),
         reply_body="JSON: what waits, by topic and by time",
     ),
+    Request(
+        codes.GET_FORECAST, "GET_FORECAST", (_may("topic"), _may("unit", "minute"), _may("count", 60, NUMBER)),
+        reply_body="JSON: what is due ahead, by time",
+    ),
     Request(codes.GET_BULK_STATE, "GET_BULK_STATE", (), reply_body="JSON: where the pipeline is"),
     Request(
         codes.GET_BULK_RANGE, "GET_BULK_RANGE",
