@@ -191,6 +191,7 @@ class Service:
             codes.REPORT_BATCH: pipelines.report,
             codes.GET_STATUS: self.status.overview,
             codes.ATTACH_TABLE: self._table_reader.attach,
+            codes.GET_NEAR: pipelines.near,
             codes.GET_CHUNKS: pipelines.chunks,
         }
 

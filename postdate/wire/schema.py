@@ -240,6 +240,10 @@ _ROWS = (
         codes.GET_FORECAST, "GET_FORECAST", (_may("topic"), _may("unit", "minute"), _may("count", 60, NUMBER)),
         reply_body="JSON: what is due ahead, by time",
     ),
+    Request(
+        codes.GET_NEAR, "GET_NEAR", (_may("due", -1, NUMBER), _may("arrival", -1, NUMBER)), ("due", "arrival"),
+        reply_body="rows of what waits in the wheel",
+    ),
     Request(codes.GET_BULK_STATE, "GET_BULK_STATE", (), reply_body="JSON: where the pipeline is"),
     Request(
         codes.GET_BULK_RANGE, "GET_BULK_RANGE",
