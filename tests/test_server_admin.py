@@ -256,13 +256,13 @@ def test_what_is_ahead_is_told_by_time_with_its_busiest_second(tmp_path: Path) -
         for due in (T0 + 1_000, T0 + 5_000, T0 + 5_400, minute + 5 * MINUTE_MS, minute + 60 * MINUTE_MS):
             sent(peer, "orders", TIMER_DELIVER_MS=due)
         sent(peer, "bills", TIMER_DELIVER_MS=T0 + 5_000)
-        bars = forecast(peer, unit="minute", count=60)
+        bars = forecast(peer, unit="minute", bars=60)
         assert [bar["from_ms"] for bar in bars] == [minute + n * MINUTE_MS for n in range(60)]
         assert {n: bar["rows"] for n, bar in enumerate(bars) if bar["rows"]} == {0: 4, 5: 1}
         assert (bars[0]["busiest_ms"], bars[0]["busiest_rows"]) == ((T0 + 5_000) // 1_000 * 1_000, 3)
-        assert [bar["rows"] for bar in forecast(peer, unit="hour", count=2)] == [5, 1]
-        assert [bar["rows"] for bar in forecast(peer, unit="day", count=31)][:2] == [6, 0]
-        assert sum(bar["rows"] for bar in forecast(peer, unit="minute", count=60, topic="bills")) == 1
+        assert [bar["rows"] for bar in forecast(peer, unit="hour", bars=2)] == [5, 1]
+        assert [bar["rows"] for bar in forecast(peer, unit="day", bars=31)][:2] == [6, 0]
+        assert sum(bar["rows"] for bar in forecast(peer, unit="minute", bars=60, topic="bills")) == 1
         for unit, count in (("fortnight", 1), ("day", 32), ("minute", 0)):
-            assert peer.ask(codes.GET_FORECAST, unit=unit, count=count).code == codes.INVALID_PARAMETER
+            assert peer.ask(codes.GET_FORECAST, unit=unit, bars=count).code == codes.INVALID_PARAMETER
         assert peer.ask(codes.GET_FORECAST, topic="nowhere").code == codes.TOPIC_NOT_EXIST

@@ -78,9 +78,9 @@ def pending(address: str | None, topic: str = "", unit: str = "minute", limit: i
     return bodies.load(ask(address, codes.GET_PENDING, fields).body, "what waits")
 
 
-def forecast(address: str | None, topic: str, unit: str, count: int) -> dict[str, Any]:
+def forecast(address: str | None, topic: str, unit: str, bars: int) -> dict[str, Any]:
     """{"unit", "topic", "unread", "bars": [{"from_ms", "rows", "busiest_ms", "busiest_rows"}]}"""
-    fields = {"topic": topic, "unit": unit, "count": count}
+    fields = {"topic": topic, "unit": unit, "bars": bars}
     return bodies.load(ask(address, codes.GET_FORECAST, fields).body, "what is ahead")
 
 

@@ -67,8 +67,8 @@ class Pending:
     def forecast(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         self._check(asked)
         limit = _SECONDS_MAX * 1_000 // UNITS_MS[asked["unit"]]
-        if not 1 <= asked["count"] <= limit:
-            raise ProtocolError(f"count {asked['count']}, expected 1 to {limit} of unit {asked['unit']}")
+        if not 1 <= asked["bars"] <= limit:
+            raise ProtocolError(f"bars {asked['bars']}, expected 1 to {limit} of unit {asked['unit']}")
         self._tasks.answer(connection, command, self._forecast(command, asked))
 
     def _check(self, asked: Mapping[str, Any]) -> None:
@@ -97,7 +97,7 @@ class Pending:
     async def _forecast(self, command: Command, asked: Mapping[str, Any]) -> bytes:
         unit_ms = UNITS_MS[asked["unit"]]
         from_ms = self._clock.now_ms() // unit_ms * unit_ms
-        by = {"from_ms": from_ms, "seconds": asked["count"] * unit_ms // 1_000}
+        by = {"from_ms": from_ms, "seconds": asked["bars"] * unit_ms // 1_000}
 
         async def once() -> _Ahead:
             queues = self._queues(asked["topic"])
