@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
+import numpy as np
 import orjson
 
 from postdate.broker import Broker
@@ -63,6 +64,7 @@ class Pipelines:
             "rows_out": far.rows_out,
             "rescued": self._broker.rescued_count,
             "table": far.table,
+            "gone": np.flatnonzero(self._broker.fold.topics.target_array == GONE).tolist(),
         }
 
     def rows(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
