@@ -48,7 +48,7 @@ from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key, other_
 from postdate.pops import NOT_GIVEN, OVER, Key, Pops
 from postdate.tombstones import Tombstone, Tombstones
 from postdate.topics import GONE, SCHEDULE_TOPIC, Topics
-from postdate.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, SINGLE, SINGLE_STRUCT, Due, Run, Wheel
+from postdate.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, SINGLE, SINGLE_STRUCT, Due, Run, Waiting, Wheel
 
 ROWS_BY_COLUMN_DEFAULT = 64
 SCHEDULE_QUEUES = 18
@@ -461,19 +461,20 @@ class Fold:
         by_tombstone = self._dead_by_tombstone(row)
         return bool(by_tombstone[0] or self._dead_by_taken_cancel(row)[0])
 
-    def waiting(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(due, queue number) columns of what waits in the wheel and, untaken, in the far queue, without what is
-        cancelled. Piece by piece, some ms each; the fold may go on between two pieces, then the sum is of no one
-        moment.
+    def waiting_near(self) -> Iterator[Waiting]:
+        """What waits in the wheel, without what is cancelled. Piece by piece, some ms each; the fold may go on between
+        two pieces, then the sum is of no one moment.
         """
-        for due, queue in self.wheel.waiting():
-            there = self.topics.target_array[queue] != GONE
-            yield due[there], queue[there]
+        for piece in self.wheel.waiting():
+            yield piece.where(self.topics.target_array[piece.queue] != GONE)
+
+    def waiting_far(self) -> Iterator[Waiting]:
+        """The same of what waits, untaken, in the far queue."""
         for rows in self.far.untaken_pieces():
             rows = rows[rows["kind"] == MESSAGE]
             dead = self._dead_by_tombstone(rows)
             rows = rows[~dead & (self.topics.target_array[rows["queue"]] != GONE)]
-            yield rows["due"], rows["queue"]
+            yield Waiting(rows["due"], rows["queue"], rows["size"])
 
     # -- far messages into the wheel ----------------------------------------------------------------------------
 

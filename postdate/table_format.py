@@ -38,6 +38,7 @@ SCHEMA = pa.schema(
         pa.field("flags", pa.int32(), nullable=False),
         pa.field("key", pa.string()),
         pa.field("tag", pa.string()),
+        pa.field("size", pa.int32(), nullable=False),  # bytes of the record: counting them must not mean reading them
         pa.field("record", pa.binary(), nullable=False),
     ]
 )

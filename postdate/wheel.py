@@ -45,6 +45,33 @@ _BYTES_PER_PIECE = 1 << 16
 _SLOT_HEAD = np.dtype([("due", "<i8"), ("count", "<i8")])
 
 
+class Waiting(NamedTuple):
+    """Columns of what waits: when it is due, for which queue, and how many bytes its record has."""
+
+    due: np.ndarray
+    queue: np.ndarray
+    size: np.ndarray
+
+    def where(self, mask: np.ndarray) -> "Waiting":
+        return Waiting(self.due[mask], self.queue[mask], self.size[mask])
+
+
+NEAR = np.dtype(
+    [
+        ("due", "<i8"),
+        ("arrival", "<i8"),
+        ("offset", "<i8"),  # of the record, in the log or in a chunk
+        ("unique_hash", "<u8"),
+        ("key_hash", "<u8"),
+        ("size", "<u4"),
+        ("queue", "<i4"),
+        ("tag_hash", "<i4"),
+    ]
+)
+_SHARED = ("unique_hash", "key_hash", "size", "queue", "tag_hash")
+Place = tuple[int, int]  # due and arrival
+
+
 class Due(NamedTuple):
     """Columns of what was taken, in (due, arrival) order."""
 
@@ -272,8 +299,8 @@ class Wheel:
         slot = self._slots.get(due, b"")
         return np.frombuffer(bytes(slot[start * SINGLE_BYTES : stop * SINGLE_BYTES]), SINGLE)
 
-    def waiting(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(due, queue) columns of everything that waits, in bounded pieces. The wheel may turn between two pieces."""
+    def waiting(self) -> Iterator[Waiting]:
+        """Columns of everything that waits, in bounded pieces. The wheel may turn between two pieces."""
         dues = list(self._slots)
         for start in range(0, len(dues), _SLOTS_PER_PIECE):
             yield self._waiting_slots(dues[start : start + _SLOTS_PER_PIECE])
@@ -281,14 +308,41 @@ class Wheel:
             rows = run.index[run.position :]
             if run.dead is not None:
                 rows = rows[run.dead[run.position :] == LIVING]
-            yield rows["due"], rows["queue"]
+            yield Waiting(rows["due"], rows["queue"], rows["size"])
 
-    def _waiting_slots(self, dues: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    def _waiting_slots(self, dues: list[int]) -> Waiting:
         slots = [(due, self._slots[due]) for due in dues if due in self._slots]
-        queues = np.frombuffer(b"".join([slot for _, slot in slots]), SINGLE)["queue"]
+        singles = np.frombuffer(b"".join([slot for _, slot in slots]), SINGLE)
         counts = [len(slot) // SINGLE_BYTES for _, slot in slots]
-        living = queues != DEAD
-        return np.repeat(np.array([due for due, _ in slots], np.int64), counts)[living], queues[living]
+        due = np.repeat(np.array([due for due, _ in slots], np.int64), counts)
+        living = singles["queue"] != DEAD
+        return Waiting(due[living], singles["queue"][living], singles["size"][living])
+
+    def page(self, after: Place, limit: int) -> tuple[np.ndarray, Place | None]:
+        """What waits (NEAR) behind a place in the order of (due, arrival), about so many, and the place to go on from;
+        none at the end.
+        """
+        parts = [self._slots_after(after, limit), *(_run_after(run, after, limit) for run in self.runs)]
+        edge = min((edge for _, edge in parts if edge is not None), default=None)
+        rows: np.ndarray = np.concatenate([rows for rows, _ in parts])
+        if edge is not None:  # a part that was cut says nothing about what lies behind its last row
+            rows = rows[(rows["due"] < edge[0]) | ((rows["due"] == edge[0]) & (rows["arrival"] <= edge[1]))]
+        return rows[np.lexsort((rows["arrival"], rows["due"]))], edge
+
+    def _slots_after(self, after: Place, limit: int) -> tuple[np.ndarray, Place | None]:
+        found, left = [np.empty(0, NEAR)], limit
+        dues = np.fromiter(self._slots, np.int64, len(self._slots))
+        for due in np.sort(dues[dues >= after[0]]).tolist():
+            # Ours only until we return: a slot that is seen cannot grow.
+            singles = _by_arrival(np.frombuffer(self._slots[due], SINGLE))
+            start = int(np.searchsorted(singles["offset"], after[1], "right")) if due == after[0] else 0
+            rows = _near(singles[start : start + left])
+            rows["due"] = due
+            found.append(rows[rows["queue"] != DEAD])
+            left -= len(rows)
+            if not left:
+                return np.concatenate(found), (due, int(rows["arrival"][-1]))
+        return np.concatenate(found), None
 
     # -- snapshots ----------------------------------------------------------------------------------------------
 
@@ -386,3 +440,31 @@ def _sorted(piece: Due) -> Due:
         return piece
     order = np.lexsort((arrival, due))
     return Due(*(column[order] for column in piece))
+
+
+def _by_arrival(singles: np.ndarray) -> np.ndarray:
+    """They are in that order but for what a rescue has added."""
+    offset = singles["offset"]
+    return singles if (offset[1:] >= offset[:-1]).all() else singles[np.argsort(offset, kind="stable")]
+
+
+def _near(singles: np.ndarray) -> np.ndarray:
+    rows = np.empty(len(singles), NEAR)
+    rows["arrival"] = rows["offset"] = singles["offset"]
+    for name in _SHARED:
+        rows[name] = singles[name]
+    return rows
+
+
+def _run_after(run: Run, after: Place, limit: int) -> tuple[np.ndarray, Place | None]:
+    dues = run.index["due"]
+    low, high = (int(np.searchsorted(dues, after[0], side)) for side in ("left", "right"))
+    start = max(run.position, low + int(np.searchsorted(run.index["arrival"][low:high], after[1], "right")))
+    index = run.index[start : start + limit]
+    rows = np.empty(len(index), NEAR)
+    rows["due"], rows["arrival"], rows["offset"] = index["due"], index["arrival"], run.base + index["position"]
+    for name in _SHARED:
+        rows[name] = index[name]
+    is_cut = start + limit < len(run.index)
+    edge = (int(rows["due"][-1]), int(rows["arrival"][-1])) if is_cut else None
+    return rows if run.dead is None else rows[run.dead[start : start + limit] == LIVING], edge

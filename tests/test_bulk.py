@@ -374,7 +374,7 @@ def is_read(client: Client) -> bool:
 @pytest.mark.parametrize(
     "ticket",
     [
-        b"", b"{}", b"[]", b'{"queue": "far"}', b'{"queue": "near", "start": 0, "stop": 1}',
+        b"", b"{}", b"[]", b'{"queue": "far"}', b'{"queue": "wheel", "start": 0, "stop": 1}',
         b'{"queue": "far", "start": -1, "stop": 1}', b'{"queue": {"topic": "", "id": 0}, "start": 0, "stop": 1}',
         b'{"queue": "far", "start": 0, "stop": 1, "due_max": null}',
     ],

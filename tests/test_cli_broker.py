@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from helpers import HOUR_MS, MINUTE_MS, T0
 from serving import WAIT_S, Served, serving
 
 from postdate import cli
+from postdate.cli.show import moment
 from postdate.clock import ManualClock
 from postdate.staging import Stage
 
@@ -110,9 +112,9 @@ def test_when_it_is_due_can_be_said_in_three_ways(capsys: Capsys, flags: tuple[s
     assert receipt["queue_offset"] is None
 
 
-def test_what_the_pipelines_table_holds_is_told_apart(served: Served, capsys: Capsys) -> None:
+def test_a_table_that_nobody_can_read_is_told(served: Served, capsys: Capsys) -> None:
     run(capsys, "send", "orders", "hello", "--count", 3, "--delay", "1h")
-    assert run_json(capsys, "pending")["in_table"] == 0
+    assert run_json(capsys, "pending")["unread"] == ""
 
     def take() -> None:
         broker = served.broker
@@ -122,10 +124,29 @@ def test_what_the_pipelines_table_holds_is_told_apart(served: Served, capsys: Ca
 
     served.call(take)
     found = run_json(capsys, "pending")
-    assert (found["total"], found["in_table"]) == (0, 3)
-    lines = run(capsys, "pending")
-    assert lines[0] == "nothing waits in memory or in the log"
-    assert lines[-1] == "in the pipeline's table, not counted above: 3 rows, of all topics, cancels among them"
+    assert (found["total"], found["unread"]) == (0, "nobody is connected who can read the table")
+    assert run(capsys, "pending") == [
+        "nothing waits", "", "without what the pipeline's table holds: nobody is connected who can read the table",
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("served")
+def test_the_time_ahead_is_shown_as_bars(capsys: Capsys) -> None:
+    assert run(capsys, "forecast", "--span", "hour") == ["the next hour, by minute: 0 due"]
+    run(capsys, "send", "orders", "hello", "--count", 40, "--at", T0 + 5 * MINUTE_MS)
+    run(capsys, "send", "orders", "hello", "--count", 1, "--at", T0 + 7 * MINUTE_MS)
+    lines = run(capsys, "forecast", "--topic", "orders", "--span", "hour")
+    assert lines[:3] == ["the next hour, by minute for orders: 41 due", "", lines[2]]
+    assert lines[2].split() == ["minute", "due", "busiest", "second"]
+    assert len(lines) == 3 + 60
+    five, seven = lines[3 + 5], lines[3 + 7]
+    assert (five.count("█"), seven.count("█")) == (40, 1)
+    assert five.endswith("40 at " + moment(T0 + 5 * MINUTE_MS)[11:19])
+    titles = [line for line in run(capsys, "forecast") if line.startswith("the next")]
+    assert titles == [
+        "the next hour, by minute: 41 due", "the next day, by hour: 41 due", "the next month, by day: 41 due",
+    ]  # fmt: skip
+    assert list(run_json(capsys, "forecast")) == ["hour", "day", "month"]
 
 
 def test_key_tag_properties_and_the_body_of_a_file_arrive(served: Served, capsys: Capsys, tmp_path: Path) -> None:
@@ -331,21 +352,23 @@ def test_what_waits_by_topic_and_by_time(capsys: Capsys) -> None:
     run(capsys, "send", "orders", "soon", "--delay", "10s")
     run(capsys, "send", "orders", "later", "--delay", "2h", "--count", 1_000)
     run(capsys, "send", "letters", "much later", "--at", "2024-01-01T00:00Z")
-    assert run(capsys, "pending", "--by", "hour") == [
-        "1,002 messages wait",
+    lines = run(capsys, "pending", "--by", "hour")
+    assert re.fullmatch(r"1,002 messages wait, \d+\.\d KB", lines[0])
+    assert [" ".join(re.sub(r" +[\d.]+ (bytes|KB)$", "", line).split()) for line in lines[1:]] == [
         "",
-        "topic    near    far",
-        "letters     0      1",
-        "orders      1  1,000",
+        "topic near far table bytes",
+        "letters 0 1 0",
+        "orders 1 1,000 0",
         "",
-        "due in the hour  topic    messages",
-        "2023-11-14T22Z   orders          1",
-        "2023-11-15T00Z   orders      1,000",
-        "2024-01-01T00Z   letters         1",
+        "due in the hour topic messages bytes",
+        "2023-11-14T22Z orders 1",
+        "2023-11-15T00Z orders 1,000",
+        "2024-01-01T00Z letters 1",
     ]
     *_, last = run(capsys, "pending", "--by", "day", "--limit", 1)
     assert last == "... and more: see --limit and --by"
-    assert "2024-01-01      letters         1" in "\n".join(run(capsys, "pending", "--by", "day", "--topic", "letters"))
+    shown = run(capsys, "pending", "--by", "day", "--topic", "letters")
+    assert any(line.startswith("2024-01-01      letters         1  ") for line in shown)
 
 
 # -- topic ------------------------------------------------------------------------------------------------------

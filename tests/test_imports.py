@@ -29,7 +29,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("retention", "lookup", "writer"),
     ("leases", "staging"),
     ("broker",),
-    ("client", "manners"),  # Before the server: pipeline, console and command line may use them.
+    ("client", "manners", "counts"),  # Before the server: pipeline, console and command line may use them.
     ("check", "server", "bulk", "pipeline", "console"),
     ("simulation",),
     ("cli", "__main__"),

@@ -43,9 +43,11 @@ RECORD = message_record()
 
 
 def row(due: int, arrival: int, **changed: Any) -> dict[str, Any]:
+    changed = {"record": RECORD} | changed
     return {
         "due": due, "arrival": arrival, "kind": MESSAGE, "topic": TOPIC, "queue": 1, "level": 0, "tag_hash": 0,
-        "unique_hash": 0, "key_hash": 0, "flags": 0, "key": None, "tag": None, "record": RECORD, **changed,
+        "unique_hash": 0, "key_hash": 0, "flags": 0, "key": None, "tag": None, "size": len(changed["record"]),
+        **changed,
     }  # fmt: skip
 
 

@@ -179,10 +179,13 @@ def test_what_waits_is_told_by_topic_and_time(tmp_path: Path) -> None:
         sent(peer, "bills", "not delayed")
         body = pending(peer, unit="second")
         assert (body["total"], body["near"], body["far"], body["truncated"]) == (7, 4, 3, False)
-        assert body["topics"] == [
-            {"topic": "bills", "near": 1, "far": 0},
-            {"topic": "orders", "near": 3, "far": 3},
+        assert [{name: row[name] for name in ("topic", "near", "far", "table")} for row in body["topics"]] == [
+            {"topic": "bills", "near": 1, "far": 0, "table": 0},
+            {"topic": "orders", "near": 3, "far": 3, "table": 0},
         ]
+        sizes = [sum(row["bytes"] for row in body[part]) for part in ("topics", "times")]
+        assert sizes == [body["bytes"]] * 2
+        assert body["bytes"] > 7 * 91
         second = T0 // 1_000 * 1_000
         assert [(row["from_ms"] - second, row["topic"], row["count"]) for row in body["times"]] == [
             (5_000, "bills", 1), (5_000, "orders", 2), (20_000, "orders", 1), (HOUR_MS, "orders", 2),
@@ -233,3 +236,33 @@ def test_what_is_cancelled_fired_or_of_a_deleted_topic_does_not_wait(tmp_path: P
         served.pass_ms(5_000)
         served.settle()
         assert (pending(peer)["near"], pending(peer)["far"]) == (0, 1)
+
+
+# ------------------------------------------------------------------------------------------------ what is ahead
+
+
+def forecast(peer: Peer, **fields: Any) -> list[dict[str, int]]:
+    answer = peer.ask(codes.GET_FORECAST, **fields)
+    assert answer.code == codes.SUCCESS, answer
+    found = orjson.loads(answer.body)
+    assert found["unread"] == ""
+    bars: list[dict[str, int]] = found["bars"]
+    return bars
+
+
+def test_what_is_ahead_is_told_by_time_with_its_busiest_second(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        minute = T0 // MINUTE_MS * MINUTE_MS
+        for due in (T0 + 1_000, T0 + 5_000, T0 + 5_400, minute + 5 * MINUTE_MS, minute + 60 * MINUTE_MS):
+            sent(peer, "orders", TIMER_DELIVER_MS=due)
+        sent(peer, "bills", TIMER_DELIVER_MS=T0 + 5_000)
+        bars = forecast(peer, unit="minute", bars=60)
+        assert [bar["from_ms"] for bar in bars] == [minute + n * MINUTE_MS for n in range(60)]
+        assert {n: bar["rows"] for n, bar in enumerate(bars) if bar["rows"]} == {0: 4, 5: 1}
+        assert (bars[0]["busiest_ms"], bars[0]["busiest_rows"]) == ((T0 + 5_000) // 1_000 * 1_000, 3)
+        assert [bar["rows"] for bar in forecast(peer, unit="hour", bars=2)] == [5, 1]
+        assert [bar["rows"] for bar in forecast(peer, unit="day", bars=31)][:2] == [6, 0]
+        assert sum(bar["rows"] for bar in forecast(peer, unit="minute", bars=60, topic="bills")) == 1
+        for unit, count in (("fortnight", 1), ("day", 32), ("minute", 0)):
+            assert peer.ask(codes.GET_FORECAST, unit=unit, bars=count).code == codes.INVALID_PARAMETER
+        assert peer.ask(codes.GET_FORECAST, topic="nowhere").code == codes.TOPIC_NOT_EXIST

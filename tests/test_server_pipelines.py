@@ -63,6 +63,7 @@ def test_a_pipeline_is_told_where_it_is(tmp_path: Path) -> None:
         assert state(peer) == {
             "now_ms": T0, "lead_ms": 60_000, "epoch": 0, "taken": 0, "horizon": 0, "far_first": 0, "far_length": 0,
             "arrival_of_taken": NEVER, "rows_in": 0, "rows_out": 0, "rescued": 0, "table": "",
+            "gone": [],
         }  # fmt: skip
         sent_far(peer, 3)
         assert register(peer, table="s3://bucket/t", master="local[*]")["epoch"] == 1
@@ -74,7 +75,7 @@ def test_a_pipeline_is_told_where_it_is(tmp_path: Path) -> None:
         assert state(peer) == {
             "now_ms": T0, "lead_ms": 60_000, "epoch": 1, "taken": 2, "horizon": T0 + 3 * MINUTE_MS, "far_first": 0,
             "far_length": 3, "arrival_of_taken": arrival, "rows_in": 2, "rows_out": 1, "rescued": 0,
-            "table": "s3://bucket/t",
+            "table": "s3://bucket/t", "gone": [],
         }  # fmt: skip
 
 

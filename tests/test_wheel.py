@@ -34,7 +34,7 @@ def taken(wheel: Wheel, at_ms: int) -> list[tuple[int, int]]:
 
 
 def waiting_count(wheel: Wheel) -> int:
-    return sum(len(due) for due, _ in wheel.waiting())
+    return sum(len(piece.due) for piece in wheel.waiting())
 
 
 # -------------------------------------------------------------------------------------------------------- the order
@@ -388,3 +388,40 @@ def test_any_story_gives_what_a_sorted_list_gives(steps: list[tuple[str, int | l
     if frozen is not None:
         assert contents(loaded([*frozen[1], *frozen[2]])) == frozen[0]
     assert taken(wheel, NEVER - 1) == model.take(NEVER - 1)
+
+
+# ------------------------------------------------------------------------------------------------------ page by page
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.booleans()), max_size=30),
+    st.lists(st.lists(st.tuples(st.integers(1, 6), st.booleans()), max_size=12), max_size=3),
+    st.integers(1, 7),
+    st.integers(0, 6),
+)
+def test_pages_are_what_waits_in_order(
+    singles: list[tuple[int, bool]], runs: list[list[tuple[int, bool]]], limit: int, fired: int
+) -> None:
+    """Singles in any order of arrival, as rescues leave them; runs with dead rows; the beginning is fired."""
+    wheel = Wheel()
+    wanted, arrival = [], 0
+    for n, (due, is_dead) in enumerate(singles):
+        arrival = n * 7 % 31 * 100
+        wheel.add(due, single(arrival, DEAD if is_dead else 1))
+        wanted += [] if is_dead else [(due, arrival, arrival)]
+    for number, shape in enumerate(runs):
+        rows = sorted((due, 10_000 * (number + 1) + n, is_dead) for n, (due, is_dead) in enumerate(shape))
+        dead = [n for n, row in enumerate(rows) if row[2]]
+        base = 1 << 40 + number
+        wheel.stage(run(base, *[row[:2] for row in rows], dead=dead))
+        wanted += [(due, arrival, base + n) for n, (due, arrival, is_dead) in enumerate(rows) if not is_dead]
+    wheel.take(fired)
+    found: list[tuple[int, int, int]] = []
+    place: tuple[int, int] | None = (-1, -1)
+    while place is not None:
+        before = place
+        page, place = wheel.page(place, limit)
+        assert len(page) <= limit * (1 + len(runs))
+        assert place is None or place > before
+        found += zip(*(page[name].tolist() for name in ("due", "arrival", "offset")), strict=True)
+    assert found == sorted(row for row in wanted if row[0] > fired)

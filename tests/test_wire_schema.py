@@ -120,6 +120,8 @@ LEAST: dict[int, tuple[str, dict[str, str], dict[str, Any]]] = {
     9807: ("GET_STATUS", {}, {}),
     9808: ("ATTACH_TABLE", {}, {}),
     9810: ("GET_CHUNKS", {}, {}),
+    9812: ("GET_FORECAST", {}, {"topic": "", "unit": "minute", "bars": 60}),
+    9813: ("GET_NEAR", {}, {"due": -1, "arrival": -1}),
     200050: (
         "POP_MESSAGE", {**GROUP_QUEUE, "maxMsgNums": "32", "invisibleTime": "60000"},
         {**GROUP_QUEUE_VALUES, "maxMsgNums": 32, "invisibleTime": 60_000, "pollTime": 0, "bornTime": 0, "initMode": 0,

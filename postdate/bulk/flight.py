@@ -1,6 +1,7 @@
 """The doors of bulk: Arrow Flight's actions, do_get and do_put. docs/bulk.md is the contract.
 
     action state | register | stage | report      JSON in, JSON out
+    do_get   {"queue": "near"}, what waits in the wheel
     do_get   {"queue": "far", "start", "stop", "due_min", "due_max"} or {"queue": {"topic", "id"}, "start", "stop"}
     do_put   the command {"name", "rows"}, then sorted batches of a chunk
 
@@ -20,6 +21,7 @@ import pyarrow.flight as flight
 
 from postdate.bulk.link import Link
 from postdate.bulk.maps import Maps
+from postdate.bulk.near import near_batches
 from postdate.bulk.rows import Queue, QueueRows, RowsMissing
 from postdate.bulk.schema import OUT
 from postdate.bulk.stream import DueRange, far_batches
@@ -43,11 +45,13 @@ class Wanted(NamedTuple):
     due: DueRange
 
 
-def wanted(ticket: bytes) -> Wanted:
-    """Raises UsageError."""
+def wanted(ticket: bytes) -> Wanted | None:
+    """None stands for what waits in the wheel. Raises UsageError."""
     try:
         said: dict[str, Any] = orjson.loads(ticket)
         named = said["queue"]
+        if named == "near":
+            return None
         queue = Queue() if named == "far" else Queue(_topic(named["topic"]), int(named["id"]))
         low, high = (said.get(name, default) for name, default in zip(("due_min", "due_max"), DueRange(), strict=True))
         found = Wanted(queue, int(said["start"]), int(said["stop"]), DueRange(int(low), int(high)))
@@ -158,8 +162,14 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:  # noqa: ARG002
         with _told():
             asked = wanted(ticket.ticket)
+            if asked is None:
+                return flight.GeneratorStream(OUT, self._near())
             rows = QueueRows(self._folder, self._link, asked.queue, asked.start, asked.stop)
         return flight.GeneratorStream(OUT, self._stream(asked, rows))
+
+    def _near(self) -> Iterator[pa.RecordBatch]:
+        with _told(), self._slot():
+            yield from near_batches(self._link, self._maps, self._segment_bytes)
 
     def _stream(self, asked: Wanted, rows: QueueRows) -> Iterator[pa.RecordBatch]:
         with _told(), self._slot():

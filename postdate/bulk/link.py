@@ -6,15 +6,17 @@ times below. A broker that is away is an Unreachable, Disconnected or TimedOut, 
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import orjson
 
 from postdate.client.connection import Address, Answer, Connection, Connections
 from postdate.client.faults import Pause, expect_success
 from postdate.client.loop import LoopThread
 from postdate.errors import PostdateError, ProtocolError
+from postdate.wheel import NEAR
 from postdate.wire import codes
 from postdate.wire.frame import NO_FIELDS, Command
 from postdate.wire.reports import decode_properties_text
@@ -48,11 +50,12 @@ class StagedChunk(NamedTuple):
 
 
 class Link:
-    def __init__(self, address: Address, find_in_table: Answer) -> None:
+    def __init__(self, address: Address, answers: Mapping[int, Answer]) -> None:
+        """`answers` says, by code, what the broker's questions are answered."""
         self._address = address
         self.table = ""  # where the pipeline that registered last keeps its table, as far as the broker has told
         self._loop = LoopThread()
-        self._connections = Connections(greet=_greet, answers={codes.FIND_IN_TABLE: find_in_table})
+        self._connections = Connections(greet=_greet, answers=answers)
         self._keeping = self._loop.start(self._keep())
 
     async def _keep(self) -> None:
@@ -109,6 +112,16 @@ class Link:
     def chunks(self) -> list[StagedChunk]:
         """All staged chunks that are there, ascending by base."""
         return [StagedChunk(*each) for each in orjson.loads(self._ask(codes.GET_CHUNKS).body)]
+
+    def near(self) -> Iterator[np.ndarray]:
+        """What waits in the wheel (wheel.NEAR), page by page, in the order of (due, arrival)."""
+        place = ("-1", "-1")
+        while True:
+            answer = self._ask(codes.GET_NEAR, {"due": place[0], "arrival": place[1]})
+            yield np.frombuffer(answer.body, NEAR)
+            if "due" not in answer.fields:
+                return
+            place = (str(answer.fields["due"]), str(answer.fields["arrival"]))
 
     def delay_levels(self) -> str:
         """The broker's delay levels, as it is set."""

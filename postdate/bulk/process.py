@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pyarrow as pa
@@ -19,9 +20,11 @@ from postdate.bulk.flight import BulkServer
 from postdate.bulk.link import Link
 from postdate.bulk.table import Question, Table
 from postdate.client.connection import Address
+from postdate.counts import Seconds
 from postdate.errors import ProtocolError, UsageError
 from postdate.log.disk import Disk, RealDisk
 from postdate.manners import keep_freed_memory, let_others_go_first
+from postdate.wire import codes
 from postdate.wire.frame import Command
 
 NICENESS = 5  # the broker fires on the same cores
@@ -37,7 +40,7 @@ class Bulk:
         """Raises ForeignFolder, and UsageError where the port cannot be had."""
         self._table = Table()
         self._questions = ThreadPoolExecutor(_QUESTION_THREADS, "table")
-        self._link = Link(broker, self._find)
+        self._link = Link(broker, {codes.FIND_IN_TABLE: self._find, codes.COUNT_TABLE: self._count})
         try:
             self.server = BulkServer(host, port, disk or RealDisk(folder), folder, self._link)
         except pa.ArrowException as error:  # all that Flight says of a port that is taken
@@ -54,6 +57,16 @@ class Bulk:
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._questions, self._table.find, self._link.table, question)
         return orjson.dumps(found)
+
+    async def _count(self, command: Command) -> bytes:
+        """Answers how much waits in the table. Raises TableUnreadable."""
+        loop = asyncio.get_running_loop()
+        try:
+            wish: dict[str, Any] = orjson.loads(command.body)
+            found = await loop.run_in_executor(self._questions, self._table.count, self._link.table, wish)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"what is to be counted in the table cannot be read: {error!r}") from error
+        return found.packed() if isinstance(found, Seconds) else orjson.dumps(found.plain())
 
     def close(self) -> None:
         """Ends it. Calls that run get a second; then their connections break."""

@@ -68,15 +68,15 @@ def _of_segment(numbers: np.ndarray, rows: np.ndarray, base: int, maps: Maps) ->
     found = with_cancels(found, rows["kind"] == CANCEL)
     return pa.RecordBatch.from_arrays(
         [
-            pa.array(numbers), _plain(rows, "kind", np.int8), found.topic, _plain(rows, "queue", np.int32),
-            _plain(rows, "level", np.int8), _plain(rows, "due", np.int64), _plain(rows, "arrival", np.int64),
-            _plain(rows, "tag_hash", np.int32), _plain(rows, "unique_hash", np.int64),
-            _plain(rows, "key_hash", np.int64), found.key, found.tag, found.record,
+            pa.array(numbers), plain(rows, "kind", np.int8), found.topic, plain(rows, "queue", np.int32),
+            plain(rows, "level", np.int8), plain(rows, "due", np.int64), plain(rows, "arrival", np.int64),
+            plain(rows, "tag_hash", np.int32), plain(rows, "unique_hash", np.int64),
+            plain(rows, "key_hash", np.int64), found.key, found.tag, found.record,
         ],
         schema=OUT,
     )  # fmt: skip
 
 
-def _plain(rows: np.ndarray, name: str, kind: type) -> pa.Array:
+def plain(rows: np.ndarray, name: str, kind: type) -> pa.Array:
     """A column by its bits: Arrow has no use for unsigned numbers here, and Spark none at all."""
     return pa.array(np.ascontiguousarray(rows[name]).view(kind))

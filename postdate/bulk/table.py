@@ -1,12 +1,12 @@
-"""The table's point read: which messages of one topic, key and due does it hold?
+"""The table's point read: which messages of one topic, key and due does it hold? And how much waits in it?
 
 The broker asks when a cancel finds its message nowhere else. Files are chosen by the statistics in the Delta log, row
 groups by their own, rows by due and hash of the key; what is left is verified in the record. No Spark is needed.
 """
 
 import threading
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +17,15 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
+from postdate.bulk.counting import Wish, count
+from postdate.counts import Counts, Seconds
 from postdate.errors import PostdateError
 from postdate.log import record as records
 from postdate.log.batch import MESSAGE
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
 from postdate.table_format import MESSAGES
+
+T = TypeVar("T")
 
 _TRIES = 3
 _HASH_OF = {"unique": "unique_hash", "key": "key_hash"}
@@ -56,11 +60,24 @@ class Table:
 
     def find(self, uri: str, question: Question) -> list[int]:
         """The arrivals of the messages that a question means, ascending. Raises TableUnreadable."""
+        return self._read(uri, lambda: sorted(self._found(uri, question)))
+
+    def count(self, uri: str, plain: dict[str, Any]) -> Counts | Seconds:
+        """How much waits. Raises TableUnreadable; KeyError, TypeError, ValueError where that is no question."""
+
+        def read() -> Counts | Seconds:
+            wish = Wish.of(plain)  # anew for each try
+            count(*self._listed(uri), wish)
+            return wish.counts
+
+        return self._read(uri, read)
+
+    def _read(self, uri: str, read: Callable[[], T]) -> T:
         if not uri:
             raise TableUnreadable("no pipeline has said where its table is")
         for _ in range(_TRIES):
             try:
-                return sorted(self._found(uri, question))
+                return read()
             except FileNotFoundError as error:
                 gone = (
                     error  # merged or forgotten since it was listed: the rows are in another file by now, or promoted

@@ -2,7 +2,6 @@
 consuming; what an entry does not say is read out of the record, one by one: this path is for readers of single topics.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -10,15 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 from postdate.bulk.columns import Bytes, Columns, columns
-from postdate.bulk.link import Link, StagedChunk
+from postdate.bulk.link import Link
 from postdate.bulk.maps import Maps
+from postdate.bulk.places import Place, Places
 from postdate.bulk.rows import QueueRows
 from postdate.bulk.schema import OUT
 from postdate.bulk.stream import pieces
 from postdate.keys import key_hash
 from postdate.log import chunk as chunks
 from postdate.log import record as records
-from postdate.log import segment
 from postdate.log.batch import MESSAGE
 from postdate.log.chunk import CHUNK_BIT
 from postdate.message import (
@@ -37,13 +36,6 @@ SAID = np.dtype(
     [("level", "u1"), ("due", "<i8"), ("tag_hash", "<i4"), ("unique_hash", "<u8"), ("key_hash", "<u8"),
      ("arrival", "<i8")]
 )  # fmt: skip
-
-
-class _Place(NamedTuple):
-    """A file, and the offset of its first byte."""
-
-    path: str
-    base: int
 
 
 class _Part(NamedTuple):
@@ -69,49 +61,20 @@ class _Reader:
 
     def __init__(self, maps: Maps, segment_bytes: int, link: Link) -> None:
         self._maps = maps
-        self._segment_bytes = segment_bytes
-        self._link = link
+        self._places = Places(segment_bytes, link)
         self._levels = DelayLevels.parse(link.delay_levels())
-        self._chunks: list[StagedChunk] = []
 
     def batch(self, start: int, entries: np.ndarray, number: int) -> pa.RecordBatch:
-        parts = [part for place, index in self._places(entries) if (part := self._part(place, entries, index))]
+        parts = [
+            part for place, index in self._places.of(entries["offset"]) if (part := self._part(place, entries, index))
+        ]
         if not parts:
             return pa.RecordBatch.from_pylist([], OUT)
         index = np.concatenate([part.which for part in parts])
         batch = pa.concat_batches([_batch(part, start, number) for part in parts])
         return batch.take(pa.array(np.argsort(index)))
 
-    def _places(self, entries: np.ndarray) -> Iterator[tuple[_Place, np.ndarray]]:
-        """The files that hold the records, and which of the entries lead to each, by place in it."""
-        offset = entries["offset"]
-        bases = offset // self._segment_bytes * self._segment_bytes
-        in_chunks = np.flatnonzero(offset >= CHUNK_BIT)
-        bases[in_chunks] = [self._chunk_base(each) for each in offset[in_chunks].tolist()]
-        for base in np.unique(bases[bases >= 0]).tolist():
-            index = np.flatnonzero(bases == base)
-            yield self._place(base), index[np.argsort(offset[index], kind="stable")]
-
-    def _place(self, base: int) -> _Place:
-        path = segment.path_of(base) if base < CHUNK_BIT else chunks.path_of(self._chunk_of(base).name)
-        return _Place(path, base)
-
-    def _chunk_base(self, offset: int) -> int:
-        """Where the chunk begins that holds an offset; -1 where it is gone."""
-        if not self._holds(offset):
-            self._chunks = self._link.chunks()
-        return self._chunk_of(offset).base if self._holds(offset) else -1
-
-    def _holds(self, offset: int) -> bool:
-        if not self._chunks or offset < self._chunks[0].base:
-            return False
-        found = self._chunk_of(offset)
-        return offset < found.base + found.size
-
-    def _chunk_of(self, offset: int) -> StagedChunk:
-        return self._chunks[bisect_right(self._chunks, offset, key=lambda each: each.base) - 1]
-
-    def _part(self, place: _Place, entries: np.ndarray, index: np.ndarray) -> _Part | None:
+    def _part(self, place: Place, entries: np.ndarray, index: np.ndarray) -> _Part | None:
         data = self._maps.get(place.path)
         if data is None:
             return None

@@ -218,6 +218,8 @@ class _FileCheck:
 
 
 def _row_problem(row: dict[str, Any]) -> str:
+    if row["size"] != len(row["record"]):
+        return f"its record has {len(row['record'])} bytes, its size says {row['size']}"
     try:
         record = records.decode(row["record"])
         if row["kind"] == MESSAGE:

@@ -22,6 +22,8 @@ COMMANDS = {
     "consume": "print the messages of a topic as they come",
     "cancel": "cancel a message that waits",
     "pending": "what waits, by topic and by time",
+    "forecast": "what is due in the time ahead, as bars",
+    "sql": "a query of Spark SQL over all that waits",
     "status": "how broker and pipeline are",
     "find": "messages by their key, and where they are",
     "topic": "list, show, create, update and delete topics",

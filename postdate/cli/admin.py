@@ -73,9 +73,15 @@ class FoundMessage(NamedTuple):
 
 
 def pending(address: str | None, topic: str = "", unit: str = "minute", limit: int = 100) -> dict[str, Any]:
-    """{"total", "near", "far", "topics": [...], "unit", "times": [...], "truncated"}"""
+    """{"total", "bytes", "near", "far", "table", "unread", "topics": [...], "unit", "times": [...], "truncated"}"""
     fields = {"topic": topic, "unit": unit, "limit": limit}
     return bodies.load(ask(address, codes.GET_PENDING, fields).body, "what waits")
+
+
+def forecast(address: str | None, topic: str, unit: str, bars: int) -> dict[str, Any]:
+    """{"unit", "topic", "unread", "bars": [{"from_ms", "rows", "busiest_ms", "busiest_rows"}]}"""
+    fields = {"topic": topic, "unit": unit, "bars": bars}
+    return bodies.load(ask(address, codes.GET_FORECAST, fields).body, "what is ahead")
 
 
 def status(address: str | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from postdate.cli import admin
 from postdate.cli.command import OK, add_broker, print_json
-from postdate.cli.show import count, moment, table
+from postdate.cli.show import count, moment, size, table
 from postdate.cli.values import positive
 
 HELP = """\
@@ -16,8 +16,8 @@ examples:
   postdate pending --topic orders --by day           one topic, by day
   postdate pending --limit 1000 --json               more rows, for a program
 
-Near messages are due within the lead (60 s unless set otherwise) and lie in memory; far ones lie on disk. What the
-pipeline has taken into its table is told as one number.
+Near messages are due within a minute or two and lie in memory; far ones lie in the log until the pipeline takes them
+into its table. Together they are all that waits.
 
 exit codes: 0 shown, 1 there is no such topic, 2 wrong usage, 3 no broker was reached or it refused, 130 interrupted
 """
@@ -34,28 +34,25 @@ def _pending(arguments: argparse.Namespace) -> int:
     found = admin.pending(arguments.addr, arguments.topic, arguments.by, arguments.limit)
     if arguments.json:
         print_json(found)
-    elif not found["total"]:
-        where = " in memory or in the log" if found["in_table"] else ""
-        print(f"nothing waits for {arguments.topic}{where}" if arguments.topic else f"nothing waits{where}")
-        _print_in_table(found["in_table"])
-    else:
+        return OK
+    if found["total"]:
         _print_pending(found, arguments.by)
-        _print_in_table(found["in_table"])
+    else:
+        print(f"nothing waits for {arguments.topic}" if arguments.topic else "nothing waits")
+    if found["unread"]:
+        print(f"\nwithout what the pipeline's table holds: {found['unread']}")
     return OK
 
 
-def _print_in_table(rows: int) -> None:
-    """Only the pipeline reads its table: here is how much is in it, of all topics and with cancels."""
-    if rows:
-        print(f"\nin the pipeline's table, not counted above: {count(rows, 'row')}, of all topics, cancels among them")
-
-
 def _print_pending(found: dict[str, Any], unit: str) -> None:
-    print(f"{count(found['total'], 'message')} {'waits' if found['total'] == 1 else 'wait'}")
-    rows = [[each["topic"], each["near"], each["far"]] for each in found["topics"]]
-    _print_table(["topic", "near", "far"], rows)
-    times = [[_time(each["from_ms"], unit), each["topic"], each["count"]] for each in found["times"]]
-    _print_table([f"due in the {unit}", "topic", "messages"], times)
+    verb = "waits" if found["total"] == 1 else "wait"
+    print(f"{count(found['total'], 'message')} {verb}, {size(found['bytes'])}")
+    rows = [[each["topic"], each["near"], each["far"], each["table"], size(each["bytes"])] for each in found["topics"]]
+    _print_table(["topic", "near", "far", "table", "bytes"], rows)
+    times = [
+        [_time(each["from_ms"], unit), each["topic"], each["count"], size(each["bytes"])] for each in found["times"]
+    ]
+    _print_table([f"due in the {unit}", "topic", "messages", "bytes"], times)
     if found["truncated"]:
         print("... and more: see --limit and --by")
 

@@ -228,7 +228,7 @@ def run(options: Options) -> None:
         finally:
             if driver is not None:
                 driver.stop()
-            _end(spark)
+            ended(spark)
     logging.shutdown()
 
 
@@ -305,7 +305,7 @@ def _java_of(spark: Any) -> "subprocess.Popen[bytes] | None":
     return process
 
 
-def _end(spark: Any) -> None:
+def ended(spark: Any) -> None:
     """Stops Spark; where it does not follow in time, its process is ended."""
     process = _java_of(spark)
     stopper = threading.Thread(target=_stop, args=(spark,), daemon=True)

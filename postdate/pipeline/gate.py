@@ -64,8 +64,15 @@ class Gate:
 
     def far(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
         """The far rows start..stop-1 with their records; without those whose record is gone."""
-        ticket = flight.Ticket(json.dumps({"queue": "far", "start": start, "stop": stop}).encode())
-        for piece in self._client.do_get(ticket, flight.FlightCallOptions(timeout=_MOVE_S)):
+        return self._get({"queue": "far", "start": start, "stop": stop})
+
+    def near(self) -> Iterator[pa.RecordBatch]:
+        """What waits in the wheel."""
+        return self._get({"queue": "near"})
+
+    def _get(self, ticket: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+        asked = flight.Ticket(json.dumps(ticket).encode())
+        for piece in self._client.do_get(asked, flight.FlightCallOptions(timeout=_MOVE_S)):
             yield piece.data
 
     def upload(self, name: str, row_count: int, pieces: Iterable[pa.Table]) -> Uploaded:

@@ -111,7 +111,8 @@ def _emptied(held: list[pa.RecordBatch]) -> pa.Table:
 
 def _as_rows(far: pa.Table) -> pa.Table:
     flags = pa.array([0], pa.int32()).take(pa.repeat(0, far.num_rows))
-    return far.append_column("flags", flags).select(SCHEMA.names).cast(SCHEMA)
+    far = far.append_column("flags", flags).append_column("size", pc.binary_length(far.column("record")))
+    return far.select(SCHEMA.names).cast(SCHEMA)
 
 
 def _write_tiers(place: Place, rows: pa.Table, edge: int, name: str) -> list[Written]:

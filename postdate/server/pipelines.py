@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
+import numpy as np
 import orjson
 
 from postdate.broker import Broker
@@ -19,6 +20,7 @@ from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
 from postdate.server.tasks import Tasks
 from postdate.staging import Stage, refuse
+from postdate.topics import GONE
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command, reply
 from postdate.writer import Ticket
@@ -27,6 +29,8 @@ RANGE_ROWS_MAX = 65_536  # in one answer: 3 MB of far rows
 REPORTS_KEPT = 100
 REPORT_BYTES_MAX = 16 * 1024  # figures of one batch; there are a hundred in RAM
 NO_QUEUE = -1  # the number of the far queue
+
+NEAR_ROWS = 32_768  # of a page: 1.7 MB, some milliseconds
 
 
 class Pipelines:
@@ -60,6 +64,7 @@ class Pipelines:
             "rows_out": far.rows_out,
             "rescued": self._broker.rescued_count,
             "table": far.table,
+            "gone": np.flatnonzero(self._broker.fold.topics.target_array == GONE).tolist(),
         }
 
     def rows(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
@@ -80,6 +85,13 @@ class Pipelines:
         """The staged chunks that are there, for whoever reads queues whose entries point into them."""
         told = orjson.dumps(self._broker.fold.chunks.all())
         self._answer(connection, command, reply(command, codes.SUCCESS, body=told))
+
+    def near(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+        """A page of what waits in the wheel, and where the next begins."""
+        rows, place = self._broker.fold.wheel.page((asked["due"], asked["arrival"]), NEAR_ROWS)
+        rows = rows[self._broker.fold.topics.target_array[rows["queue"]] != GONE]
+        fields = {} if place is None else {"due": place[0], "arrival": place[1]}
+        self._answer(connection, command, reply(command, codes.SUCCESS, fields, body=rows.tobytes()))
 
     def _answer(self, connection: Connection, command: Command, frame: bytes) -> None:
         """Answers with what is true now, when it is durable."""

@@ -20,6 +20,7 @@ from postdate.server.members import Members
 from postdate.server.messages import Messages
 from postdate.server.meter import Meter
 from postdate.server.offsets import Offsets
+from postdate.server.pending import Pending
 from postdate.server.pipelines import Pipelines
 from postdate.server.pops import Pops
 from postdate.server.producers import SEND_CODES, Producers
@@ -91,6 +92,7 @@ class Service:
         self._producers = Producers(broker, clock, self.pulse, birth, self._table_reader)
         self.consumers = Consumers(broker, clock, self.pulse, self.pulls, birth, members, senders, offsets)
         self.admin = Admin(broker, clock, offsets, birth, self._meter, tasks)
+        self._pending = Pending(broker, clock, self._table_reader, tasks)
         self._routes = Routes(broker, birth)
         relays = Relays(broker, self.questions)
         self._clients = Clients(broker, clock, members, senders, offsets, relays, tasks)
@@ -146,7 +148,8 @@ class Service:
             codes.DELETE_SUBSCRIPTIONGROUP: admin.delete_group,
             codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: admin.group_list,
             codes.GET_TOPIC_CONFIG: admin.topic_settings,
-            codes.GET_PENDING: admin.pending,
+            codes.GET_PENDING: self._pending.pending,
+            codes.GET_FORECAST: self._pending.forecast,
         } | self._table_for_tools()
 
     def _table_for_tools(self) -> dict[int, Handler]:
@@ -188,6 +191,7 @@ class Service:
             codes.REPORT_BATCH: pipelines.report,
             codes.GET_STATUS: self.status.overview,
             codes.ATTACH_TABLE: self._table_reader.attach,
+            codes.GET_NEAR: pipelines.near,
             codes.GET_CHUNKS: pipelines.chunks,
         }
 

@@ -1,12 +1,13 @@
 """The pipeline's table, as the broker knows it: a connection that answers questions about it.
 
-    client --370--> broker --9809--> bulk, which reads the table
-    client <------- broker <--------
+    client --370---> broker --9809--> bulk, which reads the table
+    client --9801--> broker --9811--> bulk
 
 A cancel whose message nobody here knows, due behind the horizon, may have it in the table. Whoever cancels waits for
 the answer, nobody else does; without one in time it is "unknown", and the cancel stands.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,6 +20,9 @@ from postdate.server.connection import Connection
 from postdate.server.questions import Questions
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
+
+_NOBODY = "nobody is connected who can read the table"
+_COUNT_S = 60.0  # ten million rows take a second or two; a busy machine may need more
 
 
 class Truth(NamedTuple):
@@ -63,7 +67,7 @@ class Table:
             return
         limit = self._broker.settings.table_reads_max
         if self._reader is None:
-            tell(Truth(Cancelled.UNKNOWN, "nobody is connected who can read the table"))
+            tell(Truth(Cancelled.UNKNOWN, _NOBODY))
         elif self._count >= limit:
             tell(Truth(Cancelled.UNKNOWN, f"table_reads_max: {limit} questions about the table wait, the limit"))
         else:
@@ -78,6 +82,19 @@ class Table:
         }  # fmt: skip
         wait_s = self._broker.settings.table_read_ms_max / 1_000
         self._questions.ask(reader, codes.FIND_IN_TABLE, fields, b"", wait_s, partial(self._answered, traced, tell))
+
+    async def count(self, wish: bytes) -> Command | str:
+        """How much waits in the table, as JSON of `counts.Counts`, or in a sentence why that is not known."""
+        if self._reader is None:
+            return _NOBODY
+        done: asyncio.Future[Command | str] = asyncio.get_running_loop().create_future()
+
+        def tell(answer: Command | str) -> None:
+            if not done.done():  # whoever asked may be gone
+                done.set_result(answer)
+
+        self._questions.ask(self._reader, codes.COUNT_TABLE, {}, wish, _COUNT_S, tell)
+        return await done
 
     def _answered(self, traced: Traced, tell: Tell, answer: Command | str) -> None:
         self._count -= 1

@@ -65,6 +65,8 @@ REPORT_BATCH = 9_806
 GET_STATUS = 9_807
 ATTACH_TABLE = 9_808
 GET_CHUNKS = 9_810
+GET_FORECAST = 9_812
+GET_NEAR = 9_813
 POP_MESSAGE = 200_050
 ACK_MESSAGE = 200_051
 CHANGE_MESSAGE_INVISIBLETIME = 200_053
@@ -72,7 +74,9 @@ BATCH_ACK_MESSAGE = 200_151
 
 # Requests of the broker to clients; 307 and 309 are asked of it, and it asks on.
 NOTIFY_CONSUMER_IDS_CHANGED = 40
-FIND_IN_TABLE = 9_809  # ours: of whoever has attached as the reader of the table
+# Ours: of whoever has attached as the reader of the table.
+FIND_IN_TABLE = 9_809
+COUNT_TABLE = 9_811
 
 # Answers.
 SUCCESS = 0

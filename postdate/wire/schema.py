@@ -251,6 +251,14 @@ _ROWS = (
     Request(codes.GET_STATUS, "GET_STATUS", (), reply_body="JSON: broker, far queue, pipeline and parts"),
     Request(codes.ATTACH_TABLE, "ATTACH_TABLE", ()),
     Request(codes.GET_CHUNKS, "GET_CHUNKS", (), reply_body="JSON: staged chunks"),
+    Request(
+        codes.GET_FORECAST, "GET_FORECAST", (_may("topic"), _may("unit", "minute"), _may("bars", 60, NUMBER)),
+        reply_body="JSON: what is due ahead, by time",
+    ),
+    Request(
+        codes.GET_NEAR, "GET_NEAR", (_may("due", -1, NUMBER), _may("arrival", -1, NUMBER)), ("due", "arrival"),
+        reply_body="rows of what waits in the wheel",
+    ),
 )  # fmt: skip
 REQUESTS = {row.code: row for row in _ROWS}
 

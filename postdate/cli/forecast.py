@@ -1,0 +1,83 @@
+"""`postdate forecast`: what is due in the time ahead, as bars."""
+
+import argparse
+from typing import Any, NamedTuple
+
+from postdate.cli import admin
+from postdate.cli.command import OK, add_broker, print_json
+from postdate.cli.show import moment, table
+
+HELP = """\
+Shows how many messages are due in the time ahead: the next hour by minute, the next day by hour, the next month by day
+(in UTC), each with its busiest second.
+
+examples:
+  postdate forecast                                  all topics
+  postdate forecast --topic orders --span hour       one topic, the next hour
+  postdate forecast --json                           for a program
+
+The first bar is the unit that we are in; of what was due earlier in it, nothing waits any more.
+
+exit codes: 0 shown, 1 there is no such topic, 2 wrong usage, 3 no broker was reached or it refused, 130 interrupted
+"""
+
+_WIDTH = 40
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+class _Span(NamedTuple):
+    title: str
+    unit: str
+    bars: int
+    shown: slice  # of a moment such as 2027-01-01T08:15:00.000Z
+
+
+_SPANS = {
+    "hour": _Span("the next hour, by minute", "minute", 60, slice(11, 16)),
+    "day": _Span("the next day, by hour", "hour", 24, slice(5, 13)),
+    "month": _Span("the next month, by day", "day", 31, slice(0, 10)),
+}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--topic", metavar="T", default="", help="only this topic")
+    parser.add_argument("--span", choices=tuple(_SPANS), help="only this span (default: all three)")
+    add_broker(parser, _forecast)
+
+
+def _forecast(arguments: argparse.Namespace) -> int:
+    spans = {name: _SPANS[name] for name in ([arguments.span] if arguments.span else _SPANS)}
+    found = {
+        name: admin.forecast(arguments.addr, arguments.topic, span.unit, span.bars) for name, span in spans.items()
+    }
+    if arguments.json:
+        print_json(found)
+        return OK
+    for number, (name, told) in enumerate(found.items()):
+        if number:
+            print()
+        _print_span(_SPANS[name], told)
+    return OK
+
+
+def _print_span(span: _Span, told: dict[str, Any]) -> None:
+    bars, of_topic = told["bars"], f" for {told['topic']}" if told["topic"] else ""
+    total, most = sum(bar["rows"] for bar in bars), max(bar["rows"] for bar in bars)
+    print(f"{span.title}{of_topic}: {total:,} due")
+    if total:
+        rows = [
+            [moment(bar["from_ms"])[span.shown].replace("T", " "), bar["rows"], _bar(bar["rows"], most), _busiest(bar)]
+            for bar in bars
+        ]
+        print("", *table([f"{span.unit}", "due", "", "busiest second"], rows), sep="\n")
+    if told["unread"]:
+        print(f"without what the pipeline's table holds: {told['unread']}")
+
+
+def _bar(rows: int, most: int) -> str:
+    eighths = -(-rows * _WIDTH * 8 // most) if rows else 0  # what is there is seen
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def _busiest(bar: dict[str, Any]) -> str:
+    return f"{bar['busiest_rows']:,} at {moment(bar['busiest_ms'])[11:19]}" if bar["rows"] else ""

@@ -1,0 +1,95 @@
+"""`postdate sql`: Spark SQL over all that waits."""
+
+import argparse
+import csv
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from postdate.cli.command import OK, runs
+from postdate.cli.show import table
+from postdate.cli.values import positive
+from postdate.client.connection import parse_address
+from postdate.config import Settings
+from postdate.errors import UsageError
+
+HELP = """\
+Answers a query of Spark SQL over the view pending: all that waits, near, far and in the pipeline's table.
+
+examples:
+  postdate sql "select topic, count(*), min(due) from pending group by topic"
+  postdate sql "select due, key, properties['customer'] from pending where topic = 'orders' order by due limit 10"
+  postdate sql "select * from pending where tag = 'sms'" --format csv --limit 100000 > sms.csv
+
+Columns: due (timestamp, in UTC), topic, tag, key, size (bytes of the record), properties (map), body (binary), queue
+(its number), level, arrival. Reading keeps neither broker nor pipeline waiting. It starts a Spark of its own, which
+takes some seconds and needs Java 17.
+
+exit codes: 0 answered, 2 wrong usage, or a query that Spark does not understand, 3 no broker was reached, or no Java
+"""
+
+_DEFAULTS = Settings()
+_QUERIES = ("select", "with", "values", "from", "table", "describe", "desc", "explain", "show")
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    bulk = f"127.0.0.1:{_DEFAULTS.bulk_port}"
+    parser.add_argument("query", metavar="QUERY", help="select ... from pending ...")
+    parser.add_argument(
+        "--format", choices=("table", "csv", "json"), default="table", help="how rows are printed (default: table)"
+    )
+    parser.add_argument(
+        "--limit", metavar="N", type=positive, default=1_000, help="at most so many rows (default: 1000)"
+    )
+    parser.add_argument(
+        "--bulk", metavar="HOST:PORT", default=bulk, help=f"the broker's bulk address (default: {bulk})"
+    )
+    parser.add_argument("--memory", metavar="SIZE", default="1g", help="heap of Spark (default: 1g)")
+    runs(parser, _sql)
+
+
+def _sql(arguments: argparse.Namespace) -> int:
+    if not arguments.query.lstrip("( \n\t").lower().startswith(_QUERIES):
+        raise UsageError("only queries are answered here: select ... from pending ...")
+    parse_address(arguments.bulk)
+    from postdate.pipeline import query  # Spark takes a second to load, and no other command needs it
+
+    found = query.answer(arguments.query, arguments.bulk, arguments.limit, arguments.memory, os.environ)
+    _print(found.names, found.rows, arguments.format)
+    if found.is_cut:
+        print(f"... and more than {arguments.limit:,} rows: see --limit", file=sys.stderr)
+    return OK
+
+
+def _print(names: Sequence[str], rows: Sequence[Sequence[Any]], how: str) -> None:
+    if how == "json":
+        for row in rows:
+            print(orjson.dumps(dict(zip(names, row, strict=True)), default=_plain).decode())
+    elif how == "csv":
+        writer = csv.writer(sys.stdout)
+        writer.writerow(names)
+        writer.writerows([_text(cell) for cell in row] for row in rows)
+    else:
+        shown = [[cell if isinstance(cell, int) else _text(cell) for cell in row] for row in rows]
+        print(*table(list(names), shown), sep="\n")
+
+
+def _text(cell: Any) -> str:
+    if cell is None:
+        return ""
+    if isinstance(cell, bytes):
+        return _plain(cell)
+    return cell.isoformat() if hasattr(cell, "isoformat") else str(cell)
+
+
+def _plain(cell: Any) -> str:
+    """What JSON does not have: bytes as text, where they are some."""
+    if isinstance(cell, bytes):
+        try:
+            return cell.decode()
+        except UnicodeDecodeError:
+            return cell.hex()
+    return str(cell)

@@ -1,0 +1,68 @@
+"""One query over the view `pending`, on a Spark of its own."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pyarrow import flight
+from pyspark.errors import AnalysisException, ParseException, PySparkException
+
+from postdate.client.faults import Unreachable
+from postdate.errors import PipelineFailed, UsageError
+from postdate.pipeline import java
+from postdate.pipeline.driver import ended, first_line
+from postdate.pipeline.quiet import aside
+from postdate.pipeline.spark import scratch, session
+from postdate.pipeline.view import VIEW, pending
+
+_SHORTENED = re.compile(r"^\[[A-Z_.]+\] |\s*SQLSTATE: \w+.*$")  # the name of the error, and what follows the sentence
+
+
+class Found(NamedTuple):
+    names: list[str]
+    rows: list[list[Any]]
+    is_cut: bool  # there are more
+
+
+def answer(query: str, bulk: str, limit: int, memory: str, environ: Mapping[str, str]) -> Found:
+    """On a Spark of its own. Raises what `answered` raises, PipelineFailed."""
+    with embedded(memory, environ) as spark:
+        return answered(spark, query, bulk, limit)
+
+
+def answered(spark: Any, query: str, bulk: str, limit: int) -> Found:
+    """At most so many rows. Raises UsageError where Spark does not understand it, Unreachable, PipelineFailed."""
+    with _told(bulk):
+        pending(spark, bulk).createOrReplaceTempView(VIEW)
+        rows = spark.sql(query).limit(limit + 1).toArrow()
+    columns = [column.to_pylist() for column in rows.slice(0, limit).columns]
+    return Found(rows.column_names, [list(row) for row in zip(*columns, strict=True)], rows.num_rows > limit)
+
+
+@contextmanager
+def embedded(memory: str, environ: Mapping[str, str]) -> Iterator[Any]:
+    """A quiet Spark session on all cores, in UTC; it ends with the block. Raises PipelineFailed."""
+    found = java.find(environ)
+    if isinstance(found, java.Missing):
+        raise PipelineFailed(f"{found.sentence}; {java.INSTALL}")
+    with scratch() as folder, aside():
+        spark = session("local[*]", memory, found.home, Path(folder))
+        try:
+            spark.conf.set("spark.sql.session.timeZone", "UTC")
+            yield spark
+        finally:
+            ended(spark)
+
+
+@contextmanager
+def _told(bulk: str) -> Iterator[None]:
+    try:
+        yield
+    except (ParseException, AnalysisException) as error:
+        raise UsageError(_SHORTENED.sub("", first_line(error))) from error
+    except flight.FlightError as error:
+        raise Unreachable(f"no broker answers at {bulk}: {first_line(error)}") from error
+    except PySparkException as error:
+        raise PipelineFailed(first_line(error)) from error

@@ -1,0 +1,77 @@
+"""What waits outside the table, as rows for Spark: the wheel, and the far queue's remainder. And what records hold.
+
+Executors import this: the standard library, pyarrow and pyspark are all it may need.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from postdate.log import record as records
+from postdate.message import decode_properties
+from postdate.pipeline.gate import Gate
+
+NAME = "postdate-waiting"
+_RANGE_ROWS = 250_000
+
+# As Spark calls the columns that the table and this have in common; `is_near` is ours.
+COLUMNS = {
+    "due": "bigint", "arrival": "bigint", "kind": "tinyint", "topic": "string", "queue": "int", "level": "tinyint",
+    "unique_hash": "bigint", "key_hash": "bigint", "key": "string", "tag": "string", "size": "int", "record": "binary",
+}  # fmt: skip
+IS_NEAR = "is_near"
+
+
+class WaitingSource(DataSource):
+    """Options: bulk (host:port), start, stop (the far rows that are wanted)."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        return ", ".join(f"{name} {kind}" for name, kind in {**COLUMNS, IS_NEAR: "boolean"}.items())
+
+    def reader(self, schema: Any) -> "WaitingReader":  # noqa: ARG002 - Spark's names
+        return WaitingReader(self.options["bulk"], int(self.options["start"]), int(self.options["stop"]))
+
+
+class WaitingReader(DataSourceReader):
+    def __init__(self, bulk: str, start: int, stop: int) -> None:
+        self._bulk = bulk
+        self._start, self._stop = start, stop
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """None stands for the wheel."""
+        ranges = [(at, min(at + _RANGE_ROWS, self._stop)) for at in range(self._start, max(self._stop, 0), _RANGE_ROWS)]
+        return [InputPartition(each) for each in (None, *ranges)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        with Gate(self._bulk) as gate:
+            batches = gate.near() if partition.value is None else gate.far(*partition.value)
+            for batch in batches:
+                yield _columns(batch, is_near=partition.value is None)
+
+
+def _columns(batch: pa.RecordBatch, *, is_near: bool) -> pa.RecordBatch:
+    size = pc.binary_length(batch.column("record"))
+    arrays = [size if name == "size" else batch.column(name) for name in COLUMNS]
+    flag = pa.array([is_near], pa.bool_()).take(pa.repeat(0, batch.num_rows))
+    return pa.RecordBatch.from_arrays([*arrays, flag], names=[*COLUMNS, IS_NEAR])
+
+
+# -- what records hold ------------------------------------------------------------------------------------------
+
+
+def body(record: pa.Array) -> pa.Array:
+    return pa.array([records.decode(each).body for each in record.to_pylist()], pa.binary())
+
+
+def properties(record: pa.Array) -> pa.Array:
+    kind = pa.map_(pa.string(), pa.string())
+    return pa.array(
+        [list(decode_properties(records.decode(each).properties).items()) for each in record.to_pylist()], kind
+    )

@@ -1,0 +1,198 @@
+"""What waits, by topic and by time, and what is due in the time ahead: in the wheel, in the far queue, and in the
+pipeline's table.
+
+Broker and pipeline go on meanwhile. A stage moves messages from one place to the next, so where one has come in between
+all is counted again.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import orjson
+
+from postdate.broker import Broker
+from postdate.clock import Clock
+from postdate.counts import NOTHING, UNITS_MS, Counts, Seconds
+from postdate.errors import ProtocolError
+from postdate.server.connection import Connection
+from postdate.server.table import Table
+from postdate.server.tasks import Tasks
+from postdate.topics import GONE
+from postdate.wheel import Waiting
+from postdate.wire import codes
+from postdate.wire.frame import Command, reply
+
+T = TypeVar("T")
+
+_ROWS_MAX = 10_000  # of an answer about what waits
+_SECONDS_MAX = 31 * 86_400  # of a look ahead
+_COUNT_ROWS = 16_384  # counted in one go: about a millisecond
+_TRIES = 5
+
+
+class _Queues(NamedTuple):
+    """The topics that are counted, and by queue number which of them it belongs to; -1 is not counted."""
+
+    names: list[str]
+    codes: np.ndarray
+
+
+class _Counted(NamedTuple):
+    near: Counts
+    far: Counts
+    table: Counts
+    unread: str  # why the table is not counted
+
+
+class _Ahead(NamedTuple):
+    seconds: Seconds
+    unread: str
+
+
+class Pending:
+    """Of one service. Counted step by step, so that nothing that is due waits for it."""
+
+    def __init__(self, broker: Broker, clock: Clock, table: Table, tasks: Tasks) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._table = table
+        self._tasks = tasks
+
+    def pending(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+        self._check(asked)
+        self._tasks.answer(connection, command, self._pending(command, asked))
+
+    def forecast(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+        self._check(asked)
+        limit = _SECONDS_MAX * 1_000 // UNITS_MS[asked["unit"]]
+        if not 1 <= asked["bars"] <= limit:
+            raise ProtocolError(f"bars {asked['bars']}, expected 1 to {limit} of unit {asked['unit']}")
+        self._tasks.answer(connection, command, self._forecast(command, asked))
+
+    def _check(self, asked: Mapping[str, Any]) -> None:
+        if asked["unit"] not in UNITS_MS:
+            raise ProtocolError(f"unit {asked['unit']!r}, expected one of {', '.join(UNITS_MS)}")
+        if asked["topic"]:
+            self._broker.fold.topics.get(asked["topic"])
+
+    # -- what waits ---------------------------------------------------------------------------------------------
+
+    async def _pending(self, command: Command, asked: Mapping[str, Any]) -> bytes:
+        by = {"unit_ms": UNITS_MS[asked["unit"]], "limit": max(1, min(asked["limit"], _ROWS_MAX))}
+
+        async def once() -> _Counted:
+            queues = self._queues(asked["topic"])
+            table, near, far = (Counts(**by) for _ in range(3))
+            unread = await self._count_table(queues, by, lambda body: table.merge(Counts.of(orjson.loads(body), **by)))
+            await _count(self._broker.fold.waiting_near(), queues, near)
+            await _count(self._broker.fold.waiting_far(), queues, far)
+            return _Counted(near, far, table, unread)
+
+        return reply(command, codes.SUCCESS, body=orjson.dumps(_told(await self._steadily(once), asked["unit"])))
+
+    # -- what is ahead ------------------------------------------------------------------------------------------
+
+    async def _forecast(self, command: Command, asked: Mapping[str, Any]) -> bytes:
+        unit_ms = UNITS_MS[asked["unit"]]
+        from_ms = self._clock.now_ms() // unit_ms * unit_ms
+        by = {"from_ms": from_ms, "seconds": asked["bars"] * unit_ms // 1_000}
+
+        async def once() -> _Ahead:
+            queues = self._queues(asked["topic"])
+            seconds = Seconds(by["from_ms"], by["seconds"])
+            unread = await self._count_table(queues, by, seconds.merge)
+            await _count(self._broker.fold.waiting_near(), queues, seconds)
+            await _count(self._broker.fold.waiting_far(), queues, seconds)
+            return _Ahead(seconds, unread)
+
+        ahead = await self._steadily(once)
+        bars = [bar._asdict() for bar in ahead.seconds.bars(unit_ms // 1_000)]
+        told = {"unit": asked["unit"], "topic": asked["topic"], "unread": ahead.unread, "bars": bars}
+        return reply(command, codes.SUCCESS, body=orjson.dumps(told))
+
+    # -- counting -----------------------------------------------------------------------------------------------
+
+    async def _steadily(self, once: Callable[[], Awaitable[T]]) -> T:
+        """Counts until no stage has come in between, or often enough."""
+        far = self._broker.fold.far
+        for _ in range(_TRIES):
+            place = (far.taken, far.horizon_at_ms)
+            counted = await once()
+            if (far.taken, far.horizon_at_ms) == place:
+                break
+        return counted
+
+    def _queues(self, topic: str) -> _Queues:
+        topics = self._broker.fold.topics
+        names = [topic] if topic else sorted({name for name, _ in topics.places})
+        number_of = {name: number for number, name in enumerate(names)}
+        codes_of = np.array([number_of.get(name, -1) for name, _ in topics.places], np.int64)
+        codes_of[topics.target_array == GONE] = -1
+        return _Queues(names, codes_of)
+
+    async def _count_table(self, queues: _Queues, by: Mapping[str, int], merge: Callable[[bytes], None]) -> str:
+        """Asks for what the table holds, and merges the answer; says why where that was not possible."""
+        far = self._broker.fold.far
+        if not far.in_table:
+            return ""
+        wish = {
+            **by, "horizon": far.horizon_at_ms, "before": far.arrival_of(far.taken), "names": queues.names,
+            "codes": queues.codes.tolist(), "cancels": self._cancels(queues),
+        }  # fmt: skip
+        answer = await self._table.count(orjson.dumps(wish))
+        if isinstance(answer, str):
+            return answer
+        if answer.code != codes.SUCCESS:
+            return answer.remark or f"code {answer.code}"
+        try:
+            merge(answer.body)
+        except (KeyError, TypeError, ValueError):
+            return f"what the table is said to hold cannot be read: {answer.body[:64]!r}"
+        return ""
+
+    def _cancels(self, queues: _Queues) -> list[tuple[int, ...]]:
+        """Those that the table does not have yet, and that may be for one of its rows."""
+        fold = self._broker.fold
+        number_of = {name: number for number, name in enumerate(queues.names)}
+        found: list[tuple[int, ...]] = []
+        for tombstone in fold.tombstones.between(fold.far.horizon_at_ms + 1, 1 << 62):
+            signed = int(np.uint64(tombstone.key_hash).view(np.int64))
+            hashes = (signed, 0) if tombstone.by == "unique" else (0, signed)
+            found.append((tombstone.due, tombstone.arrival, number_of.get(tombstone.topic, -1), *hashes))
+        return found
+
+
+async def _count(pieces: Iterable[Waiting], queues: _Queues, counts: Counts | Seconds) -> None:
+    for piece in pieces:
+        for start in range(0, len(piece.due), _COUNT_ROWS):
+            part = slice(start, start + _COUNT_ROWS)
+            code = queues.codes[piece.queue[part]]
+            wanted = code >= 0
+            counts.add(piece.due[part][wanted], code[wanted], piece.size[part][wanted], queues.names)
+            await asyncio.sleep(0)
+
+
+def _told(counted: _Counted, unit: str) -> dict[str, Any]:
+    """As the answer has it. `near`, `far` and `table` are messages."""
+    tiers = {"near": counted.near, "far": counted.far, "table": counted.table}
+    topics = [
+        {"topic": name}
+        | {tier: counts.topics.get(name, NOTHING).rows for tier, counts in tiers.items()}
+        | {"bytes": sum(counts.topics.get(name, NOTHING).bytes for counts in tiers.values())}
+        for name in sorted({name for counts in tiers.values() for name in counts.topics})
+    ]
+    by_tier = {tier: counts.total.rows for tier, counts in tiers.items()}
+    whole = counted.near
+    whole.merge(counted.far)
+    whole.merge(counted.table)
+    return {
+        "total": whole.total.rows, "bytes": whole.total.bytes, **by_tier, "unread": counted.unread,
+        "topics": topics, "unit": unit,
+        "times": [
+            {"from_ms": at_ms, "topic": name, "count": amount.rows, "bytes": amount.bytes}
+            for (at_ms, name), amount in whole.earliest()
+        ],
+        "truncated": whole.is_truncated,
+    }  # fmt: skip

@@ -1,0 +1,38 @@
+"""What waits in the wheel, over Flight: singles in the log, rows of staged chunks, in the order of their due."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from carrying import BEGIN, World
+from helpers import MINUTE_MS, TOPIC
+
+from postdate.log import record as records
+from postdate.server import pipelines
+
+
+@pytest.mark.parametrize("page_rows", [1, 3, 32_768])
+def test_what_waits_in_the_wheel_is_given_wherever_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page_rows: int
+) -> None:
+    monkeypatch.setattr(pipelines, "NEAR_ROWS", page_rows)
+    world = World(tmp_path)
+    try:
+        assert list(world.gate.near()) == []
+        soon = BEGIN + 3 * MINUTE_MS
+        world.send("far", [soon, soon + 5, soon + 5, soon + 9])
+        world.batch()
+        world.pass_minutes(2)  # promoted: in a chunk
+        world.send("near", [soon + 5, soon + 1])
+        world.cancel("far-u3", soon + 9, "unique")
+        rows = pa.Table.from_batches(list(world.gate.near()))
+        bodies = [records.decode(record).body.decode() for record in rows["record"].to_pylist()]
+        assert bodies == ["far 0", "near 1", "far 1", "far 2", "near 0"]
+        assert rows["due"].to_pylist() == [soon, soon + 1, soon + 5, soon + 5, soon + 5]
+        assert set(rows["topic"].to_pylist()) == {TOPIC}
+        assert rows["key"].to_pylist()[0] == "far-k0 other"
+        assert rows["tag"].to_pylist() == ["a"] * 5
+        world.served.call(lambda: world.broker.delete_topic(TOPIC, world.clock.now_ms()))
+        assert list(world.gate.near()) == []
+    finally:
+        world.close()
