@@ -336,8 +336,8 @@ class Wheel:
             # Ours only until we return: a slot that is seen cannot grow.
             singles = _by_arrival(np.frombuffer(self._slots[due], SINGLE))
             start = int(np.searchsorted(singles["offset"], after[1], "right")) if due == after[0] else 0
-            rows = _near(singles[start : start + left])
-            rows["due"] = due
+            singles = singles[start : start + left]
+            rows = _near(singles, due, singles["offset"], singles["offset"])
             found.append(rows[rows["queue"] != DEAD])
             left -= len(rows)
             if not left:
@@ -448,11 +448,12 @@ def _by_arrival(singles: np.ndarray) -> np.ndarray:
     return singles if (offset[1:] >= offset[:-1]).all() else singles[np.argsort(offset, kind="stable")]
 
 
-def _near(singles: np.ndarray) -> np.ndarray:
-    rows = np.empty(len(singles), NEAR)
-    rows["arrival"] = rows["offset"] = singles["offset"]
+def _near(source: np.ndarray, due: np.ndarray | int, arrival: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    """Singles, or rows of a chunk, as NEAR."""
+    rows = np.empty(len(source), NEAR)
+    rows["due"], rows["arrival"], rows["offset"] = due, arrival, offset
     for name in _SHARED:
-        rows[name] = singles[name]
+        rows[name] = source[name]
     return rows
 
 
@@ -461,10 +462,7 @@ def _run_after(run: Run, after: Place, limit: int) -> tuple[np.ndarray, Place | 
     low, high = (int(np.searchsorted(dues, after[0], side)) for side in ("left", "right"))
     start = max(run.position, low + int(np.searchsorted(run.index["arrival"][low:high], after[1], "right")))
     index = run.index[start : start + limit]
-    rows = np.empty(len(index), NEAR)
-    rows["due"], rows["arrival"], rows["offset"] = index["due"], index["arrival"], run.base + index["position"]
-    for name in _SHARED:
-        rows[name] = index[name]
+    rows = _near(index, index["due"], index["arrival"], run.base + index["position"])
     is_cut = start + limit < len(run.index)
     edge = (int(rows["due"][-1]), int(rows["arrival"][-1])) if is_cut else None
     return rows if run.dead is None else rows[run.dead[start : start + limit] == LIVING], edge

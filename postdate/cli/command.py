@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from postdate.config import Settings
 from postdate.errors import UsageError
 
 OK, NEGATIVE, USAGE, REFUSED = 0, 1, 2, 3
@@ -36,6 +37,14 @@ def add_broker(parser: argparse.ArgumentParser, run: Run) -> None:
     )
     add_json(parser)
     runs(parser, run)
+
+
+def add_bulk(parser: argparse.ArgumentParser) -> None:
+    """For commands that read and write by the million, past the broker's own port."""
+    bulk = f"127.0.0.1:{Settings().bulk_port}"
+    parser.add_argument(
+        "--bulk", metavar="HOST:PORT", default=bulk, help=f"the broker's bulk address (default: {bulk})"
+    )
 
 
 def add_parent(parser: argparse.ArgumentParser) -> None:

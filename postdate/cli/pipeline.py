@@ -4,7 +4,7 @@ import argparse
 import os
 
 from postdate import config
-from postdate.cli.command import OK, REFUSED, add_parent, runs
+from postdate.cli.command import OK, REFUSED, add_bulk, add_parent, runs
 from postdate.cli.logs import add_log_level, start_logging
 from postdate.client.connection import parse_address
 from postdate.config import MIB, Settings
@@ -35,10 +35,7 @@ _DEFAULTS = Settings()
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    bulk = f"127.0.0.1:{_DEFAULTS.bulk_port}"
-    parser.add_argument(
-        "--bulk", metavar="HOST:PORT", default=bulk, help=f"the broker's bulk address (default: {bulk})"
-    )
+    add_bulk(parser)
     parser.add_argument(
         "--master", metavar="M", default=_DEFAULTS.spark_master,
         help=f"where Spark runs: local[N], spark://host:port, yarn (default: {_DEFAULTS.spark_master})",

@@ -9,11 +9,10 @@ from typing import Any
 
 import orjson
 
-from postdate.cli.command import OK, runs
+from postdate.cli.command import OK, add_bulk, runs
 from postdate.cli.show import table
 from postdate.cli.values import positive
 from postdate.client.connection import parse_address
-from postdate.config import Settings
 from postdate.errors import UsageError
 
 HELP = """\
@@ -31,12 +30,10 @@ takes some seconds and needs Java 17.
 exit codes: 0 answered, 2 wrong usage, or a query that Spark does not understand, 3 no broker was reached, or no Java
 """
 
-_DEFAULTS = Settings()
 _QUERIES = ("select", "with", "values", "from", "table", "describe", "desc", "explain", "show")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    bulk = f"127.0.0.1:{_DEFAULTS.bulk_port}"
     parser.add_argument("query", metavar="QUERY", help="select ... from pending ...")
     parser.add_argument(
         "--format", choices=("table", "csv", "json"), default="table", help="how rows are printed (default: table)"
@@ -44,9 +41,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", metavar="N", type=positive, default=1_000, help="at most so many rows (default: 1000)"
     )
-    parser.add_argument(
-        "--bulk", metavar="HOST:PORT", default=bulk, help=f"the broker's bulk address (default: {bulk})"
-    )
+    add_bulk(parser)
     parser.add_argument("--memory", metavar="SIZE", default="1g", help="heap of Spark (default: 1g)")
     runs(parser, _sql)
 
