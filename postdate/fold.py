@@ -461,19 +461,13 @@ class Fold:
         by_tombstone = self._dead_by_tombstone(row)
         return bool(by_tombstone[0] or self._dead_by_taken_cancel(row)[0])
 
-    def waiting_near(self) -> Iterator[Waiting]:
-        """What waits in the wheel, without what is cancelled. Piece by piece, some ms each; the fold may go on between
-        two pieces, then the sum is of no one moment.
-        """
-        for piece in self.wheel.waiting():
-            yield piece.where(self.topics.target_array[piece.queue] != GONE)
-
     def waiting_far(self) -> Iterator[Waiting]:
-        """The same of what waits, untaken, in the far queue."""
+        """What waits, untaken, in the far queue, without what is cancelled; of deleted topics, too. Piece by piece,
+        some ms each; the fold may go on between two pieces, then the sum is of no one moment.
+        """
         for rows in self.far.untaken_pieces():
             rows = rows[rows["kind"] == MESSAGE]
-            dead = self._dead_by_tombstone(rows)
-            rows = rows[~dead & (self.topics.target_array[rows["queue"]] != GONE)]
+            rows = rows[~self._dead_by_tombstone(rows)]
             yield Waiting(rows["due"], rows["queue"], rows["size"])
 
     # -- far messages into the wheel ----------------------------------------------------------------------------

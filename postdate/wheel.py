@@ -52,9 +52,6 @@ class Waiting(NamedTuple):
     queue: np.ndarray
     size: np.ndarray
 
-    def where(self, mask: np.ndarray) -> "Waiting":
-        return Waiting(self.due[mask], self.queue[mask], self.size[mask])
-
 
 NEAR = np.dtype(
     [

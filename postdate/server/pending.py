@@ -86,7 +86,7 @@ class Pending:
             queues = self._queues(asked["topic"])
             table, near, far = (Counts(**by) for _ in range(3))
             unread = await self._count_table(queues, by, lambda body: table.merge(Counts.of(orjson.loads(body), **by)))
-            await _count(self._broker.fold.waiting_near(), queues, near)
+            await _count(self._broker.fold.wheel.waiting(), queues, near)
             await _count(self._broker.fold.waiting_far(), queues, far)
             return _Counted(near, far, table, unread)
 
@@ -103,7 +103,7 @@ class Pending:
             queues = self._queues(asked["topic"])
             seconds = Seconds(by["from_ms"], by["seconds"])
             unread = await self._count_table(queues, by, seconds.merge)
-            await _count(self._broker.fold.waiting_near(), queues, seconds)
+            await _count(self._broker.fold.wheel.waiting(), queues, seconds)
             await _count(self._broker.fold.waiting_far(), queues, seconds)
             return _Ahead(seconds, unread)
 
