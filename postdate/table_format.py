@@ -23,6 +23,7 @@ ACTIONS = "postdate-actions"  # says in a commit how many it has: one that is cu
 # -- columns ----------------------------------------------------------------------------------------------------
 
 MESSAGE, CANCEL = 1, 2  # values of `kind`, as in the log
+DROP = 3  # the message of the same due and arrival is here no more: a job has cancelled or postponed it
 
 SCHEMA = pa.schema(
     [
@@ -65,6 +66,25 @@ _SMALL = {"compression": "zstd", "compression_level": 1}
 def writer_options(name: str) -> dict[str, Any]:
     """How a file of this name is written, for pyarrow."""
     return WRITER_OPTIONS | (_SMALL if name.startswith(("hour", "month")) else _QUICK)
+
+
+# -- arrivals ---------------------------------------------------------------------------------------------------
+
+# Arrivals below are places in the log. What a job brings (imported, postponed) is not in the log: its arrival says which
+# job, and which row of it.
+OWN = 1 << 61
+_JOB_SHIFT, _PART_SHIFT = 41, 26
+PARTS_MAX, PART_ROWS_MAX = 1 << (_JOB_SHIFT - _PART_SHIFT), 1 << _PART_SHIFT
+
+
+def own_arrival(job: int, part: int = 0, row: int = 0) -> int:
+    """Of a row that a job brings: by the number of the job, of a part of its rows, and of the row in there."""
+    return OWN + (job << _JOB_SHIFT) + (part << _PART_SHIFT) + row
+
+
+def job_of(arrival: int) -> int:
+    """The number of the job that brought a row of its own arrival."""
+    return (arrival - OWN) >> _JOB_SHIFT
 
 
 # -- the Delta log ----------------------------------------------------------------------------------------------

@@ -60,6 +60,34 @@ class Gate:
     def report(self, body: dict[str, Any]) -> None:
         self._call("report", body)
 
+    # -- jobs ---------------------------------------------------------------------------------------------------
+
+    def begin(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Begins a job, or finds it by its id. Raises Refused."""
+        return self._job("begin", job)
+
+    def adopt(self, job_id: str, files: list[list[Any]], bad: int) -> dict[str, Any]:
+        """Has the pipeline take files that lie beside the table into it. Raises Refused."""
+        return self._job("adopt", {"id": job_id, "files": files, "bad": bad})
+
+    def fail(self, job_id: str, reason: str) -> dict[str, Any]:
+        """Ends a job that changes nothing. Raises Refused."""
+        return self._job("fail", {"id": job_id, "reason": reason})
+
+    def progress(self, job_id: str, step: str, done: int, total: int) -> None:
+        """For people who look."""
+        self._job("progress", {"id": job_id, "step": step, "done": done, "total": total})
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """Where a job is. Raises Refused for an id that nobody knows."""
+        return self._job("find", {"id": job_id})
+
+    def _job(self, call: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = self._call("job", {"call": call, **body})
+        if "refused" in answer:
+            raise Refused(answer["refused"])
+        return answer
+
     # -- rows ---------------------------------------------------------------------------------------------------
 
     def far(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
