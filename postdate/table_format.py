@@ -70,8 +70,8 @@ def writer_options(name: str) -> dict[str, Any]:
 
 # -- arrivals ---------------------------------------------------------------------------------------------------
 
-# Arrivals below are places in the log. What a job brings (imported, postponed) is not in the log: its arrival says which
-# job, and which row of it.
+# Arrivals below are places in the log. What a job brings (imported, postponed) has none there: its arrival says which
+# job brought it, and which row of that job it is.
 OWN = 1 << 61
 _JOB_SHIFT, _PART_SHIFT = 41, 26
 PARTS_MAX, PART_ROWS_MAX = 1 << (_JOB_SHIFT - _PART_SHIFT), 1 << _PART_SHIFT
