@@ -265,7 +265,7 @@ class Chunks:
 
     def sync_folder(self) -> None:
         """Makes removals durable, also that of the last chunk. There may never have been a folder."""
-        if self._has_removed:
+        if self._has_removed or self._disk.list(FOLDER):
             self._disk.sync_folder(FOLDER)
             self._has_removed = False
 
