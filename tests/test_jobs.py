@@ -128,7 +128,7 @@ def test_a_predicate_that_spark_does_not_understand_changes_nothing(world: World
             ("key = ", "Syntax error at or near end of input"),
             ("size + 1", 'Cannot resolve "(size + 1)" due to data type mismatch: Filter expression'),
             ("cast(key as int) = 1", "The value 'a-k0 other' of the type \"STRING\" cannot be cast"),
-            ("__due > 0 and nothing", "A column, variable"),
+            ("__due > 0", "A column, variable, or function parameter with name `__due` cannot be resolved"),
         ]
     ):
         ask(world, f"wrong-{number}", where)
@@ -137,6 +137,7 @@ def test_a_predicate_that_spark_does_not_understand_changes_nothing(world: World
         assert job["state"] == "failed"
         assert job["reason"].startswith(said), job["reason"]
         assert "SQLSTATE" not in job["reason"]
+        assert "[`__" not in job["reason"], "hidden columns are not proposed"
     assert waiting(world) == [("a 0", HOUR_MS)]
 
 

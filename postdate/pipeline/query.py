@@ -15,7 +15,7 @@ from postdate.pipeline.driver import ended, first_line
 from postdate.pipeline.jobs import shortened
 from postdate.pipeline.quiet import aside
 from postdate.pipeline.spark import scratch, session
-from postdate.pipeline.view import VIEW, pending
+from postdate.pipeline.view import VIEW, chosen, pending
 
 SAMPLE_ROWS = 10
 
@@ -55,10 +55,10 @@ def tried(where: str, bulk: str, memory: str, environ: Mapping[str, str]) -> Tri
 def sampled(spark: Any, where: str, bulk: str) -> Tried:
     """Raises UsageError where Spark does not understand the predicate, Unreachable, PipelineFailed."""
     with _told(bulk):
-        chosen = pending(spark, bulk).where(where)
-        first = chosen.orderBy("due", "arrival").limit(SAMPLE_ROWS)
+        rows = chosen(pending(spark, bulk), where)
+        first = rows.orderBy("due", "arrival").limit(SAMPLE_ROWS)
         shown = first.selectExpr("unix_millis(due) as due", "topic", "tag", "key", "size", "body")
-        return Tried(chosen.count(), shown.toArrow().to_pylist())
+        return Tried(rows.count(), shown.toArrow().to_pylist())
 
 
 @contextmanager
