@@ -71,12 +71,13 @@ from postdate.bulk.schema import IN, OUT
 from postdate.cli import admin
 from postdate.cli import command as cli_command
 from postdate.client import faults
+from postdate.commands import Selected, answered
 from postdate.config import LIVE, ROCKETMQ_NAMES, Settings, load
 from postdate.errors import PostdateError
 from postdate.handout import PopAsk
 from postdate.leases import Handle
 from postdate.log import record as records
-from postdate.log import snapshot
+from postdate.log import selection, snapshot
 from postdate.log.batch import KIND_NAMES
 from postdate.log.folder import FIXED_SETTINGS, FORMAT
 from postdate.log.rows import BLOCK_ROWS
@@ -931,17 +932,18 @@ def test_every_stored_layout_has_its_section() -> None:
         "TIME",
         "FAR",
         "CHUNK_ROW",
+        "SELECTED",
         "_SUM",
         "_SECTION",
         "SINGLE",
         "INDEX",
     }
-    assert len(layout_sections()) == 13
+    assert len(layout_sections()) == 15
 
 
 def test_magic_numbers_are_those_of_the_code() -> None:
     text = FORMATS.read_text()
-    for name in ("batch", "chunk", "snapshot"):
+    for name in ("batch", "chunk", "selection", "snapshot"):
         module = importlib.import_module(f"postdate.log.{name}")
         letters = module.MAGIC.to_bytes(4, "little").decode()
         assert f"`{module.MAGIC:#010x}`, the letters {letters}" in text
@@ -953,7 +955,7 @@ def test_versions_are_those_of_the_code() -> None:
     for section in layout_sections():
         versions = [cells[3] for cells in section.rows if cells[1] == "`version`"]
         shown |= {codes(section.source)[0]: int(version) for version in versions}
-    names = ("batch", "chunk", "snapshot")
+    names = ("batch", "chunk", "selection", "snapshot")
     held = {f"postdate/log/{name}.py": importlib.import_module(f"postdate.log.{name}").VERSION for name in names}
     assert shown == held
 
@@ -985,7 +987,24 @@ def write_every_record(data: Data) -> None:
     write_chunk(data.disk, "00000001", [(T0 + HOUR_MS, ticket.offsets[0], queue, staged)])
     stage(broker, registered(broker), broker.fold.far.length, T0 + HOUR_MS, ["00000001"], T0 + MINUTE_MS)
     pop_everything(broker)
+    ask_for_jobs(broker)
     data.close(broker)
+
+
+def ask_for_jobs(broker: Broker) -> None:
+    """An import that waits, one that is given up, and a cancel that is decided, at a minute past T0."""
+    at_ms, jobs = T0 + MINUTE_MS, broker.commands
+    settled(broker, jobs.begin("import", TOPIC, at_ms))
+    settled(broker, jobs.adopt("import", [["_import-1.parquet", 1, 1, 1, 1, 1, 1]], 0, at_ms))
+    settled(broker, jobs.begin("given-up", TOPIC, at_ms))
+    settled(broker, jobs.fail("given-up", "no more", at_ms))
+    job = answered(settled(broker, jobs.ask("cancel", "cancel", "true", 0, at_ms)))
+    rows = np.zeros(1, selection.SELECTED)
+    rows["due"], rows["arrival"] = T0 + 24 * HOUR_MS, 1
+    name = f"{job.number:08d}-part"
+    selection.write(broker._disk, name, rows)
+    selected = Selected(broker.fold.far.epoch, job.number, ((name, 0),))
+    settled(broker, jobs.decide(selected, jobs.verified(selected), at_ms))
 
 
 def pop_everything(broker: Broker) -> None:

@@ -1,4 +1,4 @@
-"""Jobs while the driver, the broker or both die at any step: each is done wholly or will be, and its counts are true."""
+"""Jobs while the driver or the broker dies at any step: each is done wholly or will be, and its counts are true."""
 
 from pathlib import Path
 from typing import Any

@@ -19,6 +19,7 @@ from postdate.wire import codes
 from postdate.wire.frame import Command
 
 DUE = T0 + FAR_MS
+DELAY_MS_MAX = 87_660 * 3_600_000
 
 
 def told(answer: Command) -> Any:
@@ -61,9 +62,10 @@ def upload(served: Served, name: str, count: int) -> None:
 def test_a_pipeline_is_told_where_it_is(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         assert state(peer) == {
-            "now_ms": T0, "lead_ms": 60_000, "epoch": 0, "taken": 0, "horizon": 0, "far_first": 0, "far_length": 0,
+            "now_ms": T0, "lead_ms": 60_000, "delay_ms_max": DELAY_MS_MAX,
+            "epoch": 0, "taken": 0, "horizon": 0, "far_first": 0, "far_length": 0,
             "arrival_of_taken": NEVER, "rows_in": 0, "rows_out": 0, "rescued": 0, "table": "",
-            "gone": [],
+            "commands": [], "gone": [],
         }  # fmt: skip
         sent_far(peer, 3)
         assert register(peer, table="s3://bucket/t", master="local[*]")["epoch"] == 1
@@ -73,9 +75,10 @@ def test_a_pipeline_is_told_where_it_is(tmp_path: Path) -> None:
         assert peer.ask(codes.STAGE, body).code == codes.SUCCESS
         arrival = served.call(lambda: int(served.broker.read_far(2, 1)["arrival"][0]))
         assert state(peer) == {
-            "now_ms": T0, "lead_ms": 60_000, "epoch": 1, "taken": 2, "horizon": T0 + 3 * MINUTE_MS, "far_first": 0,
+            "now_ms": T0, "lead_ms": 60_000, "delay_ms_max": DELAY_MS_MAX,
+            "epoch": 1, "taken": 2, "horizon": T0 + 3 * MINUTE_MS, "far_first": 0,
             "far_length": 3, "arrival_of_taken": arrival, "rows_in": 2, "rows_out": 1, "rescued": 0,
-            "table": "s3://bucket/t", "gone": [],
+            "table": "s3://bucket/t", "commands": [], "gone": [],
         }  # fmt: skip
 
 

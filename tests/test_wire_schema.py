@@ -122,6 +122,7 @@ LEAST: dict[int, tuple[str, dict[str, str], dict[str, Any]]] = {
     9810: ("GET_CHUNKS", {}, {}),
     9812: ("GET_FORECAST", {}, {"topic": "", "unit": "minute", "bars": 60}),
     9813: ("GET_NEAR", {}, {"due": -1, "arrival": -1}),
+    9814: ("JOB", {}, {}),
     200050: (
         "POP_MESSAGE", {**GROUP_QUEUE, "maxMsgNums": "32", "invisibleTime": "60000"},
         {**GROUP_QUEUE_VALUES, "maxMsgNums": 32, "invisibleTime": 60_000, "pollTime": 0, "bornTime": 0, "initMode": 0,

@@ -30,6 +30,7 @@ from postdate.check.pointers import Pointers
 from postdate.check.queues import QueueCheck
 from postdate.check.refold import Refold
 from postdate.check.report import Report
+from postdate.check.selections import check_selections
 from postdate.check.sums import check_sums
 from postdate.check.table import check_table
 from postdate.check.tables import Tables
@@ -93,6 +94,7 @@ def _check(folder: Folder) -> None:
     pointers = Pointers(folder, tables, index, log)
     QueueCheck(folder, tables, pointers).run()
     check_far(folder, tables, pointers)
+    check_selections(folder, refold)
     check_table(folder, tables, refold, index)
 
 
