@@ -12,9 +12,9 @@ from pyspark.errors import AnalysisException, ParseException, PySparkException
 from postdate.client.faults import Unreachable
 from postdate.errors import PipelineFailed, UsageError
 from postdate.pipeline import java
-from postdate.pipeline.driver import ended, first_line
+from postdate.pipeline.driver import begun, ended, first_line
 from postdate.pipeline.quiet import aside
-from postdate.pipeline.spark import scratch, session
+from postdate.pipeline.spark import scratch
 from postdate.pipeline.view import VIEW, pending
 
 _SHORTENED = re.compile(r"^\[[A-Z_.]+\] |\s*SQLSTATE: \w+.*$")  # the name of the error, and what follows the sentence
@@ -34,7 +34,7 @@ def answer(query: str, bulk: str, limit: int, memory: str, environ: Mapping[str,
 
 def answered(spark: Any, query: str, bulk: str, limit: int) -> Found:
     """At most so many rows. Raises UsageError where Spark does not understand it, Unreachable, PipelineFailed."""
-    with _told(bulk):
+    with told(bulk):
         pending(spark, bulk).createOrReplaceTempView(VIEW)
         rows = spark.sql(query).limit(limit + 1).toArrow()
     columns = [column.to_pylist() for column in rows.slice(0, limit).columns]
@@ -47,8 +47,8 @@ def embedded(memory: str, environ: Mapping[str, str]) -> Iterator[Any]:
     found = java.find(environ)
     if isinstance(found, java.Missing):
         raise PipelineFailed(f"{found.sentence}; {java.INSTALL}")
-    with scratch() as folder, aside():
-        spark = session("local[*]", memory, found.home, Path(folder))
+    with scratch() as folder, aside() as said:
+        spark = begun("local[*]", memory, found.home, Path(folder), said)
         try:
             spark.conf.set("spark.sql.session.timeZone", "UTC")
             yield spark
@@ -57,7 +57,8 @@ def embedded(memory: str, environ: Mapping[str, str]) -> Iterator[Any]:
 
 
 @contextmanager
-def _told(bulk: str) -> Iterator[None]:
+def told(bulk: str) -> Iterator[None]:
+    """What fails inside, in our words. Raises UsageError, Unreachable, PipelineFailed."""
     try:
         yield
     except (ParseException, AnalysisException) as error:
