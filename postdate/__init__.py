@@ -1,7 +1,7 @@
 """Postdate: a broker for messages that must arrive later, spoken to by RocketMQ clients.
 
-The names of the client are here too: `postdate.connect()`. They are loaded when the first of them is used: every import
-of ours runs this file, and most want neither sockets nor event loops.
+The names of the client are here too: `postdate.connect()`, and so is `postdate.pending()`. They are loaded when the
+first of them is used: every import of ours runs this file, and most want neither sockets nor event loops nor Spark.
 """
 
 from typing import TYPE_CHECKING
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         connect,
         connect_async,
     )
+    from postdate.pipeline.outlook import pending
 
 __version__ = "0.1.0"
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "UsageError",
     "connect",
     "connect_async",
+    "pending",
 ]
 
 
@@ -66,7 +68,14 @@ if not TYPE_CHECKING:  # or a type checker would believe that there is every nam
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(_home_of(name), name)  # the next time it is found without asking here
+        return value
+
+    def _home_of(name: str) -> object:
+        if name == "pending":
+            from postdate.pipeline import outlook
+
+            return outlook
         from postdate import client
 
-        value = globals()[name] = getattr(client, name)  # the next time it is found without asking here
-        return value
+        return client

@@ -43,8 +43,8 @@ from postdate.wire.records import decode_records
 
 
 def test_the_package_gives_the_names_of_the_client() -> None:
-    assert sorted(postdate.__all__) == sorted(client.__all__)
-    for name in postdate.__all__:
+    assert sorted(postdate.__all__) == sorted([*client.__all__, "pending"])
+    for name in client.__all__:
         assert getattr(postdate, name) is getattr(client, name)
 
 

@@ -71,6 +71,7 @@ from postdate.bulk.schema import IN, OUT
 from postdate.cli import admin
 from postdate.cli import command as cli_command
 from postdate.client import faults
+from postdate.clock import SystemClock
 from postdate.commands import Selected, answered
 from postdate.config import LIVE, ROCKETMQ_NAMES, Settings, load
 from postdate.errors import PostdateError
@@ -92,7 +93,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
     (ROOT / "docs").glob("*.md")
 )
-ARCHITECTURE, FORMATS, SETTINGS, PROTOCOL, CLIENT, CLI, MQADMIN, COMPATIBILITY, BULK, PIPELINE = (
+ARCHITECTURE, FORMATS, SETTINGS, PROTOCOL, CLIENT, CLI, MQADMIN, COMPATIBILITY, BULK, PIPELINE, READERS = (
     ROOT / "docs" / f"{name}.md"
     for name in (
         "architecture",
@@ -105,6 +106,7 @@ ARCHITECTURE, FORMATS, SETTINGS, PROTOCOL, CLIENT, CLI, MQADMIN, COMPATIBILITY, 
         "compatibility",
         "bulk",
         "pipeline",
+        "readers",
     )
 )
 SERVED = {ROOT / "README.md", CLIENT, CLI}
@@ -208,6 +210,12 @@ def test_the_examples_of_a_page_do_what_it_says(page: Path, tmp_path: Path, monk
     if page == PIPELINE:
         run_pipeline_page(tmp_path)
         return
+    if page == READERS:
+        run_readers_page(tmp_path)
+        return
+    if page == CLIENT:
+        run_client_page(tmp_path, monkeypatch)
+        return
     if page not in SERVED:
         run_page(page)
         return
@@ -222,6 +230,26 @@ def run_bulk_page(folder: Path) -> None:
         with postdate.connect(served.address) as sender:
             sender.send("orders", "hello", key="order-17", delay="1d")
         run_page(BULK, changed=("127.0.0.1:9878", f"127.0.0.1:{bulk.port}"))
+
+
+def run_readers_page(folder: Path) -> None:
+    """Beside a table of four orders, of which the second is cancelled by its key and the third by its id."""
+    at_ms = SystemClock().now_ms()
+    world = World(folder / "postdate-data", at_ms)
+    due = at_ms + HOUR_MS
+    world.send("order", [due + n for n in range(4)], keys=[f"order-{n}" for n in (1, 2, 3, 4)])
+    world.cancel("order-2", due + 1, "key")
+    world.cancel("order-u2", due + 2, "unique")
+    world.batch()
+    world.close()
+    run_page(READERS)
+
+
+def run_client_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a broker and its bulk, which is on a free port."""
+    with serving(folder / "postdate-data") as served, bulking(served, folder / "postdate-data") as bulk:
+        monkeypatch.setenv("POSTDATE_ADDR", served.address)
+        run_page(CLIENT, served, ("127.0.0.1:9878", f"127.0.0.1:{bulk.port}"))
 
 
 def run_pipeline_page(folder: Path) -> None:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 # parts know nothing of the fold, the fold nothing of how it is saved or fed (recovery, intake), and neither of these
 # anything of the broker that drives them all. The client stands apart from them, behind the core: it holds sockets.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("__init__",),  # Every import of ours runs it, so it may know none of us, but for the client on its first use.
+    ("__init__",),  # Every import of ours runs it, so it may know none of us, but for what it gives, on its first use.
     ("message", "errors", "config", "clock", "keys"),
     ("log", "wheel", "wire", "table_format"),
     ("topics", "tombstones", "far", "groups", "pops", "index", "jobs"),
@@ -37,14 +37,15 @@ ROWS: tuple[tuple[str, ...], ...] = (
 ROW_OF = {part: row for row, parts in enumerate(ROWS) for part in parts}
 
 # Inside a row nobody knows another, but for these. Modules of one folder are one part and may know each other. The
-# package gives the client's names as its own (postdate.connect) and loads it when the first of them is used. An answer
-# to a pull carries records as the log has them, so that the wire reads them by the log's layout. Rows of a chunk have
-# the flags of the table's.
+# package gives the client's names as its own (postdate.connect), and pending, and loads them when they are first used.
+# An answer to a pull carries records as the log has them, so that the wire reads them by the log's layout. Rows of a
+# chunk have the flags of the table's.
 NEIGHBOURS = {
     ("message", "errors"),
     ("config", "errors"),
     ("__main__", "cli"),
     ("__init__", "client"),
+    ("__init__", "pipeline"),
     ("wire", "log"),
     ("log", "table_format"),
 }

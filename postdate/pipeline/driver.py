@@ -216,7 +216,7 @@ def run(options: Options) -> None:
     if options.master.startswith("local"):
         let_others_go_first(_NICENESS)  # before Spark starts: its processes inherit it
     with scratch() as folder, aside() as said:
-        spark = _begun(options, found.home, Path(folder), said)
+        spark = begun(options.master, options.memory, found.home, Path(folder), said)
         driver = None
         try:
             with _in_our_words(_java_of(spark)):
@@ -265,13 +265,13 @@ def _is_orphan(options: Options) -> bool:
 # -- Spark itself -----------------------------------------------------------------------------------------------
 
 
-def _begun(options: Options, home: str, folder: Path, said: Sequence[str]) -> Any:
+def begun(master: str, memory: str, home: str, folder: Path, said: Sequence[str]) -> Any:
     """A session. Where Java does not even begin, the last that it has said tells why; later it is an exception."""
     try:
-        return session(options.master, options.memory, home, folder)
+        return session(master, memory, home, folder)
     except Py4JJavaError as error:
         why = first_line(str(error.java_exception))
-        raise PipelineFailed(f"Spark does not start on {options.master}: {why}") from error
+        raise PipelineFailed(f"Spark does not start on {master}: {why}") from error
     except _OF_SPARK as error:
         raise PipelineFailed(f"Spark does not start: {'; '.join(said) or first_line(error)}") from error
 

@@ -11,10 +11,10 @@ from pyspark.errors import AnalysisException, ParseException, PySparkException
 from postdate.client.faults import Unreachable
 from postdate.errors import PipelineFailed, UsageError
 from postdate.pipeline import java
-from postdate.pipeline.driver import ended, first_line
+from postdate.pipeline.driver import begun, ended, first_line
 from postdate.pipeline.jobs import shortened
 from postdate.pipeline.quiet import aside
-from postdate.pipeline.spark import scratch, session
+from postdate.pipeline.spark import scratch
 from postdate.pipeline.view import VIEW, chosen, pending
 
 SAMPLE_ROWS = 10
@@ -34,7 +34,7 @@ def answer(query: str, bulk: str, limit: int, memory: str, environ: Mapping[str,
 
 def answered(spark: Any, query: str, bulk: str, limit: int) -> Found:
     """At most so many rows. Raises UsageError where Spark does not understand it, Unreachable, PipelineFailed."""
-    with _told(bulk):
+    with told(bulk):
         pending(spark, bulk).createOrReplaceTempView(VIEW)
         rows = spark.sql(query).limit(limit + 1).toArrow()
     columns = [column.to_pylist() for column in rows.slice(0, limit).columns]
@@ -54,7 +54,7 @@ def tried(where: str, bulk: str, memory: str, environ: Mapping[str, str]) -> Tri
 
 def sampled(spark: Any, where: str, bulk: str) -> Tried:
     """Raises UsageError where Spark does not understand the predicate, Unreachable, PipelineFailed."""
-    with _told(bulk):
+    with told(bulk):
         rows = chosen(pending(spark, bulk), where)
         first = rows.orderBy("due", "arrival").limit(SAMPLE_ROWS)
         shown = first.selectExpr("unix_millis(due) as due", "topic", "tag", "key", "size", "body")
@@ -67,8 +67,8 @@ def embedded(memory: str, environ: Mapping[str, str]) -> Iterator[Any]:
     found = java.find(environ)
     if isinstance(found, java.Missing):
         raise PipelineFailed(f"{found.sentence}; {java.INSTALL}")
-    with scratch() as folder, aside():
-        spark = session("local[*]", memory, found.home, Path(folder))
+    with scratch() as folder, aside() as said:
+        spark = begun("local[*]", memory, found.home, Path(folder), said)
         try:
             spark.conf.set("spark.sql.session.timeZone", "UTC")
             yield spark
@@ -77,7 +77,8 @@ def embedded(memory: str, environ: Mapping[str, str]) -> Iterator[Any]:
 
 
 @contextmanager
-def _told(bulk: str) -> Iterator[None]:
+def told(bulk: str) -> Iterator[None]:
+    """What fails inside, in our words. Raises UsageError, Unreachable, PipelineFailed."""
     try:
         yield
     except (ParseException, AnalysisException) as error:

@@ -29,6 +29,8 @@ _CONFIGURATION: dict[str, str | None] = {
     "delta.logRetentionDuration": "interval 1 hours",
     "delta.deletedFileRetentionDuration": "interval 1 hours",
     "delta.checkpointInterval": str(_CHECKPOINT_EVERY),
+    # Without it deltalake takes a missing statistic for null, and its dataset finds no row by any other column.
+    "delta.dataSkippingStatsColumns": "due,arrival",
 }
 
 

@@ -1,0 +1,170 @@
+"""`postdate.pending`: what waits, as a DataFrame on the caller's Spark and as an Arrow table without one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from carrying import BEGIN, World
+from helpers import HOUR_MS, TOPIC
+
+import postdate
+from postdate.errors import PipelineFailed
+from postdate.pipeline import extract, java, outlook
+from postdate.pipeline.outlook import Wish
+
+ROOT = Path(__file__).parent.parent
+HOUR = BEGIN + HOUR_MS
+
+
+def waiting(folder: Path) -> World:
+    """Three messages in the table, one of them cancelled; one in the far queue, one in the wheel."""
+    world = World(folder)
+    world.send("a", [HOUR, HOUR + 1, HOUR + 2])
+    world.batch()
+    world.cancel("a-u1", HOUR + 1, "unique")
+    world.send("b", [BEGIN + 1_000, HOUR + 3])
+    return world
+
+
+def wish(world: World, folder: Path, where: str = "", columns: tuple[str, ...] = (), limit: int = 0) -> Wish:
+    return Wish(str(world.bulk.address), where, list(columns), limit, "1g", str(folder / f"rows-{where}-{limit}"))
+
+
+def ran(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """A program of a user's, who has installed the package and has not made it the first Python of the PATH."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=300, check=False,
+        env=environ | {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+
+
+def test_without_a_session_it_is_an_arrow_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    world = waiting(tmp_path)
+    before = dict(os.environ)
+    try:
+        found = postdate.pending(bulk=str(world.bulk.address))
+    finally:
+        world.close()
+    assert isinstance(found, pa.Table)
+    assert found.sort_by("due")["body"].to_pylist() == [b"b 0", b"a 0", b"a 2", b"b 1"]
+    assert found.schema.field("due").type == pa.timestamp("us", "UTC")
+    assert found.schema.metadata is None
+    assert dict(os.environ) == before
+    assert capfd.readouterr() == ("", "")
+
+
+def test_rows_and_columns_are_chosen_before_they_are_read(tmp_path: Path, spark: Any) -> None:
+    world = waiting(tmp_path / "data")
+    try:
+        chosen = wish(world, tmp_path, "key like 'a-%' and properties['UNIQ_KEY'] like 'a-%'", ("key", "size"))
+        extract.extract(spark, chosen)
+        found = pq.read_table(chosen.target)
+        assert found.column_names == ["key", "size"]
+        assert sorted(found["key"].to_pylist()) == ["a-k0 other", "a-k2 other"]
+        first = wish(world, tmp_path, limit=2)
+        extract.extract(spark, first)
+        assert pq.read_table(first.target)["body"].to_pylist() == [b"b 0", b"a 0"], "those that are due first"
+        none = wish(world, tmp_path, "false")
+        extract.extract(spark, none)
+        assert pq.read_table(none.target).num_rows == 0
+        for wrong, said in [
+            (wish(world, tmp_path, "colour = 1"), "with name `colour` cannot be resolved"),
+            (wish(world, tmp_path, "topic ="), "Syntax error"),
+            (wish(world, tmp_path, columns=("colour",)), "with name `colour` cannot be resolved"),
+        ]:
+            with pytest.raises(postdate.UsageError, match=said):
+                extract.extract(spark, wrong)
+    finally:
+        world.close()
+
+
+def test_with_a_session_it_is_a_data_frame_on_it(tmp_path: Path, spark: Any) -> None:
+    world = waiting(tmp_path)
+    try:
+        frame = postdate.pending(spark, bulk=str(world.bulk.address))
+        assert frame.sparkSession is spark
+        assert frame.where("tag = 'a'").groupBy("topic").count().collect() == [(TOPIC, 4)]
+    finally:
+        world.close()
+
+
+PLAIN = """
+import sys
+from pyspark.sql import SparkSession
+import postdate
+
+spark = SparkSession.builder.getOrCreate()
+before = spark.sparkContext.pythonExec
+rows = postdate.pending(spark, bulk=sys.argv[1])
+assert spark.sparkContext.pythonExec == before
+print([bytes(row.body).decode() for row in rows.orderBy("due").collect()])
+spark.stop()
+"""
+
+
+def test_a_plain_session_of_a_user_will_do(tmp_path: Path) -> None:
+    world = waiting(tmp_path)
+    try:
+        done = ran(PLAIN, str(world.bulk.address))
+    finally:
+        world.close()
+    assert done.stdout == "['b 0', 'a 0', 'a 2', 'b 1']\n", done.stderr[-2_000:]
+
+
+def test_what_is_asked_for_wrongly_is_refused_at_once(spark: Any) -> None:
+    asked: Any = postdate.pending
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("a list of names", {"columns": "due"}),
+        ("at least 1, got 0", {"limit": 0}),
+        ("expected host:port", {"bulk": "nowhere"}),
+        ("takes a Spark session", {"spark": "orders"}),
+        ("a DataFrame has its own", {"spark": spark, "where": "true"}),
+    ]
+    for said, named in wrong:
+        with pytest.raises(postdate.UsageError, match=said):
+            asked(**named)
+
+
+def test_where_no_broker_answers_it_is_told_in_a_sentence(spark: Any) -> None:
+    said = "no broker answers at 127.0.0.1:1: "
+    with pytest.raises(postdate.Unreachable, match=said):
+        postdate.pending(bulk="127.0.0.1:1")
+    with pytest.raises(postdate.Unreachable, match=said):
+        postdate.pending(spark, bulk="127.0.0.1:1")
+
+
+def test_where_there_is_no_java_it_is_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = waiting(tmp_path / "data")
+    try:
+        monkeypatch.setattr(java, "find", lambda _environ: java.Missing(("PATH /usr: version 8",)))
+        monkeypatch.setattr(sys, "argv", ["extract", json.dumps(wish(world, tmp_path))])
+        assert extract.main() == 1
+    finally:
+        world.close()
+    fault = outlook._fault(capsys.readouterr().err.strip(), 1)
+    assert isinstance(fault, PipelineFailed)
+    assert str(fault).startswith("no Java 17 or newer was found (PATH /usr: version 8); install one with")
+
+
+def test_a_spark_that_does_not_start_and_a_process_that_dies_are_told(tmp_path: Path) -> None:
+    world = waiting(tmp_path)
+    try:
+        with pytest.raises(PipelineFailed, match=r"Spark does not start: .*Invalid initial heap size|-Xmx1x"):
+            postdate.pending(bulk=str(world.bulk.address), memory="1x")
+    finally:
+        world.close()
+    assert "ended with code -9: Killed" in str(outlook._fault("Killed", -9))
+
+
+def test_nothing_of_spark_is_loaded_before_it_is_needed() -> None:
+    script = "import sys, postdate; postdate.pending; print('pyspark' in sys.modules)"
+    assert ran(script).stdout == "False\n"
