@@ -7,6 +7,7 @@ clock stands still or is moved by hand: nothing here waits for a due time.
 import gc
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
@@ -191,3 +192,8 @@ def bytes_per_message(folder: Path, part: Part) -> float:
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
