@@ -165,11 +165,7 @@ class Converter:
         wanted = self._wanted
         if wanted.properties:
             return _encoded_maps(_as_maps(batch.column(wanted.properties), wanted.properties, faults), faults)
-        parts = []
-        for name, column in wanted.named:
-            values = _checked_texts(batch.column(column), column, faults)
-            _mark(faults, pc.equal(pc.binary_length(values), 0), lambda _, name=name: _empty(name))
-            parts.append(_named(name, values))
+        parts = [_own_column(batch, name, column, faults) for name, column in wanted.named]
         return _together(*parts) if parts else pa.repeat(pa.scalar(b"", pa.binary()), batch.num_rows)
 
     # -- making -------------------------------------------------------------------------------------------------
@@ -397,6 +393,13 @@ def properties_of(value: Any, name: str, row: int, faults: Faults) -> list[tuple
         faults.setdefault(row, f"column {name} (the properties), expected an object with values that are text")
         return []
     return list(value.items())
+
+
+def _own_column(batch: pa.RecordBatch, name: str, column: str, faults: Faults) -> pa.Array:
+    """A property whose values have a column of their own, encoded."""
+    values = _checked_texts(batch.column(column), column, faults)
+    _mark(faults, pc.equal(pc.binary_length(values), 0), lambda _: _empty(name))
+    return _named(name, values)
 
 
 def _encoded_maps(maps: pa.Array, faults: Faults) -> pa.Array:
