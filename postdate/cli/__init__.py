@@ -20,6 +20,7 @@ COMMANDS = {
     "up": "start a broker",
     "send": "send a message, now or for later",
     "consume": "print the messages of a topic as they come",
+    "import": "schedule the rows of files, millions of them",
     "cancel": "cancel a message that waits",
     "pending": "what waits, by topic and by time",
     "forecast": "what is due in the time ahead, as bars",

@@ -277,7 +277,8 @@ def _ceiled(instants: pa.Array) -> pa.Array:
 
 def _in_unit(number: pa.Array, wanted: Wanted, faults: Faults) -> pa.Array:
     factor = 1 if wanted.unit == MILLISECONDS else 1_000
-    is_wide = pc.greater(pc.abs(pc.max_element_wise(number, -_MS_MAX, skip_nulls=False)), _MS_MAX // factor)
+    limit = _MS_MAX // factor
+    is_wide = pc.or_(pc.greater(number, limit), pc.less(number, -limit))
     _mark(faults, is_wide, lambda row: f"column {wanted.due} is {number[row].as_py()}, which is out of range")
     return pc.multiply(pc.if_else(is_wide, None, number), factor)
 

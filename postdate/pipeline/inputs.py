@@ -19,19 +19,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import flight
 from pyspark import TaskContext
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from postdate.client.faults import Unreachable
-from postdate.errors import PipelineFailed, UsageError
+from postdate.errors import UsageError
 from postdate.pipeline import imports
 from postdate.pipeline.columns import Wanted
 from postdate.pipeline.driver import first_line
 from postdate.pipeline.files import Place
 from postdate.pipeline.gate import Gate
 from postdate.pipeline.loading import BLOCK, BROKEN, FILE, JSON_NAMES, LINE, Loaded, Plan, kinds_of, load
-from postdate.pipeline.query import embedded
+from postdate.pipeline.query import embedded, told
 from postdate.pipeline.wishes import check_names, fitted, roles_of, with_body
 
 KINDS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
@@ -74,7 +72,7 @@ class Interrupted(KeyboardInterrupt):
 def run(request: Request, environ: Mapping[str, str], look: Look) -> Outcome:
     """Raises UsageError, Refused, Unreachable, PipelineFailed, and Interrupted with a sentence."""
     kind = kind_of(request.paths)
-    with _told(request.bulk), Gate(request.bulk) as gate:
+    with told(request.bulk), Gate(request.bulk) as gate:
         gate.state()  # a broker that is away is told before Spark takes its seconds
         with _given_up(gate, request) as begun, embedded(request.memory, environ) as spark:
             spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", _ARROW_BYTES)
@@ -121,16 +119,6 @@ def _given_up(gate: Gate, request: Request) -> Iterator[list[Plan]]:
         if is_ours:
             raise Interrupted(f"import {request.id} is given up: nothing is scheduled") from None
         raise
-
-
-@contextmanager
-def _told(bulk: str) -> Iterator[None]:
-    try:
-        yield
-    except flight.FlightError as error:
-        raise Unreachable(f"no broker answers at {bulk}: {first_line(error)}") from error
-    except PySparkException as error:
-        raise PipelineFailed(first_line(error)) from error
 
 
 @contextmanager

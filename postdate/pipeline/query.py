@@ -34,7 +34,7 @@ def answer(query: str, bulk: str, limit: int, memory: str, environ: Mapping[str,
 
 def answered(spark: Any, query: str, bulk: str, limit: int) -> Found:
     """At most so many rows. Raises UsageError where Spark does not understand it, Unreachable, PipelineFailed."""
-    with _told(bulk):
+    with told(bulk):
         pending(spark, bulk).createOrReplaceTempView(VIEW)
         rows = spark.sql(query).limit(limit + 1).toArrow()
     columns = [column.to_pylist() for column in rows.slice(0, limit).columns]
@@ -57,7 +57,8 @@ def embedded(memory: str, environ: Mapping[str, str]) -> Iterator[Any]:
 
 
 @contextmanager
-def _told(bulk: str) -> Iterator[None]:
+def told(bulk: str) -> Iterator[None]:
+    """What Spark and Flight raise, as errors of ours: UsageError, Unreachable, PipelineFailed."""
     try:
         yield
     except (ParseException, AnalysisException) as error:
