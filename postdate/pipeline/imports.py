@@ -14,12 +14,11 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from pyarrow import flight
 
-from postdate.errors import PipelineFailed, PostdateError, Refused, UsageError
+from postdate.errors import PipelineFailed, PostdateError, Refused
 from postdate.pipeline.columns import Job, Wanted
 from postdate.pipeline.files import Place
 from postdate.pipeline.gate import Gate
@@ -31,8 +30,6 @@ LOADING, DONE, FAILED = "loading", "done", "failed"
 _POLL_S = 0.2
 _SHOWN_MAX = 20
 _AWAY_S = 60.0  # how long a broker may be away while we wait for it
-_ID_CHARACTERS_MAX = 128
-_STEM_CHARACTERS_MAX = 48
 
 
 class Begun(NamedTuple):
@@ -55,9 +52,7 @@ class BadRows(PostdateError, ValueError):
 
 
 def begin(gate: Gate, job_id: str, topic: str, wanted: Wanted) -> Begun:
-    """Raises Refused and UsageError. Files that an earlier try has left are removed."""
-    if not 0 < len(job_id) <= _ID_CHARACTERS_MAX:
-        raise UsageError(f"the id has {len(job_id)} characters, expected 1 to {_ID_CHARACTERS_MAX}")
+    """Raises Refused. Files that an earlier try has left are removed."""
     told = gate.begin({"id": job_id, "op": "import", "topic": topic})
     job = told["job"]
     if job["state"] != LOADING:
@@ -65,18 +60,11 @@ def begin(gate: Gate, job_id: str, topic: str, wanted: Wanted) -> Begun:
     queues = tuple((queue_id, number) for queue_id, number in told["queues"])
     known = Job(job_id, job["number"], topic, queues, told["now_ms"], told["delay_ms_max"])
     folder = f"{told['table'].rstrip('/')}/{MESSAGES}"
-    plan = Plan(wanted, known, folder, stem_of(job_id), edge_ms(told["now_ms"]))
+    # The broker takes no id that a file could not have in its name.
+    plan = Plan(wanted, known, folder, f"_import-{job_id}-", edge_ms(told["now_ms"]))
     if not told["is_new"]:
         remove_files(plan)
     return Begun(job, plan)
-
-
-def stem_of(job_id: str) -> str:
-    """What the names of an import's files begin with; another id has another one."""
-    safe = re.sub(r"[^A-Za-z0-9_.]", "_", job_id)[:_STEM_CHARACTERS_MAX]
-    if safe != job_id:
-        safe += f".{blake2b(job_id.encode(), digest_size=8).hexdigest()}"
-    return f"_import-{safe}-"
 
 
 def files_of(plan: Plan) -> list[str]:
