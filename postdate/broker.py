@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from postdate import recovery, retention
+from postdate.commands import Commands
 from postdate.config import Settings, changed
 from postdate.errors import (
     CorruptData,
@@ -152,6 +153,7 @@ class Broker:
             settings=lambda: self.settings, admit=self._admit_popper, queue=self._queue,
         )  # fmt: skip
         self.staging = Staging(self._disk, self.fold, self._writer, settings=lambda: self.settings)
+        self.commands = Commands(self.fold, self._writer, settings=lambda: self.settings)
         self._lookup = Lookup(self.fold, self.levels, batch_bytes_max)
         recovery.cut_rows(self.fold)
         known_durable = max(snapshot.positions(self._disk), default=0)
@@ -412,7 +414,20 @@ class Broker:
                 f"tombstones_max: {self.fold.tombstones.count} cancels wait for their messages, the limit; try later"
             )
         body = {"topic": topic, "key": key, "by": by, "due": due_at_ms}
-        return self._writer.write_system(CANCEL, body, at_ms, self._traced)
+        ticket = self._writer.write_system(CANCEL, body, at_ms, self._traced)
+        for moved_to in self.fold.moved_dues(topic, key, by, due_at_ms):
+            # A job has postponed it. Both are cancelled: the key may have been used again, for the first due.
+            ticket = self._writer.write_system(CANCEL, body | {"due": moved_to}, at_ms, self._or_traced(ticket))
+        return ticket
+
+    def _or_traced(self, before: Ticket) -> Callable[[CancelAnswer], Traced]:
+        """What became of a cancel that has two dues: the one written before is applied before."""
+
+        def traced(answer: CancelAnswer) -> Traced:
+            first: Traced = before.answer
+            return first if first.outcome is Cancelled.CANCELLED else self._traced(answer)
+
+        return traced
 
     def _traced(self, answer: CancelAnswer) -> Traced:
         """Looks where a message may be, in the direction in which it moves."""
@@ -434,13 +449,13 @@ class Broker:
         horizon passes it: that one was delivered, or cancelled by another.
         """
         tombstone = traced.tombstone
-        found = np.array([arrival for arrival in arrivals if arrival < tombstone.arrival], np.int64)
+        found = np.array([arrival for arrival in arrivals if tombstone.is_after(arrival)], np.int64)
         if not rescued_by(traced.rescued, found, np.full(len(found), tombstone.due)).all():
             return True
         entries = self.fold.wheel.find(tombstone.due, tombstone.column, tombstone.key_hash)
         return any(
             entry.queue == DEAD
-            and entry.arrival < tombstone.arrival
+            and tombstone.is_after(entry.arrival)
             and self.fold.matches(tombstone, entry.offset, entry.size)
             for entry in entries
         )
@@ -458,7 +473,7 @@ class Broker:
         return any(
             found.state is State.VISIBLE
             and found.due_at_ms == tombstone.due
-            and found.arrival < tombstone.arrival
+            and tombstone.is_after(found.arrival)
             and self.fold.matches(tombstone, found.offset, len(found.record))
             for found in islice(steps, self.settings.delivered_search_steps)
             if found is not None

@@ -77,6 +77,10 @@ class CorruptChunk(CorruptData):
     """The disk's or the uploader's fault: a chunk is damaged."""
 
 
+class CorruptSelection(CorruptData):
+    """The disk's or the uploader's fault: a file with rows that a job has selected is damaged."""
+
+
 class CorruptTable(CorruptData):
     """The disk's fault: the table of far messages cannot be read, or lacks files; what the log has stays on time."""
 

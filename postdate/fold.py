@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from postdate.errors import IllegalMessage
-from postdate.far import BLOCK_ROWS_DEFAULT, FAR, FAR_STRUCT, Far, Rescue
+from postdate.far import BLOCK_ROWS_DEFAULT, FAR, FAR_STRUCT, NEVER, Far, Rescue
 from postdate.groups import Groups
 from postdate.index import KEYS_MAX, Index
+from postdate.jobs import DONE, FAILED, IMPORT, LOADING, POSTPONE, RUNNING, WAITING, Job, Jobs, Part
 from postdate.keys import key_hash
 from postdate.log import record as records
 from postdate.log.batch import (
@@ -28,6 +29,7 @@ from postdate.log.batch import (
     CANCEL,
     GROUP,
     INVISIBLE,
+    JOB,
     MESSAGE,
     MORE_KEYS,
     OFFSETS,
@@ -44,9 +46,11 @@ from postdate.log.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk, Chunks
 from postdate.log.disk import Disk
 from postdate.log.queue import ENTRY, ENTRY_STRUCT, Queue
 from postdate.log.rows import Rows
+from postdate.log.selection import NEAR, Selections
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key, other_keys
 from postdate.pops import NOT_GIVEN, OVER, Key, Pops
-from postdate.tombstones import Tombstone, Tombstones
+from postdate.table_format import OWN, job_of
+from postdate.tombstones import BY_COLUMN, Tombstone, Tombstones
 from postdate.topics import GONE, SCHEDULE_TOPIC, Topics
 from postdate.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, SINGLE, SINGLE_STRUCT, Due, Run, Waiting, Wheel
 
@@ -70,7 +74,15 @@ class StageAnswer(NamedTuple):
     reason: str
 
 
+class JobAnswer(NamedTuple):
+    """Where a job is now; without one, why not."""
+
+    job: Job | None
+    reason: str = ""
+
+
 Counts = Iterable[tuple[int, int]]
+_IsMeant = Callable[[Tombstone, int], bool]  # whether a tombstone is for the row of that number
 
 
 class Tally(NamedTuple):
@@ -119,6 +131,8 @@ class Fold:
         self.tombstones = Tombstones()
         self.index = Index(disk, file_rows)
         self.chunks = Chunks(disk)
+        self.jobs = Jobs()
+        self.selections = Selections(disk)
         self.chunk_end = CHUNK_BIT  # where the next chunk's offsets begin
         self.chunk_seen: dict[int, int] = {}  # by base: when one of its messages last became visible
         self.chunk_held: dict[int, int] = {}  # by offset, of records in chunks: groups that have popped them
@@ -138,7 +152,7 @@ class Fold:
             MESSAGE: self._apply_message, CANCEL: self._apply_cancel, STAGE: self._apply_stage,
             RESCUE: self._apply_rescue, TOPIC: self._apply_topic, GROUP: self._apply_group,
             OFFSETS: self._apply_offsets, SETTINGS: self._apply_settings, PIPELINE: self._apply_pipeline,
-            POP: self._apply_pop, ACK: self._apply_ack, INVISIBLE: self._apply_invisible,
+            POP: self._apply_pop, ACK: self._apply_ack, INVISIBLE: self._apply_invisible, JOB: self._apply_job,
         }  # fmt: skip
         self.topics.put(SCHEDULE_TOPIC, SCHEDULE_QUEUES, SCHEDULE_QUEUES, 6, {})
         self.make_queues()
@@ -381,10 +395,13 @@ class Fold:
             unique, first = (hashed, 0) if body["by"] == "unique" else (0, hashed)
             # Its queue stands for its topic, so that the row tells all even when its record is gone.
             queue = self.topics.get(body["topic"]).numbers[0]
-            self.far.push_cancel(FAR_STRUCT.pack(arrival, due, unique, first, row[8], queue, 0, CANCEL, 0, 0), due)
+            jobs = self.jobs.next_number  # where a message has the hash of its tag
+            self.far.push_cancel(FAR_STRUCT.pack(arrival, due, unique, first, row[8], queue, jobs, CANCEL, 0, 0), due)
             segment = arrival >> self._shift
             self.held[segment] = self.held.get(segment, 0) + 1
-        tombstone = Tombstone(body["topic"], body["key"], body["by"], due, arrival, hashed, far_offset, far_before)
+        tombstone = Tombstone(
+            body["topic"], body["key"], body["by"], due, arrival, hashed, far_offset, far_before, self.jobs.next_number
+        )
         self.tombstones.add(tombstone)
         wheel_count = self._kill_in_wheel(tombstone)
         if due <= self.fired_at_ms:
@@ -394,7 +411,7 @@ class Fold:
     def _kill_in_wheel(self, tombstone: Tombstone) -> int:
         count = 0
         for found in self.wheel.find(tombstone.due, tombstone.column, tombstone.key_hash):
-            if found.arrival < tombstone.arrival and self.matches(tombstone, found.offset, found.size):
+            if tombstone.is_after(found.arrival) and self.matches(tombstone, found.offset, found.size):
                 count += 1
                 if found.queue != DEAD:
                     self.wheel.kill(found)
@@ -436,30 +453,26 @@ class Fold:
             return np.zeros(len(rows), np.bool_)
         wanted = _Wanted.of(self.tombstones.between(int(rows["due"].min()), int(rows["due"].max())))
         near = np.flatnonzero(_among(rows["due"], wanted.dues))
-        return self._dead(rows, near, wanted, lambda hit: (int(rows["arrival"][hit]), int(rows["size"][hit])))
+        return self._dead(
+            rows, near, wanted, lambda t, hit: self.matches(t, int(rows["arrival"][hit]), int(rows["size"][hit]))
+        )
 
-    def _dead(
-        self, rows: np.ndarray, near: np.ndarray, wanted: "_Wanted", at: Callable[[int], tuple[int, int]]
-    ) -> np.ndarray:
-        """Which of the rows at the places `near` a tombstone cancels; `at` gives (offset, size) of a row's record."""
+    def _dead(self, rows: np.ndarray, near: np.ndarray, wanted: "_Wanted", is_meant: "_IsMeant") -> np.ndarray:
+        """Which of the rows at the places `near` a tombstone cancels; `is_meant` verifies what equal hashes hint at."""
         dead = np.zeros(len(rows), np.bool_)
         hits = np.zeros(len(near), np.bool_)
         for column, hashes in wanted.hashes.items():
             hits |= _among(rows[column][near], hashes)
         for hit in near[hits].tolist():
             found = (int(rows["arrival"][hit]), int(rows["unique_hash"][hit]), int(rows["key_hash"][hit]))
-            dead[hit] = any(self._is_hit(t, found, at(hit)) for t in self.tombstones.at(int(rows["due"][hit])))
+            tombstones = self.tombstones.at(int(rows["due"][hit]))
+            dead[hit] = any(_is_alike(t, *found) and is_meant(t, hit) for t in tombstones)
         return dead
-
-    def _is_hit(self, tombstone: Tombstone, found: tuple[int, int, int], place: tuple[int, int]) -> bool:
-        arrival, unique_hash, first_hash = found
-        hashed = unique_hash if tombstone.by == "unique" else first_hash
-        return hashed == tombstone.key_hash and arrival < tombstone.arrival and self.matches(tombstone, *place)
 
     def is_cancelled(self, row: np.ndarray) -> bool:
         """Whether a far message that waits, given as an array of its one far row, will never be shown."""
-        by_tombstone = self._dead_by_tombstone(row)
-        return bool(by_tombstone[0] or self._dead_by_taken_cancel(row)[0])
+        by_cancel = self._dead_by_tombstone(row) | self._dead_by_taken_cancel(row)
+        return bool(by_cancel[0] or self._dead_by_job(row, self.jobs.decided())[0])
 
     def waiting_far(self) -> Iterator[Waiting]:
         """What waits, untaken, in the far queue, without what is cancelled; of deleted topics, too. Piece by piece,
@@ -468,6 +481,7 @@ class Fold:
         for rows in self.far.untaken_pieces():
             rows = rows[rows["kind"] == MESSAGE]
             rows = rows[~self._dead_by_tombstone(rows)]
+            rows = rows[~self._dead_by_job(rows, self.jobs.decided())]
             yield Waiting(rows["due"], rows["queue"], rows["size"])
 
     # -- far messages into the wheel ----------------------------------------------------------------------------
@@ -484,8 +498,8 @@ class Fold:
         rows = rows[is_message]  # of a cancel, its tombstone does the rest
         for segment, _ in _counts(rows["arrival"] >> self._shift):
             self.touched[segment] = self._batch_end  # its records are read below, and on a replay again
-        dead = self._dead_by_tombstone(rows)
-        rows = rows[~dead & ~self._dead_by_taken_cancel(rows)]
+        dead = self._dead_by_tombstone(rows) | self._dead_by_taken_cancel(rows)
+        rows = rows[~dead & ~self._dead_by_job(rows, self.jobs.decided())]
         _add(self.near, rows["queue"])
         self._hold_segments(rows["arrival"])
         self.wheel.add_many(rows["due"], _singles(rows, rows["arrival"]))
@@ -519,13 +533,17 @@ class Fold:
         # Asked for once: there may be many cancels, and many chunks.
         low, high = min((c.head.due_low_ms for c in chunks), default=0), body["horizon"][1]
         wanted = _Wanted.of(self.tombstones.between(low, high) if chunks else ())
+        # Jobs that are decided and that the table has not followed yet: it may still promote what they have taken away.
+        ahead = [job for job in self.jobs.decided() if job.state == RUNNING and job.far >= body["far"][1]]
         for chunk in chunks:
-            self._stage_chunk(chunk, wanted, batch.at_ms)
+            self._stage_chunk(chunk, wanted, ahead, batch.at_ms)
         self.far.take(body["far"][1], body["horizon"][1])
         self.far.rows_in = body["rows_in"]
         self.far.rows_out += body["rows_out"]
         self.tombstones.forget_taken(self.far.taken, self.far.horizon_at_ms)
         self.tombstones.sweep(self._is_needed)
+        self.jobs.taken(self.far.taken, batch.at_ms)
+        self._forget_parts()
         return StageAnswer(True, "")
 
     def stage_problem(self, body: dict[str, Any]) -> str:
@@ -585,7 +603,7 @@ class Fold:
             segments.update(dict(by_segment))
         return Tally(start, max(start, stop), queues, segments)
 
-    def _stage_chunk(self, chunk: Chunk, wanted: "_Wanted", at_ms: int) -> None:
+    def _stage_chunk(self, chunk: Chunk, wanted: "_Wanted", ahead: list[Job], at_ms: int) -> None:
         index = chunk.index
         base = self.chunk_end
         self.chunk_end += (chunk.head.file_bytes + 7) & -8
@@ -594,8 +612,10 @@ class Fold:
         fate = np.zeros(len(index), np.uint8)
         if len(wanted.dues):
             near = _places_of(index["due"], wanted.dues)
-            place = lambda hit: (base + int(index["position"][hit]), int(index["size"][hit]))  # noqa: E731
-            fate[self._dead(index, near, wanted, place)] = CANCELLED
+            is_meant = lambda t, hit: self.matches(t, base + int(index["position"][hit]), int(index["size"][hit]))  # noqa: E731
+            fate[self._dead(index, near, wanted, is_meant)] = CANCELLED
+        if ahead:
+            fate[self._dead_by_job(index, ahead)] = CANCELLED
         if self.far.rescues:
             elsewhere = self.far.rescued(index["arrival"], index["due"]) & (index["flags"] & FLAG_OWN_ARRIVAL == 0)
             fate[elsewhere] = ELSEWHERE
@@ -603,6 +623,138 @@ class Fold:
         queues = np.ascontiguousarray(index["queue"])
         _add(self.near, queues[fate == LIVING] if fate.any() else queues)
         self.wheel.stage(Run(base, index, 0, fate))
+
+    # -- jobs ---------------------------------------------------------------------------------------------------
+
+    def _apply_job(self, batch: Batch, row: tuple[int, ...]) -> JobAnswer:
+        """Whatever was written, only a call that fits where the job is by now changes anything."""
+        body = self._body(batch, row)
+        call = body["call"]
+        if call == "decide":
+            return self._decide(body, batch)
+        job = self.jobs.find(body["id"])
+        if call in ("begin", "ask") and (job is None or job.state == FAILED):
+            job = self.jobs.begin(body["op"], body["id"], batch.at_ms, LOADING if call == "begin" else WAITING)
+            job.topic, job.where, job.by_ms = body["topic"], body["where"], body["by_ms"]
+            if call == "ask":
+                self._enqueue(job, batch, row)
+        elif call == "adopt" and job is not None and job.state == LOADING:
+            job.files, job.rows, job.bad, job.state = body["files"], body["rows"], body["bad"], WAITING
+            self._enqueue(job, batch, row)
+        elif call == "fail" and job is not None and job.state in (LOADING, WAITING):
+            self.jobs.end(job, FAILED, batch.at_ms, body["reason"])
+        return JobAnswer(job, "" if job is not None else f"there is no job {body['id']!r}")
+
+    def _enqueue(self, job: Job, batch: Batch, row: tuple[int, ...]) -> None:
+        """A job's command gets its place among far messages and cancels. It is never due, so that nobody rescues it."""
+        job.far, job.arrival = self.far.length, batch.offset + row[9]
+        self.far.push(FAR_STRUCT.pack(job.arrival, NEVER, 0, 0, row[8], 0, 0, JOB, 0, 0), NEVER)
+        segment = job.arrival >> self._shift
+        self.held[segment] = self.held.get(segment, 0) + 1
+
+    def decide_problem(self, body: dict[str, Any]) -> str:
+        """Why a decision is refused; empty where it is accepted."""
+        job = self.jobs.get(body["number"])
+        if body["epoch"] != self.far.epoch:
+            return f"epoch {body['epoch']} is not the current one ({self.far.epoch}): another pipeline has registered"
+        if job is None or job.op == IMPORT or job.state != WAITING:
+            return f"job {body['number']} does not wait for a decision" + (f": it is {job.state}" if job else "")
+        return ""
+
+    def _decide(self, body: dict[str, Any], batch: Batch) -> JobAnswer:
+        """What a job has selected changes where it still waits: from here on it is not there any more."""
+        reason, job = self.decide_problem(body), self.jobs.get(body["number"])
+        if reason or job is None:
+            return JobAnswer(None, reason)
+        job.parts = [Part(**part) for part in body["parts"]]
+        for part in job.parts:
+            part.late = np.flatnonzero(~self._taken_away(part, batch.at_ms)).tolist()
+        job.rows = sum(part.rows for part in job.parts)
+        job.late = sum(len(part.late) for part in job.parts)
+        job.changed = job.rows - job.late
+        job.state, job.decided_at = RUNNING, batch.end
+        return JobAnswer(job)
+
+    def _taken_away(self, part: Part, at_ms: int) -> np.ndarray:
+        """Which rows of a part still waited. Those in the wheel are cancelled there; of the others the table is told,
+        and until it has followed no rescue and no stage brings them.
+        """
+        rows = self.selections.rows(part.name)
+        waits = self._waits_in_table(rows)
+        waits &= ~self._dead_by_known_hash(rows)
+        soon = np.flatnonzero(rows["due"] <= self.wheel.last_due)
+        killed = self.wheel.kill_many(rows["due"][soon], rows["arrival"][soon])
+        _subtract(self.near, rows["queue"][soon[killed.all]])
+        self._release_segments(rows["arrival"][soon[killed.singles]], at_ms)
+        waits[soon[killed.all]] = True
+        return waits
+
+    def _waits_in_table(self, rows: np.ndarray) -> np.ndarray:
+        """Which selected rows wait in the table, or are on their way there: not in the wheel."""
+        far, arrival = self.far, rows["arrival"]
+        is_own = arrival >= OWN
+        untaken = ~is_own & (arrival >= far.arrival_of(far.taken))
+        if is_own.any():
+            fresh = [job.number for job in self.jobs.all() if job.far >= far.taken]
+            untaken |= is_own & np.isin(job_of(arrival), fresh)
+        rescued = ~is_own & far.rescued(arrival, rows["due"])
+        waits: np.ndarray = ((rows["due"] > far.horizon_at_ms) | untaken) & ~rescued & (rows["flags"] & NEAR == 0)
+        return waits
+
+    def _dead_by_known_hash(self, rows: np.ndarray) -> np.ndarray:
+        """Which selected rows a tombstone cancels. Their records may be in the table alone: two hashes of 64 bits, due
+        and topic must do.
+        """
+        if not len(rows) or not self.tombstones.count:
+            return np.zeros(len(rows), np.bool_)
+        wanted = _Wanted.of(self.tombstones.between(int(rows["due"][0]), int(rows["due"][-1])))
+        near, places = np.flatnonzero(_among(rows["due"], wanted.dues)), self.topics.places
+        return self._dead(rows, near, wanted, lambda t, hit: places[int(rows["queue"][hit])][0] == t.topic)
+
+    def _dead_by_job(self, rows: np.ndarray, jobs: Iterable[Job]) -> np.ndarray:
+        """Which rows, of the far queue or of a chunk, one of these jobs has taken away."""
+        dead = np.zeros(len(rows), np.bool_)
+        if not len(rows):
+            return dead
+        low, high = int(rows["due"].min()), int(rows["due"].max())
+        for part in [part for job in jobs for part in job.parts if part.due_low <= high and part.due_high >= low]:
+            taken = self._taken_between(part, low, high)
+            if len(taken):
+                dead |= np.isin(rows["arrival"], taken["arrival"])
+        return dead
+
+    def _taken_between(self, part: Part, low: int, high: int) -> np.ndarray:
+        """The rows of a part with low <= due <= high that did not come too late."""
+        rows = self.selections.rows_left(part.name)
+        start, stop = int(np.searchsorted(rows["due"], low, "left")), int(np.searchsorted(rows["due"], high, "right"))
+        late = [row - start for row in part.late if start <= row < stop]
+        return np.delete(rows[start:stop], late) if late else rows[start:stop]
+
+    def moved_dues(self, topic: str, key: str, by: str, due: int) -> list[int]:
+        """Where jobs have moved messages of a topic, key and due to: whoever has a handle knows the first due alone."""
+        column, hashed, found = BY_COLUMN[by], np.uint64(key_hash(key)), {due}
+        for job in self.jobs.decided():
+            if job.op == POSTPONE:
+                found |= {each + job.by_ms for each in found if self._has_moved(job, topic, column, hashed, each)}
+        return sorted(found - {due})
+
+    def _has_moved(self, job: Job, topic: str, column: str, hashed: np.uint64, due: int) -> bool:
+        for part in [part for part in job.parts if part.due_low <= due <= part.due_high]:
+            rows = self._taken_between(part, due, due)
+            queues = rows["queue"][rows[column] == hashed].tolist()
+            if any(self.topics.places[queue][0] == topic for queue in queues):
+                return True
+        return False
+
+    def _forget_parts(self) -> None:
+        """Of what a job has taken away nothing can come back when the horizon has passed it; where it moved something,
+        a handle may ask for that until it has been fired.
+        """
+        for job in list(self.jobs.decided()):
+            if job.state == DONE:
+                until = max(part.due_high for part in job.parts) + job.by_ms
+                if until <= self.far.horizon_at_ms and until <= self.fired_at_ms:
+                    job.parts = []
 
     # -- the small tables ---------------------------------------------------------------------------------------
 
@@ -720,6 +872,11 @@ class Fold:
     def _body(self, batch: Batch, row: tuple[int, ...]) -> Any:
         """The content of a system record."""
         return json.loads(records.decode(self._read(batch.offset + row[9], row[8])).body)
+
+
+def _is_alike(tombstone: Tombstone, arrival: int, unique_hash: int, first_hash: int) -> bool:
+    hashed = unique_hash if tombstone.by == "unique" else first_hash
+    return hashed == tombstone.key_hash and tombstone.is_after(arrival)
 
 
 class _Wanted(NamedTuple):

@@ -109,6 +109,8 @@ def _state(fold: Fold) -> dict[str, Any]:
         "chunks": [[base, fold.chunks.name_of(base)] for base in fold.chunks.bases()],
         "runs": [[run.base, run.position, _packed(run.dead)] for run in fold.wheel.runs],
         "rescued": fold.rescued_count,
+        "jobs": fold.jobs.state(),
+        "jobs_next": fold.jobs.next_number,
     }
 
 
@@ -225,6 +227,7 @@ def _load_tables(fold: Fold, state: dict[str, Any]) -> None:
     # A snapshot of an earlier version knows nothing of pops.
     fold.pops.load(state.get("leases", []), state.get("ready", []), state.get("spent", []))
     fold.chunk_held = dict(state.get("chunk_held", []))
+    fold.jobs.load(state.get("jobs_next", 0), state.get("jobs", []))
     fold.near, fold.untaken = list(state["near"]), list(state["untaken"])
     fold.held, fold.seen, fold.touched = (dict(state[name]) for name in ("held", "seen", "touched"))
     fold.chunk_seen = dict(state["chunk_seen"])

@@ -82,8 +82,8 @@ def own_arrival(job: int, part: int = 0, row: int = 0) -> int:
     return OWN + (job << _JOB_SHIFT) + (part << _PART_SHIFT) + row
 
 
-def job_of(arrival: int) -> int:
-    """The number of the job that brought a row of its own arrival."""
+def job_of(arrival: Any) -> Any:
+    """The number of the job that brought a row of its own arrival, or such numbers by column."""
     return (arrival - OWN) >> _JOB_SHIFT
 
 

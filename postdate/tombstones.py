@@ -12,6 +12,8 @@ import heapq
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from postdate.table_format import OWN, job_of
+
 BY_COLUMN = {"unique": "unique_hash", "key": "key_hash"}
 
 
@@ -24,10 +26,15 @@ class Tombstone(NamedTuple):
     key_hash: int
     far_offset: int  # its entry in the far queue, -1 where it has none
     far_before: int  # the far queue's length when it came
+    jobs: int = 0  # how many jobs there had been: it matches what those have brought
 
     @property
     def column(self) -> str:
         return BY_COLUMN[self.by]
+
+    def is_after(self, arrival: int) -> bool:
+        """Whether it came after a message."""
+        return arrival < self.arrival if arrival < OWN else job_of(arrival) < self.jobs
 
 
 class Tombstones:

@@ -92,6 +92,13 @@ class Found(NamedTuple):
     row: int
 
 
+class Killed(NamedTuple):
+    """Which entries of some places were cancelled just now, and which of those were single ones."""
+
+    all: np.ndarray
+    singles: np.ndarray
+
+
 class Run:
     """The waiting rows of one staged chunk, from `position` on. `index` has the columns of a chunk's rows."""
 
@@ -133,6 +140,23 @@ class Run:
             rows = rows[self.dead[start:stop] == LIVING]
         queue = np.ascontiguousarray(rows["queue"])  # it is counted and sorted: worth bringing together once
         return Due(rows["due"], rows["arrival"], queue, rows["position"] + self.base, rows["size"], rows["tag_hash"])
+
+    def kill_many(self, due: int, arrival: np.ndarray) -> np.ndarray:
+        """Cancels the living rows of a due that have one of these arrivals, which ascend. Returns which."""
+        killed = np.zeros(len(arrival), np.bool_)
+        start = max(int(np.searchsorted(self.index["due"], due, "left")), self.position)
+        stop = int(np.searchsorted(self.index["due"], due, "right"))
+        if stop <= start:
+            return killed
+        own = np.ascontiguousarray(self.index["arrival"][start:stop])
+        rows = np.searchsorted(own, arrival)
+        found = np.flatnonzero(own[np.minimum(rows, len(own) - 1)] == arrival)
+        if self.dead is None:
+            self.dead = np.zeros(len(self.index), np.uint8)
+        living = found[self.dead[start + rows[found]] == LIVING]
+        self.dead[start + rows[living]] = CANCELLED
+        killed[living] = True
+        return killed
 
     def find(self, due: int, column: str, key_hash: int) -> Iterator[Found]:
         start = max(int(np.searchsorted(self.index["due"], due, "left")), self.position)
@@ -289,7 +313,38 @@ class Wheel:
         self._slots[found.due][at : at + 4] = _DEAD_BYTES
         self.count -= 1
 
+    def kill_many(self, due: np.ndarray, arrival: np.ndarray) -> "Killed":
+        """Cancels the living entries of these places, which ascend by (due, arrival)."""
+        killed, single = np.zeros(len(due), np.bool_), np.zeros(len(due), np.bool_)
+        starts = np.flatnonzero(np.concatenate([[True], due[1:] != due[:-1]])) if len(due) else np.empty(0, np.int64)
+        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(due)], strict=False):
+            at, wanted = int(due[start]), arrival[start:stop]
+            if at in self._slots:
+                single[start:stop] = self._kill_singles(at, wanted)
+            killed[start:stop] = single[start:stop]
+            for run in self.runs:
+                killed[start:stop] |= run.kill_many(at, wanted)
+        return Killed(killed, single)
+
+    def _kill_singles(self, due: int, arrival: np.ndarray) -> np.ndarray:
+        """Ours only until we return: a slot that is seen cannot grow."""
+        slot = self._slots[due]
+        singles = np.frombuffer(slot, SINGLE)
+        hits = np.flatnonzero(np.isin(singles["offset"], arrival) & (singles["queue"] != DEAD))
+        if self._frozen is not None:
+            for row in hits.tolist():
+                offset, size, queue, *_ = singles[row].tolist()
+                self._frozen.note_kill(Found(due, offset, queue, offset, size, None, row), slot)
+        singles["queue"][hits] = DEAD
+        self.count -= len(hits)
+        return np.isin(arrival, singles["offset"][hits])
+
     # -- looking ------------------------------------------------------------------------------------------------
+
+    @property
+    def last_due(self) -> int:
+        """Nothing that waits here is due later; -1 where nothing waits."""
+        return max([*self._slots, *(int(run.index["due"][-1]) for run in self.runs)], default=-1)
 
     def singles(self, due: int, start: int, stop: int) -> np.ndarray:
         """Some of the singles of a due, cancelled ones too; a copy, since a slot may grow."""

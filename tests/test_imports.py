@@ -22,12 +22,12 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("__init__",),  # Every import of ours runs it, so it may know none of us, but for the client on its first use.
     ("message", "errors", "config", "clock", "keys"),
     ("log", "wheel", "wire", "table_format"),
-    ("topics", "tombstones", "far", "groups", "pops", "index"),
+    ("topics", "tombstones", "far", "groups", "pops", "index", "jobs"),
     ("fold",),
     ("recovery", "intake", "handout"),
     # What a kept snapshot still needs, what a message is, how a batch comes to the fold.
     ("retention", "lookup", "writer"),
-    ("leases", "staging"),
+    ("leases", "staging", "commands"),
     ("broker",),
     ("client", "manners", "counts"),  # Before the server: pipeline, console and command line may use them.
     ("check", "server", "bulk", "pipeline", "console"),

@@ -1,9 +1,11 @@
 """The doors of bulk: Arrow Flight's actions, do_get and do_put. docs/bulk.md is the contract.
 
-    action state | register | stage | report      JSON in, JSON out
+    action state | register | stage | report | job      JSON in, JSON out
     do_get   {"queue": "near"}, what waits in the wheel
     do_get   {"queue": "far", "start", "stop", "due_min", "due_max"} or {"queue": {"topic", "id"}, "start", "stop"}
+    do_get   {"selection": name}, rows that a job has selected
     do_put   the command {"name", "rows"}, then sorted batches of a chunk
+    do_put   the command {"selection": name}, then sorted rows that a job has selected
 
 Flight calls from threads of its own, one per call. Each error becomes a sentence: FlightUnavailableError where a later
 try may pass, FlightServerError where it will not.
@@ -24,6 +26,7 @@ from postdate.bulk.maps import Maps
 from postdate.bulk.near import near_batches
 from postdate.bulk.rows import Queue, QueueRows, RowsMissing
 from postdate.bulk.schema import OUT
+from postdate.bulk.selections import SELECTED, Selections, selection_name
 from postdate.bulk.stream import DueRange, far_batches
 from postdate.bulk.topic import topic_batches
 from postdate.bulk.upload import Uploads, announced, epoch_of
@@ -94,9 +97,11 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         self._segment_bytes = read_format(disk)["segment_bytes"]
         self._maps = Maps(folder)
         self._uploads = Uploads(disk)
+        self._selections = Selections(disk)
         self._streams = threading.Semaphore(STREAMS_MAX)
         self._actions: dict[str, Callable[[bytes], dict[str, Any]]] = {
             "state": self._state, "register": self._register, "stage": self._stage, "report": self._report,
+            "job": self._job,
         }  # fmt: skip
         super().__init__(f"grpc://{f'[{host}]' if ':' in host else host}:{port}")
 
@@ -108,6 +113,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
             ("register", "JSON table and master: a pipeline begins and gets an epoch"),
             ("stage", "JSON epoch, far, horizon, chunks, rows_in, rows_out: takes chunks into the wheel"),
             ("report", "JSON, free fields: what a batch has done"),
+            ("job", "JSON call, and what it needs: begins, finds, decides or ends work in bulk"),
         ]
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:  # noqa: ARG002
@@ -157,10 +163,21 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         self._link.report(report)
         return {}
 
+    def _job(self, wish: bytes) -> dict[str, Any]:
+        try:
+            return self._link.job(wish)
+        except _AWAY:
+            raise
+        except PostdateError as error:
+            return {"refused": str(error)}
+
     # -- out ----------------------------------------------------------------------------------------------------
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:  # noqa: ARG002
         with _told():
+            name = selection_name(ticket.ticket)
+            if name:
+                return flight.GeneratorStream(SELECTED, self._selections.read(name))
             asked = wanted(ticket.ticket)
             if asked is None:
                 return flight.GeneratorStream(OUT, self._near())
@@ -188,6 +205,11 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         writer: flight.FlightMetadataWriter,
     ) -> None:
         with _told(), self._slot():
+            name = selection_name(descriptor.command or b"")
+            if name:
+                rows = self._selections.write(name, [piece.data for piece in reader])
+                writer.write(pa.py_buffer(orjson.dumps({"rows": rows})))
+                return
             chunk = announced(descriptor.command or b"")
             self._refuse_old(chunk.name)
             with self._uploads.receive(chunk) as upload:

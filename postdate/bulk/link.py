@@ -95,6 +95,10 @@ class Link:
     def stage(self, wish: bytes) -> None:
         self._ask(codes.STAGE, body=wish, timeout=_STAGE_SECONDS)
 
+    def job(self, wish: bytes) -> dict[str, Any]:
+        answer: dict[str, Any] = orjson.loads(self._ask(codes.JOB, body=wish, timeout=_STAGE_SECONDS).body)
+        return answer
+
     def report(self, report: bytes) -> None:
         self._ask(codes.REPORT_BATCH, body=report)
 

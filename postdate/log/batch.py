@@ -37,7 +37,7 @@ HEADER_BYTES = _HEAD.size + _CHECKSUM.size
 ALIGNMENT = 8
 
 # What a record is (column `kind` of ROW).
-MESSAGE, CANCEL, STAGE, RESCUE, TOPIC, GROUP, OFFSETS, SETTINGS, PIPELINE, POP, ACK, INVISIBLE = range(1, 13)
+MESSAGE, CANCEL, STAGE, RESCUE, TOPIC, GROUP, OFFSETS, SETTINGS, PIPELINE, POP, ACK, INVISIBLE, JOB = range(1, 14)
 KIND_NAMES = {
     MESSAGE: "message",
     CANCEL: "cancel",
@@ -51,6 +51,7 @@ KIND_NAMES = {
     POP: "pop",
     ACK: "ack",
     INVISIBLE: "invisible",
+    JOB: "job",
 }
 
 ROW = np.dtype(

@@ -7,7 +7,7 @@ durable, an answer waits until the log is durable up to what it speaks of.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import orjson
@@ -18,6 +18,7 @@ from postdate.errors import LogFailed, ProtocolError, UsageError
 from postdate.server.answers import refusal
 from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
+from postdate.server.said import number, pair, text
 from postdate.server.tasks import Tasks
 from postdate.staging import Stage, refuse
 from postdate.topics import GONE
@@ -64,6 +65,7 @@ class Pipelines:
             "rows_out": far.rows_out,
             "rescued": self._broker.rescued_count,
             "table": far.table,
+            "commands": [[job.number, job.far] for job in self._broker.fold.jobs.open()],
             "gone": np.flatnonzero(self._broker.fold.topics.target_array == GONE).tolist(),
         }
 
@@ -110,7 +112,7 @@ class Pipelines:
 
     def register(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> None:
         said = bodies.load(command.body, "what a pipeline says of itself")
-        table, master = (_text(said, name) for name in ("table", "master"))
+        table, master = (text(said, name) for name in ("table", "master"))
         ticket = self._broker.register_pipeline(self._clock.now_ms(), table=table, master=master)
         asked_by = command.without_content()
         self._pulse.expect(connection, ticket, lambda ticket: self._registered(connection, asked_by, ticket))
@@ -135,11 +137,11 @@ class Pipelines:
             staging.check(stage)
             verified = await asyncio.to_thread(staging.verified, stage)
             ticket = staging.write(stage, verified, self._clock.now_ms())
-            await self._settled(connection, ticket)
+            await self.settled(connection, ticket)
         refuse(ticket.answer)
         return reply(command, codes.SUCCESS)
 
-    async def _settled(self, connection: Connection, ticket: Ticket) -> None:
+    async def settled(self, connection: Connection, ticket: Ticket) -> None:
         """Returns when a ticket has its answer and is durable. Raises LogFailed where it will not be."""
         done: asyncio.Future[LogFailed | None] = asyncio.get_running_loop().create_future()
 
@@ -176,31 +178,6 @@ def _stage_of(said: Mapping[str, Any]) -> Stage:
     chunks = said.get("chunks")
     if not isinstance(chunks, list) or not all(isinstance(name, str) for name in chunks):
         raise ProtocolError("a stage needs chunks, a list of names")
-    epoch, rows_in, rows_out = (_number(said, name) for name in ("epoch", "rows_in", "rows_out"))
-    far, horizon = (_pair(said, name) for name in ("far", "horizon"))
+    epoch, rows_in, rows_out = (number(said, name) for name in ("epoch", "rows_in", "rows_out"))
+    far, horizon = (pair(said, name) for name in ("far", "horizon"))
     return Stage(epoch, far, horizon, tuple(chunks), rows_in, rows_out)
-
-
-def _text(said: Mapping[str, Any], name: str) -> str:
-    value = said.get(name, "")
-    if not isinstance(value, str):
-        raise ProtocolError(f"{name} is {value!r:.64}, expected a text")
-    return value
-
-
-def _number(said: Mapping[str, Any], name: str) -> int:
-    value = said.get(name)
-    if not _is_number(value):
-        raise ProtocolError(f"{name} is {value!r:.64}, expected a whole number")
-    return value
-
-
-def _pair(said: Mapping[str, Any], name: str) -> tuple[int, int]:
-    value = said.get(name)
-    if not isinstance(value, list) or len(value) != 2 or not all(map(_is_number, value)):
-        raise ProtocolError(f"{name} is {value!r:.64}, expected two whole numbers: from and to")
-    return value[0], value[1]
-
-
-def _is_number(value: object) -> TypeGuard[int]:
-    return type(value) is int and -(1 << 63) <= value < 1 << 63

@@ -15,6 +15,7 @@ from postdate.server.clients import Clients
 from postdate.server.connection import Connection
 from postdate.server.connections import Connections
 from postdate.server.consumers import Consumers
+from postdate.server.jobs import Jobs
 from postdate.server.lookups import Lookups
 from postdate.server.members import Members
 from postdate.server.messages import Messages
@@ -101,6 +102,7 @@ class Service:
         )
         self._messages = Messages(broker)
         self._pipelines = Pipelines(broker, clock, self.pulse, tasks)
+        self._jobs = Jobs(broker, clock, tasks, self._pipelines.settled)
         self.status = Status(broker, clock, self._meter, self._counts, self._pipelines.last_reports)
         self._lookups = Lookups(broker)
         self._handlers = self._table()
@@ -192,6 +194,7 @@ class Service:
             codes.GET_STATUS: self.status.overview,
             codes.ATTACH_TABLE: self._table_reader.attach,
             codes.GET_NEAR: pipelines.near,
+            codes.JOB: self._jobs.answer,
             codes.GET_CHUNKS: pipelines.chunks,
         }
 

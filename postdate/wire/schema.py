@@ -259,6 +259,7 @@ _ROWS = (
         codes.GET_NEAR, "GET_NEAR", (_may("due", -1, NUMBER), _may("arrival", -1, NUMBER)), ("due", "arrival"),
         reply_body="rows of what waits in the wheel",
     ),
+    Request(codes.JOB, "JOB", (), body="JSON: call, and what it needs", reply_body="JSON: where the job is"),
 )  # fmt: skip
 REQUESTS = {row.code: row for row in _ROWS}
 

@@ -173,6 +173,9 @@ def tell_table(results: Sequence[Result]) -> None:
         checks = sum(line.startswith("ok: ") for line in result.lines)
         verdict = "FAILED" if result.problem else "ok"
         print(f"{result.task.title:<{width}}  {verdict:<6}  {checks:>3} checks  {result.seconds:6.1f} s")
+    for result in results:  # once more, where a long run is looked at first: at its end
+        if result.problem:
+            print(f"{result.task.title} FAILED: {result.problem[:1_000]}")
 
 
 def main(names: Sequence[str]) -> int:

@@ -17,6 +17,8 @@ from program import Failed, finished
 POSTDATE = (sys.executable, "-m", "postdate")
 START_S = STOP_S = 20.0
 PORTS = range(20_000, 30_000)  # below those of outgoing connections: a broker comes back to its port after a kill
+_given: set[int] = set()  # several programs run at once: a port that is free may be another one's in a moment
+_giving = threading.Lock()
 
 
 class Server:
@@ -90,14 +92,25 @@ class Server:
 
 
 def free_ports() -> tuple[int, int]:
-    """Two ports that nobody listens on."""
+    """Two ports that nobody has, or will be given."""
     found: list[int] = []
-    while len(found) < 2:
-        port = random.choice(PORTS)
-        with socket.socket() as probe:
-            if port not in found and probe.connect_ex(("127.0.0.1", port)) != 0:
+    with _giving:
+        while len(found) < 2:
+            port = random.choice(PORTS)
+            if port not in _given and is_free(port):
+                _given.add(port)
                 found.append(port)
     return found[0], found[1]
+
+
+def is_free(port: int) -> bool:
+    """Whether it can be listened on: an outgoing connection may have it, too, where the system lends such ports."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 @contextmanager

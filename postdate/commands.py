@@ -1,0 +1,154 @@
+"""Commands: how jobs are asked for, and how a pipeline says what it has found for them.
+
+    begin, adopt     an import: its files are written beside the table, then taken into it
+    ask              cancel or postpone what a predicate selects
+    decide           the pipeline has selected rows: the fold says which of them still wait
+    fail             a job that has changed nothing ends
+
+What is refused here early the fold would leave without effect as well: a call that comes twice, or for a job that has
+moved on, answers where the job is.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from postdate.config import Settings
+from postdate.errors import CorruptSelection, FlowControl, Refused, UsageError
+from postdate.fold import Fold, JobAnswer
+from postdate.intake import refuse_system_topic
+from postdate.jobs import CANCEL, IMPORT, POSTPONE, Job
+from postdate.log.batch import JOB
+from postdate.table_format import OWN
+from postdate.writer import Ticket, Writer
+
+OPEN_MAX = 100  # jobs that are not over; each is known to the pipeline in all its details
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_SELECTION = re.compile(r"[0-9]{8}-[A-Za-z0-9-]{1,80}")
+_IMPORTED = re.compile(r"_import-[A-Za-z0-9._-]{1,200}\.parquet")
+_WHERE_MAX = 16_384
+_REASON_MAX = 1_000
+_FILE_FIELDS = 7
+
+
+class Selected(NamedTuple):
+    """What a pipeline has selected for a job."""
+
+    epoch: int
+    number: int
+    parts: tuple[tuple[str, int], ...]  # names of files, and the arrival of the first row when that is brought again
+
+
+class Commands:
+    """Of one broker. All but `verified` is called on the thread that writes to the log."""
+
+    def __init__(self, fold: Fold, writer: Writer, settings: Callable[[], Settings]) -> None:
+        self._fold = fold
+        self._writer = writer
+        self._settings = settings
+
+    def find(self, job_id: str) -> Job:
+        """Raises UsageError for an id that nobody has given, or was forgotten."""
+        job = self._fold.jobs.find(job_id)
+        if job is None:
+            raise UsageError(f"there is no job {job_id!r:.200}")
+        return job
+
+    # -- asking -------------------------------------------------------------------------------------------------
+
+    def begin(self, job_id: str, topic: str, at_ms: int) -> Ticket:
+        """An import begins. The answer is a JobAnswer, of the job of that id where there is one."""
+        self._admit(job_id, IMPORT)
+        refuse_system_topic(topic)
+        self._fold.topics.get(topic)
+        return self._write(
+            {"call": "begin", "id": job_id, "op": IMPORT, "topic": topic, "where": "", "by_ms": 0}, at_ms
+        )
+
+    def ask(self, job_id: str, op: str, where: str, by_ms: int, at_ms: int) -> Ticket:
+        """A cancel, or a postponement by so many milliseconds, of what a predicate selects."""
+        self._admit(job_id, op)
+        if not where.strip() or len(where) > _WHERE_MAX:
+            raise UsageError(f"a predicate has {len(where)} characters, expected 1 to {_WHERE_MAX}")
+        limit = self._settings().delay_ms_max
+        if op == POSTPONE and not 0 < by_ms <= limit:
+            raise UsageError(f"messages are postponed by {by_ms} ms, expected 1 to delay_ms_max ({limit})")
+        body = {"id": job_id, "op": op, "topic": "", "where": where, "by_ms": by_ms if op == POSTPONE else 0}
+        return self._write({"call": "ask", **body}, at_ms)
+
+    def _admit(self, job_id: str, op: str) -> None:
+        if op not in (IMPORT, CANCEL, POSTPONE):
+            raise UsageError(f"a job is {op!r:.64}, expected {IMPORT}, {CANCEL} or {POSTPONE}")
+        if not _ID.fullmatch(job_id):
+            raise UsageError(f"the id of a job is {job_id!r:.200}, expected up to 128 of a-z A-Z 0-9 . _ -")
+        known = self._fold.jobs.find(job_id)
+        if known is not None and known.op != op:
+            raise Refused(f"job {job_id} is known already: it is another kind of job ({known.op})")
+        if known is None and sum(not job.is_over for job in self._fold.jobs.all()) >= OPEN_MAX:
+            raise FlowControl(f"{OPEN_MAX} jobs are not over yet, the limit; try later")
+
+    def adopt(self, job_id: str, files: Sequence[Any], bad: int, at_ms: int) -> Ticket:
+        """An import has written its files: from here on it is safe."""
+        job = self.find(job_id)
+        if job.op != IMPORT:
+            raise Refused(f"job {job_id} is no import")
+        plain = [_file(file) for file in files]
+        rows = sum(file[2] for file in plain)
+        return self._write({"call": "adopt", "id": job_id, "files": plain, "rows": rows, "bad": bad}, at_ms)
+
+    def fail(self, job_id: str, reason: str, at_ms: int) -> Ticket:
+        self.find(job_id)
+        return self._write({"call": "fail", "id": job_id, "reason": reason[:_REASON_MAX]}, at_ms)
+
+    # -- deciding -----------------------------------------------------------------------------------------------
+
+    def check(self, selected: Selected) -> None:
+        """Raises Refused, UsageError."""
+        for name, _ in selected.parts:
+            if not _SELECTION.fullmatch(name) or not name.startswith(f"{selected.number:08d}-"):
+                raise UsageError(f"the name of a selection is {name!r:.100}, expected the job's number and more")
+        reason = self._fold.decide_problem(selected._asdict())
+        if reason:
+            raise Refused(reason)
+
+    def verified(self, selected: Selected) -> list[dict[str, Any]]:
+        """Reads every selection from its first byte to its last. May run on another thread. Raises CorruptSelection."""
+        return [self._part(name, own) for name, own in selected.parts]
+
+    def _part(self, name: str, own: int) -> dict[str, Any]:
+        rows = self._fold.selections.verify(name)
+        if not len(rows):
+            raise CorruptSelection(f"selection {name} has no row")
+        queues = rows["queue"]
+        if queues.min() < 0 or queues.max() >= len(self._fold.queues):
+            raise CorruptSelection(f"selection {name} has a row for a queue that never existed")
+        logged = rows["arrival"][rows["arrival"] < OWN]
+        return {
+            "name": name, "rows": len(rows), "due_low": int(rows["due"][0]), "due_high": int(rows["due"][-1]),
+            "arrival_high": int(logged.max()) if len(logged) else -1, "own": own,
+        }  # fmt: skip
+
+    def decide(self, selected: Selected, parts: list[dict[str, Any]], at_ms: int) -> Ticket:
+        self.check(selected)  # much may have happened while its files were read
+        body = {"epoch": selected.epoch, "number": selected.number, "parts": parts}
+        return self._write({"call": "decide", **body}, at_ms)
+
+    def _write(self, body: Mapping[str, Any], at_ms: int) -> Ticket:
+        return self._writer.write_system(JOB, body, at_ms)
+
+
+def answered(answer: JobAnswer) -> Job:
+    """Raises Refused for a call that had no effect because there is no such job, or it is elsewhere."""
+    if answer.job is None:
+        raise Refused(answer.reason)
+    return answer.job
+
+
+def _file(plain: Any) -> list[Any]:
+    """A file as table_format.File has it. Raises UsageError."""
+    is_whole = isinstance(plain, list) and len(plain) == _FILE_FIELDS and isinstance(plain[0], str)
+    if not is_whole or not all(type(number) is int and number >= 0 for number in plain[1:]):
+        raise UsageError(f"a file is {plain!r:.200}, expected its path, bytes, rows, and bounds of due and arrival")
+    if not _IMPORTED.fullmatch(plain[0]):
+        raise UsageError(f"a file is named {plain[0]!r:.200}, expected _import-, then a-z A-Z 0-9 . _ -, then .parquet")
+    return list(plain)

@@ -1,0 +1,129 @@
+"""A selection: rows that a job has found, as a file that the broker reads when it decides.
+
+    0       4      8       16     24
+    +-------+------+-------+------+
+    | magic | ver. | count | sum  |
+    +-------+------+-------+------+
+    | count rows of 40 bytes (SELECTED), ascending by (due, arrival)
+    +-------------- - -
+
+Little-endian; the sum is xxh3 of the rows. A file is whole when it has its name.
+"""
+
+import struct
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from postdate.errors import CorruptSelection
+from postdate.log.disk import Disk
+
+FOLDER = "selections"
+NEW = ".new"  # ends the name of one that is being written
+MAGIC = 0x31534450  # "PDS1"
+VERSION = 1
+_HEAD = struct.Struct("<IIqQ")
+
+SELECTED = np.dtype(
+    [
+        ("due", "<i8"),
+        ("arrival", "<i8"),
+        ("unique_hash", "<u8"),
+        ("key_hash", "<u8"),
+        ("queue", "<i4"),
+        ("flags", "<u4"),  # NEAR
+    ]
+)
+assert SELECTED.itemsize == 40
+NEAR = 1  # a bit of `flags`: it was found in the wheel, and nowhere else does it count
+_OPEN_MAX = 16
+
+
+def path_of(name: str) -> str:
+    return f"{FOLDER}/{name}"
+
+
+def write(disk: Disk, name: str, rows: np.ndarray) -> None:
+    """Writes rows, durable on return."""
+    body = rows.tobytes()
+    path = path_of(name)
+    disk.reach("selection.write")
+    disk.write(path + NEW, 0, _HEAD.pack(MAGIC, VERSION, len(rows), xxh3_64_intdigest(body)), body)
+    disk.sync(path + NEW)
+    disk.reach("selection.synced")
+    disk.rename(path + NEW, path)
+    disk.sync_folder(FOLDER)
+    disk.reach("selection.written")
+
+
+def remove_unfinished(disk: Disk) -> None:
+    """Removes what writers that died have left. For the one process that writes selections, before it writes any."""
+    for name in disk.list(FOLDER):
+        if name.endswith(NEW):
+            disk.remove(path_of(name))
+
+
+def is_there(disk: Disk, name: str) -> bool:
+    return disk.size(path_of(name)) >= _HEAD.size
+
+
+def rows_of(disk: Disk, name: str) -> np.ndarray:
+    """The rows, in place. Raises CorruptSelection where the file is missing or cut."""
+    if not is_there(disk, name):
+        raise CorruptSelection(f"{path_of(name)} is missing or cut short")
+    data = disk.array(path_of(name))
+    magic, version, count, _ = _HEAD.unpack_from(data[: _HEAD.size].tobytes())
+    if magic != MAGIC or version != VERSION or len(data) != _HEAD.size + count * SELECTED.itemsize:
+        raise CorruptSelection(f"{path_of(name)}: {len(data)} bytes, its header does not fit them")
+    rows: np.ndarray = data[_HEAD.size :].view(SELECTED)
+    return rows
+
+
+def verify(disk: Disk, name: str) -> np.ndarray:
+    """The rows, every byte of which was read. Raises CorruptSelection."""
+    rows = rows_of(disk, name)
+    *_, wanted = _HEAD.unpack_from(disk.read(path_of(name), 0, _HEAD.size))
+    if xxh3_64_intdigest(rows.tobytes()) != wanted:
+        raise CorruptSelection(f"{path_of(name)}: the checksum does not match")
+    if not is_sorted(rows):
+        raise CorruptSelection(f"{path_of(name)}: the rows are not in (due, arrival) order")
+    return rows
+
+
+def is_sorted(rows: np.ndarray) -> bool:
+    due, arrival = rows["due"], rows["arrival"]
+    return bool(((due[1:] > due[:-1]) | ((due[1:] == due[:-1]) & (arrival[1:] > arrival[:-1]))).all())
+
+
+class Selections:
+    """Those of a folder, the last ones open."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._open: dict[str, np.ndarray] = {}
+
+    def rows(self, name: str) -> np.ndarray:
+        """Raises CorruptSelection."""
+        found = self._open.get(name)
+        if found is None:
+            while len(self._open) >= _OPEN_MAX:
+                del self._open[next(iter(self._open))]
+            found = self._open[name] = rows_of(self._disk, name)
+        return found
+
+    def rows_left(self, name: str) -> np.ndarray:
+        """None where retention has let the file go."""
+        return self.rows(name) if name in self._open or is_there(self._disk, name) else np.empty(0, SELECTED)
+
+    def verify(self, name: str) -> np.ndarray:
+        """Reads every byte. Raises CorruptSelection."""
+        return verify(self._disk, name)
+
+    def names(self) -> list[str]:
+        return [name for name in self._disk.list(FOLDER) if not name.endswith(NEW)]
+
+    def remove(self, name: str) -> None:
+        """For retention: the caller has made sure that nothing needs it."""
+        self._open.pop(name, None)
+        self._disk.reach("selection.remove")
+        self._disk.remove(path_of(name))
