@@ -61,7 +61,11 @@ def test_a_record_is_like_that_of_a_send(data: Data) -> None:
     ticket = send(broker, T0, sent._replace(born_at_ms=T0))
     stored = records.decode(bytes(broker.log.read(ticket.offsets[0], made.size)))
     assert decode_properties(made.properties) == decode_properties(stored.properties)
-    unlike: dict[str, Any] = {"offset": 0, "store_host": None, "properties": b""}  # where it lies is known when it is promoted
+    unlike: dict[str, Any] = {
+        "offset": 0,
+        "store_host": None,
+        "properties": b"",
+    }  # where it lies is known when it is promoted
     assert made._replace(**unlike) == stored._replace(**unlike)
 
 

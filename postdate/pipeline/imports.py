@@ -87,18 +87,18 @@ def adopt(gate: Gate, plan: Plan, files: Sequence[File], bad_count: int) -> dict
     if missing:
         raise Refused(f"{min(missing)} is gone: is another import with the id {plan.job.id} running?")
     remove_files(plan, but=names)  # of attempts that Spark has tried again
-    return gate.adopt(plan.job.id, [list(file) for file in files], bad_count)
+    job = gate.adopt(plan.job.id, [list(file) for file in files], bad_count)
+    if job["state"] == FAILED:
+        raise Refused(f"import {plan.job.id} was given up meanwhile: {job['reason']}")
+    return job
 
 
 def give_up(gate: Gate, plan: Plan, reason: str) -> bool:
-    """Ends an import that has not been adopted, and says whether it was one. First the broker is told: it decides
-    whether files may go, should the answer to an adoption have been lost.
+    """Ends an import that has not been adopted, and says whether it was one. What was adopted is left as it is, should
+    its answer have been lost. The broker is told before files go: nobody adopts them any more.
     """
-    try:
-        gate.fail(plan.job.id, reason)
-    except Refused:
-        if gate.job(plan.job.id)["state"] != FAILED:
-            return False
+    if gate.job(plan.job.id)["state"] != LOADING or gate.fail(plan.job.id, reason)["state"] != FAILED:
+        return False
     remove_files(plan)
     return True
 
@@ -146,12 +146,16 @@ def _counted(bad: Bad, before: dict[tuple[str, int], int]) -> BadRow:
     return BadRow(bad.file, before[bad.file, bad.block] + bad.row + 1, bad.reason)
 
 
+def counted(bad_count: int) -> str:
+    return f"{bad_count:,} bad row{'' if bad_count == 1 else 's'}"
+
+
 def bad_lines(bad: list[BadRow], count: int) -> list[str]:
     """For people: the first of them, and how many there are."""
     lines = [f"{each.file}, row {each.row}: {each.reason}" for each in bad[:_SHOWN_MAX]]
     if count > len(lines):
         lines.append(f"... and {count - len(lines):,} more")
-    return [*lines, f"{count:,} bad rows: nothing is scheduled."]
+    return [*lines, f"{counted(count)}: nothing is scheduled."]
 
 
 def write_bad(path: str, bad: list[BadRow]) -> None:

@@ -91,7 +91,7 @@ def _ended(gate: Gate, request: Request, begun: imports.Begun, loaded: list[Load
     job, bad, bad_count = begun.job, imports.bad_rows(loaded), sum(part.bad_count for part in loaded)
     if begun.plan is not None:
         if bad_count and not request.skip_bad:
-            imports.give_up(gate, begun.plan, f"{bad_count:,} bad rows")
+            imports.give_up(gate, begun.plan, imports.counted(bad_count))
             return Outcome(job, bad_count, bad, is_given_up=True)
         if bad_count:
             imports.write_bad(request.skip_bad, bad)

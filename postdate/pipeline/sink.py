@@ -92,7 +92,7 @@ class Writer(DataSourceArrowWriter):
         if bad_count:
             bad = imports.bad_rows(loaded)
             if not self._skip_bad:
-                imports.give_up(gate, plan, f"{bad_count:,} bad rows")
+                imports.give_up(gate, plan, imports.counted(bad_count))
                 raise imports.BadRows(" ".join(imports.bad_lines(bad, bad_count)))
             imports.write_bad(self._skip_bad, bad)
         imports.adopt(gate, plan, [file for part in loaded for file in part.files], bad_count)
