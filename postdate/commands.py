@@ -25,7 +25,7 @@ from postdate.writer import Ticket, Writer
 OPEN_MAX = 100  # jobs that are not over; each is known to the pipeline in all its details
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SELECTION = re.compile(r"[0-9]{8}-[A-Za-z0-9-]{1,80}")
-_IMPORTED = re.compile(r"_import-[A-Za-z0-9._-]{1,200}\.parquet")
+_BESIDE = re.compile(r"_(import|job)-[A-Za-z0-9._-]{1,200}\.parquet")
 _WHERE_MAX = 16_384
 _REASON_MAX = 1_000
 _FILE_FIELDS = 7
@@ -37,6 +37,7 @@ class Selected(NamedTuple):
     epoch: int
     number: int
     parts: tuple[tuple[str, int], ...]  # names of files, and the arrival of the first row when that is brought again
+    files: tuple[Any, ...] = ()  # beside the table: the rows as they are brought again, where the job postpones
 
 
 class Commands:
@@ -107,6 +108,8 @@ class Commands:
         for name, _ in selected.parts:
             if not _SELECTION.fullmatch(name) or not name.startswith(f"{selected.number:08d}-"):
                 raise UsageError(f"the name of a selection is {name!r:.100}, expected the job's number and more")
+        for file in selected.files:
+            _file(file)
         reason = self._fold.decide_problem(selected._asdict())
         if reason:
             raise Refused(reason)
@@ -130,7 +133,7 @@ class Commands:
 
     def decide(self, selected: Selected, parts: list[dict[str, Any]], at_ms: int) -> Ticket:
         self.check(selected)  # much may have happened while its files were read
-        body = {"epoch": selected.epoch, "number": selected.number, "parts": parts}
+        body = {"epoch": selected.epoch, "number": selected.number, "parts": parts, "files": list(selected.files)}
         return self._write({"call": "decide", **body}, at_ms)
 
     def _write(self, body: Mapping[str, Any], at_ms: int) -> Ticket:
@@ -149,6 +152,6 @@ def _file(plain: Any) -> list[Any]:
     is_whole = isinstance(plain, list) and len(plain) == _FILE_FIELDS and isinstance(plain[0], str)
     if not is_whole or not all(type(number) is int and number >= 0 for number in plain[1:]):
         raise UsageError(f"a file is {plain!r:.200}, expected its path, bytes, rows, and bounds of due and arrival")
-    if not _IMPORTED.fullmatch(plain[0]):
-        raise UsageError(f"a file is named {plain[0]!r:.200}, expected _import-, then a-z A-Z 0-9 . _ -, then .parquet")
+    if not _BESIDE.fullmatch(plain[0]):
+        raise UsageError(f"a file is named {plain[0]!r:.200}, expected _import- or _job-, then a-z A-Z 0-9 . _ -")
     return list(plain)

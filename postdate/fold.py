@@ -46,10 +46,10 @@ from postdate.log.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk, Chunks
 from postdate.log.disk import Disk
 from postdate.log.queue import ENTRY, ENTRY_STRUCT, Queue
 from postdate.log.rows import Rows
-from postdate.log.selection import NEAR, Selections
+from postdate.log.selection import Selections
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key, other_keys
 from postdate.pops import NOT_GIVEN, OVER, Key, Pops
-from postdate.table_format import OWN, job_of
+from postdate.table_format import NEAR, OWN, job_of
 from postdate.tombstones import BY_COLUMN, Tombstone, Tombstones
 from postdate.topics import GONE, SCHEDULE_TOPIC, Topics
 from postdate.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, SINGLE, SINGLE_STRUCT, Due, Run, Waiting, Wheel
@@ -666,7 +666,7 @@ class Fold:
         reason, job = self.decide_problem(body), self.jobs.get(body["number"])
         if reason or job is None:
             return JobAnswer(None, reason)
-        job.parts = [Part(**part) for part in body["parts"]]
+        job.parts, job.files = [Part(**part) for part in body["parts"]], body["files"]
         for part in job.parts:
             part.late = np.flatnonzero(~self._taken_away(part, batch.at_ms)).tolist()
         job.rows = sum(part.rows for part in job.parts)

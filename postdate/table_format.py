@@ -46,6 +46,18 @@ SCHEMA = pa.schema(
 ORDER = [("due", "ascending"), ("arrival", "ascending")]
 CHUNK_COLUMNS = ["due", "arrival", "queue", "tag_hash", "flags", "unique_hash", "key_hash", "record"]
 CHUNK_SCHEMA = pa.schema([SCHEMA.field(name) for name in CHUNK_COLUMNS])
+# What a job has selected, on its way to the broker. `flags` is NEAR for what was found in the wheel.
+SELECTED = pa.schema(
+    [
+        pa.field("due", pa.int64(), nullable=False),
+        pa.field("arrival", pa.int64(), nullable=False),
+        pa.field("unique_hash", pa.int64(), nullable=False),
+        pa.field("key_hash", pa.int64(), nullable=False),
+        pa.field("queue", pa.int32(), nullable=False),
+        pa.field("flags", pa.int32(), nullable=False),
+    ]
+)
+NEAR = 1
 # Columns with few different values; the others are not worth a dictionary.
 _DICTIONARY = ["topic", "tag", "queue", "kind", "level", "tag_hash", "flags"]
 ROW_GROUP_ROWS = 8_192
@@ -68,26 +80,41 @@ def writer_options(name: str) -> dict[str, Any]:
     return WRITER_OPTIONS | (_SMALL if name.startswith(("hour", "month")) else _QUICK)
 
 
+OWN_ARRIVAL = 1  # a bit of `flags`: imported or postponed, so that its arrival is no place in the log
+
 # -- arrivals ---------------------------------------------------------------------------------------------------
 
 # Arrivals below are places in the log. What a job brings (imported, postponed) has none there: its arrival says which
 # job brought it, and which row of that job it is.
 OWN = 1 << 61
-_JOB_SHIFT, _PART_SHIFT = 41, 26
-PARTS_MAX, PART_ROWS_MAX = 1 << (_JOB_SHIFT - _PART_SHIFT), 1 << _PART_SHIFT
+JOB_SHIFT, _PART_SHIFT = 41, 26
+PARTS_MAX, PART_ROWS_MAX = 1 << (JOB_SHIFT - _PART_SHIFT), 1 << _PART_SHIFT
 
 
 def own_arrival(job: int, part: int = 0, row: int = 0) -> int:
     """Of a row that a job brings: by the number of the job, of a part of its rows, and of the row in there."""
-    return OWN + (job << _JOB_SHIFT) + (part << _PART_SHIFT) + row
+    return OWN + (job << JOB_SHIFT) + (part << _PART_SHIFT) + row
 
 
 def job_of(arrival: Any) -> Any:
     """The number of the job that brought a row of its own arrival, or such numbers by column."""
-    return (arrival - OWN) >> _JOB_SHIFT
+    return (arrival - OWN) >> JOB_SHIFT
+
+
+def came_before(arrival: int, cancel: int, jobs: int) -> bool:
+    """Whether a message came before a cancel, given the cancel's arrival and how many jobs there had been by then. Of a
+    row of kind CANCEL, the latter stands where a message has the hash of its tag.
+    """
+    return arrival < cancel if arrival < OWN else bool(job_of(arrival) < jobs)
 
 
 # -- the Delta log ----------------------------------------------------------------------------------------------
+
+BATCH_TIERS = ("soon", "later")  # of files that a batch has made, named by the far row where they begin
+
+
+def batch_file(tier: str, far: int, name: str) -> str:
+    return f"{tier}-{far:020d}-{name}.parquet"
 
 
 class File(NamedTuple):
@@ -104,6 +131,13 @@ class File(NamedTuple):
     @property
     def tier(self) -> str:
         return self.path.partition("-")[0]
+
+    def is_untaken(self, taken: int) -> bool:
+        """Whether all of its rows came into the table behind the far row up to which Spark has acknowledged. A batch's
+        own files say in their names from which far row on they were made.
+        """
+        tier, number, *_ = self.path.split("-")
+        return tier in BATCH_TIERS and int(number) >= taken
 
     def stats(self) -> str:
         """As the Delta log wants them."""

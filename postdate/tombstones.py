@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from postdate.table_format import OWN, job_of
+from postdate.table_format import came_before
 
 BY_COLUMN = {"unique": "unique_hash", "key": "key_hash"}
 
@@ -34,7 +34,7 @@ class Tombstone(NamedTuple):
 
     def is_after(self, arrival: int) -> bool:
         """Whether it came after a message."""
-        return arrival < self.arrival if arrival < OWN else job_of(arrival) < self.jobs
+        return came_before(arrival, self.arrival, self.jobs)
 
 
 class Tombstones:

@@ -224,7 +224,14 @@ def bulk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]
 def promoted(table: Table, bulk: tuple[str, Path], window: Window, *names: str) -> tuple[dict[str, Any], list[int]]:
     """Runs the task; returns what it says, and the arrivals in the chunk that it made."""
     address, folder = bulk
-    task = {"table": table.place.uri, "bulk": address, "epoch": 1, "window": list(window), "files": names}
+    task = {
+        "table": table.place.uri,
+        "bulk": address,
+        "epoch": 1,
+        "window": list(window),
+        "files": names,
+        "untaken": [],
+    }
     result = tasks.promote(task)
     if result["chunk"] is None:
         return result, []

@@ -10,17 +10,8 @@ import pyarrow as pa
 from postdate.errors import Refused, UsageError
 from postdate.log import selection
 from postdate.log.disk import Disk
+from postdate.table_format import SELECTED
 
-SELECTED = pa.schema(
-    [
-        pa.field("due", pa.int64(), nullable=False),
-        pa.field("arrival", pa.int64(), nullable=False),
-        pa.field("unique_hash", pa.int64(), nullable=False),
-        pa.field("key_hash", pa.int64(), nullable=False),
-        pa.field("queue", pa.int32(), nullable=False),
-        pa.field("flags", pa.int32(), nullable=False),
-    ]
-)
 ROWS_MAX = 4_000_000  # of one file: 160 MB
 _NAME = re.compile(r"[0-9]{8}-[A-Za-z0-9-]{1,80}")
 _PIECE_ROWS = 65_536

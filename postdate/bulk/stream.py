@@ -16,7 +16,7 @@ from postdate.bulk.maps import Maps
 from postdate.bulk.rows import QueueRows
 from postdate.bulk.schema import OUT
 from postdate.log import segment
-from postdate.log.batch import CANCEL
+from postdate.log.batch import CANCEL, JOB
 
 BATCH_ROWS_MAX = 16_384
 BATCH_BYTES_MAX = 8 * 1024 * 1024  # of records; one that is larger has a batch to itself
@@ -32,7 +32,8 @@ class DueRange(NamedTuple):
 def far_batches(queue: QueueRows, maps: Maps, segment_bytes: int, wanted: DueRange) -> Iterator[pa.RecordBatch]:
     """The far rows whose records are in the log. Raises CorruptLog for a record that is not what its row says."""
     for block in queue.blocks():
-        chosen = np.flatnonzero((block.rows["due"] > wanted.low) & (block.rows["due"] <= wanted.high))
+        is_wanted = (block.rows["due"] > wanted.low) & (block.rows["due"] <= wanted.high)
+        chosen = np.flatnonzero(is_wanted & (block.rows["kind"] != JOB))  # of jobs, whoever carries them out is told
         rows = block.rows if len(chosen) == len(block.rows) else block.rows[chosen]
         for piece in pieces(rows["size"]):
             batch = _far_batch(block.start + chosen[piece], rows[piece], maps, segment_bytes)

@@ -21,6 +21,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from postdate.errors import CorruptChunk
 from postdate.log.disk import Data, Disk
+from postdate.table_format import OWN_ARRIVAL
 
 FOLDER = "chunks"
 CHUNK_BIT = 1 << 62
@@ -28,7 +29,7 @@ MAGIC = 0x31434450  # "PDC1"
 VERSION = 1
 NEW = ".new"  # ends the name of a chunk that is being written
 OPEN_MAX = 64  # chunks kept open for reading
-FLAG_OWN_ARRIVAL = 1  # imported or postponed: not a message of the far queue, a rescue never had it
+FLAG_OWN_ARRIVAL = OWN_ARRIVAL  # not a message of the far queue: a rescue never had it
 
 _HEAD = struct.Struct("<IIqQQqqq")
 _SUM = struct.Struct("<Q")
@@ -207,6 +208,7 @@ class Chunks:
         self._names: dict[int, str] = {}
         self._bytes: dict[int, int] = {}
         self._open: dict[int, Chunk] = {}  # those read last
+        self._has_removed = False  # names whose removal is not durable yet
 
     def open(self, name: str) -> Chunk:
         return Chunk(self._disk, name)
@@ -262,14 +264,16 @@ class Chunks:
         self._open.clear()
 
     def sync_folder(self) -> None:
-        """Makes removals durable."""
-        if self._disk.list(FOLDER):
+        """Makes removals durable, also that of the last chunk. There may never have been a folder."""
+        if self._has_removed or self._disk.list(FOLDER):
             self._disk.sync_folder(FOLDER)
+            self._has_removed = False
 
     def remove(self, base: int) -> None:
         """For retention: the caller has made sure that nothing needs it."""
         self._disk.reach("chunk.remove")
         self._disk.remove(path_of(self._names[base]))
+        self._has_removed = True
         del self._names[base], self._bytes[base]
         self._open.pop(base, None)
         self._bases.remove(base)

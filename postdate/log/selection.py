@@ -31,11 +31,10 @@ SELECTED = np.dtype(
         ("unique_hash", "<u8"),
         ("key_hash", "<u8"),
         ("queue", "<i4"),
-        ("flags", "<u4"),  # NEAR
+        ("flags", "<u4"),  # table_format.NEAR: it was found in the wheel, and nowhere else does it count
     ]
 )
 assert SELECTED.itemsize == 40
-NEAR = 1  # a bit of `flags`: it was found in the wheel, and nowhere else does it count
 _OPEN_MAX = 16
 
 

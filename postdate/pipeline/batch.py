@@ -7,7 +7,7 @@ duplicate. Everything is durable before the stage is called.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from deltalake.exceptions import DeltaError
@@ -16,13 +16,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 from postdate.errors import CorruptTable, Refused
 from postdate.pipeline import tasks, tiers
-from postdate.pipeline.files import NEVER, Group, Window, Written, touches
+from postdate.pipeline.files import NEVER, Window, Written, touches
 from postdate.pipeline.gate import Gate
 from postdate.pipeline.history import History
+from postdate.pipeline.jobs import Jobs
 from postdate.pipeline.plan import DEFAULT, Limits, slices
 from postdate.pipeline.steps import reach
 from postdate.pipeline.table import Table
-from postdate.table_format import File
+from postdate.pipeline.tasks import written
+from postdate.table_format import OWN, File
 
 logger = logging.getLogger("postdate.pipeline")
 
@@ -62,6 +64,7 @@ class Pipeline:
         self.merge_limits = tiers.DEFAULT
         self.epoch = 0
         self.batch_count = 0
+        self._jobs = Jobs(spark, gate, bulk, table, self._run)
         self._lost_rows = 0
         self._last_cut_ms = 0
         self._workers: set[str] = set()  # that took part in a batch
@@ -113,14 +116,19 @@ class Pipeline:
 
     def _waiting_rows(self, state: State) -> int:
         """Rows of the table that were taken and are due behind the horizon."""
-        window = Window(state["horizon"], NEVER, 0, state["arrival_of_taken"])
+        logged = Window(state["horizon"], NEVER, 0, state["arrival_of_taken"])
+        own = logged._replace(arrival_low=OWN, arrival_high=NEVER)
+        windows = [logged] if logged.arrival_high == NEVER else [logged, own]
         whole, part = 0, []
         for file in self.table.files.values():
-            if file.due_low > window.due_low and file.arrival_high < window.arrival_high:
+            if file.is_untaken(state["taken"]):
+                continue
+            if file.due_low > logged.due_low and file.arrival_high < logged.arrival_high:
                 whole += file.rows
-            elif file.due_high > window.due_low and file.arrival_low < window.arrival_high:
+            elif any(touches(file, window) for window in windows):
                 part.append(file)
-        counts = self._run(tasks.count, [{"files": [file.path], "window": list(window)} for file in part])
+        plain = [list(window) for window in windows]
+        counts = self._run(tasks.count, [{"files": [file.path], "windows": plain} for file in part])
         return whole + int(sum(result["rows"] for result in counts))
 
     def _restore(self, state: State, missing: list[File]) -> None:
@@ -137,7 +145,7 @@ class Pipeline:
         results = self._run(
             tasks.restore, [common | each | {"edge": tiers.edge_ms(state["now_ms"])} for each in ranges]
         )
-        files = _written(results)
+        files = written(results)
         self.table.commit(files, missing, far=stop, rows=max(state["rows_in"], self.table.rows))
         logger.warning("%d rows were restored from the log", sum(file.rows for file, _ in files))
 
@@ -191,25 +199,36 @@ class Pipeline:
 
     def _ingest(self, plan: DataFrame, state: State) -> Ingested:
         """Takes far rows into the table, from where it ends: the checkpoint may be ahead of it or behind."""
-        begun = self.table.far
         (planned,) = plan.collect()
-        start = max(begun, state["far_first"])  # what is gone before that was rescued long ago
+        files: list[Written] = []
+        for number, far in sorted(state["commands"], key=lambda command: int(command[1])):
+            if self.table.far <= far < planned.far:
+                files += self._take(far, state)
+                self._jobs.carry_out(number, far, state, self.epoch)
+        files += self._take(planned.far, state)
+        rows, size = (sum(getattr(file, name) for file, _ in files) for name in ("rows", "bytes"))
+        return Ingested(self.table.far, planned.horizon, len(files), rows, size)
+
+    def _take(self, stop: int, state: State) -> list[Written]:
+        """Takes what is there before far row `stop`."""
+        start = max(self.table.far, state["far_first"])  # what is gone before that was rescued long ago
         edge = {"edge": tiers.edge_ms(state["now_ms"])}
-        files = _written(self._run(tasks.ingest, [each | edge for each in self._ranges(start, planned.far)]))
-        rows = sum(file.rows for file, _ in files)
-        far_to = max(begun, planned.far)
-        if far_to > begun:
+        files = written(self._run(tasks.ingest, [each | edge for each in self._ranges(start, stop)]))
+        if stop > self.table.far:
             reach("ingest.written")
-            self.table.commit(files, far=far_to, rows=self.table.rows + rows)
-        return Ingested(far_to, planned.horizon, len(files), rows, sum(file.bytes for file, _ in files))
+            self.table.commit(files, far=stop, rows=self.table.rows + sum(file.rows for file, _ in files))
+        return files
 
     # -- promote ------------------------------------------------------------------------------------------------
 
     def _promote(self, state: State, horizon: tuple[int, int]) -> Promoted:
         """Uploads what is due up to the new horizon, and what is late, as chunks."""
         window = Window(-1, horizon[1], after=horizon[0], late_from=state["arrival_of_taken"])
-        files = self.table.touched(window)
-        work = self._cut(files, window)
+        untaken = [file for file in self.table.files.values() if file.is_untaken(state["taken"])]
+        touched = {
+            file.path: file for file in [*self.table.touched(window), *self.table.touched(window.whole, untaken)]
+        }
+        work = self._cut(list(touched.values()), window, [file.path for file in untaken])
         results = self._run(tasks.promote, [task | {"epoch": self.epoch} for task in work])
         return Promoted(
             [result["chunk"] for result in results if result["chunk"]],
@@ -219,17 +238,23 @@ class Pipeline:
             len({path for task in work for path in task["files"]}),
         )
 
-    def _cut(self, files: list[File], window: Window) -> list[dict[str, Any]]:
+    def _cut(self, files: list[File], window: Window, untaken: Sequence[str] = ()) -> list[dict[str, Any]]:
         """One task for each slice of the window, with the files that it touches."""
-        groups = {file.path: [g for g in self.table.groups(file.path) if touches(g, window)] for file in files}
+        groups = {
+            file.path: [group for group in self.table.groups(file.path) if touches(group, _own(file, window, untaken))]
+            for file in files
+        }
         every = [group for found in groups.values() for group in found]
-        return [
-            {
-                "window": list(piece),
-                "files": [path for path, found in groups.items() if any(touches(g, piece) for g in found)],
-            }
-            for piece in slices(every, window, self._limits)
-        ]
+        work = []
+        for piece in slices(every, window, self._limits):
+            touched = [
+                file.path
+                for file in files
+                if any(touches(group, _own(file, piece, untaken)) for group in groups[file.path])
+            ]
+            own = [path for path in touched if path in untaken]
+            work.append({"window": list(piece), "files": touched, "untaken": own})
+        return work
 
     def _stage(self, state: State, far_to: int, horizon: tuple[int, int], promoted: Promoted) -> None:
         reach("stage.call")
@@ -264,7 +289,7 @@ class Pipeline:
         read, held = sum(result["read"] for result in results), sum(file.rows for file in merge.files)
         if read != held:
             raise CorruptTable(f"a merge of {len(merge.files)} files has read {read} rows, the table says {held}")
-        merged = _written(results)
+        merged = written(results)
         reach("merge.written")
         self.table.commit(merged, merge.files)
         reach("merge.committed")
@@ -293,12 +318,9 @@ class Pipeline:
         return results
 
 
-def _written(results: list[tasks.Result]) -> list[Written]:
-    return [
-        Written(File(*file), [Group(*group) for group in groups])
-        for result in results
-        for file, groups in result["files"]
-    ]
+def _own(file: File, window: Window, untaken: Sequence[str]) -> Window:
+    """Of a file that was just made nothing was promoted before."""
+    return window.whole if file.path in untaken else window
 
 
 def _clipped(buckets: list[tiers.Bucket], window: list[int]) -> list[tiers.Bucket]:

@@ -15,7 +15,7 @@ from pyarrow import fs
 from postdate.errors import CorruptTable
 from postdate.manners import Pacer
 from postdate.pipeline.steps import reach
-from postdate.table_format import CANCEL, MESSAGE, ORDER, ROW_GROUP_ROWS, SCHEMA, File, writer_options
+from postdate.table_format import CANCEL, MESSAGE, ORDER, OWN, ROW_GROUP_ROWS, SCHEMA, File, writer_options
 
 NEVER = (1 << 63) - 1
 _OF_WINDOW = ("due", "arrival", "kind")  # what tells whether a row is in one
@@ -55,6 +55,11 @@ class Window(NamedTuple):
     arrival_high: int = NEVER
     after: int = -1
     late_from: int = NEVER
+
+    @property
+    def whole(self) -> "Window":
+        """The same for files of which nothing was promoted before."""
+        return self._replace(after=-1)
 
 
 # -- where the table is -----------------------------------------------------------------------------------------
@@ -104,6 +109,15 @@ class Place:
                 os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(handle)
+
+    def rename(self, source: str, target: str) -> None:
+        """Durable on return. Does nothing where it was done before; raises FileNotFoundError where neither is there."""
+        kinds = [info.type for info in self.files.get_file_info([self.path(source), self.path(target)])]
+        if fs.FileType.File not in kinds:
+            raise FileNotFoundError(f"{source} of the table {self.uri} is missing")
+        if kinds[1] is not fs.FileType.File:
+            self.files.move(self.path(source), self.path(target))
+            self.sync([target])
 
     def sync_folders(self) -> None:
         """Makes the table's own folder, and what stands above it, durable: for a table that was just made."""
@@ -177,6 +191,11 @@ def write(place: Place, name: str, rows: pa.Table) -> Written:
     reach("file.synced")
     if name.startswith(("later", "month")):
         place.set_aside(name)
+    return described(place, name)
+
+
+def described(place: Place, name: str) -> Written:
+    """A file that is there, by what it says itself."""
     groups = read_groups(place, name)
     file = File(
         name,
@@ -283,10 +302,11 @@ class Sorted:
     hold, so that few of them are in memory at a time: fresh memory is dearer than reading. Raises CorruptTable.
     """
 
-    def __init__(self, place: Place, names: Sequence[str], window: Window) -> None:
+    def __init__(self, place: Place, names: Sequence[str], window: Window, untaken: Sequence[str] = ()) -> None:
         self._open = ExitStack()
         try:
-            self._sources = [self._open.enter_context(_Source(place, name, window)) for name in names]
+            windows = [(name, window.whole if name in untaken else window) for name in names]
+            self._sources = [self._open.enter_context(_Source(place, name, own)) for name, own in windows]
         except BaseException:
             self._open.close()
             raise
@@ -348,7 +368,9 @@ def _in_window(rows: pa.Table, window: Window) -> pa.ChunkedArray:
     due, arrival = rows.column("due"), rows.column("arrival")
     mask = pc.and_(pc.greater(due, window.due_low), pc.less_equal(due, window.due_high))
     if window.after > window.due_low:
-        mask = pc.and_(mask, pc.or_(pc.greater(due, window.after), pc.greater_equal(arrival, window.late_from)))
+        # What jobs have brought is late in its own batch alone, whose files are looked at as a whole.
+        is_late = pc.and_(pc.greater_equal(arrival, window.late_from), pc.less(arrival, OWN))
+        mask = pc.and_(mask, pc.or_(pc.greater(due, window.after), is_late))
     if window.arrival_low or window.arrival_high != NEVER:
         within = pc.and_(pc.greater_equal(arrival, window.arrival_low), pc.less(arrival, window.arrival_high))
         mask = pc.and_(mask, pc.or_(within, pc.equal(rows.column("kind"), CANCEL)))

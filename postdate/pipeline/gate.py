@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from postdate.errors import PostdateError, Refused
-from postdate.table_format import CHUNK_SCHEMA
+from postdate.table_format import CHUNK_SCHEMA, SELECTED
 
 _CALL_S = 30.0  # a state, a registration, a stage
 _MOVE_S = 300.0  # a range or a chunk
@@ -78,6 +78,14 @@ class Gate:
         """For people who look."""
         self._job("progress", {"id": job_id, "step": step, "done": done, "total": total})
 
+    def command(self, number: int) -> dict[str, Any]:
+        """All that is known of a job, for whoever carries it out."""
+        return self._job("command", {"number": number})
+
+    def decide(self, epoch: int, number: int, parts: list[tuple[str, int]], files: list[list[Any]]) -> dict[str, Any]:
+        """Tells what a job has selected; the answer says what of it still waited. Raises Refused."""
+        return self._job("decide", {"epoch": epoch, "number": number, "parts": parts, "files": files})
+
     def job(self, job_id: str) -> dict[str, Any]:
         """Where a job is. Raises Refused for an id that nobody knows."""
         return self._job("find", {"id": job_id})
@@ -102,6 +110,19 @@ class Gate:
         asked = flight.Ticket(json.dumps(ticket).encode())
         for piece in self._client.do_get(asked, flight.FlightCallOptions(timeout=_MOVE_S)):
             yield piece.data
+
+    def selection(self, name: str) -> pa.Table:
+        """Rows that a job has selected."""
+        return pa.Table.from_batches(self._get({"selection": name}), SELECTED)
+
+    def select(self, name: str, rows: pa.Table) -> None:
+        """Writes sorted rows that a job has selected; on disk when it returns."""
+        descriptor = flight.FlightDescriptor.for_command(json.dumps({"selection": name}).encode())
+        writer, reader = self._client.do_put(descriptor, SELECTED, flight.FlightCallOptions(timeout=_MOVE_S))
+        with writer:
+            writer.write_table(rows, max_chunksize=65_536)
+            writer.done_writing()
+            reader.read()
 
     def upload(self, name: str, row_count: int, pieces: Iterable[pa.Table]) -> Uploaded:
         """Writes so many sorted rows as a chunk; on disk when it returns. Raises what making a piece raises."""

@@ -1,6 +1,5 @@
 """One query over the view `pending`, on a Spark of its own."""
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +12,10 @@ from postdate.client.faults import Unreachable
 from postdate.errors import PipelineFailed, UsageError
 from postdate.pipeline import java
 from postdate.pipeline.driver import ended, first_line
+from postdate.pipeline.jobs import shortened
 from postdate.pipeline.quiet import aside
 from postdate.pipeline.spark import scratch, session
 from postdate.pipeline.view import VIEW, pending
-
-_SHORTENED = re.compile(r"^\[[A-Z_.]+\] |\s*SQLSTATE: \w+.*$")  # the name of the error, and what follows the sentence
 
 
 class Found(NamedTuple):
@@ -62,7 +60,7 @@ def told(bulk: str) -> Iterator[None]:
     try:
         yield
     except (ParseException, AnalysisException) as error:
-        raise UsageError(_SHORTENED.sub("", first_line(error))) from error
+        raise UsageError(shortened(error)) from error
     except flight.FlightError as error:
         raise Unreachable(f"no broker answers at {bulk}: {first_line(error)}") from error
     except PySparkException as error:

@@ -74,7 +74,8 @@ class PlanReader(DataSourceStreamReader):
     def _next(self, start: Offset, state: dict[str, Any]) -> Offset:
         horizon = max(horizon_of(state["now_ms"], state["lead_ms"]), start["horizon"])
         waiting = state["far_length"] - max(start["far"], state["taken"])
-        if horizon == start["horizon"] and waiting < (1 if self._is_behind else self._soon):
+        is_asked = any(far >= start["far"] for _, far in state["commands"])  # somebody waits for a job
+        if horizon == start["horizon"] and not is_asked and waiting < (1 if self._is_behind else self._soon):
             return start
         self._is_behind = state["stop"] < state["far_length"]
         return {"far": max(state["stop"], start["far"]), "horizon": horizon}

@@ -7,7 +7,7 @@ lives.
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -130,9 +130,9 @@ class Table:
     def bytes(self) -> int:
         return sum(file.bytes for file in self.files.values())
 
-    def touched(self, window: Window) -> list[File]:
+    def touched(self, window: Window, among: Iterable[File] | None = None) -> list[File]:
         """Files that may hold rows of a window."""
-        return [file for file in self.files.values() if touches(file, window)]
+        return [file for file in (self.files.values() if among is None else among) if touches(file, window)]
 
     def groups(self, path: str) -> list[Group]:
         """The row groups of a file; remembered, because a file is asked about every minute while its rows fall due."""

@@ -19,10 +19,21 @@ from postdate.errors import CorruptTable
 from postdate.log import record as records
 from postdate.manners import keep_freed_memory
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
-from postdate.pipeline.files import NEVER, Place, Sorted, Window, Written, in_order, read_window, write
+from postdate.pipeline.files import NEVER, Group, Place, Sorted, Window, Written, in_order, read_window, write
 from postdate.pipeline.gate import Gate
 from postdate.pipeline.steps import reach
-from postdate.table_format import CANCEL, CHUNK_COLUMNS, MESSAGE, SCHEMA, writer_options
+from postdate.table_format import (
+    BATCH_TIERS,
+    CANCEL,
+    CHUNK_COLUMNS,
+    DROP,
+    MESSAGE,
+    SCHEMA,
+    File,
+    batch_file,
+    came_before,
+    writer_options,
+)  # fmt: skip
 
 Task = dict[str, Any]
 Result = dict[str, Any]
@@ -67,6 +78,15 @@ def results(lines: Iterable[str]) -> list[Result]:
     return found
 
 
+def written(found: Iterable[Result]) -> list[Written]:
+    """The files that tasks have made."""
+    return [
+        Written(File(*file), [Group(*group) for group in groups])
+        for result in found
+        for file, groups in result["files"]
+    ]
+
+
 def warm(task: Task) -> Result:
     """What the first task of a worker would have to wait for: everything is loaded, a little is sorted and written."""
     rows = SCHEMA.empty_table()
@@ -83,12 +103,12 @@ def ingest(task: Task) -> Result:
     place, files = Place(task["table"]), []
     with Gate(task["bulk"]) as gate:
         # By map: no name here holds on to a piece that is sorted by now.
-        for rows in map(in_order, map(_as_rows, _pieces(gate.far(task["start"], task["stop"])))):
-            files += _write_tiers(place, rows, task["edge"], f"{task['start']:020d}")
-    return {"files": _plain(files)}
+        for rows in map(in_order, map(_as_rows, pieces(gate.far(task["start"], task["stop"])))):
+            files += write_tiers(place, rows, task["edge"], task["start"])
+    return {"files": plain(files)}
 
 
-def _pieces(batches: Batches) -> Iterator[pa.Table]:
+def pieces(batches: Batches) -> Iterator[pa.Table]:
     """Batches brought together, so many bytes at a time."""
     held: list[pa.RecordBatch] = []
     size = 0
@@ -115,19 +135,24 @@ def _as_rows(far: pa.Table) -> pa.Table:
     return far.select(SCHEMA.names).cast(SCHEMA)
 
 
-def _write_tiers(place: Place, rows: pa.Table, edge: int, name: str) -> list[Written]:
+def write_tiers(place: Place, rows: pa.Table, edge: int, far: int) -> list[Written]:
+    """Sorted rows as files of a batch that begins at that far row: rows due before `edge` apart from the others."""
+    return [write(place, batch_file(tier, far, _fresh()), part) for tier, part in in_tiers(rows, edge)]
+
+
+def in_tiers(rows: pa.Table, edge: int) -> list[tuple[str, pa.Table]]:
     soon = pc.sum(pc.less(rows.column("due"), edge)).as_py() or 0
-    parts = (("soon", rows.slice(0, soon)), ("later", rows.slice(soon)))
-    return [write(place, _new_name(tier, name), part) for tier, part in parts if part.num_rows]
+    parts = zip(BATCH_TIERS, (rows.slice(0, soon), rows.slice(soon)), strict=True)
+    return [(tier, part) for tier, part in parts if part.num_rows]
 
 
-def _plain(files: list[Written]) -> list[Any]:
+def plain(files: list[Written]) -> list[Any]:
     """As JSON takes them."""
     return [[list(file), [list(group) for group in groups]] for file, groups in files]
 
 
-def _new_name(tier: str, name: str) -> str:
-    return f"{tier}-{name}-{uuid.uuid4().hex[:12]}.parquet"
+def _fresh() -> str:
+    return uuid.uuid4().hex[:12]
 
 
 # -- promote ----------------------------------------------------------------------------------------------------
@@ -137,7 +162,7 @@ def promote(task: Task) -> Result:
     """A window of the table into one chunk, without what is cancelled."""
     told: Result = {"read": 0, "cancelled": 0, "rows": 0, "chunk": None}
     window = Window(*task["window"])
-    with Sorted(Place(task["table"]), task["files"], window) as rows:
+    with Sorted(Place(task["table"]), task["files"], window, task["untaken"]) as rows:
         columns = [*CHUNK_COLUMNS, "kind", "topic"] if rows.has_cancels else [*CHUNK_COLUMNS, "kind"]
         pieces: Iterable[pa.Table] = (_living(piece, window, told) for piece in rows.pieces(columns))
         if rows.has_cancels:
@@ -161,13 +186,17 @@ def _living(rows: pa.Table, window: Window, told: Result) -> pa.Table:
         messages, cancelled = rows, 0
         told["read"] += rows.num_rows
     else:
-        messages, cancels = rows.filter(pc.equal(kind, MESSAGE)), rows.filter(pc.equal(kind, CANCEL))
+        messages, cancels, drops = (rows.filter(pc.equal(kind, each)) for each in (MESSAGE, CANCEL, DROP))
         # Of the cancels of one instant every task of it is told; each counts those that arrived in its own part.
-        told["read"] += messages.num_rows + _arrived_within(cancels, window)
+        told["read"] += messages.num_rows + _arrived_within(cancels, window) + drops.num_rows
+        before = messages.num_rows
+        if drops.num_rows:
+            gone = pc.is_in(messages.column("arrival"), drops.column("arrival").combine_chunks())
+            messages = messages.filter(pc.invert(gone))
         dead = _cancelled(messages, cancels)
-        cancelled = len(dead)
         if dead:
             messages = messages.take(pa.array(sorted(set(range(messages.num_rows)) - dead), pa.int64()))
+        cancelled = before - messages.num_rows
     told["cancelled"] += cancelled
     told["rows"] += messages.num_rows
     return messages
@@ -193,16 +222,17 @@ def _cancelled(messages: pa.Table, cancels: pa.Table) -> set[int]:
         own = cancels.filter(pc.not_equal(cancels.column(column), 0))
         if not own.num_rows:
             continue
-        wanted: dict[tuple[int, int], list[tuple[int, str, bytes]]] = {}
-        names = ("due", column, "arrival", "topic", "record")
+        wanted: dict[tuple[int, int], list[tuple[int, int, str, bytes]]] = {}
+        names = ("due", column, "arrival", "tag_hash", "topic", "record")
         for due, hashed, *rest in zip(*(own.column(name).to_pylist() for name in names), strict=True):
             wanted.setdefault((due, hashed), []).append(tuple(rest))
         hits = pc.indices_nonzero(pc.is_in(messages.column(column), own.column(column).combine_chunks()))
         found = messages.take(hits)
         for hit, *message in zip(hits.to_pylist(), *(found.column(name).to_pylist() for name in names), strict=True):
-            due, hashed, arrival, topic, record = message
-            for cancel in wanted.get((due, hashed), ()):
-                if arrival < cancel[0] and topic == cancel[1] and _is_of_key(record, cancel[2]):
+            due, hashed, arrival, _, topic, record = message
+            for cancel_arrival, jobs, cancel_topic, cancel in wanted.get((due, hashed), ()):
+                is_earlier = came_before(arrival, cancel_arrival, jobs)
+                if is_earlier and topic == cancel_topic and _is_of_key(record, cancel):
                     dead.add(hit)
     return dead
 
@@ -229,18 +259,19 @@ def merge(task: Task) -> Result:
         due = rows.column("due")
         part = rows.filter(pc.and_(pc.greater(due, low), pc.less_equal(due, high)))
         if part.num_rows:
-            files.append(write(place, _new_name(tier, f"{low + 1:020d}"), part))
-    return {"read": rows.num_rows, "files": _plain(files)}
+            files.append(write(place, f"{tier}-{low + 1:020d}-{_fresh()}.parquet", part))
+    return {"read": rows.num_rows, "files": plain(files)}
 
 
 # -- proving and restoring --------------------------------------------------------------------------------------
 
 
 def count(task: Task) -> Result:
-    """How many rows of its files lie in a window."""
-    window = Window(*task["window"])
-    rows = read_window(Place(task["table"]), task["files"], window, ["due", "arrival", "kind"])
-    return {"rows": _arrived_within(rows, window)}
+    """How many rows of its files lie in some windows that do not overlap."""
+    place, found = Place(task["table"]), 0
+    for window in (Window(*each) for each in task["windows"]):
+        found += _arrived_within(read_window(place, task["files"], window, ["due", "arrival", "kind"]), window)
+    return {"rows": found}
 
 
 def restore(task: Task) -> Result:
@@ -249,7 +280,7 @@ def restore(task: Task) -> Result:
     """
     place, files = Place(task["table"]), []
     with Gate(task["bulk"]) as gate:
-        for piece in _pieces(gate.far(task["start"], task["stop"])):
+        for piece in pieces(gate.far(task["start"], task["stop"])):
             rows = _as_rows(piece)
             is_due = pc.greater(rows.column("due"), task["due_after"])
             rows = rows.filter(pc.or_(is_due, pc.greater_equal(rows.column("arrival"), task["late_from"])))
@@ -257,8 +288,9 @@ def restore(task: Task) -> Result:
             if rows.num_rows:
                 low, high = arrival[0].as_py(), arrival[-1].as_py()
                 window = Window(-1, NEVER, low, high + 1)
-                known = read_window(place, task["files"], window, ["due", "arrival", "kind"]).column("arrival")
-                rows = rows.filter(pc.invert(pc.is_in(arrival, known.combine_chunks())))
+                known = read_window(place, task["files"], window, ["due", "arrival", "kind"])
+                known = known.filter(pc.not_equal(known.column("kind"), DROP))  # it has the arrival of its message
+                rows = rows.filter(pc.invert(pc.is_in(arrival, known.column("arrival").combine_chunks())))
             if rows.num_rows:
-                files += _write_tiers(place, in_order(rows), task["edge"], f"{task['start']:020d}")
-    return {"files": _plain(files)}
+                files += write_tiers(place, in_order(rows), task["edge"], task["start"])
+    return {"files": plain(files)}

@@ -8,76 +8,119 @@ It is of the moment when it is made; the pipeline goes on. What is in the wheel 
 is cancelled is left out.
 """
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.functions import arrow_udf
 
 from postdate.pipeline.gate import Gate
+from postdate.pipeline.selecting import HIDDEN
 from postdate.pipeline.waiting import COLUMNS, IS_NEAR, NAME, WaitingSource, body, properties
-from postdate.table_format import CANCEL, MESSAGE, MESSAGES, files_of
+from postdate.table_format import CANCEL, DROP, JOB_SHIFT, MESSAGE, MESSAGES, OWN, File, files_of
 
 VIEW = "pending"
+_SCHEMA = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
 _udf: Any = arrow_udf  # its types know functions of one kind only
+
+State = dict[str, Any]
 
 
 def pending(spark: SparkSession, bulk: str) -> DataFrame:
     """All that waits, by the broker whose bulk address that is. Raises pyarrow's FlightError where it is away."""
     with Gate(bulk) as gate:
         state = gate.state()
+    outside = _outside(spark, bulk, max(state["taken"], state["far_first"]), state["far_length"])
+    near, rest = outside.filter(f.col(IS_NEAR)), outside.filter(~f.col(IS_NEAR)).select(*COLUMNS)
+    base, files = _listed(state)
+    taken = [file for file in files if file.due_high > state["horizon"] and not file.is_untaken(state["taken"])]
+    if taken:
+        is_taken = (f.col("arrival") < state["arrival_of_taken"]) | (f.col("arrival") >= OWN)
+        rest = rest.unionByName(_read(spark, base, taken).filter((f.col("due") > state["horizon"]) & is_taken))
+    return _shown(_waiting(near, rest, state))
+
+
+@contextmanager
+def selectable(
+    spark: SparkSession, bulk: str, state: State, base: str, files: Iterable[File], before: int
+) -> Iterator[DataFrame]:
+    """What waits at the place of a command that arrived there, when the table has everything up to it: as `pending`
+    shows it, and the table's own columns under hidden names. The wheel is read once: what a rescue moves there
+    meanwhile must not be missed in both places.
+    """
+    near = _outside(spark, bulk, 0, 0).persist(StorageLevel.DISK_ONLY)
+    try:
+        near.count()
+        untaken = [file for file in files if file.is_untaken(state["taken"])]
+        taken = [file for file in files if not file.is_untaken(state["taken"])]
+        is_late = (f.col("arrival") >= state["arrival_of_taken"]) & (f.col("arrival") < OWN)
+        rest = _read(spark, base, untaken)
+        rest = rest.unionByName(_read(spark, base, taken).filter((f.col("due") > state["horizon"]) | is_late))
+        waiting = _waiting(near, rest, state).filter((f.col("arrival") < before) | (f.col("arrival") >= OWN))
+        yield _shown(waiting, hidden=True)
+    finally:
+        near.unpersist()
+
+
+def _outside(spark: SparkSession, bulk: str, start: int, stop: int) -> DataFrame:
+    """The wheel, and far rows start..stop-1."""
     spark.dataSource.register(WaitingSource)
-    outside = (
-        spark.read.format(NAME).option("bulk", bulk).option("start", max(state["taken"], state["far_first"]))
-        .option("stop", state["far_length"]).load()
-    )  # fmt: skip
-    near = outside.filter(f.col(IS_NEAR)).select(*COLUMNS)
-    rest = outside.filter(~f.col(IS_NEAR)).select(*COLUMNS)
-    in_table = _in_table(spark, state)
-    if in_table is not None:
-        rest = rest.unionByName(in_table)
-    waiting = near.unionByName(_living(rest, near))
-    if state["gone"]:
-        waiting = waiting.filter(~f.col("queue").isin(state["gone"]))
-    return _shown(waiting)
+    reader = spark.read.format(NAME).option("bulk", bulk)
+    return reader.option("start", start).option("stop", stop).load()
 
 
-def _in_table(spark: SparkSession, state: dict[str, Any]) -> DataFrame | None:
-    """Rows that were taken and are due behind the horizon."""
+def _listed(state: State) -> tuple[str, list[File]]:
+    """Where the table's files are, and which there are; none where there is no table yet."""
     if not state["table"]:
-        return None
+        return "", []
     try:
         delta = DeltaTable(f"{state['table'].rstrip('/')}/{MESSAGES}")
     except TableNotFoundError:
-        return None
-    base = delta.table_uri.rstrip("/")
-    paths = [f"{base}/{file.path}" for file in files_of(delta) if file.due_high > state["horizon"]]
-    if not paths:
-        return None
-    rows = spark.read.parquet(*paths).select(*COLUMNS)
-    return rows.filter((f.col("due") > state["horizon"]) & (f.col("arrival") < state["arrival_of_taken"]))
+        return "", []
+    return delta.table_uri.rstrip("/"), files_of(delta)
+
+
+def _read(spark: SparkSession, base: str, files: list[File]) -> DataFrame:
+    if not files:
+        return spark.createDataFrame([], _SCHEMA)
+    return spark.read.schema(_SCHEMA).parquet(*(f"{base}/{file.path}" for file in files))
+
+
+def _waiting(near: DataFrame, rest: DataFrame, state: State) -> DataFrame:
+    """Messages in the wheel, and those elsewhere that nothing takes away, for topics that are there."""
+    waiting = near.unionByName(_living(rest, near).withColumn(IS_NEAR, f.lit(False)))
+    return waiting.filter(~f.col("queue").isin(state["gone"])) if state["gone"] else waiting
 
 
 def _living(rest: DataFrame, near: DataFrame) -> DataFrame:
-    """The messages that no cancel is for, and that are not in the wheel by now."""
+    """The messages that no cancel is for, that no job has taken away, and that are not in the wheel by now."""
     messages = rest.filter(f.col("kind") == MESSAGE).alias("m")
     cancels = f.broadcast(rest.filter(f.col("kind") == CANCEL)).alias("c")
     same_key = ((f.col("c.unique_hash") != 0) & (f.col("c.unique_hash") == f.col("m.unique_hash"))) | (
         (f.col("c.key_hash") != 0) & (f.col("c.key_hash") == f.col("m.key_hash"))
     )
-    is_for = (f.col("c.topic") == f.col("m.topic")) & (f.col("c.due") == f.col("m.due"))
-    is_for &= (f.col("m.arrival") < f.col("c.arrival")) & same_key
+    is_for = (f.col("c.topic") == f.col("m.topic")) & (f.col("c.due") == f.col("m.due")) & same_key
+    job = f.shiftright(f.col("m.arrival") - OWN, JOB_SHIFT)
+    came_before = f.when(f.col("m.arrival") < OWN, f.col("m.arrival") < f.col("c.arrival"))
+    is_for &= came_before.otherwise(job < f.col("c.tag_hash"))
     messages = messages.join(cancels, is_for, "left_anti")
+    drops = rest.filter(f.col("kind") == DROP).select("due", "arrival")
+    messages = messages.join(drops, ["due", "arrival"], "left_anti")
     return messages.join(f.broadcast(near.select("arrival")), "arrival", "left_anti").select(*COLUMNS)
 
 
-def _shown(waiting: DataFrame) -> DataFrame:
+def _shown(waiting: DataFrame, *, hidden: bool = False) -> DataFrame:
     """As it is documented. What a query does not ask for is not read."""
     body_of = _udf(body, "binary")
     properties_of = _udf(properties, "map<string, string>")
+    own = [f.col(name).alias(f"{HIDDEN}{name}") for name in (*COLUMNS, IS_NEAR)] if hidden else []
     return waiting.select(
         f.timestamp_millis("due").alias("due"), "topic", "tag", "key", "size",
         properties_of("record").alias("properties"), body_of("record").alias("body"), "queue", "level", "arrival",
+        *own,
     )  # fmt: skip

@@ -20,7 +20,8 @@ _RANGE_ROWS = 250_000
 # As Spark calls the columns that the table and this have in common; `is_near` is ours.
 COLUMNS = {
     "due": "bigint", "arrival": "bigint", "kind": "tinyint", "topic": "string", "queue": "int", "level": "tinyint",
-    "unique_hash": "bigint", "key_hash": "bigint", "key": "string", "tag": "string", "size": "int", "record": "binary",
+    "tag_hash": "int", "unique_hash": "bigint", "key_hash": "bigint", "key": "string", "tag": "string", "size": "int",
+    "record": "binary",
 }  # fmt: skip
 IS_NEAR = "is_near"
 

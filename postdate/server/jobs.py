@@ -142,7 +142,11 @@ def _selected(said: Said) -> Selected:
     parts = said.get("parts")
     if not isinstance(parts, list) or not all(_is_part(part) for part in parts):
         raise ProtocolError("a decision needs parts, a list of names and arrivals")
-    return Selected(number(said, "epoch"), number(said, "number"), tuple((name, own) for name, own in parts))
+    files = said.get("files", [])
+    if not isinstance(files, list):
+        raise ProtocolError("the files of a decision are no list")
+    named = tuple((name, own) for name, own in parts)
+    return Selected(number(said, "epoch"), number(said, "number"), named, tuple(files))
 
 
 def _is_part(part: object) -> bool:

@@ -55,6 +55,7 @@ class Pipelines:
         return {
             "now_ms": self._clock.now_ms(),
             "lead_ms": self._broker.settings.lead_ms,
+            "delay_ms_max": self._broker.settings.delay_ms_max,
             "epoch": far.epoch,
             "taken": far.taken,
             "horizon": far.horizon_at_ms,

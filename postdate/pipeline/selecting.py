@@ -1,0 +1,126 @@
+"""What executors do for a job: rows that its predicate has selected go to the broker, which decides about them; what
+it has decided goes into the table.
+
+Executors import this: the standard library, pyarrow and pyspark are all it may need.
+"""
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+
+from postdate.manners import keep_freed_memory
+from postdate.pipeline.files import Place, in_order, write
+from postdate.pipeline.gate import Gate
+from postdate.pipeline.steps import reach
+from postdate.pipeline.tasks import RESULT, Batches, Result, Task, in_tiers, pieces, plain, write_tiers
+from postdate.pipeline.waiting import IS_NEAR
+from postdate.table_format import DROP, MESSAGE, NEAR, OWN_ARRIVAL, SCHEMA, SELECTED, own_arrival
+
+HIDDEN = "__"  # begins the names of columns that a predicate does not see
+_NARROW = ("due", "arrival", "unique_hash", "key_hash", "queue")
+
+
+def columns(by_ms: int) -> list[str]:
+    """What `select` needs of each row: all of it, where it is brought again."""
+    names = [name for name in SCHEMA.names if name != "flags"] if by_ms else list(_NARROW)
+    return [*(f"{HIDDEN}{name}" for name in names), f"{HIDDEN}{IS_NEAR}"]
+
+
+# -- selecting --------------------------------------------------------------------------------------------------
+
+
+def select(task: Task) -> Callable[[Batches], Batches]:
+    """For mapInArrow over the rows that a predicate has let pass: one answer for each part that was uploaded."""
+    return lambda batches: _answers(task, batches)
+
+
+def _answers(task: Task, batches: Batches) -> Batches:
+    keep_freed_memory()
+    context = TaskContext.get()
+    part = context.partitionId() if context is not None else 0
+    done = 0
+    for rows in pieces(batches):
+        own = own_arrival(task["number"], part, done)
+        answer = _selected(task, in_order(_shown(rows)), own)
+        done += rows.num_rows
+        yield pa.RecordBatch.from_pydict({"result": [json.dumps(answer)]}, schema=RESULT)
+
+
+def _shown(rows: pa.Table) -> pa.Table:
+    return rows.rename_columns([name.removeprefix(HIDDEN) for name in rows.column_names])
+
+
+def _selected(task: Task, rows: pa.Table, own: int) -> Result:
+    """Uploads sorted rows and, where they are postponed, writes them beside the table as they will be."""
+    name = f"{task['number']:08d}-{uuid.uuid4().hex}"
+    with Gate(task["bulk"]) as gate:
+        gate.select(name, _narrow(rows))
+    reach("selection.uploaded")
+    files = _write_moved(task, rows, own) if task["by_ms"] else []
+    return {"name": name, "own": own, "rows": rows.num_rows, "files": files, "due_high": rows.column("due")[-1].as_py()}
+
+
+def _narrow(rows: pa.Table) -> pa.Table:
+    flags = pc.if_else(rows.column(IS_NEAR), pa.scalar(NEAR, pa.int32()), pa.scalar(0, pa.int32()))
+    return rows.select(list(_NARROW)).append_column("flags", flags).cast(SELECTED)
+
+
+def _write_moved(task: Task, rows: pa.Table, own: int) -> list[list[object]]:
+    place, count = Place(task["table"]), rows.num_rows
+    moved = {
+        "due": pc.add(rows.column("due"), task["by_ms"]),
+        "arrival": pa.array(range(own, own + count), pa.int64()),
+        "kind": _repeated(MESSAGE, pa.int8(), count),
+        "flags": _repeated(OWN_ARRIVAL, pa.int32(), count),
+    }
+    columns = [moved[name] if name in moved else rows.column(name) for name in SCHEMA.names]
+    table = pa.Table.from_arrays(columns, names=SCHEMA.names)
+    files = [
+        write(place, f"_job-{task['number']:08d}-{tier}-{uuid.uuid4().hex[:12]}.parquet", part)
+        for tier, part in in_tiers(table, task["edge"])
+    ]
+    return [list(file) for file, _ in files]
+
+
+def _repeated(value: object, kind: pa.DataType, count: int) -> pa.Array:
+    return pa.array([value], kind).take(pa.repeat(0, count))
+
+
+# -- following --------------------------------------------------------------------------------------------------
+
+
+def drop(task: Task) -> Result:
+    """Takes what a part has changed out of the table: a row for each, of the same due and arrival. What came too late
+    stays; where it was written anew, the new row goes.
+    """
+    with Gate(task["bulk"]) as gate:
+        rows = gate.selection(task["name"])
+    is_late = pc.is_in(pa.array(range(rows.num_rows), pa.int64()), pa.array(task["late"], pa.int64()))
+    gone = [_drops(rows.filter(pc.invert(is_late)))]
+    if task["by_ms"] and task["late"]:
+        late = rows.append_column("own", pa.array(range(task["own"], task["own"] + rows.num_rows), pa.int64()))
+        late = late.filter(is_late)
+        due = pc.add(late.column("due"), task["by_ms"])
+        gone.append(_drops(late.set_column(0, "due", due).set_column(1, "arrival", late.column("own"))))
+    drops = in_order(pa.concat_tables(gone))
+    files = write_tiers(Place(task["table"]), drops, task["edge"], task["far"]) if drops.num_rows else []
+    return {"files": plain(files)}
+
+
+def _drops(rows: pa.Table) -> pa.Table:
+    count = rows.num_rows
+    own = {name: rows.column(name) for name in _NARROW}
+    fixed = {"kind": DROP, "topic": "", "level": 0, "tag_hash": 0, "flags": 0, "size": 0, "record": b""}
+    arrays = [
+        own[field.name] if field.name in own else _repeated(fixed.get(field.name), field.type, count)
+        for field in SCHEMA
+    ]
+    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+
+
+def parts(results: Iterator[str]) -> list[Result]:
+    return [json.loads(line) for line in results]
