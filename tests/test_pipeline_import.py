@@ -19,8 +19,8 @@ import pytest
 from carrying import BEGIN, World
 from helpers import HOUR_MS, TOPIC
 from process import ROOT
-from pyspark.sql.datasource import DataSource
 
+import postdate.spark
 from postdate import cli
 from postdate.client.faults import Unreachable
 from postdate.errors import PostdateError, Refused, UsageError
@@ -52,20 +52,6 @@ def session(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(inputs, "embedded", shared)
     return spark
-
-
-def sink_source() -> type[DataSource]:
-    """What the public data source does for a frame that is written. Made here: workers do not know this module."""
-
-    class Sink(DataSource):
-        @classmethod
-        def name(cls) -> str:
-            return "postdate-sink"
-
-        def writer(self, schema: Any, overwrite: bool) -> Any:
-            return sink.writer(self.options, schema, overwrite=overwrite)
-
-    return Sink
 
 
 def at(due_ms: int) -> datetime:
@@ -331,9 +317,9 @@ def test_files_that_another_try_has_removed_are_not_adopted(world: World, sessio
 
 
 def written(spark: Any, world: World, frame: Any, **options: Any) -> None:
-    spark.dataSource.register(sink_source())
+    postdate.spark.register(spark)
     usual = {"topic": TOPIC, "due": "due", "bulk": str(world.bulk.address), "id": "one", "wait": "false"}
-    frame.write.format("postdate-sink").mode("append").options(**(usual | options)).save()
+    frame.write.format("postdate").mode("append").options(**(usual | options)).save()
 
 
 def test_a_frame_is_scheduled_all_of_it(world: World, spark: Any) -> None:
