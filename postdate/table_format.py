@@ -117,6 +117,12 @@ def batch_file(tier: str, far: int, name: str) -> str:
     return f"{tier}-{far:020d}-{name}.parquet"
 
 
+def is_untaken(path: str, taken: int) -> bool:
+    """Whether all rows of a file came into the table behind the far row up to which Spark has acknowledged."""
+    tier, number, *_ = f"{path}-".split("-")
+    return tier in BATCH_TIERS and number.isdigit() and int(number) >= taken
+
+
 class File(NamedTuple):
     """A file of the table, as the Delta log describes it."""
 
@@ -133,11 +139,7 @@ class File(NamedTuple):
         return self.path.partition("-")[0]
 
     def is_untaken(self, taken: int) -> bool:
-        """Whether all of its rows came into the table behind the far row up to which Spark has acknowledged. A batch's
-        own files say in their names from which far row on they were made.
-        """
-        tier, number, *_ = self.path.split("-")
-        return tier in BATCH_TIERS and int(number) >= taken
+        return is_untaken(self.path, taken)
 
     def stats(self) -> str:
         """As the Delta log wants them."""

@@ -1,4 +1,5 @@
-"""A broker on a clock that is moved by hand, bulk, and a pipeline whose tasks run in this process instead of on Spark.
+"""A broker on a clock that is moved by hand, bulk, and a pipeline whose tasks run in this process instead of on Spark,
+or on a real session where a test brings one.
 
 For tests of what a pipeline leaves behind: the batch, the tasks and the table are the real ones.
 """
@@ -53,8 +54,9 @@ class Here:
 class World:
     """See the module. `settings` go to the broker."""
 
-    def __init__(self, folder: Path, at_ms: int = BEGIN, **settings: Any) -> None:
+    def __init__(self, folder: Path, at_ms: int = BEGIN, spark: Any = None, **settings: Any) -> None:
         self.folder = folder
+        self.spark: Any = spark or Here()
         self.clock = ManualClock(at_ms)
         self.served = Served(RealDisk(folder), Settings(**(SERVED | settings)), self.clock)
         self.broker = self.served.broker
@@ -66,7 +68,7 @@ class World:
     def registered(self) -> Pipeline:
         root = self.folder / "table"
         history = History(str(root / "history"))
-        pipeline = Pipeline(Here(), self.gate, str(self.bulk.address), Table(str(root / "messages")), history)  # type: ignore[arg-type]
+        pipeline = Pipeline(self.spark, self.gate, str(self.bulk.address), Table(str(root / "messages")), history)
         pipeline.register(str(root), "here")
         return pipeline
 

@@ -32,7 +32,7 @@ from postdate.config import Settings
 from postdate.errors import PostdateError
 from postdate.log.disk import Disk, RealDisk
 from postdate.message import Message, encode_properties
-from postdate.pipeline import batch, java, table, tiers
+from postdate.pipeline import batch, java, jobs, table, tiers
 from postdate.pipeline.driver import Driver, Options
 from postdate.pipeline.files import SYNC_TRACE
 from postdate.pipeline.gate import Gate
@@ -111,7 +111,7 @@ class Steps:
 
     @contextmanager
     def planted(self) -> Iterator[Self]:
-        modules: list[Any] = [batch, table]
+        modules: list[Any] = [batch, table, jobs]
         real = [module.reach for module in modules]
         for module in modules:
             module.reach = self

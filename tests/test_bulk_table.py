@@ -208,6 +208,7 @@ def wish(**changed: Any) -> dict[str, Any]:
     plain = {
         "unit_ms": 1_000, "limit": 100, "horizon": 0, "before": 1 << 60, "names": [TOPIC], "codes": [-1, 0],
         "cancels": [],
+        "untaken_jobs": [],
     }  # fmt: skip
     return plain | changed
 
@@ -254,5 +255,5 @@ def test_what_is_cancelled_does_not_count(tmp_path: Path, by: str, is_taken: boo
     if is_taken:
         append(tmp_path, row(5_000, 10, kind=2) | dict(zip(("unique_hash", "key_hash"), hashes, strict=True)))
     else:
-        asked["cancels"] = [(5_000, 10, 0, *hashes)]
+        asked["cancels"] = [(5_000, 10, 0, *hashes, 0)]
     assert sum(rows for _, rows, _ in counted(tmp_path, asked)) == 4

@@ -38,8 +38,8 @@ ROW_OF = {part: row for row, parts in enumerate(ROWS) for part in parts}
 
 # Inside a row nobody knows another, but for these. Modules of one folder are one part and may know each other. The
 # package gives the client's names as its own (postdate.connect) and loads it when the first of them is used. An answer
-# to a pull carries records as the log has them, so that the wire reads them by the log's layout. A chunk's rows have the
-# flags of the table's.
+# to a pull carries records as the log has them, so that the wire reads them by the log's layout. Rows of a chunk have
+# the flags of the table's.
 NEIGHBOURS = {
     ("message", "errors"),
     ("config", "errors"),

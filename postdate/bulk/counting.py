@@ -4,7 +4,6 @@ The broker says which rows count: those that it has had taken, due behind its ho
 narrow columns are read; cancels, the table's own and those that the broker still holds, are few.
 """
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,13 +13,14 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from postdate.counts import Counts, Seconds
-from postdate.table_format import CANCEL, MESSAGE
+from postdate.table_format import CANCEL, DROP, MESSAGE, OWN, came_before, job_of
 
 _COLUMNS = ["due", "arrival", "kind", "queue", "size"]
 _HASHES = ["unique_hash", "key_hash"]
-_CANCEL_COLUMNS = ["due", "arrival", "queue", *_HASHES]
+_CANCEL_COLUMNS = ["due", "arrival", "queue", *_HASHES, "tag_hash"]
 
-Cancel = tuple[int, int, int, int, int]  # due, arrival, code of the topic, hash of the unique key, of the first key
+# Due, arrival, code of the topic, hash of the unique key, of the first key, how many jobs there were before it.
+Cancel = tuple[int, int, int, int, int, int]
 
 
 class Asked(NamedTuple):
@@ -31,6 +31,7 @@ class Asked(NamedTuple):
     names: list[str]
     codes: np.ndarray  # by queue number: which of the names is its topic; -1 does not count
     cancels: list[Cancel]
+    untaken_jobs: frozenset[int]  # what these have brought does not count yet
 
 
 class Wish(NamedTuple):
@@ -42,9 +43,10 @@ class Wish(NamedTuple):
     @classmethod
     def of(cls, plain: dict[str, Any]) -> "Wish":
         """Raises KeyError, TypeError, ValueError where it is none."""
-        cancels = [(int(d), int(a), int(c), int(u), int(k)) for d, a, c, u, k in plain["cancels"]]
+        cancels = [(int(d), int(a), int(c), int(u), int(k), int(j)) for d, a, c, u, k, j in plain["cancels"]]
+        untaken = frozenset(int(number) for number in plain["untaken_jobs"])
         names, codes = [str(name) for name in plain["names"]], np.array(plain["codes"], np.int64)
-        asked = Asked(int(plain["horizon"]), int(plain["before"]), names, codes, cancels)
+        asked = Asked(int(plain["horizon"]), int(plain["before"]), names, codes, cancels, untaken)
         if "seconds" in plain:
             return cls(asked, Seconds(int(plain["from_ms"]), int(plain["seconds"])))
         return cls(asked, Counts(int(plain["unit_ms"]), int(plain["limit"])))
@@ -55,21 +57,33 @@ def count(files: pa.Table, folder: pafs.FileSystem, wish: Wish) -> None:
     asked, counts = wish
     chosen = files.filter(pc.greater(files["max.due"], asked.horizon)) if files.num_rows else files
     paths = chosen["path"].to_pylist() if chosen.num_rows else []
-    cancels = _Cancels([*asked.cancels, *(each for path in paths for each in _cancels(path, folder, asked))])
+    gone = [_gone(path, folder, asked) for path in paths]
+    cancels = _Cancels([*asked.cancels, *(each for found in gone for each in found.cancels)])
+    drops = pa.concat_arrays([pa.array([], pa.int64()), *(chunk for found in gone for chunk in found.drops.chunks)])
     for path in paths:
         with pq.ParquetFile(path, filesystem=folder) as file:
             rows = file.read(_COLUMNS + (_HASHES if cancels else []))
-        _count(rows, cancels, asked, counts)
+        _count(rows, cancels, drops, asked, counts)
 
 
-def _count(rows: pa.Table, cancels: "_Cancels", asked: Asked, counts: Counts | Seconds) -> None:
+def _count(rows: pa.Table, cancels: "_Cancels", drops: pa.Array, asked: Asked, counts: Counts | Seconds) -> None:
     column = {name: rows[name].to_numpy() for name in rows.column_names}
     code = _codes(asked, column["queue"])
-    counts_here = (column["due"] > asked.horizon) & (column["arrival"] < asked.before)
+    counts_here = (column["due"] > asked.horizon) & _is_taken(column["arrival"], asked)
     counts_here &= (column["kind"] == MESSAGE) & (code >= 0)
+    if len(drops):
+        counts_here &= ~pc.is_in(rows["arrival"], drops).to_numpy()
     if cancels:
         counts_here &= ~cancels.hit(column, code)
     counts.add(column["due"][counts_here], code[counts_here], column["size"][counts_here], asked.names)
+
+
+def _is_taken(arrival: np.ndarray, asked: Asked) -> np.ndarray:
+    taken: np.ndarray = arrival < min(asked.before, OWN)
+    is_own = arrival >= OWN
+    if is_own.any():
+        taken |= is_own & ~np.isin(job_of(arrival), list(asked.untaken_jobs))
+    return taken
 
 
 def _codes(asked: Asked, queue: np.ndarray) -> np.ndarray:
@@ -78,8 +92,17 @@ def _codes(asked: Asked, queue: np.ndarray) -> np.ndarray:
     return np.where(known, asked.codes[np.where(known, queue, 0)], -1) if len(asked.codes) else np.full(len(queue), -1)
 
 
-def _cancels(path: str, folder: pafs.FileSystem, asked: Asked) -> Iterator[Cancel]:
-    """Those among the rows of a file, read only where its statistics tell of some."""
+class _Gone(NamedTuple):
+    """What the rows of a file take away."""
+
+    cancels: list[Cancel]
+    drops: pa.ChunkedArray  # arrivals of messages that jobs have taken away
+
+
+def _gone(path: str, folder: pafs.FileSystem, asked: Asked) -> _Gone:
+    """Read only where the statistics of the file tell of some."""
+    cancels: list[Cancel] = []
+    drops: list[pa.Array] = []
     with pq.ParquetFile(path, filesystem=folder) as file:
         kind = file.schema_arrow.get_field_index("kind")
         for number in range(file.metadata.num_row_groups):
@@ -87,10 +110,12 @@ def _cancels(path: str, folder: pafs.FileSystem, asked: Asked) -> Iterator[Cance
             if statistics is not None and statistics.has_min_max and statistics.max == MESSAGE:
                 continue
             rows = file.read_row_group(number, ["kind", *_CANCEL_COLUMNS])
+            drops += rows.filter(pc.equal(rows["kind"], DROP))["arrival"].chunks
             rows = rows.filter(pc.equal(rows["kind"], CANCEL)).select(_CANCEL_COLUMNS)
             code = _codes(asked, rows["queue"].to_numpy()).tolist()
-            due, arrival, _, unique, key = (rows[name].to_pylist() for name in _CANCEL_COLUMNS)
-            yield from zip(due, arrival, code, unique, key, strict=True)
+            due, arrival, _, unique, key, jobs = (rows[name].to_pylist() for name in _CANCEL_COLUMNS)
+            cancels += zip(due, arrival, code, unique, key, jobs, strict=True)
+    return _Gone(cancels, pa.chunked_array(drops, pa.int64()))
 
 
 class _Cancels:
@@ -116,6 +141,6 @@ class _Cancels:
 
 
 def _is_for(cancel: Cancel, row: tuple[int, ...], code: int) -> bool:
-    _, arrival, own_code, unique, key = cancel
+    _, arrival, own_code, unique, key, jobs = cancel
     same_key = (unique != 0 and unique == row[1]) or (key != 0 and key == row[2])
-    return code == own_code and row[0] < arrival and same_key
+    return code == own_code and same_key and came_before(row[0], arrival, jobs)

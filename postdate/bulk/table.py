@@ -23,7 +23,7 @@ from postdate.errors import PostdateError
 from postdate.log import record as records
 from postdate.log.batch import MESSAGE
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
-from postdate.table_format import MESSAGES
+from postdate.table_format import DROP, MESSAGES, OWN
 
 T = TypeVar("T")
 
@@ -87,12 +87,15 @@ class Table:
                 raise TableUnreadable(f"the table {uri} cannot be read: {_first_line(error)}") from error
         raise TableUnreadable(f"the table {uri} changes faster than it can be read: {gone}")
 
-    def _found(self, uri: str, question: Question) -> Iterator[int]:
+    def _found(self, uri: str, question: Question) -> set[int]:
         files, folder = self._listed(uri)
+        found, gone = set[int](), set[int]()
         for path in _chosen(files, question):
             with pq.ParquetFile(path, filesystem=folder) as file:
                 for group in _groups(file, question.due):
-                    yield from _arrivals(file, group, question)
+                    found.update(_arrivals(file, group, question))
+                    gone.update(_dropped(file, group, question.due))
+        return found - gone
 
     def _listed(self, uri: str) -> tuple[pa.Table, pafs.FileSystem]:
         """The files of the newest version and their statistics."""
@@ -128,7 +131,10 @@ def _arrivals(file: Any, group: int, question: Question) -> Iterator[int]:
     """Arrivals of a row group's messages that are meant. Records are read only where a row looks like one."""
     rows = file.read_row_group(group, ["due", "arrival", "kind", question.column])
     column = {name: rows[name].to_numpy() for name in rows.column_names}
-    alike = (column["due"] == question.due) & (column["kind"] == MESSAGE) & (column["arrival"] < question.before)
+    is_before = (column["arrival"] < question.before) | (
+        column["arrival"] >= OWN
+    )  # of the latter the broker knows more
+    alike = (column["due"] == question.due) & (column["kind"] == MESSAGE) & is_before
     alike &= column[question.column].view(np.uint64) == np.uint64(question.key_hash)
     found = np.flatnonzero(alike)
     if len(found):
@@ -136,6 +142,17 @@ def _arrivals(file: Any, group: int, question: Question) -> Iterator[int]:
         for place, record in zip(found.tolist(), candidates, strict=True):
             if _is_meant(record, question):
                 yield int(column["arrival"][place])
+
+
+def _dropped(file: Any, group: int, due: int) -> list[int]:
+    """Arrivals of a row group's messages of a due that jobs have taken away."""
+    column = file.schema_arrow.get_field_index("kind")
+    statistics = file.metadata.row_group(group).column(column).statistics
+    if statistics is not None and statistics.has_min_max and statistics.max < DROP:
+        return []
+    rows = file.read_row_group(group, ["due", "arrival", "kind"])
+    rows = rows.filter(pc.and_(pc.equal(rows["due"], due), pc.equal(rows["kind"], DROP)))
+    return list(rows["arrival"].to_pylist())
 
 
 def _is_meant(record: bytes, question: Question) -> bool:

@@ -23,8 +23,9 @@ from postdate.check.tables import Tables
 from postdate.errors import CorruptQueue
 from postdate.far import FAR as FAR_ROW
 from postdate.far import Far
+from postdate.log.batch import JOB
 from postdate.log.disk import RealDisk
-from postdate.table_format import FAR, LOG, MESSAGES, File, entry, files_of, sound_count, versions
+from postdate.table_format import FAR, LOG, MESSAGES, OWN, File, entry, files_of, is_untaken, sound_count, versions
 
 _DEFAULT = "table"  # its name in the data folder
 _UNREADABLE = (DeltaError, TableNotFoundError, OSError, ValueError)
@@ -95,9 +96,10 @@ class _TableCheck:
             seen = check_file(self._path, file, self._sources)
             if seen is not None:
                 self._seen[file.path] = seen
-        arrivals = np.sort(np.concatenate([np.empty(0, np.int64), *(seen.arrival for seen in self._seen.values())]))
-        self._report.count("rows of the table", len(arrivals))
+        arrivals, drops = self._arrivals(drops=False), self._arrivals(drops=True)
+        self._report.count("rows of the table", len(arrivals) + len(drops))
         self._check_once(arrivals)
+        self._check_once(drops)
         if self._taken is not None:
             self._check_taken(self._taken, arrivals, delta.transaction_version(FAR) or 0)
 
@@ -155,6 +157,11 @@ class _TableCheck:
 
     # -- all files together -------------------------------------------------------------------------------------
 
+    def _arrivals(self, *, drops: bool) -> np.ndarray:
+        """Of all rows, ascending: of those that take messages away, or of the others."""
+        found = [seen.arrival[seen.is_drop == drops] for seen in self._seen.values()]
+        return np.sort(np.concatenate([np.empty(0, np.int64), *found]))
+
     def _check_once(self, arrivals: np.ndarray) -> None:
         again = np.unique(arrivals[1:][arrivals[1:] == arrivals[:-1]])
         self._report.find_each(
@@ -177,9 +184,11 @@ class _TableCheck:
 
     def _check_waiting(self, taken: _Taken) -> None:
         far, first_untaken = taken.far, taken.far.arrival_of(taken.far.taken)
-        waiting = sum(
-            int(((seen.arrival < first_untaken) & (seen.due > far.horizon_at_ms)).sum()) for seen in self._seen.values()
-        )
+        waiting = 0
+        for name, (due, arrival, _) in self._seen.items():
+            if not is_untaken(name, far.taken):
+                is_taken = (arrival < first_untaken) | (arrival >= OWN)
+                waiting += int((is_taken & (due > far.horizon_at_ms)).sum())
         self._report.count("rows of the table that wait", waiting)
         expected = far.rows_in - far.rows_out
         if waiting != expected:
@@ -191,7 +200,7 @@ class _TableCheck:
     def _check_missing(self, taken: _Taken, arrivals: np.ndarray, stop: int) -> None:
         """Far rows before `stop` are in the table, but for those that were promoted or brought into the wheel."""
         rows = taken.rows[: max(stop - taken.first, 0)]
-        wanted = taken.far.waits(rows, taken.first)
+        wanted = taken.far.waits(rows, taken.first) & (rows["kind"] != JOB)
         places = np.searchsorted(arrivals, rows["arrival"])
         there = np.append(arrivals, -1)[places] == rows["arrival"]
         self._report.find_each(

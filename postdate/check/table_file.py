@@ -18,7 +18,7 @@ from postdate.errors import CorruptLog, IllegalMessage
 from postdate.keys import key_hash
 from postdate.log import record as records
 from postdate.message import PROPERTY_KEYS, PROPERTY_TAGS, decode_properties
-from postdate.table_format import CANCEL, MESSAGE, SCHEMA, STATISTICS, File
+from postdate.table_format import CANCEL, DROP, MESSAGE, OWN, SCHEMA, STATISTICS, File
 
 # What a row shares with its far row, and how the far row's number is read as the table's.
 _SHARED = {
@@ -42,6 +42,7 @@ class Seen(NamedTuple):
 
     due: np.ndarray
     arrival: np.ndarray
+    is_drop: np.ndarray
 
 
 class Group:
@@ -66,6 +67,17 @@ class Group:
     @cached_property
     def arrival(self) -> np.ndarray:
         return self.numbers("arrival")
+
+    @cached_property
+    def is_drop(self) -> np.ndarray:
+        drops: np.ndarray = self.numbers("kind") == DROP
+        return drops
+
+    @cached_property
+    def is_logged(self) -> np.ndarray:
+        """Which rows stand for a record of the log, as messages and cancels do that no job has brought."""
+        logged: np.ndarray = ~self.is_drop & (self.arrival < OWN)
+        return logged
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -114,15 +126,16 @@ class _FileCheck:
                 f"{self._name} has the columns {', '.join(name for name, _ in columns)}: others belong there"
             )
             return None
-        dues, arrivals = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        dues, arrivals, drops = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.bool_)]
         start = 0
         for number in range(parquet.num_row_groups):
             group = Group(parquet.read_row_group(number, use_threads=False), start, self._name)
             self._check_group(group, parquet.metadata.row_group(number), number)
             dues.append(group.due)
             arrivals.append(group.arrival)
+            drops.append(group.is_drop)
             start += group.count
-        seen = Seen(np.concatenate(dues), np.concatenate(arrivals))
+        seen = Seen(*(np.concatenate(columns) for columns in (dues, arrivals, drops)))
         self._check_order(seen)
         self._check_statistics(seen)
         return seen
@@ -130,8 +143,10 @@ class _FileCheck:
     # -- the file as a whole ------------------------------------------------------------------------------------
 
     def _check_order(self, seen: Seen) -> None:
-        due, arrival = seen
+        due, arrival, is_drop = seen
         behind = (due[1:] > due[:-1]) | ((due[1:] == due[:-1]) & (arrival[1:] > arrival[:-1]))
+        # A drop has the place of its message.
+        behind |= (due[1:] == due[:-1]) & (arrival[1:] == arrival[:-1]) & (is_drop[1:] != is_drop[:-1])
         self._report.find_each(
             np.concatenate([[False], ~behind]),
             lambda hit: (
@@ -188,9 +203,10 @@ class _FileCheck:
         rows = far[places]
         found = rows["arrival"] == group.arrival
         self._report.find_each(
-            ~found & (group.arrival >= far["arrival"][0]),
+            ~found & group.is_logged & (group.arrival >= far["arrival"][0]),
             lambda hit: f"{group.place(hit)}: no far row has its arrival {group.arrival[hit]}",
         )
+        found &= group.is_logged
         same = rows["size"] == group.sizes
         for name, kind in _SHARED.items():
             same &= np.ascontiguousarray(rows[name]).view(kind) == group.numbers(name)
@@ -220,6 +236,8 @@ class _FileCheck:
 def _row_problem(row: dict[str, Any]) -> str:
     if row["size"] != len(row["record"]):
         return f"its record has {len(row['record'])} bytes, its size says {row['size']}"
+    if row["kind"] == DROP:
+        return "it takes a message away and has a record of its own" if row["record"] else ""
     try:
         record = records.decode(row["record"])
         if row["kind"] == MESSAGE:
@@ -238,6 +256,8 @@ def _message_problem(record: records.Record, row: dict[str, Any]) -> str:
         return f"its topic, key and tag are {row['topic']!r}, {row['key']!r}, {row['tag']!r}, its record's {said}"
     unsigned = [row[name] % (1 << 64) for name in ("unique_hash", "key_hash")]
     problem = keys_problem(properties, unsigned[0], unsigned[1], row["tag_hash"])
+    if row["arrival"] >= OWN:
+        return problem  # it may have been postponed, of which its record says nothing
     return problem or due_problem(properties, row["due"], row["level"], record.stored_at_ms)
 
 

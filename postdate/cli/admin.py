@@ -72,6 +72,11 @@ class FoundMessage(NamedTuple):
 # -- what waits -------------------------------------------------------------------------------------------------
 
 
+def job(address: str | None, wish: dict[str, Any]) -> dict[str, Any]:
+    """A question about jobs, see the broker's JOB."""
+    return bodies.load(ask(address, codes.JOB, body=orjson.dumps(wish)).body, "what is said of a job")
+
+
 def pending(address: str | None, topic: str = "", unit: str = "minute", limit: int = 100) -> dict[str, Any]:
     """{"total", "bytes", "near", "far", "table", "unread", "topics": [...], "unit", "times": [...], "truncated"}"""
     fields = {"topic": topic, "unit": unit, "limit": limit}

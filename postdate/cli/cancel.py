@@ -1,7 +1,8 @@
-"""`postdate cancel`: the truth about a cancel, as a sentence and an exit code."""
+"""`postdate cancel`: the truth about a cancel, as a sentence and an exit code. By predicate, a job."""
 
 import argparse
 
+from postdate.cli import change
 from postdate.cli.command import NEGATIVE, OK, add_broker, print_json
 from postdate.cli.values import instant
 from postdate.client import connect
@@ -9,18 +10,23 @@ from postdate.errors import UsageError
 from postdate.message import Cancelled
 
 HELP = """\
-Cancels a message that waits, by the handle that `postdate send` printed, or by topic, key and due time.
+Cancels a message that waits, by the handle that `postdate send` printed, or by topic, key and due time; or all that a
+predicate selects.
 
 examples:
   postdate cancel djEgb3JkZXJzIHBvc3RkYXRlIDE3OTg3OTA0MDAwMDAgN0YwMDAwMDE=
   postdate cancel --topic orders --key order-17 --due 2027-01-01T08:00:00+01:00
   postdate cancel --topic orders --key order-17 --due 1798790400000
+  postdate cancel --where "topic = 'sms' and due < timestamp '2027-01-01 08:00:00'" --dry-run
+  postdate cancel --where "key = 'order-17' and date(due) = date '2027-01-01'"
 
 The answer is one of: cancelled (it will never be delivered), delivered (the cancel came too late), unknown (no such
-message was found; should one still come up, it is cancelled).
+message was found; should one still come up, it is cancelled). By predicate it is a job of the pipeline, over all that
+waits, in the order of all sends; the answer says how many were cancelled and how many came too late. Times in it are in
+UTC; columns are those of postdate sql.
 
-exit codes: 0 cancelled, 1 delivered or unknown, or there is no such topic, 2 wrong usage, 3 no broker was reached or it
-refused, 130 interrupted
+exit codes: 0 cancelled, 1 delivered or unknown, or there is no such topic, or the predicate was refused, 2 wrong usage,
+3 no broker was reached or it refused, 130 interrupted (a job goes on: see postdate jobs)
 """
 
 _SENTENCES = {
@@ -35,13 +41,20 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--topic", metavar="T", help="the topic, where there is no handle")
     parser.add_argument("--key", metavar="K", help="the first key of the message")
     parser.add_argument("--due", metavar="TIME", type=instant, help="when it is due: ISO 8601 or epoch milliseconds")
+    change.add(parser, required=False)
     add_broker(parser, _cancel)
 
 
 def _cancel(arguments: argparse.Namespace) -> int:
     by_key = [arguments.topic, arguments.key, arguments.due]
+    if arguments.where is not None:
+        if arguments.handle is not None or by_key != [None] * 3:
+            raise UsageError("give either --where, or a handle, or all of --topic, --key and --due")
+        return change.run(arguments, "cancel", 0)
+    if arguments.dry_run or arguments.id or arguments.no_wait:
+        raise UsageError("--dry-run, --id and --no-wait are for --where")
     if (None in by_key) if arguments.handle is None else (by_key != [None] * 3):
-        raise UsageError("give either a handle, or all of --topic, --key and --due")
+        raise UsageError("give either a handle, or all of --topic, --key and --due, or --where")
     with connect(arguments.addr) as client:
         answer = client.cancel_key(*by_key) if arguments.handle is None else client.cancel(arguments.handle)
     if arguments.json:

@@ -128,6 +128,7 @@ class Jobs:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
         files = list(self._table.files.values())
         with view.selectable(spark, self._bulk, state, self._table.place.uri, files, job["arrival"]) as rows:
+            view.chosen(rows.select(*view.SHOWN), job["where"])  # neither it nor what Spark says may speak of others
             chosen = rows.where(job["where"]).select(*selecting.columns(by_ms))
             task = {
                 "bulk": self._bulk, "table": self._table.place.uri, "number": job["number"], "by_ms": by_ms,

@@ -15,7 +15,9 @@ from postdate.pipeline.driver import ended, first_line
 from postdate.pipeline.jobs import shortened
 from postdate.pipeline.quiet import aside
 from postdate.pipeline.spark import scratch, session
-from postdate.pipeline.view import VIEW, pending
+from postdate.pipeline.view import VIEW, chosen, pending
+
+SAMPLE_ROWS = 10
 
 
 class Found(NamedTuple):
@@ -37,6 +39,26 @@ def answered(spark: Any, query: str, bulk: str, limit: int) -> Found:
         rows = spark.sql(query).limit(limit + 1).toArrow()
     columns = [column.to_pylist() for column in rows.slice(0, limit).columns]
     return Found(rows.column_names, [list(row) for row in zip(*columns, strict=True)], rows.num_rows > limit)
+
+
+class Tried(NamedTuple):
+    total: int
+    sample: list[dict[str, Any]]  # the first ten that would be changed; `due` in epoch ms
+
+
+def tried(where: str, bulk: str, memory: str, environ: Mapping[str, str]) -> Tried:
+    """What a predicate selects, on a Spark of its own. Raises what `answered` raises, PipelineFailed."""
+    with embedded(memory, environ) as spark:
+        return sampled(spark, where, bulk)
+
+
+def sampled(spark: Any, where: str, bulk: str) -> Tried:
+    """Raises UsageError where Spark does not understand the predicate, Unreachable, PipelineFailed."""
+    with _told(bulk):
+        rows = chosen(pending(spark, bulk), where)
+        first = rows.orderBy("due", "arrival").limit(SAMPLE_ROWS)
+        shown = first.selectExpr("unix_millis(due) as due", "topic", "tag", "key", "size", "body")
+        return Tried(rows.count(), shown.toArrow().to_pylist())
 
 
 @contextmanager

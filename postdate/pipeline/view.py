@@ -25,6 +25,7 @@ from postdate.pipeline.waiting import COLUMNS, IS_NEAR, NAME, WaitingSource, bod
 from postdate.table_format import CANCEL, DROP, JOB_SHIFT, MESSAGE, MESSAGES, OWN, File, files_of
 
 VIEW = "pending"
+SHOWN = ("due", "topic", "tag", "key", "size", "properties", "body", "queue", "level", "arrival")
 _SCHEMA = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
 _udf: Any = arrow_udf  # its types know functions of one kind only
 
@@ -65,6 +66,13 @@ def selectable(
         yield _shown(waiting, hidden=True)
     finally:
         near.unpersist()
+
+
+def chosen(rows: DataFrame, where: str) -> DataFrame:
+    """Rows by a predicate that knows their columns and no others. Without a name of its own Spark would look for a
+    column where the rows come from.
+    """
+    return rows.alias(VIEW).where(where)
 
 
 def _outside(spark: SparkSession, bulk: str, start: int, stop: int) -> DataFrame:

@@ -140,6 +140,7 @@ class Pending:
         wish = {
             **by, "horizon": far.horizon_at_ms, "before": far.arrival_of(far.taken), "names": queues.names,
             "codes": queues.codes.tolist(), "cancels": self._cancels(queues),
+            "untaken_jobs": [job.number for job in self._broker.fold.jobs.all() if job.far >= far.taken],
         }  # fmt: skip
         answer = await self._table.count(orjson.dumps(wish))
         if isinstance(answer, str):
@@ -160,7 +161,8 @@ class Pending:
         for tombstone in fold.tombstones.between(fold.far.horizon_at_ms + 1, 1 << 62):
             signed = int(np.uint64(tombstone.key_hash).view(np.int64))
             hashes = (signed, 0) if tombstone.by == "unique" else (0, signed)
-            found.append((tombstone.due, tombstone.arrival, number_of.get(tombstone.topic, -1), *hashes))
+            place = (tombstone.due, tombstone.arrival, number_of.get(tombstone.topic, -1))
+            found.append((*place, *hashes, tombstone.jobs))
         return found
 
 

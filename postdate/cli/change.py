@@ -1,0 +1,99 @@
+"""What `cancel --where` and `postpone` share: a job that changes what a predicate selects, asked for and waited for."""
+
+import argparse
+import os
+import time
+import uuid
+from typing import Any
+
+from postdate.cli import admin
+from postdate.cli.command import INTERRUPTED, NEGATIVE, OK, add_bulk, print_json
+from postdate.cli.line import Line
+from postdate.cli.show import body, count, moment, table
+from postdate.client.connection import parse_address
+from postdate.errors import UsageError
+
+_PAUSE_S = 0.2
+_OVER = ("done", "failed")
+_DONE = {"cancel": "cancelled", "postpone": "postponed"}
+_SAMPLE = ("due", "topic", "tag", "key", "size", "body")
+
+
+def add(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """The flags; without --where nothing is ever changed."""
+    parser.add_argument(
+        "--where",
+        metavar="PREDICATE",
+        required=required,
+        help="Spark SQL over the columns of pending: see postdate sql",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="change nothing: say how many it would be, and show ten")
+    parser.add_argument(
+        "--id", metavar="ID", help="names the job (default: a new one): asked again, it answers the same"
+    )
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until it is done")
+    add_bulk(parser)
+    parser.add_argument("--memory", metavar="SIZE", default="1g", help="heap of Spark for --dry-run (default: 1g)")
+
+
+def run(arguments: argparse.Namespace, op: str, by_ms: int) -> int:
+    if not arguments.where.strip():
+        raise UsageError("--where is empty: what is meant by that? All that waits is --where true")
+    if arguments.dry_run:
+        return _try(arguments, op)
+    job_id = arguments.id or uuid.uuid4().hex
+    job = admin.job(arguments.addr, {"call": "ask", "id": job_id, "op": op, "where": arguments.where, "by_ms": by_ms})
+    if not arguments.no_wait:
+        try:
+            job = _waited_for(arguments.addr, job)
+        except KeyboardInterrupt:
+            with Line() as line:
+                line.say(f"postdate: the job goes on; postdate jobs {job_id} shows how it is")
+            return INTERRUPTED
+    if arguments.json:
+        print_json(job)
+    else:
+        print(_sentence(job))
+    return NEGATIVE if job["state"] == "failed" else OK
+
+
+def _waited_for(address: str | None, job: dict[str, Any]) -> dict[str, Any]:
+    with Line() as line:
+        while job["state"] not in _OVER:
+            line.show(f"job {job['id']}: {job['state']}{', ' + job['step'] if job['step'] else ''}")
+            time.sleep(_PAUSE_S)
+            job = admin.job(address, {"call": "find", "id": job["id"]})
+    return job
+
+
+def _sentence(job: dict[str, Any]) -> str:
+    if job["state"] == "failed":
+        return f"nothing was changed: {job['reason']}"
+    if job["state"] == "done":
+        late = f", {job['late']:,} came too late" if job["late"] else ""
+        return f"{count(job['changed'], 'message')} {_DONE[job['op']]}{late}"
+    return f"job {job['id']} is {job['state']}; postdate jobs {job['id']} shows how it is"
+
+
+def _try(arguments: argparse.Namespace, op: str) -> int:
+    parse_address(arguments.bulk)
+    from postdate.pipeline import query  # Spark takes a second to load
+
+    found = query.tried(arguments.where, arguments.bulk, arguments.memory, os.environ)
+    if arguments.json:
+        rows = [row | {"due": moment(row["due"]), "body": body(row["body"], whole=False)} for row in found.sample]
+        print_json({"count": found.total, "sample": rows})
+        return OK
+    print(f"{count(found.total, 'message')} would be {_DONE[op]}")
+    if found.sample:
+        shown = [[_cell(name, row[name]) for name in _SAMPLE] for row in found.sample]
+        print("", *table(list(_SAMPLE), shown), sep="\n")
+    return OK
+
+
+def _cell(name: str, value: Any) -> str | int:
+    if name == "due":
+        return moment(value)
+    if name == "body":
+        return body(value, whole=False)
+    return "" if value is None else value

@@ -1,0 +1,94 @@
+"""`postdate jobs`: work in bulk that was asked for, and where it is."""
+
+import argparse
+from typing import Any
+
+from postdate.cli import admin
+from postdate.cli.command import OK, add_broker, print_json, say_no
+from postdate.cli.show import moment, rough, table
+from postdate.cli.values import positive
+
+HELP = """\
+Shows imports, cancels and postponements by predicate: those that wait or run, and what became of the last ones.
+
+examples:
+  postdate jobs                          the last twenty
+  postdate jobs 4f2c77                   one of them, with all that is known of it
+  postdate jobs 4f2c77 --withdraw        end one that has changed nothing yet
+
+States: loading (an import writes its files), waiting (in the far queue; the pipeline comes to it in order), running
+(what it changes is decided, the table follows), done, failed (nothing was changed, and why).
+
+exit codes: 0 shown, 1 there is no such job, or it cannot be withdrawn any more, 2 wrong usage, 3 no broker was reached
+or it refused, 130 interrupted
+"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", metavar="ID", nargs="?", help="one job")
+    parser.add_argument("--withdraw", action="store_true", help="end it, where it has changed nothing yet")
+    parser.add_argument("--limit", metavar="N", type=positive, default=20, help="at most so many (default: 20)")
+    add_broker(parser, _jobs)
+
+
+def _jobs(arguments: argparse.Namespace) -> int:
+    listed = admin.job(arguments.addr, {"call": "list"})
+    jobs = [job for job in listed["jobs"] if arguments.id in (None, job["id"])]
+    if arguments.id is None:
+        return _show_all(arguments, jobs[-arguments.limit :], listed["now_ms"])
+    if not jobs:
+        return say_no(f"there is no job {arguments.id}, or it is forgotten: the last thousand are known")
+    return _withdraw(arguments) if arguments.withdraw else _show_one(arguments, jobs[0])
+
+
+def _withdraw(arguments: argparse.Namespace) -> int:
+    job = admin.job(arguments.addr, {"call": "fail", "id": arguments.id, "reason": "withdrawn"})
+    if job["state"] != "failed":
+        return say_no(f"job {arguments.id} is {job['state']}: it cannot be withdrawn any more")
+    return _show_one(arguments, job)
+
+
+def _show_all(arguments: argparse.Namespace, jobs: list[dict[str, Any]], now_ms: int) -> int:
+    if arguments.json:
+        print_json(jobs)
+    elif not jobs:
+        print("no jobs")
+    else:
+        heads = ["job", "what", "state", "rows", "changed", "too late", "asked", "how"]
+        rows: list[list[str | int]] = [
+            [job["id"], _what(job), job["state"], job["rows"], job["changed"], job["late"],
+             f"{rough(max(now_ms - job['at_ms'], 0))} ago", _how(job)]
+            for job in jobs
+        ]  # fmt: skip
+        print(*table(heads, rows), sep="\n")
+    return OK
+
+
+def _show_one(arguments: argparse.Namespace, job: dict[str, Any]) -> int:
+    if arguments.json:
+        print_json(job)
+        return OK
+    told = {
+        "job": job["id"], "what": _what(job), "state": job["state"], "how": _how(job), "rows": f"{job['rows']:,}",
+        "changed": f"{job['changed']:,}", "too late": f"{job['late']:,}", "bad": f"{job['bad']:,}",
+        "asked": moment(job["at_ms"]), "ended": moment(job["ended_at_ms"]) if job["ended_at_ms"] else "",
+    }  # fmt: skip
+    for name, value in told.items():
+        if value:
+            print(f"{name:<10}{value}")
+    return OK
+
+
+def _what(job: dict[str, Any]) -> str:
+    if job["op"] == "import":
+        return f"import into {job['topic']}"
+    by = f" by {rough(job['by_ms'])}" if job["by_ms"] else ""
+    return f"{job['op']}{by} where {job['where']}"
+
+
+def _how(job: dict[str, Any]) -> str:
+    """Why it failed, or how far it is."""
+    if job["reason"] or not job["step"]:
+        return str(job["reason"])
+    done = f" {job['done']:,}" if job["done"] else ""
+    return f"{job['step']}{done} of {job['total']:,}" if job["total"] else f"{job['step']}{done}"

@@ -1,0 +1,141 @@
+"""Jobs while the driver, the broker or both die at any step: each is done wholly or will be, and its counts are true."""
+
+from pathlib import Path
+from typing import Any
+
+from piping import HOUR_MS, MINUTE_MS, SECOND_MS, Held, Piped, Sent, piping
+
+from postdate.pipeline.gate import Gate
+
+STEPS = [
+    ("job.decide", 1), ("job.decided", 1), ("job.written", 1), ("table.committed", 2), ("job.followed", 1),
+    ("stage.call", 1), ("stage.called", 1),
+]  # fmt: skip
+
+
+class Story:
+    """Groups of messages, each of which a job is for, and what the jobs have said."""
+
+    def __init__(self, piped: Piped) -> None:
+        self.piped = piped
+        self.groups: dict[str, list[Sent]] = {}
+
+    def send(self, name: str) -> None:
+        """In the wheel, soon in a chunk, in the table for long."""
+        now = self.piped.now
+        dues = [now + 40 * SECOND_MS, now + 100 * SECOND_MS, now + 5 * MINUTE_MS, now + HOUR_MS, now + 90 * MINUTE_MS]
+        self.groups[name] = self.piped.send(*(due + len(self.piped.sent) for due in dues), key=name)
+
+    def ask(self, name: str, by_ms: int = 0) -> None:
+        job = {"call": "ask", "id": name, "op": "postpone" if by_ms else "cancel", "by_ms": by_ms}
+        with Gate(self.piped.bulk_address) as gate:
+            gate._job("ask", job | {"where": f"key = '{name}'"})
+
+    def job(self, name: str) -> dict[str, Any]:
+        with Gate(self.piped.bulk_address) as gate:
+            return gate.job(name)
+
+    def wait_for(self, name: str) -> None:
+        """Until a job is over, and holds the broker to what it has said: nothing of its group was due meanwhile."""
+        self.piped.wait(lambda: self.job(name)["state"] in ("done", "failed"))
+        job, group = self.job(name), self.groups[name]
+        assert (job["state"], job["changed"], job["late"]) == ("done", len(group), 0), job
+        if job["op"] == "cancel":
+            self.piped.never |= {sent.body for sent in group}
+        else:
+            self.piped.sent = [
+                sent._replace(due=sent.due + job["by_ms"]) if sent in group else sent for sent in self.piped.sent
+            ]
+
+
+def test_the_driver_dies_at_each_step_of_a_job(tmp_path: Path, spark: Any) -> None:
+    with piping(tmp_path, spark) as piped:
+        story = Story(piped)
+        for number, (step, times) in enumerate(STEPS):
+            piped.restart_driver()
+            name, by_ms = f"g{number}", (number % 2) * 7 * MINUTE_MS
+            story.send(name)
+            piped.crash_driver(step, times, lambda name=name, by_ms=by_ms: story.ask(name, by_ms))  # type: ignore[misc]
+            piped.restart_driver()
+            story.wait_for(name)
+            story.send(f"{name}-kept")
+        piped.travel(piped.now + 3 * HOUR_MS)
+
+
+def test_the_broker_dies_while_a_job_is_carried_out(tmp_path: Path, spark: Any) -> None:
+    with piping(tmp_path, spark) as piped:
+        piped.is_exact, piped.may_rescue = False, True
+        story = Story(piped)
+        piped.restart_driver()
+        for number, step in enumerate(["job.decide", "job.decided", "job.written", "stage.call"]):
+            name = f"b{number}"
+            story.send(name)
+            with Held(step).planted() as held:
+                story.ask(name, (number % 2) * 7 * MINUTE_MS)
+                held.wait()
+                piped.kill_broker()
+                held.let_go()
+                piped.start_broker()
+                story.wait_for(name)
+        piped.travel(piped.now + 3 * HOUR_MS)
+
+
+def test_a_driver_that_was_overtaken_decides_nothing(tmp_path: Path, spark: Any) -> None:
+    with piping(tmp_path, spark) as piped:
+        story = Story(piped)
+        piped.restart_driver()
+        story.send("a")
+        with Held("job.decide").planted() as held:
+            story.ask("a")
+            held.wait()
+            with Gate(piped.bulk_address) as gate:
+                gate.register(str(piped.table), "another")
+            held.let_go()
+            assert "another pipeline has registered" in str(piped.failure())
+        assert story.job("a")["state"] == "waiting"
+        piped.restart_driver()
+        story.wait_for("a")
+        piped.travel(piped.now + 3 * HOUR_MS)
+
+
+def test_what_came_too_late_is_said_and_stays(tmp_path: Path, spark: Any) -> None:
+    """Messages that were fired, or cancelled by their handles, between the selection and the decision."""
+    with piping(tmp_path, spark) as piped:
+        story = Story(piped)
+        for by_ms in (0, 7 * MINUTE_MS):
+            piped.restart_driver()
+            name = f"late-{by_ms}"
+            story.send(name)
+            fired, _, cancelled, *rest = group = story.groups[name]
+            with Held("job.decide").planted() as held:
+                story.ask(name, by_ms)
+                held.wait()
+                piped.move(fired.due)
+                assert piped.cancel(cancelled) == "cancelled"
+                held.let_go()
+                piped.wait(lambda name=name: story.job(name)["state"] == "done")  # type: ignore[misc]
+            job = story.job(name)
+            assert (job["rows"], job["changed"], job["late"]) == (len(group), len(group) - 2, 2)
+            changed = [group[1], *rest]
+            if by_ms:
+                piped.sent = [each._replace(due=each.due + by_ms) if each in changed else each for each in piped.sent]
+            else:
+                piped.never |= {each.body for each in changed}
+            piped.follow()
+        piped.travel(piped.now + 3 * HOUR_MS)
+
+
+def test_a_job_waits_for_a_pipeline_and_can_be_withdrawn(tmp_path: Path, spark: Any) -> None:
+    with piping(tmp_path, spark) as piped:
+        story = Story(piped)
+        story.send("a")
+        for name in ("a", "b"):
+            story.groups[name] = story.groups["a"]
+            story.ask(name)
+        with Gate(piped.bulk_address) as gate:
+            assert gate.fail("b", "withdrawn")["state"] == "failed"
+        piped.restart_driver()
+        story.wait_for("a")
+        with Gate(piped.bulk_address) as gate:
+            assert gate.fail("a", "too late")["state"] == "done"
+            assert gate.job("b")["reason"] == "withdrawn"
