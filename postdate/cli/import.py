@@ -4,9 +4,11 @@ import argparse
 import os
 import sys
 import uuid
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from postdate.cli.command import INTERRUPTED, NEGATIVE, OK, add_bulk, add_json, print_json, runs
+from postdate.cli.line import Line
 from postdate.cli.show import count
 from postdate.cli.values import named_value
 from postdate.client.connection import parse_address
@@ -75,11 +77,11 @@ def _import(arguments: argparse.Namespace) -> int:
     request = _request(arguments)
     clock = SystemClock()
     started_ns = clock.elapsed_ns()
-    with _Line() as line:
+    with Line() as line:
         if not arguments.id:
             line.say(f"import {request.id}: repeat with --id {request.id} if this is interrupted")
         try:
-            outcome = inputs.run(request, os.environ, line.show)
+            outcome = inputs.run(request, os.environ, _shown(line))
         except inputs.Interrupted as told:
             line.say(f"postdate: {told}")
             return INTERRUPTED
@@ -98,29 +100,8 @@ def _request(arguments: argparse.Namespace) -> "Request":
     )  # fmt: skip
 
 
-class _Line:
-    """A line on the terminal that changes. It has a stderr of its own: while Spark runs, the usual one is aside."""
-
-    def __enter__(self) -> "_Line":
-        sys.stderr.flush()
-        self._out: TextIO = os.fdopen(os.dup(2), "w", encoding="utf-8")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._wipe()
-        self._out.close()
-
-    def say(self, sentence: str) -> None:
-        self._wipe()
-        print(sentence, file=self._out, flush=True)
-
-    def show(self, step: str, rows: int) -> None:
-        if self._out.isatty():
-            print(f"\r\033[K{step}: {count(rows, 'row')}", end="", file=self._out, flush=True)
-
-    def _wipe(self) -> None:
-        if self._out.isatty():
-            print("\r\033[K", end="", file=self._out, flush=True)
+def _shown(line: Line) -> Callable[[str, int], None]:
+    return lambda step, rows: line.show(f"{step}: {count(rows, 'row')}" if rows else step)
 
 
 # -- what became of it ------------------------------------------------------------------------------------------

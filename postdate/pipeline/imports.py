@@ -97,7 +97,10 @@ def give_up(gate: Gate, plan: Plan, reason: str) -> bool:
     """Ends an import that has not been adopted, and says whether it was one. What was adopted is left as it is, should
     its answer have been lost. The broker is told before files go: nobody adopts them any more.
     """
-    if gate.job(plan.job.id)["state"] != LOADING or gate.fail(plan.job.id, reason)["state"] != FAILED:
+    job = gate.job(plan.job.id)
+    if job["state"] == LOADING:
+        job = gate.fail(plan.job.id, reason)
+    if job["state"] != FAILED or job["number"] != plan.job.number:
         return False
     remove_files(plan)
     return True

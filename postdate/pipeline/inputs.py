@@ -22,10 +22,9 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from postdate.errors import UsageError
+from postdate.errors import PipelineFailed, UsageError
 from postdate.pipeline import imports
 from postdate.pipeline.columns import Wanted
-from postdate.pipeline.driver import first_line
 from postdate.pipeline.files import Place
 from postdate.pipeline.gate import Gate
 from postdate.pipeline.loading import BLOCK, BROKEN, FILE, JSON_NAMES, LINE, Loaded, Plan, kinds_of, load
@@ -74,7 +73,8 @@ def run(request: Request, environ: Mapping[str, str], look: Look) -> Outcome:
     kind = kind_of(request.paths)
     with told(request.bulk), Gate(request.bulk) as gate:
         gate.state()  # a broker that is away is told before Spark takes its seconds
-        with _given_up(gate, request) as begun, embedded(request.memory, environ) as spark:
+        # What Spark raises is told while its Java lives: behind that, nobody knows what it said.
+        with _given_up(gate, request) as begun, embedded(request.memory, environ) as spark, told(request.bulk):
             spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", _ARROW_BYTES)
             frame, wanted = frame_of(spark, kind, request.paths, request.wanted)
             known = imports.begin(gate, request.id, request.topic, wanted)
@@ -101,6 +101,10 @@ def _ended(gate: Gate, request: Request, begun: imports.Begun, loaded: list[Load
             job = imports.wait(gate, request.id, lambda at: look(at["step"] or at["state"], at["done"]))
         except KeyboardInterrupt:
             raise Interrupted(f"import {request.id} goes on without us: see postdate jobs") from None
+        except PipelineFailed:
+            if begun.plan is not None:
+                imports.give_up(gate, begun.plan, "")
+            raise
     return Outcome(job, bad_count, bad)
 
 
@@ -115,7 +119,7 @@ def _given_up(gate: Gate, request: Request) -> Iterator[list[Plan]]:
     except BaseException as error:
         is_ours = isinstance(error, KeyboardInterrupt)
         for plan in begun:
-            imports.give_up(gate, plan, "interrupted" if is_ours else first_line(error))
+            imports.give_up(gate, plan, "interrupted" if is_ours else str(error))
         if is_ours:
             raise Interrupted(f"import {request.id} is given up: nothing is scheduled") from None
         raise

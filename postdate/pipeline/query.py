@@ -54,7 +54,7 @@ def tried(where: str, bulk: str, memory: str, environ: Mapping[str, str]) -> Tri
 
 def sampled(spark: Any, where: str, bulk: str) -> Tried:
     """Raises UsageError where Spark does not understand the predicate, Unreachable, PipelineFailed."""
-    with _told(bulk):
+    with told(bulk):
         rows = chosen(pending(spark, bulk), where)
         first = rows.orderBy("due", "arrival").limit(SAMPLE_ROWS)
         shown = first.selectExpr("unix_millis(due) as due", "topic", "tag", "key", "size", "body")
