@@ -1,6 +1,7 @@
 """Imports on real Spark: files and frames into the table, all of them or nothing."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -32,6 +33,7 @@ from postdate.pipeline.wishes import wanted_of
 from postdate.table_format import own_arrival
 
 DUE = BEGIN + HOUR_MS
+ENVIRON = os.environ | {"PYTHONPATH": str(ROOT)}  # commands run in folders that have nothing of ours
 WANTED = wanted_of({"due": "due", "key": "key", "tag": "tag"})
 
 
@@ -382,7 +384,9 @@ def command(world: World, *words: str) -> list[str]:
 
 def test_the_command_schedules_and_says_so(world: World, tmp_path: Path) -> None:
     path = saved(tmp_path / "in.parquet", table_of(10))
-    process = subprocess.Popen(command(world, path, "--id", "x"), stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    process = subprocess.Popen(
+        command(world, path, "--id", "x"), stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=ENVIRON
+    )
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
         world.batch()
@@ -393,7 +397,9 @@ def test_the_command_schedules_and_says_so(world: World, tmp_path: Path) -> None
 
 def test_the_command_tells_bad_rows_and_ends_with_1(world: World, tmp_path: Path) -> None:
     path = saved(tmp_path / "in.parquet", table_of(2, body=[None, "x"]))
-    done = subprocess.run(command(world, path), capture_output=True, text=True, check=False, timeout=200, cwd=ROOT)
+    done = subprocess.run(
+        command(world, path), capture_output=True, text=True, check=False, timeout=200, cwd=tmp_path, env=ENVIRON
+    )
     assert (done.returncode, done.stdout) == (1, "")
     first, *lines = done.stderr.splitlines()
     assert re.fullmatch(r"import (\w+): repeat with --id \1 if this is interrupted", first)
@@ -401,10 +407,25 @@ def test_the_command_tells_bad_rows_and_ends_with_1(world: World, tmp_path: Path
     assert lines[1] == "1 bad row: nothing is scheduled."
 
 
+def test_the_command_tells_what_spark_could_not_read_and_leaves_nothing(world: World, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    saved(tmp_path / "in" / "a.parquet", table_of(500_000))
+    whole = (tmp_path / "in" / "a.parquet").read_bytes()
+    (tmp_path / "in" / "b.parquet").write_bytes(whole[:1_000] + bytes(20_000) + whole[21_000:])
+    done = subprocess.run(
+        command(world, str(tmp_path / "in"), "--id", "x"), capture_output=True, text=True, check=False, timeout=200,
+        cwd=tmp_path, env=ENVIRON,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
+    assert done.stderr.startswith("postdate: ")
+    assert "b.parquet" in done.stderr, done.stderr
+    assert (world.gate.job("x")["state"], beside(world)) == ("failed", [])
+
+
 def test_ctrl_c_gives_an_import_up_while_it_loads(world: World, tmp_path: Path) -> None:
     path = saved(tmp_path / "in.parquet", table_of(3_000_000))
     process = subprocess.Popen(
-        command(world, path, "--id", "x"), stderr=subprocess.PIPE, text=True, cwd=ROOT, process_group=0
+        command(world, path, "--id", "x"), stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=ENVIRON, process_group=0
     )
     deadline = time.monotonic() + 120
     while not beside(world) and time.monotonic() < deadline:
@@ -418,7 +439,7 @@ def test_ctrl_c_gives_an_import_up_while_it_loads(world: World, tmp_path: Path) 
 def test_ctrl_c_leaves_an_import_that_is_adopted(world: World, tmp_path: Path) -> None:
     path = saved(tmp_path / "in.parquet", table_of(3))
     process = subprocess.Popen(
-        command(world, path, "--id", "x"), stderr=subprocess.PIPE, text=True, cwd=ROOT, process_group=0
+        command(world, path, "--id", "x"), stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=ENVIRON, process_group=0
     )
     deadline = time.monotonic() + 120
     while _state(world) != "waiting" and time.monotonic() < deadline:
