@@ -34,6 +34,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -93,7 +94,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
     (ROOT / "docs").glob("*.md")
 )
-ARCHITECTURE, FORMATS, SETTINGS, PROTOCOL, CLIENT, CLI, MQADMIN, COMPATIBILITY, BULK, PIPELINE, READERS = (
+ARCHITECTURE, FORMATS, SETTINGS, PROTOCOL, CLIENT, CLI, MQADMIN, COMPATIBILITY, BULK, PIPELINE, READERS, IMPORT = (
     ROOT / "docs" / f"{name}.md"
     for name in (
         "architecture",
@@ -107,6 +108,7 @@ ARCHITECTURE, FORMATS, SETTINGS, PROTOCOL, CLIENT, CLI, MQADMIN, COMPATIBILITY, 
         "bulk",
         "pipeline",
         "readers",
+        "import",
     )
 )
 SERVED = {ROOT / "README.md", CLIENT, CLI}
@@ -202,7 +204,9 @@ def test_every_block_says_what_it_is(page: Path) -> None:
 
 
 @every_page
-def test_the_examples_of_a_page_do_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_of_a_page_do_what_it_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.chdir(tmp_path)
     if page == BULK:
         run_bulk_page(tmp_path)
@@ -215,6 +219,9 @@ def test_the_examples_of_a_page_do_what_it_says(page: Path, tmp_path: Path, monk
         return
     if page == CLIENT:
         run_client_page(tmp_path, monkeypatch)
+        return
+    if page == IMPORT:
+        run_import_page(tmp_path, request.getfixturevalue("spark"))
         return
     if page not in SERVED:
         run_page(page)
@@ -259,6 +266,25 @@ def run_pipeline_page(folder: Path) -> None:
     world.batch()
     world.close()
     run_page(PIPELINE)
+
+
+def run_import_page(folder: Path, spark: Any) -> None:
+    """Beside a broker whose pipeline runs batch after batch. Its session is that of all tests."""
+    world, ending = World(folder / "postdate-data"), threading.Event()
+
+    def carry() -> None:
+        while not ending.wait(0.2):
+            world.batch()
+
+    carrier = threading.Thread(target=carry)
+    carrier.start()
+    try:
+        run_page(IMPORT, changed=("127.0.0.1:9878", str(world.bulk.address)))
+    finally:
+        ending.set()
+        carrier.join()
+        world.close()
+        spark.conf.unset("spark.sql.session.timeZone")
 
 
 def run_page(page: Path, served: Served | None = None, changed: tuple[str, str] = ("", "")) -> None:

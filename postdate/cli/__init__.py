@@ -20,6 +20,7 @@ COMMANDS = {
     "up": "start a broker",
     "send": "send a message, now or for later",
     "consume": "print the messages of a topic as they come",
+    "import": "schedule the rows of files, millions of them",
     "cancel": "cancel a message that waits, or all that a predicate selects",
     "postpone": "postpone all that a predicate selects",
     "jobs": "imports, cancels and postponements in bulk, and where they are",

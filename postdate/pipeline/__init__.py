@@ -3,4 +3,5 @@ due.
 
 Driver:     driver, spark, source, batch, table, plan, tiers, history
 Executors:  tasks, files, gate, steps: the standard library and pyarrow are all they need
+Imports:    inputs, sink, imports, wishes; on executors columns and loading, which need the package installed
 """

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from py4j.protocol import Py4JJavaError
 from pyarrow import flight
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 
@@ -87,3 +88,19 @@ def told(bulk: str) -> Iterator[None]:
         raise Unreachable(f"no broker answers at {bulk}: {first_line(error)}") from error
     except PySparkException as error:
         raise PipelineFailed(first_line(error)) from error
+    except Py4JJavaError as error:
+        raise PipelineFailed(_named(error)) from error
+
+
+def _named(error: Py4JJavaError) -> str:
+    """What an exception of Java says that PySpark has no name for: the sentence of the first of its causes to which
+    Spark has given one, which names the file that could not be read; else that of the first.
+    """
+    said = [shortened(each) for each in _causes(error.java_exception) if each.startswith("[")]
+    return said[0] if said else first_line(error.java_exception.toString())
+
+
+def _causes(exception: Any) -> Iterator[str]:
+    while exception is not None:
+        yield str(exception.getMessage() or "")
+        exception = exception.getCause()

@@ -42,9 +42,11 @@ def session(master: str, memory: str, home: str, folder: Path) -> Any:
     from pyspark.sql import SparkSession
 
     os.environ["JAVA_HOME"] = home
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable if master.startswith("local") else "python3")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable if _is_local(master) else "python3")
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", _own_address(master))
+    if _is_local(master):
+        _show_package()
     settings = _write_log_settings(folder)
     conf = SparkConf()
     for name, value in _settings(master, memory, settings, folder).items():
@@ -58,7 +60,9 @@ def session(master: str, memory: str, home: str, folder: Path) -> Any:
 def _settings(master: str, memory: str, log_settings: Path, folder: Path) -> dict[str, str]:
     # Java only gives out work: what its second compiler would gain it would not earn back.
     java = f"-Xss64m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile=file:{log_settings}"
-    return {
+    # Here executors have the whole package; elsewhere they have what travels with the job.
+    carried = {} if _is_local(master) else {"spark.submit.pyFiles": str(packed(folder))}
+    return carried | {
         "spark.master": master,
         "spark.app.name": "postdate",
         "spark.driver.memory": memory,
@@ -66,7 +70,6 @@ def _settings(master: str, memory: str, log_settings: Path, folder: Path) -> dic
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": str(folder),
-        "spark.submit.pyFiles": str(packed(folder)),
         "spark.sql.streaming.numRecentProgressUpdates": "2",
         "spark.sql.streaming.minBatchesToRetain": "10",
         "spark.sql.shuffle.partitions": "2",
@@ -77,9 +80,20 @@ def _settings(master: str, memory: str, log_settings: Path, folder: Path) -> dic
     }
 
 
+def _is_local(master: str) -> bool:
+    return master.startswith("local")
+
+
+def _show_package() -> None:
+    """To workers of this machine, from wherever it was imported: they begin with the path of the interpreter alone."""
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    root = str(Path(postdate.__file__).parent.parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join([root, *(path for path in known if path and path != root)])
+
+
 def _own_address(master: str) -> str:
     """Executors elsewhere must find the driver; here nobody else needs to."""
-    if master.startswith("local"):
+    if _is_local(master):
         return "127.0.0.1"
     import socket
 

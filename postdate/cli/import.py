@@ -1,0 +1,137 @@
+"""`postdate import`: the rows of files, scheduled as messages."""  # noqa: N999 - a command's module has its name
+
+import argparse
+import os
+import sys
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from postdate.cli.command import INTERRUPTED, NEGATIVE, OK, add_bulk, add_json, print_json, runs
+from postdate.cli.line import Line
+from postdate.cli.show import count
+from postdate.cli.values import named_value
+from postdate.client.connection import parse_address
+from postdate.clock import SystemClock
+
+if TYPE_CHECKING:
+    from postdate.pipeline.inputs import Outcome, Request
+
+HELP = """\
+Schedules each row of Parquet, CSV or JSON lines files as a message, millions of them, through Spark. All rows or none.
+
+examples:
+  postdate import reminders.parquet --topic reminders --due send_at --body text --key customer
+  postdate import 'orders-*.csv' --topic orders --due due_ms --due-unit ms --property region=area
+  postdate import calls.jsonl --topic calls --due at --zone Europe/Berlin --skip-bad bad.jsonl
+  postdate import reminders.parquet --topic reminders --due send_at --id campaign-7
+
+Due times are timestamps with a zone, text in ISO 8601 with a zone, or numbers whose unit --due-unit says. One that has
+passed is delivered at once. Bodies are text or bytes. Given the same --id again, nothing is scheduled twice: it answers
+what became of the first one, or goes on where that was interrupted. It starts a Spark of its own, which takes some
+seconds and needs Java 17; the broker must have a pipeline.
+
+exit codes: 0 scheduled, 1 there are bad rows and nothing is scheduled, 2 wrong usage, or a file that cannot be read,
+3 no broker was reached, it refused (there is no such topic), or there is no Java, 130 interrupted
+"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", metavar="FILE", nargs="+", help="files, folders or patterns, all of one kind")
+    parser.add_argument("--topic", metavar="T", required=True, help="where to")
+    parser.add_argument("--due", metavar="COLUMN", required=True, help="the column of due times")
+    parser.add_argument(
+        "--due-unit", choices=("timestamp", "ms", "s"), default="timestamp",
+        help="what it holds: timestamps, or epoch milliseconds or seconds (default: timestamp)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--zone", metavar="NAME", default="", help="zone of times that have none, such as Europe/Berlin"
+    )
+    parser.add_argument("--body", metavar="COLUMN", default="", help="the column of bodies (default: body)")
+    parser.add_argument("--key", metavar="COLUMN", default="", help="the column of keys")
+    parser.add_argument("--tag", metavar="COLUMN", default="", help="the column of tags")
+    parser.add_argument("--properties", metavar="COLUMN", default="", help="a column of maps, or of JSON objects")
+    parser.add_argument(
+        "--property", metavar="NAME=COLUMN", type=named_value, action="append", default=[],
+        help="a property and the column of its values; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--queue", choices=("round-robin", "key"), default="round-robin",
+        help="one queue after the other, or one for each key (default: round-robin)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--id", metavar="ID", default="", help="names this import (default: a new one, which is printed)"
+    )
+    parser.add_argument("--skip-bad", metavar="FILE", default="", help="write bad rows there and schedule the others")
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until the pipeline has taken them")
+    add_bulk(parser)
+    parser.add_argument("--memory", metavar="SIZE", default="1g", help="heap of Spark (default: 1g)")
+    add_json(parser)
+    runs(parser, _import)
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    parse_address(arguments.bulk)
+    from postdate.pipeline import inputs  # Spark takes a second to load, and no other command needs it
+
+    request = _request(arguments)
+    clock = SystemClock()
+    started_ns = clock.elapsed_ns()
+    with Line() as line:
+        if not arguments.id:
+            line.say(f"import {request.id}: repeat with --id {request.id} if this is interrupted")
+        try:
+            outcome = inputs.run(request, os.environ, _shown(line))
+        except inputs.Interrupted as told:
+            line.say(f"postdate: {told}")
+            return INTERRUPTED
+    return _answer(arguments, outcome, (clock.elapsed_ns() - started_ns) / 1e9)
+
+
+def _request(arguments: argparse.Namespace) -> "Request":
+    from postdate.pipeline.inputs import Request
+    from postdate.pipeline.wishes import checked_topic, wanted_of
+
+    columns = {name: getattr(arguments, name) for name in ("due", "body", "key", "tag", "properties", "zone", "queue")}
+    wanted = wanted_of({**columns, "unit": arguments.due_unit, "named": tuple(arguments.property)})
+    return Request(
+        arguments.files, checked_topic(arguments.topic), wanted, arguments.id or uuid.uuid4().hex, arguments.skip_bad,
+        not arguments.no_wait, arguments.bulk, arguments.memory,
+    )  # fmt: skip
+
+
+def _shown(line: Line) -> Callable[[str, int], None]:
+    return lambda step, rows: line.show(f"{step}: {count(rows, 'row')}" if rows else step)
+
+
+# -- what became of it ------------------------------------------------------------------------------------------
+
+
+def _answer(arguments: argparse.Namespace, outcome: "Outcome", seconds: float) -> int:
+    from postdate.pipeline.imports import bad_lines
+
+    job = outcome.job
+    if arguments.json:
+        print_json(_as_json(outcome, seconds))
+    elif outcome.is_given_up:
+        print(*bad_lines(outcome.bad, outcome.bad_count), sep="\n", file=sys.stderr)
+    else:
+        print(_sentence(job, seconds))
+        if len(outcome.bad) < outcome.bad_count:
+            print(f"{arguments.skip_bad} has the first {len(outcome.bad):,} bad rows")
+    return NEGATIVE if outcome.is_given_up else OK
+
+
+def _sentence(job: dict[str, Any], seconds: float) -> str:
+    if job["state"] == "done":
+        return f"{count(job['rows'], 'row')} scheduled, {job['bad']:,} bad, in {seconds:.0f} s"
+    return f"import {job['id']} is {job['state']}: {count(job['rows'], 'row')}, {job['bad']:,} bad; see postdate jobs"
+
+
+def _as_json(outcome: "Outcome", seconds: float) -> dict[str, Any]:
+    job = outcome.job
+    state = "failed" if outcome.is_given_up else job["state"]
+    rows = 0 if outcome.is_given_up else job["rows"]
+    bad = [each._asdict() for each in outcome.bad[:20]]
+    told = {"id": job["id"], "state": state, "rows": rows, "bad": outcome.bad_count or job["bad"]}
+    return told | {"bad_rows": bad, "seconds": round(seconds, 3)}

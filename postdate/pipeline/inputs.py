@@ -1,0 +1,261 @@
+"""Inputs: files as an import, read by a Spark of its own.
+
+    parquet   cut into parts by Spark
+    csv       with a header; each file is one part, since a body may hold line ends
+    jsonl     an object in each line; cut into parts by Spark, read by us
+
+A row knows its file and the part of it that it is from, so that a bad one can be told by its number.
+"""
+
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import flight
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from postdate.errors import PipelineFailed, UsageError
+from postdate.pipeline import imports
+from postdate.pipeline.columns import Wanted
+from postdate.pipeline.files import Place
+from postdate.pipeline.gate import Gate
+from postdate.pipeline.loading import BLOCK, BROKEN, FILE, JSON_NAMES, LINE, Loaded, Plan, kinds_of, load
+from postdate.pipeline.query import embedded, told
+from postdate.pipeline.wishes import check_names, fitted, roles_of, with_body
+
+KINDS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+_SAMPLE_LINES = 1_000
+_LOOK_S = 1.0
+_ARROW_BYTES = 16 << 20  # in one batch, whatever the rows have
+
+Look = Callable[[str, int], None]  # a step, and how many rows it has done
+
+
+class Request(NamedTuple):
+    """An import of files."""
+
+    paths: Sequence[str]
+    topic: str
+    wanted: Wanted
+    id: str
+    skip_bad: str  # a file for bad rows, "" where one keeps all from being scheduled
+    is_waiting: bool
+    bulk: str
+    memory: str
+
+
+class Outcome(NamedTuple):
+    """What became of it."""
+
+    job: dict[str, Any]
+    bad_count: int
+    bad: list[imports.BadRow]
+    is_given_up: bool = False
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user's wish: Ctrl-C; the sentence says what became of the import."""
+
+
+# -- running ----------------------------------------------------------------------------------------------------
+
+
+def run(request: Request, environ: Mapping[str, str], look: Look) -> Outcome:
+    """Raises UsageError, Refused, Unreachable, PipelineFailed, and Interrupted with a sentence."""
+    kind = kind_of(request.paths)
+    with told(request.bulk), Gate(request.bulk) as gate:
+        gate.state()  # a broker that is away is told before Spark takes its seconds
+        # What Spark raises is told while its Java lives: behind that, nobody knows what it said.
+        with _given_up(gate, request) as begun, embedded(request.memory, environ) as spark, told(request.bulk):
+            spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", _ARROW_BYTES)
+            frame, wanted = frame_of(spark, kind, request.paths, request.wanted)
+            known = imports.begin(gate, request.id, request.topic, wanted)
+            loaded: list[Loaded] = []
+            if known.plan is not None:
+                begun.append(known.plan)
+                with _watched(gate, known.plan, look):
+                    loaded = loaded_of(frame, known.plan)
+        return _ended(gate, request, known, loaded, look)
+
+
+def _ended(gate: Gate, request: Request, begun: imports.Begun, loaded: list[Loaded], look: Look) -> Outcome:
+    """Behind the loading: Spark is not needed any more."""
+    job, bad, bad_count = begun.job, imports.bad_rows(loaded), sum(part.bad_count for part in loaded)
+    if begun.plan is not None:
+        if bad_count and not request.skip_bad:
+            imports.give_up(gate, begun.plan, imports.counted(bad_count))
+            return Outcome(job, bad_count, bad, is_given_up=True)
+        if bad_count:
+            imports.write_bad(request.skip_bad, bad)
+        job = imports.adopt(gate, begun.plan, [file for part in loaded for file in part.files], bad_count)
+    if request.is_waiting:
+        try:
+            job = imports.wait(gate, request.id, lambda at: look(at["step"] or at["state"], at["done"]))
+        except KeyboardInterrupt:
+            raise Interrupted(f"import {request.id} goes on without us: see postdate jobs") from None
+        except PipelineFailed:
+            if begun.plan is not None:
+                imports.give_up(gate, begun.plan, "")
+            raise
+    return Outcome(job, bad_count, bad)
+
+
+@contextmanager
+def _given_up(gate: Gate, request: Request) -> Iterator[list[Plan]]:
+    """Around the loading, with Spark inside of it: when it fails, no task writes any more. What was begun is told by
+    the list.
+    """
+    begun: list[Plan] = []
+    try:
+        yield begun
+    except BaseException as error:
+        is_ours = isinstance(error, KeyboardInterrupt)
+        for plan in begun:
+            imports.give_up(gate, plan, "interrupted" if is_ours else str(error))
+        if is_ours:
+            raise Interrupted(f"import {request.id} is given up: nothing is scheduled") from None
+        raise
+
+
+@contextmanager
+def _watched(gate: Gate, plan: Plan, look: Look) -> Iterator[None]:
+    """Tells now and then, here and to the broker, how many rows are loaded."""
+    ending = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(gate, plan, look, ending), name="import", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        watcher.join()
+
+
+def _watch(gate: Gate, plan: Plan, look: Look, ending: threading.Event) -> None:
+    place, known = Place(plan.folder), dict[str, int]()
+    while not ending.wait(_LOOK_S):
+        for name in set(imports.files_of(plan)) - set(known):
+            try:
+                known[name] = pq.read_metadata(place.path(name), filesystem=place.files).num_rows
+            except (OSError, pa.ArrowInvalid):
+                continue  # it is not whole yet
+        rows = sum(known.values())
+        look("loading", rows)
+        try:
+            gate.progress(plan.job.id, "loading", rows, 0)
+        except flight.FlightError:
+            continue  # only for people who look; whoever loads will notice a broker that is away
+
+
+def loaded_of(frame: DataFrame, plan: Plan) -> list[Loaded]:
+    """Runs the tasks."""
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None, "Spark runs tasks in a context"
+        yield pa.RecordBatch.from_pydict({"loaded": [pickle.dumps(load(plan, context.partitionId(), batches))]})
+
+    function: Any = work  # as Spark's types have it, it is another kind of function
+    return [pickle.loads(row.loaded) for row in frame.mapInArrow(function, "loaded binary").collect()]
+
+
+# -- files as a frame -------------------------------------------------------------------------------------------
+
+
+def kind_of(paths: Sequence[str]) -> str:
+    """What all the files are. Raises UsageError."""
+    found = {path: _kind_of(path) for path in paths}
+    kinds = set(found.values())
+    if len(kinds) > 1:
+        raise UsageError(
+            f"files of one kind at a time: {', '.join(f'{path} is {kind}' for path, kind in found.items())}"
+        )
+    return kinds.pop()
+
+
+def _kind_of(path: str) -> str:
+    inside = [path] if "://" in path else _local_files(path)
+    for name in inside:
+        kind = KINDS.get(Path(name.removesuffix(".gz")).suffix)
+        if kind:
+            return kind
+    raise UsageError(f"{path}: expected files whose names end in {', '.join(KINDS)}")
+
+
+def _local_files(path: str) -> list[str]:
+    """A file, all of a folder, or those that a pattern is for. Raises UsageError where there are none."""
+    here = Path(path)
+    if here.is_dir():
+        files = [each for each in here.rglob("*") if each.is_file() and not each.name.startswith(("_", "."))]
+    elif here.exists():
+        return [path]
+    else:
+        whole = here.absolute()
+        files = list(Path(whole.anchor).glob(str(whole.relative_to(whole.anchor))))
+    if not files:
+        raise UsageError(f"{path}: there is no such file")
+    return [str(each) for each in files]
+
+
+def frame_of(spark: SparkSession, kind: str, paths: Sequence[str], wanted: Wanted) -> tuple[DataFrame, Wanted]:
+    """The columns that are wanted, and where each row is from. Raises UsageError, before anything is written."""
+    whole = [path if "://" in path else str(Path(path).absolute()) for path in paths]
+    return {"parquet": _parquet, "csv": _csv, "jsonl": _jsonl}[kind](spark, whole, wanted)
+
+
+def _placed(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
+    return frame.select(
+        *(f.col(f"`{name}`") for name in columns), f.col("_metadata.file_path").alias(FILE),
+        f.col("_metadata.file_block_start").alias(BLOCK),
+    )  # fmt: skip
+
+
+def _parquet(spark: SparkSession, paths: list[str], wanted: Wanted) -> tuple[DataFrame, Wanted]:
+    frame = spark.read.parquet(*paths)
+    wanted = fitted(wanted, {field.name: field.dataType.simpleString() for field in frame.schema.fields})
+    return _placed(frame, wanted.columns), wanted
+
+
+def _csv(spark: SparkSession, paths: list[str], wanted: Wanted) -> tuple[DataFrame, Wanted]:
+    # A quote within quotes is doubled, as RFC 4180 and every spreadsheet have it; Spark's own way is a backslash.
+    reader = spark.read.options(header=True, multiLine=True, quote='"', escape='"', columnPruning=False)
+    names = reader.csv(paths).columns
+    wanted = fitted(wanted, dict.fromkeys(names, "string"))
+    columns = ", ".join(f"`{name}` string" for name in [*names, BROKEN])
+    reader = reader.schema(columns).options(enforceSchema=False, columnNameOfCorruptRecord=BROKEN)
+    return _placed(reader.csv(paths), [*wanted.columns, BROKEN]), wanted
+
+
+def _jsonl(spark: SparkSession, paths: list[str], wanted: Wanted) -> tuple[DataFrame, Wanted]:
+    lines = spark.read.text(paths).withColumnRenamed("value", LINE).filter(f.trim(LINE) != "")
+    wanted = _fitted_to_sample(wanted, [row[LINE] for row in lines.limit(_SAMPLE_LINES).collect()])
+    return _placed(lines, [LINE]), wanted
+
+
+def _fitted_to_sample(wanted: Wanted, lines: list[str]) -> Wanted:
+    """Objects need not have all columns, so that the first lines together must. Raises UsageError."""
+    objects = [found for line in lines if isinstance(found := _loaded(line), dict)]
+    names = list(dict.fromkeys(name for found in objects for name in found))
+    wanted = with_body(wanted, names)
+    check_names(wanted, names)
+    for role, name in roles_of(wanted):
+        kinds = kinds_of(name, wanted)
+        met = {type(found[name]) for found in objects if found.get(name) is not None}
+        if met and met.isdisjoint(kinds):
+            expected = " or ".join(JSON_NAMES[kind] for kind in kinds)
+            raise UsageError(f"{role}: column {name} is {JSON_NAMES[met.pop()]}, expected {expected}")
+    return wanted
+
+
+def _loaded(line: str) -> Any:
+    try:
+        return orjson.loads(line)
+    except ValueError:
+        return None  # told with its number when it is loaded

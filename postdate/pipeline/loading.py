@@ -1,0 +1,187 @@
+"""Loading: what an executor does of a bulk import, one part of the frame into files beside the table.
+
+Files have names that begin with an underscore: nobody takes them for the table's until a batch of the pipeline adopts
+them. A part can be loaded again; what an earlier attempt has left is a file that nobody names.
+"""
+
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from postdate.manners import keep_freed_memory
+from postdate.pipeline.columns import PROPERTIES, TIMESTAMP, Converter, Faults, Job, Wanted, properties_of
+from postdate.pipeline.files import Place, in_order, write
+from postdate.table_format import File
+
+# Columns that a reader of files adds: which file and which part of it a row is from, a line that is not read yet, and
+# one that could not be read.
+FILE, BLOCK, LINE, BROKEN = "_postdate_file", "_postdate_block", "_postdate_line", "_postdate_broken"
+
+_FILE_ROWS, _FILE_BYTES = 250_000, 128 << 20  # what a part holds in memory before it writes files
+BAD_KEPT = 10_000  # of a part; the others are counted
+
+
+class Plan(NamedTuple):
+    """What every part is told."""
+
+    wanted: Wanted
+    job: Job
+    folder: str  # of the table's files
+    stem: str  # that the names of all files begin with
+    edge_ms: int  # rows due before it are in files of their own
+
+
+class Bad(NamedTuple):
+    """A row that cannot be scheduled."""
+
+    file: str
+    block: int
+    row: int  # from 0, in its block
+    reason: str
+
+
+class Loaded(NamedTuple):
+    """What became of a part. Its blocks are of files, or the part is one itself: with how many rows each."""
+
+    files: list[File]
+    bad_count: int
+    bad: list[Bad]
+    blocks: list[tuple[str, int, int]]
+
+
+def load(plan: Plan, part: int, batches: Iterable[pa.RecordBatch]) -> Loaded:
+    """Raises UsageError where it is too large, OSError where a file cannot be written."""
+    keep_freed_memory()
+    place, converter, tally = Place(plan.folder), Converter(plan.wanted, plan.job, part), _Tally(part)
+    files: list[File] = []
+    for rows in map(in_order, _pieces(_good(converter, tally, plan.wanted, batches))):
+        files += _written(place, plan, rows)
+    return Loaded(files, tally.bad_count, tally.bad, tally.blocks)
+
+
+def _good(converter: Converter, tally: "_Tally", wanted: Wanted, batches: Iterable[pa.RecordBatch]) -> Iterator[Any]:
+    for batch in batches:
+        faults: Faults = {}
+        rows = converter.rows(_readable(batch, wanted, faults), faults)
+        tally.add(batch, faults)
+        yield rows
+
+
+def _pieces(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Brought together, so many rows or bytes at a time."""
+    held: list[pa.Table] = []
+    count = size = 0
+    for table in tables:
+        held.append(table)
+        count, size = count + table.num_rows, size + table.nbytes
+        if count >= _FILE_ROWS or size >= _FILE_BYTES:
+            piece = pa.concat_tables(held)
+            held, count, size = [], 0, 0
+            yield piece
+    if count:
+        yield pa.concat_tables(held)
+
+
+def _written(place: Place, plan: Plan, rows: pa.Table) -> list[File]:
+    soon = pc.sum(pc.less(rows.column("due"), plan.edge_ms)).as_py() or 0
+    parts = (("soon", rows.slice(0, soon)), ("later", rows.slice(soon)))
+    return [
+        write(place, f"{plan.stem}{tier}-{uuid.uuid4().hex}.parquet", part).file
+        for tier, part in parts
+        if part.num_rows
+    ]
+
+
+class _Tally:
+    """Where the rows of a part came from, and which of them are bad."""
+
+    def __init__(self, part: int) -> None:
+        self._part = f"part {part}"
+        self.blocks: list[tuple[str, int, int]] = []
+        self.bad_count = 0
+        self.bad: list[Bad] = []
+
+    def add(self, batch: pa.RecordBatch, faults: Faults) -> None:
+        start = 0
+        self.bad_count += len(faults)
+        rows = sorted(faults)
+        for file, block, count in self._runs(batch):
+            if not self.blocks or self.blocks[-1][:2] != (file, block):
+                self.blocks.append((file, block, 0))
+            before = self.blocks[-1][2]
+            room = BAD_KEPT - len(self.bad)
+            mine = [row for row in rows if start <= row < start + count][: max(room, 0)]
+            self.bad += [Bad(file, block, before + row - start, faults[row]) for row in mine]
+            self.blocks[-1] = (file, block, before + count)
+            start += count
+
+    def _runs(self, batch: pa.RecordBatch) -> Iterator[tuple[str, int, int]]:
+        """The rows of a block stand together."""
+        if FILE not in batch.schema.names:
+            yield self._part, 0, batch.num_rows
+            return
+        places = [pc.run_end_encode(batch.column(name)) for name in (FILE, BLOCK)]
+        ends = sorted({end for each in places for end in each.run_ends.to_pylist()})
+        start = 0
+        for end in ends:
+            yield batch.column(FILE)[start].as_py(), batch.column(BLOCK)[start].as_py(), end - start
+            start = end
+
+
+# -- rows of text files -----------------------------------------------------------------------------------------
+
+
+def _readable(batch: pa.RecordBatch, wanted: Wanted, faults: Faults) -> pa.RecordBatch:
+    """The batch with the columns that are wanted, whatever it was read from."""
+    if BROKEN in batch.schema.names:
+        for row in pc.indices_nonzero(pc.is_valid(batch.column(BROKEN))).to_pylist():
+            faults[row] = "the row has not as many fields as the header"
+    return _parsed(batch.column(LINE), wanted, faults) if LINE in batch.schema.names else batch
+
+
+def _parsed(lines: pa.Array, wanted: Wanted, faults: Faults) -> pa.RecordBatch:
+    """Lines of JSON: an object each."""
+    objects = [_object(line, row, faults) for row, line in enumerate(lines.cast(pa.binary()).to_pylist())]
+    arrays = {name: _values(objects, name, wanted, faults) for name in wanted.columns}
+    return pa.RecordBatch.from_pydict(arrays)
+
+
+def _object(line: bytes, row: int, faults: Faults) -> dict[str, Any]:
+    try:
+        found = orjson.loads(line)
+    except ValueError as error:
+        faults[row] = f"the line is no JSON: {error}"
+        return {}
+    if not isinstance(found, dict):
+        faults[row] = f"the line is a JSON {JSON_NAMES[type(found)]}, expected an object"
+        return {}
+    return found
+
+
+JSON_NAMES: dict[type, str] = {
+    dict: "object", list: "list", str: "text", bool: "boolean", int: "number", float: "number", type(None): "null",
+}  # fmt: skip
+
+
+def kinds_of(name: str, wanted: Wanted) -> tuple[type, ...]:
+    """What a column of JSON may hold, besides null."""
+    if name == wanted.due:
+        return (str,) if wanted.unit == TIMESTAMP else (str, int)
+    return (dict, str) if name == wanted.properties else (str,)
+
+
+def _values(objects: list[dict[str, Any]], name: str, wanted: Wanted, faults: Faults) -> pa.Array:
+    kinds = kinds_of(name, wanted)
+    values = [found.get(name) for found in objects]
+    for row, value in enumerate(values):
+        if value is not None and type(value) not in kinds:
+            expected = " or ".join(JSON_NAMES[kind] for kind in kinds)
+            faults.setdefault(row, f"column {name} is a {JSON_NAMES[type(value)]}, expected {expected}")
+            values[row] = None
+    if name == wanted.properties:
+        return pa.array([properties_of(value, name, row, faults) for row, value in enumerate(values)], PROPERTIES)
+    return pa.array([None if value is None else str(value) for value in values], pa.string())
