@@ -193,6 +193,7 @@ class Service:
             codes.ATTACH_TABLE: self._table_reader.attach,
             codes.GET_NEAR: pipelines.near,
             codes.GET_CHUNKS: pipelines.chunks,
+            codes.GET_BULK_TOPIC: pipelines.topic,
         }
 
     @property
