@@ -1,4 +1,4 @@
-"""Measures a topic in Spark: python -m benchmarks.topic_source [--quick] [--only NAME ...] [--json FILE] [--repeat N] ...
+"""Measures a topic in Spark: python -m benchmarks.topic_source [--quick] [--only NAME ...] ...
 
 A real `postdate up`, a real `postdate bulk` beside it, and a plain Spark session on all cores, which reads a topic by
 `spark.read.format("postdate")` and writes it to nowhere. Bodies have 200 bytes, messages a UNIQ_KEY of 32 characters,
@@ -93,7 +93,9 @@ def queue(bench: common.Bench) -> list[Figure]:
                 rows = _read(bulk, columns)
                 found.append(rows / (cpu_s(bulk.pid) - began))
     return [
-        Figure(f"bulk, a topic's queues, {_shown(columns)}, rows per second of its processor time", "rows/s", found, None)
+        Figure(
+            f"bulk, a topic's queues, {_shown(columns)}, rows per second of its processor time", "rows/s", found, None
+        )
         for columns, found in rates.items()
     ]
 
@@ -158,10 +160,9 @@ def _cpu(bulk: Bulk) -> dict[str, float]:
 def _session() -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
-    session = (
-        SparkSession.builder.master("local[*]").config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "2g").config("spark.log.level", "ERROR").getOrCreate()
-    )  # fmt: skip
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    settings = {"spark.driver.memory": "2g", "spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false"}
+    session = SparkSession.builder.master("local[*]").config(map=settings).getOrCreate()
     postdate.spark.register(session)
     try:
         yield session

@@ -1,9 +1,9 @@
 """Postdate for a Spark session of yours:
 
-    import postdate.spark
+import postdate.spark
 
-    postdate.spark.register(spark)
-    spark.read.format("postdate").option("topic", "orders").load()
+postdate.spark.register(spark)
+spark.read.format("postdate").option("topic", "orders").load()
 """
 
 from typing import Any

@@ -4,7 +4,6 @@ The parts of a record are found as `postdate.log.record` draws them; a record wh
 damage and is never passed over in silence.
 """
 
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +31,7 @@ class Columns(NamedTuple):
 def columns(data: Bytes, at: np.ndarray, size: np.ndarray) -> Columns:
     """What far rows say of records; see Records. Raises CorruptLog."""
     found = Records(data, at, size)
-    properties = found.properties
+    properties = Properties(found.encoded_properties())
     key, tag = properties.value(PROPERTY_KEYS), properties.value(PROPERTY_TAGS)
     return Columns(found.record(), found.topic(), properties.encoded, key, tag)
 
@@ -65,9 +64,8 @@ class Records:
         more = records.HOST_V6_MORE_BYTES * ((hosts & records.BORN_HOST_V6) != 0)
         return big_endian(self._data, self._at + records.STORED_AT_POSITION + more, 8)
 
-    @cached_property
-    def properties(self) -> Properties:
-        return Properties(gather(self._data, self._parts.topic_end + _PROPERTIES_BYTES, self._end))
+    def encoded_properties(self) -> pa.Array:
+        return gather(self._data, self._parts.topic_end + _PROPERTIES_BYTES, self._end)
 
 
 class _Parts(NamedTuple):

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from postdate.bulk.columns import Records
 from postdate.bulk.properties import Properties
 from postdate.message import (
     INT64_MAX,
@@ -33,14 +32,13 @@ class _Unusual(Exception):
     """A number that is not plain."""
 
 
-def dues(found: Records, levels: DelayLevels) -> Dues:
+def dues(properties: Properties, stored_at: np.ndarray, levels: DelayLevels) -> Dues:
     """Raises IllegalMessage for properties that no message can have been stored with."""
-    stored_at = found.stored_at_ms()
     try:
-        return _plain_dues(found.properties, stored_at, levels)
+        return _plain_dues(properties, stored_at, levels)
     except _Unusual:
-        rows = zip(found.properties.decoded(), stored_at.tolist(), strict=True)
-        each = [due_and_level(properties, at_ms, levels, INT64_MAX) for properties, at_ms in rows]
+        rows = zip(properties.decoded(), stored_at.tolist(), strict=True)
+        each = [due_and_level(named, at_ms, levels, INT64_MAX) for named, at_ms in rows]
         both = np.array(each, np.int64).reshape(-1, 2)
         return Dues(both[:, 0].copy(), both[:, 1].astype(np.uint8))
 

@@ -114,7 +114,9 @@ class Link:
 
     def topic(self, name: str, at_ms: int) -> list[list[int]]:
         """How far each queue goes: [id, number, first offset, next offset, first one visible since an instant]."""
-        found: list[list[int]] = orjson.loads(self._ask(codes.GET_BULK_TOPIC, {"topic": name, "at": at_ms}).body)["queues"]
+        found: list[list[int]] = orjson.loads(self._ask(codes.GET_BULK_TOPIC, {"topic": name, "at": at_ms}).body)[
+            "queues"
+        ]
         return found
 
     def chunks(self) -> list[StagedChunk]:

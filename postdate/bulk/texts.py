@@ -1,8 +1,8 @@
 """Texts that lie scattered in a file, as columns of Arrow. Nothing here loops over them; one trick makes them:
 
-    data      ....[record 0]..[record 1].......[record 2]
-    offsets       s0       e0 s1       e1      s2       e2        an Arrow array: record, gap, record, gap, record
-    take 0, 2, 4, ...                                             one copy in C++ per record, no gap
+data      ....[record 0]..[record 1].......[record 2]
+offsets       s0       e0 s1       e1      s2       e2        an Arrow array: record, gap, record, gap, record
+take 0, 2, 4, ...                                             one copy in C++ per record, no gap
 """
 
 import numpy as np

@@ -3,6 +3,7 @@ consuming; what an entry does not say is read out of the records, by columns, an
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from postdate.bulk.dues import Dues, dues
 from postdate.bulk.link import Link
 from postdate.bulk.maps import Maps
 from postdate.bulk.places import Place, Places
+from postdate.bulk.properties import Properties
 from postdate.bulk.rows import QueueRows
 from postdate.bulk.schema import OF_TOPIC
 from postdate.bulk.stream import pieces
@@ -68,8 +70,18 @@ class _Piece(NamedTuple):
     entries: np.ndarray
     visible: np.ndarray
 
-    def part(self, index: np.ndarray) -> "_Piece":
-        return _Piece(self.offset[index], self.entries[index], self.visible[index])
+    def some(self, index: np.ndarray) -> "_Piece":
+        return self if len(index) == len(self.offset) else _Piece(*(column[index] for column in self))
+
+
+class _Part(NamedTuple):
+    """Entries whose records lie in one file: which of the piece they are, by their places in it; where that is a chunk,
+    what its own index says of them.
+    """
+
+    which: np.ndarray
+    found: Records
+    staged: np.ndarray | None
 
 
 class _Reader:
@@ -85,24 +97,23 @@ class _Reader:
 
     def batch(self, piece: _Piece) -> pa.RecordBatch:
         """In the order of the entries, of which those are left out whose records are gone."""
-        batches, order = [], []
-        for place, index in self._places.of(piece.entries["offset"]):
-            data = self._maps.get(place.path)
-            if data is not None:
-                batches.append(self._part(place, data, piece.part(index)))
-                order.append(index)
-        if not batches:
+        parts = [
+            part
+            for place, which in self._places.of(piece.entries["offset"])
+            if (part := self._part(place, piece, which))
+        ]
+        if not parts:
             return pa.RecordBatch.from_pylist([], self._schema)
-        batch, index = pa.concat_batches(batches), np.concatenate(order)
-        return batch if (index[1:] > index[:-1]).all() else batch.take(pa.array(np.argsort(index)))
-
-    def _part(self, place: Place, data: Bytes, part: _Piece) -> pa.RecordBatch:
-        """Entries whose records lie in one file, ascending there."""
-        at = part.entries["offset"] - place.base
-        found = Records(data, at, part.entries["size"].astype(np.int64))
-        staged = _staged(data, at) if place.base >= CHUNK_BIT else None
-        source = _Source(part, found, staged, self._number, self._levels)
+        source = _Source(piece, parts, self._number, self._levels)
         return pa.RecordBatch.from_arrays([_COLUMNS[name](source) for name in self._wanted], schema=self._schema)
+
+    def _part(self, place: Place, piece: _Piece, which: np.ndarray) -> _Part | None:
+        data = self._maps.get(place.path)
+        if data is None:
+            return None
+        at = piece.entries["offset"][which] - place.base
+        found = Records(data, at, piece.entries["size"][which].astype(np.int64))
+        return _Part(which, found, _staged(data, at) if place.base >= CHUNK_BIT else None)
 
 
 def _staged(data: Bytes, at: np.ndarray) -> np.ndarray:
@@ -116,33 +127,58 @@ def _staged(data: Bytes, at: np.ndarray) -> np.ndarray:
 
 
 class _Source:
-    """What the columns of one part are made of."""
+    """What the columns of one batch are made of. Parts are put together first, in the order of the queue, and looked
+    into then: a few large columns cost less than many small ones.
+    """
 
-    def __init__(
-        self, part: _Piece, found: Records, staged: np.ndarray | None, number: int, levels: DelayLevels
-    ) -> None:
-        self.part, self.found, self.staged, self.number = part, found, staged, number
+    def __init__(self, piece: _Piece, parts: Sequence[_Part], number: int, levels: DelayLevels) -> None:
+        which = np.concatenate([part.which for part in parts])
+        self._order = None if (which[1:] > which[:-1]).all() else np.argsort(which, kind="stable")
+        self._parts = parts
         self._levels = levels
-        self._dues: Dues | None = None
+        self.number = number
+        self.piece = piece.some(which if self._order is None else which[self._order])
 
-    @property
-    def dues(self) -> Dues:
-        if self._dues is None:
-            self._dues = dues(self.found, self._levels)
-        return self._dues
-
-    def due(self) -> np.ndarray:
-        """A chunk's own index knows due and arrival: they may be others than the record's (imported, postponed)."""
-        return self.dues.due if self.staged is None else np.ascontiguousarray(self.staged["due"])
-
-    def arrival(self) -> np.ndarray:
-        return np.ascontiguousarray(self.part.entries["offset"] if self.staged is None else self.staged["arrival"])
+    def column(self, of: Callable[[Records], pa.Array]) -> pa.Array:
+        pieces = [of(part.found) for part in self._parts]
+        whole = pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
+        return whole if self._order is None else whole.take(pa.array(self._order))
 
     def full(self, value: int, kind: type) -> pa.Array:
-        return pa.array(np.full(len(self.part.offset), value, kind))
+        return pa.array(np.full(len(self.piece.offset), value, kind))
 
-    def text(self, name: str) -> pa.Array:
-        return self.found.properties.value(name)
+    @cached_property
+    def properties(self) -> Properties:
+        return Properties(self.column(Records.encoded_properties))
+
+    @cached_property
+    def dues(self) -> Dues:
+        stored_at = self._ordered([part.found.stored_at_ms() for part in self._parts])
+        return dues(self.properties, stored_at, self._levels)
+
+    def due(self) -> np.ndarray:
+        return self._as_staged("due") if self._is_staged.all() else self._mixed(self.dues.due, "due")
+
+    def arrival(self) -> np.ndarray:
+        return self._mixed(self.piece.entries["offset"], "arrival")
+
+    @cached_property
+    def _is_staged(self) -> np.ndarray:
+        return self._ordered([np.full(len(part.which), part.staged is not None) for part in self._parts])
+
+    def _mixed(self, by_record: np.ndarray, name: str) -> np.ndarray:
+        """A chunk's own index knows due and arrival: they may be others than the record's (imported, postponed)."""
+        return np.where(self._is_staged, self._as_staged(name), by_record)
+
+    def _as_staged(self, name: str) -> np.ndarray:
+        """0 where it is not."""
+        return self._ordered(
+            [np.zeros(len(part.which), np.int64) if part.staged is None else part.staged[name] for part in self._parts]
+        )
+
+    def _ordered(self, pieces: list[np.ndarray]) -> np.ndarray:
+        whole = np.concatenate(pieces)
+        return whole if self._order is None else whole[self._order]
 
 
 def _hashes(text: pa.Array, key_of: Callable[[str], str] = str) -> pa.Array:
@@ -152,21 +188,21 @@ def _hashes(text: pa.Array, key_of: Callable[[str], str] = str) -> pa.Array:
 
 
 _COLUMNS: dict[str, Callable[[_Source], pa.Array]] = {
-    "offset": lambda of: pa.array(of.part.offset),
+    "offset": lambda of: pa.array(of.piece.offset),
     "kind": lambda of: of.full(MESSAGE, np.int8),
-    "topic": lambda of: of.found.topic(),
+    "topic": lambda of: of.column(Records.topic),
     "queue": lambda of: of.full(of.number, np.int32),
     "level": lambda of: pa.array(of.dues.level.view(np.int8)),
     "due": lambda of: pa.array(of.due()),
     "arrival": lambda of: pa.array(of.arrival()),
-    "tag_hash": lambda of: pa.array(of.part.entries["tag"].astype(np.int32)),
-    "unique_hash": lambda of: _hashes(of.text(PROPERTY_UNIQ_KEY)),
-    "key_hash": lambda of: _hashes(of.text(PROPERTY_KEYS), first_key),
-    "key": lambda of: of.text(PROPERTY_KEYS),
-    "tag": lambda of: of.text(PROPERTY_TAGS),
-    "record": lambda of: of.found.record(),
-    "visible": lambda of: pa.array(of.part.visible),
-    "properties": lambda of: of.found.properties.maps(),
-    "body": lambda of: of.found.body(),
+    "tag_hash": lambda of: pa.array(of.piece.entries["tag"].astype(np.int32)),
+    "unique_hash": lambda of: _hashes(of.properties.value(PROPERTY_UNIQ_KEY)),
+    "key_hash": lambda of: _hashes(of.properties.value(PROPERTY_KEYS), first_key),
+    "key": lambda of: of.properties.value(PROPERTY_KEYS),
+    "tag": lambda of: of.properties.value(PROPERTY_TAGS),
+    "record": lambda of: of.column(Records.record),
+    "visible": lambda of: pa.array(of.piece.visible),
+    "properties": lambda of: of.properties.maps(),
+    "body": lambda of: of.column(Records.body),
 }
 assert set(_COLUMNS) == set(OF_TOPIC.names)

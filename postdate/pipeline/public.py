@@ -13,7 +13,7 @@ NAME = "postdate"
 
 
 class PostdateSource(DataSource):
-    """A topic as a table and as a stream. Options are checked when it is loaded; the broker is asked when it is read."""
+    """A topic as a table and as a stream. Options are checked when it is loaded, the broker is asked to read."""
 
     @classmethod
     def name(cls) -> str:

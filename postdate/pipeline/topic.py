@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -123,12 +123,15 @@ class Range(NamedTuple):
 
 def ranges(low: Place, high: Place) -> list[InputPartition]:
     """Between two places of one topic. A queue that is not in the first one has been added since."""
-    found = []
-    for queue, (number, stop) in high.items():
-        start = low[queue][1] if queue in low else 0
-        for at in range(start, stop, _RANGE_ROWS):
-            found.append(InputPartition(Range(int(queue), number, at, min(at + _RANGE_ROWS, stop))))
-    return found
+    return [
+        InputPartition(Range(int(queue), number, at, min(at + _RANGE_ROWS, stop)))
+        for queue, (number, stop) in high.items()
+        for at in range(_begin(low, queue), stop, _RANGE_ROWS)
+    ]
+
+
+def _begin(low: Place, queue: str) -> int:
+    return low[queue][1] if queue in low else 0
 
 
 def places(gate: Gate, topic: str, *edges: str | int) -> list[Place]:
@@ -281,7 +284,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def bounded(start: Place, high: Place, rows_max: int) -> Place:
     """As far as `high`, and so many rows at most. Each queue gets its share, and what others leave."""
-    begin = {queue: start[queue][1] if queue in start else 0 for queue in high}
+    begin = {queue: _begin(start, queue) for queue in high}
     waiting = {queue: stop - begin[queue] for queue, (_, stop) in high.items()}
     place, left = dict(high), rows_max
     for index, queue in enumerate(sorted(waiting, key=lambda queue: waiting[queue])):
