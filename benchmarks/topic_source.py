@@ -161,7 +161,11 @@ def _session() -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    settings = {"spark.driver.memory": "2g", "spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false"}
+    settings: dict[str, Any] = {
+        "spark.driver.memory": "2g",
+        "spark.log.level": "ERROR",
+        "spark.ui.showConsoleProgress": "false",
+    }
     session = SparkSession.builder.master("local[*]").config(map=settings).getOrCreate()
     postdate.spark.register(session)
     try:
