@@ -502,6 +502,15 @@ class Broker:
         """The rows of a topic's queue or, for the topic "", of the far queue."""
         return self._queue(topic, queue_id).entries if topic else self.fold.far.rows
 
+    def times_of(self, topic: str, queue_id: int) -> Rows:
+        """The rows that say when the entries of a topic's queue became visible."""
+        return self._queue(topic, queue_id).times
+
+    def time_row(self, topic: str, queue_id: int, offset: int) -> int:
+        """Which of these rows holds for an offset."""
+        queue = self._queue(topic, queue_id)
+        return queue.time_row(max(offset, queue.first))
+
     @property
     def far_first(self) -> int:
         """The first far row that is still there: older ones were rescued, or taken, long ago."""

@@ -59,6 +59,7 @@ def spark_session() -> Iterator[Any]:
     before = dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="postdate-tests-", ignore_cleanup_errors=True) as folder:
         os.environ[SYNC_TRACE] = str(_trace_in(folder))  # for its workers; a test that looks at it sets its own
+        os.environ["PYTHONPATH"] = str(ROOT)  # what is tested is what stands here, wherever a test works
         spark = session(MASTER, "1g", found.home, Path(folder))
         os.environ.clear()
         os.environ.update(before)  # what Spark needs to start is nothing for other tests

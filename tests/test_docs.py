@@ -68,7 +68,7 @@ from test_imports import ROWS
 import postdate
 from postdate import cli, client
 from postdate.broker import Broker
-from postdate.bulk.schema import IN, OUT
+from postdate.bulk.schema import IN, OF_TOPIC, OUT
 from postdate.cli import admin
 from postdate.cli import command as cli_command
 from postdate.client import faults
@@ -83,7 +83,7 @@ from postdate.log import selection, snapshot
 from postdate.log.batch import KIND_NAMES
 from postdate.log.folder import FIXED_SETTINGS, FORMAT
 from postdate.log.rows import BLOCK_ROWS
-from postdate.pipeline import batch, driver, history, plan, tiers
+from postdate.pipeline import batch, driver, history, plan, tiers, topic
 from postdate.server import answers
 from postdate.table_format import CHECKPOINT, HISTORY, MESSAGES, ROW_GROUP_ROWS, SCHEMA
 from postdate.wire import bodies, frame, ids
@@ -94,7 +94,21 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
     (ROOT / "docs").glob("*.md")
 )
-ARCHITECTURE, FORMATS, SETTINGS, PROTOCOL, CLIENT, CLI, MQADMIN, COMPATIBILITY, BULK, PIPELINE, READERS, IMPORT = (
+(
+    ARCHITECTURE,
+    FORMATS,
+    SETTINGS,
+    PROTOCOL,
+    CLIENT,
+    CLI,
+    MQADMIN,
+    COMPATIBILITY,
+    BULK,
+    PIPELINE,
+    READERS,
+    IMPORT,
+    STREAMS,
+) = (
     ROOT / "docs" / f"{name}.md"
     for name in (
         "architecture",
@@ -109,6 +123,7 @@ ARCHITECTURE, FORMATS, SETTINGS, PROTOCOL, CLIENT, CLI, MQADMIN, COMPATIBILITY, 
         "pipeline",
         "readers",
         "import",
+        "streams",
     )
 )
 SERVED = {ROOT / "README.md", CLIENT, CLI}
@@ -208,6 +223,10 @@ def test_the_examples_of_a_page_do_what_it_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if page == STREAMS:
+        request.getfixturevalue("spark")  # the session that the page gets
+        run_streams_page(tmp_path)
+        return
     if page == BULK:
         run_bulk_page(tmp_path)
         return
@@ -257,6 +276,15 @@ def run_client_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(folder / "postdate-data") as served, bulking(served, folder / "postdate-data") as bulk:
         monkeypatch.setenv("POSTDATE_ADDR", served.address)
         run_page(CLIENT, served, ("127.0.0.1:9878", f"127.0.0.1:{bulk.port}"))
+
+
+def run_streams_page(folder: Path) -> None:
+    """Beside a broker with three messages that are visible."""
+    with serving(folder / "data") as served, bulking(served, folder / "data") as bulk:
+        with postdate.connect(served.address) as sender:
+            for number, body in enumerate(("one", "two", "three"), 1):
+                sender.send("orders", body, key=f"order-{number}")
+        run_page(STREAMS, changed=("127.0.0.1:9878", f"127.0.0.1:{bulk.port}"))
 
 
 def run_pipeline_page(folder: Path) -> None:
@@ -871,6 +899,29 @@ def test_actions_of_bulk_are_those_of_the_code(tmp_path: Path) -> None:
     with serving(tmp_path) as served, bulking(served, tmp_path) as bulk:
         held = [action.type for action in bulk.flight.list_actions()]
     assert [code(name) for name, _, _ in table_in(BULK, "Actions")] == held
+
+
+def test_columns_of_a_topic_are_those_of_the_code() -> None:
+    more = [(code(name), code(kind)) for name, kind, _ in table_in(BULK, "Rows out", 2)]
+    assert more == [
+        (field.name, str(field.type).replace(" ('", "").replace("')", "")) for field in list(OF_TOPIC)[len(OUT) :]
+    ]
+
+
+# -- topics in Spark --------------------------------------------------------------------------------------------
+
+
+def test_columns_of_a_topic_in_spark_are_those_of_the_code() -> None:
+    shown = [(code(name), code(kind)) for name, kind, _ in table_in(STREAMS, "Columns")]
+    assert shown == list(topic.COLUMNS.items())
+
+
+def test_options_of_a_topic_in_spark_are_those_of_the_code() -> None:
+    shown = {code(name): default.strip("`") for name, default, _ in table_in(STREAMS, "Options")}
+    asked = topic.asked_of({"topic": "t"})
+    held = {"bulk": asked.bulk, "topic": "", "start": asked.start, "stop": asked.stop, "rows": str(asked.rows)}
+    assert shown == {**held, "columns": "all"}
+    assert tuple(shown) == topic.OPTIONS
 
 
 # -- formats ----------------------------------------------------------------------------------------------------

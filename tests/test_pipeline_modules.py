@@ -13,7 +13,7 @@ from postdate.pipeline.spark import packed
 SPARK_LIBRARY = Path(pyspark.__file__).parent / "python" / "lib"
 
 
-@pytest.mark.parametrize("module", ["postdate.pipeline.tasks", "postdate.pipeline.source"])
+@pytest.mark.parametrize("module", ["postdate.pipeline.tasks", "postdate.pipeline.source", "postdate.pipeline.public"])
 def test_what_executors_import_travels(module: str, tmp_path: Path) -> None:
     brought = [packed(tmp_path), *SPARK_LIBRARY.glob("*.zip")]
     done = subprocess.run(

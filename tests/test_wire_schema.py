@@ -113,7 +113,7 @@ LEAST: dict[int, tuple[str, dict[str, str], dict[str, Any]]] = {
     401: ("SET_MESSAGE_REQUEST_MODE", {}, {}),
     9801: ("GET_PENDING", {}, {"topic": "", "unit": "minute", "limit": 100}),
     9802: ("GET_BULK_STATE", {}, {}),
-    9803: ("GET_BULK_RANGE", {}, {"topic": "", "queueId": 0, "start": 0}),
+    9803: ("GET_BULK_RANGE", {}, {"topic": "", "queueId": 0, "start": 0, "times": False}),
     9804: ("REGISTER_PIPELINE", {}, {}),
     9805: ("STAGE", {}, {}),
     9806: ("REPORT_BATCH", {}, {}),
@@ -123,6 +123,7 @@ LEAST: dict[int, tuple[str, dict[str, str], dict[str, Any]]] = {
     9812: ("GET_FORECAST", {}, {"topic": "", "unit": "minute", "bars": 60}),
     9813: ("GET_NEAR", {}, {"due": -1, "arrival": -1}),
     9814: ("JOB", {}, {}),
+    9820: ("GET_BULK_TOPIC", {"topic": "t"}, {"topic": "t", "at": -1}),
     200050: (
         "POP_MESSAGE", {**GROUP_QUEUE, "maxMsgNums": "32", "invisibleTime": "60000"},
         {**GROUP_QUEUE_VALUES, "maxMsgNums": 32, "invisibleTime": 60_000, "pollTime": 0, "bornTime": 0, "initMode": 0,

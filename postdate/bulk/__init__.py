@@ -9,6 +9,9 @@ the data folder's segments and rows itself and asks the broker only what is dura
     rows        rows of a queue: from the files, and from the broker's memory
     maps        segments and chunks, mapped for reading
     columns     records as columns, without a loop
+    properties  what they say of themselves, by name
+    dues        when they were due
+    texts       texts that lie scattered in a file
     cancels     what a cancel among far rows names
     schema      the columns that go out and come in
     upload      a chunk, as it comes in

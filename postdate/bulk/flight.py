@@ -1,8 +1,10 @@
 """The doors of bulk: Arrow Flight's actions, do_get and do_put. docs/bulk.md is the contract.
 
     action state | register | stage | report | job      JSON in, JSON out
+    action topic  {"topic", "at"}, how far each of its queues goes
     do_get   {"queue": "near"}, what waits in the wheel
-    do_get   {"queue": "far", "start", "stop", "due_min", "due_max"} or {"queue": {"topic", "id"}, "start", "stop"}
+    do_get   {"queue": "far", "start", "stop", "due_min", "due_max"}
+    do_get   {"queue": {"topic", "id", "number"}, "start", "stop", "columns"}
     do_get   {"selection": name}, rows that a job has selected
     do_put   the command {"name", "rows"}, then sorted batches of a chunk
     do_put   the command {"selection": name}, then sorted rows that a job has selected
@@ -25,7 +27,7 @@ from postdate.bulk.link import Link
 from postdate.bulk.maps import Maps
 from postdate.bulk.near import near_batches
 from postdate.bulk.rows import Queue, QueueRows, RowsMissing
-from postdate.bulk.schema import OUT
+from postdate.bulk.schema import OF_TOPIC, OUT
 from postdate.bulk.selections import Selections, selection_name
 from postdate.bulk.stream import DueRange, far_batches
 from postdate.bulk.topic import topic_batches
@@ -47,6 +49,12 @@ class Wanted(NamedTuple):
     start: int
     stop: int
     due: DueRange
+    number: int | None = None  # of the queue, where only that one will do
+    columns: tuple[str, ...] = tuple(OUT.names)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema([OF_TOPIC.field(name) for name in self.columns])
 
 
 def wanted(ticket: bytes) -> Wanted | None:
@@ -59,6 +67,9 @@ def wanted(ticket: bytes) -> Wanted | None:
         queue = Queue() if named == "far" else Queue(_topic(named["topic"]), int(named["id"]))
         low, high = (said.get(name, default) for name, default in zip(("due_min", "due_max"), DueRange(), strict=True))
         found = Wanted(queue, int(said["start"]), int(said["stop"]), DueRange(int(low), int(high)))
+        if queue.topic:
+            number, columns = named.get("number"), said.get("columns", OUT.names)
+            found = found._replace(number=None if number is None else int(number), columns=_columns(columns))
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"the ticket is {ticket[:200]!r}, expected JSON with queue, start and stop") from error
     if found.start < 0:
@@ -83,6 +94,14 @@ def batch_size(wish: bytes) -> BatchSize | None:
         raise UsageError(f"state is asked with {wish[:200]!r}, expected start, rows_max and bytes_max") from error
 
 
+def _columns(names: Any) -> tuple[str, ...]:
+    """Raises UsageError for one that is not there."""
+    unknown = [name for name in names if name not in OF_TOPIC.names]
+    if unknown or not names:
+        raise UsageError(f"the ticket asks for columns {names!r:.200}, expected some of {', '.join(OF_TOPIC.names)}")
+    return tuple(names)
+
+
 def _topic(name: Any) -> str:
     if not isinstance(name, str) or not name:
         raise ValueError("a topic's name is text that is not empty")
@@ -103,6 +122,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         self._actions: dict[str, Callable[[bytes], dict[str, Any]]] = {
             "state": self._state, "register": self._register, "stage": self._stage, "report": self._report,
             "job": self._job,
+            "topic": self._topic,
         }  # fmt: skip
         super().__init__(f"grpc://{f'[{host}]' if ':' in host else host}:{port}")
 
@@ -115,6 +135,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
             ("stage", "JSON epoch, far, horizon, chunks, rows_in, rows_out: takes chunks into the wheel"),
             ("report", "JSON, free fields: what a batch has done"),
             ("job", "JSON call, and what it needs: begins, finds, decides or ends work in bulk"),
+            ("topic", "JSON topic and at, an instant: how far each of its queues goes"),
         ]
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:  # noqa: ARG002
@@ -172,6 +193,14 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         except PostdateError as error:
             return {"refused": str(error)}
 
+    def _topic(self, wish: bytes) -> dict[str, Any]:
+        try:
+            said: dict[str, Any] = orjson.loads(wish)
+            name, at_ms = _topic(said["topic"]), int(said.get("at", -1))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"a topic is asked for with {wish[:200]!r}, expected JSON with topic and at") from error
+        return {"queues": self._link.topic(name, at_ms)}
+
     # -- out ----------------------------------------------------------------------------------------------------
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:  # noqa: ARG002
@@ -183,7 +212,9 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
             if asked is None:
                 return flight.GeneratorStream(OUT, self._near())
             rows = QueueRows(self._folder, self._link, asked.queue, asked.start, asked.stop)
-        return flight.GeneratorStream(OUT, self._stream(asked, rows))
+            if asked.number not in (None, rows.number):
+                raise Refused(f"{asked.queue} is another one now: the topic was deleted and made again")
+        return flight.GeneratorStream(asked.schema, self._stream(asked, rows))
 
     def _near(self) -> Iterator[pa.RecordBatch]:
         with _told(), self._slot():
@@ -192,7 +223,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
     def _stream(self, asked: Wanted, rows: QueueRows) -> Iterator[pa.RecordBatch]:
         with _told(), self._slot():
             if asked.queue.topic:
-                yield from topic_batches(rows, self._maps, self._segment_bytes, self._link)
+                yield from topic_batches(rows, self._maps, self._segment_bytes, self._link, asked.columns)
             else:
                 yield from far_batches(rows, self._maps, self._segment_bytes, asked.due)
 

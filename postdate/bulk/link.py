@@ -39,6 +39,7 @@ class QueueRange(NamedTuple):
     file_rows: int
     tail_start: int  # the number of the first row in `tail`
     tail: bytes  # rows that are in the broker's memory alone
+    time_row: int  # of a topic's queue: which of its times holds for the row that was asked about
 
 
 class StagedChunk(NamedTuple):
@@ -102,16 +103,25 @@ class Link:
     def report(self, report: bytes) -> None:
         self._ask(codes.REPORT_BATCH, body=report)
 
-    def range(self, topic: str, queue_id: int, start: int) -> QueueRange:
-        """The rows of a topic's queue, or of the far queue where the topic is empty."""
-        answer = self._ask(codes.GET_BULK_RANGE, {"topic": topic, "queueId": queue_id, "start": start})
+    def range(self, topic: str, queue_id: int, times: bool, start: int) -> QueueRange:
+        """The rows of a topic's queue or their times, or of the far queue where the topic is empty."""
+        asked = {"topic": topic, "queueId": queue_id, "start": start, "times": str(times).lower()}
+        answer = self._ask(codes.GET_BULK_RANGE, asked)
         try:
             number, first, length, stored, file_rows = (
                 int(answer.fields[name]) for name in ("number", "first", "length", "stored", "fileRows")
             )
+            time_row = int(answer.fields.get("timeRow", 0))
         except (KeyError, ValueError) as error:
             raise ProtocolError(f"the broker's answer to GET_BULK_RANGE lacks a number: {answer.fields}") from error
-        return QueueRange(number, first, length, stored, file_rows, max(start, stored), answer.body)
+        return QueueRange(number, first, length, stored, file_rows, max(start, stored), answer.body, time_row)
+
+    def topic(self, name: str, at_ms: int) -> list[list[int]]:
+        """How far each queue goes: [id, number, first offset, next offset, first one visible since an instant]."""
+        found: list[list[int]] = orjson.loads(self._ask(codes.GET_BULK_TOPIC, {"topic": name, "at": at_ms}).body)[
+            "queues"
+        ]
+        return found
 
     def chunks(self) -> list[StagedChunk]:
         """All staged chunks that are there, ascending by base."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from postdate.bulk.columns import Bytes
+from postdate.bulk.texts import Bytes
 
 MAPS_MAX = 16  # 1 GB of address space at the default size of a segment; pages are the kernel's to take back
 

@@ -31,7 +31,8 @@ class Places:
         """The files that hold the records, and which of the offsets lead to each, by place in it."""
         bases = offset // self._segment_bytes * self._segment_bytes
         in_chunks = np.flatnonzero(offset >= CHUNK_BIT)
-        bases[in_chunks] = [self._chunk_base(each) for each in offset[in_chunks].tolist()]
+        if len(in_chunks):
+            bases[in_chunks] = self._chunk_bases(offset[in_chunks])
         for base in np.unique(bases[bases >= 0]).tolist():
             index = np.flatnonzero(bases == base)
             yield self._place(base), index[np.argsort(offset[index], kind="stable")]
@@ -40,17 +41,21 @@ class Places:
         path = segment.path_of(base) if base < CHUNK_BIT else chunks.path_of(self._chunk_of(base).name)
         return Place(path, base)
 
-    def _chunk_base(self, offset: int) -> int:
-        """Where the chunk begins that holds an offset; -1 where it is gone."""
-        if not self._holds(offset):
+    def _chunk_bases(self, offset: np.ndarray) -> np.ndarray:
+        """Where the chunks begin that hold these offsets; -1 where one is gone."""
+        found = self._known_bases(offset)
+        if (found < 0).any():
             self._chunks = self._link.chunks()
-        return self._chunk_of(offset).base if self._holds(offset) else -1
+            found = self._known_bases(offset)
+        return found
 
-    def _holds(self, offset: int) -> bool:
-        if not self._chunks or offset < self._chunks[0].base:
-            return False
-        found = self._chunk_of(offset)
-        return offset < found.base + found.size
+    def _known_bases(self, offset: np.ndarray) -> np.ndarray:
+        if not self._chunks:
+            return np.full(len(offset), -1, np.int64)
+        base, size = (np.array([getattr(each, name) for each in self._chunks]) for name in ("base", "size"))
+        index = np.searchsorted(base, offset, "right") - 1
+        is_held = (index >= 0) & (offset < base[index] + size[index])
+        return np.where(is_held, base[index], -1)
 
-    def _chunk_of(self, offset: int) -> StagedChunk:
-        return self._chunks[bisect_right(self._chunks, offset, key=lambda each: each.base) - 1]
+    def _chunk_of(self, base: int) -> StagedChunk:
+        return self._chunks[bisect_right(self._chunks, base, key=lambda each: each.base) - 1]

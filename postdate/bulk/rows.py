@@ -13,10 +13,11 @@ import numpy as np
 from postdate.bulk.link import Link, QueueRange
 from postdate.errors import PostdateError
 from postdate.far import FAR
-from postdate.log.queue import ENTRY
+from postdate.log.queue import ENTRY, TIME
 
 BLOCK_ROWS = 65_536  # read at once: 3 MB of far rows
 _TRIES = 3
+_ALL = 1 << 62
 
 
 class RowsMissing(PostdateError):
@@ -24,17 +25,20 @@ class RowsMissing(PostdateError):
 
 
 class Queue(NamedTuple):
-    """Which queue: a topic's, or the far queue where the topic is empty."""
+    """Which queue: a topic's, or the far queue where the topic is empty; its entries, or when they became visible."""
 
     topic: str = ""
     id: int = 0
+    times: bool = False
 
     @property
     def dtype(self) -> np.dtype:
-        return ENTRY if self.topic else FAR
+        if not self.topic:
+            return FAR
+        return TIME if self.times else ENTRY
 
     def folder(self, number: int) -> str:
-        return f"queues/{number}/entries" if self.topic else "far"
+        return f"queues/{number}/{'times' if self.times else 'entries'}" if self.topic else "far"
 
     def __str__(self) -> str:
         return f"queue {self.id} of topic {self.topic!r}" if self.topic else "the far queue"
@@ -62,6 +66,10 @@ class QueueRows:
     def number(self) -> int:
         """Of the queue."""
         return self._range.number
+
+    def times(self) -> "QueueRows":
+        """When its rows became visible, from the first of them on. All of them are there: they are asked for later."""
+        return QueueRows(self._folder, self._link, self._queue._replace(times=True), self._range.time_row, _ALL)
 
     def blocks(self) -> Iterator[Block]:
         """Block by block; the rows between two blocks are gone."""

@@ -20,6 +20,16 @@ OUT = pa.schema(
     ]
 )
 
+# What a topic's queue has to give: all of that, and what is asked for by name alone.
+OF_TOPIC = pa.schema(
+    [
+        *OUT,
+        pa.field("visible", pa.int64(), nullable=False),  # when it became visible, epoch ms
+        pa.field("properties", pa.map_(pa.string(), pa.string())),
+        pa.field("body", pa.binary()),
+    ]
+)
+
 IN = pa.schema(
     [
         ("due", pa.int64()),

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from postdate.bulk.columns import Bytes, check_records
+from postdate.bulk.columns import check_records
 from postdate.bulk.schema import IN
+from postdate.bulk.texts import Bytes
 from postdate.errors import CorruptLog, Refused, UsageError
 from postdate.log import chunk as chunks
 from postdate.log.chunk import CHUNK_ROW

@@ -63,11 +63,15 @@ class Queue:
 
     def visible_at_ms(self, start: int, stop: int) -> np.ndarray:
         """When each of the entries start..stop-1 became visible."""
-        low = max(self.times.search("offset", start, "right") - 1, 0)
+        low = self.time_row(start)
         rows = self.times.read(low, low + stop - start + 1)  # a row of `times` covers at least one entry
         index = np.searchsorted(rows["offset"], np.arange(start, stop), "right") - 1
         instants: np.ndarray = rows["at_ms"][index]
         return instants
+
+    def time_row(self, offset: int) -> int:
+        """The row of `times` that says when an entry became visible."""
+        return max(self.times.search("offset", offset, "right") - 1, 0)
 
     def search(self, at_ms: int) -> int:
         """The first entry that became visible at or after an instant; the queue's length where none did."""
@@ -79,7 +83,7 @@ class Queue:
     def forget(self, before: int) -> None:
         """Forgets entries before this offset, and the times that only they need."""
         self.entries.forget(before)
-        self.times.forget(max(self.times.search("offset", before, "right") - 1, 0))
+        self.times.forget(self.time_row(before))
 
     def rows(self) -> tuple[Rows, Rows]:
         return self.entries, self.times

@@ -101,6 +101,7 @@ _BY_HOST_BITS = {layout.host_bits: layout for layout in _BY_ADDRESS_BYTES.values
 
 HEAD_BYTES = _BY_HOST_BITS[0].head.size  # everything before the body, with two IPv4 hosts; its length comes last
 HOST_V6_MORE_BYTES = _BY_HOST_BITS[BORN_HOST_V6].head.size - HEAD_BYTES
+STORED_AT_POSITION = _BY_HOST_BITS[0].stored_at_position  # likewise
 RECORD_BYTES_MIN = HEAD_BYTES + _INT8.size + _INT16.size
 
 

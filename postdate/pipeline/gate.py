@@ -60,6 +60,11 @@ class Gate:
     def report(self, body: dict[str, Any]) -> None:
         self._call("report", body)
 
+    def topic(self, name: str, at_ms: int = -1) -> list[list[int]]:
+        """How far each queue goes: [id, number, first offset, next offset, first one visible since an instant]."""
+        queues: list[list[int]] = self._call("topic", {"topic": name, "at": at_ms})["queues"]
+        return queues
+
     # -- jobs ---------------------------------------------------------------------------------------------------
 
     def begin(self, job: dict[str, Any]) -> dict[str, Any]:
@@ -105,6 +110,10 @@ class Gate:
     def near(self) -> Iterator[pa.RecordBatch]:
         """What waits in the wheel."""
         return self._get({"queue": "near"})
+
+    def queue(self, where: dict[str, Any], start: int, stop: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """What is visible in a topic's queue, by topic, id and number, from one offset to before another."""
+        return self._get({"queue": where, "start": start, "stop": stop, "columns": columns})
 
     def _get(self, ticket: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         asked = flight.Ticket(json.dumps(ticket).encode())

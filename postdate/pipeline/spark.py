@@ -12,8 +12,9 @@ import postdate
 # What an executor imports, from the package's folder.
 _TRAVELLERS = (
     "__init__.py", "errors.py", "manners.py", "message.py", "table_format.py", "log/__init__.py",
-    "log/record.py", "pipeline/__init__.py", "pipeline/files.py", "pipeline/gate.py", "pipeline/selecting.py",
-    "pipeline/source.py", "pipeline/steps.py", "pipeline/tasks.py", "pipeline/waiting.py",
+    "log/record.py", "pipeline/__init__.py", "pipeline/files.py", "pipeline/gate.py", "pipeline/public.py",
+    "pipeline/selecting.py", "pipeline/source.py", "pipeline/steps.py", "pipeline/tasks.py", "pipeline/topic.py",
+    "pipeline/waiting.py",
 )  # fmt: skip
 
 _LOG4J = """\

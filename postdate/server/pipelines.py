@@ -75,14 +75,25 @@ class Pipelines:
         topic, queue_id, start = asked["topic"], asked["queueId"], asked["start"]
         if start < 0:
             raise UsageError(f"rows from {start}: there is none before 0")
-        rows = self._broker.rows_of(topic, queue_id)
+        rows = (self._broker.times_of if asked["times"] else self._broker.rows_of)(topic, queue_id)
         begin = max(start, rows.stored)
         fields = {
             "number": self._broker.fold.topics.get(topic).numbers[queue_id] if topic else NO_QUEUE,
             "first": rows.first, "length": rows.length, "stored": rows.stored, "fileRows": self._broker.fold.file_rows,
         }  # fmt: skip
+        if topic and not asked["times"]:
+            fields["timeRow"] = self._broker.time_row(topic, queue_id, start)
         body = rows.read(begin, begin + RANGE_ROWS_MAX).tobytes()
         self._answer(connection, command, reply(command, codes.SUCCESS, fields, body=body))
+
+    def topic(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+        """How far each queue goes: [id, number, first offset, next offset, first one visible since an instant]."""
+        name, broker = asked["topic"], self._broker
+        queues = [
+            (queue_id, number, *broker.offsets(name, queue_id), broker.search(name, queue_id, asked["at"]))
+            for queue_id, number in enumerate(broker.fold.topics.get(name).numbers)
+        ]
+        self._answer(connection, command, reply(command, codes.SUCCESS, body=orjson.dumps({"queues": queues})))
 
     def chunks(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> None:
         """The staged chunks that are there, for whoever reads queues whose entries point into them."""

@@ -196,6 +196,7 @@ class Service:
             codes.GET_NEAR: pipelines.near,
             codes.JOB: self._jobs.answer,
             codes.GET_CHUNKS: pipelines.chunks,
+            codes.GET_BULK_TOPIC: pipelines.topic,
         }
 
     @property

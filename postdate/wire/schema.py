@@ -239,8 +239,8 @@ _ROWS = (
     Request(codes.GET_BULK_STATE, "GET_BULK_STATE", (), reply_body="JSON: where the pipeline is"),
     Request(
         codes.GET_BULK_RANGE, "GET_BULK_RANGE",
-        (_may("topic"), _may("queueId", 0, NUMBER), _may("start", 0, NUMBER)),
-        ("number", "first", "length", "stored", "fileRows"), reply_body="rows that are in no file yet",
+        (_may("topic"), _may("queueId", 0, NUMBER), _may("start", 0, NUMBER), _may("times", False, FLAG)),
+        ("number", "first", "length", "stored", "fileRows", "timeRow"), reply_body="rows that are in no file yet",
     ),
     Request(
         codes.REGISTER_PIPELINE, "REGISTER_PIPELINE", (), body="JSON: table and master",
@@ -260,6 +260,10 @@ _ROWS = (
         reply_body="rows of what waits in the wheel",
     ),
     Request(codes.JOB, "JOB", (), body="JSON: call, and what it needs", reply_body="JSON: where the job is"),
+    Request(
+        codes.GET_BULK_TOPIC, "GET_BULK_TOPIC", (_must("topic"), _may("at", -1, NUMBER)),
+        reply_body="JSON: how far each queue of a topic goes",
+    ),
 )  # fmt: skip
 REQUESTS = {row.code: row for row in _ROWS}
 
