@@ -2,8 +2,8 @@
 
 A real `postdate up`, a real `postdate bulk` beside it, and a plain Spark session on all cores, which reads a topic by
 `spark.read.format("postdate")` and writes it to nowhere. Bodies have 200 bytes, messages a UNIQ_KEY of 32 characters,
-KEYS, TAGS and TIMER_DELIVER_MS; they were due at random within ten seconds, so that their order in the queue is not
-that of the log. Everything is read once before it counts: the figures are of the processors, which all of them share.
+KEYS, TAGS and TIMER_DELIVER_MS. In order: they were due when they came, and stand in the log as in their queue. Mixed:
+they were due at random within ten seconds, and a batch comes from all over the log. Everything is read once before it counts: the figures are of the processors, which all of them share.
 """
 
 import json
@@ -33,26 +33,26 @@ from postdate.pipeline.topic import COLUMNS
 ROW_COUNT = 3_000_000
 BATCH = 500
 QUEUE_COUNT = 4
-SPAN_MS = 10_000
+ORDERS = {"in order": 1, "mixed": 10_000}  # and the span of their dues in milliseconds
 FEW = "offset,due,visible"
 SOME = "offset,due,visible,key,body"
 ALL = ",".join(COLUMNS)
 
 
-def fill(folder: Path, count: int) -> None:
-    """Messages that were delayed and are visible; in a process of its own."""
+def fill(folder: Path, count: int, span_ms: int) -> None:
+    """Messages that were due within a span and are visible; in a process of its own."""
     broker = Broker(RealDisk(folder), Settings())
     now_ms = server.now_ms() - 60_000
     broker.put_topic(server.TOPIC, now_ms, read_queue_count=QUEUE_COUNT, write_queue_count=QUEUE_COUNT)
     broker.start_keeper()
     dice = random.Random(7)
     for start in range(0, count, BATCH):
-        messages = [_message(number, now_ms + dice.randrange(1, SPAN_MS)) for number in range(start, start + BATCH)]
+        messages = [_message(number, now_ms + dice.randrange(span_ms)) for number in range(start, start + BATCH)]
         broker.send(messages, now_ms)
         if start // BATCH % load.FLUSH_EVERY == 0:
             broker.flush()
     broker.flush()
-    for at_ms in range(now_ms, now_ms + SPAN_MS + 1, 10):
+    for at_ms in range(now_ms, now_ms + span_ms + 1, 10):
         broker.advance(at_ms)
         broker.flush()
     broker.close()
@@ -64,9 +64,9 @@ def _message(number: int, due_at_ms: int) -> Message:
 
 
 @contextmanager
-def filled(bench: common.Bench, count: int) -> Iterator[Bulk]:
+def filled(bench: common.Bench, count: int, order: str) -> Iterator[Bulk]:
     with bench.folder() as folder:
-        load.in_process(fill, folder / "data", count)
+        load.in_process(fill, folder / "data", count, ORDERS[order])
         running = Running(folder, [])
         try:
             bulk = Bulk(folder, running)
@@ -83,19 +83,21 @@ def filled(bench: common.Bench, count: int) -> Iterator[Bulk]:
 
 def queue(bench: common.Bench) -> list[Figure]:
     """One reader, one queue after the other, without Spark."""
+    return [figure for order in ORDERS for figure in _queue(bench, order)]
+
+
+def _queue(bench: common.Bench, order: str) -> list[Figure]:
     count = bench.scaled(ROW_COUNT)
     rates: dict[str, list[float]] = {ALL: [], SOME: [], FEW: []}
-    with filled(bench, count) as bulk:
+    with filled(bench, count, order) as bulk:
         assert _read(bulk, ALL) == count
-        for _ in bench.repeats("queue"):
+        for _ in bench.repeats(f"queue, {order}"):
             for columns, found in rates.items():
                 began = cpu_s(bulk.pid)
                 rows = _read(bulk, columns)
                 found.append(rows / (cpu_s(bulk.pid) - began))
     return [
-        Figure(
-            f"bulk, a topic's queues, {_shown(columns)}, rows per second of its processor time", "rows/s", found, None
-        )
+        Figure(f"bulk, {order}, {_shown(columns)}, per second of its processor time", "rows/s", found, None)
         for columns, found in rates.items()
     ]
 
@@ -116,23 +118,28 @@ def _read(bulk: Bulk, columns: str) -> int:
 
 def spark(bench: common.Bench) -> list[Figure]:
     """Messages a second from the call to its return; and what each process had of the cores meanwhile."""
+    with _session() as session:
+        return [figure for order in ORDERS for figure in _spark(bench, session, order)]
+
+
+def _spark(bench: common.Bench, session: Any, order: str) -> list[Figure]:
     count = bench.scaled(ROW_COUNT)
     found: dict[str, list[float]] = {ALL: [], SOME: [], FEW: []}
     figures = []
-    with filled(bench, count) as bulk, _session() as session:
+    with filled(bench, count, order) as bulk:
         for columns, rates in found.items():
             frame = _frame(session, bulk, columns)
             assert frame.count() == count
             _write(frame)
             before = _cpu(bulk)
-            for _ in bench.repeats(f"spark, {_shown(columns)}"):
+            for _ in bench.repeats(f"spark, {order}, {_shown(columns)}"):
                 began = time.perf_counter()
                 _write(frame)
                 rates.append(count / (time.perf_counter() - began))
             spent = {name: value - before[name] for name, value in _cpu(bulk).items()}
             told = ", ".join(f"{name} {value / bench.repeat / count * 1e6:.2f} us" for name, value in spent.items())
             goal = 1_000_000.0 if columns in (ALL, SOME) else None
-            figures.append(Figure(f"Spark, {count:,} messages, {_shown(columns)}", "msg/s", rates, goal, floor=told))
+            figures.append(Figure(f"Spark, {order}, {_shown(columns)}", "msg/s", rates, goal, floor=told))
     return figures
 
 

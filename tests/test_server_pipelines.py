@@ -1,5 +1,6 @@
 """What a pipeline asks of the broker: its place, rows, an epoch, a stage; what it reports and what operators see."""
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from serving import WAIT_S, Served, serving
 
 from postdate.clock import ManualClock
 from postdate.far import FAR, NEVER
-from postdate.log.queue import ENTRY
+from postdate.log.queue import ENTRY, TIME
 from postdate.server import pipelines
 from postdate.wire import codes
 from postdate.wire.frame import Command
@@ -134,9 +135,35 @@ def test_rows_of_a_queue_are_its_entries(tmp_path: Path) -> None:
             sent(peer, "orders", f"m{number}", queue_id=1)
         fields, body = ranges(peer, topic="orders", queueId=1)
         number = served.call(lambda: served.broker.fold.topics.get("orders").numbers[1])
-        assert fields == {"number": number, "first": 0, "length": 3, "stored": 0, "fileRows": 4_096}
+        of_queue = {"number": number, "first": 0, "stored": 0, "fileRows": 4_096}
+        assert fields == {**of_queue, "length": 3, "timeRow": 0}
         entries = served.call(lambda: served.broker.entries("orders", 1, 0, 3))
         assert [tuple(entry) for entry in np.frombuffer(body, ENTRY).tolist()] == entries
+
+
+def test_times_of_a_queue_are_rows_too(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        for number in range(3):
+            sent(peer, "orders", f"m{number}")
+            served.pass_ms(10 if number else 0)
+        assert ranges(peer, topic="orders", start=1)[0]["timeRow"] == 0
+        assert ranges(peer, topic="orders", start=2)[0]["timeRow"] == 1
+        fields, body = ranges(peer, topic="orders", times="true")
+        assert (fields["length"], "timeRow" in fields) == (2, False)
+        assert np.frombuffer(body, TIME).tolist() == [(T0, 0), (T0 + 10, 2)]
+
+
+def test_how_far_each_queue_goes_is_told(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        make_topic(peer, "orders", 2)
+        sent(peer, "orders", "a", queue_id=1)
+        served.pass_ms(10)
+        sent(peer, "orders", "b", queue_id=1)
+        numbers = served.call(lambda: served.broker.fold.topics.get("orders").numbers)
+        answer = peer.ask(codes.GET_BULK_TOPIC, topic="orders", at=T0 + 1)
+        assert json.loads(answer.body) == {"queues": [[0, numbers[0], 0, 0, 0], [1, numbers[1], 0, 2, 1]]}
+        assert peer.ask(codes.GET_BULK_TOPIC, topic="nowhere").code == codes.TOPIC_NOT_EXIST
 
 
 def test_ranges_that_do_not_exist_are_refused(tmp_path: Path) -> None:
