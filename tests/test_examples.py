@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow.flight as flight
 from bulking import wait_until
@@ -16,6 +17,7 @@ from serving import serving
 import postdate
 from postdate.pipeline import java
 from postdate.pipeline.gate import Gate
+from postdate.pipeline.view import pending
 
 EXAMPLES = ROOT / "examples"
 
@@ -41,23 +43,12 @@ def test_an_order_that_is_paid_is_not_closed(tmp_path: Path) -> None:
     ]
 
 
-def test_a_campaign_reminds_everybody_at_nine(tmp_path: Path) -> None:
-    found = java.find(os.environ)
-    assert not isinstance(found, java.Missing), found.sentence
-    world = World(tmp_path / "data")
-    environ = os.environ | {"PYTHONPATH": str(ROOT), "JAVA_HOME": found.home, "PYSPARK_PYTHON": sys.executable}
+def test_a_campaign_reminds_everybody_at_nine_and_is_postponed(tmp_path: Path, spark: Any) -> None:
+    world = World(tmp_path / "data", spark=spark)
     try:
         now = world.clock.now_ms()
         world.served.call(lambda: world.broker.put_topic("reminders", now, read_queue_count=4, write_queue_count=4))
-        asked = [sys.executable, str(EXAMPLES / "campaign.py"), str(world.bulk.address), "--day", "2027-07-01"]
-        process = subprocess.Popen(
-            asked, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=tmp_path
-        )
-        until = time.monotonic() + 200
-        while process.poll() is None and time.monotonic() < until:
-            world.batch()
-            time.sleep(0.2)
-        assert process.communicate()[0].splitlines() == [
+        assert run_beside(world, "campaign.py", str(world.bulk.address), "--day", "2027-07-01") == [
             "2027-06-30 23:00 UTC   20,000  Australia/Sydney",
             "2027-07-01 03:30 UTC   20,000  Asia/Kolkata",
             "2027-07-01 07:00 UTC   20,000  Europe/Berlin",
@@ -67,8 +58,34 @@ def test_a_campaign_reminds_everybody_at_nine(tmp_path: Path) -> None:
         ]
         job = world.gate.job("campaign-2027-07-01")
         assert (job["state"], job["rows"], job["bad"]) == ("done", 100_000, 0)
+        postponed = ["20,000 reminders come 2h later, for 0 it was too late"]
+        for _ in range(2):
+            assert run_beside(world, "postpone.py", world.served.address, "--zone", "Asia/Kolkata") == postponed
+        waiting = pending(spark, str(world.bulk.address)).where("properties['zone'] = 'Asia/Kolkata'")
+        assert [str(row.due) for row in waiting.select("due").distinct().collect()] == ["2027-07-01 05:30:00"]
+        assert waiting.count() == 20_000
     finally:
         world.close()
+
+
+def run_beside(world: World, name: str, *words: str) -> list[str]:
+    """What a program prints while the pipeline is at work."""
+    process = subprocess.Popen(
+        [sys.executable, str(EXAMPLES / name), *words], env=environ(), stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True, cwd=world.folder,
+    )  # fmt: skip
+    until = time.monotonic() + 200
+    while process.poll() is None and time.monotonic() < until:
+        world.batch()
+        time.sleep(0.2)
+    process.kill()
+    return process.communicate()[0].splitlines()
+
+
+def environ() -> dict[str, str]:
+    found = java.find(os.environ)
+    assert not isinstance(found, java.Missing), found.sentence
+    return os.environ | {"PYTHONPATH": str(ROOT), "JAVA_HOME": found.home, "PYSPARK_PYTHON": sys.executable}
 
 
 def test_lateness_is_a_row_for_each_minute(tmp_path: Path) -> None:
@@ -112,11 +129,9 @@ def is_there(bulk: str) -> bool:
 
 
 def run_lateness(folder: Path, bulk: str) -> list[str]:
-    found = java.find(os.environ)
-    assert not isinstance(found, java.Missing), found.sentence
     done = subprocess.run(
         [sys.executable, EXAMPLES / "lateness.py", "orders", "--table", folder / "late", "--bulk", bulk],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "JAVA_HOME": found.home}, cwd=folder,
+        env=environ(), cwd=folder,
         capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2_000:]

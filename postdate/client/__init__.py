@@ -2,6 +2,7 @@
 
     blocking.py       Client: the asyncio client in a thread        asynchronous.py   AsyncClient
     producer.py       send, cancel                                  consumer.py       a member of a group
+    jobs.py           cancel and postpone by predicate
     outgoing.py       messages to send, receipts                    received.py       messages that came
     routes.py         where topics live                             connection.py     requests and answers
     wanted.py         what a consumer is asked to do                membership.py     our place in a group
@@ -16,6 +17,7 @@
 from postdate.client.asynchronous import AsyncClient, connect_async
 from postdate.client.blocking import Client, connect
 from postdate.client.faults import BrokerError, Disconnected, TimedOut, Unavailable, Unreachable
+from postdate.client.jobs import Changed
 from postdate.client.outgoing import Outgoing, Receipt
 from postdate.client.received import AsyncReceivedMessage, ReceivedMessage
 from postdate.errors import (
@@ -36,6 +38,7 @@ __all__ = [
     "AsyncReceivedMessage",
     "BrokerError",
     "Cancelled",
+    "Changed",
     "Client",
     "Disconnected",
     "FlowControl",

@@ -9,6 +9,7 @@ from types import TracebackType
 from postdate.client.backlog import Delivery
 from postdate.client.connection import Connections, parse_addresses
 from postdate.client.consumer import Consumer
+from postdate.client.jobs import Changed, Jobs
 from postdate.client.outgoing import Outgoing, Receipt
 from postdate.client.producer import Producer
 from postdate.client.received import AsyncReceivedMessage
@@ -42,7 +43,9 @@ class AsyncClient:
             address = os.environ.get(ADDRESS_VARIABLE) or ADDRESS_DEFAULT
         self._timeout = timeout
         self._connections = Connections()
-        self._routes = Routes(self._connections, parse_addresses(address))
+        addresses = parse_addresses(address)
+        self._routes = Routes(self._connections, addresses)
+        self._jobs = Jobs(self._connections, addresses, timeout)
         self._producer = Producer(self._connections, self._routes, timeout)
         self._consumers: set[Consumer] = set()
         self._is_closed = False
@@ -126,6 +129,20 @@ class AsyncClient:
         """
         due_at_ms = due if isinstance(due, int) else instant_ms(due)
         return await self._producer.cancel_key(topic, key, due_at_ms)
+
+    async def cancel_where(self, where: str, *, id: str | None = None) -> Changed:
+        """Cancels every message that waits and that a predicate of Spark SQL selects, over the columns of `pending`;
+        returns when it is done. Asked again with the same id, it answers with the first result.
+
+        Raises UsageError where the predicate is refused: then nothing was changed. Only Postdate knows this.
+        """
+        return await self._jobs.done("cancel", where, 0, id)
+
+    async def postpone(self, where: str, by: Delay, *, id: str | None = None) -> Changed:
+        """Postpones, as `cancel_where` cancels: `postpone("topic = 'sms'", by="2h")`. A receipt still cancels what was
+        postponed.
+        """
+        return await self._jobs.done("postpone", where, delay_ms(by), id)
 
     # -- receiving
 

@@ -10,6 +10,7 @@ from types import TracebackType
 from postdate.client.asynchronous import ATTEMPTS_MAX_DEFAULT, TIMEOUT_SECONDS_DEFAULT, AsyncClient
 from postdate.client.backlog import Delivery
 from postdate.client.consumer import Consumer
+from postdate.client.jobs import Changed
 from postdate.client.loop import LIFE_SIGN_SECONDS, Closed, LoopThread
 from postdate.client.outgoing import Outgoing, Receipt
 from postdate.client.received import ReceivedMessage
@@ -183,6 +184,20 @@ class Client:
         Only Postdate knows this; another broker refuses it.
         """
         return self._loop.run(self._client.cancel_key(topic, key, due))
+
+    def cancel_where(self, where: str, *, id: str | None = None) -> Changed:
+        """Cancels every message that waits and that a predicate of Spark SQL selects, over the columns of `pending`;
+        returns when it is done. Asked again with the same id, it answers with the first result.
+
+        Raises UsageError where the predicate is refused: then nothing was changed. Only Postdate knows this.
+        """
+        return self._loop.run(self._client.cancel_where(where, id=id))
+
+    def postpone(self, where: str, by: Delay, *, id: str | None = None) -> Changed:
+        """Postpones, as `cancel_where` cancels: `postpone("topic = 'sms'", by="2h")`. A receipt still cancels what was
+        postponed.
+        """
+        return self._loop.run(self._client.postpone(where, by, id=id))
 
     # -- receiving
 
