@@ -108,6 +108,7 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
     READERS,
     IMPORT,
     STREAMS,
+    FUTURE,
 ) = (
     ROOT / "docs" / f"{name}.md"
     for name in (
@@ -124,6 +125,7 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
         "readers",
         "import",
         "streams",
+        "future",
     )
 )
 SERVED = {ROOT / "README.md", CLIENT, CLI}
@@ -239,6 +241,9 @@ def test_the_examples_of_a_page_do_what_it_says(
     if page == CLIENT:
         run_client_page(tmp_path, monkeypatch)
         return
+    if page == FUTURE:
+        run_future_page(tmp_path, request.getfixturevalue("spark"), monkeypatch)
+        return
     if page == IMPORT:
         run_import_page(tmp_path, request.getfixturevalue("spark"))
         return
@@ -297,8 +302,21 @@ def run_pipeline_page(folder: Path) -> None:
 
 
 def run_import_page(folder: Path, spark: Any) -> None:
-    """Beside a broker whose pipeline runs batch after batch. Its session is that of all tests."""
-    world, ending = World(folder / "postdate-data"), threading.Event()
+    with carried(folder / "postdate-data") as world:
+        run_page(IMPORT, changed=("127.0.0.1:9878", str(world.bulk.address)))
+    spark.conf.unset("spark.sql.session.timeZone")
+
+
+def run_future_page(folder: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with carried(folder / "postdate-data", spark) as world:
+        monkeypatch.setenv("POSTDATE_ADDR", world.served.address)
+        run_page(FUTURE, changed=("127.0.0.1:9878", str(world.bulk.address)))
+
+
+@contextlib.contextmanager
+def carried(folder: Path, spark: Any = None) -> Iterator[World]:
+    """A broker whose pipeline runs batch after batch."""
+    world, ending = World(folder, spark=spark), threading.Event()
 
     def carry() -> None:
         while not ending.wait(0.2):
@@ -307,12 +325,11 @@ def run_import_page(folder: Path, spark: Any) -> None:
     carrier = threading.Thread(target=carry)
     carrier.start()
     try:
-        run_page(IMPORT, changed=("127.0.0.1:9878", str(world.bulk.address)))
+        yield world
     finally:
         ending.set()
         carrier.join()
         world.close()
-        spark.conf.unset("spark.sql.session.timeZone")
 
 
 def run_page(page: Path, served: Served | None = None, changed: tuple[str, str] = ("", "")) -> None:
