@@ -3,7 +3,8 @@
 A real `postdate up`, a real `postdate bulk` beside it, and a plain Spark session on all cores, which reads a topic by
 `spark.read.format("postdate")` and writes it to nowhere. Bodies have 200 bytes, messages a UNIQ_KEY of 32 characters,
 KEYS, TAGS and TIMER_DELIVER_MS. In order: they were due when they came, and stand in the log as in their queue. Mixed:
-they were due at random within ten seconds, and a batch comes from all over the log. Everything is read once before it counts: the figures are of the processors, which all of them share.
+they were due at random within ten seconds, and a batch comes from all over the log. Everything is read once before it
+counts: the figures are of the processors, which all of them share.
 """
 
 import json
