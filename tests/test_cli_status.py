@@ -68,7 +68,7 @@ broker
 waiting
   near        12,345  due soon, in memory
   far             17  in the log alone
-  table    1,222,205  in the pipeline's table
+  table    1,222,205  rows of the pipeline's table
   cancels          3  wait for the messages that they are about
 
 pipeline

@@ -3,10 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import orjson
+from dialogue import Peer
 from piping import HOUR_MS, MINUTE_MS, SECOND_MS, Held, Piped, Sent, piping
 
 from postdate.pipeline.gate import Gate
+from postdate.spark import register
+from postdate.wire import codes
 
+CAMPAIGN = "reminders"
 STEPS = [
     ("job.decide", 1), ("job.decided", 1), ("job.written", 1), ("table.committed", 2), ("job.followed", 1),
     ("stage.call", 1), ("stage.called", 1),
@@ -139,3 +144,62 @@ def test_a_job_waits_for_a_pipeline_and_can_be_withdrawn(tmp_path: Path, spark: 
         with Gate(piped.bulk_address) as gate:
             assert gate.fail("a", "too late")["state"] == "done"
             assert gate.job("b")["reason"] == "withdrawn"
+
+
+def test_a_campaign_is_imported_cancelled_and_postponed_while_everything_dies(tmp_path: Path, spark: Any) -> None:
+    """The whole way, and all counts add up at each step."""
+    with piping(tmp_path, spark) as piped:
+        piped.make_topic(CAMPAIGN, 1)
+        story, count = Story(piped), 300
+        piped.restart_driver()
+        first = piped.now + 2 * MINUTE_MS
+        rows = [Sent(f"c{n}", CAMPAIGN, 0, first + n * 20 * SECOND_MS, "", f"k{n % 10}") for n in range(count)]
+        piped.crash_driver("job.adopted", 1, lambda: schedule(piped, rows))
+        piped.kill_broker()
+        piped.start_broker()
+        piped.restart_driver()
+        piped.wait(lambda: story.job("campaign")["state"] == "done")
+        piped.sent += rows
+        assert (story.job("campaign")["rows"], waiting_count(piped)) == (count, count)
+        left = count
+        for name, step, by_ms in [
+            ("k3", "job.decided", 0),
+            ("k4", "job.written", 2 * HOUR_MS),
+            ("k5", "stage.call", 0),
+        ]:
+            story.groups[name] = [sent for sent in rows if sent.key == name]
+            piped.crash_driver(step, 1, lambda name=name, by_ms=by_ms: story.ask(name, by_ms))  # type: ignore[misc]
+            piped.kill_broker()
+            piped.start_broker()
+            piped.restart_driver()
+            story.wait_for(name)
+            piped.rest()
+            left -= 0 if by_ms else count // 10
+            assert waiting_count(piped) == left
+        assert schedule(piped, rows) is None, "asked again with the same id, nothing comes twice"
+        assert waiting_count(piped) == left
+        piped.travel(first + count * 20 * SECOND_MS + 3 * HOUR_MS)
+        assert sum(len(queue) for queue in piped.shown(CAMPAIGN).values()) == left
+
+
+def schedule(piped: Piped, rows: list[Sent]) -> None:
+    """By the sink; safe when it returns."""
+    register(piped.spark)
+    frame = piped.spark.createDataFrame(
+        [(row.due, row.key, row.body) for row in rows], "due long, key string, body string"
+    )
+    (
+        frame.coalesce(1).write.format("postdate").mode("append").option("bulk", piped.bulk_address)
+        .option("topic", CAMPAIGN).option("due", "due").option("due_unit", "ms").option("key", "key")
+        .option("id", "campaign").option("wait", "false").save()
+    )  # fmt: skip
+
+
+def waiting_count(piped: Piped) -> int:
+    assert piped.served is not None
+    peer = Peer(piped.served.port)
+    try:
+        found: int = orjson.loads(peer.ask(codes.GET_PENDING, topic=CAMPAIGN).body)["total"]
+        return found
+    finally:
+        peer.close()

@@ -51,7 +51,7 @@ def _of_waiting(broker: Told, far: Told) -> Iterator[tuple[str, str]]:
     in_table = max(0, far["rows_in"] - far["rows_out"])
     numbers = {"near": broker["waiting_near"], "far": broker["waiting_far"], "table": in_table}
     width = max(len(f"{number:,}") for number in numbers.values())
-    meanings = {"near": "due soon, in memory", "far": "in the log alone", "table": "in the pipeline's table"}
+    meanings = {"near": "due soon, in memory", "far": "in the log alone", "table": "rows of the pipeline's table"}
     for name, number in numbers.items():
         yield name, f"{number:>{width},}  {meanings[name]}"
     if broker["tombstones"]:

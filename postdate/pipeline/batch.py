@@ -85,6 +85,7 @@ class Pipeline:
         for name in self.table.torn:
             logger.warning("entry %s of the Delta log was cut by a crash before it counted; it was set aside", name)
         self._prove(state)
+        self._jobs.remove_strangers()
         for report in self._history.last(20):
             self._gate.report(report)
         return state

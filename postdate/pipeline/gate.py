@@ -83,6 +83,10 @@ class Gate:
         """For people who look."""
         self._job("progress", {"id": job_id, "step": step, "done": done, "total": total})
 
+    def jobs(self) -> list[dict[str, Any]]:
+        """All jobs that are known."""
+        return list(self._job("list", {})["jobs"])
+
     def command(self, number: int) -> dict[str, Any]:
         """All that is known of a job, for whoever carries it out."""
         return self._job("command", {"number": number})

@@ -43,6 +43,8 @@ _THEIRS = (
     IllegalArgumentException, NumberFormatException, SparkRuntimeException,
 )  # fmt: skip
 _TRIES = 3
+_OVER = ("failed", "done")
+_BESIDE = ("_import-", "_job-")  # begin the names of files that are not in the table yet
 _SHORTENED = re.compile(r"^\[[A-Z0-9_.]+\] |\s*SQLSTATE: \w+.*$")  # the name of the error, what follows the sentence
 
 State = dict[str, Any]
@@ -69,7 +71,7 @@ class Jobs:
     def carry_out(self, number: int, far: int, state: State, epoch: int) -> None:
         """The table has everything before the command. Afterwards it has the command, too, or the job has failed."""
         job = self._gate.command(number)
-        if job["state"] in ("failed", "done"):
+        if job["state"] in _OVER:
             return
         if job["op"] == "import":
             self._adopt(job, far)
@@ -82,6 +84,23 @@ class Jobs:
             job = self._gate.decide(epoch, number, *selected)
             reach("job.decided")
         self._follow(job, far, state)
+
+    def remove_strangers(self) -> int:
+        """Removes files beside the table of jobs that are over: of imports that were given up by nobody, because they
+        died. Files are listed first: what is written later is none of our business.
+        """
+        place = self._table.place
+        names = [name for name in place.sizes() if name.startswith(_BESIDE)]
+        if not names:
+            return 0
+        open_jobs = [job for job in self._gate.jobs() if job["state"] not in _OVER]
+        kept = tuple(f"_import-{job['id']}-" for job in open_jobs) + tuple(
+            f"_job-{job['number']:08d}-" for job in open_jobs
+        )
+        gone = [name for name in names if not name.startswith(kept)]
+        for name in gone:
+            place.files.delete_file(place.path(name))
+        return len(gone)
 
     # -- imports ------------------------------------------------------------------------------------------------
 
