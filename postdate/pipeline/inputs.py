@@ -1,6 +1,6 @@
 """Inputs: files as an import, read by a Spark of its own.
 
-    parquet   cut into parts by Spark
+    parquet   cut into parts of row groups; local files are read by the tasks themselves
     csv       with a header; each file is one part, since a body may hold line ends
     jsonl     an object in each line; cut into parts by Spark, read by us
 
@@ -21,9 +21,10 @@ from pyarrow import flight
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from postdate.errors import PipelineFailed, UsageError
-from postdate.pipeline import imports
+from postdate.pipeline import imports, parquet
 from postdate.pipeline.columns import Wanted
 from postdate.pipeline.files import Place
 from postdate.pipeline.gate import Gate
@@ -77,12 +78,15 @@ def run(request: Request, environ: Mapping[str, str], look: Look) -> Outcome:
         with _given_up(gate, request) as begun, embedded(request.memory, environ) as spark, told(request.bulk):
             spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", _ARROW_BYTES)
             frame, wanted = frame_of(spark, kind, request.paths, request.wanted)
+            parts = parquet.parts_of(_all_local(request.paths), wanted.columns) if kind == "parquet" else None
             known = imports.begin(gate, request.id, request.topic, wanted)
             loaded: list[Loaded] = []
             if known.plan is not None:
                 begun.append(known.plan)
                 with _watched(gate, known.plan, look):
-                    loaded = loaded_of(frame, known.plan)
+                    loaded = (
+                        loaded_of(frame, known.plan) if parts is None else loaded_by_groups(frame, known.plan, parts)
+                    )
         return _ended(gate, request, known, loaded, look)
 
 
@@ -166,6 +170,20 @@ def loaded_of(frame: DataFrame, plan: Plan) -> list[Loaded]:
     return [pickle.loads(row.loaded) for row in frame.mapInArrow(function, "loaded binary").collect()]
 
 
+def loaded_by_groups(frame: DataFrame, plan: Plan, parts: list[parquet.Part]) -> list[Loaded]:
+    """The same for local files of Parquet, whose rows the tasks read without Spark."""
+    schema = to_arrow_schema(frame.select(*plan.wanted.columns).schema, timezone="UTC")
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number in (number for batch in batches for number in batch.column(0).to_pylist()):
+            loaded = load(plan, number, parquet.batches_of(parts[number], schema))
+            yield pa.RecordBatch.from_pydict({"loaded": [pickle.dumps(loaded)]})
+
+    function: Any = work
+    numbers = frame.sparkSession.range(0, len(parts), 1, max(len(parts), 1))
+    return [pickle.loads(row.loaded) for row in numbers.mapInArrow(function, "loaded binary").collect()]
+
+
 # -- files as a frame -------------------------------------------------------------------------------------------
 
 
@@ -202,6 +220,13 @@ def _local_files(path: str) -> list[str]:
     if not files:
         raise UsageError(f"{path}: there is no such file")
     return [str(each) for each in files]
+
+
+def _all_local(paths: Sequence[str]) -> list[str]:
+    """All files, in order; none where one is elsewhere."""
+    if any("://" in path for path in paths):
+        return []
+    return [str(Path(file).absolute()) for path in paths for file in sorted(_local_files(path))]
 
 
 def frame_of(spark: SparkSession, kind: str, paths: Sequence[str], wanted: Wanted) -> tuple[DataFrame, Wanted]:
