@@ -444,6 +444,8 @@ class Fold:
             return False
         if far.taken and tombstone.due > far.horizon_at_ms:
             return True  # the table may have its message, and has not read the cancel
+        if self.jobs.brought_from < tombstone.far_before:
+            return True  # a job may bring its message, imported or postponed: that has no row in the far queue
         # What was rescued has met it, and a stage that brings it again drops it: only untaken rows that wait are left.
         return bool(len(far.find_untaken(tombstone.due, tombstone.column, tombstone.key_hash, tombstone.far_before)))
 
@@ -540,9 +542,9 @@ class Fold:
         self.far.take(body["far"][1], body["horizon"][1])
         self.far.rows_in = body["rows_in"]
         self.far.rows_out += body["rows_out"]
+        self.jobs.taken(self.far.taken, batch.at_ms)
         self.tombstones.forget_taken(self.far.taken, self.far.horizon_at_ms)
         self.tombstones.sweep(self._is_needed)
-        self.jobs.taken(self.far.taken, batch.at_ms)
         self._forget_parts()
         return StageAnswer(True, "")
 
@@ -647,7 +649,7 @@ class Fold:
 
     def _enqueue(self, job: Job, batch: Batch, row: tuple[int, ...]) -> None:
         """A job's command gets its place among far messages and cancels. It is never due, so that nobody rescues it."""
-        job.far, job.arrival = self.far.length, batch.offset + row[9]
+        self.jobs.enqueue(job, self.far.length, batch.offset + row[9])
         self.far.push(FAR_STRUCT.pack(job.arrival, NEVER, 0, 0, row[8], 0, 0, JOB, 0, 0), NEVER)
         segment = job.arrival >> self._shift
         self.held[segment] = self.held.get(segment, 0) + 1

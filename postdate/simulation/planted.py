@@ -150,6 +150,19 @@ PLANTED = (
         (_NEAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), _CARRIED_OUT, Op("stage", (20_000,)), Op("pass", (20_000,))),
         seen=("m1",),
     ),
+    # What is postponed has no row in the far queue: the tombstone must wait for the stage that takes the command.
+    Planted(
+        "a cancel of what a job has postponed, and its due passes before the stage",
+        (_NEAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), _CARRIED_OUT, _CANCEL_FIRST, _FLUSH, Op("pass", (10_000,)),
+         Op("stage", (20_000,)), Op("pass", (20_000,))),
+        unseen=("m1",),
+    ),
+    Planted(
+        "a cancel of what a job has postponed to before the horizon",
+        (Op("register"), Op("stage", (20_000,)), _NEAR, _FLUSH, _POSTPONE, _FLUSH, _CARRIED_OUT, _CANCEL_FIRST, _FLUSH,
+         Op("pass", (10_000,)), Op("stage", (20_000,)), Op("pass", (20_000,))),
+        unseen=("m1",),
+    ),
     Planted(
         "power is lost behind a decision",
         (_FAR, _NEAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), Op("read", (4,)), Op("power", (0,)),
