@@ -163,6 +163,13 @@ PLANTED = (
          Op("pass", (10_000,)), Op("stage", (20_000,)), Op("pass", (20_000,))),
         unseen=("m1",),
     ),
+    # The decision is written and moves the message, the cancel comes when it is not applied yet.
+    Planted(
+        "a cancel behind a decision that is not durable",
+        (_FAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), Op("read", (3,)), _CANCEL_FIRST, _FLUSH, _CARRIED_OUT,
+         Op("stage", (20_000,)), Op("pass", (20_000,))),
+        unseen=("m1",),
+    ),
     Planted(
         "power is lost behind a decision",
         (_FAR, _NEAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), Op("read", (4,)), Op("power", (0,)),
