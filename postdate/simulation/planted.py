@@ -176,6 +176,13 @@ PLANTED = (
          Op("register", (1,)), Op("read", (9, 1)), Op("stage", (20_000, 1)), Op("pass", (20_000,))),
         seen=("m1", "m2"),
     ),
+    # Its parts are forgotten at once; a replay from the older snapshot decides it once more.
+    Planted(
+        "a job that is over before the older snapshot knows of it",
+        (_NEAR, _FLUSH, Op("snapshot", (1,)), _POSTPONE, _FLUSH, Op("snapshot", (1,)), Op("serve", (5,)), Op("retain"),
+         Op("spoil", (7,)), Op("pass", (20_000,))),
+        seen=("m1",),
+    ),
     # The table has not followed when the message would be rescued, or staged.
     Planted(
         "a rescue of what a job has cancelled",
