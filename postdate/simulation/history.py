@@ -52,7 +52,7 @@ _VERBS: list[tuple[float, str, Callable[[random.Random], tuple[int, ...]]]] = [
     (2, "bury", lambda d: (d.randrange(1, 4),)),
     (2, "register", lambda d: (_which(d),)),
     (4, "read", lambda d: (d.randrange(1, 12), _which(d))),
-    (2, "work", lambda d: (d.choice((1, 2, 3, 5, 20)), _which(d))),
+    (2, "work", lambda d: (d.choice((1, 2, 4, 5, 8, 20)), _which(d))),
     (4, "stage", lambda d: (_ahead(d), _which(d))),
     (1, "stage_again", _no_numbers),
     (1.5, "begin_stage", lambda d: (_ahead(d), _which(d))),
@@ -97,14 +97,15 @@ _VARIANTS = {
 }
 
 
-_JOB_VERBS = ("job", "import", "adopt", "work", "cancel")
-_MANY_JOBS = (4, 9)  # by the seed's last digit, too
+# By the seed's last digit, too: histories of many jobs, with enough that waits for them.
+_MANY_JOBS = (4, 9)
+_SHARES = {"job": 6, "import": 3, "adopt": 4, "work": 9, "send": 1.5, "cancel": 2, "pass": 0.4, "step": 0.4}
 
 
 def random_history(seed: int) -> list[Op]:
     dice = random.Random(seed)
-    has_many = seed % 10 in _MANY_JOBS
-    weights = [weight * 4 if has_many and verb in _JOB_VERBS else weight for weight, verb, _ in _VERBS]
+    shares = _SHARES if seed % 10 in _MANY_JOBS else {}
+    weights = [weight * shares.get(verb, 1) for weight, verb, _ in _VERBS]
     chosen = dice.choices(_VERBS, weights, k=dice.randrange(10, 2 * OPS_PER_HISTORY))
     return [Op(verb, draw(dice)) for _, verb, draw in chosen]
 

@@ -152,6 +152,17 @@ class Model:
         """A crash came before the answer: the cancel may have worked."""
         for message in self.matching(asked):
             message.maybe_cancelled = True
+        self.followed(asked)
+
+    def followed(self, asked: Asked) -> None:
+        """A cancel follows what jobs have moved away from its due. Where others of its key are due there, too, it may
+        have met those.
+        """
+        moved_to = {m.due for m in self.messages.values() if asked.due in m.earlier and _is_of_key(asked, m)}
+        moved_to |= {due for m in self.messages.values() if moved_to & {*m.earlier} for due in (m.due, *m.earlier)}
+        for message in self.messages.values():
+            if message.due in moved_to and _names(asked, message):
+                message.maybe_cancelled = True
 
     def topic_deleting(self, topic: str) -> None:
         for message in self.messages.values():
@@ -273,10 +284,14 @@ class Model:
 
 def _names(asked: Asked, message: Sent) -> bool:
     """Whether a message is of the topic and key of a cancel, and came before it."""
-    key = message.unique_key if asked.by == "unique" else message.user_key
     is_earlier = message.arrival < asked.arrival if message.arrival < OWN else True
     is_earlier &= came_before(message.known_as, asked.arrival, asked.jobs)
-    return message.topic == asked.topic and asked.key == key and is_earlier
+    return is_earlier and _is_of_key(asked, message)
+
+
+def _is_of_key(asked: Asked, message: Sent) -> bool:
+    key = message.unique_key if asked.by == "unique" else message.user_key
+    return message.topic == asked.topic and asked.key == key
 
 
 def _states(message: Sent, *, is_deleted: bool) -> set[State]:

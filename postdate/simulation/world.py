@@ -327,6 +327,7 @@ class World:
         self.model.cancels.append(asked)
         self._cancels.append((ticket, asked))
         self.look()  # an async broker has fired what was due before it answered
+        self.model.followed(asked)
         self._answer_cancels()
 
     def _answer_cancels(self) -> None:
