@@ -146,7 +146,7 @@ class SimulatedPipeline:
                 count -= 1
             else:
                 self._take(broker, start, rows)
-                count -= len(rows) or count
+                count -= len(rows) if job is not None and len(rows) else count
 
     def _take(self, broker: Broker, start: int, rows: np.ndarray) -> None:
         taken = [
