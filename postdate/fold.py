@@ -750,13 +750,19 @@ class Fold:
 
     def _forget_parts(self) -> None:
         """Of what a job has taken away nothing can come back when the horizon has passed it; where it moved something,
-        a handle may ask for that until it has been fired.
+        a handle may ask for that until it has been fired, and until what later jobs have made of it has been.
         """
-        for job in list(self.jobs.decided()):
-            if job.state == DONE:
-                until = max(part.due_high for part in job.parts) + job.by_ms
-                if until <= self.far.horizon_at_ms and until <= self.fired_at_ms:
-                    job.parts = []
+        later: list[Part] = []  # of jobs behind it that move something
+        for job in reversed(list(self.jobs.decided())):
+            is_followed = any(_moves_into(job, part, later) for part in job.parts)
+            if job.state == DONE and self._has_passed(job) and not is_followed:
+                job.parts = []
+            elif job.op == POSTPONE:
+                later += job.parts
+
+    def _has_passed(self, job: Job) -> bool:
+        until = max(part.due_high for part in job.parts) + job.by_ms
+        return until <= self.far.horizon_at_ms and until <= self.fired_at_ms
 
     # -- the small tables ---------------------------------------------------------------------------------------
 
@@ -874,6 +880,12 @@ class Fold:
     def _body(self, batch: Batch, row: tuple[int, ...]) -> Any:
         """The content of a system record."""
         return json.loads(records.decode(self._read(batch.offset + row[9], row[8])).body)
+
+
+def _moves_into(job: Job, part: Part, later: Iterable[Part]) -> bool:
+    """Whether what a job has moved may be among the rows of parts."""
+    low, high = part.due_low + job.by_ms, part.due_high + job.by_ms
+    return job.op == POSTPONE and any(each.due_low <= high and each.due_high >= low for each in later)
 
 
 def _is_alike(tombstone: Tombstone, arrival: int, unique_hash: int, first_hash: int) -> bool:

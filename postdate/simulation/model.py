@@ -161,7 +161,7 @@ class Model:
         moved_to = {m.due for m in self.messages.values() if asked.due in m.earlier and _is_of_key(asked, m)}
         moved_to |= {due for m in self.messages.values() if moved_to & {*m.earlier} for due in (m.due, *m.earlier)}
         for message in self.messages.values():
-            if message.due in moved_to and _names(asked, message):
+            if message.due in moved_to and asked.due not in message.earlier and _names(asked, message):
                 message.maybe_cancelled = True
 
     def topic_deleting(self, topic: str) -> None:

@@ -183,6 +183,14 @@ PLANTED = (
          Op("spoil", (7,)), Op("pass", (20_000,))),
         seen=("m1",),
     ),
+    # Its handle has the first due; what the first job has moved is passed long before the second due comes.
+    Planted(
+        "a cancel of what two jobs have postponed",
+        (_NEAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), _CARRIED_OUT, Op("job", (1, 2, 60_000)), _FLUSH, _CARRIED_OUT,
+         Op("stage", (20_000,)), Op("pass", (10_000,)), Op("stage", (80_000,)), _CANCEL_FIRST, _FLUSH,
+         Op("pass", (80_000,))),
+        unseen=("m1",),
+    ),
     # The table has not followed when the message would be rescued, or staged.
     Planted(
         "a rescue of what a job has cancelled",
