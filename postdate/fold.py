@@ -659,22 +659,28 @@ class Fold:
         job = self.jobs.get(body["number"])
         if body["epoch"] != self.far.epoch:
             return f"epoch {body['epoch']} is not the current one ({self.far.epoch}): another pipeline has registered"
-        if job is None or job.op == IMPORT or job.state != WAITING:
+        if job is None or job.state != WAITING:
             return f"job {body['number']} does not wait for a decision" + (f": it is {job.state}" if job else "")
+        if job.op == IMPORT and (body["parts"] or body["files"]):
+            return f"job {body['number']} is an import: it has its files, and selects nothing"
         return ""
 
     def _decide(self, body: dict[str, Any], batch: Batch) -> JobAnswer:
-        """What a job has selected changes where it still waits: from here on it is not there any more."""
+        """What a job has selected changes where it still waits: from here on it is not there any more. Of an import it
+        is noted that it cannot be withdrawn any more.
+        """
         reason, job = self.decide_problem(body), self.jobs.get(body["number"])
         if reason or job is None:
             return JobAnswer(None, reason)
+        job.state, job.decided_at = RUNNING, batch.end
+        if job.op == IMPORT:
+            return JobAnswer(job)
         job.parts, job.files = [Part(**part) for part in body["parts"]], body["files"]
         for part in job.parts:
             part.late = np.flatnonzero(~self._taken_away(part, batch.at_ms)).tolist()
         job.rows = sum(part.rows for part in job.parts)
         job.late = sum(len(part.late) for part in job.parts)
         job.changed = job.rows - job.late
-        job.state, job.decided_at = RUNNING, batch.end
         return JobAnswer(job)
 
     def _taken_away(self, part: Part, at_ms: int) -> np.ndarray:

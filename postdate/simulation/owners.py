@@ -71,10 +71,10 @@ class Owners:
                 self._asked.append((broker.commands.adopt(job.id, [self._files[number]], 0, now), job.id))
 
     def fail(self, broker: Broker, pick: int, now: int) -> None:
-        """An import is given up before it is adopted; the pipeline says so of other jobs."""
-        loading = [job for job in broker.fold.jobs.all() if job.state == LOADING]
-        if loading:
-            job = loading[pick % len(loading)]
+        """A job is withdrawn, if nothing is decided yet."""
+        jobs = broker.fold.jobs.all()
+        if jobs:
+            job = jobs[pick % len(jobs)]
             self._asked.append((broker.commands.fail(job.id, "given up", now), job.id))
 
     def doubt(self) -> None:
@@ -98,7 +98,7 @@ class Owners:
 
     def _is_fresh(self, job: Job) -> bool:
         known = self._told.get(job.number)
-        return job.is_decided and (known is None or known.state not in (RUNNING, DONE))
+        return job.op != IMPORT and job.is_decided and (known is None or known.state not in (RUNNING, DONE))
 
     def _check_told(self, job: Job) -> None:
         known, told = self._told.get(job.number), Told(job.id, job.state, (job.rows, job.changed, job.late))

@@ -169,14 +169,14 @@ class SimulatedPipeline:
     # -- jobs ---------------------------------------------------------------------------------------------------
 
     def _carry_out(self, broker: Broker, job: Job, at_ms: int) -> None:
-        """One step of the job whose command comes next: adopt; or select, decide, wait for that, follow."""
-        if job.op == IMPORT:
-            self._commit(self._moved_in(job), job.far + 1)
-        elif self._deciding is not None:
+        """One step of the job whose command comes next: select (an import does not), decide, wait for that, follow."""
+        if self._deciding is not None:
             broker.flush()
             self._deciding = None
         elif job.state != WAITING:
             self._commit(self._drops(job) + self._moved_in(job), job.far + 1)
+        elif job.op == IMPORT:
+            self._decide(broker, Selected(self.epoch, job.number, ()), at_ms)
         elif self._selected is None or self._selected.number != job.number:
             self._selected = self._select(broker, job)
         else:

@@ -186,8 +186,8 @@ PLANTED = (
     # Its handle has the first due; what the first job has moved is passed long before the second due comes.
     Planted(
         "a cancel of what two jobs have postponed",
-        (_NEAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), _CARRIED_OUT, Op("job", (1, 2, 60_000)), _FLUSH, _CARRIED_OUT,
-         Op("stage", (20_000,)), Op("pass", (10_000,)), Op("stage", (80_000,)), _CANCEL_FIRST, _FLUSH,
+        (_NEAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), _CARRIED_OUT, Op("job", (1, 2, 60_000)), _FLUSH,
+         _CARRIED_OUT, Op("stage", (20_000,)), Op("pass", (10_000,)), Op("stage", (80_000,)), _CANCEL_FIRST, _FLUSH,
          Op("pass", (80_000,))),
         unseen=("m1",),
     ),
@@ -213,6 +213,13 @@ PLANTED = (
         "an import that a job postpones",
         (Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH, _POSTPONE, _FLUSH, Op("register"),
          _CARRIED_OUT, Op("stage", (30_000,)), Op("pass", (30_000,))),
+        seen=("m1",),
+    ),
+    # It is in the table by then; the job is not failed, or what it brought must not be seen.
+    Planted(
+        "an import that is withdrawn when a pipeline has adopted it",
+        (Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH, Op("register"), _CARRIED_OUT, Op("fail", (0,)),
+         _FLUSH, Op("stage", (30_000,)), Op("pass", (30_000,))),
         seen=("m1",),
     ),
     Planted(

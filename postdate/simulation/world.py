@@ -513,7 +513,7 @@ class World:
             self.owners.adopt(self._broker(), pick, self.clock.now_ms())
 
     def do_fail(self, pick: int) -> None:
-        """An import is given up."""
+        """Somebody withdraws a job."""
         with suppress(DiskFull, Refused):
             self.owners.fail(self._broker(), pick, self.clock.now_ms())
 
