@@ -68,6 +68,7 @@ class Asked:
     due: int
     arrival: int
     jobs: int = NEVER  # how many there had been before it, once that is known
+    met: frozenset[str] = frozenset()  # of its key, and due where jobs have moved what it names
     waiting: frozenset[str] = frozenset()  # what it was about and waited, when it was applied and nothing was known yet
 
 
@@ -100,7 +101,8 @@ class Model:
 
     def answered(self, asked: Asked, answer: Cancelled, *, in_table: frozenset[str]) -> None:
         """`in_table`: messages that Spark holds; the core cannot know of them."""
-        matching = self.matching(asked)
+        named = self.matching(asked)
+        matching = named + self._met(asked)
         delivered = [m for m in matching if m.seen_at is not None]
         waiting = [m for m in matching if m.seen_at is None and not m.cancelled and not m.maybe_cancelled]
         if answer is Cancelled.CANCELLED:
@@ -118,10 +120,13 @@ class Model:
             known = [m for m in waiting if m.acknowledged and m.name not in in_table]
             if known:
                 raise Broken(f"a cancel of {asked.key} was answered 'unknown', but {known[0].name} waits")
-        for message in matching:
+        for message in named:
             if message.seen_at is None:
                 message.cancelled = message.cancelled or answer is Cancelled.CANCELLED
                 message.maybe_cancelled = True
+
+    def _met(self, asked: Asked) -> list[Sent]:
+        return [self.messages[name] for name in sorted(asked.met)]
 
     def applied(self, asked: Asked) -> None:
         """The cancel holds, and nobody knows yet of what: the table will be asked."""
@@ -139,7 +144,7 @@ class Model:
         matching = self.matching(asked)
         unseen = [m for m in matching if m.seen_at is None]
         if answer is Cancelled.CANCELLED:
-            if not unseen:
+            if not unseen and all(m.seen_at is not None for m in self._met(asked)):
                 raise Broken(f"a cancel of {asked.key} was answered 'cancelled', but nothing of it was left to cancel")
             for message in unseen:
                 message.cancelled = True
@@ -160,9 +165,10 @@ class Model:
         """
         moved_to = {m.due for m in self.messages.values() if asked.due in m.earlier and _is_of_key(asked, m)}
         moved_to |= {due for m in self.messages.values() if moved_to & {*m.earlier} for due in (m.due, *m.earlier)}
-        for message in self.messages.values():
-            if message.due in moved_to and asked.due not in message.earlier and _names(asked, message):
-                message.maybe_cancelled = True
+        met = [m for m in self.messages.values() if m.exists and m.due in moved_to and _names(asked, m)]
+        asked.met = frozenset(m.name for m in met if asked.due not in (m.due, *m.earlier))
+        for name in asked.met:
+            self.messages[name].maybe_cancelled = True
 
     def topic_deleting(self, topic: str) -> None:
         for message in self.messages.values():
