@@ -40,7 +40,7 @@ _VERBS: list[tuple[float, str, Callable[[random.Random], tuple[int, ...]]]] = [
     (4, "advance", _no_numbers),
     (2, "step", lambda d: (d.choice((-20_000, -3_000, -500, 700, 30_000)),)),
     (2.5, "job", lambda d: (d.randrange(8), d.randrange(6), d.choice((0, 1, 700, 5_000, 9_000, 60_000)))),
-    (1, "import", lambda d: (d.randrange(6), _amount(d), d.randrange(4), d.randrange(2), d.choice((1, 2, 5)))),
+    (1, "import", lambda d: (d.randrange(6), 1 + _amount(d), d.randrange(4), d.randrange(2), d.choice((1, 2, 5)))),
     (1.5, "adopt", lambda d: (d.randrange(8),)),
     (0.3, "fail", lambda d: (d.randrange(8),)),
     (2, "commit", lambda d: (d.randrange(2), d.randrange(10))),

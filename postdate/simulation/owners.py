@@ -91,8 +91,9 @@ class Owners:
         self._asked = [(ticket, job_id) for ticket, job_id in self._asked if ticket.answers is None]
         fresh = sorted((job for job in broker.fold.jobs.all() if self._is_fresh(job)), key=lambda job: job.decided_at)
         self._decided += [(job, set(self._note(broker, model, job))) for job in fresh]
+        there = {job.number for job in broker.fold.jobs.all()}
         for job in broker.fold.jobs.all():
-            self._check_told(job)
+            self._check_told(job, there)
             if job.op == IMPORT:
                 self._note_import(model, job)
 
@@ -100,10 +101,10 @@ class Owners:
         known = self._told.get(job.number)
         return job.op != IMPORT and job.is_decided and (known is None or known.state not in (RUNNING, DONE))
 
-    def _check_told(self, job: Job) -> None:
+    def _check_told(self, job: Job, there: set[int]) -> None:
         known, told = self._told.get(job.number), Told(job.id, job.state, (job.rows, job.changed, job.late))
         if known is None:
-            self._check_new(job)
+            self._check_new(job, there)
         elif known != told:
             if _PROGRESS[known.state] > _PROGRESS[job.state] or known.id != job.id:
                 raise Broken(f"job {job.number} was {known}, is {told} now")
@@ -113,10 +114,12 @@ class Owners:
             raise Broken(f"job {job.number} has {job.rows} rows, {job.changed} changed and {job.late} late")
         self._told[job.number] = told
 
-    def _check_new(self, job: Job) -> None:
-        same = [number for number, told in self._told.items() if told.id == job.id and told.state != FAILED]
-        if same:
-            raise Broken(f"job {job.number} is of the id {job.id}, as job {same[0]} is, which has not failed")
+    def _check_new(self, job: Job, there: set[int]) -> None:
+        """One of its id that is forgotten has failed since it was last seen, if it could."""
+        for number, told in self._told.items():
+            is_forgotten = number not in there and told.state not in (RUNNING, DONE)
+            if told.id == job.id and told.state != FAILED and not is_forgotten:
+                raise Broken(f"job {job.number} is of the id {job.id}, as job {number} is, which has not failed")
 
     def _note_import(self, model: Model, job: Job) -> None:
         is_adopted = job.far >= 0 and job.state != FAILED
