@@ -158,6 +158,7 @@ class Model:
         for message in self.matching(asked):
             message.maybe_cancelled = True
         self.followed(asked)
+        self.cancels.append(asked)
 
     def followed(self, asked: Asked) -> None:
         """A cancel follows what jobs have moved away from its due. Where others of its key are due there, too, it may
