@@ -44,7 +44,8 @@ def retain(log: Log, fold: Fold, older: Kept, seen_before_ms: int, promised: set
         fold.chunk_seen.pop(base, None)
     if segments or chunks:
         _shorten_rows(log, fold, older, seen_before_ms)
-    return len(segments) + len(chunks) + _remove_selections(fold, older)
+    # A log that is whole can be replayed from its beginning, and whatever jobs decided with it.
+    return len(segments) + len(chunks) + (0 if log.is_whole else _remove_selections(fold, older))
 
 
 def _remove_selections(fold: Fold, older: Kept) -> int:

@@ -183,6 +183,12 @@ PLANTED = (
          Op("spoil", (7,)), Op("pass", (20_000,))),
         seen=("m1",),
     ),
+    Planted(
+        "a job that is over while the log is whole",
+        (_NEAR, _FLUSH, Op("register"), Op("job", (0, 2, 9_000)), Op("read", (9,)), Op("pass", (10_000,)),
+         Op("stage", (20_000,)), Op("snapshot", (669641591,)), Op("snapshot", (826947551,)), Op("retain")),
+        seen=("m1",),
+    ),
     # Its handle has the first due; what the first job has moved is passed long before the second due comes.
     Planted(
         "a cancel of what two jobs have postponed",
