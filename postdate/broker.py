@@ -413,6 +413,8 @@ class Broker:
             raise FlowControl(
                 f"tombstones_max: {self.fold.tombstones.count} cancels wait for their messages, the limit; try later"
             )
+        if self.commands.is_deciding:
+            self.flush()  # what is decided comes before this cancel: it may have moved the message
         body = {"topic": topic, "key": key, "by": by, "due": due_at_ms}
         ticket = self._writer.write_system(CANCEL, body, at_ms, self._traced)
         for moved_to in self.fold.moved_dues(topic, key, by, due_at_ms):

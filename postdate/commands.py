@@ -47,6 +47,12 @@ class Commands:
         self._fold = fold
         self._writer = writer
         self._settings = settings
+        self._decision: Ticket | None = None  # the last one
+
+    @property
+    def is_deciding(self) -> bool:
+        """Whether a decision is written that is not applied yet."""
+        return self._decision is not None and self._decision.answers is None
 
     def find(self, job_id: str) -> Job:
         """Raises UsageError for an id that nobody has given, or was forgotten."""
@@ -134,7 +140,8 @@ class Commands:
     def decide(self, selected: Selected, parts: list[dict[str, Any]], at_ms: int) -> Ticket:
         self.check(selected)  # much may have happened while its files were read
         body = {"epoch": selected.epoch, "number": selected.number, "parts": parts, "files": list(selected.files)}
-        return self._write({"call": "decide", **body}, at_ms)
+        self._decision = self._write({"call": "decide", **body}, at_ms)
+        return self._decision
 
     def _write(self, body: Mapping[str, Any], at_ms: int) -> Ticket:
         return self._writer.write_system(JOB, body, at_ms)

@@ -444,6 +444,8 @@ class Fold:
             return False
         if far.taken and tombstone.due > far.horizon_at_ms:
             return True  # the table may have its message, and has not read the cancel
+        if self.jobs.brought_from < tombstone.far_before:
+            return True  # a job may bring its message, imported or postponed: that has no row in the far queue
         # What was rescued has met it, and a stage that brings it again drops it: only untaken rows that wait are left.
         return bool(len(far.find_untaken(tombstone.due, tombstone.column, tombstone.key_hash, tombstone.far_before)))
 
@@ -540,9 +542,9 @@ class Fold:
         self.far.take(body["far"][1], body["horizon"][1])
         self.far.rows_in = body["rows_in"]
         self.far.rows_out += body["rows_out"]
+        self.jobs.taken(self.far.taken, batch.at_ms)
         self.tombstones.forget_taken(self.far.taken, self.far.horizon_at_ms)
         self.tombstones.sweep(self._is_needed)
-        self.jobs.taken(self.far.taken, batch.at_ms)
         self._forget_parts()
         return StageAnswer(True, "")
 
@@ -647,7 +649,7 @@ class Fold:
 
     def _enqueue(self, job: Job, batch: Batch, row: tuple[int, ...]) -> None:
         """A job's command gets its place among far messages and cancels. It is never due, so that nobody rescues it."""
-        job.far, job.arrival = self.far.length, batch.offset + row[9]
+        self.jobs.enqueue(job, self.far.length, batch.offset + row[9])
         self.far.push(FAR_STRUCT.pack(job.arrival, NEVER, 0, 0, row[8], 0, 0, JOB, 0, 0), NEVER)
         segment = job.arrival >> self._shift
         self.held[segment] = self.held.get(segment, 0) + 1
@@ -657,22 +659,28 @@ class Fold:
         job = self.jobs.get(body["number"])
         if body["epoch"] != self.far.epoch:
             return f"epoch {body['epoch']} is not the current one ({self.far.epoch}): another pipeline has registered"
-        if job is None or job.op == IMPORT or job.state != WAITING:
+        if job is None or job.state != WAITING:
             return f"job {body['number']} does not wait for a decision" + (f": it is {job.state}" if job else "")
+        if job.op == IMPORT and (body["parts"] or body["files"]):
+            return f"job {body['number']} is an import: it has its files, and selects nothing"
         return ""
 
     def _decide(self, body: dict[str, Any], batch: Batch) -> JobAnswer:
-        """What a job has selected changes where it still waits: from here on it is not there any more."""
+        """What a job has selected changes where it still waits: from here on it is not there any more. Of an import it
+        is noted that it cannot be withdrawn any more.
+        """
         reason, job = self.decide_problem(body), self.jobs.get(body["number"])
         if reason or job is None:
             return JobAnswer(None, reason)
+        job.state, job.decided_at = RUNNING, batch.end
+        if job.op == IMPORT:
+            return JobAnswer(job)
         job.parts, job.files = [Part(**part) for part in body["parts"]], body["files"]
         for part in job.parts:
             part.late = np.flatnonzero(~self._taken_away(part, batch.at_ms)).tolist()
         job.rows = sum(part.rows for part in job.parts)
         job.late = sum(len(part.late) for part in job.parts)
         job.changed = job.rows - job.late
-        job.state, job.decided_at = RUNNING, batch.end
         return JobAnswer(job)
 
     def _taken_away(self, part: Part, at_ms: int) -> np.ndarray:
@@ -748,13 +756,19 @@ class Fold:
 
     def _forget_parts(self) -> None:
         """Of what a job has taken away nothing can come back when the horizon has passed it; where it moved something,
-        a handle may ask for that until it has been fired.
+        a handle may ask for that until it has been fired, and until what later jobs have made of it has been.
         """
-        for job in list(self.jobs.decided()):
-            if job.state == DONE:
-                until = max(part.due_high for part in job.parts) + job.by_ms
-                if until <= self.far.horizon_at_ms and until <= self.fired_at_ms:
-                    job.parts = []
+        later: list[Part] = []  # of jobs behind it that move something
+        for job in reversed(list(self.jobs.decided())):
+            is_followed = any(_moves_into(job, part, later) for part in job.parts)
+            if job.state == DONE and self._has_passed(job) and not is_followed:
+                job.parts = []
+            elif job.op == POSTPONE:
+                later += job.parts
+
+    def _has_passed(self, job: Job) -> bool:
+        until = max(part.due_high for part in job.parts) + job.by_ms
+        return until <= self.far.horizon_at_ms and until <= self.fired_at_ms
 
     # -- the small tables ---------------------------------------------------------------------------------------
 
@@ -872,6 +886,12 @@ class Fold:
     def _body(self, batch: Batch, row: tuple[int, ...]) -> Any:
         """The content of a system record."""
         return json.loads(records.decode(self._read(batch.offset + row[9], row[8])).body)
+
+
+def _moves_into(job: Job, part: Part, later: Iterable[Part]) -> bool:
+    """Whether what a job has moved may be among the rows of parts."""
+    low, high = part.due_low + job.by_ms, part.due_high + job.by_ms
+    return job.op == POSTPONE and any(each.due_low <= high and each.due_high >= low for each in later)
 
 
 def _is_alike(tombstone: Tombstone, arrival: int, unique_hash: int, first_hash: int) -> bool:

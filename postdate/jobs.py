@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from postdate.wheel import NEVER
+
 LOADING, WAITING, RUNNING, DONE, FAILED = "loading", "waiting", "running", "done", "failed"
 IMPORT, CANCEL, POSTPONE = "import", "cancel", "postpone"
 _ENDED = (DONE, FAILED)
@@ -84,6 +86,7 @@ class Jobs:
         self.next_number = 0
         self._by_number: dict[int, Job] = {}
         self._by_id: dict[str, Job] = {}
+        self._brought_from: int | None = NEVER  # None where it must be looked for
 
     def begin(self, op: str, job_id: str, at_ms: int, state: str) -> Job:
         """A new one; one of the same id that has failed is forgotten."""
@@ -110,6 +113,18 @@ class Jobs:
         """Those whose commands wait or run, in the order of the far queue."""
         return sorted((job for job in self.all() if job.far >= 0 and not job.is_over), key=lambda job: job.far)
 
+    def enqueue(self, job: Job, far: int, arrival: int) -> None:
+        """Its command gets a place in the far queue and in the log."""
+        job.far, job.arrival = far, arrival
+        self._brought_from = None
+
+    @property
+    def brought_from(self) -> int:
+        """The first far row behind which there may come rows that only a job brings; NEVER where none do."""
+        if self._brought_from is None:
+            self._brought_from = min((job.far for job in self.open() if job.op != CANCEL), default=NEVER)
+        return self._brought_from
+
     def decided(self) -> Iterator[Job]:
         """Those that have taken messages from where they were, in the order in which they did."""
         found = [job for job in self.all() if job.is_decided and job.parts]
@@ -123,6 +138,7 @@ class Jobs:
 
     def end(self, job: Job, state: str, at_ms: int, reason: str = "") -> None:
         job.state, job.ended_at_ms, job.reason = state, at_ms, reason
+        self._brought_from = None
         job.files = []
         ended = [each for each in self._by_number.values() if each.is_over and not each.parts]
         for each in ended[: max(len(ended) - ENDED_KEPT, 0)]:
@@ -139,7 +155,7 @@ class Jobs:
         return [asdict(job) for job in self._by_number.values()]
 
     def load(self, next_number: int, state: list[dict[str, Any]]) -> None:
-        self.next_number = next_number
+        self.next_number, self._brought_from = next_number, None
         known = {each.name for each in fields(Job)}
         for plain in state:
             job = Job(**{name: value for name, value in plain.items() if name in known})

@@ -38,12 +38,23 @@ class Kept(NamedTuple):
     taken: int
     chunk_end: int  # chunks staged later are not in it
     lengths: dict[str, int]  # of the rows, by folder
+    open_jobs: frozenset[int]  # numbers of those that were not over: a replay may decide them, or follow them
+    jobs_next: int
+    selections: dict[str, int]  # by name, of those that were decided: the largest arrival that is a place in the log
+
+    def may_decide(self, job: int) -> bool:
+        """Whether a replay from here comes by what a job decides, or by stages that depend on it."""
+        return job in self.open_jobs or job >= self.jobs_next
 
 
 def kept_of(fold: Fold) -> Kept:
     bases = frozenset(run.base for run in fold.wheel.runs) | fold.held_chunks()
     lengths = {rows.folder: rows.length for rows in fold.all_rows()}
-    return Kept(fold.position, bases, fold.far.taken, fold.chunk_end, lengths)
+    open_jobs = frozenset(job.number for job in fold.jobs.all() if not job.is_over)
+    selections = {part.name: part.arrival_high for job in fold.jobs.all() for part in job.parts}
+    return Kept(
+        fold.position, bases, fold.far.taken, fold.chunk_end, lengths, open_jobs, fold.jobs.next_number, selections
+    )
 
 
 def take(disk: Disk, fold: Fold, flush_log: Callable[[], object]) -> Iterator[Step]:

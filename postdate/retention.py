@@ -9,6 +9,7 @@ import numpy as np
 
 from postdate.fold import Fold
 from postdate.jobs import DONE, POSTPONE, Job, Part
+from postdate.log import selection
 from postdate.log.chunk import CHUNK_BIT
 from postdate.log.log import Log
 from postdate.log.queue import Queue
@@ -43,25 +44,30 @@ def retain(log: Log, fold: Fold, older: Kept, seen_before_ms: int, promised: set
         fold.chunk_seen.pop(base, None)
     if segments or chunks:
         _shorten_rows(log, fold, older, seen_before_ms)
-    return len(segments) + len(chunks) + _remove_selections(fold, older)
+    # A log that is whole can be replayed from its beginning, and whatever jobs decided with it.
+    return len(segments) + len(chunks) + (0 if log.is_whole else _remove_selections(fold, older))
 
 
 def _remove_selections(fold: Fold, older: Kept) -> int:
     """Lets the selections of jobs go that no replay reads again and no rescue, cancel or stage asks for; and those that
     no job has named: of jobs whose pipeline has died, unless one is at work now.
     """
-    needed = {part.name for job in fold.jobs.all() for part in job.parts if _is_needed(job, part, fold, older)}
-    at_work = {f"{job.number:08d}" for job in fold.jobs.open()}
-    gone = [name for name in fold.selections.names() if name not in needed and name.partition("-")[0] not in at_work]
+    first = fold.far.arrival_of(fold.far.rows.first)  # no rescue, now or in a replay, comes by rows before it
+    needed = {part.name for job in fold.jobs.all() for part in job.parts if _is_needed(job, part, first)}
+    needed |= {name for name, arrival in older.selections.items() if arrival >= first}
+    at_work = {job.number for job in fold.jobs.open()}
+    gone = [
+        name
+        for name in fold.selections.names()
+        if name not in needed and (number := selection.job_of(name)) not in at_work and not older.may_decide(number)
+    ]
     for name in gone:
         fold.selections.remove(name)
     return len(gone)
 
 
-def _is_needed(job: Job, part: Part, fold: Fold, older: Kept) -> bool:
-    if job.state != DONE or job.decided_at > older.position or job.op == POSTPONE:
-        return True
-    return part.arrival_high >= fold.far.arrival_of(fold.far.rows.first)
+def _is_needed(job: Job, part: Part, first: int) -> bool:
+    return job.state != DONE or job.op == POSTPONE or part.arrival_high >= first
 
 
 def _segment_may_go(number: int, log: Log, fold: Fold, older: Kept, seen_before_ms: int) -> bool:

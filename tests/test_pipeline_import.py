@@ -26,7 +26,7 @@ from postdate import cli
 from postdate.client.faults import Unreachable
 from postdate.errors import PostdateError, Refused, UsageError
 from postdate.log import record as records
-from postdate.pipeline import imports, inputs, sink
+from postdate.pipeline import imports, inputs, parquet, sink
 from postdate.pipeline.columns import Wanted
 from postdate.pipeline.files import Place, in_order
 from postdate.pipeline.wishes import wanted_of
@@ -121,14 +121,13 @@ def test_rows_of_a_file_reach_their_queues_when_they_are_due(world: World, tmp_p
     assert shown(world, 0) == [body for body in bodies if int(body[2:]) % 2 == 0]
 
 
-def test_rows_of_one_due_and_key_keep_the_order_of_their_file(world: World, session: Any, tmp_path: Path) -> None:
+def test_rows_of_one_due_and_key_keep_the_order_of_their_file(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     rows = table_of(2_000, due=pa.array([at(DUE)] * 2_000, pa.timestamp("us", "UTC")))
     path = saved(tmp_path / "in.parquet", rows, row_group_size=100)
-    session.conf.set("spark.sql.files.maxPartitionBytes", 8_192)  # so that one file is in many parts
-    try:
-        run(request(world, path, wanted=WANTED._replace(queue="key")))
-    finally:
-        session.conf.unset("spark.sql.files.maxPartitionBytes")
+    monkeypatch.setattr(parquet, "_PART_ROWS", 300)  # so that one file is in many parts
+    run(request(world, path, wanted=WANTED._replace(queue="key")))
     found = rows_beside(world)
     assert len({row["arrival"] - own_arrival(0) >> 26 for row in found}) > 1
     for key in ("k0", "k1", "k2"):

@@ -16,9 +16,11 @@ from postdate.message import Cancelled
 from postdate.simulation import Broken, Failure, Model, Op, World, random_history, run_history, run_seed
 from postdate.simulation import __main__ as command
 from postdate.simulation import history as histories
+from postdate.simulation import pipeline as pipelines
 from postdate.simulation.model import Asked, Sent
-from postdate.simulation.pipeline import SimulatedTable, TableRow
+from postdate.simulation.pipeline import SimulatedPipeline, SimulatedTable, TableRow
 from postdate.simulation.planted import PLANTED, Planted, run_planted
+from postdate.table_format import own_arrival
 
 ROOT = Path(__file__).parent.parent
 POWER_SEEDS = range(12)
@@ -295,6 +297,86 @@ def test_a_table_that_does_not_hold_what_the_broker_says_is_noticed(monkeypatch:
     monkeypatch.setattr(SimulatedTable, "append", lossy)
     with pytest.raises(Broken, match="the table holds 2 rows that wait, the broker says 3"):
         run_history(SERVED)
+
+
+def test_what_a_job_has_changed_is_not_seen_where_it_was(model: Model) -> None:
+    cancelled, moved = sent(model, "a", T0), sent(model, "b", T0)
+    model.changed(cancelled, True, 0, -1)
+    model.changed(moved, False, 5, own_arrival(0))
+    with pytest.raises(Broken, match="a was cancelled and is in queue 0"):
+        model.look(0, 0, ["a"], 0)
+    with pytest.raises(Broken, match=f"b is due at {T0 + 5} and was seen when no clock had passed {T0}"):
+        model.look(0, 0, ["b"], 0)
+    model.clock_max = T0 + 5
+    model.look(0, 0, ["b"], 0)
+
+
+def test_a_job_that_changes_what_was_delivered_or_cancelled_is_noticed(model: Model) -> None:
+    delivered, cancelled = sent(model, "a", T0), sent(model, "b", T0)
+    model.look(0, 0, ["a"], 0)
+    model.answered(asked("b", T0), Cancelled.CANCELLED, in_table=frozenset())
+    with pytest.raises(Broken, match=r"has changed a, which is at \(0, 0\)"):
+        model.changed(delivered, True, 0, -1)
+    with pytest.raises(Broken, match="has changed b, which was cancelled"):
+        model.changed(cancelled, False, 5, own_arrival(0))
+
+
+def test_a_cancel_is_about_a_postponed_message_by_its_first_due_and_by_its_new_one(model: Model) -> None:
+    model.changed(sent(model, "a", T0), False, 5, own_arrival(3))
+    for due, jobs, names in ((T0, 4, ["a"]), (T0 + 5, 4, ["a"]), (T0 + 1, 4, []), (T0 + 5, 3, [])):
+        cancel = asked("a", due)
+        cancel.jobs = jobs
+        assert [m.name for m in model.matching(cancel)] == names
+
+
+FAR, FLUSH, REGISTER = Op("send", (3, 20_000, 0, 0, 2)), Op("flush"), Op("register")
+CANCEL_ALL = Op("job", (0, 2, 0))
+CHANGED = [FAR, FLUSH, CANCEL_ALL, FLUSH, REGISTER, Op("read", (9,)), Op("stage", (30_000,)), Op("pass", (30_000,))]
+
+
+def test_a_job_that_leaves_out_what_it_means_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_history(CHANGED)
+    meant = SimulatedPipeline._meant
+    monkeypatch.setattr(SimulatedPipeline, "_meant", lambda *arguments: meant(*arguments)[1:])
+    with pytest.raises(Broken, match=r"job 0 \(key=k0\) has not changed m1, which waits"):
+        run_history(CHANGED)
+
+
+def test_a_job_that_selects_what_it_does_not_mean_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = [Op("send", (3, 20_000, 1, 0, 1)), *CHANGED]
+    run_history(other)
+    monkeypatch.setattr(pipelines, "selects", lambda *_: True)
+    with pytest.raises(Broken, match=r"job 0 \(key=k0\) has selected"):
+        run_history(other)
+
+
+def test_a_table_that_does_not_follow_a_decision_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimulatedPipeline, "_drops", lambda *_: [])
+    with pytest.raises(Broken, match="m1 was cancelled and is in queue"):
+        run_history(CHANGED)
+
+
+def test_a_job_that_tells_another_result_later_is_noticed() -> None:
+    world = World()
+    for op in CHANGED[:6]:
+        world.run(op)
+    assert world.broker is not None
+    (job,) = world.broker.fold.jobs.all()
+    job.changed, job.late = 1, 1
+    with pytest.raises(Broken, match="job 0 is decided and was"):
+        world.look()
+
+
+def test_one_id_is_one_job_however_often_it_is_asked_for() -> None:
+    world = World()
+    for op in (*CHANGED, CANCEL_ALL, FLUSH, Op("kill"), CANCEL_ALL, FLUSH):
+        world.run(op)
+    assert world.broker is not None
+    (job,) = world.broker.fold.jobs.all()
+    assert (job.state, job.rows, job.changed, job.late) == ("done", 2, 2, 0)
+    world.broker.fold.jobs.begin("cancel", "other", 0, "waiting").id = job.id
+    with pytest.raises(Broken, match="job 1 is of the id job-0, as job 0 is, which has not failed"):
+        world.look()
 
 
 def test_an_unanswered_cancel_may_have_worked_or_not(model: Model) -> None:

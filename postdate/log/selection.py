@@ -42,6 +42,11 @@ def path_of(name: str) -> str:
     return f"{FOLDER}/{name}"
 
 
+def job_of(name: str) -> int:
+    """The number of the job that a selection is of."""
+    return int(name.partition("-")[0])
+
+
 def write(disk: Disk, name: str, rows: np.ndarray) -> None:
     """Writes rows, durable on return."""
     body = rows.tobytes()

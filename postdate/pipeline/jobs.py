@@ -1,6 +1,6 @@
 """Jobs, as a batch carries them out: one after the other, each at its command's place in the far queue.
 
-    import              its files, which lie beside the table, become files of it
+    import              its files, which lie beside the table, become files of it, when the broker has noted that
     cancel, postpone    select by a predicate, have the broker decide, follow the decision
 
 What is decided is in the broker's log. A batch that dies anywhere is followed by one that begins with what the log and
@@ -74,7 +74,7 @@ class Jobs:
         if job["state"] in _OVER:
             return
         if job["op"] == "import":
-            self._adopt(job, far)
+            self._adopt(job, far, epoch)
             return
         if job["state"] == "waiting":
             selected = self._select(job, state)
@@ -104,12 +104,17 @@ class Jobs:
 
     # -- imports ------------------------------------------------------------------------------------------------
 
-    def _adopt(self, job: Job, far: int) -> None:
+    def _adopt(self, job: Job, far: int, epoch: int) -> None:
+        """Once the table has it, it cannot be withdrawn: the log must say so before."""
         try:
             files = [self._moved_in(file, far) for file in job["files"]]
         except (OSError, ValueError) as error:
+            if job["state"] != "waiting":
+                raise CorruptTable(f"what job {job['id']} imports cannot be read: {error}") from error
             self._gate.fail(job["id"], f"a file of the import cannot be read: {error}")
             return
+        if job["state"] == "waiting":
+            self._gate.decide(epoch, job["number"], [], [])
         reach("job.adopted")
         self._table.commit(files, far=far + 1, rows=self._table.rows + sum(file.rows for file, _ in files))
 

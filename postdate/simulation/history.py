@@ -33,12 +33,16 @@ _VERBS: list[tuple[float, str, Callable[[random.Random], tuple[int, ...]]]] = [
         lambda d: (d.randrange(7), _amount(d), d.randrange(4), d.randrange(4), d.choice((1, 1, 1, 2, 3, 8, 30))),
     ),
     (2, "resend", lambda d: (d.randrange(1_000),)),
-    (8, "cancel", lambda d: (d.randrange(1_000), d.choice((0, 0, 0, 1, 2, 3)))),
+    (8, "cancel", lambda d: (d.randrange(1_000), d.choice((0, 0, 0, 1, 2, 3, 4)))),
     (4, "find", lambda d: (d.randrange(1_000), d.randrange(3))),
     (10, "flush", _no_numbers),
     (14, "pass", lambda d: (d.choice((1, 10, 500, 2_000, 10_000, 40_000)),)),
     (4, "advance", _no_numbers),
     (2, "step", lambda d: (d.choice((-20_000, -3_000, -500, 700, 30_000)),)),
+    (2.5, "job", lambda d: (d.randrange(8), d.randrange(6), d.choice((0, 1, 700, 5_000, 9_000, 60_000)))),
+    (1, "import", lambda d: (d.randrange(6), 1 + _amount(d), d.randrange(4), d.randrange(2), d.choice((1, 2, 5)))),
+    (1.5, "adopt", lambda d: (d.randrange(8),)),
+    (0.3, "fail", lambda d: (d.randrange(8),)),
     (2, "commit", lambda d: (d.randrange(2), d.randrange(10))),
     (1, "resize", lambda d: (d.randrange(2), d.randrange(1, 4))),
     (0.4, "delete", lambda d: (d.randrange(2),)),
@@ -48,6 +52,7 @@ _VERBS: list[tuple[float, str, Callable[[random.Random], tuple[int, ...]]]] = [
     (2, "bury", lambda d: (d.randrange(1, 4),)),
     (2, "register", lambda d: (_which(d),)),
     (4, "read", lambda d: (d.randrange(1, 12), _which(d))),
+    (2, "work", lambda d: (d.choice((1, 2, 4, 5, 8, 20)), _which(d))),
     (4, "stage", lambda d: (_ahead(d), _which(d))),
     (1, "stage_again", _no_numbers),
     (1.5, "begin_stage", lambda d: (_ahead(d), _which(d))),
@@ -92,9 +97,15 @@ _VARIANTS = {
 }
 
 
+# By the seed's last digit, too: histories of many jobs, with enough that waits for them.
+_MANY_JOBS = (4, 9)
+_SHARES = {"job": 6, "import": 3, "adopt": 4, "work": 9, "send": 1.5, "cancel": 2, "pass": 0.4, "step": 0.4}
+
+
 def random_history(seed: int) -> list[Op]:
     dice = random.Random(seed)
-    weights = [weight for weight, _, _ in _VERBS]
+    shares = _SHARES if seed % 10 in _MANY_JOBS else {}
+    weights = [weight * shares.get(verb, 1) for weight, verb, _ in _VERBS]
     chosen = dice.choices(_VERBS, weights, k=dice.randrange(10, 2 * OPS_PER_HISTORY))
     return [Op(verb, draw(dice)) for _, verb, draw in chosen]
 

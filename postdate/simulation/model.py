@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from postdate.lookup import Found, State
 from postdate.message import Cancelled
+from postdate.table_format import OWN, came_before, job_of
+from postdate.wheel import NEVER
 
 
 class Broken(AssertionError):
@@ -34,6 +36,21 @@ class Sent:
     maybe_cancelled: bool = False  # a cancel without a clear answer, or a deleted topic: it may or may not be seen
     seen_at: "tuple[int, int] | None" = None  # (queue number, offset)
     other_key: str = ""  # behind the first one
+    own: int = -1  # the arrival that a job has given it
+    earlier: tuple[int, ...] = ()  # dues that it had before jobs postponed it
+
+    @property
+    def known_as(self) -> int:
+        """Its arrival by now."""
+        return self.arrival if self.own < 0 else self.own
+
+    @property
+    def first_due(self) -> int:
+        """What its handle says."""
+        return self.earlier[0] if self.earlier else self.due
+
+    def was_brought_by(self, job: int) -> bool:
+        return self.own >= 0 and bool(job_of(self.own) == job)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -50,6 +67,8 @@ class Asked:
     by: str
     due: int
     arrival: int
+    jobs: int = NEVER  # how many there had been before it, once that is known
+    met: frozenset[str] = frozenset()  # of its key, and due where jobs have moved what it names
     waiting: frozenset[str] = frozenset()  # what it was about and waited, when it was applied and nothing was known yet
 
 
@@ -67,6 +86,7 @@ class Model:
     messages: dict[str, Sent] = field(default_factory=dict)
     shown: dict[int, list[Shown]] = field(default_factory=dict)
     clock_max: int = 0
+    cancels: list[Asked] = field(default_factory=list)  # all that were ever asked for
 
     # -- sending ------------------------------------------------------------------------------------------------
 
@@ -74,22 +94,15 @@ class Model:
         self.messages[message.name] = message
 
     def matching(self, asked: Asked) -> list[Sent]:
-        """What a cancel is about: same topic, key and due, arrived before it."""
-        return [
-            m
-            for m in self.messages.values()
-            if m.exists
-            and m.topic == asked.topic
-            and m.due == asked.due
-            and m.arrival < asked.arrival
-            and asked.key == (m.unique_key if asked.by == "unique" else m.user_key)
-        ]
+        """What a cancel is about: same topic, key and due (by now, or by its handle), arrived before it."""
+        return [m for m in self.messages.values() if m.exists and asked.due in (m.due, *m.earlier) and _names(asked, m)]
 
     # -- promise 6: a cancel tells the truth ----------------------------------------------------------------------
 
     def answered(self, asked: Asked, answer: Cancelled, *, in_table: frozenset[str]) -> None:
         """`in_table`: messages that Spark holds; the core cannot know of them."""
-        matching = self.matching(asked)
+        named = self.matching(asked)
+        matching = named + self._met(asked)
         delivered = [m for m in matching if m.seen_at is not None]
         waiting = [m for m in matching if m.seen_at is None and not m.cancelled and not m.maybe_cancelled]
         if answer is Cancelled.CANCELLED:
@@ -107,10 +120,13 @@ class Model:
             known = [m for m in waiting if m.acknowledged and m.name not in in_table]
             if known:
                 raise Broken(f"a cancel of {asked.key} was answered 'unknown', but {known[0].name} waits")
-        for message in matching:
+        for message in named:
             if message.seen_at is None:
                 message.cancelled = message.cancelled or answer is Cancelled.CANCELLED
                 message.maybe_cancelled = True
+
+    def _met(self, asked: Asked) -> list[Sent]:
+        return [self.messages[name] for name in sorted(asked.met)]
 
     def applied(self, asked: Asked) -> None:
         """The cancel holds, and nobody knows yet of what: the table will be asked."""
@@ -128,12 +144,12 @@ class Model:
         matching = self.matching(asked)
         unseen = [m for m in matching if m.seen_at is None]
         if answer is Cancelled.CANCELLED:
-            if not unseen:
+            if not unseen and all(m.seen_at is not None for m in self._met(asked)):
                 raise Broken(f"a cancel of {asked.key} was answered 'cancelled', but nothing of it was left to cancel")
             for message in unseen:
                 message.cancelled = True
             return
-        known = [m for m in unseen if m.name in asked.waiting and m.arrival in in_table]
+        known = [m for m in unseen if m.name in asked.waiting and m.known_as in in_table]
         if known:
             raise Broken(f"a cancel of {asked.key} was answered 'unknown', but {known[0].name} waits in the table")
 
@@ -141,6 +157,19 @@ class Model:
         """A crash came before the answer: the cancel may have worked."""
         for message in self.matching(asked):
             message.maybe_cancelled = True
+        self.followed(asked)
+        self.cancels.append(asked)
+
+    def followed(self, asked: Asked) -> None:
+        """A cancel follows what jobs have moved away from its due. Where others of its key are due there, too, it may
+        have met those.
+        """
+        moved_to = {m.due for m in self.messages.values() if asked.due in m.earlier and _is_of_key(asked, m)}
+        moved_to |= {due for m in self.messages.values() if moved_to & {*m.earlier} for due in (m.due, *m.earlier)}
+        met = [m for m in self.messages.values() if m.exists and m.due in moved_to and _names(asked, m)]
+        asked.met = frozenset(m.name for m in met if asked.due not in (m.due, *m.earlier))
+        for name in asked.met:
+            self.messages[name].maybe_cancelled = True
 
     def topic_deleting(self, topic: str) -> None:
         for message in self.messages.values():
@@ -151,6 +180,35 @@ class Model:
         for message in self.messages.values():
             if message.topic == topic and message.seen_at is None:
                 message.cancelled = True
+
+    # -- promise 7: work in bulk ------------------------------------------------------------------------------------
+
+    def changed(self, message: Sent, is_cancel: bool, by_ms: int, own: int) -> None:
+        """A job says that it has taken a message away from where it waited."""
+        if message.seen_at is not None or message.cancelled:
+            fate = f"is at {message.seen_at}" if message.seen_at is not None else "was cancelled"
+            raise Broken(f"a job says that it has changed {message.name}, which {fate}")
+        if is_cancel:
+            message.cancelled = message.maybe_cancelled = True
+            return
+        message.earlier, message.due = (*message.earlier, message.due), message.due + by_ms
+        message.own, message.is_near = own, False
+        self._meet_cancels(message)
+
+    def adopted(self, message: Sent, is_adopted: bool) -> None:
+        """An import is safe from here on, or has failed."""
+        message.exists = message.acknowledged = is_adopted
+        self._meet_cancels(message)
+
+    def _meet_cancels(self, message: Sent) -> None:
+        """A cancel counts for what the jobs bring that were asked for before it, even where they bring it later."""
+        if any(asked.due == message.due and _names(asked, message) for asked in self.cancels):
+            message.maybe_cancelled = True
+
+    def waits(self, message: Sent) -> bool:
+        """Whether it is certain that it does."""
+        is_gone = message.seen_at is not None or message.cancelled or message.maybe_cancelled
+        return message.exists and message.acknowledged and not is_gone
 
     # -- promises 1, 2, 3: what is seen -----------------------------------------------------------------------------
 
@@ -229,6 +287,18 @@ class Model:
                 raise Broken(
                     f"{message.name} was due at {message.due}, everything due by {fired_at} is fired, it is not seen"
                 )
+
+
+def _names(asked: Asked, message: Sent) -> bool:
+    """Whether a message is of the topic and key of a cancel, and came before it."""
+    is_earlier = message.arrival < asked.arrival if message.arrival < OWN else True
+    is_earlier &= came_before(message.known_as, asked.arrival, asked.jobs)
+    return is_earlier and _is_of_key(asked, message)
+
+
+def _is_of_key(asked: Asked, message: Sent) -> bool:
+    key = message.unique_key if asked.by == "unique" else message.user_key
+    return message.topic == asked.topic and asked.key == key
 
 
 def _states(message: Sent, *, is_deleted: bool) -> set[State]:

@@ -6,18 +6,26 @@ refuses the one with the older epoch; the table refuses a commit of whoever has 
 """
 
 import json
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from postdate.broker import Broker
-from postdate.log import chunk
+from postdate.commands import Selected
+from postdate.errors import Refused
+from postdate.far import FAR
+from postdate.jobs import IMPORT, WAITING, Job, Part
+from postdate.log import chunk, selection
 from postdate.log import record as records
-from postdate.log.batch import CANCEL, MESSAGE
+from postdate.log.batch import CANCEL, JOB, MESSAGE
 from postdate.log.disk import Disk
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
 from postdate.staging import Stage
+from postdate.table_format import DROP, NEAR, OWN, came_before, own_arrival
 from postdate.tombstones import Tombstone
+from postdate.topics import GONE
+from postdate.writer import Ticket
 
 _KEEP_MS = 60_000  # what is promoted stays so long behind the horizon: a cancel may still look for it
 
@@ -32,16 +40,28 @@ class TableRow(NamedTuple):
         return int(self.row["due"])
 
     @property
+    def arrival(self) -> int:
+        return int(self.row["arrival"])
+
+    @property
     def name(self) -> str:
         """The body of a message."""
         return records.decode(self.record).body.decode()
 
 
+class Found(NamedTuple):
+    """What a job selects: as a row of the table, and whether it was found in the wheel."""
+
+    row: TableRow
+    is_near: bool
+
+
 class SimulatedTable:
-    """Rows of far messages and cancels, in the order of arrival."""
+    """Rows of far messages and cancels, in the order of arrival, and what jobs have brought and taken away."""
 
     def __init__(self) -> None:
         self.rows: list[TableRow] = []
+        self.aside: dict[str, list[TableRow]] = {}  # files beside it, which a job may bring into it
         self.read_until = 0  # far rows before this one are in it
         self.rows_in = 0  # that ever came
         self.commit_count = 0
@@ -58,11 +78,13 @@ class SimulatedTable:
 
     def find(self, tombstone: Tombstone) -> list[int]:
         """Arrivals of the messages of a topic, key and due: what the server asks whoever reads the table."""
-        named = {"topic": tombstone.topic, "key": tombstone.key, "by": tombstone.by, "due": tombstone.due}
+        named = {"topic": tombstone.topic, "key": tombstone.key, "by": tombstone.by}
         return [
-            int(row.row["arrival"])
-            for row in self.rows
-            if row.row["kind"] == MESSAGE and row.row["arrival"] < tombstone.arrival and _is_named(row, named)
+            row.arrival
+            for row in without_drops([row for row in self.rows if row.due == tombstone.due])
+            if row.row["kind"] == MESSAGE
+            and (row.arrival < tombstone.arrival or row.arrival >= OWN)
+            and _is_named(row, named)
         ]
 
     def waiting(self, broker: Broker) -> list[TableRow]:
@@ -83,9 +105,13 @@ class SimulatedPipeline:
         self._table = table
         self._seen = 0  # the table's last commit that it knows
         self._chunk_count = 0
+        self._selection_count = 0
+        self._selected: Selected | None = None  # uploaded for a job, not yet decided
+        self._deciding: Ticket | None = None  # written, perhaps not durable
         self.epoch = 0
 
     def register(self, broker: Broker, at_ms: int) -> None:
+        self.die()
         ticket = broker.register_pipeline(at_ms, table="simulated")
         broker.flush()
         self.epoch = ticket.answer
@@ -101,27 +127,120 @@ class SimulatedPipeline:
     def die(self) -> None:
         """Whatever it was doing: the next thing that it does is to register."""
         self.epoch = 0
+        self._selected = self._deciding = None
 
-    def read(self, broker: Broker, count: int) -> None:
-        """Takes far rows into the table, as they are durable. If another has written to it, nothing is taken, and it
-        must register again.
+    def doubt(self) -> None:
+        """The broker was away: what was decided is told by the job."""
+        self._deciding = None
+
+    def read(self, broker: Broker, count: int, at_ms: int) -> None:
+        """Takes far rows into the table, as they are durable, and carries out the commands among them; so many rows, or
+        steps of a command. If another has written to the table, nothing is taken, and it must register again.
         """
-        table = self._table
-        start = max(table.read_until, broker.far_first)
-        rows = broker.read_far(start, count)
+        while count > 0 and self.epoch:
+            start = max(self._table.read_until, broker.far_first)
+            job = next((job for job in broker.fold.jobs.open() if job.far >= start), None)
+            rows = broker.read_far(start, count if job is None else min(count, job.far - start))
+            if job is not None and job.far == start and len(broker.read_far(start, 1)):
+                self._carry_out(broker, job, at_ms)
+                count -= 1
+            else:
+                self._take(broker, start, rows)
+                count -= len(rows) if job is not None and len(rows) else count
+
+    def _take(self, broker: Broker, start: int, rows: np.ndarray) -> None:
         taken = [
             TableRow(start + index, row, data)
             for index, row in enumerate(rows)
-            if (data := broker.fold.read(int(row["arrival"]), int(row["size"])))
+            if row["kind"] != JOB and (data := broker.fold.read(int(row["arrival"]), int(row["size"])))
         ]
+        self._commit(taken, start + len(rows))
+
+    def _commit(self, rows: list[TableRow], read_until: int) -> None:
         if self._may_commit():
-            table.append(taken, start + len(rows))
-            self._seen = table.commit_count
+            self._table.append(rows, read_until)
+            self._seen = self._table.commit_count
 
     def _may_commit(self) -> bool:
         if self._seen != self._table.commit_count:
             self.die()
         return self.epoch > 0
+
+    # -- jobs ---------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, broker: Broker, job: Job, at_ms: int) -> None:
+        """One step of the job whose command comes next: select (an import does not), decide, wait for that, follow."""
+        if self._deciding is not None:
+            broker.flush()
+            self._deciding = None
+        elif job.state != WAITING:
+            self._commit(self._drops(job) + self._moved_in(job), job.far + 1)
+        elif job.op == IMPORT:
+            self._decide(broker, Selected(self.epoch, job.number, ()), at_ms)
+        elif self._selected is None or self._selected.number != job.number:
+            self._selected = self._select(broker, job)
+        else:
+            self._decide(broker, self._selected, at_ms)
+
+    def _moved_in(self, job: Job) -> list[TableRow]:
+        """What lies beside the table comes into it, at the command's place in the far queue."""
+        return [row._replace(number=job.far) for file in job.files for row in self._table.aside[file[0]]]
+
+    def _select(self, broker: Broker, job: Job) -> Selected:
+        """Uploads what the predicate lets pass, and writes beside the table what is brought again."""
+        found = sorted(self._meant(broker, job), key=lambda each: (each.row.due, each.row.arrival))
+        self._selection_count += 1
+        parts, files = [], []
+        for number, part in enumerate([found[::2], found[1::2]] if len(found) > 3 else [found] if found else []):
+            name = f"{job.number:08d}-{self.epoch}-{self._selection_count}-{number}"
+            selection.write(self._disk, name, _selected_rows(part))
+            own = own_arrival(job.number, number)
+            parts.append((name, own))
+            if job.by_ms:
+                moved = [_moved(each.row, job.by_ms, own + index) for index, each in enumerate(part)]
+                self._table.aside[f"_job-{name}.parquet"] = moved
+                files.append([f"_job-{name}.parquet", 0, len(moved), moved[0].due, moved[-1].due, own, own])
+        return Selected(self.epoch, job.number, tuple(parts), tuple(files))
+
+    def _meant(self, broker: Broker, job: Job) -> list[Found]:
+        """What waits at the place of a command, when the table has everything up to it, and the predicate means."""
+        far, target = broker.fold.far, broker.fold.topics.target
+        near = _in_wheel(broker)
+        rest = [row for row in self._table.rows if row.number >= far.taken or row.due > far.horizon_at_ms]
+        known = {row.arrival for row in near}
+        elsewhere = [row for row in _living(rest) if row.arrival not in known]
+        found = [Found(row, True) for row in near] + [Found(row, False) for row in elsewhere]
+        return [
+            each
+            for each in found
+            if (each.row.arrival < job.arrival or each.row.arrival >= OWN)
+            and target[int(each.row.row["queue"])] != GONE
+            and selects(job.where, records.topic_of(each.row.record), _first_key(each.row.record))
+        ]
+
+    def _decide(self, broker: Broker, selected: Selected, at_ms: int) -> None:
+        self._selected = None
+        try:
+            broker.commands.check(selected)
+            self._deciding = broker.commands.decide(selected, broker.commands.verified(selected), at_ms)
+        except Refused:
+            self.die()
+
+    def _drops(self, job: Job) -> list[TableRow]:
+        """Rows that take away what is changed and, of what came too late, the row that was to be brought again."""
+        return [
+            _drop(job, row["due"] + job.by_ms, part.own + index)
+            if index in part.late
+            else _drop(job, row["due"], row["arrival"])
+            for part in job.parts
+            for index, row in enumerate(self._rows(part))
+            if index not in part.late or job.by_ms
+        ]
+
+    def _rows(self, part: Part) -> np.ndarray:
+        return selection.rows_of(self._disk, part.name)
+
+    # -- stages -------------------------------------------------------------------------------------------------
 
     def planned(self, broker: Broker, horizon_to: int) -> Stage:
         """A stage up to this horizon, from where the broker is; its chunks are uploaded."""
@@ -133,7 +252,7 @@ class SimulatedPipeline:
             for row in self._table.rows
             if row.due <= horizon[1] and (row.due > horizon[0] or row.number >= taken[0])
         ]
-        chunks = self._write_chunks(self._living(leaving))
+        chunks = self._write_chunks(_living(leaving))
         return Stage(self.epoch, taken, horizon, tuple(chunks), self._table.rows_in, len(leaving))
 
     def forget(self, broker: Broker) -> None:
@@ -141,11 +260,6 @@ class SimulatedPipeline:
         if self._may_commit():
             self._table.forget(broker.fold.far.horizon_at_ms)
             self._seen = self._table.commit_count
-
-    def _living(self, rows: list[TableRow]) -> list[TableRow]:
-        """The messages among rows, without those that a row of the table cancels."""
-        cancels = [row for row in self._table.rows if row.row["kind"] == CANCEL]
-        return [row for row in rows if row.row["kind"] == MESSAGE and not any(_cancels(each, row) for each in cancels)]
 
     def _write_chunks(self, rows: list[TableRow]) -> list[str]:
         """Two chunks where there are enough rows, so that they are merged."""
@@ -160,6 +274,7 @@ class SimulatedPipeline:
             for name in ("due", "arrival", "size", "queue", "tag_hash", "unique_hash", "key_hash"):
                 index[name][place] = row[name]
             index["position"][place] = position
+            index["flags"][place] = chunk.FLAG_OWN_ARRIVAL if row["arrival"] >= OWN else 0
             position += len(data)
         self._chunk_count += 1
         name = f"{self.epoch:06d}-{self._chunk_count:08d}"
@@ -167,13 +282,71 @@ class SimulatedPipeline:
         return name
 
 
+def selects(where: str, topic: str, key: str) -> bool:
+    """A predicate of the simulation: "topic=..." or "key=...", the first user key."""
+    name, _, value = where.partition("=")
+    return value == (topic if name == "topic" else key)
+
+
+def _in_wheel(broker: Broker) -> list[TableRow]:
+    """What waits in the wheel, page by page."""
+    rows: list[TableRow] = []
+    place: tuple[int, int] | None = (-1, -1)
+    while place is not None:
+        page, place = broker.fold.wheel.page(place, 5)
+        rows += [TableRow(-1, row, broker.fold.read(int(row["offset"]), int(row["size"]))) for row in page]
+    return rows
+
+
+def _living(rows: list[TableRow]) -> list[TableRow]:
+    """The messages among rows, without those that one of the rows cancels or takes away."""
+    cancels = [row for row in rows if row.row["kind"] == CANCEL]
+    messages = [row for row in without_drops(rows) if row.row["kind"] == MESSAGE]
+    return [row for row in messages if not any(_cancels(each, row) for each in cancels)]
+
+
+def without_drops(rows: list[TableRow]) -> list[TableRow]:
+    """Rows that none of them takes away."""
+    gone = {(row.due, row.arrival) for row in rows if row.row["kind"] == DROP}
+    return [row for row in rows if row.row["kind"] == CANCEL or (row.due, row.arrival) not in gone]
+
+
+def _selected_rows(found: list[Found]) -> np.ndarray:
+    rows = np.zeros(len(found), selection.SELECTED)
+    for index, each in enumerate(found):
+        for name in ("due", "arrival", "unique_hash", "key_hash", "queue"):
+            rows[name][index] = each.row.row[name]
+        rows["flags"][index] = NEAR if each.is_near else 0
+    return rows
+
+
+def _moved(row: TableRow, by_ms: int, own: int) -> TableRow:
+    """A message as it is brought again."""
+    moved = np.zeros(1, FAR)[0]
+    for name in ("unique_hash", "key_hash", "size", "queue", "tag_hash"):
+        moved[name] = row.row[name]
+    moved["due"], moved["arrival"], moved["kind"] = row.due + by_ms, own, MESSAGE
+    return TableRow(-1, moved, row.record)
+
+
+def _drop(job: Job, due: int, arrival: int) -> TableRow:
+    dropped = np.zeros(1, FAR)[0]
+    dropped["due"], dropped["arrival"], dropped["kind"] = due, arrival, DROP
+    return TableRow(job.far, dropped, b"")
+
+
 def _cancels(cancel: TableRow, row: TableRow) -> bool:
     named = json.loads(records.decode(cancel.record).body)
-    return bool(row.row["arrival"] < cancel.row["arrival"]) and _is_named(row, named)
+    is_earlier = came_before(row.arrival, cancel.arrival, int(cancel.row["tag_hash"]))
+    return is_earlier and row.due == cancel.due and _is_named(row, named)
 
 
-def _is_named(row: TableRow, named: dict[str, object]) -> bool:
-    """Whether a message is the one that a cancel names: of this topic, key and due."""
+def _is_named(row: TableRow, named: Mapping[str, object]) -> bool:
+    """Whether a message is of the topic and key that a cancel names."""
     properties = records.properties_of(row.record)
-    key = properties.get(PROPERTY_UNIQ_KEY) if named["by"] == "unique" else first_key(properties.get(PROPERTY_KEYS, ""))
-    return bool(row.due == named["due"] and key == named["key"] and records.topic_of(row.record) == named["topic"])
+    key = properties.get(PROPERTY_UNIQ_KEY) if named["by"] == "unique" else _first_key(row.record)
+    return bool(key == named["key"] and records.topic_of(row.record) == named["topic"])
+
+
+def _first_key(record: bytes) -> str:
+    return first_key(records.properties_of(record).get(PROPERTY_KEYS, ""))

@@ -21,6 +21,9 @@ _NEAR = Op("send", (3, 1_000, 0, 0, 1))  # due in a second
 _FAR = Op("send", (3, 8_000, 0, 0, 1))  # due in eight: the lead is five
 _FLUSH = Op("flush")
 _CANCEL_FIRST = Op("cancel", (0, 0))
+_POSTPONE = Op("job", (0, 2, 5_000))  # what has the key of the first message, by five seconds
+_CANCEL_ALL = Op("job", (0, 2, 0))
+_CARRIED_OUT = Op("read", (9,))  # select, decide, wait for that, follow; and all that comes before
 
 PLANTED = (
     # The cancel and the fire are written, neither is on disk: whatever survives, they are never both true.
@@ -140,6 +143,95 @@ PLANTED = (
         "a cancel while a snapshot is written",
         (_NEAR, _FLUSH, Op("snapshot", (1,)), _CANCEL_FIRST, _FLUSH, Op("snapshot", (2,)), Op("kill"),
          Op("pass", (2_000,))),
+    ),
+    # -- jobs
+    Planted(
+        "a message that is postponed out of the wheel",
+        (_NEAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), _CARRIED_OUT, Op("stage", (20_000,)), Op("pass", (20_000,))),
+        seen=("m1",),
+    ),
+    # What is postponed has no row in the far queue: the tombstone must wait for the stage that takes the command.
+    Planted(
+        "a cancel of what a job has postponed, and its due passes before the stage",
+        (_NEAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), _CARRIED_OUT, _CANCEL_FIRST, _FLUSH, Op("pass", (10_000,)),
+         Op("stage", (20_000,)), Op("pass", (20_000,))),
+        unseen=("m1",),
+    ),
+    Planted(
+        "a cancel of what a job has postponed to before the horizon",
+        (Op("register"), Op("stage", (20_000,)), _NEAR, _FLUSH, _POSTPONE, _FLUSH, _CARRIED_OUT, _CANCEL_FIRST, _FLUSH,
+         Op("pass", (10_000,)), Op("stage", (20_000,)), Op("pass", (20_000,))),
+        unseen=("m1",),
+    ),
+    # The decision is written and moves the message, the cancel comes when it is not applied yet.
+    Planted(
+        "a cancel behind a decision that is not durable",
+        (_FAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), Op("read", (3,)), _CANCEL_FIRST, _FLUSH, _CARRIED_OUT,
+         Op("stage", (20_000,)), Op("pass", (20_000,))),
+        unseen=("m1",),
+    ),
+    Planted(
+        "power is lost behind a decision",
+        (_FAR, _NEAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), Op("read", (4,)), Op("power", (0,)),
+         Op("register", (1,)), Op("read", (9, 1)), Op("stage", (20_000, 1)), Op("pass", (20_000,))),
+        seen=("m1", "m2"),
+    ),
+    # Its parts are forgotten at once; a replay from the older snapshot decides it once more.
+    Planted(
+        "a job that is over before the older snapshot knows of it",
+        (_NEAR, _FLUSH, Op("snapshot", (1,)), _POSTPONE, _FLUSH, Op("snapshot", (1,)), Op("serve", (5,)), Op("retain"),
+         Op("spoil", (7,)), Op("pass", (20_000,))),
+        seen=("m1",),
+    ),
+    Planted(
+        "a job that is over while the log is whole",
+        (_NEAR, _FLUSH, Op("register"), Op("job", (0, 2, 9_000)), Op("read", (9,)), Op("pass", (10_000,)),
+         Op("stage", (20_000,)), Op("snapshot", (669641591,)), Op("snapshot", (826947551,)), Op("retain")),
+        seen=("m1",),
+    ),
+    # Its handle has the first due; what the first job has moved is passed long before the second due comes.
+    Planted(
+        "a cancel of what two jobs have postponed",
+        (_NEAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), _CARRIED_OUT, Op("job", (1, 2, 60_000)), _FLUSH,
+         _CARRIED_OUT, Op("stage", (20_000,)), Op("pass", (10_000,)), Op("stage", (80_000,)), _CANCEL_FIRST, _FLUSH,
+         Op("pass", (80_000,))),
+        unseen=("m1",),
+    ),
+    # The table has not followed when the message would be rescued, or staged.
+    Planted(
+        "a rescue of what a job has cancelled",
+        (_FAR, _FLUSH, _CANCEL_ALL, _FLUSH, Op("register"), Op("read", (4,)), Op("die", (0,)), Op("pass", (20_000,))),
+        unseen=("m1",),
+    ),
+    Planted(
+        "a stage of what a job has cancelled and the table has not followed",
+        (_FAR, _FLUSH, _CANCEL_ALL, _FLUSH, Op("register"), Op("read", (4,)), Op("stage", (20_000,)),
+         Op("pass", (20_000,))),
+        unseen=("m1",),
+    ),
+    Planted(
+        "a decision that another pipeline follows",
+        (_FAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), Op("read", (4,)), Op("register", (1,)), _CARRIED_OUT,
+         Op("kill"), Op("read", (9, 1)), Op("stage", (20_000, 1)), Op("pass", (20_000,))),
+        seen=("m1",),
+    ),
+    Planted(
+        "an import that a job postpones",
+        (Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH, _POSTPONE, _FLUSH, Op("register"),
+         _CARRIED_OUT, Op("stage", (30_000,)), Op("pass", (30_000,))),
+        seen=("m1",),
+    ),
+    # It is in the table by then; the job is not failed, or what it brought must not be seen.
+    Planted(
+        "an import that is withdrawn when a pipeline has adopted it",
+        (Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH, Op("register"), _CARRIED_OUT, Op("fail", (0,)),
+         _FLUSH, Op("stage", (30_000,)), Op("pass", (30_000,))),
+        seen=("m1",),
+    ),
+    Planted(
+        "an import that is given up",
+        (Op("import", (0, 8_000, 0, 0, 1)), Op("fail", (0,)), Op("adopt", (0,)), _FLUSH, Op("serve", (5,))),
+        unseen=("m1",),
     ),
 )  # fmt: skip
 

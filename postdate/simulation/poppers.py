@@ -57,6 +57,7 @@ class Poppers:
     given: dict[Place, Given] = field(default_factory=dict)
     clock_max: int = 0
     _calls: list[Call] = field(default_factory=list)  # in the order of the log
+    _changing: tuple[Place, int] | None = None  # inside the call: what, and until when it will be invisible
 
     # -- asking -------------------------------------------------------------------------------------------------
 
@@ -84,10 +85,12 @@ class Poppers:
 
     def change(self, broker: Broker, place: Place, invisible_ms: int, now: int) -> None:
         handle, until_ms = self._handle(place, False), now + invisible_ms
+        self._changing = place, until_ms
         ticket = broker.leases.change_invisible(GROUP, handle, invisible_ms, now)
         self._calls.append(
             Call(ticket, lambda good: self._changed(place, handle, good, now, until_ms), place, until_ms)
         )
+        self._changing = None
 
     def _handle(self, place: Place, is_wrong: bool) -> Handle:
         given = self.given[place]
@@ -150,13 +153,14 @@ class Poppers:
 
     def doubt(self) -> None:
         """A crash: calls that were not answered may have counted; a pop among them may have reached anything."""
-        for call in self._calls:
-            if call.place in self.given:
-                given = self.given[call.place]
-                given.until_ms = min(given.until_ms, call.until_ms)
+        changes = [(call.place, call.until_ms) for call in self._calls]
+        for place, until_ms in [*changes, self._changing] if self._changing else changes:
+            if place in self.given:
+                self.given[place].until_ms = min(self.given[place].until_ms, until_ms)
         for given in self.given.values():
             given.is_in_doubt = True
         self._calls.clear()
+        self._changing = None
 
     def note_gone(self, broker: Broker) -> None:
         """Retention was at work: a message whose record is gone is forgotten when somebody next asks for it."""

@@ -10,22 +10,29 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from postdate import message as messages
 from postdate.broker import Broker, PullStatus, Traced
 from postdate.check import check_folder
 from postdate.clock import ManualClock
 from postdate.config import Settings
 from postdate.errors import CorruptLog, DiskFull, FlowControl, LogFailed, Refused
+from postdate.far import FAR
+from postdate.keys import key_hash
 from postdate.log import record as records
+from postdate.log.batch import MESSAGE
 from postdate.log.log import Log
 from postdate.log.segment import SPARE_COUNT, Segments
 from postdate.lookup import Found, State
 from postdate.message import Cancelled, Message, encode_properties
 from postdate.simulation.disk import Killed, VirtualDisk
 from postdate.simulation.model import Asked, Broken, Model, Sent
-from postdate.simulation.pipeline import SimulatedPipeline, SimulatedTable
+from postdate.simulation.owners import Owners
+from postdate.simulation.pipeline import SimulatedPipeline, SimulatedTable, TableRow
 from postdate.simulation.poppers import DEAD_LETTERS, Poppers
 from postdate.staging import Stage, Verified
+from postdate.table_format import OWN, own_arrival
 from postdate.wheel import NEVER
 from postdate.writer import Ticket
 
@@ -71,6 +78,7 @@ class World:
         self._begun: tuple[Stage, Verified] | None = None  # its chunks are read, its record is not written
         self._asking: list[tuple[Traced, Asked]] = []  # cancels that wait for what the table has
         self.poppers = Poppers()
+        self.owners = Owners(self.table)
         self.broker: Broker | None = None
         self._made = 0
         self._sends: list[tuple[Ticket, list[Sent]]] = []  # not answered yet
@@ -127,6 +135,9 @@ class World:
         """The broker is gone; `then` is what else happens before it comes back."""
         self.broker = None
         self.poppers.doubt()
+        self.owners.doubt()
+        for pipeline in self.pipelines:
+            pipeline.doubt()
         if power_seed is None:
             self.disk.kill()
         else:
@@ -151,7 +162,7 @@ class World:
         self._cancels.clear()
         self._asking.clear()
         for message in self.model.messages.values():
-            if message.acknowledged and message.arrival >= self._broker().log.end:
+            if message.acknowledged and self._broker().log.end <= message.arrival < OWN:
                 raise Broken(
                     f"{message.name} was acknowledged at {message.arrival}, the log ends at {self._broker().log.end}"
                 )
@@ -193,12 +204,14 @@ class World:
         """What clients see: answers, and every queue as a consumer reads it."""
         self._collect_answers()
         broker = self._broker()
+        self.owners.collect(broker, self.model)
         self._check_table(broker)
         for number, (topic, queue_id) in enumerate(broker.fold.topics.places):
             if topic in TOPICS and broker.fold.topics.by_name.get(topic) is not None:
                 topic_numbers = broker.fold.topics.by_name[topic].numbers
                 if queue_id < len(topic_numbers) and topic_numbers[queue_id] == number:
                     self._look_at(topic, queue_id, number, everything)
+        self.owners.judge(self.model)
         self._position_before = broker.fold.position
 
     def _look_at(self, topic: str, queue_id: int, number: int, everything: bool) -> None:
@@ -293,11 +306,13 @@ class World:
         self._send([message], self.clock.now_ms())
 
     def do_cancel(self, pick: int, variant: int) -> None:
-        """Variants: by unique key, by user key, with a wrong due, of a message that is still to come."""
+        """Variants: by unique key, by user key, with a wrong due, of a message that is still to come, with the due that
+        a job has given it. The others have its handle, with its first due.
+        """
         if not self.model.messages:
             return
         target = list(self.model.messages.values())[pick % len(self.model.messages)]
-        due = target.due + (1 if variant == 2 else 0)
+        due = target.due if variant == 4 else target.first_due + (1 if variant == 2 else 0)
         if not target.due or target.topic not in self._broker().fold.topics.by_name:
             return
         by = "key" if variant == 1 else "unique"
@@ -309,8 +324,10 @@ class World:
             self._cancelling = None
             return
         asked.arrival, self._cancelling = ticket.offsets[0], None
+        self.model.cancels.append(asked)
         self._cancels.append((ticket, asked))
         self.look()  # an async broker has fired what was due before it answered
+        self.model.followed(asked)
         self._answer_cancels()
 
     def _answer_cancels(self) -> None:
@@ -322,8 +339,10 @@ class World:
         self._cancels = [(ticket, asked) for ticket, asked in self._cancels if ticket.answers is None]
 
     def _answer_cancel(self, traced: Traced, asked: Asked, held: frozenset[str]) -> None:
+        asked.jobs = traced.tombstone.jobs
         if not traced.may_be_in_table:
-            self.model.answered(asked, traced.outcome, in_table=held if traced.outcome is Cancelled.DELIVERED else NONE)
+            hidden = self.owners.on_way(self._broker()) | (held if traced.outcome is Cancelled.DELIVERED else NONE)
+            self.model.answered(asked, traced.outcome, in_table=hidden)
             return
         self.model.applied(asked)
         self._asking.append((traced, asked))
@@ -402,11 +421,12 @@ class World:
             self.model.complete(min(broker.fold.fired_at_ms, self.clock.now_ms()), self._excused(broker))
 
     def _excused(self, broker: Broker) -> frozenset[str]:
-        """What only the pipeline can bring: it holds it, and the log has it no more. While it is in time it has staged
-        all that is due; when it is not, the rest is rescued.
+        """What only the pipeline can bring: it holds it, and the log has it no more, or a job has brought it. While it
+        is in time it has staged all that is due; when it is not, the rest is rescued.
         """
-        held = self.table.held_names(broker)
-        return frozenset(name for name in held if not broker.log.read(self.model.messages[name].arrival, 4))
+        held = [self.model.messages[name] for name in self.table.held_names(broker)]
+        theirs = frozenset(m.name for m in held if m.own >= 0 or not broker.log.read(m.arrival, 4))
+        return theirs | self.owners.on_way(broker)
 
     # -- operators ----------------------------------------------------------------------------------------------
 
@@ -425,7 +445,10 @@ class World:
         names = []
         for found in broker.find(topic, key):
             if found is not None:
-                names.append(records.decode(found.record).body.decode())
+                name = records.decode(found.record).body.decode()
+                if name in self.model.messages and self.model.messages[name].own >= 0:
+                    continue  # a lookup tells of each place where a job had it
+                names.append(name)
                 place = (known.numbers[found.queue_id], found.queue_offset)
                 if not self._is_forgotten(found, self.model.messages.get(names[-1])):
                     self.model.found(names[-1], found, place, is_deleted=found.arrival < known.born)
@@ -439,6 +462,8 @@ class World:
         """Whether its record is in the log, and retention has not let go of its key."""
         broker = self._broker()
         waits = message.seen_at is None and not message.maybe_cancelled and key != OTHER_KEY
+        if message.own >= 0:
+            return False  # it may be in the table alone
         return bool(broker.log.read(message.arrival, 4)) and (message.arrival >= broker.fold.index.begin or waits)
 
     def _is_forgotten(self, found: Found, message: Sent | None) -> bool:
@@ -449,6 +474,48 @@ class World:
         number, offset = message.seen_at or (0, NEVER)
         lost_chunk = found.due_at_ms <= fold.far.horizon_at_ms and len(fold.chunks.bases()) < len(self._staged)
         return lost_chunk or offset < fold.queues[number].first or (message.maybe_cancelled and fold.far.taken > 0)
+
+    # -- work in bulk -------------------------------------------------------------------------------------------
+
+    def do_job(self, name: int, where: int, by_ms: int) -> None:
+        """Somebody asks to cancel (by 0 ms), or to postpone, what a predicate selects; the id may be known already."""
+        predicate = f"topic={TOPICS[where % 2]}" if where < len(TOPICS) else f"key=k{where - len(TOPICS)}"
+        with suppress(DiskFull, FlowControl, Refused):
+            self.owners.ask(self._broker(), f"job-{name}", predicate, by_ms, self.clock.now_ms())
+
+    def do_import(self, name: int, amount: int, key: int, place: int, count: int) -> None:
+        """Somebody begins an import and writes its messages beside the table."""
+        broker, now = self._broker(), self.clock.now_ms()
+        topic = TOPICS[place % len(TOPICS)]
+        number: int | None = None
+        self.do_flush()
+        with suppress(DiskFull, FlowControl, Refused):
+            number = self.owners.begin(broker, f"import-{name}", topic, now)
+        if number is not None:
+            batch = [self._message(4, amount + index, key, topic, 0, now) for index in range(count)]
+            rows = [self._imported(message, own_arrival(number, 0, index)) for index, message in enumerate(batch)]
+            self.owners.fill(number, rows)
+
+    def _imported(self, message: Message, own: int) -> TableRow:
+        now = self.clock.now_ms()
+        sent = replace(self._sent(message, now), arrival=own, own=own, exists=False, is_near=False)
+        self.model.sent(sent)
+        record = records.encode(message, message.topic.encode(), 0, now, message.born_host)
+        row = np.zeros(1, FAR)[0]
+        row["unique_hash"], row["key_hash"] = key_hash(sent.unique_key), key_hash(sent.user_key)
+        row["due"], row["arrival"], row["size"], row["kind"] = sent.due, own, len(record), MESSAGE
+        row["queue"] = self._broker().fold.topics.get(message.topic).numbers[0]
+        return TableRow(-1, row, record)
+
+    def do_adopt(self, pick: int) -> None:
+        """An import is complete: it is to come into the table."""
+        with suppress(DiskFull, Refused):
+            self.owners.adopt(self._broker(), pick, self.clock.now_ms())
+
+    def do_fail(self, pick: int) -> None:
+        """Somebody withdraws a job."""
+        with suppress(DiskFull, Refused):
+            self.owners.fail(self._broker(), pick, self.clock.now_ms())
 
     # -- consumers, topics ----------------------------------------------------------------------------------------
 
@@ -520,9 +587,18 @@ class World:
         return self.pipelines[which % len(self.pipelines)]
 
     def do_read(self, count: int, which: int = 0) -> None:
-        """First half of a batch: far rows come into the table."""
+        """First half of a batch: far rows come into the table, and commands among them are carried out."""
+        self.do_flush()
         if self._pipeline(which).epoch:
-            self._pipeline(which).read(self._broker(), count)
+            with suppress(DiskFull, OSError):  # no room for a selection, or for a decision
+                self._pipeline(which).read(self._broker(), count, self.clock.now_ms())
+        self.look()
+
+    def do_work(self, count: int, which: int = 0) -> None:
+        """The first half of a batch by a pipeline that may work: it registers where it must."""
+        if self._pipeline(which).epoch != self._broker().fold.far.epoch or not self._pipeline(which).epoch:
+            self.do_register(which)
+        self.do_read(count, which)
 
     def do_stage(self, ahead_ms: int, which: int = 0) -> None:
         """Second half of a batch: up to now + ahead everything that the table has is promoted."""
@@ -770,10 +846,12 @@ class World:
     def _end_pipeline(self) -> None:
         """The pipeline hands over all that it can take and hold."""
         self.do_ask_table()
-        if self._broker().fold.far.epoch:
+        if self._broker().fold.far.epoch or self._broker().fold.jobs.open():
             self.do_register()
             self.do_read(1_000_000)
             self.do_stage(100 * 365 * 86_400_000)
+        if self._broker().fold.jobs.open():
+            raise Broken(f"a job is {self._broker().fold.jobs.open()[0]}, and a pipeline has taken everything")
 
     def _check_folder(self) -> None:
         """What lies on the disk, after a crash or a clean end, is whole."""

@@ -1,0 +1,162 @@
+"""Those who ask for work in bulk, and what must follow from what they were told.
+
+- A job of an id is one job, however often it is asked for; only one that has failed is begun anew.
+- What a job selects is what its predicate means, and all of it that waited and came before its command.
+- Its rows are those that it has changed and those that came too late; that never changes again.
+- What it has changed is not seen where it was: cancelled, never; postponed, once, at or after its new due.
+- What came too late was delivered or cancelled before. What it has not selected is untouched.
+- What is imported is seen once, when it was adopted, or never where that has failed.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from postdate.broker import Broker
+from postdate.jobs import CANCEL, DONE, FAILED, IMPORT, LOADING, POSTPONE, RUNNING, WAITING, Job
+from postdate.simulation.model import Broken, Model, Sent
+from postdate.simulation.pipeline import SimulatedTable, TableRow, selects
+from postdate.topics import GONE
+from postdate.writer import Ticket
+
+_PROGRESS = {LOADING: 0, WAITING: 1, RUNNING: 2, DONE: 3, FAILED: 3}
+
+
+class Told(NamedTuple):
+    """Where a job was when somebody looked."""
+
+    id: str
+    state: str
+    counts: tuple[int, int, int]  # rows, changed, late
+
+
+class Owners:
+    """All of them, over one table."""
+
+    def __init__(self, table: SimulatedTable) -> None:
+        self._table = table
+        self._told: dict[int, Told] = {}  # by number
+        self._files: dict[int, list[object]] = {}  # of imports, by number: a file as the broker is told of it
+        self._names: dict[int, list[str]] = {}  # of imports, by number: the messages in it
+        self._asked: list[tuple[Ticket, str]] = []
+        self._commands: dict[str, int] = {}  # of messages that were imported: where the log has the command
+        self._decided: list[tuple[Job, set[str]]] = []  # since the last look, and the names of what they have changed
+
+    # -- asking -------------------------------------------------------------------------------------------------
+
+    def ask(self, broker: Broker, job_id: str, where: str, by_ms: int, now: int) -> None:
+        op = POSTPONE if by_ms else CANCEL
+        self._asked.append((broker.commands.ask(job_id, op, where, by_ms, now), job_id))
+
+    def begin(self, broker: Broker, job_id: str, topic: str, now: int) -> int | None:
+        """The number of an import that is to be filled; none where the id is known."""
+        ticket = broker.commands.begin(job_id, topic, now)
+        broker.flush()
+        job: Job = ticket.answer.job
+        return job.number if job.state == LOADING and job.number not in self._files else None
+
+    def fill(self, number: int, rows: list[TableRow]) -> None:
+        """The file of an import is written beside the table."""
+        path = f"_import-{number:08d}-soon.parquet"
+        self._table.aside[path] = rows
+        dues, arrivals = ([int(row.row[name]) for row in rows] for name in ("due", "arrival"))
+        self._files[number] = [path, 0, len(rows), min(dues), max(dues), min(arrivals), max(arrivals)]
+        self._names[number] = [row.name for row in rows]
+
+    def adopt(self, broker: Broker, pick: int, now: int) -> None:
+        """One of the imports is safe from here on, if it was not before."""
+        if self._files:
+            number = sorted(self._files)[pick % len(self._files)]
+            job = broker.fold.jobs.get(number)
+            if job is not None:
+                self._asked.append((broker.commands.adopt(job.id, [self._files[number]], 0, now), job.id))
+
+    def fail(self, broker: Broker, pick: int, now: int) -> None:
+        """A job is withdrawn, if nothing is decided yet."""
+        jobs = broker.fold.jobs.all()
+        if jobs:
+            job = jobs[pick % len(jobs)]
+            self._asked.append((broker.commands.fail(job.id, "given up", now), job.id))
+
+    def doubt(self) -> None:
+        """A crash: nobody is answered."""
+        self._asked.clear()
+
+    # -- looking ------------------------------------------------------------------------------------------------
+
+    def collect(self, broker: Broker, model: Model) -> None:
+        """Before the queues are looked at: what jobs have decided changes what may be seen there."""
+        for ticket, job_id in self._asked:
+            if ticket.answers is not None and (ticket.answer.job is None or ticket.answer.job.id != job_id):
+                raise Broken(f"somebody who asked about job {job_id} was told of {ticket.answer}")
+        self._asked = [(ticket, job_id) for ticket, job_id in self._asked if ticket.answers is None]
+        fresh = sorted((job for job in broker.fold.jobs.all() if self._is_fresh(job)), key=lambda job: job.decided_at)
+        self._decided += [(job, set(self._note(broker, model, job))) for job in fresh]
+        there = {job.number for job in broker.fold.jobs.all()}
+        for job in broker.fold.jobs.all():
+            self._check_told(job, there)
+            if job.op == IMPORT:
+                self._note_import(model, job)
+
+    def _is_fresh(self, job: Job) -> bool:
+        known = self._told.get(job.number)
+        return job.op != IMPORT and job.is_decided and (known is None or known.state not in (RUNNING, DONE))
+
+    def _check_told(self, job: Job, there: set[int]) -> None:
+        known, told = self._told.get(job.number), Told(job.id, job.state, (job.rows, job.changed, job.late))
+        if known is None:
+            self._check_new(job, there)
+        elif known != told:
+            if _PROGRESS[known.state] > _PROGRESS[job.state] or known.id != job.id:
+                raise Broken(f"job {job.number} was {known}, is {told} now")
+            if known.state == RUNNING and known.counts != told.counts:
+                raise Broken(f"job {job.number} is decided and was {known}, is {told} now")
+        if job.op != IMPORT and job.changed + job.late != job.rows:
+            raise Broken(f"job {job.number} has {job.rows} rows, {job.changed} changed and {job.late} late")
+        self._told[job.number] = told
+
+    def _check_new(self, job: Job, there: set[int]) -> None:
+        """One of its id that is forgotten has failed since it was last seen, if it could."""
+        for number, told in self._told.items():
+            is_forgotten = number not in there and told.state not in (RUNNING, DONE)
+            if told.id == job.id and told.state != FAILED and not is_forgotten:
+                raise Broken(f"job {job.number} is of the id {job.id}, as job {number} is, which has not failed")
+
+    def _note_import(self, model: Model, job: Job) -> None:
+        is_adopted = job.far >= 0 and job.state != FAILED
+        for message in (model.messages[name] for name in self._names.get(job.number, ())):
+            if is_adopted != message.exists:
+                self._commands[message.name] = job.arrival
+                model.adopted(message, is_adopted)
+
+    # -- decisions ----------------------------------------------------------------------------------------------
+
+    def _note(self, broker: Broker, model: Model, job: Job) -> Iterator[str]:
+        """Tells the model what a job has changed; gives the names."""
+        known = {message.known_as: message for message in model.messages.values() if message.exists}
+        for part in job.parts:
+            for index, row in enumerate(broker.fold.selections.rows(part.name)):
+                message = known.get(int(row["arrival"]))
+                if message is None or not self._is_meant(job, message) or message.due != int(row["due"]):
+                    raise Broken(f"job {job.number} ({job.where}) has selected {row}, which is {message}")
+                if index not in part.late:
+                    if broker.fold.topics.target[int(row["queue"])] != GONE:
+                        model.changed(message, job.op == CANCEL, job.by_ms, part.own + index)
+                    yield message.name
+
+    def judge(self, model: Model) -> None:
+        """After the queues were looked at: what jobs have not changed was delivered or cancelled, or is not theirs."""
+        for job, changed in self._decided:
+            for message in model.messages.values():
+                if message.name not in changed and self._is_meant(job, message) and model.waits(message):
+                    raise Broken(f"job {job.number} ({job.where}) has not changed {message.name}, which waits")
+        self._decided = []
+
+    def _is_meant(self, job: Job, message: Sent) -> bool:
+        """Whether a job is about a message: it came before its command, and the predicate lets it pass."""
+        arrival = self._commands.get(message.name, message.arrival)
+        return arrival < job.arrival and selects(job.where, message.topic, message.user_key)
+
+    def on_way(self, broker: Broker) -> frozenset[str]:
+        """Messages that jobs bring, and that no stage has taken yet: only a pipeline can deliver them."""
+        paths = [file[0] for job in broker.fold.jobs.open() for file in job.files]
+        return frozenset(row.name for path in paths for row in self._table.aside[path])
