@@ -82,7 +82,9 @@ class Peer:
     def ask(self, code: int, fields: dict[str, Any]) -> Command:
         self._socket.sendall(encode(Command(code, fields)))
         while True:
-            for frame in self._frames.feed(self._socket.recv(SOCKET_BYTES)):
+            data = self._socket.recv(SOCKET_BYTES)
+            assert data, "the broker has closed the connection"
+            for frame in self._frames.feed(data):
                 return decode(frame)
 
     def pump(self, requests: Sequence[bytes], window: int, chunk: int) -> list[bytes]:
