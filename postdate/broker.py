@@ -417,8 +417,9 @@ class Broker:
             self.flush()  # what is decided comes before this cancel: it may have moved the message
         body = {"topic": topic, "key": key, "by": by, "due": due_at_ms}
         ticket = self._writer.write_system(CANCEL, body, at_ms, self._traced)
-        for moved_to in self.fold.moved_dues(topic, key, by, due_at_ms):
-            # A job has postponed it. Both are cancelled: the key may have been used again, for the first due.
+        # A job may have postponed it, and a handle knows its first due alone. Of a user's key others may be due there,
+        # which nobody has named.
+        for moved_to in self.fold.moved_dues(topic, key, due_at_ms) if by == "unique" else ():
             ticket = self._writer.write_system(CANCEL, body | {"due": moved_to}, at_ms, self._or_traced(ticket))
         return ticket
 
@@ -457,6 +458,7 @@ class Broker:
         entries = self.fold.wheel.find(tombstone.due, tombstone.column, tombstone.key_hash)
         return any(
             entry.queue == DEAD
+            and not self.fold.is_moved(entry.due, entry.arrival)
             and tombstone.is_after(entry.arrival)
             and self.fold.matches(tombstone, entry.offset, entry.size)
             for entry in entries
@@ -466,8 +468,11 @@ class Broker:
         """(queue number, arrival) of the untaken far messages that a tombstone has cancelled."""
         rows = self.fold.far.find_untaken(tombstone.due, tombstone.column, tombstone.key_hash, tombstone.far_before)
         for row in rows[rows["kind"] == MESSAGE]:
-            if self.fold.matches(tombstone, int(row["arrival"]), int(row["size"])):
-                yield int(row["queue"]), int(row["arrival"])
+            arrival = int(row["arrival"])
+            if self.fold.matches(tombstone, arrival, int(row["size"])) and not self.fold.is_moved(
+                tombstone.due, arrival
+            ):
+                yield int(row["queue"]), arrival
 
     def _found_delivered(self, tombstone: Tombstone) -> bool:
         """Looks the message up among those that are visible; gives up (unknown) at a bound."""

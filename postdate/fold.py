@@ -50,7 +50,7 @@ from postdate.log.selection import Selections
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key, other_keys
 from postdate.pops import NOT_GIVEN, OVER, Key, Pops
 from postdate.table_format import NEAR, OWN, job_of
-from postdate.tombstones import BY_COLUMN, Tombstone, Tombstones
+from postdate.tombstones import Tombstone, Tombstones
 from postdate.topics import GONE, SCHEDULE_TOPIC, Topics
 from postdate.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, SINGLE, SINGLE_STRUCT, Due, Run, Waiting, Wheel
 
@@ -411,7 +411,8 @@ class Fold:
     def _kill_in_wheel(self, tombstone: Tombstone) -> int:
         count = 0
         for found in self.wheel.find(tombstone.due, tombstone.column, tombstone.key_hash):
-            if tombstone.is_after(found.arrival) and self.matches(tombstone, found.offset, found.size):
+            is_gone = found.queue == DEAD and self.is_moved(found.due, found.arrival)
+            if not is_gone and tombstone.is_after(found.arrival) and self.matches(tombstone, found.offset, found.size):
                 count += 1
                 if found.queue != DEAD:
                     self.wheel.kill(found)
@@ -738,20 +739,30 @@ class Fold:
         late = [row - start for row in part.late if start <= row < stop]
         return np.delete(rows[start:stop], late) if late else rows[start:stop]
 
-    def moved_dues(self, topic: str, key: str, by: str, due: int) -> list[int]:
-        """Where jobs have moved messages of a topic, key and due to: whoever has a handle knows the first due alone."""
-        column, hashed, found = BY_COLUMN[by], np.uint64(key_hash(key)), {due}
+    def moved_dues(self, topic: str, unique_key: str, due: int) -> list[int]:
+        """Where jobs have moved messages of a topic, unique key and due to."""
+        hashed, found = np.uint64(key_hash(unique_key)), {due}
         for job in self.jobs.decided():
             if job.op == POSTPONE:
-                found |= {each + job.by_ms for each in found if self._has_moved(job, topic, column, hashed, each)}
+                found |= {each + job.by_ms for each in found if self._has_moved(job, topic, hashed, each)}
         return sorted(found - {due})
 
-    def _has_moved(self, job: Job, topic: str, column: str, hashed: np.uint64, due: int) -> bool:
+    def _has_moved(self, job: Job, topic: str, hashed: np.uint64, due: int) -> bool:
         for part in [part for part in job.parts if part.due_low <= due <= part.due_high]:
             rows = self._taken_between(part, due, due)
-            queues = rows["queue"][rows[column] == hashed].tolist()
+            queues = rows["queue"][rows["unique_hash"] == hashed].tolist()
             if any(self.topics.places[queue][0] == topic for queue in queues):
                 return True
+        return False
+
+    def is_moved(self, due: int, arrival: int) -> bool:
+        """Whether a job has postponed the message of this place: a cancel finds it here no more."""
+        for part in [part for job in self.jobs.decided() if job.op == POSTPONE for part in job.parts]:
+            if part.due_low <= due <= part.due_high:
+                arrivals = self._taken_between(part, due, due)["arrival"]
+                place = int(np.searchsorted(arrivals, arrival))
+                if place < len(arrivals) and arrivals[place] == arrival:
+                    return True
         return False
 
     def _forget_parts(self) -> None:

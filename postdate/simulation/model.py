@@ -95,7 +95,7 @@ class Model:
 
     def matching(self, asked: Asked) -> list[Sent]:
         """What a cancel is about: same topic, key and due (by now, or by its handle), arrived before it."""
-        return [m for m in self.messages.values() if m.exists and asked.due in (m.due, *m.earlier) and _names(asked, m)]
+        return [m for m in self.messages.values() if m.exists and asked.due in _dues(asked, m) and _names(asked, m)]
 
     # -- promise 6: a cancel tells the truth ----------------------------------------------------------------------
 
@@ -161,9 +161,11 @@ class Model:
         self.cancels.append(asked)
 
     def followed(self, asked: Asked) -> None:
-        """A cancel follows what jobs have moved away from its due. Where others of its key are due there, too, it may
+        """A handle follows what jobs have moved away from its due. Where others of its key are due there, too, it may
         have met those.
         """
+        if asked.by != "unique":
+            return
         moved_to = {m.due for m in self.messages.values() if asked.due in m.earlier and _is_of_key(asked, m)}
         moved_to |= {due for m in self.messages.values() if moved_to & {*m.earlier} for due in (m.due, *m.earlier)}
         met = [m for m in self.messages.values() if m.exists and m.due in moved_to and _names(asked, m)]
@@ -287,6 +289,11 @@ class Model:
                 raise Broken(
                     f"{message.name} was due at {message.due}, everything due by {fired_at} is fired, it is not seen"
                 )
+
+
+def _dues(asked: Asked, message: Sent) -> tuple[int, ...]:
+    """By which a cancel may name a message: only a handle follows what jobs have moved."""
+    return (message.due, *message.earlier) if asked.by == "unique" else (message.due,)
 
 
 def _names(asked: Asked, message: Sent) -> bool:
