@@ -24,7 +24,8 @@ from postdate.simulation import Killed, Op, VirtualDisk, World
 from postdate.simulation.world import SETTINGS, START_MS, with_settings
 
 PACKAGE = Path(__file__).parent.parent / "postdate"
-KILLS_PER_POINT = 10  # of the times that a story comes to a point, spread evenly, the first and the last among them
+# Of the times that a story comes to a point, spread evenly, the first and the last among them; more in scripts/full.
+KILLS_PER_POINT, KILLS_PER_POINT_FULL = 5, 20
 POWER_SEEDS = range(3)
 FLIPS = 200
 
@@ -35,6 +36,8 @@ STORY = (
     NOW, NEAR, FAR, FLUSH, Op("cancel", (9, 0)), Op("cancel", (17, 0)), FLUSH,
     # A pipeline takes some of them and brings them back.
     Op("register"), Op("read", (4,)), Op("snapshot", (1,)), Op("stage", (20_000,)),
+    # A job cancels what waits of a key: selected, decided, followed.
+    FAR, FLUSH, Op("job", (0, 3, 0)), FLUSH, *[Op("work", (100,)), FLUSH] * 3, Op("stage", (20_000,)),
     # Enough for several segments, then time passes, and the pipeline is away.
     *[NOW, NEAR, FLUSH] * 4, FAR, Op("commit", (0, 3)), Op("pass", (10_000,)), Op("snapshot", (2,)),
     Op("send", (3, 8_000, 2, 3, 3)), FLUSH, Op("kill"), Op("pass", (40_000,)),
@@ -171,15 +174,26 @@ def test_the_story_comes_to_every_point_of_the_source(reached: dict[str, int]) -
     assert set(reached) == set(POINTS)
 
 
-def occasions(count: int) -> list[int]:
+def occasions(count: int, kills: int) -> list[int]:
     """Which of `count` passings to die at."""
-    return sorted({index * (count - 1) // max(KILLS_PER_POINT - 1, 1) for index in range(KILLS_PER_POINT)})
+    return sorted({index * (count - 1) // max(kills - 1, 1) for index in range(kills)})
 
 
 @pytest.mark.parametrize("ending", ["the process is killed", "power is lost"])
 @pytest.mark.parametrize("point", POINTS)
 def test_no_promise_is_broken_when_it_ends_at(point: str, ending: str, reached: dict[str, int]) -> None:
-    for times in occasions(reached[point]):
+    die(point, ending, occasions(reached[point], KILLS_PER_POINT))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ending", ["the process is killed", "power is lost"])
+@pytest.mark.parametrize("point", POINTS)
+def test_no_promise_is_broken_however_often_it_ends_at(point: str, ending: str, reached: dict[str, int]) -> None:
+    die(point, ending, occasions(reached[point], KILLS_PER_POINT_FULL))
+
+
+def die(point: str, ending: str, passings: list[int]) -> None:
+    for times in passings:
         world = DeadlyWorld(point, times, power_seed=times if ending == "power is lost" else None)
         try:
             told(world).finish()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.flight as flight
+import pytest
 from bulking import wait_until
 from carrying import World
 from process import ROOT, Broker, free_port
@@ -89,17 +90,26 @@ def environ() -> dict[str, str]:
 
 
 def test_lateness_is_a_row_for_each_minute(tmp_path: Path) -> None:
-    """Two runs: the second one goes on where the first one ended."""
+    assert shown_by_lateness(tmp_path, [3]) == [3]
+
+
+@pytest.mark.full
+def test_lateness_goes_on_where_it_ended(tmp_path: Path) -> None:
+    assert shown_by_lateness(tmp_path, [3, 5]) == [3, 8]
+
+
+def shown_by_lateness(tmp_path: Path, sent: list[int]) -> list[int]:
+    """How many messages each run shows, before which so many are sent."""
     bulk = f"127.0.0.1:{free_port()}"
     broker = Broker(tmp_path, bulk_port=int(bulk.rpartition(":")[2]), pipeline="none")
     broker.start()
     try:
         wait_until(lambda: is_there(bulk))
         counts = []
-        for count in (3, 5):
+        for count in sent:
             send_delayed(broker.route_address, bulk, count)
             counts.append(messages_shown(run_lateness(tmp_path, bulk)))
-        assert counts == [3, 8]
+        return counts
     finally:
         broker.stop()
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 from dialogue import Peer
 from piping import HOUR_MS, MINUTE_MS, SECOND_MS, Held, Piped, Sent, piping
 
@@ -53,10 +54,19 @@ class Story:
             ]
 
 
+def test_the_driver_dies_before_and_behind_a_decision(tmp_path: Path, spark: Any) -> None:
+    die_at(tmp_path, spark, [("job.decide", 1), ("job.decided", 1)])
+
+
+@pytest.mark.full
 def test_the_driver_dies_at_each_step_of_a_job(tmp_path: Path, spark: Any) -> None:
-    with piping(tmp_path, spark) as piped:
+    die_at(tmp_path, spark, STEPS)
+
+
+def die_at(folder: Path, spark: Any, steps: list[tuple[str, int]]) -> None:
+    with piping(folder, spark) as piped:
         story = Story(piped)
-        for number, (step, times) in enumerate(STEPS):
+        for number, (step, times) in enumerate(steps):
             piped.restart_driver()
             name, by_ms = f"g{number}", (number % 2) * 7 * MINUTE_MS
             story.send(name)
@@ -67,6 +77,7 @@ def test_the_driver_dies_at_each_step_of_a_job(tmp_path: Path, spark: Any) -> No
         piped.travel(piped.now + 3 * HOUR_MS)
 
 
+@pytest.mark.full
 def test_the_broker_dies_while_a_job_is_carried_out(tmp_path: Path, spark: Any) -> None:
     with piping(tmp_path, spark) as piped:
         piped.is_exact, piped.may_rescue = False, True
@@ -146,6 +157,7 @@ def test_a_job_waits_for_a_pipeline_and_can_be_withdrawn(tmp_path: Path, spark: 
             assert gate.job("b")["reason"] == "withdrawn"
 
 
+@pytest.mark.full
 def test_a_campaign_is_imported_cancelled_and_postponed_while_everything_dies(tmp_path: Path, spark: Any) -> None:
     """The whole way, and all counts add up at each step."""
     with piping(tmp_path, spark) as piped:

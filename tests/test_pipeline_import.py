@@ -406,6 +406,7 @@ def test_the_command_tells_bad_rows_and_ends_with_1(world: World, tmp_path: Path
     assert lines[1] == "1 bad row: nothing is scheduled."
 
 
+@pytest.mark.full
 def test_the_command_tells_what_spark_could_not_read_and_leaves_nothing(world: World, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     saved(tmp_path / "in" / "a.parquet", table_of(500_000))
@@ -421,6 +422,7 @@ def test_the_command_tells_what_spark_could_not_read_and_leaves_nothing(world: W
     assert (world.gate.job("x")["state"], beside(world)) == ("failed", [])
 
 
+@pytest.mark.full
 def test_ctrl_c_gives_an_import_up_while_it_loads(world: World, tmp_path: Path) -> None:
     path = saved(tmp_path / "in.parquet", table_of(3_000_000))
     process = subprocess.Popen(
@@ -435,6 +437,7 @@ def test_ctrl_c_gives_an_import_up_while_it_loads(world: World, tmp_path: Path) 
     assert (world.gate.job("x")["state"], beside(world)) == ("failed", [])
 
 
+@pytest.mark.full
 def test_ctrl_c_leaves_an_import_that_is_adopted(world: World, tmp_path: Path) -> None:
     path = saved(tmp_path / "in.parquet", table_of(3))
     process = subprocess.Popen(

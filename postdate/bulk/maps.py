@@ -14,7 +14,7 @@ import numpy as np
 
 from postdate.bulk.texts import Bytes
 
-MAPS_MAX = 64  # 4 GB of address space at the default size of a segment; pages are the kernel's to take back
+MAPS_MAX = 32  # 2 GB of address space at the default size of a segment; pages are the kernel's to take back
 
 
 class _Mapped(NamedTuple):

@@ -4,11 +4,13 @@ Spark has told what the columns are; values come as it would have given them.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from postdate.errors import PipelineFailed
 from postdate.pipeline.loading import BLOCK, FILE
 
 _PART_ROWS, _PART_BYTES = 1_000_000, 512 << 20  # of one task: enough of them for every core to the end
@@ -34,7 +36,8 @@ def parts_of(paths: Sequence[str], columns: Sequence[str]) -> list[Part] | None:
     parts: list[Part] = []
     rows = size = 0
     for path in paths:
-        metadata = pq.read_metadata(path)
+        with _told(path):
+            metadata = pq.read_metadata(path)
         if not set(columns) <= set(metadata.schema.to_arrow_schema().names):
             return None
         for number in range(metadata.num_row_groups):
@@ -50,9 +53,17 @@ def parts_of(paths: Sequence[str], columns: Sequence[str]) -> list[Part] | None:
 def batches_of(part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a part with these columns, and where each is from."""
     for path, number in part:
-        with pq.ParquetFile(path) as file:
+        with _told(path), pq.ParquetFile(path) as file:
             for batch in file.iter_batches(_BATCH_ROWS, [number], schema.names, use_threads=False):
                 yield _placed(batch, schema, path, number)
+
+
+@contextmanager
+def _told(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise PipelineFailed(f"{path} cannot be read: {error}") from error
 
 
 def _placed(batch: pa.RecordBatch, schema: pa.Schema, path: str, number: int) -> pa.RecordBatch:
