@@ -212,11 +212,13 @@ class Story(common.Bench):
         say("postponing a tenth")
         later = run("postpone", "--where", f"topic = '{TOPIC}' and tag = 't4'", "--by", "2h", *address)
         assert later.told["changed"] == count // 10, later.told
-        self._counted(running, count - count // 10 - 1)
+        left = count - count // 10 - 1
+        counted = [self._counted(running, left) for _ in range(self.repeat)]
         return [
             Figure(f"cancel --where, 1 in 10 of {count:,} rows", "s", [tenth.seconds], 30 * self.scale, at_most=True),
             Figure("cancel --where, 1 row by key and day", "s", [one.seconds], 10.0, at_most=True),
             Figure(f"postpone --where, 1 in 10 of {count:,} rows", "s", [later.seconds], None),
+            Figure("pending by day behind these", "s", counted, 3.0, at_most=True),
         ]
 
     def _imported_burst(self, running: Watched, bulk: str, file: Path) -> int:

@@ -59,20 +59,22 @@ def count(files: pa.Table, folder: pafs.FileSystem, wish: Wish) -> None:
     paths = chosen["path"].to_pylist() if chosen.num_rows else []
     gone = [_gone(path, folder, asked) for path in paths]
     cancels = _Cancels([*asked.cancels, *(each for found in gone for each in found.cancels)])
-    drops = pa.concat_arrays([pa.array([], pa.int64()), *(chunk for found in gone for chunk in found.drops.chunks)])
+    # Sorted once: a set for each file would be made anew as often as there are files.
+    drops = np.sort(np.concatenate([np.empty(0, np.int64), *(found.drops for found in gone)]))
     for path in paths:
         with pq.ParquetFile(path, filesystem=folder) as file:
             rows = file.read(_COLUMNS + (_HASHES if cancels else []))
         _count(rows, cancels, drops, asked, counts)
 
 
-def _count(rows: pa.Table, cancels: "_Cancels", drops: pa.Array, asked: Asked, counts: Counts | Seconds) -> None:
+def _count(rows: pa.Table, cancels: "_Cancels", drops: np.ndarray, asked: Asked, counts: Counts | Seconds) -> None:
     column = {name: rows[name].to_numpy() for name in rows.column_names}
     code = _codes(asked, column["queue"])
     counts_here = (column["due"] > asked.horizon) & _is_taken(column["arrival"], asked)
     counts_here &= (column["kind"] == MESSAGE) & (code >= 0)
     if len(drops):
-        counts_here &= ~pc.is_in(rows["arrival"], drops).to_numpy()
+        places = np.minimum(np.searchsorted(drops, column["arrival"]), len(drops) - 1)
+        counts_here &= drops[places] != column["arrival"]
     if cancels:
         counts_here &= ~cancels.hit(column, code)
     counts.add(column["due"][counts_here], code[counts_here], column["size"][counts_here], asked.names)
@@ -96,13 +98,13 @@ class _Gone(NamedTuple):
     """What the rows of a file take away."""
 
     cancels: list[Cancel]
-    drops: pa.ChunkedArray  # arrivals of messages that jobs have taken away
+    drops: np.ndarray  # arrivals of messages that jobs have taken away
 
 
 def _gone(path: str, folder: pafs.FileSystem, asked: Asked) -> _Gone:
     """Read only where the statistics of the file tell of some."""
     cancels: list[Cancel] = []
-    drops: list[pa.Array] = []
+    drops = [np.empty(0, np.int64)]
     with pq.ParquetFile(path, filesystem=folder) as file:
         kind = file.schema_arrow.get_field_index("kind")
         for number in range(file.metadata.num_row_groups):
@@ -110,12 +112,12 @@ def _gone(path: str, folder: pafs.FileSystem, asked: Asked) -> _Gone:
             if statistics is not None and statistics.has_min_max and statistics.max == MESSAGE:
                 continue
             rows = file.read_row_group(number, ["kind", *_CANCEL_COLUMNS])
-            drops += rows.filter(pc.equal(rows["kind"], DROP))["arrival"].chunks
+            drops.append(rows.filter(pc.equal(rows["kind"], DROP))["arrival"].to_numpy())
             rows = rows.filter(pc.equal(rows["kind"], CANCEL)).select(_CANCEL_COLUMNS)
             code = _codes(asked, rows["queue"].to_numpy()).tolist()
             due, arrival, _, unique, key, jobs = (rows[name].to_pylist() for name in _CANCEL_COLUMNS)
             cancels += zip(due, arrival, code, unique, key, jobs, strict=True)
-    return _Gone(cancels, pa.chunked_array(drops, pa.int64()))
+    return _Gone(cancels, np.concatenate(drops))
 
 
 class _Cancels:
