@@ -73,8 +73,7 @@ def _count(rows: pa.Table, cancels: "_Cancels", drops: np.ndarray, asked: Asked,
     counts_here = (column["due"] > asked.horizon) & _is_taken(column["arrival"], asked)
     counts_here &= (column["kind"] == MESSAGE) & (code >= 0)
     if len(drops):
-        places = np.minimum(np.searchsorted(drops, column["arrival"]), len(drops) - 1)
-        counts_here &= drops[places] != column["arrival"]
+        counts_here &= ~_among(column["arrival"], drops)
     if cancels:
         counts_here &= ~cancels.hit(column, code)
     counts.add(column["due"][counts_here], code[counts_here], column["size"][counts_here], asked.names)
@@ -86,6 +85,17 @@ def _is_taken(arrival: np.ndarray, asked: Asked) -> np.ndarray:
     if is_own.any():
         taken |= is_own & ~np.isin(job_of(arrival), list(asked.untaken_jobs))
     return taken
+
+
+def _among(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Which values are among those wanted, which ascend. In ascending order a search stays where the last one was, which
+    is three times as fast as jumping to and fro.
+    """
+    order = np.argsort(values)
+    ascending = values[order]
+    found = np.empty(len(values), np.bool_)
+    found[order] = wanted[np.minimum(np.searchsorted(wanted, ascending), len(wanted) - 1)] == ascending
+    return found
 
 
 def _codes(asked: Asked, queue: np.ndarray) -> np.ndarray:
