@@ -88,8 +88,8 @@ def _is_taken(arrival: np.ndarray, asked: Asked) -> np.ndarray:
 
 
 def _among(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Which values are among those wanted, which ascend. In ascending order a search stays where the last one was, which
-    is three times as fast as jumping to and fro.
+    """Which values are among those wanted, which ascend. Values in ascending order are found three times as fast: a
+    search begins where the one before has ended.
     """
     order = np.argsort(values)
     ascending = values[order]
