@@ -71,6 +71,7 @@ def _settings(master: str, memory: str, log_settings: Path, folder: Path) -> dic
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": str(folder),
+        "spark.sql.warehouse.dir": str(folder),  # else Spark makes a folder wherever somebody stands
         "spark.sql.streaming.numRecentProgressUpdates": "2",
         "spark.sql.streaming.minBatchesToRetain": "10",
         "spark.sql.shuffle.partitions": "2",
