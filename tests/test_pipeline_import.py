@@ -381,6 +381,7 @@ def command(world: World, *words: str) -> list[str]:
     return [sys.executable, "-m", "postdate", "import", *words, "--topic", TOPIC, "--due", "due", "--bulk", address]
 
 
+@pytest.mark.full  # the pages of docs/ run it, too
 def test_the_command_schedules_and_says_so(world: World, tmp_path: Path) -> None:
     path = saved(tmp_path / "in.parquet", table_of(10))
     process = subprocess.Popen(
@@ -394,6 +395,7 @@ def test_the_command_schedules_and_says_so(world: World, tmp_path: Path) -> None
     assert process.returncode == 0
 
 
+@pytest.mark.full  # the pages of docs/ run it, too
 def test_the_command_tells_bad_rows_and_ends_with_1(world: World, tmp_path: Path) -> None:
     path = saved(tmp_path / "in.parquet", table_of(2, body=[None, "x"]))
     done = subprocess.run(

@@ -45,6 +45,7 @@ def ran(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     )  # fmt: skip
 
 
+@pytest.mark.full  # the pages of docs/ run it, too
 def test_without_a_session_it_is_an_arrow_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     world = waiting(tmp_path)
     before = dict(os.environ)
@@ -109,6 +110,7 @@ spark.stop()
 """
 
 
+@pytest.mark.full  # the pages of docs/ run it, too
 def test_a_plain_session_of_a_user_will_do(tmp_path: Path) -> None:
     world = waiting(tmp_path)
     try:

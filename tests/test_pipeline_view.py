@@ -110,6 +110,7 @@ def test_a_query_is_answered_or_refused_with_a_sentence(tmp_path: Path, spark: A
         query.answered(spark, "select 1 from pending", bulk, 1)
 
 
+@pytest.mark.full  # the pages of docs/ run it, too
 def test_the_command_prints_rows_and_ends(tmp_path: Path) -> None:
     world = World(tmp_path)
     try:
