@@ -18,13 +18,13 @@ from postdate.errors import CorruptSelection, FlowControl, Refused, UsageError
 from postdate.fold import Fold, JobAnswer
 from postdate.intake import refuse_system_topic
 from postdate.jobs import CANCEL, IMPORT, POSTPONE, Job
+from postdate.log import selection
 from postdate.log.batch import JOB
 from postdate.table_format import OWN
 from postdate.writer import Ticket, Writer
 
 OPEN_MAX = 100  # jobs that are not over; each is known to the pipeline in all its details
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_SELECTION = re.compile(r"[0-9]{8}-[A-Za-z0-9-]{1,80}")
 _BESIDE = re.compile(r"_(import|job)-[A-Za-z0-9._-]{1,200}\.parquet")
 _WHERE_MAX = 16_384
 _REASON_MAX = 1_000
@@ -112,7 +112,7 @@ class Commands:
     def check(self, selected: Selected) -> None:
         """Raises Refused, UsageError."""
         for name, _ in selected.parts:
-            if not _SELECTION.fullmatch(name) or not name.startswith(f"{selected.number:08d}-"):
+            if not selection.is_name(name) or selection.job_of(name) != selected.number:
                 raise UsageError(f"the name of a selection is {name!r:.100}, expected the job's number and more")
         for file in selected.files:
             _file(file)

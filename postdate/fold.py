@@ -397,8 +397,7 @@ class Fold:
             queue = self.topics.get(body["topic"]).numbers[0]
             jobs = self.jobs.next_number  # where a message has the hash of its tag
             self.far.push_cancel(FAR_STRUCT.pack(arrival, due, unique, first, row[8], queue, jobs, CANCEL, 0, 0), due)
-            segment = arrival >> self._shift
-            self.held[segment] = self.held.get(segment, 0) + 1
+            self._hold_record(arrival)
         tombstone = Tombstone(
             body["topic"], body["key"], body["by"], due, arrival, hashed, far_offset, far_before, self.jobs.next_number
         )
@@ -652,8 +651,7 @@ class Fold:
         """A job's command gets its place among far messages and cancels. It is never due, so that nobody rescues it."""
         self.jobs.enqueue(job, self.far.length, batch.offset + row[9])
         self.far.push(FAR_STRUCT.pack(job.arrival, NEVER, 0, 0, row[8], 0, 0, JOB, 0, 0), NEVER)
-        segment = job.arrival >> self._shift
-        self.held[segment] = self.held.get(segment, 0) + 1
+        self._hold_record(job.arrival)
 
     def decide_problem(self, body: dict[str, Any]) -> str:
         """Why a decision is refused; empty where it is accepted."""
@@ -673,10 +671,10 @@ class Fold:
         reason, job = self.decide_problem(body), self.jobs.get(body["number"])
         if reason or job is None:
             return JobAnswer(None, reason)
-        job.state, job.decided_at = RUNNING, batch.end
+        self.jobs.decide(job, batch.end, [Part(**part) for part in body["parts"]])
         if job.op == IMPORT:
             return JobAnswer(job)
-        job.parts, job.files = [Part(**part) for part in body["parts"]], body["files"]
+        job.files = body["files"]
         for part in job.parts:
             part.late = np.flatnonzero(~self._taken_away(part, batch.at_ms)).tolist()
         job.rows = sum(part.rows for part in job.parts)
@@ -770,10 +768,10 @@ class Fold:
         a handle may ask for that until it has been fired, and until what later jobs have made of it has been.
         """
         later: list[Part] = []  # of jobs behind it that move something
-        for job in reversed(list(self.jobs.decided())):
+        for job in reversed(self.jobs.decided()):
             is_followed = any(_moves_into(job, part, later) for part in job.parts)
             if job.state == DONE and self._has_passed(job) and not is_followed:
-                job.parts = []
+                self.jobs.forget_parts(job)
             elif job.op == POSTPONE:
                 later += job.parts
 

@@ -11,7 +11,6 @@ which is part of the arrival of every row that it brings. The log decides: what 
 of its decision is applied (fold.py), and stays so whatever crashes behind that.
 """
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -86,6 +85,7 @@ class Jobs:
         self.next_number = 0
         self._by_number: dict[int, Job] = {}
         self._by_id: dict[str, Job] = {}
+        self._taking: list[Job] = []  # those that have parts: every cancel asks for them
         self._brought_from: int | None = NEVER  # None where it must be looked for
 
     def begin(self, op: str, job_id: str, at_ms: int, state: str) -> Job:
@@ -125,10 +125,20 @@ class Jobs:
             self._brought_from = min((job.far for job in self.open() if job.op != CANCEL), default=NEVER)
         return self._brought_from
 
-    def decided(self) -> Iterator[Job]:
+    def decide(self, job: Job, at: int, parts: list[Part]) -> None:
+        """What it changes is settled by the batch that ends there."""
+        job.state, job.decided_at, job.parts = RUNNING, at, parts
+        if parts:
+            self._taking.append(job)
+
+    def decided(self) -> list[Job]:
         """Those that have taken messages from where they were, in the order in which they did."""
-        found = [job for job in self.all() if job.is_decided and job.parts]
-        return iter(sorted(found, key=lambda job: job.decided_at))
+        return self._taking
+
+    def forget_parts(self, job: Job) -> None:
+        """Nobody asks any more what it has taken."""
+        job.parts = []
+        self._taking = [each for each in self._taking if each is not job]
 
     def taken(self, before: int, at_ms: int) -> None:
         """Spark has taken every far row before this one: the table has followed."""
@@ -161,3 +171,4 @@ class Jobs:
             job = Job(**{name: value for name, value in plain.items() if name in known})
             job.parts = [Part(**part) for part in plain["parts"]]
             self._by_number[job.number] = self._by_id[job.id] = job
+        self._taking = sorted((job for job in self.all() if job.parts), key=lambda job: job.decided_at)

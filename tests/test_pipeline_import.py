@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -427,32 +427,33 @@ def test_the_command_tells_what_spark_could_not_read_and_leaves_nothing(world: W
 @pytest.mark.full
 def test_ctrl_c_gives_an_import_up_while_it_loads(world: World, tmp_path: Path) -> None:
     path = saved(tmp_path / "in.parquet", table_of(3_000_000))
-    process = subprocess.Popen(
-        command(world, path, "--id", "x"), stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=ENVIRON, process_group=0
-    )
-    deadline = time.monotonic() + 120
-    while not beside(world) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=120)[1]
-    assert (process.returncode, said) == (130, "postdate: import x is given up: nothing is scheduled\n")
+    ended = interrupted(world, path, lambda: bool(beside(world)))
+    assert ended == (130, "postdate: import x is given up: nothing is scheduled\n")
     assert (world.gate.job("x")["state"], beside(world)) == ("failed", [])
 
 
 @pytest.mark.full
 def test_ctrl_c_leaves_an_import_that_is_adopted(world: World, tmp_path: Path) -> None:
     path = saved(tmp_path / "in.parquet", table_of(3))
+    # When the broker has it, its owner is told half a second later at the most, and waits.
+    ended = interrupted(world, path, lambda: _state(world) == "waiting", pause_s=0.5)
+    assert ended == (130, "postdate: import x goes on without us: see postdate jobs\n")
+    assert len(rows_beside(world)) == 3
+
+
+def interrupted(world: World, path: str, is_time: Callable[[], bool], pause_s: float = 0.0) -> tuple[int, str]:
+    """Ctrl-C for the command when it is time for that: how it ends, and what it says."""
     process = subprocess.Popen(
-        command(world, path, "--id", "x"), stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=ENVIRON, process_group=0
-    )
+        command(world, path, "--id", "x"), stderr=subprocess.PIPE, text=True, cwd=Path(path).parent, env=ENVIRON,
+        process_group=0,
+    )  # fmt: skip
     deadline = time.monotonic() + 120
-    while _state(world) != "waiting" and time.monotonic() < deadline:
+    while not is_time() and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(0.5)  # it is told by now, and waits
+    time.sleep(pause_s)
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=120)[1]
-    assert (process.returncode, said) == (130, "postdate: import x goes on without us: see postdate jobs\n")
-    assert len(rows_beside(world)) == 3
+    return process.returncode, said
 
 
 def _state(world: World) -> str:

@@ -1,6 +1,5 @@
 """Rows that jobs have selected, on their way into files of the broker, and out again for whoever follows a decision."""
 
-import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -13,7 +12,6 @@ from postdate.log.disk import Disk
 from postdate.table_format import SELECTED
 
 ROWS_MAX = 4_000_000  # of one file: 160 MB
-_NAME = re.compile(r"[0-9]{8}-[A-Za-z0-9-]{1,80}")
 _PIECE_ROWS = 65_536
 
 
@@ -24,7 +22,7 @@ def selection_name(wish: bytes) -> str:
     except ValueError:
         return ""  # whoever reads it next says so
     name = said.get("selection", "") if isinstance(said, dict) else ""
-    if name and not (isinstance(name, str) and _NAME.fullmatch(name)):
+    if name and not (isinstance(name, str) and selection.is_name(name)):
         raise UsageError(
             f"the name of a selection is {name!r:.100}, expected eight digits of the job, -, then a-z A-Z 0-9 -"
         )

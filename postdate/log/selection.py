@@ -10,6 +10,7 @@
 Little-endian; the sum is xxh3 of the rows. A file is whole when it has its name.
 """
 
+import re
 import struct
 
 import numpy as np
@@ -36,10 +37,16 @@ SELECTED = np.dtype(
 )
 assert SELECTED.itemsize == 40
 _OPEN_MAX = 16
+_NAME = re.compile(r"[0-9]{8}-[A-Za-z0-9-]{1,80}")
 
 
 def path_of(name: str) -> str:
     return f"{FOLDER}/{name}"
+
+
+def is_name(name: str) -> bool:
+    """Eight digits of the job, -, then a-z A-Z 0-9 -."""
+    return _NAME.fullmatch(name) is not None
 
 
 def job_of(name: str) -> int:

@@ -217,7 +217,7 @@ class Pipeline:
         files = written(self._run(tasks.ingest, [each | edge for each in self._ranges(start, stop)]))
         if stop > self.table.far:
             reach("ingest.written")
-            self.table.commit(files, far=stop, rows=self.table.rows + sum(file.rows for file, _ in files))
+            self.table.take(files, stop)
         return files
 
     # -- promote ------------------------------------------------------------------------------------------------

@@ -351,6 +351,11 @@ def _is_enough(held: list[pa.Table]) -> bool:
     return bool(rows >= _PIECE_ROWS or size >= _PIECE_BYTES)
 
 
+def repeated(value: object, kind: pa.DataType, count: int) -> pa.Array:
+    """A column of one value."""
+    return pa.array([value], kind).take(pa.repeat(0, count))
+
+
 def in_order(rows: pa.Table) -> pa.Table:
     """As the table has them."""
     return rows.take(pc.sort_indices(rows, sort_keys=ORDER))

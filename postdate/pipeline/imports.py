@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from pyarrow import flight
 
 from postdate.errors import PipelineFailed, PostdateError, Refused
+from postdate.jobs import DONE, FAILED, LOADING
 from postdate.pipeline.columns import Job, Wanted
 from postdate.pipeline.files import Place
 from postdate.pipeline.gate import Gate
@@ -26,7 +27,6 @@ from postdate.pipeline.loading import Bad, Loaded, Plan
 from postdate.pipeline.tiers import edge_ms
 from postdate.table_format import MESSAGES, File
 
-LOADING, DONE, FAILED = "loading", "done", "failed"
 _POLL_S = 0.2
 _SHOWN_MAX = 20
 _AWAY_S = 60.0  # how long a broker may be away while we wait for it

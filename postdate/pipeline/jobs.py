@@ -7,7 +7,6 @@ What is decided is in the broker's log. A batch that dies anywhere is followed b
 the table say: it selects again where nothing is decided, and follows the decision where there is one.
 """
 
-import logging
 import re
 import uuid
 from collections.abc import Callable
@@ -32,10 +31,8 @@ from postdate.pipeline.files import Written, described
 from postdate.pipeline.gate import Gate
 from postdate.pipeline.steps import reach
 from postdate.pipeline.table import Table
-from postdate.pipeline.tasks import written
+from postdate.pipeline.tasks import results, written
 from postdate.table_format import BATCH_TIERS, batch_file
-
-logger = logging.getLogger("postdate.pipeline")
 
 # Whoever wrote the predicate is to blame; another try would end in the same way.
 _THEIRS = (
@@ -85,22 +82,21 @@ class Jobs:
             reach("job.decided")
         self._follow(job, far, state)
 
-    def remove_strangers(self) -> int:
+    def remove_strangers(self) -> None:
         """Removes files beside the table of jobs that are over: of imports that were given up by nobody, because they
         died. Files are listed first: what is written later is none of our business.
         """
         place = self._table.place
         names = [name for name in place.sizes() if name.startswith(_BESIDE)]
         if not names:
-            return 0
+            return
         open_jobs = [job for job in self._gate.jobs() if job["state"] not in _OVER]
         kept = tuple(f"_import-{job['id']}-" for job in open_jobs) + tuple(
             f"_job-{job['number']:08d}-" for job in open_jobs
         )
-        gone = [name for name in names if not name.startswith(kept)]
-        for name in gone:
-            place.files.delete_file(place.path(name))
-        return len(gone)
+        for name in names:
+            if not name.startswith(kept):
+                place.files.delete_file(place.path(name))
 
     # -- imports ------------------------------------------------------------------------------------------------
 
@@ -116,7 +112,7 @@ class Jobs:
         if job["state"] == "waiting":
             self._gate.decide(epoch, job["number"], [], [])
         reach("job.adopted")
-        self._table.commit(files, far=far + 1, rows=self._table.rows + sum(file.rows for file, _ in files))
+        self._table.take(files, far + 1)
 
     def _moved_in(self, file: list[Any], far: int) -> Written:
         """A file beside the table gets the name of a batch's own file. Its own words count, not those of its maker."""
@@ -159,7 +155,7 @@ class Jobs:
                 "edge": tiers.edge_ms(state["now_ms"]),
             }  # fmt: skip
             answers = chosen.mapInArrow(selecting.select(task), "result string").collect()
-        return selecting.parts(row.result for row in answers)
+        return results(row.result for row in answers)
 
     # -- following ----------------------------------------------------------------------------------------------
 
@@ -174,7 +170,7 @@ class Jobs:
         except (OSError, ValueError) as error:
             raise CorruptTable(f"what job {job['id']} has postponed cannot be read: {error}") from error
         reach("job.written")
-        self._table.commit(files, far=far + 1, rows=self._table.rows + sum(file.rows for file, _ in files))
+        self._table.take(files, far + 1)
         reach("job.followed")
 
 

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from postdate.manners import keep_freed_memory
 from postdate.pipeline.columns import PROPERTIES, TIMESTAMP, Converter, Faults, Job, Wanted, properties_of
 from postdate.pipeline.files import Place, in_order, write
+from postdate.pipeline.tasks import in_tiers
 from postdate.table_format import File
 
 # Columns that a reader of files adds: which file and which part of it a row is from, a line that is not read yet, and
@@ -87,12 +88,9 @@ def _pieces(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
 
 
 def _written(place: Place, plan: Plan, rows: pa.Table) -> list[File]:
-    soon = pc.sum(pc.less(rows.column("due"), plan.edge_ms)).as_py() or 0
-    parts = (("soon", rows.slice(0, soon)), ("later", rows.slice(soon)))
     return [
         write(place, f"{plan.stem}{tier}-{uuid.uuid4().hex}.parquet", part).file
-        for tier, part in parts
-        if part.num_rows
+        for tier, part in in_tiers(rows, plan.edge_ms)
     ]
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from postdate.errors import PipelineFailed
+from postdate.pipeline.files import repeated
 from postdate.pipeline.loading import BLOCK, FILE
 
 _PART_ROWS, _PART_BYTES = 1_000_000, 512 << 20  # of one task: enough of them for every core to the end
@@ -68,7 +69,7 @@ def _told(path: str) -> Iterator[None]:
 
 def _placed(batch: pa.RecordBatch, schema: pa.Schema, path: str, number: int) -> pa.RecordBatch:
     arrays: list[Any] = [_as(batch.column(field.name), field.type) for field in schema]
-    places = [pa.array([value]).take(pa.repeat(0, batch.num_rows)) for value in (path, number)]
+    places = [repeated(path, pa.string(), batch.num_rows), repeated(number, pa.int64(), batch.num_rows)]
     return pa.RecordBatch.from_arrays([*arrays, *places], names=[*schema.names, FILE, BLOCK])
 
 

@@ -6,14 +6,14 @@ Executors import this: the standard library, pyarrow and pyspark are all it may 
 
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from postdate.manners import keep_freed_memory
-from postdate.pipeline.files import Place, in_order, write
+from postdate.pipeline.files import Place, in_order, repeated, write
 from postdate.pipeline.gate import Gate
 from postdate.pipeline.steps import reach
 from postdate.pipeline.tasks import RESULT, Batches, Result, Task, in_tiers, pieces, plain, write_tiers
@@ -74,8 +74,8 @@ def _write_moved(task: Task, rows: pa.Table, own: int) -> list[list[object]]:
     moved = {
         "due": pc.add(rows.column("due"), task["by_ms"]),
         "arrival": pa.array(range(own, own + count), pa.int64()),
-        "kind": _repeated(MESSAGE, pa.int8(), count),
-        "flags": _repeated(OWN_ARRIVAL, pa.int32(), count),
+        "kind": repeated(MESSAGE, pa.int8(), count),
+        "flags": repeated(OWN_ARRIVAL, pa.int32(), count),
     }
     columns = [moved[name] if name in moved else rows.column(name) for name in SCHEMA.names]
     table = pa.Table.from_arrays(columns, names=SCHEMA.names)
@@ -84,10 +84,6 @@ def _write_moved(task: Task, rows: pa.Table, own: int) -> list[list[object]]:
         for tier, part in in_tiers(table, task["edge"])
     ]
     return [list(file) for file, _ in files]
-
-
-def _repeated(value: object, kind: pa.DataType, count: int) -> pa.Array:
-    return pa.array([value], kind).take(pa.repeat(0, count))
 
 
 # -- following --------------------------------------------------------------------------------------------------
@@ -116,11 +112,6 @@ def _drops(rows: pa.Table) -> pa.Table:
     own = {name: rows.column(name) for name in _NARROW}
     fixed = {"kind": DROP, "topic": "", "level": 0, "tag_hash": 0, "flags": 0, "size": 0, "record": b""}
     arrays = [
-        own[field.name] if field.name in own else _repeated(fixed.get(field.name), field.type, count)
-        for field in SCHEMA
+        own[field.name] if field.name in own else repeated(fixed.get(field.name), field.type, count) for field in SCHEMA
     ]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
-
-
-def parts(results: Iterator[str]) -> list[Result]:
-    return [json.loads(line) for line in results]

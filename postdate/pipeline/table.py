@@ -191,6 +191,10 @@ class Table:
         reach("table.synced")
         self._note(version, added, removed)
 
+    def take(self, files: Sequence[Written], far: int) -> None:
+        """Files with all that the table lacked of the far queue up to a row."""
+        self.commit(files, far=far, rows=self.rows + sum(file.rows for file, _ in files))
+
     def _note(self, version: int, added: Sequence[Written], removed: Sequence[File]) -> None:
         self._delta.update_incremental()
         if self._delta.version() != version:

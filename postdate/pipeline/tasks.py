@@ -19,7 +19,7 @@ from postdate.errors import CorruptTable
 from postdate.log import record as records
 from postdate.manners import keep_freed_memory
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
-from postdate.pipeline.files import NEVER, Group, Place, Sorted, Window, Written, in_order, read_window, write
+from postdate.pipeline.files import NEVER, Group, Place, Sorted, Window, Written, in_order, read_window, repeated, write
 from postdate.pipeline.gate import Gate
 from postdate.pipeline.steps import reach
 from postdate.table_format import (
@@ -130,7 +130,7 @@ def _emptied(held: list[pa.RecordBatch]) -> pa.Table:
 
 
 def _as_rows(far: pa.Table) -> pa.Table:
-    flags = pa.array([0], pa.int32()).take(pa.repeat(0, far.num_rows))
+    flags = repeated(0, pa.int32(), far.num_rows)
     far = far.append_column("flags", flags).append_column("size", pc.binary_length(far.column("record")))
     return far.select(SCHEMA.names).cast(SCHEMA)
 

@@ -12,6 +12,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from postdate.log import record as records
 from postdate.message import decode_properties
+from postdate.pipeline.files import repeated
 from postdate.pipeline.gate import Gate
 
 NAME = "postdate-waiting"
@@ -60,7 +61,7 @@ class WaitingReader(DataSourceReader):
 def _columns(batch: pa.RecordBatch, *, is_near: bool) -> pa.RecordBatch:
     size = pc.binary_length(batch.column("record"))
     arrays = [size if name == "size" else batch.column(name) for name in COLUMNS]
-    flag = pa.array([is_near], pa.bool_()).take(pa.repeat(0, batch.num_rows))
+    flag = repeated(is_near, pa.bool_(), batch.num_rows)
     return pa.RecordBatch.from_arrays([*arrays, flag], names=[*COLUMNS, IS_NEAR])
 
 
