@@ -1,0 +1,1 @@
+"""One module for each system: how it is started, filled, read and ended."""
