@@ -1,0 +1,118 @@
+"""`python -m postdate.faults`: runs episodes, shows progress, prints what was found with seed, history and invariant.
+
+Exit codes: 0 every promise was kept, 1 one was broken, 2 usage, 130 interrupted.
+"""
+
+import argparse
+import json
+import logging
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from postdate.faults import checker
+from postdate.faults.checker import INVARIANTS
+from postdate.faults.history import load
+from postdate.faults.run import Episode, Plan, Result, history_of
+from postdate.faults.workload import Load
+
+EPISODE_S = 240.0
+EPISODE_S_MIN = 20.0
+SHOWN, EVENTS_SHOWN = 10, 40
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    logging.getLogger("postdate").setLevel(logging.CRITICAL)  # that connections are lost is what this is about
+    return _judge(options.judge) if options.judge else _run(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="scripts/faults",
+        description="Kills, pauses, lost power, full disks, flipped bits and jumping clocks for a broker, its Spark "
+        "pipeline and their clients, and a verdict on what clients were told.",
+        epilog="examples:\n  scripts/faults --minutes 10\n"
+        "  scripts/faults --minutes 5 --seed 4711     the same faults again\n"
+        "  scripts/faults --judge history.jsonl       judge a kept history again\n\n"
+        "exit codes: 0 every promise was kept, 1 one was broken, 2 wrong usage, 130 interrupted at once",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="default 10; Ctrl-C ends it earlier, with a verdict"
+    )
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 20), help="default: by chance")
+    parser.add_argument("--no-pipeline", action="store_true", help="without bulk and Spark: the broker alone")
+    parser.add_argument(
+        "--keep", metavar="FOLDER", default="", help="keep the folders of episodes that found something"
+    )
+    parser.add_argument("--judge", metavar="FILE", default="", help="judge a history that was kept, and run nothing")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    end = time.monotonic() + options.minutes * 60
+    plan = Plan(EPISODE_S, Load(with_jobs=not options.no_pipeline, with_imports=not options.no_pipeline),
+                with_pipeline=not options.no_pipeline)  # fmt: skip
+    seed, found, episodes, is_over = options.seed, 0, 0, False
+    say(f"faults for {options.minutes:g} minutes, from seed {seed}")
+    while not is_over and (not episodes or end - time.monotonic() > EPISODE_S_MIN):
+        result, is_over = _episode(seed, plan.shortened(max(end - time.monotonic(), EPISODE_S_MIN)), options.keep)
+        episodes, seed, found = episodes + 1, seed + 1, found + len(result.violations)
+        _tell(result)
+    say(f"{episodes} episodes, {found} violations (seeds {options.seed} to {seed - 1})")
+    return int(bool(found))
+
+
+def _episode(seed: int, plan: Plan, keep: str) -> tuple[Result, bool]:
+    """Its result, and whether Ctrl-C has ended it."""
+    folder = Path(tempfile.mkdtemp(prefix=f"postdate-faults-{seed}-"))
+    interrupted = []
+    try:
+        episode = Episode(folder, seed, plan, lambda text: say(f"  seed {seed}: {text}"))
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a second one ends it at once
+            interrupted.append(True)
+            episode.stop()
+
+        signal.signal(signal.SIGINT, stop)
+        result = episode.run()
+        if result.violations and keep:
+            shutil.copytree(folder, Path(keep) / f"seed-{seed}", dirs_exist_ok=True)
+        return result, bool(interrupted)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tell(result: Result) -> None:
+    say(f"seed {result.seed}: {len(result.violations)} violations; {result.summary}")
+    for violation in result.violations[:SHOWN]:
+        say(f"VIOLATION of {violation.invariant} ({INVARIANTS.get(violation.invariant, 'a healthy folder and log')}), "
+            f"seed {result.seed}: {violation.sentence}")  # fmt: skip
+        for event in history_of(result.events, violation.key)[-EVENTS_SHOWN:] if violation.key else ():
+            say(f"    {json.dumps(event)}")
+    if len(result.violations) > SHOWN:
+        say(f"... and {len(result.violations) - SHOWN} more")
+
+
+def _judge(path: str) -> int:
+    events = load(Path(path))
+    result = Result(-1, checker.judge(events), events, f"{len(events):,} events of {os.path.basename(path)}")
+    _tell(result)
+    return int(bool(result.violations))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

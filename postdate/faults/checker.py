@@ -1,0 +1,372 @@
+"""Whether a broker has kept its word: nine invariants over a history of what clients were told.
+
+| | holds when |
+|---|---|
+| I1 | every acknowledged message that nobody cancelled is in its queue, as it was sent, and each reading group saw it |
+| I2 | none was visible, or seen, before its due time by the broker's clock |
+| I3 | a message whose cancel was answered "cancelled" is in no queue and no consumer saw it |
+| I4 | cancel and fire of a message have one order that all answers agree with |
+| I5 | away from faults, messages are on time |
+| I6 | rows that wait are not written again but for a bounded number of merges |
+| I7 | a restart costs what is near, not what waits |
+| I8 | a message has one entry in its queue, an entry never changes, an acknowledged one does not come again |
+| I9 | the broker's memory stays below a constant |
+
+What was answered binds. What is in doubt (the connection ended before the answer) may be so or not.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from postdate.faults.driver import Cancel, Form, Sent
+from postdate.faults.history import Event
+
+INVARIANTS = {
+    "I1": "every acknowledged, uncancelled message is delivered",
+    "I2": "none before its due time by the broker's clock",
+    "I3": "cancelled means never delivered",
+    "I4": "cancel and fire of one message have one order that all answers agree with",
+    "I5": "lateness under declared load",
+    "I6": "far data are not rewritten",
+    "I7": "restart cost depends on the near window only",
+    "I8": "exactly one entry per message in its queue",
+    "I9": "memory under a burst stays below a stated constant",
+}
+SLACK_MS = 1_000.0  # around a step of the clock: when exactly the broker saw it is not known
+
+
+class Violation(NamedTuple):
+    invariant: str
+    sentence: str
+    key: str = ""  # of the message, where it is about one
+
+    def __str__(self) -> str:
+        return f"{self.invariant}: {self.sentence}"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the suite declares before it runs."""
+
+    lateness_ms_p99: float = 1_000.0
+    lateness_ms_max: float = 10_000.0
+    excuse_before_ms: float = 1_000.0  # around a fault
+    excuse_after_ms: float = 30_000.0  # Spark takes half of that to come up on two busy cores
+    writes_per_row_max: float = 3.0
+    restart_cpu_s_max: float = 6.0
+    resident_bytes_max: int = 512 << 20
+
+
+# -- what is known ----------------------------------------------------------------------------------------------------
+
+
+class Asked(NamedTuple):
+    """A cancel."""
+
+    began: float
+    ended: float
+    outcome: Cancel
+
+
+@dataclass
+class Told:
+    """What is known of one message."""
+
+    key: str
+    began: float
+    form: Form
+    value: int
+    span_ms: int
+    group: str  # messages that a job may have cancelled share one; "" otherwise
+    outcome: Sent = Sent.IN_DOUBT
+    answered: float = float("inf")
+    due_at_ms: int = 0  # where the broker told it
+    cancels: list[Asked] = field(default_factory=list)
+
+    @property
+    def must_come(self) -> bool:
+        doubtful = (Cancel.CANCELLED, Cancel.IN_DOUBT, Cancel.UNKNOWN)
+        is_stopped = any(each.outcome in doubtful for each in self.cancels)
+        return self.outcome is Sent.ACKNOWLEDGED and not is_stopped and not self.group
+
+    @property
+    def is_cancelled(self) -> bool:
+        return any(each.outcome is Cancel.CANCELLED for each in self.cancels)
+
+
+class Span(NamedTuple):
+    """While the broker's clock was this far from ours."""
+
+    start: float
+    stop: float
+    offset_ms: int
+
+
+class Clock:
+    """The broker's clock, by the steps that it made."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        steps = [(float("-inf"), 0)] + [(each["at"], each["offset"]) for each in events if each["kind"] == "clock"]
+        stops = [at for at, _ in steps[1:]] + [float("inf")]
+        self.spans = [Span(start, stop, offset) for (start, offset), stop in zip(steps, stops, strict=True)]
+
+    def lowest(self, start: float, stop: float) -> float:
+        """The least that it may have shown in between."""
+        touched = [each for each in self.spans if each.start - SLACK_MS <= stop and each.stop + SLACK_MS >= start]
+        return min(max(start, each.start - SLACK_MS) + each.offset_ms for each in touched)
+
+    def highest(self, at: float) -> float:
+        """The most that it may have shown until then."""
+        return max(min(at, each.stop + SLACK_MS) + each.offset_ms for each in self.spans if each.start <= at)
+
+    def instants(self, broker_ms: float) -> Iterator[float]:
+        """When it showed this, by our clock."""
+        for each in self.spans:
+            if each.start <= broker_ms - each.offset_ms < each.stop:
+                yield broker_ms - each.offset_ms
+
+
+class Case:
+    """A history, sorted by what it is about."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self.events = events
+        self.clock = Clock(events)
+        self.told: dict[str, Told] = {}
+        self.by_kind: dict[str, list[Event]] = defaultdict(list)
+        for event in events:
+            self.by_kind[event["kind"]].append(event)
+        for event in self.by_kind["send"]:
+            self.told[event["key"]] = Told(
+                event["key"], event["at"], Form(event["form"]), event["value"], event["span"], event["group"]
+            )
+        for event in self.by_kind["sent"]:
+            told = self.told[event["key"]]
+            told.outcome, told.answered, told.due_at_ms = Sent(event["outcome"]), event["at"], event["due"]
+        for event in self.by_kind["cancelled"]:
+            asked = Asked(event["began"], event["at"], Cancel(event["outcome"]))
+            self.told[event["key"]].cancels.append(asked)
+        self.entries = _by_key(self.by_kind["entry"])
+        self.seen = _by_key(self.by_kind["saw"])
+        self.troubles = list(self._troubles())
+
+    def _troubles(self) -> Iterator[tuple[float, float]]:
+        ends = {(each["name"], each["began"]): each["at"] for each in self.by_kind["over"]}
+        for each in self.by_kind["trouble"]:
+            yield each["at"], ends.get((each["name"], each["at"]), float("inf"))
+        for each in self.by_kind["clock"]:
+            yield each["at"], each["at"]
+
+    def is_troubled(self, start: float, stop: float, bounds: Bounds) -> bool:
+        before, after = bounds.excuse_before_ms, bounds.excuse_after_ms
+        return any(begin - before <= stop and end + after >= start for begin, end in self.troubles)
+
+    def due_min(self, told: Told) -> float:
+        """It may not be visible before this."""
+        if told.form is Form.NONE:
+            return 0.0
+        if told.form is Form.INSTANT:
+            return float(told.value)
+        asked = int(self.clock.lowest(told.began, told.answered)) + told.span_ms
+        return max(asked, float(told.due_at_ms))
+
+
+def _by_key(events: Sequence[Event]) -> dict[str, list[Event]]:
+    found: dict[str, list[Event]] = {}
+    for event in events:
+        found.setdefault(event["key"], []).append(event)
+    return found
+
+
+# -- the invariants ---------------------------------------------------------------------------------------------------
+
+
+def judge(events: Sequence[Event], bounds: Bounds | None = None) -> list[Violation]:
+    """Everything that is not as clients were told, or as was declared."""
+    case, bounds = Case(events), bounds or Bounds()
+    return [
+        *delivered(case), *not_early(case), *cancelled_never_came(case), *answers_agree(case, bounds),
+        *on_time(case, bounds), *not_rewritten(case, bounds), *restarts_are_cheap(case, bounds), *once(case),
+        *memory_is_bounded(case, bounds), *found(case),
+    ]  # fmt: skip
+
+
+def delivered(case: Case) -> Iterator[Violation]:
+    """I1."""
+    readers = {each["group"] for each in case.by_kind["read"]}
+    for key, told in case.told.items():
+        if not told.must_come:
+            continue
+        if key not in case.entries:
+            yield Violation("I1", f"{key} was acknowledged and is in no queue", key)
+        for group in sorted(readers - {each["group"] for each in case.seen.get(key, ())}):
+            yield Violation("I1", f"{key} was acknowledged, and group {group} has read to the end without it", key)
+    yield from _as_sent(case)
+    yield from _as_counted(case)
+
+
+def _as_sent(case: Case) -> Iterator[Violation]:
+    """What comes was sent, and is what was sent."""
+    for event in (*case.by_kind["entry"], *case.by_kind["saw"]):
+        told, key = case.told.get(event["key"]), event["key"]
+        where = f"group {event['group']}" if event["kind"] == "saw" else f"{event['place']} at {event['offset']}"
+        if told is None:
+            yield Violation("I1", f"{where}: {key} was never sent", key)
+        elif told.outcome is Sent.REFUSED:
+            yield Violation("I1", f"{where}: the send of {key} was refused", key)
+        if not event["whole"]:
+            yield Violation("I1", f"{where}: {key} has another body than it was sent with", key)
+
+
+def _as_counted(case: Case) -> Iterator[Violation]:
+    """Of messages that a job cancelled, as many come as it left."""
+    for job in case.by_kind["job"]:
+        told = [each for each in case.told.values() if each.group == job["group"]]
+        sure = [each for each in told if each.outcome is Sent.ACKNOWLEDGED]
+        came = sum(each.key in case.entries for each in told)
+        low, high = len(sure) - job["changed"], len(told) - job["changed"]
+        if not low <= came <= high:
+            what = f"job {job['group']} cancelled {job['changed']} of {len(told)}, and {came} came"
+            yield Violation("I1" if came < low else "I3", what, told[0].key if told else "")
+
+
+def not_early(case: Case) -> Iterator[Violation]:
+    """I2."""
+    for key, told in case.told.items():
+        due = case.due_min(told)
+        if told.outcome is Sent.ACKNOWLEDGED and 0 < told.due_at_ms < due:
+            yield Violation(
+                "I2", f"{key} was told to be due {due - told.due_at_ms:.0f} ms before it was asked for", key
+            )
+        for event in (*case.entries.get(key, ()), *case.seen.get(key, ())):
+            if 0 < event["visible"] < due and event.get("attempt", 0) == 0:
+                yield Violation("I2", f"{key} was visible {due - event['visible']:.0f} ms before its due time", key)
+        for event in case.seen.get(key, ()):
+            if (shown := case.clock.highest(event["at"])) < due:
+                yield Violation("I2", f"group {event['group']} saw {key} {due - shown:.0f} ms before its due time", key)
+
+
+def cancelled_never_came(case: Case) -> Iterator[Violation]:
+    """I3."""
+    for key, told in case.told.items():
+        if not told.is_cancelled:
+            continue
+        for event in case.entries.get(key, ()):
+            yield Violation("I3", f"{key} was cancelled, and is in {event['place']} at {event['offset']}", key)
+        for group in sorted({event["group"] for event in case.seen.get(key, ())}):
+            yield Violation("I3", f"{key} was cancelled, and group {group} saw it", key)
+
+
+def answers_agree(case: Case, bounds: Bounds) -> Iterator[Violation]:
+    """I4."""
+    for key, told in case.told.items():
+        outcomes = {each.outcome for each in told.cancels}
+        if {Cancel.CANCELLED, Cancel.DELIVERED} <= outcomes:
+            yield Violation("I4", f"cancels of {key} were answered with cancelled and with delivered", key)
+        if Cancel.DELIVERED in outcomes and key not in case.entries:
+            yield Violation("I4", f"a cancel of {key} was answered with delivered, and it is in no queue", key)
+        for asked in told.cancels:
+            if _is_untrue(case, told, asked, bounds):
+                what = f"{key} waited, and its cancel was answered with {asked.outcome}"
+                yield Violation("I4", what, key)
+
+
+def _is_untrue(case: Case, told: Told, asked: Asked, bounds: Bounds) -> bool:
+    """A cancel of what surely waits finds it. While there is trouble the table may not be read in time: unknown."""
+    if told.outcome is not Sent.ACKNOWLEDGED or asked.began < told.answered or told.group:
+        return False
+    if case.clock.highest(asked.ended) >= case.due_min(told):
+        return False
+    if asked.outcome is Cancel.DELIVERED:
+        return True
+    return asked.outcome is Cancel.UNKNOWN and not case.is_troubled(asked.began, asked.ended, bounds)
+
+
+def on_time(case: Case, bounds: Bounds) -> Iterator[Violation]:
+    """I5."""
+    late = sorted(lateness(case, bounds))
+    if not late:
+        return
+    p99, worst = late[int(len(late) * 0.99)], late[-1]
+    if p99[0] > bounds.lateness_ms_p99:
+        yield Violation("I5", f"1 in 100 is {p99[0]:.0f} ms late or more, declared are {bounds.lateness_ms_p99:.0f}")
+    if worst[0] > bounds.lateness_ms_max:
+        what = f"{worst[1]} is {worst[0]:.0f} ms late, declared are {bounds.lateness_ms_max:.0f} at most"
+        yield Violation("I5", what, worst[1])
+
+
+def lateness(case: Case, bounds: Bounds) -> Iterator[tuple[float, str]]:
+    """Of every message that was due away from faults and was stored in time."""
+    for key, told in case.told.items():
+        if told.outcome is not Sent.ACKNOWLEDGED or not told.due_at_ms or key not in case.entries:
+            continue
+        for at in case.clock.instants(told.due_at_ms):
+            is_stored = told.answered < at
+            if is_stored and not case.is_troubled(at - bounds.excuse_before_ms, at + bounds.excuse_before_ms, bounds):
+                yield float(case.entries[key][0]["visible"] - told.due_at_ms), key
+
+
+def not_rewritten(case: Case, bounds: Bounds) -> Iterator[Violation]:
+    """I6."""
+    for event in case.by_kind["written"]:
+        rows, writes = event["rows"], event["writes"]
+        if rows and writes > bounds.writes_per_row_max * rows:
+            what = f"{rows} far rows were written {writes} times, declared are {bounds.writes_per_row_max:g} each"
+            yield Violation("I6", what)
+
+
+def restarts_are_cheap(case: Case, bounds: Bounds) -> Iterator[Violation]:
+    """I7."""
+    for event in case.by_kind["start"]:
+        if event["cpu_s"] > bounds.restart_cpu_s_max:
+            what = f"a start with {event['waiting']} waiting took {event['cpu_s']:.1f} s of CPU"
+            yield Violation("I7", f"{what}, declared are {bounds.restart_cpu_s_max:g}")
+
+
+def once(case: Case) -> Iterator[Violation]:
+    """I8."""
+    offsets: dict[str, dict[int, str]] = defaultdict(dict)
+    for key, found in case.entries.items():
+        if len(found) > 1:
+            yield Violation("I8", f"{key} has {len(found)} entries", key)
+        for event in found:
+            offsets[event["place"]][event["offset"]] = key
+    for place, keys in offsets.items():
+        if sorted(keys) != list(range(len(keys))):
+            yield Violation("I8", f"{place} has {len(keys)} entries and offsets up to {max(keys)}")
+    yield from _unchanged(case, offsets)
+    yield from _not_again(case)
+
+
+def _unchanged(case: Case, offsets: dict[str, dict[int, str]]) -> Iterator[Violation]:
+    """What a consumer has seen at an offset stays there."""
+    for event in case.by_kind["saw"]:
+        place, offset, key = event["place"], event["offset"], event["key"]
+        if place in offsets and offsets[place].get(offset, key) != key:
+            yield Violation("I8", f"{place} had {key} at {offset}, and has {offsets[place][offset]} there now", key)
+
+
+def _not_again(case: Case) -> Iterator[Violation]:
+    """What a group has acknowledged is not given to it once more."""
+    done = {(each["group"], each["key"]): each["at"] for each in reversed(case.by_kind["done"])}
+    for event in case.by_kind["saw"]:
+        acknowledged = done.get((event["group"], event["key"]))
+        if acknowledged is not None and event["asked"] > acknowledged:
+            what = f"group {event['group']} was given {event['key']}, which it had acknowledged"
+            yield Violation("I8", what, event["key"])
+
+
+def memory_is_bounded(case: Case, bounds: Bounds) -> Iterator[Violation]:
+    """I9."""
+    worst = max((each["resident"] for each in case.by_kind["sample"]), default=0)
+    if worst > bounds.resident_bytes_max:
+        what = f"the broker had {worst >> 20} MiB in memory, declared are {bounds.resident_bytes_max >> 20}"
+        yield Violation("I9", what)
+
+
+def found(case: Case) -> Iterator[Violation]:
+    """What was seen to be wrong on the way: a start that failed, a complaint of `check`."""
+    for event in case.by_kind["finding"]:
+        yield Violation(event["invariant"], event["sentence"])

@@ -1,0 +1,266 @@
+"""Postdate's processes on one folder, under the layer: what can be done to them, and what they leave."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from postdate.check import check_folder
+from postdate.errors import PostdateError
+from postdate.faults.driver import Lost
+from postdate.faults.history import History
+from postdate.faults.layer import Layer, flip_bit
+from postdate.faults.process import Broker, free_port
+from postdate.faults.remoting import Remoting
+from postdate.log.disk import RealDisk
+from postdate.table_format import MESSAGES
+
+LEAD_MS = 10_000  # short, so that many messages are far
+GONE_S = 30.0
+UP_S = 90.0  # for Spark, on two busy cores
+REFUSED_S = 60.0  # for a broker that must not start
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+SETTINGS: dict[str, Any] = {
+    "lead_ms": LEAD_MS, "rescue_step_ms": 500, "snapshot_batches": 500, "pipeline_pause_ms_min": 500,
+    "pipeline_pause_ms_max": 3_000, "table_read_ms_max": 3_000, "spark_memory_bytes": 512 << 20,
+}  # fmt: skip
+# How to tell processes apart by their commands, the first that fits.
+PARTS = {
+    "bulk": "-m postdate bulk", "pipeline": "-m postdate pipeline", "java": "java ", "worker": "pyspark",
+    "broker": "-m postdate up",
+}  # fmt: skip
+
+
+class Stuck(Exception):
+    """The broker does not do what it must, and the run cannot go on."""
+
+
+class Machine:
+    """One broker with its parts. It keeps its ports, so that clients find it again."""
+
+    def __init__(self, folder: Path, history: History, with_pipeline: bool) -> None:
+        self.folder, self.history, self.with_pipeline = folder, history, with_pipeline
+        self.layer = Layer(folder / "layer", [folder / "data"])
+        bulk_port = free_port() if with_pipeline else -1
+        self.bulk_address = f"127.0.0.1:{bulk_port}"
+        parts = {"bulk_port": bulk_port, "pipeline": "embedded" if with_pipeline else "none"}
+        self.broker = Broker(folder, self.layer.environment(), **SETTINGS, **parts)
+        self.driver = Remoting(self.broker.port, self.broker.route_address, self.bulk_address, folder)
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Raises Stuck."""
+        try:
+            self.broker.start()
+        except AssertionError as error:
+            raise Stuck(str(error)) from error
+        pid = self.broker.pid
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        spent_s = (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
+        resident = self.broker.resident_bytes
+        self.history.note("start", cpu_s=spent_s, waiting=self.broker.ready["waiting"], resident=resident)
+
+    def stop(self) -> None:
+        """Politely. Raises Stuck where that does not work."""
+        try:
+            self.broker.stop()
+        except (AssertionError, subprocess.TimeoutExpired) as error:
+            raise Stuck(str(error)) from error
+        self._await(lambda: not self.broker.processes(), GONE_S, "its parts are still there after its stop")
+
+    def revive(self) -> None:
+        """Starts it again where it has ended."""
+        if not self.broker.is_running:
+            self.broker.reap()
+            self.start()
+
+    def kill(self) -> None:
+        os.kill(self.broker.pid, signal.SIGKILL)
+        self.broker.reap()
+
+    def kill_all(self) -> None:
+        """The broker and whatever it has started, at once."""
+        for pid in self.broker.processes():
+            signal_to(pid, signal.SIGKILL)
+        self.broker.reap()
+        self._await(lambda: not self.broker.processes(), GONE_S, "processes that were killed are still there")
+
+    def cut_power(self, dice: Random) -> None:
+        """All processes end, and of what was not synced any part is lost."""
+        self.kill_all()
+        lost = self.layer.lose_power(dice)
+        self.history.note("power", lost=lost[:20], count=len(lost))
+        self.start()
+
+    def end(self) -> None:
+        """Whatever still runs, at the end of a run that went wrong."""
+        for pid in self.broker.processes():
+            signal_to(pid, signal.SIGKILL)
+        self.broker.reap()
+
+    def _await(self, is_so: Callable[[], bool], seconds: float, otherwise: str) -> None:
+        end = time.monotonic() + seconds
+        while not is_so():
+            if time.monotonic() > end:
+                raise Stuck(otherwise)
+            time.sleep(0.05)
+
+    # -- its parts ----------------------------------------------------------------------------------------------------
+
+    def pids(self, part: str) -> list[int]:
+        return [pid for pid, command in self.broker.processes().items() if part_of(command) == part]
+
+    def signal_part(self, part: str, number: signal.Signals) -> int:
+        """To one process of a part; 0 where it has none, else its id."""
+        pids = sorted(self.pids(part))
+        if not pids:
+            return 0
+        signal_to(pids[0], number)
+        return pids[0]
+
+    def await_pipeline(self) -> None:
+        """Until Spark is ahead of the messages that are due. Raises Stuck after a generous while."""
+        if self.with_pipeline:
+            self._await(self._is_served, UP_S, f"no pipeline has come up within {UP_S:.0f} s")
+
+    def _is_served(self) -> bool:
+        try:
+            return bool(self.driver.status()["far"]["is_served"])
+        except Lost:
+            return False
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def step_clock(self, span_ms: int) -> None:
+        """The history knows the highest that the clock may have been: it is told of a step ahead before it is made."""
+        if span_ms > 0:
+            self.history.clock(self.layer.offset_ms + span_ms)
+        self.layer.step_clock(span_ms)
+        if span_ms < 0:
+            self.history.clock(self.layer.offset_ms)
+
+    # -- others -------------------------------------------------------------------------------------------------------
+
+    def second_broker(self) -> None:
+        """On the same folder: it must refuse, with a sentence."""
+        ports = ["--route-port", "0", "--broker-port", "0", "--vip-port", "-1", "--bulk-port", "-1"]
+        try:
+            ended = self._run(["up", "--data", str(self.broker.data), *ports])
+        except subprocess.TimeoutExpired:
+            self._find("I8", "a second broker runs on the folder of the first")
+            return
+        if ended.returncode != 2 or "in use" not in ended.stderr:
+            self._find("I8", f"a second broker on the folder ended with {ended.returncode}: {ended.stderr[-200:]}")
+
+    def _run(self, arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+        """One of our commands, not under the layer."""
+        return subprocess.run(
+            [sys.executable, "-m", "postdate", *arguments], capture_output=True, text=True, timeout=REFUSED_S,
+            check=False, stdin=subprocess.DEVNULL, cwd=self.folder,
+        )  # fmt: skip
+
+    def second_pipeline(self, seconds: float) -> None:
+        """It fences the first, which is started again and fences it: whoever is older stages nothing."""
+        table = str(self.broker.data / "table")
+        process = self.broker.spawn("pipeline", "--bulk", self.bulk_address, "--table", table)
+        try:
+            time.sleep(seconds)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    # -- damage -------------------------------------------------------------------------------------------------------
+
+    def flip_a_bit(self, dice: Random) -> str:
+        """In a copy of the folder of a broker that was killed: it is told by name, or it harms nobody."""
+        copy = self.folder / "flipped"
+        shutil.copytree(self.broker.data, copy / "data")
+        try:
+            flip = flip_bit(copy / "data", dice)
+            self._judge_copy(copy, str(flip))
+            return str(flip)
+        finally:
+            shutil.rmtree(copy)
+
+    def _judge_copy(self, copy: Path, what: str) -> None:
+        is_named = bool(check_folder(RealDisk(copy / "data")).findings)
+        broker = Broker(copy, **SETTINGS)
+        try:
+            broker.start()
+        except AssertionError as error:
+            if "Traceback" in str(error) or not is_named:
+                self._find("I1", f"{what}: check named it: {is_named}, and the broker said: {str(error)[-300:]}")
+            return
+        try:
+            self._judge_reading(broker, what, is_named)
+        finally:
+            broker.kill()
+
+    def _judge_reading(self, broker: Broker, what: str, is_named: bool) -> None:
+        """What check has not named must not be missing, and nothing comes with another body unnoticed."""
+        driver = Remoting(broker.port, broker.route_address, "", self.folder)
+        try:
+            entries = {(each.place, each.offset): each for each in driver.entries({})}
+        except (Lost, PostdateError) as error:
+            if not is_named:
+                self._find("I1", f"{what}: check did not name it, and the queues cannot be read: {error}")
+            return
+        seen = [each for each in list(self.history.events) if each["kind"] == "saw" and each["offset"] >= 0]
+        for each in seen:
+            found = entries.get((each["place"], each["offset"]))
+            if found is None and not is_named and each["place"].startswith("faults/"):
+                self._find("I1", f"{what}: check did not name it, and {each['key']} is gone")
+            if found is not None and found.key != each["key"] and not is_named:
+                self._find("I8", f"{what}: check did not name it, and {each['key']} is {found.key} now")
+
+    def _find(self, invariant: str, sentence: str) -> None:
+        self.history.note("finding", invariant=invariant, sentence=sentence)
+
+    # -- what it leaves -----------------------------------------------------------------------------------------------
+
+    def sample(self) -> None:
+        if self.broker.is_running:
+            try:
+                resident, files = self.broker.resident_bytes, self.broker.file_count
+            except OSError:  # it has ended meanwhile
+                return
+            self.history.note("sample", resident=resident, files=files)
+
+    def count_writes(self) -> None:
+        """How many rows the table was given, and how often rows were written. Raises Lost."""
+        writes = writes_in(self.broker.data / "table" / MESSAGES)
+        self.history.note("written", rows=self.driver.status()["far"]["rows_in"], writes=writes)
+
+    def examine(self) -> None:
+        """After its stop: what `check` finds, and whether it made a mistake of its own."""
+        for finding in check_folder(RealDisk(self.broker.data)).findings:
+            self._find("check", str(finding))
+        for line in self.broker.log_lines():
+            if line.startswith(("Traceback", "AssertionError")):
+                self._find("log", line)
+
+
+def writes_in(table: Path) -> int:
+    """The rows of all files that the table's log has ever added."""
+    lines = [line for path in table.glob("_delta_log/*.json") for line in path.read_text().splitlines()]
+    added = [action["add"] for action in map(json.loads, lines) if "add" in action]
+    return sum(json.loads(each["stats"])["numRecords"] for each in added if each.get("stats"))
+
+
+def part_of(command: str) -> str:
+    return next((part for part, mark in PARTS.items() if mark in command), "")
+
+
+def signal_to(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return  # it has ended meanwhile

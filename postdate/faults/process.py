@@ -1,0 +1,176 @@
+"""`postdate up` as a process of its own: started, killed, paused and started again on the same folder and ports, and
+what the system knows about it.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from postdate.check import check_folder
+from postdate.faults.peer import Peer
+from postdate.log.disk import RealDisk
+
+ROOT = Path(__file__).parent.parent.parent  # of the package, which brokers are to run from
+START_S, STOP_S = 60.0, 60.0
+_MARK = "BROKER_OF_A_TEST"  # a variable that whatever a broker starts inherits
+
+# Small files, so that snapshots and several segments come within seconds.
+SMALL_FILES: dict[str, Any] = {"segment_bytes": 1 << 20, "batch_bytes_max": 1 << 20, "queue_file_rows": 4_096}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Broker:
+    """A broker process on a folder. It keeps its ports, so that clients find it again after a restart."""
+
+    def __init__(self, folder: Path, environ: Mapping[str, str] | None = None, **settings: Any) -> None:
+        self._environ = environ or {}
+        self.data = folder / "data"
+        self.log = folder / "broker.log"
+        self._folder = folder
+        # No bulk, hence no Spark: whoever tests those asks for them.
+        ports = {"route_port": free_port(), "broker_port": free_port(), "vip_port": -1, "bulk_port": -1}
+        self._settings = {**SMALL_FILES, **ports, "data": self.data, **settings}
+        self.port = int(self._settings["broker_port"])
+        self.route_address = f"127.0.0.1:{self._settings['route_port']}"
+        self._process: subprocess.Popen[str] | None = None
+        self.ready: dict[str, Any] = {}  # what it said when it served
+        self.start_count = 0
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        flags = [text for name, value in self._settings.items() for text in (_flag(name), str(value))]
+        self._process = self.spawn("up", "--json", *flags)
+        assert self._process.stdout is not None
+        is_heard = select.select([self._process.stdout], [], [], START_S)[0]
+        line = self._process.stdout.readline() if is_heard else ""
+        if not line:
+            self._process.kill()
+            self._process.wait()
+            self._process.stdout.close()
+            self._process = None
+            raise AssertionError(f"the broker does not start: {self.log.read_text()[-2_000:]}")
+        self.ready = json.loads(line)
+        self.start_count += 1
+
+    def spawn(self, *arguments: str) -> "subprocess.Popen[str]":
+        """One of our commands, in a group of its own, with this broker's environment and log."""
+        own = {name: value for name, value in os.environ.items() if not name.startswith("POSTDATE_")}
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "postdate", *arguments], stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=log, text=True, cwd=self._folder,
+                env={**own, "PYTHONPATH": str(ROOT), **self._environ, _MARK: str(self._folder)},
+                start_new_session=True,
+            )  # fmt: skip
+
+    def kill(self) -> None:
+        """As by a power switch, but for the disk."""
+        self._end(signal.SIGKILL)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Politely. Does nothing where it does not run."""
+        if self._process is not None:
+            self._end(number)
+
+    def _end(self, number: signal.Signals) -> None:
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        process.send_signal(number)
+        try:
+            code = process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            process.stdout.close()
+            self._process = None
+        expected = -number if number == signal.SIGKILL else 0
+        assert code == expected, f"the broker ended with {code}, expected {expected}: {self.log.read_text()[-2_000:]}"
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def reap(self) -> None:
+        """Of one that has ended, or was killed. Does nothing where it does not run."""
+        if self._process is None:
+            return
+        assert self._process.stdout is not None
+        self._process.wait()
+        self._process.stdout.close()
+        self._process = None
+
+    def peer(self) -> Peer:
+        return Peer(self.port)
+
+    # -- what is known about it -----------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def processes(self) -> dict[int, str]:
+        """Every process that lives by it, itself included, with its command: also those that a part has started, and
+        those that are left when it is gone.
+        """
+        mark = f"{_MARK}={self._folder}".encode()
+        found = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (path / "environ").read_bytes().split(b"\0"):
+                    found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            except OSError:  # it has ended meanwhile, or is another user's
+                continue
+        return found
+
+    @property
+    def resident_bytes(self) -> int:
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) * 1_024
+
+    @property
+    def file_count(self) -> int:
+        """Open files, but for segments of the log: those are as many as the log has, up to VIEWS_MAX of its own."""
+        folder = Path(f"/proc/{self.pid}/fd")
+        return sum(_target_of(link).parent != self.data / "log" for link in folder.iterdir())
+
+    def log_lines(self, *levels: str) -> list[str]:
+        """Lines of its log of some levels; all of them without any, also what is no line of ours, as a traceback."""
+        lines = self.log.read_text().splitlines()
+        return [line for line in lines if not levels or line.split()[1:2] in [[level] for level in levels]]
+
+    def check(self) -> list[str]:
+        """What `postdate check` finds in its folder. It must not run."""
+        assert self._process is None
+        return [str(finding) for finding in check_folder(RealDisk(self.data)).findings]
+
+
+def _target_of(link: Path) -> Path:
+    try:
+        return link.readlink()
+    except FileNotFoundError:
+        return Path()  # closed since the folder was listed
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,380 @@
+"""The driver of Postdate: producers and consumers over RocketMQ's remoting protocol, and our own Python client."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import postdate
+from postdate.errors import PostdateError
+from postdate.faults.driver import Answer, Cancel, Consumer, Delivery, Entry, Form, Lost, Producer, Sent, Wish
+from postdate.faults.peer import (
+    Closed,
+    Peer,
+    got,
+    heartbeat,
+    make_topic,
+    properties_of,
+    properties_text,
+    pull_command,
+    send_command,
+)
+from postdate.log.record import Record
+from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY
+from postdate.wire import bodies, codes
+from postdate.wire.frame import Command
+from postdate.wire.ids import parse_recall_handle
+from postdate.wire.records import decode_records
+
+TOPIC, QUEUES = "faults", 4
+PULL, POP, CLIENT = "pull", "pop", "client"
+ANSWER_S = 10.0  # then it is in doubt
+POP_INVISIBLE_MS = 3_000
+POLL_MS = 200
+READ_COUNT = 256
+IMPORT_S, IMPORT_TRIES = 60.0, 5
+_LOST = (Closed, OSError)
+_REFUSED = {codes.SYSTEM_BUSY, codes.MESSAGE_ILLEGAL, codes.SERVICE_NOT_AVAILABLE}
+_PROPERTIES = {
+    Form.LEVEL: "DELAY", Form.SECONDS: "TIMER_DELAY_SEC", Form.SPAN: "TIMER_DELAY_MS", Form.INSTANT: "TIMER_DELIVER_MS",
+}  # fmt: skip
+
+
+def _properties(wish: Wish) -> dict[str, Any]:
+    delay = {} if wish.form is Form.NONE else {_PROPERTIES[wish.form]: wish.value}
+    return {PROPERTY_UNIQ_KEY: wish.key, PROPERTY_KEYS: user_key(wish.key), **delay}
+
+
+def user_key(key: str) -> str:
+    """Another text than the unique key, so that a cancel by the one does not work by the other."""
+    return f"{key}k"
+
+
+def _key(record: Record) -> str:
+    return properties_of(record)[PROPERTY_KEYS][:-1]
+
+
+class _Connected:
+    """A peer whose socket may be cut by another thread."""
+
+    def __init__(self, port: int) -> None:
+        try:
+            self.peer = Peer(port)
+        except OSError as error:
+            raise Lost(str(error)) from error
+        self.peer.socket.settimeout(ANSWER_S)
+
+    def drop(self) -> None:
+        try:
+            self.peer.socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # it was gone already
+
+    def close(self) -> None:
+        self.peer.close()
+
+
+class RemotingProducer(_Connected):
+    """Sends each message once; nothing is repeated, so that what is in the queues can be counted."""
+
+    def send(self, wishes: Sequence[Wish]) -> list[Answer]:
+        commands = [
+            send_command(self.peer, TOPIC, wish.body, queue_id=_queue_of(wish.key), **_properties(wish))
+            for wish in wishes
+        ]
+        answers: list[Answer] = []
+        try:
+            self.peer.write(*commands)
+            answers.extend(_answer(self.peer.answer_to(command.opaque)) for command in commands)
+        except _LOST:
+            answers += [Answer(Sent.IN_DOUBT)] * (len(wishes) - len(answers))
+        return answers
+
+    def send_batch(self, wishes: Sequence[Wish]) -> list[Answer]:
+        inner = [bodies.Inner(0, wish.body, properties_text(_properties(wish)).encode()) for wish in wishes]
+        queue_id = _queue_of(wishes[0].key)
+        command = send_command(self.peer, TOPIC, bodies.encode_batch(inner), queue_id=queue_id, fields={"m": True})
+        try:
+            self.peer.write(command._replace(code=codes.SEND_BATCH_MESSAGE))
+            answer = self.peer.answer_to(command.opaque)
+        except _LOST:
+            return [Answer(Sent.IN_DOUBT)] * len(wishes)
+        outcome = _answer(answer).outcome
+        handles = str(answer.fields.get("recallHandles", "")).split(" ")
+        if outcome is not Sent.ACKNOWLEDGED or len(handles) != len(wishes):
+            return [Answer(outcome)] * len(wishes)
+        return [_with_handle(outcome, "" if handle == "-" else handle) for handle in handles]
+
+    def cancel(self, wish: Wish, answer: Answer, way: int) -> Cancel:
+        """By handle; where the due time is known to the millisecond, also by key and by delete marker."""
+        ways = 3 if wish.form is Form.INSTANT else 1
+        try:
+            found = (self._by_handle, self._by_key, self._by_marker)[way % ways](wish, answer)
+        except _LOST:
+            return Cancel.IN_DOUBT
+        outcome = found.fields.get("outcome")
+        return Cancel(str(outcome)) if outcome in list(Cancel) else Cancel.IN_DOUBT
+
+    def _by_handle(self, _: Wish, answer: Answer) -> Command:
+        return self.peer.ask(codes.RECALL_MESSAGE, topic=TOPIC, recallHandle=answer.handle)
+
+    def _by_key(self, wish: Wish, _: Answer) -> Command:
+        return self.peer.ask(codes.RECALL_MESSAGE, topic=TOPIC, key=user_key(wish.key), due=wish.value)
+
+    def _by_marker(self, wish: Wish, _: Answer) -> Command:
+        marker = send_command(self.peer, TOPIC, "", TIMER_DELIVER_MS=wish.value, TIMER_DEL_UNIQKEY=wish.key)
+        self.peer.write(marker)
+        return self.peer.answer_to(marker.opaque)
+
+
+def _queue_of(key: str) -> int:
+    return sum(key.encode()) % QUEUES
+
+
+def _answer(answer: Command) -> Answer:
+    if answer.code == codes.SUCCESS:
+        return _with_handle(Sent.ACKNOWLEDGED, str(answer.fields.get("recallHandle") or ""))
+    return Answer(Sent.REFUSED if answer.code in _REFUSED else Sent.IN_DOUBT)
+
+
+def _with_handle(outcome: Sent, handle: str) -> Answer:
+    return Answer(outcome, handle, parse_recall_handle(handle).due_at_ms if handle else 0)
+
+
+# -- consumers --------------------------------------------------------------------------------------------------------
+
+
+class PullConsumer(_Connected):
+    """Pulls queue by queue and commits what it is done with; the group's retry topic too."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(port)
+        self._places = [(TOPIC, queue_id) for queue_id in range(QUEUES)] + [(f"%RETRY%{PULL}", 0)]
+        self._turn = 0
+        try:
+            heartbeat(self.peer, "puller", {TOPIC: "*"}, group=PULL)
+        except _LOST as error:
+            raise Lost(str(error)) from error
+
+    def receive(self) -> list[Delivery]:
+        self._turn += 1
+        topic, queue_id = self._places[self._turn % len(self._places)]
+        place = _place(topic, queue_id)
+        try:
+            told = self.peer.ask(codes.QUERY_CONSUMER_OFFSET, **_committed(topic, queue_id))
+            offset = int(told.fields.get("offset", 0))
+            command = pull_command(self.peer, topic, offset, queue_id=queue_id, group=PULL, wait_ms=POLL_MS)
+            self.peer.write(command)
+            found = got(self.peer.answer_to(command.opaque))
+        except _LOST as error:
+            raise Lost(str(error)) from error
+        return [_delivery(record, place, (topic, queue_id, found.next_offset)) for record in found.records]
+
+    def done(self, deliveries: Sequence[Delivery]) -> list[bool]:
+        """Commits behind the last of them. A commit is told to nobody as done: what follows it may come again."""
+        if deliveries:
+            topic, queue_id, offset = deliveries[-1].token[:3]
+            try:
+                self.peer.ask(codes.UPDATE_CONSUMER_OFFSET, **_committed(topic, queue_id), commitOffset=offset)
+            except _LOST as error:
+                raise Lost(str(error)) from error
+        return [False] * len(deliveries)
+
+    def again(self, delivery: Delivery) -> bool:
+        back: dict[str, Any] = {"group": PULL, "offset": delivery.token[3], "delayLevel": 1}
+        try:
+            return self.peer.ask(codes.CONSUMER_SEND_MSG_BACK, **back).code == codes.SUCCESS
+        except _LOST as error:
+            raise Lost(str(error)) from error
+
+
+def _committed(topic: str, queue_id: int) -> Mapping[str, Any]:
+    return {"consumerGroup": PULL, "topic": topic, "queueId": queue_id}
+
+
+def _place(topic: str, queue_id: int) -> str:
+    return f"{topic}/{queue_id}"
+
+
+def _delivery(record: Record, place: str, token: tuple[Any, ...]) -> Delivery:
+    attempt, visible = record.reconsume_times, record.stored_at_ms
+    return Delivery(_key(record), record.body, place, record.queue_offset, visible, attempt, (*token, record.offset))
+
+
+class PopConsumer(_Connected):
+    """Pops; what it does not acknowledge is given again."""
+
+    def receive(self) -> list[Delivery]:
+        asked: dict[str, Any] = {
+            "consumerGroup": POP, "topic": TOPIC, "queueId": -1, "maxMsgNums": 32, "pollTime": POLL_MS,
+            "invisibleTime": POP_INVISIBLE_MS, "bornTime": int(time.time() * 1_000), "initMode": 0, "expType": "TAG",
+            "exp": "*",
+        }  # fmt: skip
+        try:
+            answer = self.peer.ask(codes.POP_MESSAGE, **asked)
+        except _LOST as error:
+            raise Lost(str(error)) from error
+        popped_at = str(answer.fields.get("popTime", ""))
+        return [
+            _delivery(record, _place(TOPIC, record.queue_id), (record, popped_at))
+            for record in decode_records(answer.body)
+        ]
+
+    def done(self, deliveries: Sequence[Delivery]) -> list[bool]:
+        return [self._acknowledged(*delivery.token[:2]) for delivery in deliveries]
+
+    def _acknowledged(self, record: Record, popped_at: str) -> bool:
+        queue_id, offset = record.queue_id, record.queue_offset
+        handle: dict[str, Any] = {
+            "consumerGroup": POP, "topic": TOPIC, "queueId": queue_id, "offset": offset,
+            "extraInfo": f"{offset} {popped_at} {POP_INVISIBLE_MS} 0 0 postdate {queue_id} {offset}",
+        }  # fmt: skip
+        try:
+            return self.peer.ask(codes.ACK_MESSAGE, **handle).code == codes.SUCCESS
+        except _LOST as error:
+            raise Lost(str(error)) from error
+
+    def again(self, delivery: Delivery) -> bool:  # noqa: ARG002 - it comes by itself
+        return True
+
+
+class ClientConsumer:
+    """A member of a group by our Python client."""
+
+    def __init__(self, address: str) -> None:
+        self._client = postdate.connect(address, timeout=5.0)
+        self._messages = self._client.consume(TOPIC, group=CLIENT, idle=f"{5 * POLL_MS}ms")
+
+    def receive(self) -> list[Delivery]:
+        """One; asking for the next acknowledges it."""
+        try:
+            message = next(self._messages, None)
+        except PostdateError as error:
+            raise Lost(str(error)) from error
+        if message is None:
+            raise Lost("nothing has come for a while")
+        return [Delivery(str(message.key)[:-1], message.raw_body, "", -1, 0, message.attempt - 1, message)]
+
+    def done(self, deliveries: Sequence[Delivery]) -> list[bool]:
+        return [False] * len(deliveries)
+
+    def again(self, delivery: Delivery) -> bool:
+        try:
+            delivery.token.retry("1s")
+        except PostdateError as error:
+            raise Lost(str(error)) from error
+        return True
+
+    def drop(self) -> None:
+        self._client.close()
+
+    def close(self) -> None:
+        self._messages.close()
+        self._client.close()
+
+
+# -- the driver -------------------------------------------------------------------------------------------------------
+
+
+class Remoting:
+    """Clients of the broker at these ports of loopback."""
+
+    consumer_kinds = (PULL, POP, CLIENT)
+    levels_ms: Mapping[int, int] = {1: 1_000, 2: 5_000, 3: 10_000}
+
+    def __init__(self, broker_port: int, route_address: str, bulk_address: str, folder: Path) -> None:
+        self._port, self._route, self._bulk, self._folder = broker_port, route_address, bulk_address, folder
+
+    def prepare(self) -> None:
+        connected = _Connected(self._port)
+        make_topic(connected.peer, TOPIC, QUEUES)
+        connected.close()
+
+    def producer(self) -> Producer:
+        return RemotingProducer(self._port)
+
+    def consumer(self, kind: str) -> Consumer:
+        if kind == CLIENT:
+            return ClientConsumer(self._route)
+        return PullConsumer(self._port) if kind == PULL else PopConsumer(self._port)
+
+    def entries(self, places: dict[str, int]) -> Iterator[Entry]:
+        connected = _Connected(self._port)
+        try:
+            for queue_id in range(QUEUES):
+                yield from self._of_queue(connected.peer, queue_id, places)
+        except _LOST as error:
+            raise Lost(str(error)) from error
+        finally:
+            connected.close()
+
+    def _of_queue(self, peer: Peer, queue_id: int, places: dict[str, int]) -> Iterator[Entry]:
+        place = _place(TOPIC, queue_id)
+        while True:
+            offset = places.get(place, 0)
+            command = pull_command(peer, TOPIC, offset, queue_id=queue_id, group="readers", maxMsgNums=READ_COUNT)
+            peer.write(command)
+            found = got(peer.answer_to(command.opaque))
+            if found.code != codes.SUCCESS:
+                return
+            for record in found.records:
+                yield Entry(place, record.queue_offset, _key(record), record.body, record.stored_at_ms)
+            places[place] = found.next_offset
+
+    def status(self) -> dict[str, Any]:
+        """Of broker and pipeline, as `postdate status --json` tells it. Raises Lost."""
+        connected = _Connected(self._port)
+        try:
+            return bodies.load(connected.peer.ask(codes.GET_STATUS).body, "the state of a broker")
+        except _LOST as error:
+            raise Lost(str(error)) from error
+        finally:
+            connected.close()
+
+    @contextmanager
+    def slow_reader(self, count: int) -> Iterator[None]:
+        """Somebody who has asked for everything many times, and reads none of the answers. Raises Lost."""
+        connected = _Connected(self._port)
+        try:
+            pulls = [
+                pull_command(connected.peer, TOPIC, 0, queue_id=number % QUEUES, group="slow", maxMsgNums=READ_COUNT)
+                for number in range(count)
+            ]
+            connected.peer.write(*pulls)
+            yield
+        except _LOST as error:
+            raise Lost(str(error)) from error
+        finally:
+            connected.close()
+
+    def cancel_where(self, prefix: str) -> int:
+        try:
+            with postdate.connect(self._route, timeout=ANSWER_S) as client:
+                return client.cancel_where(f"key like '{prefix}%'").changed
+        except PostdateError as error:
+            raise Lost(str(error)) from error
+
+    def bring(self, wishes: Sequence[Wish]) -> bool:
+        """By `postdate import`, under one id until it has passed: what was done is not done twice."""
+        name = wishes[0].key
+        file = self._folder / f"{name}.jsonl"
+        rows = ({"due": wish.value, "key": user_key(wish.key), "body": wish.body.decode()} for wish in wishes)
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        command = [
+            sys.executable, "-m", "postdate", "import", str(file), "--topic", TOPIC, "--due", "due", "--due-unit", "ms",
+            "--key", "key", "--id", name, "--bulk", self._bulk, "--json",
+        ]  # fmt: skip
+        with (self._folder / "import.log").open("ab") as said:
+            return any(_is_done(command, said) for _ in range(IMPORT_TRIES))
+
+
+def _is_done(command: Sequence[str], said: IO[bytes]) -> bool:
+    try:
+        return subprocess.run(command, stdout=said, stderr=said, timeout=IMPORT_S, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False

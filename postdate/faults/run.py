@@ -1,0 +1,197 @@
+"""An episode: a machine, its crew and its troubles, from an empty folder to the verdict.
+
+A long run is many episodes, each on a folder of its own and with a seed of its own, so that a finding has a short
+history and what is found late does not hide behind what was found early.
+"""
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from postdate.faults import checker
+from postdate.faults.checker import Bounds, Violation
+from postdate.faults.driver import Lost
+from postdate.faults.history import Event, History
+from postdate.faults.machine import Machine, Stuck
+from postdate.faults.troubles import Scene, Trouble, chosen
+from postdate.faults.workload import Crew, Load
+
+SAY_S = 10.0
+DRAIN_S = 240.0
+STEP_MS = 60_000  # of the clock, when everything is to come due
+QUIET_SHARE = 0.1  # of the gaps between faults are long: only what is away from faults must be on time
+QUIET_S = 45.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an episode is made of."""
+
+    seconds: float
+    load: Load = field(default_factory=Load)
+    bounds: Bounds = field(default_factory=Bounds)
+    with_pipeline: bool = True
+    gap_s: tuple[float, float] = (1.0, 8.0)
+    pause_s_max: float = 120.0
+    troubles: tuple[Trouble, ...] = ()  # in this order, again and again; () leaves it to the dice
+
+    def shortened(self, seconds: float) -> "Plan":
+        return replace(self, seconds=min(self.seconds, seconds))
+
+
+@dataclass
+class Result:
+    seed: int
+    violations: list[Violation]
+    events: list[Event]
+    summary: str
+
+
+class Episode:
+    """One of them. `stop` ends its troubles early; the verdict comes all the same."""
+
+    def __init__(self, folder: Path, seed: int, plan: Plan, say: Callable[[str], None]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._plan, self._seed, self._say = plan, seed, say
+        self._dice = random.Random(seed)
+        self.history = History(folder / "history.jsonl")
+        self._machine = Machine(folder, self.history, plan.with_pipeline)
+        self._crew = Crew(self._machine.driver, self.history, plan.load, seed)
+        self._scene = Scene(self._machine, self._crew, self.history, self._dice, plan.pause_s_max)
+        self._stopping = threading.Event()
+        self._places: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self) -> Result:
+        sampling = threading.Thread(target=self._sample, daemon=True)
+        try:
+            self._machine.start()
+            self._machine.driver.prepare()
+            sampling.start()
+            self._crew.start()
+            self._suffer()
+            self._drain()
+            self._machine.count_writes()
+            self._machine.stop()
+            self._machine.examine()
+        except (Stuck, Lost) as error:
+            self.history.note("finding", invariant="I1", sentence=f"it cannot go on: {error}")
+        finally:
+            self._stopping.set()
+            self._machine.end()
+            self.history.close()
+        return self._result()
+
+    def _sample(self) -> None:
+        while not self._stopping.wait(1.0):
+            self._machine.sample()
+
+    # -- the troubles -------------------------------------------------------------------------------------------------
+
+    def _suffer(self) -> None:
+        end = time.monotonic() + self._plan.seconds
+        self._machine.await_pipeline()
+        told = time.monotonic()
+        while time.monotonic() < end and not self._stopping.wait(self._gap(end)):
+            trouble = self._next()
+            with self.history.trouble(trouble.name):
+                trouble.run(self._scene)
+                self._scene.await_service()
+            self._counts[trouble.name] += 1
+            if time.monotonic() - told > SAY_S:
+                told = time.monotonic()
+                self._say(self._progress(end - told, trouble.name))
+
+    def _gap(self, end: float) -> float:
+        is_long = self._dice.random() < QUIET_SHARE
+        gap_s = QUIET_S if is_long else self._dice.uniform(*self._plan.gap_s)
+        return max(0.0, min(gap_s, end - time.monotonic()))
+
+    def _next(self) -> Trouble:
+        if self._plan.troubles:
+            return self._plan.troubles[self._counts.total() % len(self._plan.troubles)]
+        return chosen(self._dice, self._plan.with_pipeline)
+
+    def _progress(self, left_s: float, last: str) -> str:
+        kinds = Counter(event["kind"] for event in list(self.history.events))
+        return (
+            f"{max(left_s, 0):5.0f} s left, {kinds['sent']:,} sent, {kinds['saw']:,} seen, "
+            f"{kinds['cancelled']:,} cancels, {self._counts.total()} faults, the last: {last}"
+        )
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        """No more faults: time goes on until everything is due, and everybody reads to the end."""
+        self._say("no more faults: waiting for all that is due")
+        with self.history.trouble("the end"):
+            self._scene.await_service()
+            self._machine.await_pipeline()
+            self._crew.stop_makers()
+            self._machine.history.note("makers have stopped")
+            self._come_due()
+        self._read_to_the_end()
+        self._crew.stop_readers()
+
+    def _come_due(self) -> None:
+        last = self._last_due()
+        while self.history.broker_ms() <= last:
+            self._machine.step_clock(min(STEP_MS, last - self.history.broker_ms() + 1))
+            time.sleep(0.2)
+
+    def _last_due(self) -> int:
+        case = checker.Case(self.history.events)
+        return int(max((case.due_min(told) for told in case.told.values()), default=0))
+
+    def _read_to_the_end(self) -> None:
+        """Until all that must come is in the queues and every group has seen it, or a generous while has passed."""
+        case = checker.Case(self.history.events)
+        missing = {key for key, told in case.told.items() if told.must_come}
+        groups = {kind: set(missing) for kind in self._machine.driver.consumer_kinds}
+        read, end = 0, time.monotonic() + DRAIN_S
+        while time.monotonic() < end and (missing or any(groups.values())):
+            entries = list(self._machine.driver.entries(self._places))
+            self.history.found(entries)
+            missing -= {entry.key for entry in entries}
+            events, read = self.history.events[read:], len(self.history.events)
+            for event in events:
+                if event["kind"] == "saw":
+                    groups[event["group"]].discard(event["key"])
+            time.sleep(0.2)
+        for kind in groups:
+            self.history.note("read", group=kind)
+
+    def _result(self) -> Result:
+        violations = checker.judge(self.history.events, self._plan.bounds)
+        return Result(self._seed, violations, self.history.events, self._summary())
+
+    def _summary(self) -> str:
+        case = checker.Case(self.history.events)
+        kinds = Counter(event["kind"] for event in self.history.events)
+        outcomes = Counter(asked.outcome for told in case.told.values() for asked in told.cancels)
+        sent = Counter(told.outcome for told in case.told.values())
+        late = sorted(span for span, _ in checker.lateness(case, self._plan.bounds))
+        resident = max((event["resident"] for event in case.by_kind["sample"]), default=0)
+        told_late = (
+            f"{len(late)} away from faults, p50 {late[len(late) // 2]:.0f} ms, worst {late[-1]:.0f}" if late else "-"
+        )
+        return (
+            f"{dict(sent)}, {kinds['saw']:,} seen, cancels {dict(outcomes)}, {kinds['job']} jobs; "
+            f"{self._counts.total()} faults {dict(self._counts)}; late: {told_late}; {resident >> 20} MiB"
+        )
+
+
+def history_of(events: list[Event], key: str) -> list[Event]:
+    """What happened to a message, with the faults in between."""
+    return [
+        event
+        for event in events
+        if event.get("key") == key or event["kind"] in ("trouble", "over", "clock", "power", "point", "start")
+    ]

@@ -1,0 +1,293 @@
+"""Who works on the broker while it suffers: producers with every form of delay, cancels that race the due instant,
+consumers of every kind that come and go and send some back, jobs and imports.
+
+Each is a thread that goes on until it is told to stop. A connection that ends is made anew; what was in flight on it
+stays in doubt. Nobody sends anything a second time: what is in the queues can then be counted.
+"""
+
+import heapq
+import random
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from postdate.faults.driver import Answer, Cancel, Consumer, Driver, Form, Lost, Producer, Sent, Wish
+from postdate.faults.history import History, now_ms
+
+AGAIN_S = 0.1
+JOIN_S = 240.0  # a job waits for the pipeline
+RACES_MAX = 2_000  # cancels that wait for their instant
+RACERS = 2
+RACE_MS = 30  # around the due instant
+GROUP_SIZE = 30
+BROUGHT = 2_000
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much, and how far ahead. Delays are chosen evenly on a logarithmic scale: most are short."""
+
+    producers: int = 3
+    consumers: int = 2  # of each kind
+    pause_s: float = 0.1
+    delay_ms_max: int = 240_000
+    with_jobs: bool = True
+    with_imports: bool = True
+
+
+class Hand(threading.Thread, ABC):
+    """Visits the broker again and again until it is told to stop."""
+
+    def __init__(self, name: str, seed: int, driver: Driver, history: History) -> None:
+        super().__init__(name=name, daemon=True)
+        self.random = random.Random(f"{seed} {name}")
+        self.driver, self.history = driver, history
+        self.stopping = threading.Event()
+        self.mistake: BaseException | None = None
+        self.connection: Producer | Consumer | None = None
+
+    def run(self) -> None:
+        try:
+            while not self.stopping.is_set():
+                try:
+                    self.visit()
+                except Lost:
+                    self.stopping.wait(AGAIN_S)
+        except BaseException as mistake:
+            self.mistake = mistake
+
+    @abstractmethod
+    def visit(self) -> None:
+        """Works for a while, or until the connection ends. Raises Lost."""
+
+    def drop(self) -> None:
+        """Cuts its connection, as a cable would."""
+        if self.connection is not None:
+            self.connection.drop()
+
+
+class Maker(Hand):
+    """Makes wishes with every form of delay."""
+
+    def __init__(self, name: str, seed: int, driver: Driver, history: History, load: Load) -> None:
+        super().__init__(name, seed, driver, history)
+        self.load = load
+        self._count = 0
+
+    def wish(self, prefix: str = "") -> Wish:
+        self._count += 1
+        key, form = f"{prefix or self.name}-{self._count}", self.random.choice(list(Form))
+        span_ms = int(self.load.delay_ms_max ** self.random.uniform(0.3, 1))
+        if form is Form.NONE:
+            return Wish(key, form)
+        if form is Form.LEVEL:
+            level = self.random.choice(list(self.driver.levels_ms))
+            return Wish(key, form, level, self.driver.levels_ms[level])
+        if form is Form.SECONDS:
+            seconds = max(span_ms // 1_000, 1)
+            return Wish(key, form, seconds, seconds * 1_000)
+        if form is Form.SPAN:
+            return Wish(key, form, span_ms, span_ms)
+        return self.timed(key, span_ms)
+
+    def timed(self, key: str, span_ms: int) -> Wish:
+        return Wish(key, Form.INSTANT, self.history.broker_ms() + span_ms)
+
+
+class Sender(Maker):
+    """Sends some at a time, alone or as a batch; cancels a part at once and another when it is due."""
+
+    def __init__(
+        self, name: str, seed: int, driver: Driver, history: History, load: Load, races: "Sequence[Races]"
+    ) -> None:
+        super().__init__(name, seed, driver, history, load)
+        self._races = races
+
+    def visit(self) -> None:
+        self.connection = connection = self.driver.producer()
+        try:
+            while not self.stopping.is_set() and self._send(connection):
+                self.stopping.wait(self.random.uniform(0, 2 * self.load.pause_s))
+        finally:
+            connection.close()
+
+    def _send(self, connection: Producer) -> bool:
+        """Whether the connection can be used any more."""
+        wishes = [self.wish() for _ in range(self.random.randrange(1, 16))]
+        is_batch = self.random.random() < 0.2
+        self.history.sending(wishes, self.name)
+        answers = (connection.send_batch if is_batch else connection.send)(wishes)
+        self.history.sent(wishes, answers)
+        kept = [pair for pair in zip(wishes, answers, strict=True) if pair[1].handle]
+        for wish, answer in kept:
+            dice = self.random.random()
+            if dice < 0.1 and self._cancel(connection, wish, answer) is Cancel.IN_DOUBT:
+                return False
+            for races in self._races if 0.1 < dice < 0.25 else ():
+                races.add(wish, answer)
+        return all(answer.outcome is not Sent.IN_DOUBT for answer in answers)
+
+    def _cancel(self, connection: Producer, wish: Wish, answer: Answer) -> Cancel:
+        return cancel(self.history, connection, wish, answer, self.random.randrange(3), self.name)
+
+
+def cancel(history: History, connection: Producer, wish: Wish, answer: Answer, way: int, client: str) -> Cancel:
+    began = history.cancelling(wish.key, client)
+    outcome = connection.cancel(wish, answer, way)
+    history.cancelled(wish.key, began, outcome)
+    return outcome
+
+
+class Races:
+    """Messages whose cancel is to come when they are due."""
+
+    def __init__(self, history: History) -> None:
+        self._heap: list[tuple[int, str, Wish, Answer]] = []
+        self._lock = threading.Lock()
+        self._history = history
+
+    def add(self, wish: Wish, answer: Answer) -> None:
+        with self._lock:
+            if len(self._heap) < RACES_MAX:
+                heapq.heappush(self._heap, (answer.due_at_ms, wish.key, wish, answer))
+
+    def due(self) -> list[tuple[Wish, Answer]]:
+        """Those that are due about now."""
+        with self._lock:
+            limit, found = self._history.broker_ms() + RACE_MS, []
+            while self._heap and self._heap[0][0] <= limit:
+                found.append(heapq.heappop(self._heap)[2:])
+            return found
+
+
+class Racer(Hand):
+    """Cancels messages around the instant at which they are due. Two of them race for the same ones."""
+
+    def __init__(self, name: str, seed: int, driver: Driver, history: History, races: Races) -> None:
+        super().__init__(name, seed, driver, history)
+        self._races = races
+
+    def visit(self) -> None:
+        self.connection = connection = self.driver.producer()
+        try:
+            while not self.stopping.wait(0.005):
+                for wish, answer in self._races.due():
+                    self.stopping.wait(self.random.uniform(0, 2 * RACE_MS) / 1_000)
+                    way = self.random.randrange(3)
+                    if cancel(self.history, connection, wish, answer, way, self.name) is Cancel.IN_DOUBT:
+                        return
+        finally:
+            connection.close()
+
+
+class Reader(Hand):
+    """A member of a group that comes and goes, acknowledges nearly everything and sends some back."""
+
+    def __init__(self, kind: str, number: int, seed: int, driver: Driver, history: History) -> None:
+        super().__init__(f"{kind}{number}", seed, driver, history)
+        self._kind = kind
+
+    def visit(self) -> None:
+        self.connection = connection = self.driver.consumer(self._kind)
+        end = now_ms() + self.random.uniform(2_000, 10_000)
+        try:
+            while not self.stopping.is_set() and now_ms() < end:
+                read(self._kind, connection, self.history, self.random, 0.97)
+        finally:
+            connection.close()
+
+
+def read(kind: str, connection: Consumer, history: History, dice: random.Random, share: float) -> int:
+    """Receives once and acknowledges a share of it; returns how many there were."""
+    asked_at = now_ms()
+    deliveries = connection.receive()
+    history.saw(kind, deliveries, asked_at)
+    if share < 1 and deliveries and deliveries[0].attempt < 2 and dice.random() < 0.03:
+        connection.again(deliveries[0])
+    kept = [each for each in deliveries if dice.random() < share]
+    for delivery, is_done in zip(kept, connection.done(kept), strict=True):
+        if is_done:
+            history.note("done", group=kind, key=delivery.key)
+    return len(deliveries)
+
+
+class Cleaner(Maker):
+    """Sends some that wait for long, then cancels all of them by one job."""
+
+    def visit(self) -> None:
+        if self.stopping.wait(self.random.uniform(5, 20)):
+            return
+        self._count += 1
+        group = f"{self.name}{self._count}"
+        wishes = [self.timed(f"{group}x{number}", self.load.delay_ms_max) for number in range(GROUP_SIZE)]
+        connection = self.driver.producer()
+        try:
+            self.history.sending(wishes, self.name, group)
+            answers = connection.send(wishes)
+            self.history.sent(wishes, answers)
+        finally:
+            connection.close()
+        if all(answer.outcome is not Sent.IN_DOUBT for answer in answers):
+            changed = self.driver.cancel_where(f"{group}x")
+            self.history.note("job", group=group, changed=changed)
+
+
+class Importer(Maker):
+    """Brings many messages from a file, some of them due at one instant."""
+
+    def visit(self) -> None:
+        self._count += 1
+        due = self.history.broker_ms() + self.load.delay_ms_max
+        name, dice = f"{self.name}{self._count}", self.random
+        earlier = [dice.choice((0, 0, dice.randrange(self.load.delay_ms_max // 2))) for _ in range(BROUGHT)]
+        wishes = [Wish(f"{name}x{number}", Form.INSTANT, due - by) for number, by in enumerate(earlier)]
+        self.history.sending(wishes, self.name)
+        outcome = Sent.ACKNOWLEDGED if self.driver.bring(wishes) else Sent.IN_DOUBT
+        self.history.sent(wishes, [Answer(outcome)] * len(wishes))
+        self.stopping.wait(60)
+
+
+class Crew:
+    """All of them."""
+
+    def __init__(self, driver: Driver, history: History, load: Load, seed: int) -> None:
+        races = [Races(history) for _ in range(RACERS)]
+        common = (seed, driver, history)
+        self.makers: list[Hand] = [Sender(f"p{number}", *common, load, races) for number in range(load.producers)]
+        self.makers += [Racer(f"racer{number}", *common, own) for number, own in enumerate(races)]
+        if load.with_jobs:
+            self.makers.append(Cleaner("job", *common, load))
+        if load.with_imports:
+            self.makers.append(Importer("import", *common, load))
+        self.readers: list[Hand] = [
+            Reader(kind, number, *common) for kind in driver.consumer_kinds for number in range(load.consumers)
+        ]
+
+    def start(self) -> None:
+        for hand in (*self.makers, *self.readers):
+            hand.start()
+
+    def drop(self, dice: random.Random) -> None:
+        """Cuts the connections of half of them."""
+        for hand in (*self.makers, *self.readers):
+            if dice.random() < 0.5:
+                hand.drop()
+
+    def stop_makers(self) -> None:
+        _stop(self.makers)
+
+    def stop_readers(self) -> None:
+        _stop(self.readers)
+
+
+def _stop(hands: Sequence[Hand]) -> None:
+    """Raises the first mistake of one of them: it is ours, not the broker's."""
+    for hand in hands:
+        hand.stopping.set()
+    for hand in hands:
+        hand.join(JOIN_S)
+        if hand.mistake is not None:
+            raise hand.mistake
+        if hand.is_alive():
+            raise RuntimeError(f"{hand.name} does not end")

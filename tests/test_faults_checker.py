@@ -1,0 +1,244 @@
+"""The checker of the fault suite: a history in which all promises were kept passes, and each invariant that is broken
+is caught, by name.
+"""
+
+from typing import Any
+
+import pytest
+
+from postdate.faults import checker
+from postdate.faults.checker import INVARIANTS, Bounds, Violation, judge
+from postdate.faults.history import Event
+
+NOW = 1_800_000_000_000
+PLACE = "faults/0"
+
+
+class Story:
+    """A history that never was: events at instants that are said."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def note(self, at: float, kind: str, **fields: Any) -> "Story":
+        self.events.append({"at": NOW + at, "kind": kind, **fields})
+        return self
+
+    def sent(
+        self, key: str, at: float, due: int = 0, outcome: str = "acknowledged", form: str = "", group: str = ""
+    ) -> "Story":
+        """Asked for at an instant, answered 10 ms later."""
+        form, value = form or ("instant" if due else "none"), NOW + due if due else 0
+        self.note(at, "send", key=key, client="p", form=form, value=value, span=due, group=group)
+        told = NOW + due if due and outcome == "acknowledged" else 0
+        return self.note(at + 10, "sent", key=key, outcome=outcome, due=told)
+
+    def cancelled(self, key: str, at: float, outcome: str = "cancelled") -> "Story":
+        return self.note(at + 5, "cancelled", key=key, began=NOW + at, outcome=outcome)
+
+    def entry(self, key: str, offset: int, visible: float, whole: bool = True, place: str = PLACE) -> "Story":
+        return self.note(90_000, "entry", key=key, place=place, offset=offset, visible=NOW + visible, whole=whole)
+
+    def saw(self, key: str, offset: int, at: float, group: str = "g", visible: float | None = None) -> "Story":
+        shown = NOW + (at if visible is None else visible)
+        return self.note(
+            at, "saw", key=key, group=group, place=PLACE, offset=offset, visible=shown, attempt=0, whole=True,
+            asked=NOW + at - 1,
+        )  # fmt: skip
+
+    def without(self, kind: str, key: str) -> "Story":
+        self.events = [each for each in self.events if (each["kind"], each.get("key")) != (kind, key)]
+        return self
+
+    def broken(self, bounds: Bounds | None = None) -> list[str]:
+        return [violation.invariant for violation in judge(self.events, bounds)]
+
+
+def kept() -> Story:
+    """Messages as they may end, and what is right for them."""
+    story = Story()
+    story.sent("plain", 0).sent("timed", 100, due=1_000).sent("stopped", 200, due=2_000)
+    story.sent("refused", 300, outcome="refused").sent("doubtful", 400, due=3_000, outcome="in doubt")
+    story.cancelled("stopped", 1_500)
+    story.entry("plain", 0, 5).entry("timed", 1, 1_001)
+    story.saw("plain", 0, 20, visible=5).saw("timed", 1, 1_002, visible=1_001)
+    story.note(95_000, "read", group="g")
+    story.note(50, "sample", resident=100 << 20, files=20)
+    story.note(0, "start", cpu_s=1.0, waiting=10_000_000, resident=50 << 20)
+    return story.note(96_000, "written", rows=100, writes=250)
+
+
+def test_a_history_in_which_all_promises_were_kept_passes() -> None:
+    assert judge(kept().events) == []
+
+
+def test_what_is_in_doubt_may_be_so_or_not() -> None:
+    assert kept().entry("doubtful", 2, 3_000).broken() == []
+    story = kept().sent("maybe", 500, due=5_000).cancelled("maybe", 600, "in doubt")
+    assert story.broken() == []
+    assert story.entry("maybe", 2, 5_000).broken() == []
+
+
+# -- a planted violation of each ---------------------------------------------------------------------------------
+
+
+def lost() -> Story:
+    return kept().without("entry", "timed")
+
+
+def never_seen() -> Story:
+    return kept().without("saw", "timed")
+
+
+def altered() -> Story:
+    return kept().without("entry", "timed").entry("timed", 1, 1_001, whole=False)
+
+
+def foreign() -> Story:
+    return kept().entry("stray", 2, 1_001)
+
+
+def refused_and_there() -> Story:
+    return kept().entry("refused", 2, 1_001)
+
+
+def job_took_too_many() -> Story:
+    story = kept().sent("j1", 0, due=5_000, group="j").sent("j2", 0, due=5_000, group="j")
+    return story.note(500, "job", group="j", changed=1)
+
+
+def early_in_the_queue() -> Story:
+    return kept().without("entry", "timed").entry("timed", 1, 999)
+
+
+def early_in_hand() -> Story:
+    return kept().saw("timed", 1, 999, visible=1_001)
+
+
+def due_before_it_was_wanted() -> Story:
+    story = kept().note(100, "send", key="soon", client="p", form="span", value=1_000, span=1_000, group="")
+    story.note(110, "sent", key="soon", outcome="acknowledged", due=NOW + 99 + 1_000 - checker.SLACK_MS)
+    return story.entry("soon", 2, 1_100).saw("soon", 2, 1_101)
+
+
+def cancelled_and_there() -> Story:
+    return kept().entry("stopped", 2, 2_000)
+
+
+def cancelled_and_seen() -> Story:
+    return kept().saw("stopped", 9, 2_000)
+
+
+def job_took_too_few() -> Story:
+    return job_took_too_many().entry("j1", 2, 5_000).entry("j2", 3, 5_000)
+
+
+def two_answers() -> Story:
+    return kept().cancelled("stopped", 2_100, "delivered")
+
+
+def delivered_and_nowhere() -> Story:
+    return kept().sent("gone", 0, due=1_000).cancelled("gone", 1_100, "delivered").cancelled("gone", 1_200, "unknown")
+
+
+def waits_and_is_not_found() -> Story:
+    return kept().sent("here", 0, due=9_000).cancelled("here", 100, "unknown")
+
+
+def late() -> Story:
+    return kept().without("entry", "timed").entry("timed", 1, 1_000 + Bounds().lateness_ms_p99 + 1)
+
+
+def rewritten() -> Story:
+    return kept().note(97_000, "written", rows=100, writes=301)
+
+
+def slow_start() -> Story:
+    return kept().note(0, "start", cpu_s=Bounds().restart_cpu_s_max + 1, waiting=10, resident=0)
+
+
+def doubled() -> Story:
+    return kept().entry("timed", 2, 1_002)
+
+
+def gap() -> Story:
+    return kept().without("entry", "timed").entry("timed", 2, 1_001)
+
+
+def changed_at_its_offset() -> Story:
+    story = kept().sent("other", 0).saw("other", 2, 30).entry("other", 3, 30)
+    return story.sent("third", 0).entry("third", 2, 40).saw("third", 2, 41)
+
+
+def came_again() -> Story:
+    return kept().note(1_100, "done", group="g", key="timed").saw("timed", 1, 1_200, visible=1_001)
+
+
+def too_much_memory() -> Story:
+    return kept().note(60, "sample", resident=Bounds().resident_bytes_max + 1, files=1)
+
+
+PLANTED = {
+    "I1": (lost, never_seen, altered, foreign, refused_and_there, job_took_too_many),
+    "I2": (early_in_the_queue, early_in_hand, due_before_it_was_wanted),
+    "I3": (cancelled_and_there, cancelled_and_seen, job_took_too_few),
+    "I4": (two_answers, delivered_and_nowhere, waits_and_is_not_found),
+    "I5": (late,),
+    "I6": (rewritten,),
+    "I7": (slow_start,),
+    "I8": (doubled, gap, changed_at_its_offset, came_again),
+    "I9": (too_much_memory,),
+}
+
+
+def test_every_invariant_has_a_planted_violation() -> None:
+    assert PLANTED.keys() == INVARIANTS.keys()
+
+
+@pytest.mark.parametrize(
+    ("invariant", "plant"), [(name, plant) for name, plants in PLANTED.items() for plant in plants]
+)
+def test_a_planted_violation_is_caught(invariant: str, plant: Any) -> None:
+    broken = plant().broken()
+    assert invariant in broken
+    assert set(broken) == {invariant}, "it is blamed on nothing else"
+
+
+def test_a_finding_of_the_run_is_a_violation() -> None:
+    found = judge(kept().note(5, "finding", invariant="I1", sentence="it does not start").events)
+    assert found == [Violation("I1", "it does not start")]
+    assert str(found[0]) == "I1: it does not start"
+
+
+# -- excuses ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_due_within_a_fault_may_be_late() -> None:
+    story = late().note(900, "trouble", name="kill", until=None).note(2_000, "over", name="kill", began=NOW + 900)
+    assert story.broken() == []
+    story = (
+        late().note(40_000, "trouble", name="kill", until=None).note(41_000, "over", name="kill", began=NOW + 40_000)
+    )
+    assert story.broken() == ["I5"], "a fault that came long after it is no excuse"
+
+
+def test_a_table_that_cannot_be_read_within_a_fault_is_unknown_and_never_delivered() -> None:
+    faulty = {"name": "kill", "until": None}
+    assert waits_and_is_not_found().note(90, "trouble", **faulty).broken() == []
+    story = kept().sent("here", 0, due=9_000).cancelled("here", 100, "delivered").entry("here", 2, 9_000)
+    assert story.saw("here", 2, 9_001).note(90, "trouble", **faulty).broken() == ["I4"]
+
+
+def test_the_broker_s_clock_is_what_counts() -> None:
+    story = kept().without("entry", "timed").without("saw", "timed").note(300, "clock", offset=700)
+    story.entry("timed", 1, 1_000).saw("timed", 1, 310, visible=1_000)
+    assert story.broken() == [], "its clock was ahead"
+    back = kept().note(50, "clock", offset=-60_000).saw("timed", 1, 1_500, visible=1_001)
+    assert "I2" not in back.broken(), "it may have been due before the clock went back: that is for its queue to say"
+
+
+def test_a_relative_delay_counts_from_the_lowest_that_the_clock_may_have_shown() -> None:
+    story = Story().note(0, "send", key="a", client="p", form="span", value=500, span=500, group="")
+    story.note(10, "sent", key="a", outcome="acknowledged", due=NOW + 505)
+    assert story.entry("a", 0, 505).broken() == []
+    assert Story().sent("b", 0, due=500, form="span").entry("b", 0, 499).broken() == ["I2"]
