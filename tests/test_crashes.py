@@ -9,13 +9,13 @@ import itertools
 import random
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from postdate.broker import Broker
 from postdate.check import check_folder
 from postdate.errors import CorruptLog
+from postdate.faults.points import points_of, points_of_the_disk
 from postdate.log import snapshot as snapshots
 from postdate.log.log import Log
 from postdate.log.segment import Segments
@@ -23,7 +23,6 @@ from postdate.message import Message, encode_properties
 from postdate.simulation import Killed, Op, VirtualDisk, World
 from postdate.simulation.world import SETTINGS, START_MS, with_settings
 
-PACKAGE = Path(__file__).parent.parent / "postdate"
 # Of the times that a story comes to a point, spread evenly, the first and the last among them; more in scripts/full.
 KILLS_PER_POINT, KILLS_PER_POINT_FULL = 5, 20
 POWER_SEEDS = range(3)
@@ -93,52 +92,7 @@ def told(world: World) -> World:
 # ------------------------------------------------------------------------------------------- the points of the source
 
 
-def points_of(tree: ast.Module) -> Iterator[str]:
-    """The names given to `reach` in a module, also where a function passes on what it is given."""
-    passed_on = {
-        (function.name, suffix)
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef)
-        for call in calls_of(function, "reach")
-        if (suffix := suffix_of(call.args[0], function)) is not None
-    }
-    for call in calls_of(tree, "reach"):
-        if isinstance(call.args[0], ast.Constant):
-            yield str(call.args[0].value)
-    for name, suffix in passed_on:
-        for call in calls_of(tree, name):
-            assert isinstance(call.args[0], ast.Constant), f"line {call.lineno}: the point's name is not written here"
-            yield str(call.args[0].value) + suffix
-
-
-def calls_of(tree: ast.AST, name: str) -> list[ast.Call]:
-    return [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name
-    ]
-
-
-def suffix_of(argument: ast.expr, function: ast.FunctionDef) -> str | None:
-    """What is put behind a parameter; None where the argument is a name by itself."""
-    if isinstance(argument, ast.Constant):
-        return None
-    parameters = {each.arg for each in function.args.args}
-    if isinstance(argument, ast.Name) and argument.id in parameters:
-        return ""
-    assert isinstance(argument, ast.BinOp), f"line {argument.lineno}: a point's name is made in a way unknown here"
-    assert isinstance(argument.left, ast.Name)
-    assert argument.left.id in parameters
-    assert isinstance(argument.right, ast.Constant)
-    return str(argument.right.value)
-
-
-def points_of_the_source() -> set[str]:
-    paths = [path for path in PACKAGE.rglob("*.py") if "simulation" not in path.parts]
-    return {point for path in paths for point in points_of(ast.parse(path.read_text(encoding="utf-8")))}
-
-
-POINTS = sorted(points_of_the_source())
+POINTS = sorted(points_of_the_disk())
 
 
 def test_points_are_found_in_a_source() -> None:

@@ -31,7 +31,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("broker",),
     ("client", "manners", "counts"),  # Before the server: pipeline, console and command line may use them.
     ("check", "server", "bulk", "pipeline", "console"),
-    ("simulation", "spark"),
+    ("simulation", "faults", "spark"),
     ("cli", "__main__"),
 )
 ROW_OF = {part: row for row, parts in enumerate(ROWS) for part in parts}

@@ -1,0 +1,147 @@
+"""What the suite says to the processes under the layer: a page of memory that all of them share.
+
+Executors import this: the standard library is all it may need.
+"""
+
+import fcntl
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+BROKER, BULK, PIPELINE = "broker", "bulk", "pipeline"  # the processes; to the last belong Spark's workers
+
+_BYTES = 4_096
+_OFFSET, _SPACE, _SYNCS, _TIMES = 0, 8, 16, 24  # numbers of 8 bytes
+_NAME_BYTES = 128
+_POINT, _PROCESS, _HIT, _HIT_PROCESS = (256 + index * _NAME_BYTES for index in range(4))  # names
+_NUMBER = struct.Struct("<q")
+_NO_LIMIT = -1
+
+
+class Control:
+    """The page. A file that is missing is made."""
+
+    def __init__(self, path: Path) -> None:
+        is_new = not path.exists()
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if is_new:
+            os.ftruncate(self._descriptor, _BYTES)
+        self._page = mmap.mmap(self._descriptor, _BYTES)
+        self._lock = threading.Lock()
+        if is_new:
+            self.space_left = None
+
+    # -- the clock --------------------------------------------------------------------------------------------------
+
+    @property
+    def offset_ms(self) -> int:
+        return self._number(_OFFSET)
+
+    @offset_ms.setter
+    def offset_ms(self, value: int) -> None:
+        self._set_number(_OFFSET, value)
+
+    # -- fault points -----------------------------------------------------------------------------------------------
+
+    def arm(self, point: str, process: str, times: int) -> None:
+        """An empty process means any."""
+        with self._locked():
+            self._set_number(_TIMES, 0)
+            for field, text in ((_POINT, point), (_PROCESS, process), (_HIT, ""), (_HIT_PROCESS, "")):
+                self._set_text(field, text)
+            self._set_number(_TIMES, times)
+
+    def disarm(self) -> None:
+        with self._locked():
+            self._set_number(_TIMES, 0)
+
+    def is_last(self, point: str, process: str) -> bool:
+        """Whether a process that has reached a point is to end there; then that is noted."""
+        if not self._number(_TIMES) or self._text(_POINT) != point or self._text(_PROCESS) not in ("", process):
+            return False
+        with self._locked():
+            left = self._number(_TIMES) - 1
+            if left < 0:
+                return False
+            self._set_number(_TIMES, left)
+            if left == 0:
+                self._set_text(_HIT, point)
+                self._set_text(_HIT_PROCESS, process)
+            return left == 0
+
+    @property
+    def hit(self) -> tuple[str, str] | None:
+        """The point that has ended a process, and which process."""
+        point = self._text(_HIT)
+        return (point, self._text(_HIT_PROCESS)) if point else None
+
+    # -- the disk ---------------------------------------------------------------------------------------------------
+
+    @property
+    def failing_syncs(self) -> int:
+        return self._number(_SYNCS)
+
+    @failing_syncs.setter
+    def failing_syncs(self, count: int) -> None:
+        self._set_number(_SYNCS, count)
+
+    def fails_sync(self) -> bool:
+        """Whether the sync that begins is one of those."""
+        if not self._number(_SYNCS):
+            return False
+        with self._locked():
+            count = self._number(_SYNCS)
+            self._set_number(_SYNCS, max(count - 1, 0))
+            return count > 0
+
+    @property
+    def space_left(self) -> int | None:
+        """Bytes that may still be added; None where nobody counts."""
+        left = self._number(_SPACE)
+        return None if left == _NO_LIMIT else left
+
+    @space_left.setter
+    def space_left(self, value: int | None) -> None:
+        self._set_number(_SPACE, _NO_LIMIT if value is None else value)
+
+    def takes_space(self, growth: int) -> bool:
+        """Whether there is room for so many bytes more, which is then taken; fewer bytes give room back."""
+        if growth == 0 or self._number(_SPACE) == _NO_LIMIT:
+            return True
+        with self._locked():
+            left = self._number(_SPACE)
+            if left == _NO_LIMIT:
+                return True
+            if growth > left:
+                return False
+            self._set_number(_SPACE, left - growth)
+            return True
+
+    # -- the page ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Against other threads, and against other processes."""
+        with self._lock:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+
+    def _number(self, position: int) -> int:
+        return int(_NUMBER.unpack_from(self._page, position)[0])
+
+    def _set_number(self, position: int, value: int) -> None:
+        _NUMBER.pack_into(self._page, position, value)
+
+    def _text(self, position: int) -> str:
+        return self._page[position : position + _NAME_BYTES].rstrip(b"\0").decode()
+
+    def _set_text(self, position: int, text: str) -> None:
+        assert len(text) <= _NAME_BYTES, f"{text} is too long a name"
+        self._page[position : position + _NAME_BYTES] = text.encode().ljust(_NAME_BYTES, b"\0")

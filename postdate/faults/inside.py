@@ -1,0 +1,332 @@
+"""Inside a process: what stands between it and its files, its clock and its fault points.
+
+A process is put under the layer by its environment alone: the `sitecustomize` of postdate.faults.layer calls `begin`
+before anything of ours is imported. From then on
+
+    files     what is written, renamed, removed and synced under the watched folders goes into the journal first
+    faults    syncs fail, the disk is full, the process ends at a fault point, as the control says
+    clock     calendar time is the machine's plus an offset; elapsed time is untouched
+
+Only what goes through Python's `os` and `open` is seen. What others write, Parquet and Delta's log and Spark's
+checkpoint among it, is judged by its size and by the syncs that follow (postdate.faults.power).
+
+Spark's workers run this too: they import the standard library and nothing else by it.
+"""
+
+import builtins
+import errno
+import io
+import os
+import signal
+import stat
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from postdate.clock import SystemClock
+from postdate.faults.control import BROKER, BULK, PIPELINE, Control
+from postdate.faults.journal import Failed, Journal, Listed, Made, Removed, Renamed, Synced, Void, thread
+from postdate.pipeline import steps
+
+LAYER = "FAULTS_LAYER"  # the variable that names the layer's folder
+JOURNAL, CONTROL, PINNED, WATCHED = "journal", "control", "pinned", "watched"  # what that folder holds
+OTHER = "other"
+_ROLES = {"up": BROKER, "bulk": BULK, "pipeline": PIPELINE}
+
+_real: dict[str, Any] = {
+    name: getattr(os, name)
+    for name in (
+        "open", "close", "pread", "pwrite", "fsync", "fdatasync", "truncate", "ftruncate", "rename", "replace",
+        "remove", "unlink", "statvfs",
+    )
+}  # fmt: skip
+_real_open = io.open
+
+
+def begin() -> None:
+    """Called by `sitecustomize`. Processes that are none of ours are left alone."""
+    role = role_of(sys.orig_argv)
+    if role is not None:
+        install(Path(os.environ[LAYER]), role)
+
+
+def role_of(command: Sequence[str]) -> str | None:
+    """Which process a command line makes; None where it is none of ours."""
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        if word in ("pyspark.daemon", "pyspark.worker") or word.startswith("postdate.pipeline"):
+            return PIPELINE
+        if os.path.basename(word) == "postdate":
+            return _ROLES.get(following, OTHER)
+    return None
+
+
+def install(folder: Path, role: str) -> None:
+    """Puts this process, and those that it forks, under the layer of a folder."""
+    control = Control(folder / CONTROL)
+    Files(folder, control).patch()
+    _patch_clock(control)
+    reach = _reaching(control, role)
+    setattr(steps, "reach", reach)  # noqa: B010 - what is assigned plainly must have the same name
+    if role != PIPELINE:  # which has no such disk, and whose workers need no numpy
+        from postdate.log.disk import RealDisk
+
+        setattr(RealDisk, "reach", lambda _disk, point: reach(point))  # noqa: B010 - as above
+
+
+def _patch_clock(control: Control) -> None:
+    now_ms = SystemClock.now_ms
+    setattr(SystemClock, "now_ms", lambda clock: now_ms(clock) + control.offset_ms)  # noqa: B010 - as above
+
+
+def _reaching(control: Control, role: str) -> Callable[[str], None]:
+    def reach(name: str) -> None:
+        if control.is_last(name, role):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return reach
+
+
+class Files:
+    """The watched files, as this process uses them."""
+
+    def __init__(self, folder: Path, control: Control) -> None:
+        self._control = control
+        self._journal = Journal(folder / JOURNAL)
+        self._pins = _real["open"](folder / PINNED, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._roots = tuple((folder / WATCHED).read_text(encoding="utf-8").splitlines())
+        self._prefixes = tuple(f"{root}/" for root in self._roots)
+        self._open: dict[int, str] = {}  # paths of watched files, by descriptors that os.open gave
+        self._pinned: set[int] = set()  # inodes
+
+    def patch(self) -> None:
+        for name in _real:
+            if name != "pread":
+                setattr(os, name, getattr(self, f"_{name}" if name != "open" else "_os_open"))
+        builtins.open = io.open = self._python_open
+
+    # -- paths and descriptors --------------------------------------------------------------------------------------
+
+    def watched(self, path: Any) -> str | None:
+        """The whole path of what is in a watched folder, or is one; None for anything else."""
+        text = os.fspath(path) if not isinstance(path, int) else ""
+        if not isinstance(text, str) or not text:
+            return None
+        if not text.startswith("/") or "/." in text or "//" in text or text.endswith("/"):
+            text = os.path.abspath(text)
+        return text if text.startswith(self._prefixes) or text in self._roots else None
+
+    def _path_of(self, descriptor: int) -> str | None:
+        """Also of one that was not opened here, as by Python's `open`."""
+        path = self._open.get(descriptor)
+        if path is not None:
+            return path
+        try:
+            return self.watched(os.readlink(f"/proc/self/fd/{descriptor}").removesuffix(" (deleted)"))
+        except OSError:
+            return None  # none, or of no file: the call itself will tell
+
+    def _pin(self, inode: int, path: str) -> bool:
+        """Gives a file another name outside, so that nothing is lost by a removal, and no other file gets its number.
+        True where it had none.
+        """
+        if inode in self._pinned:
+            return False
+        self._pinned.add(inode)
+        try:
+            os.link(path, str(inode), dst_dir_fd=self._pins)  # by a folder: else Python does not follow /proc's links
+        except FileExistsError:  # by another process
+            return False
+        except FileNotFoundError:  # removed meanwhile
+            return False
+        return True
+
+    # -- opening ----------------------------------------------------------------------------------------------------
+
+    def _os_open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        descriptor: int = _real["open"](path, flags, mode, dir_fd=dir_fd)
+        name = None if dir_fd is not None else self.watched(path)
+        if name is None:
+            self._open.pop(descriptor, None)
+            return descriptor
+        self._open[descriptor] = name
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            self._note_made(descriptor, name)
+        return descriptor
+
+    def _close(self, descriptor: int) -> None:
+        self._open.pop(descriptor, None)
+        _real["close"](descriptor)
+
+    def _note_made(self, descriptor: int, path: str) -> None:
+        inode = os.fstat(descriptor).st_ino
+        if self._pin(inode, f"/proc/self/fd/{descriptor}"):
+            self._journal.add(Made, thread(), *os.path.split(path), inode)
+
+    def _python_open(self, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+        """Files that Python writes by itself: whether there is room is asked here, the rest is judged by syncs."""
+        path = self.watched(file) if set(mode) & set("wax+") else None
+        if path is None:
+            return _real_open(file, mode, *arguments, **named)
+        if named.get("buffering", arguments[0] if arguments else -1) == 0:
+            opened: Any = _Counted(path, mode.replace("b", ""), self.take_space)
+        else:
+            opened = _real_open(file, mode, *arguments, **named)
+        self._note_made(opened.fileno(), path)
+        return opened
+
+    # -- writing ----------------------------------------------------------------------------------------------------
+
+    def take_space(self, growth: int) -> None:
+        if not self._control.takes_space(growth):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _pwrite(self, descriptor: int, data: Any, position: int) -> int:
+        if descriptor in self._open:
+            found = os.fstat(descriptor)
+            new = data if isinstance(data, bytes) else memoryview(data).tobytes()
+            self.take_space(max(position + len(new) - found.st_size, 0))
+            old_size = max(min(len(new), found.st_size - position), 0)
+            old = _real["pread"](descriptor, old_size, position) if old_size else b""
+            self._journal.write(found.st_ino, position, found.st_size, old, new)
+        written: int = _real["pwrite"](descriptor, data, position)
+        return written
+
+    def _truncate(self, path: Any, size: int) -> None:
+        if isinstance(path, int):
+            self._ftruncate(path, size)
+        elif self.watched(path) is None:
+            _real["truncate"](path, size)
+        else:
+            descriptor = self._os_open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                self._ftruncate(descriptor, size)
+            finally:
+                self._close(descriptor)
+
+    def _ftruncate(self, descriptor: int, size: int) -> None:
+        if descriptor in self._open:
+            found = os.fstat(descriptor)
+            self.take_space(size - found.st_size)
+            tail = _real["pread"](descriptor, max(found.st_size - size, 0), size)
+            self._journal.cut(found.st_ino, found.st_size, size, tail)
+        _real["ftruncate"](descriptor, size)
+
+    # -- syncing ----------------------------------------------------------------------------------------------------
+
+    def _fsync(self, file: Any) -> None:
+        self._sync(file, _real["fsync"])
+
+    def _fdatasync(self, file: Any) -> None:
+        self._sync(file, _real["fdatasync"])
+
+    def _sync(self, file: Any, sync: Callable[[int], None]) -> None:
+        descriptor = file if isinstance(file, int) else file.fileno()
+        path = self._path_of(descriptor)
+        if path is None:
+            sync(descriptor)
+            return
+        # In this order: what another thread writes while this runs may be on disk, and is not known to be.
+        began = self._journal.size()
+        found = os.fstat(descriptor)
+        if stat.S_ISDIR(found.st_mode):
+            names = self._names(path)
+            sync(descriptor)
+            self._journal.add(Listed, path, began, names)
+            return
+        self._pin(found.st_ino, f"/proc/self/fd/{descriptor}")
+        if self._control.fails_sync():
+            self._journal.add(Failed, found.st_ino, began)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(descriptor)
+        self._journal.add(Synced, found.st_ino, began, found.st_size)
+
+    def _names(self, folder: str) -> dict[str, int]:
+        names = {}
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                names[entry.name] = entry.inode()
+                if entry.is_file(follow_symlinks=False):
+                    self._pin(entry.inode(), entry.path)
+        return names
+
+    # -- names ------------------------------------------------------------------------------------------------------
+
+    def _rename(self, source: Any, target: Any, **folders: int | None) -> None:
+        self._renamed("rename", source, target, folders)
+
+    def _replace(self, source: Any, target: Any, **folders: int | None) -> None:
+        self._renamed("replace", source, target, folders)
+
+    def _renamed(self, call: str, source: Any, target: Any, folders: dict[str, int | None]) -> None:
+        path = None if folders else self.watched(source)
+        target_path = None if folders else self.watched(target)
+        inode = self._file_at(path)
+        if path is None or target_path is None or inode is None:
+            _real[call](source, target, **folders)
+            return
+        self._file_at(target_path)
+        (folder, name), (target_folder, target_name) = os.path.split(path), os.path.split(target_path)
+        if folder == target_folder:
+            self._journal.add(Renamed, thread(), folder, name, target_name, inode)
+        else:
+            self._journal.add(Made, thread(), target_folder, target_name, inode)
+            self._journal.add(Removed, thread(), folder, name, inode)
+        self._tried(lambda: _real[call](source, target))
+
+    def _remove(self, path: Any, *, dir_fd: int | None = None) -> None:
+        name = None if dir_fd is not None else self.watched(path)
+        inode = self._file_at(name)
+        if name is None or inode is None:
+            _real["remove"](path, dir_fd=dir_fd)
+            return
+        size = os.stat(name).st_size
+        self._journal.add(Removed, thread(), *os.path.split(name), inode)
+        self._tried(lambda: _real["remove"](path))
+        self._control.takes_space(-size)
+
+    _unlink = _remove
+
+    def _file_at(self, path: str | None) -> int | None:
+        """The inode of a file, pinned; None for a folder, and where there is nothing."""
+        if path is None:
+            return None
+        try:
+            found = os.lstat(path)
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        self._pin(found.st_ino, path)
+        return found.st_ino
+
+    def _tried(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except OSError:
+            self._journal.add(Void, thread())
+            raise
+
+    # -- room -------------------------------------------------------------------------------------------------------
+
+    def _statvfs(self, path: Any) -> os.statvfs_result:
+        found: os.statvfs_result = _real["statvfs"](path)
+        left = self._control.space_left
+        if left is None or self.watched(path) is None:
+            return found
+        fields = list(found)
+        blocks = left // found.f_frsize
+        fields[3], fields[4] = min(found.f_bfree, blocks), min(found.f_bavail, blocks)
+        return os.statvfs_result(fields)
+
+
+class _Counted(io.FileIO):
+    """A file of Python's own whose growth is counted."""
+
+    def __init__(self, path: str, mode: str, take_space: Callable[[int], None]) -> None:
+        super().__init__(path, mode)
+        self._take_space = take_space
+
+    def write(self, data: Any) -> int:
+        self._take_space(max(self.tell() + memoryview(data).nbytes - os.fstat(self.fileno()).st_size, 0))
+        return super().write(data)

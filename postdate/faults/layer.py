@@ -1,0 +1,168 @@
+"""The layer under the files of real processes, from the side of the suite.
+
+    layer = Layer(folder / "layer", [data, table])
+    subprocess.Popen(command, env={**os.environ, **layer.environment()})
+    layer.kill_at("log.flushed", times=3)
+    ...                                  # all of its processes are dead
+    layer.lose_power(random.Random(7))   # what was not synced may be gone
+
+Processes are started as they are; their environment puts them, and what they start, under the layer
+(postdate.faults.inside).
+"""
+
+import os
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import postdate
+from postdate.faults import power
+from postdate.faults.control import Control
+from postdate.faults.inside import CONTROL, JOURNAL, LAYER, PINNED, WATCHED
+from postdate.faults.journal import Journal
+from postdate.faults.points import Point, fault_points
+
+__all__ = ["Flip", "Layer", "Point", "fault_points", "flip_bit"]
+
+_HOOK = "hook"
+_SITECUSTOMIZE = '''\
+"""Puts processes under the layer; written by postdate.faults."""
+
+from postdate.faults import inside
+
+inside.begin()
+'''
+
+
+class Layer:
+    """Under the files of some folders, which need not be there yet. Its own folder is on the same file system."""
+
+    def __init__(self, folder: Path, watched: Sequence[Path]) -> None:
+        self._folder = folder.resolve()
+        self._watched = [path.resolve() for path in watched]
+        for name in (PINNED, _HOOK):
+            (self._folder / name).mkdir(parents=True, exist_ok=True)
+        (self._folder / _HOOK / "sitecustomize.py").write_text(_SITECUSTOMIZE, encoding="utf-8")
+        (self._folder / WATCHED).write_text("".join(f"{path}\n" for path in self._watched), encoding="utf-8")
+        self._control = Control(self._folder / CONTROL)
+        self.renew()
+
+    def environment(self) -> dict[str, str]:
+        """For a process that is to be under it."""
+        own = [str(self._folder / _HOOK), str(Path(postdate.__file__).parent.parent)]
+        known = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in own]
+        return {"PYTHONPATH": os.pathsep.join([*own, *known]), LAYER: str(self._folder)}
+
+    # -- the clock --------------------------------------------------------------------------------------------------
+
+    @property
+    def offset_ms(self) -> int:
+        """How far its processes' calendar is from the machine's."""
+        return self._control.offset_ms
+
+    @offset_ms.setter
+    def offset_ms(self, value: int) -> None:
+        self._control.offset_ms = value
+
+    def step_clock(self, span_ms: int) -> None:
+        self.offset_ms += span_ms
+
+    # -- fault points -----------------------------------------------------------------------------------------------
+
+    def kill_at(self, point: Point | str, times: int = 1) -> None:
+        """The process that reaches a point for the n-th time from now ends there, as by kill -9; with a name alone,
+        whichever process.
+        """
+        assert times >= 1, f"a point is reached once or more often, not {times} times"
+        name, process = point if isinstance(point, Point) else (point, "")
+        self._control.arm(name, process, times)
+
+    @property
+    def hit(self) -> Point | None:
+        """The point that has ended a process since `kill_at`."""
+        found = self._control.hit
+        return None if found is None else Point(*found)
+
+    def disarm(self) -> None:
+        """Nobody ends any more; `hit` stays."""
+        self._control.disarm()
+
+    # -- the disk ---------------------------------------------------------------------------------------------------
+
+    def fail_syncs(self, count: int) -> None:
+        """So many of the next syncs of watched files fail, and what they should have written may never reach the
+        disk.
+        """
+        self._control.failing_syncs = count
+
+    @property
+    def failing_syncs(self) -> int:
+        """How many are still to fail."""
+        return self._control.failing_syncs
+
+    def limit_space(self, size: int | None) -> None:
+        """So many bytes may be added to watched files by Python; what is removed makes room. None: as many as fit."""
+        self._control.space_left = size
+
+    @property
+    def space_left(self) -> int | None:
+        return self._control.space_left
+
+    def lose_power(self, dice: random.Random, mode: str = "") -> list[str]:
+        """Takes what was not on disk, when no process lives. Tells what it did. What is left is on disk."""
+        told = power.lose(self._watched, self._folder / JOURNAL, self._folder / PINNED, dice, mode)
+        self.renew()
+        return told
+
+    @property
+    def journal_bytes(self) -> int:
+        return (self._folder / JOURNAL).stat().st_size
+
+    def renew(self) -> None:
+        """What is there now is on disk: the journal begins anew. Only when no process lives."""
+        pinned = self._folder / PINNED
+        shutil.rmtree(pinned)
+        pinned.mkdir()
+        names, sizes, paths = power.listed(self._watched)
+        for inode, path in paths.items():
+            os.link(path, pinned / str(inode))
+        (self._folder / JOURNAL).unlink(missing_ok=True)
+        journal = Journal(self._folder / JOURNAL)
+        journal.begun(names, sizes)
+        journal.close()
+
+
+# -- bits that flip ---------------------------------------------------------------------------------------------
+
+
+class Flip(NamedTuple):
+    """A bit of a file that is not what it was."""
+
+    path: Path
+    position: int  # of its byte
+    bit: int
+
+    def undo(self) -> None:
+        _flip(self)
+
+
+def flip_bit(folder: Path, dice: random.Random) -> Flip:
+    """One bit of one file under a folder; half of the time large files are likelier. Raises IndexError where no file
+    has any.
+    """
+    sizes = {path: size for path in sorted(folder.rglob("*")) if path.is_file() and (size := path.stat().st_size)}
+    weights = list(sizes.values()) if dice.random() < 0.5 else [1] * len(sizes)
+    path = dice.choices(list(sizes), weights)[0]
+    flip = Flip(path, dice.randrange(sizes[path]), dice.randrange(8))
+    _flip(flip)
+    return flip
+
+
+def _flip(flip: Flip) -> None:
+    with flip.path.open("r+b") as file:
+        file.seek(flip.position)
+        byte = file.read(1)[0]
+        file.seek(flip.position)
+        file.write(bytes([byte ^ 1 << flip.bit]))

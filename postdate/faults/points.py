@@ -1,0 +1,111 @@
+"""The fault points: names that the source gives to `reach`, found by reading it. Nothing is run, there is no list to
+extend.
+"""
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from postdate.faults.control import BROKER, BULK, PIPELINE
+
+PACKAGE = Path(__file__).parent.parent
+_TESTING = {"simulation", "faults"}  # what reaches no point of its own
+# Bulk writes these files, by modules of the log; the broker removes them.
+_WRITTEN_BY_BULK = {
+    "chunk.write", "chunk.add", "chunk.synced", "chunk.written",
+    "selection.write", "selection.synced", "selection.written",
+}  # fmt: skip
+
+
+class Point(NamedTuple):
+    """A name, and the process that reaches it: "broker", "bulk" or "pipeline", to which Spark's workers belong."""
+
+    name: str
+    process: str
+
+
+def fault_points() -> list[Point]:
+    """All of them, sorted."""
+    of_disk = {
+        Point(name, _process(path, name))
+        for path in _sources()
+        for name in points_of(_parsed(path), calls_of_method)
+    }  # fmt: skip
+    of_pipeline = {
+        Point(name, PIPELINE)
+        for path in _sources()
+        if _part(path) == PIPELINE
+        for name in points_of(_parsed(path), calls_of_function)
+    }
+    return sorted(of_disk | of_pipeline)
+
+
+def points_of_the_disk() -> set[str]:
+    """The names given to `Disk.reach`."""
+    return {point.name for point in fault_points() if point.process != PIPELINE}
+
+
+def _sources() -> list[Path]:
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if _part(path) not in _TESTING]
+
+
+def _part(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0]
+
+
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def _process(path: Path, name: str) -> str:
+    return BULK if _part(path) == BULK or name in _WRITTEN_BY_BULK else BROKER
+
+
+# -- in one module ----------------------------------------------------------------------------------------------
+
+Calls = Callable[[ast.AST, str], list[ast.Call]]
+
+
+def calls_of_method(tree: ast.AST, name: str) -> list[ast.Call]:
+    """Calls as `disk.reach(...)`."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == name]
+
+
+def calls_of_function(tree: ast.AST, name: str) -> list[ast.Call]:
+    """Calls as `reach(...)`."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == name]
+
+
+def points_of(tree: ast.Module, calls_of: Calls = calls_of_method) -> Iterator[str]:
+    """The names given to `reach` in a module, also where a function passes on what it is given."""
+    passed_on = {
+        (function.name, suffix)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for call in calls_of(function, "reach")
+        if (suffix := _suffix_of(call.args[0], function)) is not None
+    }
+    for call in calls_of(tree, "reach"):
+        if isinstance(call.args[0], ast.Constant):
+            yield str(call.args[0].value)
+    for name, suffix in passed_on:
+        for call in calls_of(tree, name):
+            assert isinstance(call.args[0], ast.Constant), f"line {call.lineno}: the point's name is not written here"
+            yield str(call.args[0].value) + suffix
+
+
+def _suffix_of(argument: ast.expr, function: ast.FunctionDef) -> str | None:
+    """What is put behind a parameter; None where the argument is a name by itself."""
+    if isinstance(argument, ast.Constant):
+        return None
+    parameters = {each.arg for each in function.args.args}
+    if isinstance(argument, ast.Name) and argument.id in parameters:
+        return ""
+    assert isinstance(argument, ast.BinOp), f"line {argument.lineno}: a point's name is made in a way unknown here"
+    assert isinstance(argument.left, ast.Name)
+    assert argument.left.id in parameters
+    assert isinstance(argument.right, ast.Constant)
+    return str(argument.right.value)

@@ -1,0 +1,418 @@
+"""What a power loss leaves of the watched folders: all that was synced, and of the rest whatever the dice say.
+
+    a write        that was not synced is there, or is not, or is there in part, by sectors of 512 bytes
+    a name         made, renamed or removed since its folder was synced: of these changes the first ones stay, as in
+                   a file system that keeps a journal
+    a file that others than Python wrote (Parquet, Delta's log, Spark's checkpoint): what its last sync saw is there,
+                   behind that it may be cut, or be zeros
+
+A sync that failed has lost what it should have written: a later one does not bring it back, only writing it again does.
+Removed folders do not come back.
+
+There are three kinds of loss: ALL, everything that was not synced is lost; SOME, each change has its own fate; LAST,
+only the last few changes have one.
+"""
+
+import os
+import random
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from postdate.faults.journal import (
+    Begun,
+    Cut,
+    Failed,
+    Listed,
+    Made,
+    Record,
+    Removed,
+    Renamed,
+    Synced,
+    Void,
+    Write,
+    read,
+)
+
+ALL, SOME, LAST = "all", "some", "last"
+MODES = (ALL, SOME, LAST)
+SECTOR_BYTES = 512
+_LAST_MAX = 8  # changes that LAST may lose
+_LOST, _KEPT, _TORN = "lost", "kept", "torn"
+
+Event = Made | Renamed | Removed
+Names = dict[str, int]  # inodes by name
+
+
+def lose(folders: Sequence[Path], journal: Path, pinned: Path, dice: random.Random, mode: str = "") -> list[str]:
+    """Takes from the folders what was not on disk; no process may use them. Tells what it did. `pinned` holds every
+    file that the journal knows, named by its inode. An empty mode is chosen by the dice.
+    """
+    state = State(read(journal))
+    fate = Fate(dice, mode or dice.choice(MODES), state)
+    told = []
+    for folder in folders:
+        if folder.is_dir():
+            told += _Names(folder, state, fate, pinned).lose()
+    for folder in folders:
+        for path in _files(folder):
+            told += [f"{path.relative_to(folder.parent)}: {did}" for did in _lose_content(path, state, fate)]
+    return told
+
+
+def listed(folders: Iterable[Path]) -> tuple[dict[str, Names], dict[int, int], dict[int, Path]]:
+    """What is there: the names in every folder, sizes of files, and a path of each."""
+    names: dict[str, Names] = {}
+    sizes: dict[int, int] = {}
+    paths: dict[int, Path] = {}
+    for root in folders:
+        for place, _, _ in os.walk(root):
+            names[place] = _names_in(place)
+        for path in _files(root):
+            found = path.stat()
+            sizes[found.st_ino], paths[found.st_ino] = found.st_size, path
+    return names, sizes, paths
+
+
+def _names_in(folder: str | Path) -> Names:
+    with os.scandir(folder) as entries:
+        return {entry.name: entry.inode() for entry in entries}
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
+
+
+# -- what the journal knows -------------------------------------------------------------------------------------
+
+
+class Changed(NamedTuple):
+    """A change of a file's bytes, since the first that is not on disk."""
+
+    change: Write | Cut
+    is_durable: bool = False
+    is_doomed: bool = False  # a sync of it has failed
+
+    @property
+    def is_open(self) -> bool:
+        return not self.is_durable
+
+
+class Content:
+    """A file."""
+
+    def __init__(self) -> None:
+        self.changes: list[Changed] = []
+        self.is_ours = False  # whether its changes are known
+        self.synced_size = 0
+
+    def add(self, change: Write | Cut) -> None:
+        self.is_ours = True
+        self.changes.append(Changed(change))
+
+    def sync(self, synced: Synced) -> None:
+        self.synced_size = synced.size
+        self.changes = [
+            each._replace(is_durable=True) if each.change.at < synced.began and not each.is_doomed else each
+            for each in self.changes
+        ]
+        while self.changes and self.changes[0].is_durable:
+            self.changes.pop(0)
+
+    def fail(self, failed: Failed) -> None:
+        self.changes = [
+            each._replace(is_doomed=True) if each.change.at < failed.began and each.is_open else each
+            for each in self.changes
+        ]
+
+
+class Folder:
+    """The names in a folder that are on disk, and what was done to them since."""
+
+    def __init__(self) -> None:
+        self.names: Names = {}
+        self.events: list[Event] = []
+
+    def sync(self, listed: Listed) -> None:
+        self.names = dict(listed.names)
+        self.events = [event for event in self.events if event.at >= listed.began]
+
+    def after(self, count: int) -> Names:
+        """The names after the first events."""
+        names = dict(self.names)
+        for event in self.events[:count]:
+            if isinstance(event, Made):
+                names[event.name] = event.inode
+                continue
+            if names.get(event.name) == event.inode:
+                del names[event.name]
+            if isinstance(event, Renamed):
+                names[event.target] = event.inode
+        return names
+
+
+class State:
+    """All of it."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.contents: dict[int, Content] = {}
+        self.folders: dict[str, Folder] = {}
+        self._last: dict[str, Event] = {}  # of each thread
+        for record in records:
+            self._take(record)
+        for event in self._last.values():
+            if _has_not_happened(event):
+                self._forget(event)
+
+    def _take(self, record: Record) -> None:
+        if isinstance(record, Write | Cut):
+            self._content(record.inode).add(record)
+        elif isinstance(record, Synced):
+            self._content(record.inode).sync(record)
+        elif isinstance(record, Failed):
+            self._content(record.inode).fail(record)
+        elif isinstance(record, Listed):
+            self._folder(record.folder).sync(record)
+        elif isinstance(record, Void):
+            self._forget(self._last.pop(record.by))
+        elif isinstance(record, Begun):
+            self._begin(record)
+        else:
+            self._folder(record.folder).events.append(record)
+            self._last[record.by] = record
+
+    def _begin(self, begun: Begun) -> None:
+        for folder, names in begun.names.items():
+            self._folder(folder).names = dict(names)
+        for inode, size in begun.sizes.items():
+            self._content(inode).synced_size = size
+
+    def _content(self, inode: int) -> Content:
+        return self.contents.setdefault(inode, Content())
+
+    def _folder(self, path: str) -> Folder:
+        return self.folders.setdefault(path, Folder())
+
+    def _forget(self, event: Event) -> None:
+        events = self._folder(event.folder).events
+        if event in events:
+            events.remove(event)
+
+    def open_changes(self) -> list[int]:
+        """Where the journal has what is not on disk."""
+        changes = (each.change.at for content in self.contents.values() for each in content.changes if each.is_open)
+        events = (event.at for folder in self.folders.values() for event in folder.events)
+        return sorted([*changes, *events])
+
+
+def _has_not_happened(event: Event) -> bool:
+    """Its thread was killed between the record and the call."""
+    if isinstance(event, Made):
+        return False
+    try:
+        return os.lstat(f"{event.folder}/{event.name}").st_ino == event.inode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+# -- the dice ---------------------------------------------------------------------------------------------------
+
+
+class Fate:
+    """What becomes of a change."""
+
+    def __init__(self, dice: random.Random, mode: str, state: State) -> None:
+        self.dice = dice
+        self.mode = mode
+        changes = state.open_changes()[-dice.randint(1, _LAST_MAX) :]
+        self._from = changes[0] if mode == LAST and changes else 0
+
+    def of_write(self, at: int) -> str:
+        if self.mode == ALL:
+            return _LOST
+        if at < self._from:
+            return _KEPT
+        return self.dice.choices((_LOST, _KEPT, _TORN), (2, 2, 1))[0]
+
+    def of_events(self, events: Sequence[Event]) -> int:
+        """How many of them stay."""
+        if self.mode == ALL:
+            return 0
+        return self.dice.randint(sum(event.at < self._from for event in events), len(events))
+
+    def keeps_unknown(self) -> bool:
+        """Of what others did, whose order is not known."""
+        return self.mode == LAST or (self.mode == SOME and self.dice.random() < 0.5)
+
+
+# -- names ------------------------------------------------------------------------------------------------------
+
+
+class _Names:
+    """The names of one folder."""
+
+    def __init__(self, path: Path, state: State, fate: Fate, pinned: Path) -> None:
+        self._path, self._state, self._fate, self._pinned = path, state, fate, pinned
+        self._folder = state.folders.get(str(path)) or Folder()
+
+    def lose(self) -> list[str]:
+        """Of this folder, then of those in it that are left."""
+        told = self._apply(_names_in(self._path))
+        for path in sorted(self._path.iterdir()):
+            if path.is_dir() and not path.is_symlink():
+                told += _Names(path, self._state, self._fate, self._pinned).lose()
+        return told
+
+    def _wanted(self, actual: Names) -> Names:
+        """What was on disk, the first changes since, and some of what others did."""
+        events = self._folder.events
+        names = self._folder.after(self._fate.of_events(events))
+        known = self._folder.after(len(events))
+        for group in _groups(known, actual):
+            if self._fate.keeps_unknown():
+                for name in group:
+                    names.pop(name, None)
+                    if name in actual:
+                        names[name] = actual[name]
+        return names
+
+    def _apply(self, actual: Names) -> list[str]:
+        wanted = self._wanted(actual)
+        told = [f"{self._shown(name)}: {did}" for name, did in self._move_folders(actual, wanted)]
+        for name in sorted(actual.keys() - wanted.keys()):
+            _remove(self._path / name)
+            told.append(f"{self._shown(name)}: its name is lost")
+        for name in sorted(wanted):
+            source = self._pinned / str(wanted[name])
+            if actual.get(name) != wanted[name] and source.exists():
+                (self._path / name).unlink(missing_ok=True)
+                os.link(source, self._path / name)
+                told.append(f"{self._shown(name)}: it is {'the old one' if name in actual else 'there'} again")
+        return told
+
+    def _move_folders(self, actual: Names, wanted: Names) -> Iterator[tuple[str, str]]:
+        """Folders that got another name, back to the old one."""
+        places = {inode: name for name, inode in actual.items() if (self._path / name).is_dir()}
+        for name, inode in wanted.items():
+            place = places.get(inode)
+            if place is not None and wanted.get(place) != inode and name not in actual:
+                os.rename(self._path / place, self._path / name)
+                actual[name] = actual.pop(place)
+                yield place, f"it is {name} again"
+
+    def _shown(self, name: str) -> str:
+        return f"{self._path.name}/{name}"
+
+
+def _groups(known: Names, actual: Names) -> list[list[str]]:
+    """Names that others have changed: those of one file, as of a rename, together."""
+    groups: dict[int, list[str]] = {}
+    for name in sorted(known.keys() | actual.keys()):
+        if known.get(name) != actual.get(name):
+            groups.setdefault(actual.get(name) or known[name], []).append(name)
+    return list(groups.values())
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+# -- bytes ------------------------------------------------------------------------------------------------------
+
+
+def _lose_content(path: Path, state: State, fate: Fate) -> Iterator[str]:
+    content = state.contents.get(path.stat().st_ino) or Content()
+    if content.is_ours:
+        if content.changes:
+            yield _lose_changes(path, content.changes, fate)
+    elif path.stat().st_size > content.synced_size:
+        yield lose_unknown(path, content.synced_size, fate.dice, fate.mode)
+
+
+def _lose_changes(path: Path, changes: list[Changed], fate: Fate) -> str:
+    counts = {_LOST: 0, _KEPT: 0, _TORN: 0}
+    with open(path, "r+b", buffering=0) as file:
+        for each in reversed(changes):
+            _undo(file.fileno(), each.change)
+        for each in changes:
+            kind = _KEPT if each.is_durable else fate.of_write(each.change.at)
+            if kind == _TORN and isinstance(each.change, Cut):
+                kind = _KEPT
+            counts[kind] += each.is_open
+            _do(file.fileno(), each.change, kind, fate.dice)
+    return ", ".join(f"{count} changes {kind}" for kind, count in counts.items() if count)
+
+
+def _undo(file: int, change: Write | Cut) -> None:
+    if isinstance(change, Write):
+        os.pwrite(file, change.old, change.position)
+        os.ftruncate(file, min(change.size_before, os.fstat(file).st_size))
+    else:
+        os.ftruncate(file, change.size_before)
+        os.pwrite(file, change.tail, change.size)
+
+
+def _do(file: int, change: Write | Cut, kind: str, dice: random.Random) -> None:
+    if kind == _LOST:
+        return
+    if isinstance(change, Cut):
+        os.ftruncate(file, change.size)
+    elif kind == _KEPT:
+        os.pwrite(file, change.new, change.position)
+    else:
+        for start, end in _sectors(change.position, len(change.new)):
+            if dice.random() < 0.5:
+                os.pwrite(file, change.new[start:end], change.position + start)
+
+
+def _sectors(position: int, size: int) -> Iterator[tuple[int, int]]:
+    """A write, cut where sectors of its file begin."""
+    start = 0
+    while start < size:
+        end = min(size, start + SECTOR_BYTES - (position + start) % SECTOR_BYTES)
+        yield start, end
+        start = end
+
+
+def lose_unknown(path: Path, synced_size: int, dice: random.Random, mode: str = SOME) -> str:
+    """Of a file that grew since its last sync, by writes that nobody has seen."""
+    if mode == ALL:
+        os.truncate(path, synced_size)
+        return f"it has {synced_size} bytes left"
+    return dice.choice((_keep, _empty, _cut, _cut_at_a_line, _zero))(path, synced_size, dice)
+
+
+def _keep(_path: Path, _synced_size: int, _dice: random.Random) -> str:
+    return "it was not synced, and is there"
+
+
+def _empty(path: Path, synced_size: int, _dice: random.Random) -> str:
+    os.truncate(path, synced_size)
+    return f"it has {synced_size} bytes left, those that were synced"
+
+
+def _cut(path: Path, synced_size: int, dice: random.Random) -> str:
+    size = dice.randint(synced_size, path.stat().st_size)
+    os.truncate(path, size)
+    return f"it has {size} bytes left"
+
+
+def _cut_at_a_line(path: Path, synced_size: int, dice: random.Random) -> str:
+    """Where a cut is hardest to see."""
+    ends = [number for number, byte in enumerate(path.read_bytes()) if byte == 10 and number >= synced_size]
+    if not ends:
+        return _cut(path, synced_size, dice)
+    size = dice.choice(ends)
+    os.truncate(path, size)
+    return f"it has {size} bytes left, whole lines"
+
+
+def _zero(path: Path, synced_size: int, _dice: random.Random) -> str:
+    size = path.stat().st_size
+    os.truncate(path, synced_size)
+    os.truncate(path, size)
+    return f"it holds zeros behind {synced_size} bytes"
