@@ -284,7 +284,7 @@ class ClientConsumer:
 class Remoting:
     """Clients of the broker at these ports of loopback."""
 
-    consumer_kinds = (PULL, POP, CLIENT)
+    consumer_kinds: Sequence[str] = (PULL, POP, CLIENT)
     levels_ms: Mapping[int, int] = {1: 1_000, 2: 5_000, 3: 10_000}
 
     def __init__(self, broker_port: int, route_address: str, bulk_address: str, folder: Path) -> None:

@@ -175,8 +175,8 @@ class Episode:
     def _summary(self) -> str:
         case = checker.Case(self.history.events)
         kinds = Counter(event["kind"] for event in self.history.events)
-        outcomes = Counter(asked.outcome for told in case.told.values() for asked in told.cancels)
-        sent = Counter(told.outcome for told in case.told.values())
+        outcomes = Counter(str(asked.outcome) for told in case.told.values() for asked in told.cancels)
+        sent = Counter(str(told.outcome) for told in case.told.values())
         late = sorted(span for span, _ in checker.lateness(case, self._plan.bounds))
         resident = max((event["resident"] for event in case.by_kind["sample"]), default=0)
         told_late = (
