@@ -111,7 +111,7 @@ def test_a_port_that_is_taken_is_told_and_the_broker_serves(start: Callable[...,
     first = start()
     pid_of_bulk(first)
     port = int(part(first, "bulk").split()[2].rpartition(":")[2])
-    second = Broker(first.data.parent / "second", **FAST | {"bulk_port": port, "pipeline": "none"})
+    second = Broker(first.data.parent / "second", None, **FAST | {"bulk_port": port, "pipeline": "none"})
     (first.data.parent / "second").mkdir()
     second.start()
     try:

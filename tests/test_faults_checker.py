@@ -79,6 +79,10 @@ def test_what_is_in_doubt_may_be_so_or_not() -> None:
     assert story.entry("maybe", 2, 5_000).broken() == []
 
 
+def test_what_was_sent_back_without_an_answer_may_come_again_or_not() -> None:
+    assert returned("back").broken() == returned("back", "returned").broken() == []
+
+
 # -- a planted violation of each ---------------------------------------------------------------------------------
 
 
@@ -174,19 +178,41 @@ def came_again() -> Story:
     return kept().note(1_100, "done", group="g", key="timed").saw("timed", 1, 1_200, visible=1_001)
 
 
+def returned(*kinds: str) -> Story:
+    """`plain` is sent back: `back` asked for, `backed` acknowledged, `returned` there. Another was, and came."""
+    story = kept()
+    for kind in ("back", "backed", "returned"):
+        story.note(60, kind, group="g", key="timed")
+    for kind in kinds:
+        story.note(70, kind, group="g", key="plain")
+    return story.note(96_000, "returns were read")
+
+
+def did_not_come_back() -> Story:
+    return returned("back", "backed")
+
+
+def came_back_twice() -> Story:
+    return returned("back", "backed", "returned", "returned")
+
+
+def came_back_by_itself() -> Story:
+    return returned("returned")
+
+
 def too_much_memory() -> Story:
     return kept().note(60, "sample", resident=Bounds().resident_bytes_max + 1, files=1)
 
 
 PLANTED = {
-    "I1": (lost, never_seen, altered, foreign, refused_and_there, job_took_too_many),
+    "I1": (lost, never_seen, altered, foreign, refused_and_there, job_took_too_many, did_not_come_back),
     "I2": (early_in_the_queue, early_in_hand, due_before_it_was_wanted),
     "I3": (cancelled_and_there, cancelled_and_seen, job_took_too_few),
     "I4": (two_answers, delivered_and_nowhere, waits_and_is_not_found),
     "I5": (late,),
     "I6": (rewritten,),
     "I7": (slow_start,),
-    "I8": (doubled, gap, changed_at_its_offset, came_again),
+    "I8": (doubled, gap, changed_at_its_offset, came_again, came_back_twice, came_back_by_itself),
     "I9": (too_much_memory,),
 }
 

@@ -35,7 +35,11 @@ def say(text: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logging.getLogger("postdate").setLevel(logging.CRITICAL)  # that connections are lost is what this is about
-    return _judge(options.judge) if options.judge else _run(options)
+    try:
+        return _judge(options.judge) if options.judge else _run(options)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,7 +15,7 @@
 What was answered binds. What is in doubt (the connection ended before the answer) may be so or not.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -34,6 +34,7 @@ INVARIANTS = {
     "I8": "exactly one entry per message in its queue",
     "I9": "memory under a burst stays below a stated constant",
 }
+_RETURNS = ("back", "backed", "returned")
 SLACK_MS = 1_000.0  # around a step of the clock: when exactly the broker saw it is not known
 
 
@@ -338,6 +339,8 @@ def once(case: Case) -> Iterator[Violation]:
             yield Violation("I8", f"{place} has {len(keys)} entries and offsets up to {max(keys)}")
     yield from _unchanged(case, offsets)
     yield from _not_again(case)
+    if case.by_kind["returns were read"]:
+        yield from _returned(case)
 
 
 def _unchanged(case: Case, offsets: dict[str, dict[int, str]]) -> Iterator[Violation]:
@@ -356,6 +359,19 @@ def _not_again(case: Case) -> Iterator[Violation]:
         if acknowledged is not None and event["asked"] > acknowledged:
             what = f"group {event['group']} was given {event['key']}, which it had acknowledged"
             yield Violation("I8", what, event["key"])
+
+
+def _returned(case: Case) -> Iterator[Violation]:
+    """What a group sent back comes again as often as that was acknowledged. Only groups whose returns can be counted
+    have any.
+    """
+    counts = {kind: Counter((each["group"], each["key"]) for each in case.by_kind[kind]) for kind in _RETURNS}
+    groups = {group for group, _ in counts["returned"]}
+    for group, key in sorted(counts["back"].keys() | counts["returned"].keys()):
+        asked, sure, found = (counts[kind][group, key] for kind in _RETURNS)
+        if group in groups and not sure <= found <= asked:
+            what = f"{key} came back to group {group} {found} times, it was sent back {sure} to {asked} times"
+            yield Violation("I1" if found < sure else "I8", what, key)
 
 
 def memory_is_bounded(case: Case, bounds: Bounds) -> Iterator[Violation]:

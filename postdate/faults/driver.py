@@ -24,6 +24,7 @@ class Cancel(StrEnum):
     CANCELLED = "cancelled"
     DELIVERED = "delivered"
     UNKNOWN = "unknown"
+    REFUSED = "refused"  # nothing was done: a delete marker for an instant that has passed
     IN_DOUBT = "in doubt"
 
 
@@ -139,6 +140,9 @@ class Driver(Protocol):
 
     def entries(self, places: dict[str, int]) -> Iterator[Entry]:
         """All that is visible from these offsets on, which are moved. Raises Lost."""
+
+    def returned(self) -> Iterator[tuple[str, str]]:
+        """(group, key) of every message that was sent back, once for each time. Raises Lost."""
 
     def cancel_where(self, prefix: str) -> int:
         """Cancels all that waits and whose key begins so; returns how many. Raises Lost, NotImplementedError."""

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -45,13 +45,15 @@ class Stuck(Exception):
 class Machine:
     """One broker with its parts. It keeps its ports, so that clients find it again."""
 
-    def __init__(self, folder: Path, history: History, with_pipeline: bool) -> None:
+    def __init__(
+        self, folder: Path, history: History, with_pipeline: bool, settings: Mapping[str, Any] | None = None
+    ) -> None:
         self.folder, self.history, self.with_pipeline = folder, history, with_pipeline
         self.layer = Layer(folder / "layer", [folder / "data"])
         bulk_port = free_port() if with_pipeline else -1
         self.bulk_address = f"127.0.0.1:{bulk_port}"
         parts = {"bulk_port": bulk_port, "pipeline": "embedded" if with_pipeline else "none"}
-        self.broker = Broker(folder, self.layer.environment(), **SETTINGS, **parts)
+        self.broker = Broker(folder, self.layer.environment(), **SETTINGS, **parts, **(settings or {}))
         self.driver = Remoting(self.broker.port, self.broker.route_address, self.bulk_address, folder)
 
     # -- life ---------------------------------------------------------------------------------------------------------

@@ -117,6 +117,8 @@ class RemotingProducer(_Connected):
             found = (self._by_handle, self._by_key, self._by_marker)[way % ways](wish, answer)
         except _LOST:
             return Cancel.IN_DOUBT
+        if found.code in _REFUSED:
+            return Cancel.REFUSED
         outcome = found.fields.get("outcome")
         return Cancel(str(outcome)) if outcome in list(Cancel) else Cancel.IN_DOUBT
 
@@ -307,17 +309,28 @@ class Remoting:
         connected = _Connected(self._port)
         try:
             for queue_id in range(QUEUES):
-                yield from self._of_queue(connected.peer, queue_id, places)
+                yield from self._of_queue(connected.peer, TOPIC, queue_id, places)
         except _LOST as error:
             raise Lost(str(error)) from error
         finally:
             connected.close()
 
-    def _of_queue(self, peer: Peer, queue_id: int, places: dict[str, int]) -> Iterator[Entry]:
-        place = _place(TOPIC, queue_id)
+    def returned(self) -> Iterator[tuple[str, str]]:
+        """Of the group that pulls: our own client sends a message back by a send, which may be repeated."""
+        connected = _Connected(self._port)
+        try:
+            for entry in self._of_queue(connected.peer, f"%RETRY%{PULL}", 0, {}):
+                yield PULL, entry.key
+        except _LOST as error:
+            raise Lost(str(error)) from error
+        finally:
+            connected.close()
+
+    def _of_queue(self, peer: Peer, topic: str, queue_id: int, places: dict[str, int]) -> Iterator[Entry]:
+        place = _place(topic, queue_id)
         while True:
             offset = places.get(place, 0)
-            command = pull_command(peer, TOPIC, offset, queue_id=queue_id, group="readers", maxMsgNums=READ_COUNT)
+            command = pull_command(peer, topic, offset, queue_id=queue_id, group="readers", maxMsgNums=READ_COUNT)
             peer.write(command)
             found = got(peer.answer_to(command.opaque))
             if found.code != codes.SUCCESS:

@@ -8,9 +8,10 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from postdate.faults import checker
 from postdate.faults.checker import Bounds, Violation
@@ -23,7 +24,6 @@ from postdate.faults.workload import Crew, Load
 SAY_S = 10.0
 DRAIN_S = 240.0
 STEP_MS = 60_000  # of the clock, when everything is to come due
-QUIET_SHARE = 0.1  # of the gaps between faults are long: only what is away from faults must be on time
 QUIET_S = 45.0
 
 
@@ -31,11 +31,13 @@ QUIET_S = 45.0
 class Plan:
     """What an episode is made of."""
 
-    seconds: float
+    seconds: float  # of faults, from when the pipeline is up
     load: Load = field(default_factory=Load)
     bounds: Bounds = field(default_factory=Bounds)
     with_pipeline: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the broker, beside those of the suite
     gap_s: tuple[float, float] = (1.0, 8.0)
+    quiet_share: float = 0.1  # of the gaps between faults are long: only what is away from faults must be on time
     pause_s_max: float = 120.0
     troubles: tuple[Trouble, ...] = ()  # in this order, again and again; () leaves it to the dice
 
@@ -59,7 +61,7 @@ class Episode:
         self._plan, self._seed, self._say = plan, seed, say
         self._dice = random.Random(seed)
         self.history = History(folder / "history.jsonl")
-        self._machine = Machine(folder, self.history, plan.with_pipeline)
+        self._machine = Machine(folder, self.history, plan.with_pipeline, plan.settings)
         self._crew = Crew(self._machine.driver, self.history, plan.load, seed)
         self._scene = Scene(self._machine, self._crew, self.history, self._dice, plan.pause_s_max)
         self._stopping = threading.Event()
@@ -96,9 +98,9 @@ class Episode:
     # -- the troubles -------------------------------------------------------------------------------------------------
 
     def _suffer(self) -> None:
-        end = time.monotonic() + self._plan.seconds
         self._machine.await_pipeline()
         told = time.monotonic()
+        end = told + self._plan.seconds
         while time.monotonic() < end and not self._stopping.wait(self._gap(end)):
             trouble = self._next()
             with self.history.trouble(trouble.name):
@@ -110,7 +112,7 @@ class Episode:
                 self._say(self._progress(end - told, trouble.name))
 
     def _gap(self, end: float) -> float:
-        is_long = self._dice.random() < QUIET_SHARE
+        is_long = self._dice.random() < self._plan.quiet_share
         gap_s = QUIET_S if is_long else self._dice.uniform(*self._plan.gap_s)
         return max(0.0, min(gap_s, end - time.monotonic()))
 
@@ -167,6 +169,9 @@ class Episode:
             time.sleep(0.2)
         for kind in groups:
             self.history.note("read", group=kind)
+        for group, key in self._machine.driver.returned():
+            self.history.note("returned", group=group, key=key)
+        self.history.note("returns were read")
 
     def _result(self) -> Result:
         violations = checker.judge(self.history.events, self._plan.bounds)

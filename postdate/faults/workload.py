@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from postdate.faults.driver import Answer, Cancel, Consumer, Driver, Form, Lost, Producer, Sent, Wish
+from postdate.faults.driver import Answer, Cancel, Consumer, Delivery, Driver, Form, Lost, Producer, Sent, Wish
 from postdate.faults.history import History, now_ms
 
 AGAIN_S = 0.1
@@ -204,12 +204,18 @@ def read(kind: str, connection: Consumer, history: History, dice: random.Random,
     deliveries = connection.receive()
     history.saw(kind, deliveries, asked_at)
     if share < 1 and deliveries and deliveries[0].attempt < 2 and dice.random() < 0.03:
-        connection.again(deliveries[0])
+        _send_back(kind, connection, history, deliveries[0])
     kept = [each for each in deliveries if dice.random() < share]
     for delivery, is_done in zip(kept, connection.done(kept), strict=True):
         if is_done:
             history.note("done", group=kind, key=delivery.key)
     return len(deliveries)
+
+
+def _send_back(kind: str, connection: Consumer, history: History, delivery: Delivery) -> None:
+    history.note("back", group=kind, key=delivery.key)
+    if connection.again(delivery):
+        history.note("backed", group=kind, key=delivery.key)
 
 
 class Cleaner(Maker):

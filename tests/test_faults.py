@@ -1,0 +1,120 @@
+"""The fault suite on a real broker: a short run breaks no promise, and brokers that break one are caught."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from postdate.faults import troubles
+from postdate.faults.__main__ import main
+from postdate.faults.checker import Bounds
+from postdate.faults.machine import part_of
+from postdate.faults.process import ROOT
+from postdate.faults.run import Episode, Plan, Result, history_of
+from postdate.faults.troubles import TROUBLES, Scene, Trouble
+from postdate.faults.workload import Load
+
+SEED = 11
+WAIT_S = 180
+# On a machine that others use as well nothing is said about how late: scripts/faults does.
+PATIENT = Bounds(lateness_ms_p99=30_000, lateness_ms_max=60_000, restart_cpu_s_max=60)
+LOAD = Load(producers=2, consumers=1, delay_ms_max=60_000, with_jobs=False, with_imports=False)
+ALONE = Plan(8, LOAD, PATIENT, with_pipeline=False, gap_s=(0.5, 1.5), quiet_share=0, pause_s_max=2)
+CUT = Trouble(troubles.cut_power, 1)
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("CRITICAL", "postdate")  # that connections are lost is what this is about
+
+
+def run(folder: Path, plan: Plan, seed: int = SEED) -> Result:
+    result = Episode(folder, seed, plan, print).run()
+    print(f"seed {seed}: {result.summary}")
+    for violation in result.violations[:5]:
+        print(violation, *history_of(result.events, violation.key)[-20:], sep="\n  ")
+    return result
+
+
+def test_a_short_run_with_spark_breaks_no_promise(tmp_path: Path) -> None:
+    chosen = (CUT, Trouble(troubles.kill_part, 1), Trouble(troubles.jump_ahead, 1), Trouble(troubles.kill_broker, 1))
+    result = run(tmp_path, replace(ALONE, seconds=15, with_pipeline=True, troubles=chosen))
+    assert result.violations == []
+    kinds = [event["kind"] for event in result.events]
+    assert kinds.count("power") >= 1
+    assert kinds.count("sent") > 200
+    assert {event["group"] for event in result.events if event["kind"] == "saw"} == {"pull", "pop", "client"}
+    assert [event["rows"] for event in result.events if event["kind"] == "written"] > [0], "Spark has carried some"
+
+
+def test_a_broker_that_does_not_sync_is_caught(tmp_path: Path) -> None:
+    """In flush mode async an answer does not mean that the message is on disk."""
+    plan = replace(ALONE, troubles=(CUT,), settings={"flush": "async", "flush_interval_ms": 60_000})
+    found = {violation.invariant for violation in run(tmp_path, plan).violations}
+    assert "I1" in found, "what was acknowledged is lost"
+
+
+def test_a_broker_whose_clock_is_ahead_is_caught(tmp_path: Path) -> None:
+    def hasten(scene: Scene) -> None:
+        if scene.machine.layer.offset_ms == 0:
+            scene.machine.layer.step_clock(5_000)  # and nobody is told
+
+    result = run(tmp_path, replace(ALONE, troubles=(Trouble(hasten, 1),)))
+    assert "I2" in {violation.invariant for violation in result.violations}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("trouble", [each for each in TROUBLES if not each.needs_pipeline], ids=lambda each: each.name)
+def test_each_fault_alone_breaks_no_promise(tmp_path: Path, trouble: Trouble) -> None:
+    result = run(tmp_path, replace(ALONE, seconds=15, troubles=(trouble,)))
+    assert result.violations == []
+    assert any(event["kind"] == "trouble" and event["name"] == trouble.name for event in result.events)
+
+
+def test_ctrl_c_ends_it_with_a_verdict() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "postdate.faults", "--minutes", "5", "--seed", "1", "--no-pipeline"],
+        cwd=ROOT, env=dict(os.environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "faults for 5 minutes, from seed 1\n"
+        assert "s left" in process.stdout.readline(), "it is under way"
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=WAIT_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, out
+    assert out.splitlines()[-1] == "1 episodes, 0 violations (seeds 1 to 1)"
+
+
+def test_a_kept_history_is_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    history = tmp_path / "history.jsonl"
+    events = [
+        {"at": 1.0, "kind": "send", "key": "a", "client": "p", "form": "none", "value": 0, "span": 0, "group": ""},
+        {"at": 2.0, "kind": "sent", "key": "a", "outcome": "acknowledged", "due": 0},
+    ]
+    history.write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert main(["--judge", str(history)]) == 1
+    out = capsys.readouterr().out
+    assert "VIOLATION of I1" in out
+    assert "a was acknowledged and is in no queue" in out
+    assert '"kind": "sent"' in out, "the history of the message is shown"
+
+
+def test_processes_are_told_apart_by_their_commands() -> None:
+    commands = {
+        "python -m postdate up --json": "broker",
+        "python -m postdate bulk --host 127.0.0.1": "bulk",
+        "python -m postdate pipeline --bulk 127.0.0.1:1": "pipeline",
+        "/usr/bin/java -cp x org.apache.spark.deploy.SparkSubmit": "java",
+        "python -m pyspark.daemon": "worker",
+        "sleep 1": "",
+    }
+    assert {command: part_of(command) for command in commands} == commands
