@@ -49,6 +49,7 @@ class Broker:
         self._process: subprocess.Popen[str] | None = None
         self.ready: dict[str, Any] = {}  # what it said when it served
         self.start_count = 0
+        self.environment: dict[str, str] = {}  # over what a test gives it in any case
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -59,7 +60,7 @@ class Broker:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "postdate", "up", "--json", *flags], stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=log, text=True, cwd=self._folder,
-                env={**own, "PYTHONPATH": str(ROOT), _MARK: str(self._folder)},
+                env={**own, "PYTHONPATH": str(ROOT), _MARK: str(self._folder), **self.environment},
                 start_new_session=True,
             )  # fmt: skip
         assert self._process.stdout is not None
