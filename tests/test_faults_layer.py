@@ -25,7 +25,7 @@ from postdate.faults import power
 from postdate.faults.control import BROKER, BULK, PIPELINE
 from postdate.faults.inside import OTHER, role_of
 from postdate.faults.layer import Layer, Point, fault_points, flip_bit
-from postdate.faults.points import calls_of_function, points_of
+from postdate.faults.points import WRITTEN_BY_BULK, calls_of_function, points_of
 from postdate.wire import codes
 
 ROOT = Path(__file__).parent.parent
@@ -402,6 +402,7 @@ def test_a_bit_flips_and_flips_back(tmp_path: Path) -> None:
         ("python -m postdate up --data x", BROKER), ("python -X dev -m postdate bulk", BULK),
         ("python -m postdate pipeline", PIPELINE), ("python /usr/bin/postdate up", BROKER),
         ("python -m postdate check", OTHER), ("python -m pyspark.daemon pyspark.worker", PIPELINE),
+        ("python -m pyspark.sql.streaming.python_streaming_source_runner", PIPELINE),
         ("python -m postdate.pipeline.extract", PIPELINE), ("python -c postdate", None), ("python", None),
         ("python -m pip install postdate", None), ("python script.py -m postdate up", None),
     ],
@@ -419,6 +420,7 @@ def test_points_are_told_apart_by_who_reaches_them() -> None:
         Point("selection.synced", BULK), Point("table.committed", PIPELINE), Point("chunk.upload", PIPELINE),
     } <= set(points)  # fmt: skip
     assert {point.process for point in points} == {BROKER, BULK, PIPELINE}
+    assert {point.name for point in points if point.process == BULK} >= WRITTEN_BY_BULK, "one of them is gone"
     names = {name for path in (ROOT / "postdate" / "pipeline").glob("*.py") for name in _steps(path)}
     assert names == {point.name for point in points if point.process == PIPELINE}
 

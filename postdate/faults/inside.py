@@ -67,7 +67,7 @@ def role_of(command: Sequence[str]) -> str | None:
 
 
 def _role(program: str, verb: str) -> str | None:
-    if program in ("pyspark.daemon", "pyspark.worker") or program.startswith("postdate.pipeline"):
+    if program.startswith(("pyspark.", "postdate.pipeline")):
         return PIPELINE
     return _ROLES.get(verb, OTHER) if program == "postdate" else None
 
