@@ -3,7 +3,7 @@ whatever the dice say.
 
 Syncs are traced, one line each: the pipeline's own by POSTDATE_SYNC_TRACE, those of bulk by TracedDisk. `lose_power`
 takes from a copy of the folders what was not on disk: a file whose name no sync of its folder had seen may vanish, one
-that was not synced may be cut anywhere, be empty, or hold zeros instead of what was written.
+that was not synced may be cut behind what was, or hold zeros there. postdate.faults does it to running processes.
 
 The broker's own files are left alone but for the chunks: the simulation of the core has its own power losses.
 """
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from postdate.faults.power import lose_unknown
 from postdate.log.disk import RealDisk
 
 LOSABLE = ("table", "data/chunks")  # below a test's folder
@@ -93,35 +94,7 @@ def _lose(path: Path, original: Path, live: Path, synced: Synced, dice: random.R
     if not all(synced.has_name(step) for step in steps) and dice.random() < 0.5:
         path.unlink()
         yield "its name is lost"
-    elif synced.sizes.get(str(original)) != path.stat().st_size:
-        yield dice.choice((_keep, _empty, _cut, _cut_at_a_line, _zero))(path, dice)
-
-
-def _keep(_path: Path, _dice: random.Random) -> str:
-    return "it was not synced, and is there"
-
-
-def _empty(path: Path, _dice: random.Random) -> str:
-    os.truncate(path, 0)
-    return "it is empty"
-
-
-def _cut(path: Path, dice: random.Random) -> str:
-    size = dice.randrange(path.stat().st_size + 1)
-    os.truncate(path, size)
-    return f"it has {size} bytes left"
-
-
-def _cut_at_a_line(path: Path, dice: random.Random) -> str:
-    """Where a cut is hardest to see."""
-    ends = [number for number, byte in enumerate(path.read_bytes()) if byte == 10]
-    if not ends:
-        return _cut(path, dice)
-    size = dice.choice(ends)
-    os.truncate(path, size)
-    return f"it has {size} bytes left, whole lines"
-
-
-def _zero(path: Path, _dice: random.Random) -> str:
-    path.write_bytes(bytes(path.stat().st_size))
-    return "it holds zeros"
+        return
+    size, synced_size = path.stat().st_size, synced.sizes.get(str(original), 0)
+    if synced_size != size:
+        yield lose_unknown(path, min(synced_size, size), dice)

@@ -53,12 +53,23 @@ def begin() -> None:
 
 def role_of(command: Sequence[str]) -> str | None:
     """Which process a command line makes; None where it is none of ours."""
-    for word, following in zip(command, [*command[1:], ""], strict=True):
-        if word in ("pyspark.daemon", "pyspark.worker") or word.startswith("postdate.pipeline"):
-            return PIPELINE
-        if os.path.basename(word) == "postdate":
-            return _ROLES.get(following, OTHER)
+    words = iter(command[1:])
+    for word in words:
+        if word in ("-X", "-W"):
+            next(words, None)
+        elif word == "-c":
+            return None
+        elif word == "-m":
+            return _role(next(words, ""), next(words, ""))
+        elif not word.startswith("-"):
+            return _role(os.path.basename(word), next(words, ""))
     return None
+
+
+def _role(program: str, verb: str) -> str | None:
+    if program.startswith(("pyspark.", "postdate.pipeline")):
+        return PIPELINE
+    return _ROLES.get(verb, OTHER) if program == "postdate" else None
 
 
 def install(folder: Path, role: str) -> None:

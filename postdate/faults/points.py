@@ -12,7 +12,7 @@ from postdate.faults.control import BROKER, BULK, PIPELINE
 PACKAGE = Path(__file__).parent.parent
 _TESTING = {"simulation", "faults"}  # what reaches no point of its own
 # Bulk writes these files, by modules of the log; the broker removes them.
-_WRITTEN_BY_BULK = {
+WRITTEN_BY_BULK = {
     "chunk.write", "chunk.add", "chunk.synced", "chunk.written",
     "selection.write", "selection.synced", "selection.written",
 }  # fmt: skip
@@ -59,7 +59,7 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def _process(path: Path, name: str) -> str:
-    return BULK if _part(path) == BULK or name in _WRITTEN_BY_BULK else BROKER
+    return BULK if _part(path) == BULK or name in WRITTEN_BY_BULK else BROKER
 
 
 # -- in one module ----------------------------------------------------------------------------------------------
