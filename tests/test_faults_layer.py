@@ -441,9 +441,8 @@ SEEDS, SENDS, UNDER_WAY = range(10), 600, 24
 
 def test_whatever_a_broker_acknowledged_is_there_after_a_power_loss(tmp_path: Path) -> None:
     """Killed at a point of its code or wherever it is, with sends under way."""
-    broker = Broker(tmp_path, **BUSY)
-    layer = Layer(tmp_path / "layer", [broker.data])
-    broker.environment = layer.environment()
+    layer = Layer(tmp_path / "layer", [tmp_path / "data"])
+    broker = Broker(tmp_path, layer.environment(), **BUSY)
     broker.start()
     peer = broker.peer()
     make_topic(peer, "orders")
@@ -471,9 +470,8 @@ def test_whatever_a_broker_acknowledged_is_there_after_a_power_loss(tmp_path: Pa
 
 def test_an_async_broker_may_lose_what_it_acknowledged(tmp_path: Path) -> None:
     """The other way round: where the log is not synced the same loss is noticed."""
-    broker = Broker(tmp_path, flush="async", flush_interval_ms=60_000)
-    layer = Layer(tmp_path / "layer", [broker.data])
-    broker.environment = layer.environment()
+    layer = Layer(tmp_path / "layer", [tmp_path / "data"])
+    broker = Broker(tmp_path, layer.environment(), flush="async", flush_interval_ms=60_000)
     broker.start()
     peer = broker.peer()
     make_topic(peer, "orders")

@@ -32,6 +32,7 @@ from postdate.pipeline import steps
 LAYER = "FAULTS_LAYER"  # the variable that names the layer's folder
 JOURNAL, CONTROL, PINNED, WATCHED = "journal", "control", "pinned", "watched"  # what that folder holds
 OTHER = "other"
+_STEP_NOTICED_MS = 100  # a step of the clock is noticed within this span
 _ROLES = {"up": BROKER, "bulk": BULK, "pipeline": PIPELINE}
 
 _real: dict[str, Any] = {
@@ -83,11 +84,28 @@ def install(folder: Path, role: str) -> None:
         from postdate.log.disk import RealDisk
 
         setattr(RealDisk, "reach", lambda _disk, point: reach(point))  # noqa: B010 - as above
+    if role == BROKER:
+        _patch_alarm(control)
 
 
 def _patch_clock(control: Control) -> None:
     now_ms = SystemClock.now_ms
     setattr(SystemClock, "now_ms", lambda clock: now_ms(clock) + control.offset_ms)  # noqa: B010 - as above
+
+
+def _patch_alarm(control: Control) -> None:
+    """The broker's alarm is a timer of the kernel, whose clock does not step: it rings by our clock, and at least every
+    so often, as the kernel's would after a step.
+    """
+    from postdate.server.alarm import Alarm
+
+    set_alarm = Alarm.set
+
+    def set_(alarm: Alarm, at_ms: int) -> None:
+        offset_ms = control.offset_ms
+        set_alarm(alarm, min(at_ms, SystemClock().now_ms() + _STEP_NOTICED_MS) - offset_ms)
+
+    setattr(Alarm, "set", set_)  # noqa: B010 - as above
 
 
 def _reaching(control: Control, role: str) -> Callable[[str], None]:

@@ -232,7 +232,7 @@ class Machine:
         if self.broker.is_running:
             try:
                 resident, files = self.broker.resident_bytes, self.broker.file_count
-            except OSError:  # it has ended meanwhile
+            except (OSError, StopIteration):  # it has ended meanwhile
                 return
             self.history.note("sample", resident=resident, files=files)
 

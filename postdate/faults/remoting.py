@@ -40,6 +40,7 @@ READ_COUNT = 256
 IMPORT_S, IMPORT_TRIES = 60.0, 5
 _LOST = (Closed, OSError)
 _REFUSED = {codes.SYSTEM_BUSY, codes.MESSAGE_ILLEGAL, codes.SERVICE_NOT_AVAILABLE}
+_DOUBT = "is not known"  # in the sentence about what was under way when the log failed
 _PROPERTIES = {
     Form.LEVEL: "DELAY", Form.SECONDS: "TIMER_DELAY_SEC", Form.SPAN: "TIMER_DELAY_MS", Form.INSTANT: "TIMER_DELIVER_MS",
 }  # fmt: skip
@@ -117,7 +118,7 @@ class RemotingProducer(_Connected):
             found = (self._by_handle, self._by_key, self._by_marker)[way % ways](wish, answer)
         except _LOST:
             return Cancel.IN_DOUBT
-        if found.code in _REFUSED:
+        if found.code in _REFUSED and _DOUBT not in (found.remark or ""):
             return Cancel.REFUSED
         outcome = found.fields.get("outcome")
         return Cancel(str(outcome)) if outcome in list(Cancel) else Cancel.IN_DOUBT
@@ -141,7 +142,8 @@ def _queue_of(key: str) -> int:
 def _answer(answer: Command) -> Answer:
     if answer.code == codes.SUCCESS:
         return _with_handle(Sent.ACKNOWLEDGED, str(answer.fields.get("recallHandle") or ""))
-    return Answer(Sent.REFUSED if answer.code in _REFUSED else Sent.IN_DOUBT)
+    is_doubtful = answer.code not in _REFUSED or _DOUBT in (answer.remark or "")
+    return Answer(Sent.IN_DOUBT if is_doubtful else Sent.REFUSED)
 
 
 def _with_handle(outcome: Sent, handle: str) -> Answer:

@@ -22,7 +22,6 @@ from postdate.faults.troubles import Scene, Trouble, chosen
 from postdate.faults.workload import Crew, Load
 
 SAY_S = 10.0
-DRAIN_S = 240.0
 STEP_MS = 60_000  # of the clock, when everything is to come due
 QUIET_S = 45.0
 
@@ -39,6 +38,7 @@ class Plan:
     gap_s: tuple[float, float] = (1.0, 8.0)
     quiet_share: float = 0.1  # of the gaps between faults are long: only what is away from faults must be on time
     pause_s_max: float = 120.0
+    drain_s: float = 240.0  # at the end: for all that is due to come, and to be read
     troubles: tuple[Trouble, ...] = ()  # in this order, again and again; () leaves it to the dice
 
     def shortened(self, seconds: float) -> "Plan":
@@ -98,6 +98,7 @@ class Episode:
     # -- the troubles -------------------------------------------------------------------------------------------------
 
     def _suffer(self) -> None:
+        self._say("producers and consumers are at work")
         self._machine.await_pipeline()
         told = time.monotonic()
         end = told + self._plan.seconds
@@ -157,7 +158,7 @@ class Episode:
         case = checker.Case(self.history.events)
         missing = {key for key, told in case.told.items() if told.must_come}
         groups = {kind: set(missing) for kind in self._machine.driver.consumer_kinds}
-        read, end = 0, time.monotonic() + DRAIN_S
+        read, end = 0, time.monotonic() + self._plan.drain_s
         while time.monotonic() < end and (missing or any(groups.values())):
             entries = list(self._machine.driver.entries(self._places))
             self.history.found(entries)

@@ -169,9 +169,10 @@ class Pulse:
     def _fail(self, error: LogFailed) -> None:
         """The log takes no more writes. Nobody knows whether what was not durable is on disk: say so."""
         self._log_once(_LOG_FAILED, error)
+        doubt = LogFailed(f"whether it is stored is not known: {error}")
         for ticket, *_ in self._expected:
             if ticket.answers is None:
-                ticket.answers, ticket.error = [], error
+                ticket.answers, ticket.error = [], doubt
         self._answer_settled()
         self._tell_durable(error)
 
