@@ -21,6 +21,7 @@ from dialogue import LONG_POLL_MS, Closed, make_topic, pull, read_bodies, send_c
 from process import Broker
 
 from postdate.clock import SystemClock
+from postdate.errors import UsageError
 from postdate.faults import power
 from postdate.faults.control import BROKER, BULK, PIPELINE
 from postdate.faults.inside import OTHER, role_of
@@ -298,6 +299,11 @@ inside._real["rename"]("one", "two"); inside._real["rename"]("three", "four")
         for seed, left in enumerate(worlds(tmp_path, script, 30))
     }
     assert found == {(file, folder) for file in ("one", "two") for folder in ("three", "four")}
+
+
+def test_a_layer_on_another_file_system_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="another file system"):
+        Layer(tmp_path / "layer", [Path("/proc")])
 
 
 # -- faults -----------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import postdate
+from postdate.errors import UsageError
 from postdate.faults import power
 from postdate.faults.control import Control
 from postdate.faults.inside import CONTROL, JOURNAL, LAYER, PINNED, WATCHED
@@ -37,11 +38,16 @@ inside.begin()
 
 
 class Layer:
-    """Under the files of some folders, which need not be there yet. Its own folder is on the same file system."""
+    """Under the files of some folders, which need not be there yet. Raises UsageError where its own folder is on
+    another file system than they are: it keeps further names of their files.
+    """
 
     def __init__(self, folder: Path, watched: Sequence[Path]) -> None:
         self._folder = folder.resolve()
         self._watched = [path.resolve() for path in watched]
+        for path in self._watched:
+            if _device_of(path) != _device_of(self._folder):
+                raise UsageError(f"{self._folder} is on another file system than {path}")
         for name in (PINNED, _HOOK):
             (self._folder / name).mkdir(parents=True, exist_ok=True)
         (self._folder / _HOOK / "sitecustomize.py").write_text(_SITECUSTOMIZE, encoding="utf-8")
@@ -132,6 +138,11 @@ class Layer:
         journal = Journal(self._folder / JOURNAL)
         journal.begun(names, sizes)
         journal.close()
+
+
+def _device_of(path: Path) -> int:
+    """Also of one that is not there yet."""
+    return path.stat().st_dev if path.exists() else _device_of(path.parent)
 
 
 # -- bits that flip ---------------------------------------------------------------------------------------------

@@ -27,18 +27,17 @@ class Point(NamedTuple):
 
 def fault_points() -> list[Point]:
     """All of them, sorted."""
-    of_disk = {
-        Point(name, _process(path, name))
-        for path in _sources()
-        for name in points_of(_parsed(path), calls_of_method)
-    }  # fmt: skip
-    of_pipeline = {
-        Point(name, PIPELINE)
-        for path in _sources()
-        if _part(path) == PIPELINE
-        for name in points_of(_parsed(path), calls_of_function)
-    }
-    return sorted(of_disk | of_pipeline)
+    return sorted({point for path in PACKAGE.rglob("*.py") for point in _points_in(path)})
+
+
+def _points_in(path: Path) -> Iterator[Point]:
+    source = path.read_text(encoding="utf-8")
+    if _part(path) in _TESTING or "reach(" not in source:
+        return
+    tree = ast.parse(source, str(path))
+    yield from (Point(name, _process(path, name)) for name in points_of(tree, calls_of_method))
+    if _part(path) == PIPELINE:
+        yield from (Point(name, PIPELINE) for name in points_of(tree, calls_of_function))
 
 
 def points_of_the_disk() -> set[str]:
@@ -46,16 +45,8 @@ def points_of_the_disk() -> set[str]:
     return {point.name for point in fault_points() if point.process != PIPELINE}
 
 
-def _sources() -> list[Path]:
-    return [path for path in sorted(PACKAGE.rglob("*.py")) if _part(path) not in _TESTING]
-
-
 def _part(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0]
-
-
-def _parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
 def _process(path: Path, name: str) -> str:
