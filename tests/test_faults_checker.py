@@ -9,6 +9,9 @@ import pytest
 from postdate.faults import checker
 from postdate.faults.checker import INVARIANTS, Bounds, Violation, judge
 from postdate.faults.history import Event
+from postdate.faults.layer import fault_points
+from postdate.faults.process import ROOT
+from postdate.faults.troubles import TROUBLES
 
 NOW = 1_800_000_000_000
 PLACE = "faults/0"
@@ -268,3 +271,14 @@ def test_a_relative_delay_counts_from_the_lowest_that_the_clock_may_have_shown()
     story.note(10, "sent", key="a", outcome="acknowledged", due=NOW + 505)
     assert story.entry("a", 0, 505).broken() == []
     assert Story().sent("b", 0, due=500, form="span").entry("b", 0, 499).broken() == ["I2"]
+
+
+def test_the_page_lists_the_invariants_and_the_faults() -> None:
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    rows = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("| I")]
+    assert {name.strip(): text.strip() for name, text in rows} == INVARIANTS
+    named = {
+        name.strip() for line in page.splitlines() if line.count("|") == 3 for name in line.split("|")[1].split(",")
+    }
+    assert {trouble.name for trouble in TROUBLES} <= named
+    assert f"have {len(fault_points())};" in page
