@@ -24,6 +24,7 @@ from postdate.faults.workload import Crew, Load
 SAY_S = 10.0
 STEP_MS = 60_000  # of the clock, when everything is to come due
 QUIET_S = 45.0
+POINTS_PER_EPISODE = 5
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,9 @@ class Episode:
         self.history = History(folder / "history.jsonl")
         self._machine = Machine(folder, self.history, plan.with_pipeline, plan.settings)
         self._crew = Crew(self._machine.driver, self.history, plan.load, seed)
-        self._scene = Scene(self._machine, self._crew, self.history, self._dice, plan.pause_s_max)
+        self._scene = Scene(
+            self._machine, self._crew, self.history, self._dice, plan.pause_s_max, seed * POINTS_PER_EPISODE
+        )
         self._stopping = threading.Event()
         self._places: dict[str, int] = {}
         self._counts: Counter[str] = Counter()

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
+from postdate.faults.control import BROKER, PIPELINE
 from postdate.faults.driver import Form, Lost, Sent, Wish
 from postdate.faults.history import History
-from postdate.faults.layer import fault_points
+from postdate.faults.layer import Point, fault_points
 from postdate.faults.machine import Machine, signal_to
 from postdate.faults.remoting import Remoting
 from postdate.faults.workload import Crew
@@ -29,10 +30,16 @@ class Scene:
     history: History
     dice: Random
     pause_s_max: float  # of a process that is stopped
+    point_number: int  # where it goes on through the list of points: over episodes with seeds in a row, through all
     probes: int = 0
 
     def wait(self, low_s: float, high_s: float) -> None:
         time.sleep(self.dice.uniform(low_s, high_s))
+
+    def next_point(self) -> Point:
+        possible = [each for each in fault_points() if self.machine.with_pipeline or each.process == BROKER]
+        self.point_number += 1
+        return possible[self.point_number % len(possible)]
 
     def find(self, invariant: str, sentence: str) -> None:
         self.history.note("finding", invariant=invariant, sentence=sentence)
@@ -80,17 +87,15 @@ def kill_part(scene: Scene) -> None:
 
 def kill_at_a_point(scene: Scene) -> None:
     """At a named step, where it is reached within a while; half of the time the power goes as well."""
-    point = scene.dice.choice(
-        [each for each in fault_points() if scene.machine.with_pipeline or each.process == "broker"]
-    )
-    scene.machine.layer.kill_at(point.name, scene.dice.choice((1, 1, 2, 5)))
-    end = time.monotonic() + (20 if point.process == "pipeline" else 8)
-    while scene.machine.layer.hit is None and time.monotonic() < end:
+    point, layer = scene.next_point(), scene.machine.layer
+    layer.kill_at(point, scene.dice.choice((1, 1, 2, 5)))
+    end = time.monotonic() + (20 if point.process == PIPELINE else 8)
+    while layer.hit is None and time.monotonic() < end:
         time.sleep(0.02)
-    hit = scene.machine.layer.hit
-    scene.machine.layer.disarm()
-    scene.history.note("point", name=point.name, process=point.process, hit=hit)
-    if hit is not None and scene.dice.random() < 0.5:
+    layer.disarm()
+    is_hit = layer.hit is not None
+    scene.history.note("point", name=point.name, process=point.process, hit=is_hit)
+    if is_hit and scene.dice.random() < 0.5:
         scene.machine.cut_power(scene.dice)
 
 
