@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, as_completed
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -235,21 +235,22 @@ def test_nothing_beyond_an_open_message_is_ever_committed(steps: list[tuple[str,
 # -- the backlog
 
 
-def owned(queue_id: int, *offsets: int) -> tuple[OwnedQueue, list[Delivery]]:
-    queue = OwnedQueue(QueueName("t", "b", queue_id), Address("h", 1), Progress(0), None)
-    return queue, [delivery(queue, queue_offset=offset) for offset in offsets]
+def owned(queue_id: int) -> OwnedQueue:
+    return OwnedQueue(QueueName("t", "b", queue_id), Address("h", 1), Progress(0), None)
 
 
-def delivery(queue: OwnedQueue | None = None, *, sys_flag: int = 0, body: bytes = b"x", queue_offset: int = 0,
-             topic: str = "t", **properties: str) -> Delivery:  # fmt: skip
+def pull_of(queue: OwnedQueue, *offsets: int, size: int = 100) -> Pull:
+    return Pull(queue, split_records(b"".join(record(queue_offset=offset) for offset in offsets)), size)
+
+
+def record(*, sys_flag: int = 0, body: bytes = b"x", queue_offset: int = 0, topic: str = "t",
+           **properties: str) -> bytes:  # fmt: skip
     message = Message(
         topic, body, encode_properties(properties), queue_id=3, sys_flag=sys_flag, born_at_ms=1_000, reconsume_times=2
     )
     data = bytearray(stored.encode(message, topic.encode(), 0, 0, LOOPBACK))
     stored.deliver(data, [(0, queue_offset, 99, 2_000)])
-    (pieces,) = split_records(bytes(data))
-    queue = queue or owned(3)[0]
-    return Delivery(Pull(queue, queue.progress, queue.pulled_bytes), pieces)
+    return bytes(data)
 
 
 def new_backlog(prefetch: int = 1_000) -> tuple[Backlog, list[OwnedQueue]]:
@@ -258,8 +259,8 @@ def new_backlog(prefetch: int = 1_000) -> tuple[Backlog, list[OwnedQueue]]:
     return Backlog(prefetch, roomy.append), roomy
 
 
-def put(backlog: Backlog, queue: OwnedQueue, deliveries: list[Delivery], size: int = 100) -> None:
-    backlog.put(queue, deliveries, size, deliveries[-1].queue_offset + 1)
+def put(backlog: Backlog, queue: OwnedQueue, *offsets: int, size: int = 100) -> None:
+    backlog.put(pull_of(queue, *offsets, size=size), offsets[-1] + 1)
 
 
 def taken(backlog: Backlog, done: Turn | None = None) -> Turn:
@@ -268,13 +269,8 @@ def taken(backlog: Backlog, done: Turn | None = None) -> Turn:
     return turn
 
 
-def settled(turn: Turn) -> list[Delivery]:
-    """What a turn gives, each settled before the next."""
-    found = []
-    for each in turn:
-        found.append(each)
-        each.settle()
-    return found
+def offsets_of(deliveries: Iterable[Delivery]) -> list[int]:
+    return [each.queue_offset for each in deliveries]
 
 
 @pytest.fixture
@@ -287,36 +283,43 @@ def turn_clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
 
 def test_queues_take_turns_and_each_is_given_to_one_at_a_time() -> None:
     backlog, _ = new_backlog()
-    first, of_first = owned(0, 0, 1)
-    second, of_second = owned(1, 0, 1)
-    put(backlog, first, of_first)
-    put(backlog, second, of_second)
+    first, second = owned(0), owned(1)
+    put(backlog, first, 0, 1)
+    put(backlog, second, 0, 1)
     one, other = taken(backlog), taken(backlog)
     assert (one.queue, other.queue, backlog.take()) == (first, second, None)
-    assert settled(other) == of_second
-    assert next(iter(one)) is of_first[0]
+    for each in other:
+        each.settle()
+    assert next(iter(one)).queue_offset == 0
     assert (first.progress.commit_offset, second.progress.commit_offset) == (0, 2)
-    put(backlog, second, [delivery(second, queue_offset=2)])
+    put(backlog, second, 2)
     assert not backlog.is_ready
     assert taken(backlog, other).queue is second
+
+
+def test_a_pull_that_brings_nothing_wakes_nobody() -> None:
+    backlog, _ = new_backlog()
+    queue = owned(0)
+    backlog.put(pull_of(queue), 5)
+    assert (backlog.is_ready, queue.progress.commit_offset) == (False, 5)
 
 
 @pytest.mark.usefixtures("turn_clock")
 def test_a_queue_that_grows_goes_on_giving_within_its_turn() -> None:
     backlog, _ = new_backlog()
-    queue, deliveries = owned(0, 0, 1, 2)
-    put(backlog, queue, deliveries[:1])
+    queue = owned(0)
+    put(backlog, queue, 0)
     turn = iter(taken(backlog))
-    assert next(turn) is deliveries[0]
-    put(backlog, queue, deliveries[1:])
-    assert list(turn) == deliveries[1:]
+    assert next(turn).queue_offset == 0
+    put(backlog, queue, 1, 2)
+    put(backlog, queue, 3)
+    assert offsets_of(turn) == [1, 2, 3]
 
 
 def test_who_works_long_on_a_message_gets_the_next_from_another_queue(turn_clock: ManualClock) -> None:
     backlog, _ = new_backlog()
-    queues = [owned(number, 0, 1) for number in range(2)]
-    for queue, deliveries in queues:
-        put(backlog, queue, deliveries)
+    for number in range(2):
+        put(backlog, owned(number), 0, 1)
     order, turn = [], backlog.take()
     while turn is not None:
         for each in turn:
@@ -328,25 +331,26 @@ def test_who_works_long_on_a_message_gets_the_next_from_another_queue(turn_clock
 
 def test_a_dropped_queue_gives_nothing_more() -> None:
     backlog, _ = new_backlog()
-    queue, deliveries = owned(0, 0, 1, 2)
-    put(backlog, queue, deliveries)
+    queue = owned(0)
+    put(backlog, queue, 0, 1, 2)
     turn = taken(backlog)
     messages = iter(turn)
-    assert next(messages) is deliveries[0]
+    first = next(messages)
     backlog.drop(queue)
-    deliveries[0].settle()
+    first.settle()
     assert next(messages, None) is None
     assert backlog.take(turn) is None
-    assert (queue.progress.commit_offset, queue.waiting_bytes) == (1, 0)
+    assert (queue.progress.commit_offset, queue.waiting_count) == (1, 0)
 
 
 @pytest.mark.usefixtures("turn_clock")
 def test_an_ended_backlog_ends_the_turns_that_are_taken() -> None:
     backlog, _ = new_backlog()
-    queue, deliveries = owned(0, 0, 1, 2)
-    put(backlog, queue, deliveries)
+    queue = owned(0)
+    put(backlog, queue, 0, 1)
+    put(backlog, queue, 2)
     messages = iter(taken(backlog))
-    assert next(messages) is deliveries[0]
+    assert next(messages).queue_offset == 0
     backlog.end()
     assert next(messages, None) is None
     assert queue.progress.commit_offset == 0
@@ -356,23 +360,25 @@ def test_an_ended_backlog_ends_the_turns_that_are_taken() -> None:
 def test_a_full_queue_is_pulled_again_when_half_of_it_is_gone() -> None:
     backlog, roomy = new_backlog(prefetch=8)
     backlog.share_among(2)
-    queue, deliveries = owned(0, 0, 1, 2, 3)
+    queue = owned(0)
     assert [backlog.count_to_pull(queue, batch) for batch in (3, 32)] == [3, 4]
-    put(backlog, queue, deliveries)
+    put(backlog, queue, 0, 1, 2)
+    assert (queue.is_full, backlog.count_to_pull(queue, 32)) == (False, 1)
+    put(backlog, queue, 3)
     assert queue.is_full
     turn = taken(backlog)
     messages = iter(turn)
     next(messages)
-    assert (queue.is_full, roomy) == (True, [])
+    assert (queue.is_full, roomy, queue.waiting_count) == (True, [], 3)
     next(messages)
     backlog.take(turn)
-    assert (queue.is_full, roomy) == (False, [queue])
+    assert (queue.is_full, roomy, queue.waiting_count) == (False, [queue], 2)
 
 
 def test_a_queue_that_may_keep_one_message_is_pulled_while_that_is_worked_on() -> None:
     backlog, roomy = new_backlog(prefetch=1)
-    queue, deliveries = owned(0, 0)
-    put(backlog, queue, deliveries)
+    queue = owned(0)
+    put(backlog, queue, 0)
     assert queue.is_full
     taken(backlog)
     assert (queue.is_full, roomy) == (False, [queue])
@@ -381,24 +387,23 @@ def test_a_queue_that_may_keep_one_message_is_pulled_while_that_is_worked_on() -
 @pytest.mark.usefixtures("turn_clock")
 def test_a_queue_is_full_by_bytes_until_the_pulls_that_brought_them_are_gone() -> None:
     backlog, roomy = new_backlog()
-    queue, deliveries = owned(0, 0, 1)
-    put(backlog, queue, deliveries, BYTES_MAX)
-    assert not queue.is_full
-    last = delivery(queue, queue_offset=2)
-    put(backlog, queue, [last], 1)
-    assert (queue.is_full, queue.waiting_bytes) == (True, BYTES_MAX + 1)
+    queue = owned(0)
+    put(backlog, queue, 0, 1, size=BYTES_MAX)
+    was_full = queue.is_full
+    put(backlog, queue, 2, size=1)
+    assert (was_full, queue.is_full) == (False, True)
     turn = taken(backlog)
     messages = iter(turn)
-    assert [next(messages), next(messages)] == deliveries
-    assert (queue.waiting_bytes, roomy) == (1, [])
+    assert [next(messages).queue_offset, next(messages).queue_offset] == [0, 1]
+    assert (queue.is_full, roomy) == (True, [])
     assert taken(backlog, turn).queue is queue
     assert (queue.is_full, roomy) == (False, [queue])
 
 
 def test_a_step_forward_keeps_what_waits_and_a_step_back_forgets_it() -> None:
     backlog, _ = new_backlog()
-    queue, deliveries = owned(0, 5, 6)
-    put(backlog, queue, deliveries)
+    queue = owned(0)
+    put(backlog, queue, 5, 6)
     assert backlog.move(queue, 9)
     assert (backlog.is_ready, queue.progress.commit_offset, queue.progress.position) == (True, 5, 9)
     assert not backlog.move(queue, 3)
@@ -408,15 +413,14 @@ def test_a_step_forward_keeps_what_waits_and_a_step_back_forgets_it() -> None:
 @pytest.mark.usefixtures("turn_clock")
 def test_what_was_handed_out_of_a_queue_that_is_no_more_does_not_acknowledge_its_namesake() -> None:
     backlog, _ = new_backlog()
-    queue, deliveries = owned(0, 0, 1)
-    put(backlog, queue, deliveries)
+    queue = owned(0)
+    put(backlog, queue, 0, 1)
     messages = iter(taken(backlog))
     old = next(messages)
     backlog.move(queue, 0)
-    new = delivery(queue, queue_offset=0)
-    put(backlog, queue, [new])
+    put(backlog, queue, 0)
     old.settle()
-    assert next(messages) is new
+    assert next(messages).pull.progress is queue.progress
     assert queue.progress.commit_offset == 0
 
 
@@ -436,9 +440,9 @@ def in_thread(work: Callable[[], object]) -> "Future[object]":
 
 def test_a_thread_that_waits_gets_what_is_put() -> None:
     backlog, _ = new_backlog()
-    queue, deliveries = owned(0, 0)
+    queue = owned(0)
     waiting = in_thread(lambda: queue_of(backlog.take_within(WAIT_S)))
-    put(backlog, queue, deliveries)
+    put(backlog, queue, 0)
     assert waiting.result(WAIT_S) is queue
 
 
@@ -448,15 +452,15 @@ def queue_of(turn: Turn | None) -> OwnedQueue | None:
 
 def test_of_many_threads_that_wait_each_gets_its_queue_and_at_the_end_all_end() -> None:
     backlog, _ = new_backlog()
-    queues = [owned(number, 0) for number in range(4)]
+    queues = [owned(number) for number in range(4)]
     waiting = [in_thread(lambda: queue_of(backlog.take_within(WAIT_S))) for _ in range(6)]
-    for queue, deliveries in queues:
-        put(backlog, queue, deliveries)
+    for queue in queues:
+        put(backlog, queue, 0)
     until_done(waiting, 4)
     backlog.end()
     assert backlog.take_within(WAIT_S) is None
     found = [each.result(WAIT_S) for each in waiting]
-    assert sorted(map(id, filter(None, found))) == sorted(id(queue) for queue, _ in queues)
+    assert sorted(map(id, filter(None, found))) == sorted(map(id, queues))
     assert found.count(None) == 2
 
 
@@ -468,13 +472,13 @@ def until_done(futures: list["Future[object]"], count: int) -> None:
 
 def test_a_wait_that_was_in_vain_is_not_counted() -> None:
     backlog, _ = new_backlog()
-    queues = [owned(number, 0) for number in range(2)]
+    queues = [owned(number) for number in range(2)]
     assert backlog.take_within(0.001) is None
-    for queue, deliveries in queues:
-        put(backlog, queue, deliveries)
+    for queue in queues:
+        put(backlog, queue, 0)
     turn = backlog.take_within(0)
-    assert queue_of(turn) is queues[0][0]
-    assert queue_of(backlog.take_within(0, turn)) is queues[1][0]
+    assert queue_of(turn) is queues[0]
+    assert queue_of(backlog.take_within(0, turn)) is queues[1]
 
 
 def test_a_failure_is_raised_by_all_who_wait() -> None:
@@ -493,7 +497,7 @@ def test_threads_that_hammer_a_backlog_keep_the_order_of_each_queue(
 ) -> None:
     monkeypatch.setattr(client_backlog, "TURN_NS", turn_ns)
     backlog, _ = new_backlog()
-    queues = [owned(number, *range(300)) for number in range(3)]
+    queues = [owned(number) for number in range(3)]
     handled: dict[int, list[int]] = {number: [] for number in range(3)}
     left = Semaphore(0)
 
@@ -508,14 +512,14 @@ def test_threads_that_hammer_a_backlog_keep_the_order_of_each_queue(
 
     workers = [in_thread(work) for _ in range(5)]
     for start in range(0, 300, 10):
-        for queue, deliveries in queues:
-            put(backlog, queue, deliveries[start : start + 10])
+        for queue in queues:
+            put(backlog, queue, *range(start, start + 10))
     assert all(left.acquire(timeout=WAIT_S) for _ in range(900))
     backlog.end()
     for worker in workers:
         worker.result(WAIT_S)
     assert handled == {number: list(range(300)) for number in range(3)}
-    assert [queue.progress.commit_offset for queue, _ in queues] == [300, 300, 300]
+    assert [queue.progress.commit_offset for queue in queues] == [300, 300, 300]
 
 
 # -- messages to send
@@ -615,7 +619,7 @@ def test_records_of_an_answer_are_read() -> None:
         for each, host in ((message, LOOPBACK), (v6, Host(b"\1" * 16, 8)))
     )
     first, second = decode_records(data)
-    assert [joined(pieces) for pieces in split_records(data)] == [first, second]
+    assert all_joined(data) == [first, second]
     assert first == stored.decode(stored.encode(message, b"orders", 4_096, 9, LOOPBACK))
     assert (first.queue_id, first.offset, first.stored_at_ms, first.body) == (2, 4_096, 9, b"body")
     assert (second.topic, second.store_host, second.sys_flag) == (v6.topic, Host(b"\1" * 16, 8), 48)
@@ -670,9 +674,11 @@ def test_records_that_are_split_are_those_that_are_read(data: st.DataObject) -> 
     if answer:
         for place in data.draw(st.lists(st.integers(0, len(answer) - 1), max_size=2)):
             answer[place] = data.draw(st.integers(0, 255))
-    assert read_or_refused(lambda found: list(map(joined, split_records(found))), bytes(answer)) == read_or_refused(
-        decode_records, bytes(answer)
-    )
+    assert read_or_refused(all_joined, bytes(answer)) == read_or_refused(decode_records, bytes(answer))
+
+
+def all_joined(data: bytes) -> list[Record]:
+    return [joined(pieces) for pieces in zip(*split_records(data), strict=True)]
 
 
 def read_or_refused(read: Callable[[bytes], list[Record]], answer: bytes) -> list[Record] | str:
@@ -690,12 +696,13 @@ class NobodysMessages:
         raise NotImplementedError
 
 
-def received(found: Delivery) -> ReceivedMessage:
-    return ReceivedMessage(found, NobodysMessages())
+def received(data: bytes) -> ReceivedMessage:
+    pull = Pull(owned(3), split_records(data), len(data))
+    return ReceivedMessage(Delivery(pull, next(pull.rest)), NobodysMessages())
 
 
 def test_a_message_tells_what_its_record_says() -> None:
-    message = received(delivery(UNIQ_KEY="U1", KEYS="a b", TAGS="paid", TIMER_DELIVER_MS="1500", colour="red"))
+    message = received(record(UNIQ_KEY="U1", KEYS="a b", TAGS="paid", TIMER_DELIVER_MS="1500", colour="red"))
     assert (message.id, message.key, message.keys, message.tag) == ("U1", "a", ["a", "b"], "paid")
     assert (message.topic, message.body, message.queue_id, message.queue_offset, message.attempt) == (
         "t",
@@ -710,22 +717,22 @@ def test_a_message_tells_what_its_record_says() -> None:
 
 
 def test_a_message_of_another_client_says_when_it_was_due() -> None:
-    assert received(delivery(__STARTDELIVERTIME="1500")).due_at == instant(1_500)
+    assert received(record(__STARTDELIVERTIME="1500")).due_at == instant(1_500)
 
 
 def test_a_message_without_properties_has_none() -> None:
-    message = received(delivery())
+    message = received(record())
     assert (message.key, message.keys, message.tag, message.due_at) == (None, [], None, None)
     assert message.id == message.offset_id == "7F000001000000000000000000000063"
 
 
 def test_a_retried_message_has_the_topic_it_was_sent_to() -> None:
-    assert received(delivery(topic="%RETRY%g", RETRY_TOPIC="orders")).topic == "orders"
+    assert received(record(topic="%RETRY%g", RETRY_TOPIC="orders")).topic == "orders"
 
 
 @pytest.mark.parametrize("sys_flag", [0x001, 0x301])
 def test_a_body_compressed_by_zlib_is_unfolded(sys_flag: int) -> None:
-    assert received(delivery(sys_flag=sys_flag, body=zlib.compress(b"long" * 2_000))).body == b"long" * 2_000
+    assert received(record(sys_flag=sys_flag, body=zlib.compress(b"long" * 2_000))).body == b"long" * 2_000
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from datetime import datetime
 from types import TracebackType
 
-from postdate.client.backlog import Delivery
+from postdate.client.backlog import Delivery, Turn
 from postdate.client.connection import Connections, parse_addresses
 from postdate.client.consumer import Consumer
 from postdate.client.jobs import Changed, Jobs
@@ -178,8 +178,9 @@ class AsyncClient:
 
     async def _received(self, wanted: Wanted) -> AsyncGenerator[AsyncReceivedMessage, None]:
         consumer = await self.join(wanted)
+        turn: Turn | None = None
         try:
-            async for turn in consumer.turns():
+            while (turn := await consumer.next(turn)) is not None:
                 for delivery in turn:
                     yield AsyncReceivedMessage(delivery, consumer)
                     delivery.settle()
@@ -244,7 +245,8 @@ class AsyncClient:
 
 
 async def _handle_all(consumer: Consumer, handler: AsyncHandler) -> None:
-    async for turn in consumer.turns():
+    turn: Turn | None = None
+    while (turn := await consumer.next(turn)) is not None:
         for delivery in turn:
             if await _is_handled(delivery, consumer, handler):
                 delivery.settle()

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import length_hint
 
 from postdate.client.connection import Address
 from postdate.client.progress import Progress
@@ -20,7 +21,7 @@ from postdate.errors import IllegalMessage
 from postdate.message import PROPERTY_RETRY_TOPIC, PROPERTY_UNIQ_KEY, decode_properties
 from postdate.wire.bodies import QueueName
 from postdate.wire.ids import message_id
-from postdate.wire.records import Pieces, Record, joined
+from postdate.wire.records import Columns, Pieces, Record, joined
 
 BYTES_MAX = 64 * 1024 * 1024  # of records that wait, of all queues
 # How long one queue gives its messages before others have their turn. Whoever works longer on a message changes the
@@ -36,29 +37,53 @@ class OwnedQueue:
     address: Address
     progress: Progress
     committed: int | None  # the offset that the broker knows; None before the first commit
-    waiting: deque["Delivery"] = field(default_factory=deque)
-    pulled_bytes: int = 0  # since it is ours
+    waiting: deque["Pull"] = field(default_factory=deque)  # what came; the first may be handed out in part
+    pulled_count: int = 0  # of the messages of those pulls
+    pulled_bytes: int = 0
     is_busy: bool = False  # somebody has his turn
     is_full: bool = False  # nothing is pulled until some of what waits is gone
     room: asyncio.Event = field(default_factory=asyncio.Event)  # tells the loop that it is not full any more
     pulling: "asyncio.Task[None] | None" = None
 
     @property
-    def waiting_bytes(self) -> int:
-        """Of the pulls of which something waits. Counted by pulls, so that taking a message changes no number."""
-        try:
-            return self.pulled_bytes - self.waiting[0].pull.start_bytes
-        except IndexError:
+    def waiting_count(self) -> int:
+        if not self.waiting:
             return 0
+        first = self.waiting[0]
+        return self.pulled_count - first.count + first.left_count
 
 
-@dataclass(eq=False, slots=True)
 class Pull:
-    """What the messages of one answer have in common."""
+    """The messages of one answer: columns of what every consumer wants of them.
 
-    queue: OwnedQueue
-    progress: Progress  # that of its queue when it was pulled; a queue that begins anew has another
-    start_bytes: int  # what the queue had pulled before
+    An object for each message that waits would have Python's collector of garbage walk over all of them again and
+    again, at a fifth of the price of a message. So they are made one by one when they are handed out.
+    """
+
+    __slots__ = ("_columns", "_offsets_left", "count", "progress", "queue", "rest", "size")
+
+    def __init__(self, queue: OwnedQueue, columns: Columns, size: int) -> None:
+        self.queue = queue
+        self.progress = queue.progress  # a queue that begins anew has another
+        self.count = len(columns.queue_offsets)
+        self.size = size  # in bytes
+        self._columns = columns
+        self._offsets_left = iter(columns.queue_offsets)
+        # What is not handed out: whoever has the queue's turn takes from it.
+        self.rest: Iterator[Pieces] = zip(self._offsets_left, *columns[1:], strict=False)
+
+    @property
+    def queue_offsets(self) -> Sequence[int]:
+        return self._columns.queue_offsets
+
+    @property
+    def left_count(self) -> int:
+        return length_hint(self._offsets_left)
+
+    def forget(self) -> None:
+        """Nothing more is handed out, even where somebody takes from it at this moment."""
+        for column in self._columns:
+            column.clear()
 
 
 class Delivery:
@@ -132,19 +157,13 @@ class Turn:
         self.queue = queue
 
     def __iter__(self) -> Iterator[Delivery]:
-        """Messages, until none waits, the time is over or the backlog has ended. One that is dropped meanwhile does not
-        come: taking from a deque and clearing it are each one step.
-        """
-        backlog, pop = self._backlog, self.queue.waiting.popleft
-        end_ns = elapsed_ns() + TURN_NS
-        while not backlog.has_ended:
-            try:
-                delivery = pop()
-            except IndexError:
-                return
-            yield delivery
-            if elapsed_ns() >= end_ns:
-                return
+        """Messages, until none waits, the time is over or the backlog has ended."""
+        backlog, end_ns = self._backlog, elapsed_ns() + TURN_NS
+        while (pull := backlog.first_pull(self.queue)) is not None:
+            for pieces in pull.rest:
+                yield Delivery(pull, pieces)
+                if backlog.has_ended or elapsed_ns() >= end_ns:
+                    return
 
 
 class Backlog:
@@ -177,17 +196,21 @@ class Backlog:
         self._bytes_max = BYTES_MAX // max(1, queue_count)
 
     def count_to_pull(self, queue: OwnedQueue, batch: int) -> int:
-        return max(1, min(batch, self._count_max - len(queue.waiting)))
-
-    def put(self, queue: OwnedQueue, deliveries: Sequence[Delivery], size: int, position: int) -> None:
-        """What a pull brought, in so many bytes, and where the next one begins."""
         with self._lock:
-            queue.progress.pulled([delivery.pieces[0] for delivery in deliveries], position)
-            was_empty = not queue.waiting
-            queue.pulled_bytes += size
-            queue.waiting.extend(deliveries)
-            queue.is_full = len(queue.waiting) >= self._count_max or queue.waiting_bytes > self._bytes_max
-            if was_empty and deliveries and not queue.is_busy:
+            return max(1, min(batch, self._count_max - queue.waiting_count))
+
+    def put(self, pull: Pull, position: int) -> None:
+        """What a pull brought, and where the next one begins."""
+        queue = pull.queue
+        with self._lock:
+            queue.progress.pulled(pull.queue_offsets, position)
+            if not pull.count:
+                return
+            queue.waiting.append(pull)
+            queue.pulled_count += pull.count
+            queue.pulled_bytes += pull.size
+            queue.is_full = queue.waiting_count >= self._count_max or queue.pulled_bytes > self._bytes_max
+            if len(queue.waiting) == 1 and not queue.is_busy:
                 self._ready.append(queue)
                 self._wake_one()
 
@@ -251,6 +274,12 @@ class Backlog:
             except standard.Empty:
                 self._sleeper_count -= 1
 
+    def first_pull(self, queue: OwnedQueue) -> Pull | None:
+        """The first pull of a queue of which something waits; for whoever has its turn."""
+        with self._lock:
+            self._drop_empty(queue)
+            return queue.waiting[0] if queue.waiting and not self.has_ended else None
+
     # -- under the lock
 
     def _take(self, done: Turn | None) -> Turn | None:
@@ -264,18 +293,25 @@ class Backlog:
         if self._ready:  # Who leaves others wakes the next sleeper, not one for each: he may be back before them.
             self._wake_one()
         queue.is_busy = True
-        self._make_room(queue, len(queue.waiting) - 1)  # the first one is as good as taken
+        self._make_room(queue, queue.waiting_count - 1)  # the first one is as good as taken
         return Turn(self, queue)
 
     def _release(self, queue: OwnedQueue) -> None:
         queue.is_busy = False
+        self._drop_empty(queue)
         if queue.waiting:
             self._ready.append(queue)
-        self._make_room(queue, len(queue.waiting))
+        self._make_room(queue, queue.waiting_count)
+
+    def _drop_empty(self, queue: OwnedQueue) -> None:
+        while queue.waiting and not queue.waiting[0].left_count:
+            empty = queue.waiting.popleft()
+            queue.pulled_count -= empty.count
+            queue.pulled_bytes -= empty.size
 
     def _make_room(self, queue: OwnedQueue, count: int) -> None:
         """Pulls again when half of what may wait is gone: a pull for one message costs as much as one for many."""
-        if queue.is_full and count <= self._count_max // 2 and queue.waiting_bytes <= self._bytes_max:
+        if queue.is_full and count <= self._count_max // 2 and queue.pulled_bytes <= self._bytes_max:
             queue.is_full = False
             self._on_room(queue)
 
@@ -285,6 +321,9 @@ class Backlog:
             self._alarms.put(None)
 
     def _forget(self, queue: OwnedQueue) -> None:
+        for pull in queue.waiting:
+            pull.forget()
         queue.waiting.clear()
+        queue.pulled_count = queue.pulled_bytes = 0
         if queue in self._ready:
             self._ready.remove(queue)

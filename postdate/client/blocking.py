@@ -44,14 +44,14 @@ class _FarConsumer:
         self._client = client
         self._loop = loop
 
-    def turns(self) -> Generator[Turn, None, None]:
-        """Queues to take messages from, one after another, each when there is one. Whoever works settles each message.
+    def next(self, done: Turn | None) -> Turn | None:
+        """Gives back the turn that is done with, and waits for the next message. Whoever works on messages settles each
+        of them.
 
-        Ends when there will be none, or when none has come for as long as is wanted.
+        None when there will be none, or when none has come for as long as is wanted.
         """
-        turn: Turn | None = None
-        while (turn := self._consumer.next_within(0, turn) or self._arriving()) is not None:
-            yield turn
+        turn = self._consumer.next_within(0, done)
+        return turn if turn is not None else self._arriving()
 
     def _arriving(self) -> Turn | None:
         idle_seconds = self._consumer.idle_seconds
@@ -236,8 +236,9 @@ class Client:
         consumer = self._join(wanted)
         if consumer is None:
             return
+        turn: Turn | None = None
         try:
-            for turn in consumer.turns():
+            while (turn := consumer.next(turn)) is not None:
                 for delivery in turn:
                     yield ReceivedMessage(delivery, consumer)
                     delivery.settle()
@@ -289,7 +290,8 @@ class Client:
 
 
 def _handle_all(consumer: _FarConsumer, handler: Handler) -> None:
-    for turn in consumer.turns():
+    turn: Turn | None = None
+    while (turn := consumer.next(turn)) is not None:
         for delivery in turn:
             if _is_handled(delivery, consumer, handler):
                 delivery.settle()

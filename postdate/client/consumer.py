@@ -12,10 +12,10 @@ Everything runs on one event loop. Whatever fails in the background is tried aga
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from postdate.client.backlog import Backlog, Delivery, OwnedQueue, Pull, Turn
+from postdate.client.backlog import Backlog, Delivery, OwnedQueue, Pull, Turn, readable_properties
 from postdate.client.connection import Address
 from postdate.client.faults import PAUSE_SECONDS_MIN, Pause, expect_success, refusal
 from postdate.client.membership import Membership
@@ -31,7 +31,7 @@ from postdate.wire import codes
 from postdate.wire.allocation import allocate
 from postdate.wire.bodies import QueueName
 from postdate.wire.frame import Command, Fields
-from postdate.wire.records import split_records
+from postdate.wire.records import Columns, Pieces, joined, split_records
 
 log = logging.getLogger("postdate.client")
 
@@ -86,17 +86,14 @@ class Consumer:
             self._spawn(self._rebalance_forever(seconds)),
         ]
 
-    async def turns(self) -> AsyncGenerator[Turn, None]:
-        """Queues to take messages from, one after another, each when there is one. Whoever works settles each message.
+    async def next(self, done: Turn | None = None) -> Turn | None:
+        """Gives back the turn that is done with; then the next one, when there is a message. Whoever works on messages
+        settles each of them.
 
-        Ends after `stop`, or when none has come for as long as is wanted.
+        None after `stop`, or when none has come for as long as is wanted.
         """
-        turn: Turn | None = None
-        while (turn := await self._next(turn)) is not None:
-            yield turn
+        if done is not None:
             await asyncio.sleep(0)  # what is pulled comes in by the same loop
-
-    async def _next(self, done: Turn | None) -> Turn | None:
         turn = self._backlog.take(done)
         if turn is None:
             with contextlib.suppress(TimeoutError):
@@ -115,9 +112,7 @@ class Consumer:
         return turn
 
     def next_within(self, seconds: float, done: Turn | None = None) -> Turn | None:
-        """The next of the turns, for threads other than the loop's, and for all of them at once. None also when time is
-        over.
-        """
+        """As `next`, for threads other than the loop's, and for all of them at once. None also when time is over."""
         return self._backlog.take_within(seconds, done)
 
     @property
@@ -371,17 +366,18 @@ class Consumer:
             raise refusal(answer)
         position = _number(answer.fields, "nextBeginOffset")
         if answer.code == codes.SUCCESS:
-            self._backlog.put(queue, self._deliveries(queue, answer.body), len(answer.body), position)
+            self._backlog.put(Pull(queue, self._wanted_of(queue, answer.body), len(answer.body)), position)
             self._arrived.set()
         elif not self._backlog.move(queue, position):
             log.warning("group %s: %s begins anew at offset %d", self._wanted.group, _shown(queue.name), position)
 
-    def _deliveries(self, queue: OwnedQueue, body: bytes) -> list[Delivery]:
+    def _wanted_of(self, queue: OwnedQueue, body: bytes) -> Columns:
         """What came and is wanted. A broker filters by the hash of a tag, and two tags may share one."""
         tags = self._subscriptions[queue.name.topic].tags
-        pull = Pull(queue, queue.progress, queue.pulled_bytes)
-        found = [Delivery(pull, pieces) for pieces in split_records(body)]
-        return [each for each in found if each.properties.get(PROPERTY_TAGS) in tags] if tags else found
+        found = split_records(body)
+        if tags:
+            found = Columns.of([pieces for pieces in zip(*found, strict=True) if _tag(pieces) in tags])
+        return found
 
     def _room_was_made(self, queue: OwnedQueue) -> None:
         """Called by the thread that takes messages, which may be any."""
@@ -415,6 +411,10 @@ class Consumer:
 
 
 _PULLED = (codes.SUCCESS, codes.PULL_NOT_FOUND, codes.PULL_RETRY_IMMEDIATELY, codes.PULL_OFFSET_MOVED)
+
+
+def _tag(pieces: Pieces) -> str | None:
+    return readable_properties(joined(pieces).properties).get(PROPERTY_TAGS)
 
 
 def _shown(name: QueueName) -> str:
