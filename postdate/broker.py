@@ -816,7 +816,7 @@ class Broker:
         if view is None or (places >> shift != number).any():
             return list(map(self.fold.read, places.tolist(), sizes.tolist()))
         starts = places & (self._segments.segment_bytes - 1)
-        return list(map(view.__getitem__, map(slice, starts.tolist(), (starts + sizes).tolist())))
+        return [view[start:stop] for start, stop in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
 
     # -- snapshots and retention --------------------------------------------------------------------------------
 
