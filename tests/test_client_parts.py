@@ -1,5 +1,6 @@
 """The parts of the client that need no socket: delays, shares, progress, properties, receipts, records."""
 
+import gc
 import importlib
 import socket
 import subprocess
@@ -297,6 +298,13 @@ def test_queues_take_turns_and_each_is_given_to_one_at_a_time() -> None:
     assert taken(backlog, other).queue is second
 
 
+def test_who_keeps_one_message_does_not_keep_those_that_came_with_it() -> None:
+    backlog, _ = new_backlog()
+    put(backlog, owned(0), 0, 1)
+    kept, *_ = taken(backlog)
+    assert not [each for each in gc.get_referents(kept, *gc.get_referents(kept)) if isinstance(each, Pull)]
+
+
 def test_a_pull_that_brings_nothing_wakes_nobody() -> None:
     backlog, _ = new_backlog()
     queue = owned(0)
@@ -323,7 +331,7 @@ def test_who_works_long_on_a_message_gets_the_next_from_another_queue(turn_clock
     order, turn = [], backlog.take()
     while turn is not None:
         for each in turn:
-            order.append((each.pull.queue.name.queue_id, each.queue_offset))
+            order.append((each.origin.queue.name.queue_id, each.queue_offset))
             turn_clock.pass_ms(1)
         turn = backlog.take(turn)
     assert order == [(0, 0), (1, 0), (0, 1), (1, 1)]
@@ -420,7 +428,7 @@ def test_what_was_handed_out_of_a_queue_that_is_no_more_does_not_acknowledge_its
     backlog.move(queue, 0)
     put(backlog, queue, 0)
     old.settle()
-    assert next(messages).pull.progress is queue.progress
+    assert next(messages).origin.progress is queue.progress
     assert queue.progress.commit_offset == 0
 
 
@@ -506,7 +514,7 @@ def test_threads_that_hammer_a_backlog_keep_the_order_of_each_queue(
         while not backlog.has_ended:
             turn = backlog.take_within(WAIT_S, turn)
             for each in turn or ():
-                handled[each.pull.queue.name.queue_id].append(each.queue_offset)
+                handled[each.origin.queue.name.queue_id].append(each.queue_offset)
                 each.settle()
                 left.release()
 
@@ -698,7 +706,7 @@ class NobodysMessages:
 
 def received(data: bytes) -> ReceivedMessage:
     pull = Pull(owned(3), split_records(data), len(data))
-    return ReceivedMessage(Delivery(pull, next(pull.rest)), NobodysMessages())
+    return ReceivedMessage(Delivery(pull.origin, next(pull.rest)), NobodysMessages())
 
 
 def test_a_message_tells_what_its_record_says() -> None:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import length_hint
+from typing import NamedTuple
 
 from postdate.client.connection import Address
 from postdate.client.progress import Progress
@@ -53,6 +54,15 @@ class OwnedQueue:
         return self.pulled_count - first.count + first.left_count
 
 
+class Origin(NamedTuple):
+    """Where the messages of one answer came from. All that a message knows of it: who keeps one message must not keep
+    the whole answer.
+    """
+
+    queue: OwnedQueue
+    progress: Progress  # that of its queue when it was pulled; a queue that begins anew has another
+
+
 class Pull:
     """The messages of one answer: columns of what every consumer wants of them.
 
@@ -60,11 +70,10 @@ class Pull:
     again, at a fifth of the price of a message. So they are made one by one when they are handed out.
     """
 
-    __slots__ = ("_columns", "_offsets_left", "count", "progress", "queue", "rest", "size")
+    __slots__ = ("_columns", "_offsets_left", "count", "origin", "rest", "size")
 
     def __init__(self, queue: OwnedQueue, columns: Columns, size: int) -> None:
-        self.queue = queue
-        self.progress = queue.progress  # a queue that begins anew has another
+        self.origin = Origin(queue, queue.progress)
         self.count = len(columns.queue_offsets)
         self.size = size  # in bytes
         self._columns = columns
@@ -89,10 +98,10 @@ class Pull:
 class Delivery:
     """A message and where it came from."""
 
-    __slots__ = ("_properties", "_record", "pieces", "pull")
+    __slots__ = ("_properties", "_record", "origin", "pieces")
 
-    def __init__(self, pull: Pull, pieces: Pieces) -> None:
-        self.pull = pull
+    def __init__(self, origin: Origin, pieces: Pieces) -> None:
+        self.origin = origin
         self.pieces = pieces
         # Read when they are first wanted: many look at the body alone.
         self._record: Record | None = None
@@ -100,11 +109,11 @@ class Delivery:
 
     def settle(self) -> None:
         """It is acknowledged: by the end of its work, by its user's word or by a retry. May be repeated."""
-        self.pull.progress.acknowledge(self.pieces[0])
+        self.origin.progress.acknowledge(self.pieces[0])
 
     @property
     def is_settled(self) -> bool:
-        return self.pull.progress.is_acknowledged(self.queue_offset)
+        return self.origin.progress.is_acknowledged(self.queue_offset)
 
     @property
     def queue_offset(self) -> int:
@@ -161,7 +170,7 @@ class Turn:
         backlog, end_ns = self._backlog, elapsed_ns() + TURN_NS
         while (pull := backlog.first_pull(self.queue)) is not None:
             for pieces in pull.rest:
-                yield Delivery(pull, pieces)
+                yield Delivery(pull.origin, pieces)
                 if backlog.has_ended or elapsed_ns() >= end_ns:
                     return
 
@@ -201,7 +210,7 @@ class Backlog:
 
     def put(self, pull: Pull, position: int) -> None:
         """What a pull brought, and where the next one begins."""
-        queue = pull.queue
+        queue = pull.origin.queue
         with self._lock:
             queue.progress.pulled(pull.queue_offsets, position)
             if not pull.count:

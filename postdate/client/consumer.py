@@ -132,7 +132,7 @@ class Consumer:
         if self._leaving is not None and not delivery.is_settled:
             raise UsageError(f"message {delivery.id} cannot be acknowledged: the loop that it came from has ended")
         delivery.settle()
-        queue = delivery.pull.queue
+        queue = delivery.origin.queue
         if self._leaving is None and self._owned.get(queue.name) is queue:
             await self._commit(queue)
 
