@@ -256,7 +256,7 @@ def _landing(bench: Bench, consume_all: Callable[[str, int], float], count: int)
     with bench.server() as server:
         with Peer(server.broker_address) as peer:
             make_topic(peer)
-            due_at_ms = now_ms() + max(count // 20, 10_000)
+            due_at_ms = now_ms() + min(10_000 + count // 20, 55_000)
             sent(peer, [due_at_ms] * count)
         assert now_ms() < due_at_ms - 1_000, "sending took longer than the delay"
         before_s, server_before_s = time.process_time(), server.cpu_s
