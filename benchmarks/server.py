@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -189,7 +189,7 @@ def pull_frame(queue_id: int, offset: int) -> bytes:
 
 
 def lateness(bench: Bench) -> list[Figure]:
-    """How long after its due time the consumer has a message in hand: 10,000 over 20 s, and 100,000 at one instant."""
+    """How long after its due time the consumer has a message in hand: 10,000 over 20 s."""
     p50, p99, worst, early = [], [], [], 0
     for _ in bench.repeats("lateness"):
         with bench.server() as server:
@@ -199,16 +199,11 @@ def lateness(bench: Bench) -> list[Figure]:
         worst.append(float(late_ms.max()))
         early += int((late_ms < 0).sum())
     assert not early, f"{early} messages came before they were due"
-    spans = [_last_in_hand_s(bench) for _ in bench.repeats("due at one instant")]
     return [
         Figure("lateness at the Python client, p50", "ms", p50, 1.0, at_most=True),
         Figure("lateness at the Python client, p99", "ms", p99, 5.0, at_most=True),
         Figure("lateness at the Python client, worst", "ms", worst, None, at_most=True),
-        Figure(
-            f"{bench.scaled(DUE_AT_ONCE_COUNT):,} due at one instant, last at the Python client",
-            "s", spans, 0.3 * bench.scale, at_most=True,
-        ),
-    ]  # fmt: skip
+    ]
 
 
 def late_ms_of(server: Running, count: int, span_ms: int) -> list[float]:
@@ -229,18 +224,45 @@ def late_ms_of(server: Running, count: int, span_ms: int) -> list[float]:
     return late_ms
 
 
-def _last_in_hand_s(bench: Bench) -> float:
-    """Messages due at one instant, and a blocking client that waits for them: how long until it has the last."""
-    count = bench.scaled(DUE_AT_ONCE_COUNT)
+class Landing(NamedTuple):
+    """What it took until a client had the last of many messages."""
+
+    span_s: float  # from the due time on
+    client_us: float  # of CPU a message
+    server_us: float
+
+
+def received(bench: Bench) -> list[Figure]:
+    """Messages due at one instant, and a client that waits for them: until it has the last, and what that costs."""
+    figures = []
+    for manner, consume_all, count, goal_s in (
+        ("blocking", _consume, DUE_AT_ONCE_COUNT, 0.3), ("asyncio", _consume_async, DUE_AT_ONCE_COUNT, 0.3),
+        ("blocking", _consume, 10 * DUE_AT_ONCE_COUNT, None),
+    ):  # fmt: skip
+        count = bench.scaled(count)
+        name = f"{count:,} due at one instant, {manner}"
+        landings = [_landing(bench, consume_all, count) for _ in bench.repeats(name)]
+        goal = None if goal_s is None else goal_s * bench.scale
+        figures += [
+            Figure(f"{name}: last in hand", "s", [each.span_s for each in landings], goal, at_most=True),
+            Figure(f"{name}: CPU of the client", "us", [each.client_us for each in landings], 2.5, at_most=True),
+            Figure(f"{name}: CPU of the server", "us", [each.server_us for each in landings], 1.0, at_most=True),
+        ]
+    return figures
+
+
+def _landing(bench: Bench, consume_all: Callable[[str, int], float], count: int) -> Landing:
+    """The server's share counts the firing, both count what comes right before: joining the group."""
     with bench.server() as server:
         with Peer(server.broker_address) as peer:
             make_topic(peer)
-            due_at_ms = now_ms() + max(int(10_000 * bench.scale), 3_000)
+            due_at_ms = now_ms() + min(10_000 + count // 20, 55_000)
             sent(peer, [due_at_ms] * count)
         assert now_ms() < due_at_ms - 1_000, "sending took longer than the delay"
-        with postdate.connect(server.route_address) as connected:
-            _consume(connected, count)
-            return (time.time_ns() / 1e6 - due_at_ms) / 1_000
+        before_s, server_before_s = time.process_time(), server.cpu_s
+        span_s = (consume_all(server.route_address, count) - due_at_ms) / 1_000
+        client_s, server_s = time.process_time() - before_s, server.cpu_s - server_before_s
+        return Landing(span_s, client_s / count * 1e6, server_s / count * 1e6)
 
 
 def burst(bench: Bench) -> list[Figure]:
@@ -299,8 +321,8 @@ def client(bench: Bench) -> list[Figure]:
             piped.append(asyncio.run(_piped_rate(server.route_address, piped_count)))
             messages = [postdate.Outgoing(BODY) for _ in range(count)]
             batched.append(_rate(count, partial(connected.send_batch, TOPIC, messages)))
-            consumed.append(_rate(count, lambda: _consume(connected, count)))
-            consumed_async.append(_rate(count, lambda: asyncio.run(_consume_async(server.route_address, count))))
+            consumed.append(_rate(count, partial(_consume, server.route_address, count)))
+            consumed_async.append(_rate(count, partial(_consume_async, server.route_address, count)))
     return [
         Figure("Python client, one timed send after the other, sync", "msg/s", single, None),
         Figure(f"Python client, asyncio, {SENDS_AT_ONCE} timed sends at once", "msg/s", piped, 15_000),
@@ -333,19 +355,28 @@ async def _piped_rate(address: str, count: int) -> float:
         return count // SENDS_AT_ONCE * SENDS_AT_ONCE / (time.perf_counter() - start)
 
 
-def _consume(connected: postdate.Client, count: int) -> None:
-    for number, _ in enumerate(connected.consume(TOPIC, group="consumers"), 1):
-        if number == count:
-            break
-
-
-async def _consume_async(address: str, count: int) -> None:
-    number = 0
-    async with postdate.connect_async(address) as connected:
-        async for _ in connected.consume(TOPIC, group="consumers-async"):
-            number += 1
+def _consume(address: str, count: int) -> float:
+    """Returns when the last of so many messages was there, in epoch milliseconds."""
+    with postdate.connect(address) as connected:
+        for number, message in enumerate(connected.consume(TOPIC, group="consumers"), 1):
+            assert len(message.body) == len(BODY)
             if number == count:
-                break
+                return time.time_ns() / 1e6
+    raise AssertionError("the loop has ended")
+
+
+def _consume_async(address: str, count: int) -> float:
+    async def consume_all() -> float:
+        number = 0
+        async with postdate.connect_async(address) as connected:
+            async for message in connected.consume(TOPIC, group="consumers-async"):
+                assert len(message.body) == len(BODY)
+                number += 1
+                if number == count:
+                    return time.time_ns() / 1e6
+        raise AssertionError("the loop has ended")
+
+    return asyncio.run(consume_all())
 
 
 # -- the command ------------------------------------------------------------------------------------------------
@@ -354,6 +385,7 @@ MEASURES: dict[str, Callable[[Bench], list[Figure]]] = {
     "send": send,
     "pull": pull,
     "lateness": lateness,
+    "received": received,
     "burst": burst,
     "idle": idle,
     "client": client,

@@ -18,6 +18,10 @@ class Clock(Protocol):
         """Elapsed time from an arbitrary start. Never goes back."""
 
 
+# The system clock's, for those who ask at every message: a method of ours would double its price.
+elapsed_ns = time.monotonic_ns
+
+
 class SystemClock:
     """The machine's clocks."""
 

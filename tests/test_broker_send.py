@@ -27,7 +27,8 @@ from postdate import recovery
 from postdate.broker import PullStatus
 from postdate.errors import FlowControl, IllegalMessage, NoPermission, TopicNotFound, UsageError
 from postdate.fold import WAITS
-from postdate.message import Message, tag_hash
+from postdate.log.delivery import MANY
+from postdate.message import Host, Message, tag_hash
 
 # ---------------------------------------------------------------------------------------------------------- sending
 
@@ -212,6 +213,28 @@ def test_a_pull_stops_at_its_bytes_but_gives_at_least_one(data: Data) -> None:
     two = broker.pull(TOPIC, 0, 0, bytes_max=2 * size)
     assert (len(two.records), two.next_offset) == (2, 2)
     assert len(broker.pull(TOPIC, 0, 0, bytes_max=2 * size - 1).records) == 1
+
+
+@pytest.mark.parametrize("store_address", [b"\1\2\3\4", bytes(16)])
+@pytest.mark.parametrize("born_address", [bytes(4), bytes(16)])
+def test_a_pull_of_many_gives_what_pulls_of_one_give(data: Data, born_address: bytes, store_address: bytes) -> None:
+    broker = data.open()
+    many = [message(bytes(n), due=T0 + n // 10) for n in range(3 * MANY)]
+    many[MANY + 5] = many[MANY + 5]._replace(born_host=Host(born_address, 7))
+    send_each(broker, T0, many)
+    for at_ms in range(T0, T0 + len(many) // 10 + 1):
+        advance(broker, at_ms)
+    host = Host(store_address, 10911)
+    single = [broker.pull(TOPIC, 0, n, count_max=1, store_host=host).records[0] for n in range(len(many))]
+    found = broker.pull(TOPIC, 0, 0, count_max=len(many), store_host=host)
+    assert (found.records, found.next_offset, found.record_count) == (single, len(many), len(many))
+    size = sum(map(len, single[5 : 5 + MANY]))
+    some = broker.pull(TOPIC, 0, 5, count_max=len(many), bytes_max=size, store_host=host)
+    assert (some.records, some.next_offset) == (single[5 : 5 + MANY], 5 + MANY)
+    fewer = broker.pull(TOPIC, 0, 5, count_max=len(many), bytes_max=size - 1, store_host=host)
+    assert (fewer.records, fewer.next_offset) == (single[5 : 4 + MANY], 4 + MANY)
+    one = broker.pull(TOPIC, 0, 5, count_max=len(many), bytes_max=1, store_host=host)
+    assert (one.records, one.next_offset) == (single[5:6], 6)
 
 
 def test_a_pulled_record_has_its_place_and_the_instant_it_became_visible(data: Data) -> None:

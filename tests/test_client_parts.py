@@ -1,12 +1,13 @@
 """The parts of the client that need no socket: delays, shares, progress, properties, receipts, records."""
 
+import gc
 import importlib
 import socket
 import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, as_completed
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -19,7 +20,8 @@ from serving import WAIT_S
 
 import postdate
 from postdate import client
-from postdate.client.backlog import Backlog, Delivery, OwnedQueue, readable_properties
+from postdate.client import backlog as client_backlog
+from postdate.client.backlog import BYTES_MAX, Backlog, Delivery, OwnedQueue, Pull, Turn, readable_properties
 from postdate.client.connection import Address, parse_address, parse_addresses
 from postdate.client.faults import BrokerError, Pause, Unavailable, in_words, refusal
 from postdate.client.identity import new_client_id, new_unique_keys
@@ -29,15 +31,15 @@ from postdate.client.received import BODY_BYTES_MAX, ReceivedMessage, decompress
 from postdate.client.routes import readable_queues, targets_of
 from postdate.client.spans import Delay, delay_ms, instant, instant_ms
 from postdate.client.wanted import Wanted
+from postdate.clock import ManualClock
 from postdate.errors import FlowControl, IllegalMessage, PostdateError, ProtocolError, UsageError
 from postdate.log import record as stored
-from postdate.log.record import Record
 from postdate.message import LOOPBACK, Host, Message, decode_properties, encode_properties
 from postdate.wire.allocation import allocate
 from postdate.wire.bodies import Broker, QueueData, QueueName, Route
 from postdate.wire.frame import Command
 from postdate.wire.ids import recall_handle
-from postdate.wire.records import decode_records
+from postdate.wire.records import Record, decode_records, joined, split_records
 
 # -- the package
 
@@ -189,10 +191,12 @@ def test_the_offset_to_commit_is_the_smallest_one_not_acknowledged() -> None:
     progress = Progress(7)
     assert progress.commit_offset == 7
     progress.pulled([7, 8, 9], 10)
-    progress.acknowledge(8)
     assert progress.commit_offset == 7
     progress.acknowledge(7)
-    assert progress.commit_offset == 9
+    assert progress.commit_offset == 8
+    progress.acknowledge(8)
+    progress.acknowledge(7)
+    assert (progress.commit_offset, progress.is_acknowledged(8), progress.is_acknowledged(9)) == (9, True, False)
     progress.acknowledge(9)
     progress.acknowledge(9)
     assert (progress.commit_offset, progress.position) == (10, 10)
@@ -204,33 +208,50 @@ def test_messages_that_nobody_wants_are_passed_over() -> None:
     assert progress.commit_offset == 32
     progress.pulled([40], 64)
     assert progress.commit_offset == 40
+    progress.pulled([], 96)
+    assert progress.commit_offset == 40
+    progress.acknowledge(40)
+    assert progress.commit_offset == 96
 
 
-@given(st.lists(st.integers(0, 19), max_size=40))
-def test_nothing_beyond_an_open_message_is_ever_committed(acknowledged: list[int]) -> None:
-    progress = Progress(0)
-    progress.pulled(range(20), 20)
-    for offset in acknowledged:
-        progress.acknowledge(offset)
-    assert progress.commit_offset == min(set(range(20)) - set(acknowledged), default=20)
+@given(st.lists(st.tuples(st.sampled_from(["pull", "acknowledge", "again"]), st.integers(0, 3)), max_size=60))
+def test_nothing_beyond_an_open_message_is_ever_committed(steps: list[tuple[str, int]]) -> None:
+    progress, open_offsets, done = Progress(0), list[int](), 0
+    for step, number in steps:
+        if step == "pull":  # so many messages, each behind one that nobody wants, and one more of those at the end
+            offsets = [progress.position + 1 + 2 * index for index in range(number)]
+            progress.pulled(offsets, progress.position + 2 * number + 1)
+            open_offsets += offsets
+        elif step == "again":
+            progress.acknowledge(done)
+        elif open_offsets:
+            done = open_offsets.pop(0)
+            progress.acknowledge(done)
+        if not open_offsets:
+            assert progress.commit_offset == progress.position
+        else:
+            assert done < progress.commit_offset <= open_offsets[0] or (done, progress.commit_offset) == (0, 1)
 
 
 # -- the backlog
 
 
-def owned(queue_id: int, *offsets: int) -> tuple[OwnedQueue, list[Delivery]]:
-    queue = OwnedQueue(QueueName("t", "b", queue_id), Address("h", 1), Progress(0), None)
-    return queue, [delivery(queue, queue_offset=offset) for offset in offsets]
+def owned(queue_id: int) -> OwnedQueue:
+    return OwnedQueue(QueueName("t", "b", queue_id), Address("h", 1), Progress(0), None)
 
 
-def delivery(queue: OwnedQueue | None = None, *, sys_flag: int = 0, body: bytes = b"x", queue_offset: int = 0,
-             topic: str = "t", **properties: str) -> Delivery:  # fmt: skip
-    record = Record(
-        0, 0, 3, 0, queue_offset, 99, sys_flag, 1_000, LOOPBACK, 2_000, LOOPBACK, 2, 0, body, topic,
-        encode_properties(properties),
-    )  # fmt: skip
-    queue = queue or owned(3)[0]
-    return Delivery(queue, queue.progress, record)
+def pull_of(queue: OwnedQueue, *offsets: int, size: int = 100) -> Pull:
+    return Pull(queue, split_records(b"".join(record(queue_offset=offset) for offset in offsets)), size)
+
+
+def record(*, sys_flag: int = 0, body: bytes = b"x", queue_offset: int = 0, topic: str = "t",
+           **properties: str) -> bytes:  # fmt: skip
+    message = Message(
+        topic, body, encode_properties(properties), queue_id=3, sys_flag=sys_flag, born_at_ms=1_000, reconsume_times=2
+    )
+    data = bytearray(stored.encode(message, topic.encode(), 0, 0, LOOPBACK))
+    stored.deliver(data, [(0, queue_offset, 99, 2_000)])
+    return bytes(data)
 
 
 def new_backlog(prefetch: int = 1_000) -> tuple[Backlog, list[OwnedQueue]]:
@@ -239,77 +260,176 @@ def new_backlog(prefetch: int = 1_000) -> tuple[Backlog, list[OwnedQueue]]:
     return Backlog(prefetch, roomy.append), roomy
 
 
-def test_queues_take_turns_and_give_one_message_at_a_time() -> None:
+def put(backlog: Backlog, queue: OwnedQueue, *offsets: int, size: int = 100) -> None:
+    backlog.put(pull_of(queue, *offsets, size=size), offsets[-1] + 1)
+
+
+def taken(backlog: Backlog, done: Turn | None = None) -> Turn:
+    turn = backlog.take(done)
+    assert turn is not None
+    return turn
+
+
+def offsets_of(deliveries: Iterable[Delivery]) -> list[int]:
+    return [each.queue_offset for each in deliveries]
+
+
+@pytest.fixture
+def turn_clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    """What turns are measured by: it stands still until it is moved."""
+    clock = ManualClock()
+    monkeypatch.setattr(client_backlog, "elapsed_ns", clock.elapsed_ns)
+    return clock
+
+
+def test_queues_take_turns_and_each_is_given_to_one_at_a_time() -> None:
     backlog, _ = new_backlog()
-    first, of_first = owned(0, 0, 1)
-    second, of_second = owned(1, 0, 1)
-    backlog.put(first, of_first, 2)
-    backlog.put(second, of_second, 2)
-    assert [backlog.take(), backlog.take(), backlog.take()] == [of_first[0], of_second[0], None]
-    assert backlog.take(of_second[0]) is of_second[1]
-    assert backlog.take() is None
-    backlog.release(of_first[0])
-    assert backlog.take() is of_first[1]
-    assert first.waiting_bytes == 0
-    assert (backlog.commit_offset(first), backlog.commit_offset(second)) == (1, 1)
+    first, second = owned(0), owned(1)
+    put(backlog, first, 0, 1)
+    put(backlog, second, 0, 1)
+    one, other = taken(backlog), taken(backlog)
+    assert (one.queue, other.queue, backlog.take()) == (first, second, None)
+    for each in other:
+        each.settle()
+    assert next(iter(one)).queue_offset == 0
+    assert (first.progress.commit_offset, second.progress.commit_offset) == (0, 2)
+    put(backlog, second, 2)
+    assert not backlog.is_ready
+    assert taken(backlog, other).queue is second
+
+
+def test_who_keeps_one_message_does_not_keep_those_that_came_with_it() -> None:
+    backlog, _ = new_backlog()
+    put(backlog, owned(0), 0, 1)
+    kept, *_ = taken(backlog)
+    assert not [each for each in gc.get_referents(kept, *gc.get_referents(kept)) if isinstance(each, Pull)]
+
+
+def test_a_pull_that_brings_nothing_wakes_nobody() -> None:
+    backlog, _ = new_backlog()
+    queue = owned(0)
+    backlog.put(pull_of(queue), 5)
+    assert (backlog.is_ready, queue.progress.commit_offset) == (False, 5)
+
+
+@pytest.mark.usefixtures("turn_clock")
+def test_a_queue_that_grows_goes_on_giving_within_its_turn() -> None:
+    backlog, _ = new_backlog()
+    queue = owned(0)
+    put(backlog, queue, 0)
+    turn = iter(taken(backlog))
+    assert next(turn).queue_offset == 0
+    put(backlog, queue, 1, 2)
+    put(backlog, queue, 3)
+    assert offsets_of(turn) == [1, 2, 3]
+
+
+def test_who_works_long_on_a_message_gets_the_next_from_another_queue(turn_clock: ManualClock) -> None:
+    backlog, _ = new_backlog()
+    for number in range(2):
+        put(backlog, owned(number), 0, 1)
+    order, turn = [], backlog.take()
+    while turn is not None:
+        for each in turn:
+            order.append((each.origin.queue.name.queue_id, each.queue_offset))
+            turn_clock.pass_ms(1)
+        turn = backlog.take(turn)
+    assert order == [(0, 0), (1, 0), (0, 1), (1, 1)]
 
 
 def test_a_dropped_queue_gives_nothing_more() -> None:
     backlog, _ = new_backlog()
-    queue, deliveries = owned(0, 0, 1, 2)
-    backlog.put(queue, deliveries, 3)
-    assert backlog.take() is deliveries[0]
+    queue = owned(0)
+    put(backlog, queue, 0, 1, 2)
+    turn = taken(backlog)
+    messages = iter(turn)
+    first = next(messages)
     backlog.drop(queue)
-    assert backlog.take(deliveries[0]) is None
-    assert not queue.waiting
+    first.settle()
+    assert next(messages, None) is None
+    assert backlog.take(turn) is None
+    assert (queue.progress.commit_offset, queue.waiting_count) == (1, 0)
 
 
-def test_a_settled_message_holds_its_queue_until_it_is_done_with() -> None:
+@pytest.mark.usefixtures("turn_clock")
+def test_an_ended_backlog_ends_the_turns_that_are_taken() -> None:
     backlog, _ = new_backlog()
-    queue, deliveries = owned(0, 0, 1)
-    backlog.put(queue, deliveries, 2)
-    backlog.take()
-    backlog.settle(deliveries[0])
-    assert backlog.commit_offset(queue) == 1
-    assert backlog.take() is None
-    assert backlog.take(deliveries[0]) is deliveries[1]
+    queue = owned(0)
+    put(backlog, queue, 0, 1)
+    put(backlog, queue, 2)
+    messages = iter(taken(backlog))
+    assert next(messages).queue_offset == 0
+    backlog.end()
+    assert next(messages, None) is None
+    assert queue.progress.commit_offset == 0
 
 
+@pytest.mark.usefixtures("turn_clock")
 def test_a_full_queue_is_pulled_again_when_half_of_it_is_gone() -> None:
     backlog, roomy = new_backlog(prefetch=8)
     backlog.share_among(2)
-    queue, deliveries = owned(0, 0, 1, 2, 3)
+    queue = owned(0)
     assert [backlog.count_to_pull(queue, batch) for batch in (3, 32)] == [3, 4]
-    backlog.put(queue, deliveries, 4)
+    put(backlog, queue, 0, 1, 2)
+    assert (queue.is_full, backlog.count_to_pull(queue, 32)) == (False, 1)
+    put(backlog, queue, 3)
     assert queue.is_full
-    done = backlog.take()
-    assert (queue.is_full, roomy) == (True, [])
-    done = backlog.take(done)
+    turn = taken(backlog)
+    messages = iter(turn)
+    next(messages)
+    assert (queue.is_full, roomy, queue.waiting_count) == (True, [], 3)
+    next(messages)
+    backlog.take(turn)
+    assert (queue.is_full, roomy, queue.waiting_count) == (False, [queue], 2)
+
+
+def test_a_queue_that_may_keep_one_message_is_pulled_while_that_is_worked_on() -> None:
+    backlog, roomy = new_backlog(prefetch=1)
+    queue = owned(0)
+    put(backlog, queue, 0)
+    assert queue.is_full
+    taken(backlog)
     assert (queue.is_full, roomy) == (False, [queue])
-    backlog.take(done)
-    assert roomy == [queue]
+
+
+@pytest.mark.usefixtures("turn_clock")
+def test_a_queue_is_full_by_bytes_until_the_pulls_that_brought_them_are_gone() -> None:
+    backlog, roomy = new_backlog()
+    queue = owned(0)
+    put(backlog, queue, 0, 1, size=BYTES_MAX)
+    was_full = queue.is_full
+    put(backlog, queue, 2, size=1)
+    assert (was_full, queue.is_full) == (False, True)
+    turn = taken(backlog)
+    messages = iter(turn)
+    assert [next(messages).queue_offset, next(messages).queue_offset] == [0, 1]
+    assert (queue.is_full, roomy) == (True, [])
+    assert taken(backlog, turn).queue is queue
+    assert (queue.is_full, roomy) == (False, [queue])
 
 
 def test_a_step_forward_keeps_what_waits_and_a_step_back_forgets_it() -> None:
     backlog, _ = new_backlog()
-    queue, deliveries = owned(0, 5, 6)
-    backlog.put(queue, deliveries, 7)
+    queue = owned(0)
+    put(backlog, queue, 5, 6)
     assert backlog.move(queue, 9)
-    assert (backlog.is_ready, backlog.commit_offset(queue), queue.progress.position) == (True, 5, 9)
+    assert (backlog.is_ready, queue.progress.commit_offset, queue.progress.position) == (True, 5, 9)
     assert not backlog.move(queue, 3)
-    assert (backlog.is_ready, backlog.commit_offset(queue), queue.progress.position) == (False, 3, 3)
+    assert (backlog.is_ready, queue.progress.commit_offset, queue.progress.position) == (False, 3, 3)
 
 
+@pytest.mark.usefixtures("turn_clock")
 def test_what_was_handed_out_of_a_queue_that_is_no_more_does_not_acknowledge_its_namesake() -> None:
     backlog, _ = new_backlog()
-    queue, deliveries = owned(0, 0, 1)
-    backlog.put(queue, deliveries, 2)
-    old = backlog.take()
+    queue = owned(0)
+    put(backlog, queue, 0, 1)
+    messages = iter(taken(backlog))
+    old = next(messages)
     backlog.move(queue, 0)
-    new = delivery(queue, queue_offset=0)
-    backlog.put(queue, [new], 1)
-    assert backlog.take(old) is new
-    assert backlog.commit_offset(queue) == 0
+    put(backlog, queue, 0)
+    old.settle()
+    assert next(messages).origin.progress is queue.progress
+    assert queue.progress.commit_offset == 0
 
 
 def in_thread(work: Callable[[], object]) -> "Future[object]":
@@ -328,23 +448,27 @@ def in_thread(work: Callable[[], object]) -> "Future[object]":
 
 def test_a_thread_that_waits_gets_what_is_put() -> None:
     backlog, _ = new_backlog()
-    queue, deliveries = owned(0, 0)
-    waiting = in_thread(lambda: backlog.take_within(WAIT_S))
-    backlog.put(queue, deliveries, 1)
-    assert waiting.result(WAIT_S) is deliveries[0]
+    queue = owned(0)
+    waiting = in_thread(lambda: queue_of(backlog.take_within(WAIT_S)))
+    put(backlog, queue, 0)
+    assert waiting.result(WAIT_S) is queue
 
 
-def test_of_many_threads_that_wait_each_gets_its_message_and_at_the_end_all_end() -> None:
+def queue_of(turn: Turn | None) -> OwnedQueue | None:
+    return None if turn is None else turn.queue
+
+
+def test_of_many_threads_that_wait_each_gets_its_queue_and_at_the_end_all_end() -> None:
     backlog, _ = new_backlog()
-    queues = [owned(number, 0) for number in range(4)]
-    waiting = [in_thread(lambda: backlog.take_within(WAIT_S)) for _ in range(6)]
-    for queue, deliveries in queues:
-        backlog.put(queue, deliveries, 1)
+    queues = [owned(number) for number in range(4)]
+    waiting = [in_thread(lambda: queue_of(backlog.take_within(WAIT_S))) for _ in range(6)]
+    for queue in queues:
+        put(backlog, queue, 0)
     until_done(waiting, 4)
     backlog.end()
     assert backlog.take_within(WAIT_S) is None
     found = [each.result(WAIT_S) for each in waiting]
-    assert sorted(map(id, filter(None, found))) == sorted(id(deliveries[0]) for _, deliveries in queues)
+    assert sorted(map(id, filter(None, found))) == sorted(map(id, queues))
     assert found.count(None) == 2
 
 
@@ -356,11 +480,13 @@ def until_done(futures: list["Future[object]"], count: int) -> None:
 
 def test_a_wait_that_was_in_vain_is_not_counted() -> None:
     backlog, _ = new_backlog()
-    queue, deliveries = owned(0, 0, 1)
+    queues = [owned(number) for number in range(2)]
     assert backlog.take_within(0.001) is None
-    backlog.put(queue, deliveries, 2)
-    assert backlog.take_within(0) is deliveries[0]
-    assert backlog.take_within(0, deliveries[0]) is deliveries[1]
+    for queue in queues:
+        put(backlog, queue, 0)
+    turn = backlog.take_within(0)
+    assert queue_of(turn) is queues[0]
+    assert queue_of(backlog.take_within(0, turn)) is queues[1]
 
 
 def test_a_failure_is_raised_by_all_who_wait() -> None:
@@ -373,29 +499,35 @@ def test_a_failure_is_raised_by_all_who_wait() -> None:
         backlog.take()
 
 
-def test_threads_that_hammer_a_backlog_keep_the_order_of_each_queue() -> None:
+@pytest.mark.parametrize("turn_ns", [0, 1_000_000])
+def test_threads_that_hammer_a_backlog_keep_the_order_of_each_queue(
+    turn_ns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_backlog, "TURN_NS", turn_ns)
     backlog, _ = new_backlog()
-    queues = [owned(number, *range(300)) for number in range(3)]
+    queues = [owned(number) for number in range(3)]
     handled: dict[int, list[int]] = {number: [] for number in range(3)}
     left = Semaphore(0)
 
     def work() -> None:
-        done: Delivery | None = None
+        turn: Turn | None = None
         while not backlog.has_ended:
-            done = backlog.take_within(WAIT_S, done)
-            if done is not None:
-                handled[done.queue.name.queue_id].append(done.record.queue_offset)
+            turn = backlog.take_within(WAIT_S, turn)
+            for each in turn or ():
+                handled[each.origin.queue.name.queue_id].append(each.queue_offset)
+                each.settle()
                 left.release()
 
     workers = [in_thread(work) for _ in range(5)]
     for start in range(0, 300, 10):
-        for queue, deliveries in queues:
-            backlog.put(queue, deliveries[start : start + 10], start + 10)
+        for queue in queues:
+            put(backlog, queue, *range(start, start + 10))
     assert all(left.acquire(timeout=WAIT_S) for _ in range(900))
     backlog.end()
     for worker in workers:
         worker.result(WAIT_S)
     assert handled == {number: list(range(300)) for number in range(3)}
+    assert [queue.progress.commit_offset for queue in queues] == [300, 300, 300]
 
 
 # -- messages to send
@@ -495,6 +627,7 @@ def test_records_of_an_answer_are_read() -> None:
         for each, host in ((message, LOOPBACK), (v6, Host(b"\1" * 16, 8)))
     )
     first, second = decode_records(data)
+    assert all_joined(data) == [first, second]
     assert first == stored.decode(stored.encode(message, b"orders", 4_096, 9, LOOPBACK))
     assert (first.queue_id, first.offset, first.stored_at_ms, first.body) == (2, 4_096, 9, b"body")
     assert (second.topic, second.store_host, second.sys_flag) == (v6.topic, Host(b"\1" * 16, 8), 48)
@@ -509,12 +642,58 @@ def test_records_of_an_answer_are_read() -> None:
         (lambda data: data[:4] + b"\0\0\0\0" + data[8:], "magic"),
         (lambda data: data[:3] + b"\0" + data[4:], "says that it has"),
         (lambda data: data[:8] + b"\0\0\0\0" + data[12:], "crc"),
+        (lambda data: data[:84] + b"\0\0\1\0" + data[88:], "256 bytes of body"),
+        (lambda data: data[:84] + b"\xff\0\0\0" + data[88:], "bytes of body"),
+        (lambda data: data[:92] + b"\x50" + data[93:], "80 bytes of topic"),
+        (lambda data: data[:92] + b"\x86" + data[93:], "-122 bytes of topic"),
+        (lambda data: data[:93] + b"\xff" + data[94:], "topic is not UTF-8"),
+        (lambda data: data[:99] + b"\0\1", "1 bytes of properties"),
     ],
 )
-def test_records_that_are_none_are_the_peers_fault(damage: object, sentence: str) -> None:
+@pytest.mark.parametrize("read", [decode_records, split_records])
+def test_records_that_are_none_are_the_peers_fault(
+    read: Callable[[bytes], object], damage: Callable[[bytes], bytes], sentence: str
+) -> None:
     data = stored.encode(Message("orders", b"body"), b"orders", 0, 0, LOOPBACK)
     with pytest.raises(ProtocolError, match=sentence):
-        decode_records(damage(data))  # type: ignore[operator]
+        read(damage(data))
+    with pytest.raises(ProtocolError, match=sentence):
+        read(data + damage(data))
+
+
+def test_records_whose_properties_are_longer_than_any_may_be_are_the_peers_fault() -> None:
+    data = stored.encode(Message("orders", b"body"), b"orders", 0, 0, LOOPBACK)[4:-2]
+    data += b"\xff\xff" + bytes(0xFFFF)
+    data = (len(data) + 4).to_bytes(4, "big") + data
+    with pytest.raises(ProtocolError, match="-1 bytes of properties"):
+        split_records(data)
+
+
+@given(st.data())
+def test_records_that_are_split_are_those_that_are_read(data: st.DataObject) -> None:
+    """Whatever bytes come: either both ways of reading give the same, or both refuse them."""
+    wishes = st.tuples(st.binary(max_size=20), st.sampled_from(["t", "töpic", "x" * 140]), st.sampled_from([4, 16]))
+    messages = data.draw(st.lists(wishes, max_size=4))
+    answer = bytearray()
+    for body, topic, address_bytes in messages:
+        host = Host(bytes(address_bytes), 1)
+        message = Message(topic, body, encode_properties({"KEYS": "k"}), born_host=host)
+        answer += stored.encode(message, topic.encode(), 7, 9, LOOPBACK)
+    if answer:
+        for place in data.draw(st.lists(st.integers(0, len(answer) - 1), max_size=2)):
+            answer[place] = data.draw(st.integers(0, 255))
+    assert read_or_refused(all_joined, bytes(answer)) == read_or_refused(decode_records, bytes(answer))
+
+
+def all_joined(data: bytes) -> list[Record]:
+    return [joined(pieces) for pieces in zip(*split_records(data), strict=True)]
+
+
+def read_or_refused(read: Callable[[bytes], list[Record]], answer: bytes) -> list[Record] | str:
+    try:
+        return read(answer)
+    except ProtocolError as error:
+        return str(error)
 
 
 class NobodysMessages:
@@ -525,12 +704,13 @@ class NobodysMessages:
         raise NotImplementedError
 
 
-def received(found: Delivery) -> ReceivedMessage:
-    return ReceivedMessage(found, NobodysMessages())
+def received(data: bytes) -> ReceivedMessage:
+    pull = Pull(owned(3), split_records(data), len(data))
+    return ReceivedMessage(Delivery(pull.origin, next(pull.rest)), NobodysMessages())
 
 
 def test_a_message_tells_what_its_record_says() -> None:
-    message = received(delivery(UNIQ_KEY="U1", KEYS="a b", TAGS="paid", TIMER_DELIVER_MS="1500", colour="red"))
+    message = received(record(UNIQ_KEY="U1", KEYS="a b", TAGS="paid", TIMER_DELIVER_MS="1500", colour="red"))
     assert (message.id, message.key, message.keys, message.tag) == ("U1", "a", ["a", "b"], "paid")
     assert (message.topic, message.body, message.queue_id, message.queue_offset, message.attempt) == (
         "t",
@@ -545,22 +725,22 @@ def test_a_message_tells_what_its_record_says() -> None:
 
 
 def test_a_message_of_another_client_says_when_it_was_due() -> None:
-    assert received(delivery(__STARTDELIVERTIME="1500")).due_at == instant(1_500)
+    assert received(record(__STARTDELIVERTIME="1500")).due_at == instant(1_500)
 
 
 def test_a_message_without_properties_has_none() -> None:
-    message = received(delivery())
+    message = received(record())
     assert (message.key, message.keys, message.tag, message.due_at) == (None, [], None, None)
     assert message.id == message.offset_id == "7F000001000000000000000000000063"
 
 
 def test_a_retried_message_has_the_topic_it_was_sent_to() -> None:
-    assert received(delivery(topic="%RETRY%g", RETRY_TOPIC="orders")).topic == "orders"
+    assert received(record(topic="%RETRY%g", RETRY_TOPIC="orders")).topic == "orders"
 
 
 @pytest.mark.parametrize("sys_flag", [0x001, 0x301])
 def test_a_body_compressed_by_zlib_is_unfolded(sys_flag: int) -> None:
-    assert received(delivery(sys_flag=sys_flag, body=zlib.compress(b"long" * 2_000))).body == b"long" * 2_000
+    assert received(record(sys_flag=sys_flag, body=zlib.compress(b"long" * 2_000))).body == b"long" * 2_000
 
 
 @pytest.mark.parametrize(

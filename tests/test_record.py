@@ -3,11 +3,13 @@
 from contextlib import suppress
 from zlib import crc32
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postdate.errors import CorruptLog, IllegalMessage, UsageError
+from postdate.log import delivery
 from postdate.log.record import (
     MAGIC_V1,
     MAGIC_V2,
@@ -22,7 +24,7 @@ from postdate.log.record import (
     split,
     topic_of,
 )
-from postdate.message import Host, Message, decode_properties
+from postdate.message import LOOPBACK, Host, Message, decode_properties
 
 IPV6_ONE = bytes(15) + b"\x01"
 STORE_HOST = Host(b"\x0a\x00\x00\x02", 10911)
@@ -260,6 +262,26 @@ def test_delivered_is_spelled_byte_by_byte() -> None:
     assert delivered(V1_IPV4, 7, 0x2000, 1_700_000_010_000) == expected
     expected = changed(V1_IPV6, at_20=bytes.fromhex("0000000000000007 0000000000002000"), at_68=bytes(7) + b"\x0b")
     assert delivered(V1_IPV6, 7, 0x2000, 11) == expected
+
+
+def test_many_are_delivered_as_one_by_one() -> None:
+    host, queue_id, positions = Host(b"\4\3\2\1", 10911), decode(V1_IPV4).queue_id, [0, len(V1_IPV4)]
+    many, single = bytearray(V1_IPV4 * 2), bytearray(V1_IPV4 * 2)
+    deliver(single, [(positions[0], 7, 1 << 62, 11), (positions[1], 8, 0x2000, 12)], host)
+    places, instants = np.array([1 << 62, 0x2000]), np.array([11, 12])
+    assert delivery.deliver(many, np.array(positions), queue_id, 7, places, instants, host)
+    assert many == single
+
+
+@pytest.mark.parametrize(
+    ("odd", "host"),
+    [(V1_IPV6, LOOPBACK), (moved(V1_IPV4, 77), LOOPBACK), (V1_IPV4, Host(bytes(16), 1))],
+    ids=["producer with ipv6", "sent to another queue", "broker with ipv6"],
+)
+def test_many_that_are_not_alike_are_left_as_they_are(odd: bytes, host: Host) -> None:
+    body, positions = bytearray(V1_IPV4 + odd), np.array([0, len(V1_IPV4)])
+    assert not delivery.deliver(body, positions, decode(V1_IPV4).queue_id, 7, positions, positions, host)
+    assert body == V1_IPV4 + odd
 
 
 @pytest.mark.parametrize("vector", ALL_VECTORS, ids=["v1 ipv4", "v1 ipv6", "v2"])

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from datetime import datetime
 from types import TracebackType
 
-from postdate.client.backlog import Delivery
+from postdate.client.backlog import Delivery, Turn
 from postdate.client.connection import Connections, parse_addresses
 from postdate.client.consumer import Consumer
 from postdate.client.jobs import Changed, Jobs
@@ -178,10 +178,12 @@ class AsyncClient:
 
     async def _received(self, wanted: Wanted) -> AsyncGenerator[AsyncReceivedMessage, None]:
         consumer = await self.join(wanted)
-        delivery: Delivery | None = None
+        turn: Turn | None = None
         try:
-            while (delivery := await consumer.next(delivery)) is not None:
-                yield AsyncReceivedMessage(delivery, consumer)
+            while (turn := await consumer.next(turn)) is not None:
+                for delivery in turn:
+                    yield AsyncReceivedMessage(delivery, consumer)
+                    delivery.settle()
         finally:
             await self.leave(consumer)
 
@@ -243,14 +245,20 @@ class AsyncClient:
 
 
 async def _handle_all(consumer: Consumer, handler: AsyncHandler) -> None:
-    done: Delivery | None = None
-    while (delivery := await consumer.next(done)) is not None:
-        try:
-            await handler(AsyncReceivedMessage(delivery, consumer))
-            done = delivery
-        except Exception as error:
-            await consumer.give_back(delivery, error)
-            done = None
+    turn: Turn | None = None
+    while (turn := await consumer.next(turn)) is not None:
+        for delivery in turn:
+            if await _is_handled(delivery, consumer, handler):
+                delivery.settle()
+
+
+async def _is_handled(delivery: Delivery, consumer: Consumer, handler: AsyncHandler) -> bool:
+    """Whether the message is done with; it is, too, when the broker has taken it back."""
+    try:
+        await handler(AsyncReceivedMessage(delivery, consumer))
+        return True
+    except Exception as error:
+        return await consumer.give_back(delivery, error)
 
 
 def connect_async(address: str | None = None, *, timeout: float = TIMEOUT_SECONDS_DEFAULT) -> AsyncClient:

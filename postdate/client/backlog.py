@@ -1,26 +1,33 @@
 """Messages that were pulled and wait to be handed out.
 
 This is where threads meet: the event loop puts in what it pulled, and callers take it out, the blocking client's in
-threads of their own. So one message costs no hop between threads. Whatever both sides change is changed here, under one
-lock, and nothing waits while it has the lock.
+threads of their own. A caller takes a queue, not a message: for a turn it is his alone, and he takes its messages
+without any lock. So one message costs no hop between threads, and of many each costs next to nothing. Whatever else
+both sides change is changed here, under one lock, and nothing waits while it has the lock.
 """
 
 import asyncio
 import queue as standard
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import length_hint
+from typing import NamedTuple
 
 from postdate.client.connection import Address
 from postdate.client.progress import Progress
+from postdate.clock import elapsed_ns
 from postdate.errors import IllegalMessage
 from postdate.message import PROPERTY_RETRY_TOPIC, PROPERTY_UNIQ_KEY, decode_properties
 from postdate.wire.bodies import QueueName
 from postdate.wire.ids import message_id
-from postdate.wire.records import Record
+from postdate.wire.records import Columns, Pieces, Record, joined
 
-BYTES_MAX = 64 * 1024 * 1024  # of bodies that wait, of all queues
+BYTES_MAX = 64 * 1024 * 1024  # of records that wait, of all queues
+# How long one queue gives its messages before others have their turn. Whoever works longer on a message changes the
+# queue after each; a fast loop pays for the change once in a thousand messages.
+TURN_NS = 1_000_000
 
 
 @dataclass(eq=False, slots=True)
@@ -31,23 +38,92 @@ class OwnedQueue:
     address: Address
     progress: Progress
     committed: int | None  # the offset that the broker knows; None before the first commit
-    waiting: deque["Delivery"] = field(default_factory=deque)
-    waiting_bytes: int = 0
-    is_busy: bool = False  # one of its messages is handed out and not released
+    waiting: deque["Pull"] = field(default_factory=deque)  # what came; the first may be handed out in part
+    pulled_count: int = 0  # of the messages of those pulls
+    pulled_bytes: int = 0
+    is_busy: bool = False  # somebody has his turn
     is_full: bool = False  # nothing is pulled until some of what waits is gone
     room: asyncio.Event = field(default_factory=asyncio.Event)  # tells the loop that it is not full any more
     pulling: "asyncio.Task[None] | None" = None
 
+    @property
+    def waiting_count(self) -> int:
+        if not self.waiting:
+            return 0
+        first = self.waiting[0]
+        return self.pulled_count - first.count + first.left_count
 
-@dataclass(eq=False, slots=True)
-class Delivery:
-    """A message and where it came from."""
+
+class Origin(NamedTuple):
+    """Where the messages of one answer came from. All that a message knows of it: who keeps one message must not keep
+    the whole answer.
+    """
 
     queue: OwnedQueue
     progress: Progress  # that of its queue when it was pulled; a queue that begins anew has another
-    record: Record
-    is_settled: bool = False  # acknowledged, by the end of its work, by its user's word or by a retry
-    _properties: dict[str, str] | None = None  # read when they are first wanted: many look at the body alone
+
+
+class Pull:
+    """The messages of one answer: columns of what every consumer wants of them.
+
+    An object for each message that waits would have Python's collector of garbage walk over all of them again and
+    again, at a fifth of the price of a message. So they are made one by one when they are handed out.
+    """
+
+    __slots__ = ("_columns", "_offsets_left", "count", "origin", "rest", "size")
+
+    def __init__(self, queue: OwnedQueue, columns: Columns, size: int) -> None:
+        self.origin = Origin(queue, queue.progress)
+        self.count = len(columns.queue_offsets)
+        self.size = size  # in bytes
+        self._columns = columns
+        self._offsets_left = iter(columns.queue_offsets)
+        # What is not handed out: whoever has the queue's turn takes from it.
+        self.rest: Iterator[Pieces] = zip(self._offsets_left, *columns[1:], strict=False)
+
+    @property
+    def queue_offsets(self) -> Sequence[int]:
+        return self._columns.queue_offsets
+
+    @property
+    def left_count(self) -> int:
+        return length_hint(self._offsets_left)
+
+    def forget(self) -> None:
+        """Nothing more is handed out, even where somebody takes from it at this moment."""
+        for column in self._columns:
+            column.clear()
+
+
+class Delivery:
+    """A message and where it came from."""
+
+    __slots__ = ("_properties", "_record", "origin", "pieces")
+
+    def __init__(self, origin: Origin, pieces: Pieces) -> None:
+        self.origin = origin
+        self.pieces = pieces
+        # Read when they are first wanted: many look at the body alone.
+        self._record: Record | None = None
+        self._properties: dict[str, str] | None = None
+
+    def settle(self) -> None:
+        """It is acknowledged: by the end of its work, by its user's word or by a retry. May be repeated."""
+        self.origin.progress.acknowledge(self.pieces[0])
+
+    @property
+    def is_settled(self) -> bool:
+        return self.origin.progress.is_acknowledged(self.queue_offset)
+
+    @property
+    def queue_offset(self) -> int:
+        return self.pieces[0]
+
+    @property
+    def record(self) -> Record:
+        if self._record is None:
+            self._record = joined(self.pieces)
+        return self._record
 
     @property
     def properties(self) -> dict[str, str]:
@@ -78,12 +154,33 @@ def readable_properties(data: bytes) -> dict[str, str]:
         return decode_properties(data.decode(errors="replace").encode())
 
 
+class Turn:
+    """A queue in the hands of one caller. Iterate over it once, settle each message that is done with, then give it
+    back with the next `take`.
+    """
+
+    __slots__ = ("_backlog", "queue")
+
+    def __init__(self, backlog: "Backlog", queue: OwnedQueue) -> None:
+        self._backlog = backlog
+        self.queue = queue
+
+    def __iter__(self) -> Iterator[Delivery]:
+        """Messages, until none waits, the time is over or the backlog has ended."""
+        backlog, end_ns = self._backlog, elapsed_ns() + TURN_NS
+        while (pull := backlog.first_pull(self.queue)) is not None:
+            for pieces in pull.rest:
+                yield Delivery(pull.origin, pieces)
+                if backlog.has_ended or elapsed_ns() >= end_ns:
+                    return
+
+
 class Backlog:
     """Hands out messages of all queues in turn, of one queue one at a time and in order.
 
-    A queue is ready while it has a message and none of its messages is being worked on. Every queue may keep its share
-    of what may wait in all, so that none waits for another. When a rebalance adds queues, the shares of the others
-    shrink; what they have beyond it is handed out before they pull again.
+    A queue is ready while it has a message and nobody has his turn with it. Every queue may keep its share of what may
+    wait in all, so that none waits for another. When a rebalance adds queues, the shares of the others shrink; what
+    they have beyond it is handed out before they pull again.
     """
 
     def __init__(self, prefetch: int, on_room: Callable[[OwnedQueue], None]) -> None:
@@ -108,17 +205,21 @@ class Backlog:
         self._bytes_max = BYTES_MAX // max(1, queue_count)
 
     def count_to_pull(self, queue: OwnedQueue, batch: int) -> int:
-        return max(1, min(batch, self._count_max - len(queue.waiting)))
-
-    def put(self, queue: OwnedQueue, deliveries: Sequence[Delivery], position: int) -> None:
-        """What a pull brought, and where the next one begins."""
         with self._lock:
-            queue.progress.pulled([delivery.record.queue_offset for delivery in deliveries], position)
-            was_empty = not queue.waiting
-            queue.waiting.extend(deliveries)
-            queue.waiting_bytes += sum([len(delivery.record.body) for delivery in deliveries])
-            queue.is_full = len(queue.waiting) >= self._count_max or queue.waiting_bytes > self._bytes_max
-            if was_empty and queue.waiting and not queue.is_busy:
+            return max(1, min(batch, self._count_max - queue.waiting_count))
+
+    def put(self, pull: Pull, position: int) -> None:
+        """What a pull brought, and where the next one begins."""
+        queue = pull.origin.queue
+        with self._lock:
+            queue.progress.pulled(pull.queue_offsets, position)
+            if not pull.count:
+                return
+            queue.waiting.append(pull)
+            queue.pulled_count += pull.count
+            queue.pulled_bytes += pull.size
+            queue.is_full = queue.waiting_count >= self._count_max or queue.pulled_bytes > self._bytes_max
+            if len(queue.waiting) == 1 and not queue.is_busy:
                 self._ready.append(queue)
                 self._wake_one()
 
@@ -138,10 +239,6 @@ class Backlog:
         with self._lock:
             self._forget(queue)
 
-    def commit_offset(self, queue: OwnedQueue) -> int:
-        with self._lock:
-            return queue.progress.commit_offset
-
     def end(self, failure: BaseException | None = None) -> None:
         """Hands out nothing more; those who ask get None, or the failure."""
         with self._lock:
@@ -157,20 +254,20 @@ class Backlog:
         """Whether there is something to take."""
         return bool(self._ready)
 
-    def take(self, done: Delivery | None = None) -> Delivery | None:
-        """Acknowledges and releases the message that is done with; then the next one, if there is one.
+    def take(self, done: Turn | None = None) -> Turn | None:
+        """Gives back the turn that is done with; then another, if a queue is ready.
 
-        The queue of that gives no other until it is released. Raises the failure that ended the backlog.
+        Raises the failure that ended the backlog.
         """
         with self._lock:
             return self._take(done)
 
-    def take_within(self, seconds: float, done: Delivery | None = None) -> Delivery | None:
+    def take_within(self, seconds: float, done: Turn | None = None) -> Turn | None:
         """As `take`, in a thread that can wait. None may come earlier than that, and does when the backlog ends."""
         with self._lock:
-            delivery = self._take(done)
-            if delivery is not None or self.has_ended:
-                return delivery
+            turn = self._take(done)
+            if turn is not None or self.has_ended:
+                return turn
             self._sleeper_count += 1
         try:
             self._alarms.get(timeout=seconds)
@@ -186,58 +283,46 @@ class Backlog:
             except standard.Empty:
                 self._sleeper_count -= 1
 
-    def settle(self, delivery: Delivery) -> None:
-        """It is acknowledged, though its work may go on: its queue is not released. May be repeated."""
+    def first_pull(self, queue: OwnedQueue) -> Pull | None:
+        """The first pull of a queue of which something waits; for whoever has its turn."""
         with self._lock:
-            self._settle(delivery)
-
-    def release(self, delivery: Delivery) -> None:
-        """It is acknowledged and done with."""
-        with self._lock:
-            self._release(delivery)
-            self._wake_for_the_rest()
+            self._drop_empty(queue)
+            return queue.waiting[0] if queue.waiting and not self.has_ended else None
 
     # -- under the lock
 
-    def _take(self, done: Delivery | None) -> Delivery | None:
+    def _take(self, done: Turn | None) -> Turn | None:
         if done is not None:
-            self._release(done)
+            self._release(done.queue)
         if self._failure is not None:
             raise self._failure
         if self.has_ended or not self._ready:
             return None
         queue = self._ready.popleft()
-        self._wake_for_the_rest()
+        if self._ready:  # Who leaves others wakes the next sleeper, not one for each: he may be back before them.
+            self._wake_one()
         queue.is_busy = True
-        delivery = queue.waiting.popleft()
-        queue.waiting_bytes -= len(delivery.record.body)
-        if queue.is_full:
-            self._make_room(queue)
-        return delivery
+        self._make_room(queue, queue.waiting_count - 1)  # the first one is as good as taken
+        return Turn(self, queue)
 
-    def _make_room(self, queue: OwnedQueue) -> None:
-        """Pulls again when half of what may wait is gone: a pull for one message costs as much as one for many."""
-        if len(queue.waiting) <= self._count_max // 2 and queue.waiting_bytes <= self._bytes_max:
-            queue.is_full = False
-            self._on_room(queue)
-
-    def _settle(self, delivery: Delivery) -> None:
-        delivery.is_settled = True
-        delivery.progress.acknowledge(delivery.record.queue_offset)
-
-    def _release(self, delivery: Delivery) -> None:
-        self._settle(delivery)
-        queue = delivery.queue
+    def _release(self, queue: OwnedQueue) -> None:
         queue.is_busy = False
+        self._drop_empty(queue)
         if queue.waiting:
             self._ready.append(queue)
+        self._make_room(queue, queue.waiting_count)
 
-    def _wake_for_the_rest(self) -> None:
-        """Who takes a message and leaves others wakes the next sleeper, not one for every message that is ready: the
-        one who made it ready mostly takes it himself.
-        """
-        if self._ready:
-            self._wake_one()
+    def _drop_empty(self, queue: OwnedQueue) -> None:
+        while queue.waiting and not queue.waiting[0].left_count:
+            empty = queue.waiting.popleft()
+            queue.pulled_count -= empty.count
+            queue.pulled_bytes -= empty.size
+
+    def _make_room(self, queue: OwnedQueue, count: int) -> None:
+        """Pulls again when half of what may wait is gone: a pull for one message costs as much as one for many."""
+        if queue.is_full and count <= self._count_max // 2 and queue.pulled_bytes <= self._bytes_max:
+            queue.is_full = False
+            self._on_room(queue)
 
     def _wake_one(self) -> None:
         if self._sleeper_count:
@@ -245,7 +330,9 @@ class Backlog:
             self._alarms.put(None)
 
     def _forget(self, queue: OwnedQueue) -> None:
+        for pull in queue.waiting:
+            pull.forget()
         queue.waiting.clear()
-        queue.waiting_bytes = 0
+        queue.pulled_count = queue.pulled_bytes = 0
         if queue in self._ready:
             self._ready.remove(queue)

@@ -8,7 +8,7 @@ from math import inf
 from types import TracebackType
 
 from postdate.client.asynchronous import ATTEMPTS_MAX_DEFAULT, TIMEOUT_SECONDS_DEFAULT, AsyncClient
-from postdate.client.backlog import Delivery
+from postdate.client.backlog import Delivery, Turn
 from postdate.client.consumer import Consumer
 from postdate.client.jobs import Changed
 from postdate.client.loop import LIFE_SIGN_SECONDS, Closed, LoopThread
@@ -44,21 +44,22 @@ class _FarConsumer:
         self._client = client
         self._loop = loop
 
-    def next(self, done: Delivery | None) -> Delivery | None:
-        """Acknowledges what is done with, and waits for the next message.
+    def next(self, done: Turn | None) -> Turn | None:
+        """Gives back the turn that is done with, and waits for the next message. Whoever works on messages settles each
+        of them.
 
         None when there will be none, or when none has come for as long as is wanted.
         """
-        delivery = self._consumer.next_within(0, done)
-        return delivery if delivery is not None else self._arriving()
+        turn = self._consumer.next_within(0, done)
+        return turn if turn is not None else self._arriving()
 
-    def _arriving(self) -> Delivery | None:
+    def _arriving(self) -> Turn | None:
         idle_seconds = self._consumer.idle_seconds
         limit = _Limit(inf if idle_seconds is None else idle_seconds)
         while limit.seconds_left and not self._consumer.has_ended and self._loop.is_alive:
-            delivery = self._consumer.next_within(min(limit.seconds_left, LIFE_SIGN_SECONDS))
-            if delivery is not None:
-                return delivery
+            turn = self._consumer.next_within(min(limit.seconds_left, LIFE_SIGN_SECONDS))
+            if turn is not None:
+                return turn
         return None
 
     def acknowledge(self, delivery: Delivery) -> None:
@@ -67,9 +68,10 @@ class _FarConsumer:
     def retry(self, delivery: Delivery, delay: Delay | None) -> None:
         self._loop.run(self._consumer.retry(delivery, delay))
 
-    def give_back(self, delivery: Delivery, error: Exception) -> None:
+    def give_back(self, delivery: Delivery, error: Exception) -> bool:
         with suppress(Closed):
-            self._loop.run(self._consumer.give_back(delivery, error))
+            return self._loop.run(self._consumer.give_back(delivery, error))
+        return False
 
     def stop(self) -> None:
         async def stop() -> None:
@@ -234,10 +236,12 @@ class Client:
         consumer = self._join(wanted)
         if consumer is None:
             return
-        delivery: Delivery | None = None
+        turn: Turn | None = None
         try:
-            while (delivery := consumer.next(delivery)) is not None:
-                yield ReceivedMessage(delivery, consumer)
+            while (turn := consumer.next(turn)) is not None:
+                for delivery in turn:
+                    yield ReceivedMessage(delivery, consumer)
+                    delivery.settle()
         finally:
             consumer.leave()
 
@@ -286,14 +290,20 @@ class Client:
 
 
 def _handle_all(consumer: _FarConsumer, handler: Handler) -> None:
-    done: Delivery | None = None
-    while (delivery := consumer.next(done)) is not None:
-        try:
-            handler(ReceivedMessage(delivery, consumer))
-            done = delivery
-        except Exception as error:
-            consumer.give_back(delivery, error)
-            done = None
+    turn: Turn | None = None
+    while (turn := consumer.next(turn)) is not None:
+        for delivery in turn:
+            if _is_handled(delivery, consumer, handler):
+                delivery.settle()
+
+
+def _is_handled(delivery: Delivery, consumer: _FarConsumer, handler: Handler) -> bool:
+    """Whether the message is done with; it is, too, when the broker has taken it back."""
+    try:
+        handler(ReceivedMessage(delivery, consumer))
+        return True
+    except Exception as error:
+        return consumer.give_back(delivery, error)
 
 
 def _handle_in_threads(consumer: _FarConsumer, handler: Handler, count: int, end_seconds: float) -> None:

@@ -1,8 +1,8 @@
 """A member of a consumer group at work: shares the queues out, pulls, hands out, commits.
 
 ```
-  join --> rebalance --> one pull per owned queue --> backlog --> next() --> work --> next(done)
-              ^ every 20 s, and when the                            ^                    |
+  join --> rebalance --> one pull per owned queue --> backlog --> next() --> turn: work on each --> next(turn)
+              ^ every 20 s, and when the                            ^                  |
               | members have changed                                |   commit, every second and on leaving
 ```
 
@@ -15,7 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from postdate.client.backlog import Backlog, Delivery, OwnedQueue
+from postdate.client.backlog import Backlog, Delivery, OwnedQueue, Pull, Turn, readable_properties
 from postdate.client.connection import Address
 from postdate.client.faults import PAUSE_SECONDS_MIN, Pause, expect_success, refusal
 from postdate.client.membership import Membership
@@ -31,7 +31,7 @@ from postdate.wire import codes
 from postdate.wire.allocation import allocate
 from postdate.wire.bodies import QueueName
 from postdate.wire.frame import Command, Fields
-from postdate.wire.records import decode_records
+from postdate.wire.records import Columns, Pieces, joined, split_records
 
 log = logging.getLogger("postdate.client")
 
@@ -86,30 +86,32 @@ class Consumer:
             self._spawn(self._rebalance_forever(seconds)),
         ]
 
-    async def next(self, done: Delivery | None = None) -> Delivery | None:
-        """Acknowledges the message that is done with; then the next one, when there is one.
+    async def next(self, done: Turn | None = None) -> Turn | None:
+        """Gives back the turn that is done with; then the next one, when there is a message. Whoever works on messages
+        settles each of them.
 
-        None after `stop`, or when none has come for as long as is wanted. Of one queue no second message comes before
-        the first is acknowledged.
+        None after `stop`, or when none has come for as long as is wanted.
         """
-        delivery = self._backlog.take(done)
-        if delivery is None:
+        if done is not None:
+            await asyncio.sleep(0)  # what is pulled comes in by the same loop
+        turn = self._backlog.take(done)
+        if turn is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.idle_seconds):
-                    delivery = await self._arriving()
+                    turn = await self._arriving()
         if self._backlog.is_ready:  # for another task
             self._arrived.set()
-        return delivery
+        return turn
 
-    async def _arriving(self) -> Delivery | None:
-        delivery: Delivery | None = None
-        while delivery is None and not self._backlog.has_ended:
+    async def _arriving(self) -> Turn | None:
+        turn: Turn | None = None
+        while turn is None and not self._backlog.has_ended:
             self._arrived.clear()
             await self._arrived.wait()
-            delivery = self._backlog.take()
-        return delivery
+            turn = self._backlog.take()
+        return turn
 
-    def next_within(self, seconds: float, done: Delivery | None = None) -> Delivery | None:
+    def next_within(self, seconds: float, done: Turn | None = None) -> Turn | None:
         """As `next`, for threads other than the loop's, and for all of them at once. None also when time is over."""
         return self._backlog.take_within(seconds, done)
 
@@ -129,19 +131,20 @@ class Consumer:
         """
         if self._leaving is not None and not delivery.is_settled:
             raise UsageError(f"message {delivery.id} cannot be acknowledged: the loop that it came from has ended")
-        self._backlog.settle(delivery)
-        if self._leaving is None and self._owned.get(delivery.queue.name) is delivery.queue:
-            await self._commit(delivery.queue)
+        delivery.settle()
+        queue = delivery.origin.queue
+        if self._leaving is None and self._owned.get(queue.name) is queue:
+            await self._commit(queue)
 
     async def retry(self, delivery: Delivery, delay: Delay | None) -> None:
         """Sends a message back. It then counts as acknowledged. Raises what the broker answers."""
         await self._returns.retry(delivery, delay)
-        self._backlog.settle(delivery)
+        delivery.settle()
 
-    async def give_back(self, delivery: Delivery, error: Exception) -> None:
+    async def give_back(self, delivery: Delivery, error: Exception) -> bool:
         """Its handler failed: the message is sent back, and never dropped, unless the handler has settled it itself.
 
-        Tries until the broker has taken it, or until `stop`; then it stays unacknowledged.
+        Tries until the broker has taken it, or until `stop`; then it is False, and stays unacknowledged.
         """
         record = delivery.record
         log.warning(
@@ -149,9 +152,7 @@ class Consumer:
             delivery.id, record.topic, record.queue_id, record.queue_offset, record.reconsume_times + 1,
             "which it had settled before" if delivery.is_settled else "it is sent back", type(error).__name__, error,
         )  # fmt: skip
-        if delivery.is_settled or await self._is_taken_back(delivery):
-            self._backlog.release(delivery)
-            self._arrived.set()
+        return delivery.is_settled or await self._is_taken_back(delivery)
 
     async def _is_taken_back(self, delivery: Delivery) -> bool:
         pause = Pause()
@@ -350,7 +351,7 @@ class Consumer:
         return was_held or queue.progress.position != position
 
     def _pull_fields(self, queue: OwnedQueue) -> dict[str, Any]:
-        commit_offset = self._backlog.commit_offset(queue)
+        commit_offset = queue.progress.commit_offset
         flags = codes.PULL_SUSPEND | codes.PULL_SUBSCRIPTION | (codes.PULL_COMMIT_OFFSET if commit_offset else 0)
         return self._queue_fields(queue.name) | {
             "queueOffset": queue.progress.position,
@@ -365,16 +366,18 @@ class Consumer:
             raise refusal(answer)
         position = _number(answer.fields, "nextBeginOffset")
         if answer.code == codes.SUCCESS:
-            self._backlog.put(queue, self._deliveries(queue, answer.body), position)
+            self._backlog.put(Pull(queue, self._wanted_of(queue, answer.body), len(answer.body)), position)
             self._arrived.set()
         elif not self._backlog.move(queue, position):
             log.warning("group %s: %s begins anew at offset %d", self._wanted.group, _shown(queue.name), position)
 
-    def _deliveries(self, queue: OwnedQueue, body: bytes) -> list[Delivery]:
+    def _wanted_of(self, queue: OwnedQueue, body: bytes) -> Columns:
         """What came and is wanted. A broker filters by the hash of a tag, and two tags may share one."""
         tags = self._subscriptions[queue.name.topic].tags
-        found = [Delivery(queue, queue.progress, record) for record in decode_records(body)]
-        return [each for each in found if each.properties.get(PROPERTY_TAGS) in tags] if tags else found
+        found = split_records(body)
+        if tags:
+            found = Columns.of([pieces for pieces in zip(*found, strict=True) if _tag(pieces) in tags])
+        return found
 
     def _room_was_made(self, queue: OwnedQueue) -> None:
         """Called by the thread that takes messages, which may be any."""
@@ -386,7 +389,7 @@ class Consumer:
     async def _commit_changed(self) -> None:
         """Tells the broker how far we are. It need not answer: what gets lost is told again with the next pull."""
         for queue in list(self._owned.values()):
-            offset = self._backlog.commit_offset(queue)
+            offset = queue.progress.commit_offset
             if offset != queue.committed:
                 connection = await self._membership.connection(queue.address)
                 connection.tell(codes.UPDATE_CONSUMER_OFFSET, self._queue_fields(queue.name) | {"commitOffset": offset})
@@ -394,7 +397,7 @@ class Consumer:
 
     async def _commit(self, queue: OwnedQueue) -> None:
         """Tells the broker how far we are, and waits until it knows."""
-        offset = self._backlog.commit_offset(queue)
+        offset = queue.progress.commit_offset
         fields = self._queue_fields(queue.name) | {"commitOffset": offset}
         expect_success(await self._membership.ask(queue.address, codes.UPDATE_CONSUMER_OFFSET, fields))
         queue.committed = offset
@@ -408,6 +411,10 @@ class Consumer:
 
 
 _PULLED = (codes.SUCCESS, codes.PULL_NOT_FOUND, codes.PULL_RETRY_IMMEDIATELY, codes.PULL_OFFSET_MOVED)
+
+
+def _tag(pieces: Pieces) -> str | None:
+    return readable_properties(joined(pieces).properties).get(PROPERTY_TAGS)
 
 
 def _shown(name: QueueName) -> str:

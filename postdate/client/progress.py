@@ -1,34 +1,47 @@
 """How far a group has come in one queue."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 
 class Progress:
-    """Which messages of a queue are handed out and not yet acknowledged.
+    """Which messages of a queue were pulled and are not yet acknowledged.
 
     ```
-      acknowledged      open      acknowledged    not pulled
-      0 1 2 3 4 5 6 |  7     9  |      8        | 10 ...
-                       ^ commit_offset            ^ position
+      acknowledged        open            not pulled
+      0 1 2 3 4 5 6 |  7  8  .  .  11  |  12 ...
+                       ^ commit_offset    ^ position
     ```
 
     A group that starts again starts at the offset committed, so that is the smallest one not yet acknowledged: a
-    message may come twice, none is left out.
+    message may come twice, none is left out. Messages of one queue are handed out one at a time, so that they are
+    acknowledged in order, and two numbers tell it all. The loop's thread calls `pulled`, whoever works on a message
+    `acknowledge`; each step is one assignment, so they need no lock.
     """
+
+    __slots__ = ("_first_open", "_last", "position")
 
     def __init__(self, start: int) -> None:
         self.position = start  # where to pull next
-        self._open: dict[int, None] = {}  # in the order of offsets, because they are pulled in that order
+        self._first_open = start
+        self._last = start - 1  # of those that were pulled and are wanted
 
-    def pulled(self, offsets: Iterable[int], position: int) -> None:
+    def pulled(self, offsets: Sequence[int], position: int) -> None:
         """Messages came that want to be acknowledged; those that nobody wants are left out of `offsets`."""
-        self._open.update(dict.fromkeys(offsets))
+        if offsets:
+            if self._first_open > self._last:
+                self._first_open = offsets[0]
+            self._last = offsets[-1]
         self.position = position
 
     def acknowledge(self, offset: int) -> None:
-        """May be repeated; an offset that is not open is passed over."""
-        self._open.pop(offset, None)
+        """With all before it. May be repeated."""
+        if offset >= self._first_open:
+            self._first_open = offset + 1
+
+    def is_acknowledged(self, offset: int) -> bool:
+        return offset < self._first_open
 
     @property
     def commit_offset(self) -> int:
-        return next(iter(self._open), self.position)
+        first_open = self._first_open
+        return self.position if first_open > self._last else first_open

@@ -17,6 +17,7 @@ from postdate.message import (
     first_key,
 )
 from postdate.wire import codes
+from postdate.wire.records import Record
 
 # Where the sys flag says how a body is compressed.
 _COMPRESSION_SHIFT, _COMPRESSION_MASK = 8, 7
@@ -87,12 +88,15 @@ def _module(name: str, compression: str) -> Any:
 class Received:
     """What blocking and asyncio messages have in common. Made by a consumer; the fields are read only."""
 
-    __slots__ = ("_body", "_delivery", "_record")
+    __slots__ = ("_delivery", "_unfolded")
 
-    def __init__(self, delivery: Delivery) -> None:
-        self._delivery = delivery
-        self._record = delivery.record
-        self._body: bytes | None = None  # unfolded when it is first wanted
+    # Set by those below themselves: a second call for every message would be a tenth of its price.
+    _delivery: Delivery
+    _unfolded: bytes | None  # the body of a message that came compressed, when it is first wanted
+
+    @property
+    def _record(self) -> Record:
+        return self._delivery.record
 
     @property
     def properties(self) -> dict[str, str]:
@@ -101,14 +105,17 @@ class Received:
     @property
     def body(self) -> bytes:
         """As its producer gave it. Raises ProtocolError if it is compressed and cannot be read."""
-        if self._body is None:
-            self._body = decompress(self._record.body, self._record.sys_flag)
-        return self._body
+        _, sys_flag, body, _, _ = self._delivery.pieces
+        if not sys_flag & codes.SYS_COMPRESSED:
+            return body
+        if self._unfolded is None:
+            self._unfolded = decompress(body, sys_flag)
+        return self._unfolded
 
     @property
     def raw_body(self) -> bytes:
         """As it came: still compressed, if its producer compressed it."""
-        return self._record.body
+        return self._delivery.pieces[2]
 
     @property
     def topic(self) -> str:
@@ -144,7 +151,7 @@ class Received:
 
     @property
     def queue_offset(self) -> int:
-        return self._record.queue_offset
+        return self._delivery.queue_offset
 
     @property
     def born_at(self) -> datetime:
@@ -191,8 +198,7 @@ class ReceivedMessage(Received):
     __slots__ = ("_owner",)
 
     def __init__(self, delivery: Delivery, owner: Owner) -> None:
-        super().__init__(delivery)
-        self._owner = owner
+        self._delivery, self._owner, self._unfolded = delivery, owner, None
 
     def acknowledge(self) -> None:
         """Acknowledges the message now, not when the next one is asked for; when this returns, the broker knows.
@@ -229,8 +235,7 @@ class AsyncReceivedMessage(Received):
     __slots__ = ("_owner",)
 
     def __init__(self, delivery: Delivery, owner: AsyncOwner) -> None:
-        super().__init__(delivery)
-        self._owner = owner
+        self._delivery, self._owner, self._unfolded = delivery, owner, None
 
     async def acknowledge(self) -> None:
         """As `ReceivedMessage.acknowledge`."""

@@ -65,11 +65,11 @@ class Returns:
         fields: dict[str, Any] = {
             "group": self._wanted.group, "offset": delivery.record.offset, "delayLevel": 0,
             "originMsgId": delivery.id, "originTopic": delivery.topic, "unitMode": "false",
-            "bname": delivery.queue.name.broker_name,
+            "bname": delivery.origin.queue.name.broker_name,
         }  # fmt: skip
         if self._wanted.reconsume_times_max is not None:
             fields["maxReconsumeTimes"] = self._wanted.reconsume_times_max
-        expect_success(await self._membership.ask(delivery.queue.address, codes.CONSUMER_SEND_MSG_BACK, fields))
+        expect_success(await self._membership.ask(delivery.origin.queue.address, codes.CONSUMER_SEND_MSG_BACK, fields))
 
     async def _send_on(self, delivery: Delivery, timing: Mapping[str, str]) -> None:
         """A message like it, to the retry topic."""

@@ -8,8 +8,8 @@ from postdate.wire.bodies import SUBSCRIPTION_ALL, Subscription, parse_subscript
 
 From = Literal["first", "last"]
 
-BATCH_DEFAULT = 32  # RocketMQ's; brokers may give fewer
-PREFETCH_DEFAULT = 1_000
+BATCH_DEFAULT = 1_024  # as many as our broker gives, by default, or 256 KB; RocketMQ's gives 32
+PREFETCH_DEFAULT = 16_000
 
 
 class Wanted(NamedTuple):

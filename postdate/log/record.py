@@ -42,9 +42,9 @@ TOPIC_BYTES_MAX_V1 = 127
 
 BORN_HOST_V6 = 16
 STORE_HOST_V6 = 32
-_HOSTS_V6 = BORN_HOST_V6 | STORE_HOST_V6
+HOSTS_V6 = BORN_HOST_V6 | STORE_HOST_V6
 # RocketMQ keeps a crc in a signed int32 and drops the bit that would make it negative.
-_CRC_MASK = 0x7FFFFFFF
+CRC_MASK = 0x7FFFFFFF
 
 _INT8 = Struct(">b")
 _PROPERTY_END = b"\x02"
@@ -64,7 +64,7 @@ _FROM_STORE_HOST = "{store}siiqi"
 
 MAGIC_POSITION = calcsize(">i")
 QUEUE_ID = slice(calcsize(">iII"), calcsize(">iIIi"))
-_QUEUE_OFFSET_POSITION = calcsize(">" + _UP_TO_QUEUE_OFFSET)
+QUEUE_OFFSET_POSITION = calcsize(">" + _UP_TO_QUEUE_OFFSET)
 _SYS_FLAG_POSITION = calcsize(">" + _UP_TO_QUEUE_OFFSET + _OFFSETS)
 # The bits that tell the hosts' kinds are in the last byte of the big-endian sys flag; the version's
 # in that of the magic.
@@ -171,12 +171,12 @@ def encode_shaped(message: Message, known: Shape, offset: int, stored_at_ms: int
             layout.head.pack(
                 fixed_bytes + len(body) + len(properties),
                 magic,
-                crc32(body) & _CRC_MASK,
+                crc32(body) & CRC_MASK,
                 queue_id,
                 flag,
                 0,
                 offset,
-                sys_flag & ~_HOSTS_V6 | layout.host_bits,
+                sys_flag & ~HOSTS_V6 | layout.host_bits,
                 born_at_ms,
                 born_address,
                 born_port,
@@ -209,7 +209,7 @@ def decode(data: bytes) -> Record:
     Properties are left encoded, as in `Message`: they are the producer's, and judged by `decode_properties`.
     """
     magic = _check_frame(data)
-    head = _BY_HOST_BITS[data[HOST_BITS_POSITION] & _HOSTS_V6].head
+    head = _BY_HOST_BITS[data[HOST_BITS_POSITION] & HOSTS_V6].head
     topic_length = _INT8 if magic == MAGIC_V1 else _INT16
     body_end, topic_end = _ends(data, head.size, topic_length)
     (
@@ -217,8 +217,8 @@ def decode(data: bytes) -> Record:
         stored_at_ms, store_address, store_port, reconsume_times, prepared_offset, _,
     ) = head.unpack_from(data)  # fmt: skip
     body = data[head.size : body_end]
-    if crc32(body) & _CRC_MASK != body_crc:
-        raise CorruptLog(f"body has crc 0x{crc32(body) & _CRC_MASK:08X}, the record says 0x{body_crc:08X}")
+    if crc32(body) & CRC_MASK != body_crc:
+        raise CorruptLog(f"body has crc 0x{crc32(body) & CRC_MASK:08X}, the record says 0x{body_crc:08X}")
     # In the order of the fields, and past the constructors, which cost as much as all that is above.
     return _NEW(
         Record,
@@ -290,13 +290,13 @@ def deliver(body: bytearray, places: Iterable[tuple[int, int, int, int]], store_
     # Nearly all have one layout, an IPv4 producer's: it is looked up once.
     usual = _BY_ADDRESS_BYTES[4, len(store_host.address)] if store_host else None
     address, port = store_host or Host(b"", 0)
-    pack_offsets, offsets_at, bits_at = _OFFSETS_STRUCT.pack_into, _QUEUE_OFFSET_POSITION, HOST_BITS_POSITION
+    pack_offsets, offsets_at, bits_at = _OFFSETS_STRUCT.pack_into, QUEUE_OFFSET_POSITION, HOST_BITS_POSITION
     usual_bits, pack_usual, usual_at = (
         (usual.host_bits, usual.stored.pack_into, usual.stored_at_position) if usual else (-1, _INT64.pack_into, 0)
     )
     for position, queue_offset, offset, stored_at_ms in places:
         pack_offsets(body, position + offsets_at, queue_offset, offset)
-        bits = body[position + bits_at] & _HOSTS_V6
+        bits = body[position + bits_at] & HOSTS_V6
         if bits == usual_bits:
             pack_usual(body, position + usual_at, stored_at_ms, address, port)
         else:
@@ -320,7 +320,7 @@ def moved(record: bytes, queue_id: int) -> bytes:
 
 def given_again(body: bytearray, position: int, times: int) -> None:
     """Adds the times that a message was given before to those that its record knows of."""
-    at = position + _BY_HOST_BITS[body[position + HOST_BITS_POSITION] & _HOSTS_V6].reconsume_times_position
+    at = position + _BY_HOST_BITS[body[position + HOST_BITS_POSITION] & HOSTS_V6].reconsume_times_position
     _INT32.pack_into(body, at, _INT32.unpack_from(body, at)[0] + times)
 
 
@@ -360,8 +360,13 @@ def properties_of(record: bytes) -> dict[str, str]:
     return decode_properties(record[topic_end + _INT16.size :])
 
 
+def head_bytes_of(record: bytes) -> int:
+    """Return how many bytes of a record stand before its body."""
+    return _BY_HOST_BITS[record[HOST_BITS_POSITION] & HOSTS_V6].head.size
+
+
 def _topic_bounds(record: bytes) -> tuple[int, int]:
-    head_bytes = _BY_HOST_BITS[record[HOST_BITS_POSITION] & _HOSTS_V6].head.size
+    head_bytes = head_bytes_of(record)
     (body_bytes,) = _INT32.unpack_from(record, head_bytes - _INT32.size)
     length = _INT16 if record[_VERSION_POSITION] == _VERSION_2 else _INT8
     (topic_bytes,) = length.unpack_from(record, head_bytes + body_bytes)
