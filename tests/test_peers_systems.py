@@ -9,7 +9,16 @@ import pytest
 from benchmarks.peers.system import BODY_BYTES, CANCELLED, UNKNOWN, NotRun, System, body, index_of
 from benchmarks.peers.systems import beanstalkd, celery, nats, postgresql, rabbitmq, redis
 from benchmarks.peers.systems.inbox import POLL_S, Inbox, now_ms, pause_s
-from benchmarks.peers.systems.server import HOST, PORTS, Server, free_port, library_version, program, version_in
+from benchmarks.peers.systems.server import (
+    HOST,
+    PORTS,
+    Server,
+    free_port,
+    is_alive,
+    library_version,
+    program,
+    version_in,
+)
 
 SYSTEMS: list[type[System]] = [
     beanstalkd.SYSTEM, celery.SYSTEM, nats.SYSTEM, postgresql.SYSTEM, rabbitmq.SYSTEM, redis.SYSTEM,
@@ -87,16 +96,7 @@ def test_a_killed_server_takes_with_it_what_it_started(tmp_path: Path) -> None:
     server.kill()
     server.end()
     assert server.pids == []
-    assert not any(_is_alive(pid) for pid in pids)
-
-
-def _is_alive(pid: int) -> bool:
-    """One that has ended, and whose end nobody has asked for, is a zombie."""
-    status = Path(f"/proc/{pid}/stat")
-    try:
-        return status.read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    assert not any(is_alive(pid) for pid in pids)
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.slug)

@@ -47,7 +47,7 @@ class PostgreSQL(System):
         f"{POLL_S * 1e3:.0f} ms at the latest; shared_buffers 1 GB, max_wal_size 4 GB."
     )
     durable = "synced before the answer (synchronous_commit on)"
-    volatile = "written, synced within 0.6 s (synchronous_commit off)"
+    volatile = "in its memory, written and synced within 0.6 s (synchronous_commit off)"
 
     def __init__(self, folder: Path, is_durable: bool) -> None:
         super().__init__(folder, is_durable)

@@ -61,13 +61,18 @@ class Server:
                 return
 
     def kill(self) -> None:
-        """kill -9 to it and all that it started."""
-        for pid in self.pids:
+        """kill -9 to it and all that it started. Returns when none of them holds anything any more: PostgreSQL does not
+        start again while one still has its memory."""
+        self._process.send_signal(signal.SIGSTOP)  # it starts no more that we would not know of
+        pids = self.pids
+        for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:  # it went with its parent
                 continue
         self._process.wait()
+        while any(map(is_alive, pids)):
+            time.sleep(PAUSE_S)
 
     def end(self, by: signal.Signals = signal.SIGTERM) -> None:
         """Asks it to end, and kills it where it does not. May be called twice."""
@@ -76,6 +81,14 @@ class Server:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             self.kill()
+
+
+def is_alive(pid: int) -> bool:
+    """Not where it has ended and only its parent does not know yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def free_port() -> int:
