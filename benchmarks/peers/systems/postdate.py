@@ -12,8 +12,8 @@ import numpy as np
 
 import postdate
 from benchmarks.peers.system import CANCELLED, TOO_LATE, UNKNOWN, Received, System, body, index_of
+from benchmarks.peers.systems.handle import other_key
 from benchmarks.peers.systems.postdate_server import DURABLE, SETTINGS, TOPIC, VOLATILE, Server
-from postdate.wire.ids import parse_recall_handle, recall_handle
 
 GROUP = "peers"
 PIECE = 1_000  # messages of a batch: what fits one request
@@ -110,8 +110,7 @@ class Postdate(System):
         return Received(indexes[:number], at_ms[:number])
 
     def stranger(self, handle: bytes | str) -> str:
-        known = parse_recall_handle(str(handle))
-        return recall_handle(known.topic, known.broker_name, known.due_at_ms, known.unique_key[::-1])
+        return other_key(str(handle))
 
 
 def _instant(due_ms: int) -> datetime:
