@@ -1,4 +1,4 @@
-"""RocketMQ's official Java client as a process that takes commands by lines (benchmarks/rocketmq/java/Commands.java)."""
+"""RocketMQ's official Java client as a process that takes commands by lines (its side is Commands.java)."""
 
 import os
 import subprocess
@@ -16,7 +16,9 @@ from benchmarks.rocketmq import libraries
 from benchmarks.rocketmq.program import JVM
 
 CACHE_NAME = "POSTDATE_ROCKETMQ_CACHE"
-SETTINGS = "RocketMQ's Java client: 256 sends in flight, 64 threads for cancels, a push consumer whose listener takes 32"
+SETTINGS = (
+    "RocketMQ's Java client: 256 sends in flight, 64 threads for cancels, a push consumer whose listener takes 32"
+)
 
 
 class Failed(Exception):

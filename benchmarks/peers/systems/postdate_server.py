@@ -52,7 +52,6 @@ class Server:
         """What the queues' ends add up to."""
         with Peer(self._address) as peer:
             answers = [
-                peer.ask(codes.GET_MAX_OFFSET, {"topic": TOPIC, "queueId": queue_id})
-                for queue_id in range(QUEUE_COUNT)
+                peer.ask(codes.GET_MAX_OFFSET, {"topic": TOPIC, "queueId": queue_id}) for queue_id in range(QUEUE_COUNT)
             ]
         return sum(int(answer.fields["offset"]) for answer in answers)

@@ -11,7 +11,7 @@ from benchmarks.peers.systems.java import JavaSystem
 from benchmarks.rocketmq import libraries, systems
 
 SETTINGS = (
-    "its start script's collector with a heap of 4 GB, touched at start, recall and timer wheel enabled, no fast failure, "
+    "its start script's collector with a heap of 4 GB, touched at start, recall and timer wheel on, no fast failure, "
     f"8 queues; {java.SETTINGS}"
 )
 
