@@ -25,6 +25,7 @@ class Plan(NamedTuple):
     truth_count: int = 200  # of each kind: cancelled, delivered, never sent
     send_limit_s: float = 45.0  # what is not sent by then is not part of the load
     receive_limit_s: float = 45.0  # after the due time
+    cancel_limit_s: float = 20.0
     restart_limit_s: float = 60.0
     turn_limit_s: float = 600.0  # of one system in one round; then it is ended
     ahead_s: float = 3.0  # from the last send, as expected, to the first due time ...
@@ -39,6 +40,7 @@ class Plan(NamedTuple):
 FULL = Plan()
 QUICK = Plan(
     warm_count=500, spread_count=500, spread_ms=1_000, burst_count=2_000, million=10_000, volatile_count=2_000,
-    cancel_count=500, truth_count=20, send_limit_s=20.0, receive_limit_s=15.0, restart_limit_s=40.0, turn_limit_s=180.0,
-    ahead_s=0.8, quiet_s=0.4, warm_due_s=0.2, settle_s=0.2, truth_due_s=1.5, leak_wait_s=0.3, is_synced=False,
+    cancel_count=500, truth_count=20, send_limit_s=20.0, receive_limit_s=15.0, cancel_limit_s=5.0, restart_limit_s=40.0,
+    turn_limit_s=180.0, ahead_s=0.8, quiet_s=0.4, warm_due_s=0.2, settle_s=0.2, truth_due_s=1.5, leak_wait_s=0.3,
+    is_synced=False,
 )  # fmt: skip

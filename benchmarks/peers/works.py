@@ -22,10 +22,12 @@ from benchmarks.peers import observed, usage
 from benchmarks.peers.plan import HOUR_MS, Plan
 from benchmarks.peers.system import CANCELLED, NotRun, Received, System
 
-SLACKS = (1.4, 2.5, 5.0)  # how much longer than expected sending may take before the first is due
+SLACKS = (1.5, 3.0)  # how much longer than expected sending may take before the first is due
 WARM_LIMIT_S = 30.0
 CHUNK_S = 2.0  # what is sent at once of a load: longer than it takes to fill and to drain a pipeline
+CANCELS_FIRST = 200  # what is cancelled at once, before the rate is known
 POLL_S = 0.002
+STRIDE_MS = 777_767  # without a common factor with an hour
 
 
 class NotFinished(Exception):
@@ -87,12 +89,17 @@ class Life:
         the instant. Raises NotFinished."""
         count = len(offsets_ms)
         for slack in SLACKS:
-            at_ms = int(now_ms() + (count / self.rate * slack + self.plan.ahead_s) * 1_000)
+            send_s = count / self.rate * slack
+            if send_s > SLACKS[0] * self.plan.send_limit_s:
+                break
+            at_ms = int(now_ms() + (send_s + self.plan.ahead_s) * 1_000)
             first, _ = self.send([int(due) for due in at_ms + offsets_ms])
             if now_ms() < at_ms - self.plan.quiet_s * 1_000:
                 return first, at_ms
             self.collect(first, count, at_ms + float(offsets_ms.max()), self.plan.receive_limit_s)
-        raise NotFinished(f"{count:,} messages could not be sent before the first was due, in {len(SLACKS)} tries")
+        raise NotFinished(
+            f"{count:,} messages could not be sent before the first was due (at {self.rate:,.0f} a second)"
+        )
 
     def collect(self, first: int, count: int, due_ms: float, limit_s: float, wanted: int | None = None) -> Received:
         """What has come of so many until so long after an instant, each once: all, or as many as are wanted."""
@@ -237,7 +244,7 @@ class Works:
         handles: list[bytes | str] = []
         sent, seconds = 0, 0.0
         while sent < plan.million and seconds < plan.send_limit_s:
-            dues = [now_ms() + HOUR_MS] * min(max(int(life.rate * CHUNK_S), 1), plan.million - sent)
+            dues = later_ms(min(max(int(life.rate * CHUNK_S), 1), plan.million - sent))
             handles += life.send(dues)[1][::every]
             sent, seconds = sent + len(dues), seconds + len(dues) / life.rate
         life.rate = sent / seconds
@@ -260,15 +267,24 @@ class Works:
     def _cancel(self, life: Life, handles: Sequence[bytes | str]) -> None:
         if not handles:
             raise NotFinished("there was nothing to cancel")
-        start = time.perf_counter()
-        answers = life.system.cancel(handles)
-        self._tell.figure("f_rate", len(handles) / (time.perf_counter() - start))
+        limit_s = self._plan.cancel_limit_s
+        answers: list[str] = []
+        seconds, size = 0.0, CANCELS_FIRST
+        while len(answers) < len(handles) and seconds < limit_s:
+            start = time.perf_counter()
+            answers += life.system.cancel(handles[len(answers) : len(answers) + size])
+            seconds += time.perf_counter() - start
+            size = max(int(len(answers) / seconds * CHUNK_S), 1)
+        rate = len(answers) / seconds
+        self._tell.figure("f_rate", rate)
         self._tell.figure("f_refused", len(answers) - answers.count(CANCELLED))
-        self._cancel_truth(life)
+        if len(answers) < len(handles):
+            self._tell.note("cancel", f"{len(answers):,} of {len(handles):,} were cancelled within {limit_s:g} s")
+        self._cancel_truth(life, min(self._plan.truth_count, max(int(rate * self._plan.truth_due_s / 2), 1)))
 
-    def _cancel_truth(self, life: Life) -> None:
+    def _cancel_truth(self, life: Life, count: int) -> None:
         """Every second one of some messages is cancelled in time; the others, and some that never were, too late."""
-        plan, system, count = self._plan, life.system, self._plan.truth_count
+        plan, system = self._plan, life.system
         due_ms = now_ms() + plan.truth_due_s * 1_000
         first, handles = life.send([int(due_ms)] * (2 * count))
         answers = system.cancel(handles[::2])
@@ -293,7 +309,7 @@ class Works:
         time.sleep(max(due_ms - now_ms(), 0) / 1_000)
         start_ms = time.time_ns() / 1e6
         system.start()
-        life.send([now_ms() + HOUR_MS])
+        life.send(later_ms(1))
         self._tell.figure("e_send", (time.time_ns() / 1e6 - start_ms) / 1_000)
         found = life.collect(first, 1, start_ms, limit_s)
         if not len(found.at_ms):
@@ -323,8 +339,8 @@ class Works:
 
     def _volatile(self, life: Life) -> None:
         """Half as many come first, as a load came before the others: a JVM is not quick at once."""
-        life.send([now_ms() + HOUR_MS] * (self._plan.volatile_count // 2))
-        life.send([now_ms() + HOUR_MS] * self._plan.volatile_count)
+        life.send(later_ms(self._plan.volatile_count // 2))
+        life.send(later_ms(self._plan.volatile_count))
         self._tell.figure("c_volatile", life.rate)
 
 
@@ -334,6 +350,12 @@ def _visible(system: System) -> int | None:
         return system.visible()
     except NotRun:
         return None
+
+
+def later_ms(count: int) -> list[int]:
+    """Due times of messages that only wait: all over the hour after the next, in no order, as users' are."""
+    from_ms = now_ms() + HOUR_MS
+    return [from_ms + place * STRIDE_MS % HOUR_MS for place in range(count)]
 
 
 def now_ms() -> int:

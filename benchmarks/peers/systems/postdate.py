@@ -18,6 +18,7 @@ from benchmarks.peers.systems.postdate_server import DURABLE, SETTINGS, TOPIC, V
 GROUP = "peers"
 PIECE = 1_000  # messages of a batch: what fits one request
 SENDING_TASKS, CANCELLING_TASKS = 4, 256
+TIMEOUT_S = 60.0  # a slow answer is to be measured
 PULL_BATCH, PREFETCH = 256, 4_000  # as docs/client.md advises for many messages at once
 ANSWERS = {
     postdate.Cancelled.CANCELLED: CANCELLED,
@@ -90,7 +91,7 @@ class Postdate(System):
             for place in places[first::tasks]:
                 await work(client, place)
 
-        async with postdate.connect_async(self._server.route_address) as client:
+        async with postdate.connect_async(self._server.route_address, timeout=TIMEOUT_S) as client:
             await asyncio.gather(*map(some, range(tasks)))
 
     def receive(self, count: int, limit_s: float) -> Received:
