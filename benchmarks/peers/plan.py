@@ -41,6 +41,6 @@ FULL = Plan()
 QUICK = Plan(
     warm_count=500, spread_count=500, spread_ms=1_000, burst_count=2_000, million=10_000, volatile_count=2_000,
     cancel_count=500, truth_count=20, send_limit_s=20.0, receive_limit_s=15.0, cancel_limit_s=5.0, restart_limit_s=40.0,
-    turn_limit_s=180.0, ahead_s=0.8, quiet_s=0.4, warm_due_s=0.2, settle_s=0.2, truth_due_s=1.5, leak_wait_s=0.3,
+    turn_limit_s=180.0, ahead_s=0.8, quiet_s=0.4, warm_due_s=0.2, settle_s=0.2, truth_due_s=2.0, leak_wait_s=0.3,
     is_synced=False,
 )  # fmt: skip

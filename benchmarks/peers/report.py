@@ -11,6 +11,7 @@ from benchmarks.peers.registry import OURS
 from benchmarks.peers.system import BODY_BYTES
 from benchmarks.report import shown
 
+MARK = "\\*"  # on a system of whose figures something is to be said
 HEADLINES = (
     "a_p50", "a_p99", "b_last", "b_visible", "c_durable", "c_volatile", "d_ram", "d_disk", "e_send", "e_delivery",
     "f_rate", "g_burst_server",
@@ -163,7 +164,7 @@ def _verdict(results: Results, figure: Figure) -> tuple[str, ...] | None:
         name = "Postdate" if is_better(figure, ours[1], theirs[1]) else f"**{theirs[0].name}**"
         low, high = sorted(max(value, 0.0) for value in (ours[1], theirs[1]))
         better = f"{name}, {shown(high / low)}x" if low > 0 else name
-    title = f"{figure.work}: {_title(figure, results)}"
+    title = f"{figure.work}, {_title(figure, results)}"
     return title, _told(ours, figure), _told(theirs, figure), better
 
 
@@ -175,17 +176,17 @@ def _lost(results: Results, figure: Figure) -> str:
     better = [each for each in medians if is_better(figure, each[1], ours[1])]
     if not better:
         return ""
-    told = ", ".join(
-        f"{measured.name} {shown(value)}{_overlap(measured, ours[0], figure)}"
+    told = "; ".join(
+        f"{_told((measured, value), figure)}{_overlap(measured, ours[0], figure)}"
         for measured, value in sorted(better, key=lambda each: each[1], reverse=figure.better != LESS)
     )
-    return f"- {WORKS[figure.work]}: {_title(figure, results)}: {told}; {_told(ours, figure)}"
+    return f"- {figure.work}, {_title(figure, results)}: {told}. {_told(ours, figure)}"
 
 
 def _overlap(one: Measured, other: Measured, figure: Figure) -> str:
     first, second = one.values[figure.key], other.values[figure.key]
     overlap = min(first) <= max(second) and min(second) <= max(first)
-    return " (the ranges overlap)" if overlap and len(first) > 1 else ""
+    return ", their ranges overlap" if overlap and len(first) > 1 else ""
 
 
 def _medians(results: Results, figure: Figure, ours: bool) -> list[tuple[Measured, float]]:
@@ -200,7 +201,7 @@ def _best(results: Results, figure: Figure, ours: bool) -> tuple[Measured, float
 
 
 def _told(found: tuple[Measured, float], figure: Figure) -> str:
-    return f"{found[0].name} {shown(found[1])} {figure.unit}".rstrip()
+    return f"{found[0].name}: {shown(found[1])} {figure.unit}".rstrip()
 
 
 def _goals(results: Results) -> Iterator[str]:
@@ -239,18 +240,25 @@ def _section(results: Results, work: str, plots: set[str]) -> Iterator[str]:
         if drawn.work == work and drawn.name in plots:
             yield f"![{drawn.title.format(**_counts(results))}](images/peers-{drawn.name}.svg)"
             yield ""
-    heads = [
-        "system",
-        *(f"{_title(figure, results)}{f' ({figure.unit})' if figure.unit else ''}" for figure in figures),
+    heads = ["system", *(_head(figure, results) for figure in figures)]
+    notes = {measured.name: _notes(measured, figures) for measured in asked}
+    rows = [
+        [f"{each.name}{MARK if notes[each.name] else ''}", *(_cell(each, figure, asked) for figure in figures)]
+        for each in asked
     ]
-    yield from _table(heads, [[each.name, *(_cell(each, figure, asked) for figure in figures)] for each in asked])
+    yield from _table(heads, rows)
     yield ""
-    notes = list(_notes(asked, figures))
-    yield from notes
+    lines = [f"- {name}: {sentence}" for name, sentences in notes.items() for sentence in sentences]
     if others := [measured.name for measured in ran.values() if work not in measured.works]:
-        yield f"- Not asked: {', '.join(others)}"
-    if notes or others:
+        lines.append(f"- Not asked: {', '.join(others)}")
+    if lines:
+        yield from lines
         yield ""
+
+
+def _head(figure: Figure, results: Results) -> str:
+    unit = f" ({figure.unit})" if figure.unit else ""
+    return f"{_title(figure, results)}{unit}"
 
 
 def _cell(measured: Measured, figure: Figure, asked: Sequence[Measured]) -> str:
@@ -264,11 +272,10 @@ def _cell(measured: Measured, figure: Figure, asked: Sequence[Measured]) -> str:
     return text if min(values) == max(values) else f"{text} ({shown(min(values))} - {shown(max(values))})"
 
 
-def _notes(asked: Sequence[Measured], figures: Sequence[Figure]) -> Iterator[str]:
-    for measured in asked:
-        for step in dict.fromkeys([figure.step for figure in figures] + ["start", "turn"]):
-            for sentence in measured.notes.get(step, ()):
-                yield f"- {measured.name}: {_flat(sentence)}"
+def _notes(measured: Measured, figures: Sequence[Figure]) -> list[str]:
+    """What is to be known of a system's figures, or why it has none."""
+    steps = dict.fromkeys([figure.step for figure in figures] + ["start", "turn"])
+    return list(dict.fromkeys(_flat(sentence) for step in steps for sentence in measured.notes.get(step, ())))
 
 
 def _title(figure: Figure, results: Results) -> str:

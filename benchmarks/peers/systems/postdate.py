@@ -100,14 +100,16 @@ class Postdate(System):
         with postdate.connect(self._server.route_address) as client:
             closing = threading.Timer(limit_s, client.close)
             closing.start()
-            for message in client.consume(TOPIC, GROUP, batch=PULL_BATCH, prefetch=PREFETCH):
-                indexes[number], at_ms[number] = index_of(message.body), time.time_ns() / 1e6
-                number += 1
-                if number == count:
-                    message.acknowledge()
-                    break
-            closing.cancel()
-            closing.join()
+            try:
+                for message in client.consume(TOPIC, GROUP, batch=PULL_BATCH, prefetch=PREFETCH):
+                    indexes[number], at_ms[number] = index_of(message.body), time.time_ns() / 1e6
+                    number += 1
+                    if number == count:
+                        message.acknowledge()
+                        break
+            finally:
+                closing.cancel()
+                closing.join()
         return Received(indexes[:number], at_ms[:number])
 
     def stranger(self, handle: bytes | str) -> str:
