@@ -213,6 +213,14 @@ def test_where_durable_sends_take_too_long_the_works_are_done_without_and_that_i
     assert notes.notes["spread"].startswith("with sends that are not durable; those that are take too long, at ")
 
 
+def test_the_largest_burst_is_left_out_where_its_sends_take_too_long(tmp_path: Path) -> None:
+    notes = worked(Double, tmp_path, "b", PLAN._replace(million=10**9, send_limit_s=0.1, patient_limit_s=0.2))
+    assert re.fullmatch(
+        "1,000,000,000 at one instant: not at all, since sending them takes [0-9,]+ s", notes.notes["million"]
+    )
+    assert "b_million_last" not in notes.figures
+
+
 def test_only_the_wanted_works_are_done(tmp_path: Path) -> None:
     assert worked(Double, tmp_path, "e").steps == ["start", "start", "load", "restart"]
 
@@ -271,6 +279,13 @@ def made_up() -> Results:
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     command.write_json(tmp_path / "new" / "peers.json", made_up())
     assert Results.from_json(json.loads((tmp_path / "new" / "peers.json").read_text())) == made_up()
+
+
+def test_a_note_that_differs_by_its_numbers_alone_is_kept_once() -> None:
+    measured = Measured("it")
+    for sentence in ("1,000 came within 5 s", "it failed", "2,000 came within 5 s"):
+        measured.note("load", sentence)
+    assert measured.notes == {"load": ["it failed", "2,000 came within 5 s"]}
 
 
 def test_the_page_says_where_a_peer_is_better() -> None:

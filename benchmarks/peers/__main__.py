@@ -37,19 +37,19 @@ class Comparison:
         self.results = Results(about(options, plan), {slug: Measured(slug) for slug in options.only})
 
     def run(self) -> None:
-        for _ in range(self._options.rounds):
+        for number in range(self._options.rounds):
             for slug in self._options.only:
                 self._progress.begin(slug)
-                self._progress.end(self._turn(self.results.systems[slug], slug))
+                self._progress.end(self._turn(self.results.systems[slug], slug, number == 0))
                 write_json(self._options.json, self.results)
 
-    def _turn(self, measured: Measured, slug: str) -> str:
+    def _turn(self, measured: Measured, slug: str, is_first: bool) -> str:
         """One system in one round; what is to be said of it."""
         if measured.not_run:
             return report.in_short(measured)
         with self._bench.folder() as folder:
             folder.chmod(0o755)  # some servers want to be another user
-            flags = ["--quick"] if self._options.quick else []
+            flags = ["--quick"] * self._options.quick + ["--patient"] * is_first
             arguments = [slug, str(folder), self._options.works, *flags]
             try:
                 process.follow(

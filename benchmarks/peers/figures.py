@@ -1,5 +1,6 @@
 """Every figure that is measured, and the values that all systems had in all rounds."""
 
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -73,9 +74,9 @@ class Measured:
         self.values.setdefault(key, []).append(value)
 
     def note(self, step: str, sentence: str) -> None:
-        known = self.notes.setdefault(step, [])
-        if sentence not in known:
-            known.append(sentence)
+        """One that differs from an earlier round's by its numbers alone takes its place."""
+        kept = [known for known in self.notes.get(step, ()) if _without_numbers(known) != _without_numbers(sentence)]
+        self.notes[step] = [*kept, sentence]
 
 
 @dataclass
@@ -92,6 +93,10 @@ class Results:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Results":
         return cls(content["about"], {slug: Measured(**each) for slug, each in content["systems"].items()})
+
+
+def _without_numbers(sentence: str) -> str:
+    return re.sub(r"[\d,.]+", "", sentence)
 
 
 def of_work(work: str, measured: Iterable[Measured]) -> Sequence[Figure]:

@@ -24,6 +24,7 @@ class Plan(NamedTuple):
     cancel_count: int = 10_000
     truth_count: int = 200  # of each kind: cancelled, delivered, never sent
     send_limit_s: float = 45.0  # what is not sent by then is not part of the load
+    patient_limit_s: float = 150.0  # of the million due at one instant, in the first round
     receive_limit_s: float = 45.0  # after the due time
     cancel_limit_s: float = 20.0
     restart_limit_s: float = 60.0

@@ -58,10 +58,10 @@ HOW = {
     "a": "{spread_count:,} messages, due evenly over {spread_s:g} s, all sent before the first is due; one consumer. "
     "Late is from the due time until the client has the message in hand. Out of order counts messages that came "
     "after one that was due later.",
-    "b": "{burst_count:,} messages, all sent before they are due: from the instant until the first and the last are in "
-    "the client's hands. {million:,} of them where that many can be sent within {send_limit_s:g} s; all visible "
-    "is asked of systems that tell it (by the ends of their queues), before a consumer begins: their last one "
-    "received includes that.",
+    "b": "{burst_count:,} messages, all sent before they are due: from the instant until the first and the last are "
+    "in the client's hands. {million:,} of them where that many can be sent within {send_limit_s:g} s, or "
+    "within {patient_limit_s:g} s in the first round; all visible is asked of systems that tell it (by the ends "
+    "of their queues), before a consumer begins: their last one received includes that.",
     "c": "The rate of acknowledged sends that wait for an hour, by each system's quickest way from one client. "
     "Durable: while up to {million:,} are sent; not durable: {volatile_count:,}. What either means differs: see "
     "[the systems](#the-systems).",

@@ -1,4 +1,4 @@
-"""One system in one round, in a process of its own: python -m benchmarks.peers.turn SLUG FOLDER WORKS [--quick]
+"""One system in one round, as a process: python -m benchmarks.peers.turn SLUG FOLDER WORKS [--quick] [--patient]
 
 Started by the command, so that no system has to do with what another left in memory, and one that hangs can be ended.
 What it finds goes to standard output, a line of JSON each; what drivers print goes to standard error.
@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("works")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--patient", action="store_true", help="this is the round in which slow sends are waited for")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     lines = Lines(os.fdopen(os.dup(sys.stdout.fileno()), "w"))
@@ -54,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         works = "".join(sorted(kind.works))
         lines.line("about", {"name": kind.name, **about, "works": works})
         lines.line("about", {"versions": kind.versions()})
-        Works(kind, QUICK if options.quick else FULL, frozenset(options.works), options.folder, lines).run()
+        plan, letters = QUICK if options.quick else FULL, frozenset(options.works)
+        Works(kind, plan, letters, options.folder, lines, is_patient=options.patient).run()
     except NotRun as reason:
         lines.line("not run", str(reason))
     except KeyboardInterrupt:

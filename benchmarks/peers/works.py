@@ -92,13 +92,13 @@ class Life:
         self.rate = len(dues_ms) / (time.perf_counter() - start)
         return first, handles
 
-    def send_ahead(self, offsets_ms: np.ndarray) -> tuple[int, float]:
+    def send_ahead(self, offsets_ms: np.ndarray, limit_s: float) -> tuple[int, float]:
         """Sends messages due so long after an instant that is as soon as the sends allow: the number of the first, and
-        the instant. Raises NotFinished."""
+        the instant. Raises NotFinished where that would be later than the limit, and some slack."""
         count = len(offsets_ms)
         for slack in SLACKS:
             send_s = count / self.rate * slack
-            if send_s > SLACKS[0] * self.plan.send_limit_s:
+            if send_s > SLACKS[0] * limit_s:
                 break
             at_ms = int(now_ms() + (send_s + self.plan.ahead_s) * 1_000)
             first, _ = self.send([int(due) for due in at_ms + offsets_ms])
@@ -123,8 +123,17 @@ class Life:
 class Works:
     """All works of one system in one round."""
 
-    def __init__(self, kind: type[System], plan: Plan, works: frozenset[str], folder: Path, tell: Tell) -> None:
-        self._kind, self._plan, self._folder, self._tell = kind, plan, folder, tell
+    def __init__(
+        self,
+        kind: type[System],
+        plan: Plan,
+        works: frozenset[str],
+        folder: Path,
+        tell: Tell,
+        *,
+        is_patient: bool = True,
+    ) -> None:
+        self._kind, self._plan, self._folder, self._tell, self._is_patient = kind, plan, folder, tell, is_patient
         self._works = works & kind.works
         self._is_broken = False
         self._rate = 0.0  # the best of sends so far
@@ -154,7 +163,8 @@ class Works:
 
     def _finds_slow(self, life: Life) -> bool:
         """Whether all must be done in another life, because durable sends take too long."""
-        if self._slow or self._plan.burst_count <= life.rate * self._plan.send_limit_s:
+        count = self._plan.burst_count if "b" in self._works else self._plan.spread_count
+        if self._slow or count <= life.rate * self._plan.send_limit_s:
             return False
         if "c" in self._works:
             self._step("slow", "durable sends", self._durable_sends, life)
@@ -170,15 +180,21 @@ class Works:
             self._step("restart", "kill -9 and restart", self._restart, life)
 
     def _second_life(self) -> None:
-        count, limit_s = self._plan.million, self._plan.send_limit_s
-        if count > self._rate * limit_s:
-            reason = f"not run: {count:,} sends take longer than {limit_s:g} s (at {self._rate:,.0f} a second)"
-            self._tell.note("million", reason)
+        count, rate = self._plan.million, self._rate
+        if count > rate * self._plan.send_limit_s:
+            how = "in the first round only" if count <= rate * self._plan.patient_limit_s else "not at all"
+            seconds = f"{count / max(rate, 1):,.0f} s"
+            self._tell.note("million", f"{count:,} at one instant: {how}, since sending them takes {seconds}")
+        if count > rate * self._million_limit_s:
             return
         with self._life("second", not self._slow) as life:
             if life is not None:
                 life.rate = self._rate
                 self._step("million", f"{self._plan.million:,} due at one instant", self._million, life)
+
+    @property
+    def _million_limit_s(self) -> float:
+        return self._plan.patient_limit_s if self._is_patient else self._plan.send_limit_s
 
     def _third_life(self) -> None:
         with self._life("third", False) as life:
@@ -230,7 +246,7 @@ class Works:
     def _spread(self, life: Life) -> None:
         plan, cost = self._plan, Cost(life.system)
         offsets = np.arange(plan.spread_count) * plan.spread_ms // plan.spread_count
-        first, at_ms = life.send_ahead(offsets)
+        first, at_ms = life.send_ahead(offsets, plan.send_limit_s)
         found = life.collect(first, plan.spread_count, at_ms + plan.spread_ms, plan.receive_limit_s)
         cost.tell(self._tell, "spread", plan.spread_count)
         if not len(found.indexes):
@@ -244,7 +260,7 @@ class Works:
 
     def _burst(self, life: Life) -> None:
         plan, cost = self._plan, Cost(life.system)
-        first, at_ms = life.send_ahead(np.zeros(plan.burst_count, np.int64))
+        first, at_ms = life.send_ahead(np.zeros(plan.burst_count, np.int64), plan.send_limit_s)
         found = life.collect(first, plan.burst_count, at_ms, plan.receive_limit_s)
         cost.tell(self._tell, "burst", plan.burst_count)
         self._tell_span("b_first", "b_last", found, plan.burst_count, at_ms)
@@ -341,7 +357,7 @@ class Works:
     def _million(self, life: Life) -> None:
         plan, system, count = self._plan, life.system, self._plan.million
         memory, visible_before = usage.memory(system.pids()), _visible(system)
-        first, at_ms = life.send_ahead(np.zeros(count, np.int64))
+        first, at_ms = life.send_ahead(np.zeros(count, np.int64), self._million_limit_s)
         if "d" in self._works:
             self._tell.figure("d_near_ram", (usage.memory(system.pids()).held - memory.held) / count)
         if visible_before is not None:
