@@ -318,10 +318,12 @@ class Works:
         self._tell.figure("f_refused", len(answers) - answers.count(CANCELLED))
         if len(answers) < len(handles):
             self._tell.note("cancel", f"{len(answers):,} of {len(handles):,} were cancelled within {limit_s:g} s")
-        self._cancel_truth(life, min(self._plan.truth_count, max(int(rate * self._plan.truth_due_s / 2), 1)))
+        count = min(self._plan.truth_count, max(int(rate * self._plan.truth_due_s / 2), 1))
+        self._cancel_truth(life, count, [life.system.stranger(handle) for handle in handles[-count:]])
 
-    def _cancel_truth(self, life: Life, count: int) -> None:
-        """Every second one of some messages is cancelled in time; the others, and some that never were, too late."""
+    def _cancel_truth(self, life: Life, count: int, strangers: Sequence[bytes | str]) -> None:
+        """Every second one of some messages is cancelled in time, the others too late; strangers were never sent, and
+        would still wait."""
         plan, system = self._plan, life.system
         due_ms = now_ms() + plan.truth_due_s * 1_000
         first, handles = life.send([int(due_ms)] * (2 * count))
@@ -334,7 +336,6 @@ class Works:
         self._tell.figure("f_leaked", len(promised & {*found.indexes.tolist(), *more.indexes.tolist()}))
         delivered = [handles[place] for place in found.indexes if place % 2]
         self._tell.figure("f_delivered", system.cancel(delivered).count(CANCELLED))
-        strangers = [system.stranger(handle) for handle in handles[:count]]
         self._tell.figure("f_strangers", system.cancel(strangers).count(CANCELLED))
 
     def _restart(self, life: Life) -> None:
@@ -349,7 +350,7 @@ class Works:
         system.start()
         life.send(later_ms(1))
         self._tell.figure("e_send", (time.time_ns() / 1e6 - start_ms) / 1_000)
-        found = life.collect(first, 1, start_ms, limit_s)
+        found = life.collect(first, 1, now_ms(), limit_s)
         if not len(found.at_ms):
             raise NotFinished(f"the message that was due was not received within {limit_s:g} s")
         self._tell.figure("e_delivery", float(found.at_ms[0] - start_ms) / 1_000)
