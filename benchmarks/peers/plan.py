@@ -23,10 +23,10 @@ class Plan(NamedTuple):
     volatile_count: int = 100_000
     cancel_count: int = 10_000
     truth_count: int = 200  # of each kind: cancelled, delivered, never sent
-    send_limit_s: float = 45.0  # what is not sent by then is not part of the load
+    send_limit_s: float = 40.0  # what is not sent by then is not part of the load
     patient_limit_s: float = 150.0  # of the million due at one instant, in the first round
     receive_limit_s: float = 45.0  # after the due time
-    cancel_limit_s: float = 20.0
+    cancel_limit_s: float = 12.0
     restart_limit_s: float = 60.0
     turn_limit_s: float = 600.0  # of one system in one round; then it is ended
     ahead_s: float = 3.0  # from the last send, as expected, to the first due time ...

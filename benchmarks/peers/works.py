@@ -25,7 +25,7 @@ from benchmarks.peers import observed, usage
 from benchmarks.peers.plan import HOUR_MS, Plan
 from benchmarks.peers.system import CANCELLED, NotRun, Received, System
 
-SLACKS = (1.5, 3.0)  # how much longer than expected sending may take before the first is due
+SLACKS = (1.4, 2.5)  # how much longer than expected sending may take before the first is due
 WARM_FIRST, WARM_S, WARM_LIMIT_S = 200, 4.0, 30.0
 CHUNK_S = 2.0  # what is sent at once of a load: longer than it takes to fill and to drain a pipeline
 SLOW_S = 10.0  # of sends that are too slow for all else
