@@ -415,7 +415,7 @@ def test_a_turn_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path: 
 
 
 def test_a_quick_run_measures_postdate_and_writes_all(tmp_path: Path) -> None:
-    flags = ["--quick", "--rounds", "1", "--only", "postdate", "--works", "acdef", "--output", str(tmp_path)]
+    flags = ["--quick", "--rounds", "1", "--only", "postdate", "--works", "adef", "--output", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.peers", *flags],
         cwd=command.ROOT,

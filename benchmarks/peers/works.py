@@ -235,7 +235,7 @@ class Works:
         except Exception as error:
             traceback.print_exc()
             self._tell.note(name, f"failed: {type(error).__name__}: {str(error)[:300]}")
-            self._is_broken = True
+            self._is_broken = name != "cancel"  # after that only the restart comes, which makes all new
 
     def _sync(self) -> None:
         if self._plan.is_synced:
