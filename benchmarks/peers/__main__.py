@@ -2,7 +2,7 @@
 
 Every system does the same works on this machine, one after the other, round by round; medians of the rounds are shown.
 While one is measured, no other runs. What is not installed is shown as not run: scripts/peers installs it before. The
-whole takes about an hour. --quick takes small counts, to see that all works. Results go to a JSON file, a page with
+whole takes a good hour. --quick takes small counts, to see that all works. Results go to a JSON file, a page with
 tables and its plots; --report makes the page again from the file. Ctrl-C ends all processes, and what was measured is
 kept.
 """

@@ -71,7 +71,7 @@ HOW = {
     "Disk is what the data folder grew by, after a sync.",
     "e": "All server processes get SIGKILL with these messages waiting and one more, which is due by the time of the "
     "restart. From the start of the first process until a send is acknowledged, and until that message is "
-    "received.",
+    "received. A Java client connects within that time; its JVM runs before.",
     "f": "{cancel_count:,} messages from all over those that wait are cancelled by one client, as many at once as it "
     "does best. Then the truth, with {truth_count} messages of each kind: is one whose cancel was confirmed ever "
     'received? Is a cancel of a delivered message, or of one that never was, answered by "cancelled"? 0 is the '
