@@ -8,6 +8,7 @@ Order of calls: start, schedule (any number of times), receive, cancel, kill, st
 process, by its id, also after a failure.
 """
 
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,10 @@ BODY_BYTES = 224
 INDEX_DIGITS = 12
 
 CANCELLED, TOO_LATE, UNKNOWN = "cancelled", "too late", "unknown"
+
+STRANGER = 10**12  # more than any number that was given out
+OTHER_DIGITS = str.maketrans("0123456789", "9876543210")
+BLOCK_BYTES = 512  # what stat counts in
 
 
 class NotRun(Exception):
@@ -79,10 +84,32 @@ class System(ABC):
         """Cancels waiting messages; what the system answered to each: CANCELLED, TOO_LATE or UNKNOWN."""
         raise NotRun(f"{self.name} has no cancel: it cannot take back any of {len(handles):,}")
 
+    def client_pids(self) -> list[int]:
+        """Processes of its client besides this one, whose CPU counts as the client's."""
+        return []
+
+    def visible(self) -> int:
+        """How many messages a consumer could have by now, had there been one: for a system that can tell it without
+        receiving them."""
+        raise NotRun(f"{self.name} does not tell how many messages are due")
+
+    def stranger(self, handle: bytes | str) -> bytes | str:
+        """What the handle of a message that was never sent would look like, made from a real one."""
+        if isinstance(handle, bytes):
+            return str(self.stranger(handle.decode())).encode()
+        return str(int(handle) + STRANGER) if handle.isdigit() else handle.translate(OTHER_DIGITS)
+
     def disk_bytes(self) -> int:
         """What its folder holds on disk, in whole blocks."""
-        files = (path.stat() for path in self.folder.rglob("*") if path.is_file())
-        return sum(each.st_blocks * 512 for each in files)
+        return sum(_blocks(path) for path in self.folder.rglob("*")) * BLOCK_BYTES
+
+
+def _blocks(path: Path) -> int:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:  # removed by the system meanwhile
+        return 0
+    return found.st_blocks if stat.S_ISREG(found.st_mode) else 0
 
 
 def body(index: int) -> bytes:

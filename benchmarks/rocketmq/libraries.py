@@ -39,13 +39,18 @@ class ClassPaths(NamedTuple):
 
 def class_paths(cache: Path, classes: Path) -> ClassPaths:
     """Fetches and compiles what is missing; our classes go to the folder `classes`. Raises Unusable."""
-    for tool in TOOLS:
-        if shutil.which(tool) is None:
-            raise Unusable(f"{tool} is not on the PATH: a JDK of version 11 or later and Maven are needed")
+    check_tools()
     jars = _fetched(cache)
     _compile(jars, classes)
     shutil.copy(SOURCES / LOG_SETTINGS, classes)
     return ClassPaths(f"{jars}/*", f"{classes}:{jars}/*")
+
+
+def check_tools() -> None:
+    """Raises Unusable."""
+    for tool in TOOLS:
+        if shutil.which(tool) is None:
+            raise Unusable(f"{tool} is not on the PATH: a JDK of version 11 or later and Maven are needed")
 
 
 def _fetched(cache: Path) -> Path:

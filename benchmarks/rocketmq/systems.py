@@ -19,7 +19,7 @@ from typing import Protocol
 from benchmarks.process import Running, end
 
 SETTLE_S = 2.0  # after going on: timers that missed their turns run them now
-START_S = 60.0
+START_S, START_POLL_S = 60.0, 0.02
 PORTS = range(20_000, 30_000, 10)  # below those of outgoing connections
 DAY_S = 86_400
 
@@ -91,6 +91,10 @@ class RocketMQ:
         self.pid = broker.pid
         self._processes = (name_server, broker)
 
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
     def signal(self, number: int) -> None:
         for process in self._processes:
             process.send_signal(number)
@@ -106,14 +110,17 @@ def postdate(folder: Path, flush: str) -> Iterator[System]:
 
 
 @contextmanager
-def rocketmq(folder: Path, flush: str, class_path: str) -> Iterator[System]:
+def rocketmq(
+    folder: Path, flush: str, class_path: str, settings: Mapping[str, object] | None = None
+) -> Iterator[RocketMQ]:
+    """A name server and a broker, with other settings of the broker where given."""
     route, broker = free_ports()
     address = f"127.0.0.1:{route}"
     of_name_server = NAME_SERVER_SETTINGS | {"listenPort": route}
     of_broker = BROKER_SETTINGS | {
         "namesrvAddr": address, "listenPort": broker, "haListenPort": broker + 1,
         "storePathRootDir": folder / "store", "storePathCommitLog": folder / "store" / "commitlog",
-        "flushDiskType": FLUSH_DISK_TYPE[flush],
+        "flushDiskType": FLUSH_DISK_TYPE[flush], **(settings or {}),
     }  # fmt: skip
     with ExitStack() as stack:
         names = stack.enter_context(
@@ -149,7 +156,7 @@ def _await_start(process: "subprocess.Popen[bytes]", output: Path, main: str) ->
     while b"boot success" not in output.read_bytes():
         if process.poll() is not None or time.monotonic() > until:
             raise NotStarted(f"{main} did not start:\n{output.read_text(errors='replace')[-4_000:]}")
-        time.sleep(0.1)
+        time.sleep(START_POLL_S)
 
 
 def free_ports() -> tuple[int, int]:

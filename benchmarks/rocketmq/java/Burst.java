@@ -1,6 +1,5 @@
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
-import org.apache.rocketmq.common.message.MessageQueue;
 
 /** Many messages due at one instant: how long after it the last is visible, or in the listener's hands. */
 final class Burst {
@@ -32,9 +31,9 @@ final class Burst {
         long dueAtMs = sent(client, count, slack);
         Thread.sleep(Math.max(dueAtMs - System.currentTimeMillis() - 20, 0));
         long endMs = dueAtMs + 150_000;
-        while (visibleNow(client) < count) {
+        while (client.visible() < count) {
             if (System.currentTimeMillis() > endMs) {
-                throw new IllegalStateException(visibleNow(client) + " of " + count + " are visible after 150 s");
+                throw new IllegalStateException(client.visible() + " of " + count + " are visible after 150 s");
             }
             Thread.sleep(POLL_MS);
         }
@@ -56,13 +55,5 @@ final class Burst {
             throw new Bench.TooSoon("sent at " + (long) actual + "/s, expected " + (long) rate + "/s");
         }
         return dueAtMs;
-    }
-
-    private static long visibleNow(Client client) throws Exception {
-        long visible = 0;
-        for (MessageQueue queue : client.queues) {
-            visible += client.producer.maxOffset(queue);
-        }
-        return visible;
     }
 }

@@ -7,6 +7,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.atomic.AtomicReference;
 import java.util.function.BooleanSupplier;
+import java.util.function.Consumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyContext;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
@@ -86,13 +87,22 @@ final class Client implements AutoCloseable {
         Message at(int index);
     }
 
+    interface Then {
+        void sent(int index, SendResult result);
+    }
+
     /** Sends so many, at most IN_FLIGHT unanswered; returns messages per second. */
     double send(int count, Source source) throws Exception {
+        return send(count, source, (index, result) -> { });
+    }
+
+    double send(int count, Source source, Then then) throws Exception {
         Semaphore free = new Semaphore(IN_FLIGHT);
         long start = System.nanoTime();
-        for (int index = 0; index < count; index++) {
+        for (int at = 0; at < count; at++) {
+            int index = at;
             free.acquire();
-            sendAsync(source.at(index), free::release);
+            sendAsync(source.at(index), result -> then.sent(index, result), free::release);
         }
         free.acquire(IN_FLIGHT);
         double seconds = (System.nanoTime() - start) / 1e9;
@@ -101,10 +111,15 @@ final class Client implements AutoCloseable {
     }
 
     void sendAsync(Message message, Runnable then) throws Exception {
+        sendAsync(message, result -> { }, then);
+    }
+
+    private void sendAsync(Message message, Consumer<SendResult> stored, Runnable then) throws Exception {
         producer.send(message, new SendCallback() {
             @Override
             public void onSuccess(SendResult result) {
                 note(result);
+                stored.accept(result);
                 then.run();
             }
 
@@ -149,6 +164,20 @@ final class Client implements AutoCloseable {
     /** Starts a consumer of a new group and returns when it has read from every queue. */
     void listen(int batch, Listener listener) throws Exception {
         Set<Integer> reached = ConcurrentHashMap.newKeySet();
+        consume(batch, (message, atMicros, context) -> {
+            if (fromMicros(message) == PROBE) {
+                reached.add(message.getQueueId());
+                return true;
+            }
+            return listener.got(message, atMicros, context);
+        });
+        for (MessageQueue queue : queues) {
+            producer.send(message(PROBE), queue);
+        }
+        until("every queue is read", () -> reached.size() == QUEUES);
+    }
+
+    private void consume(int batch, Listener listener) throws Exception {
         consumer = new DefaultMQPushConsumer("group-" + topic);
         consumer.setNamesrvAddr(address);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
@@ -158,19 +187,25 @@ final class Client implements AutoCloseable {
             long atMicros = nowMicros();
             boolean done = true;
             for (MessageExt message : messages) {
-                if (fromMicros(message) == PROBE) {
-                    reached.add(message.getQueueId());
-                } else {
-                    done &= listener.got(message, atMicros, context);
-                }
+                done &= listener.got(message, atMicros, context);
             }
             return done ? ConsumeConcurrentlyStatus.CONSUME_SUCCESS : ConsumeConcurrentlyStatus.RECONSUME_LATER;
         });
         consumer.start();
-        for (MessageQueue queue : queues) {
-            producer.send(message(PROBE), queue);
+    }
+
+    /** Starts a consumer and does not wait for it: for whoever sends no probes and counts otherwise. */
+    void consume(Listener listener) throws Exception {
+        consume(LISTENER_BATCH, listener);
+    }
+
+    /** Whether the consumer pulls; it takes up to a second to begin again. */
+    void pull(boolean wanted) {
+        if (wanted) {
+            consumer.resume();
+        } else {
+            consumer.suspend();
         }
-        until("every queue is read", () -> reached.size() == QUEUES);
     }
 
     /** The same for as many as come: the listener gets them in batches, which is the client's way to be fast. */
@@ -184,6 +219,15 @@ final class Client implements AutoCloseable {
 
     static long nowMicros() {
         return ChronoUnit.MICROS.between(Instant.EPOCH, Instant.now());
+    }
+
+    /** What the queues' ends add up to. */
+    long visible() throws Exception {
+        long visible = 0;
+        for (MessageQueue queue : queues) {
+            visible += producer.maxOffset(queue);
+        }
+        return visible;
     }
 
     static void until(String what, BooleanSupplier holds) throws Exception {
