@@ -13,6 +13,7 @@ from benchmarks.peers.systems.wire import Wire
 
 UNIT_MS = 1_000
 SLIP_MS = 1.0
+PACED_MS = 60_000
 PACED_COUNT_MAX = 20_000
 PUT_COUNT = 500  # on their way together
 RESERVE_COUNT = 256  # asked for together while many are due
@@ -71,7 +72,8 @@ class Beanstalkd(System):
         return self._server.pids if self._server is not None else []
 
     def schedule(self, dues_ms: Sequence[int], first_index: int = 0) -> list[bytes | str]:
-        if len(dues_ms) <= PACED_COUNT_MAX and min(dues_ms) < max(dues_ms):
+        is_soon = max(dues_ms) < now_ms() + PACED_MS
+        if is_soon and len(dues_ms) <= PACED_COUNT_MAX and min(dues_ms) < max(dues_ms):
             return self._paced(dues_ms, first_index)
         starts = range(0, len(dues_ms), PUT_COUNT)
         batches = (puts(dues_ms[start : start + PUT_COUNT], first_index + start, now_ms()) for start in starts)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from benchmarks.peers.systems.server import HOST, Server, free_port, program, sa
 from benchmarks.peers.systems.wire import Wire
 
 SEND_COUNT = 500  # on their way together, and twice that
+STATUS_S = 2.0
 FETCH_COUNT = 1_000
 STREAM, CONSUMER = "messages", "consumer"
 WAITING, DUE, ANSWERS = "waiting", "due", "answers"
@@ -116,7 +118,16 @@ class NATS(System):
             asked = 0 if len(came) < len(found) else asked - len(came)
             if came:
                 wire.send(b"PUB %b 4\r\n+ACK\r\n" % came[-1].reply)
+        if asked:
+            self._await_status()
         return inbox.received
+
+    def _await_status(self) -> None:
+        """What the server says when the time of the last request is over: nobody else may take it for an answer."""
+        end = time.monotonic() + STATUS_S
+        while (left_s := end - time.monotonic()) > 0:
+            if any(message.subject != DUE.encode() for message in self._connected.read(left_s)):
+                return
 
     def cancel(self, handles: Sequence[bytes | str]) -> list[str]:
         batches = (

@@ -87,8 +87,7 @@ class RabbitMQ(System):
         self._buckets: set[int] = set()
         self._unconfirmed = Unconfirmed()
         self._received_count = 0
-        # Two clients that name one queue would have to agree on its settings, too.
-        self._suffix = str(int(now_ms()))
+        self._suffix = ""
 
     @classmethod
     def versions(cls) -> dict[str, str]:
@@ -137,6 +136,8 @@ class RabbitMQ(System):
         from pika import spec
 
         self._buckets, self._unconfirmed, self._received_count = set(), Unconfirmed(), 0
+        # Two clients, or two lives, that name one queue would have to agree on its settings, too.
+        self._suffix = str(int(now_ms()))
         sending, receiving = self._wires
         ask(sending, spec.Confirm.Select(), spec.Confirm.SelectOk)
         ask(receiving, spec.Queue.Declare(queue=DUE, durable=self.is_durable), spec.Queue.DeclareOk)
