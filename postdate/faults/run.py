@@ -25,6 +25,7 @@ SAY_S = 10.0
 STEP_MS = 60_000  # of the clock, when everything is to come due
 QUIET_S = 45.0
 POINTS_PER_EPISODE = 5
+RETURNS_S = 20.0  # for retries of a second's delay
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,7 @@ class Episode:
             self._come_due()
         self._read_to_the_end()
         self._crew.stop_readers()
+        self._read_returns()
 
     def _come_due(self) -> None:
         last = self._last_due()
@@ -173,7 +175,19 @@ class Episode:
             time.sleep(0.2)
         for kind in groups:
             self.history.note("read", group=kind)
-        for group, key in self._machine.driver.returned():
+
+    def _read_returns(self) -> None:
+        """What was sent back last comes a moment later."""
+        sure = Counter((event["group"], event["key"]) for event in self.history.events if event["kind"] == "backed")
+        end = time.monotonic() + RETURNS_S
+        while True:
+            found = Counter(self._machine.driver.returned())
+            groups = {group for group, _ in found}
+            is_complete = all(found[each] >= count for each, count in sure.items() if each[0] in groups)
+            if is_complete or time.monotonic() > end:
+                break
+            time.sleep(0.2)
+        for group, key in found.elements():
             self.history.note("returned", group=group, key=key)
         self.history.note("returns were read")
 
