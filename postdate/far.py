@@ -12,7 +12,7 @@ The smallest due of each block of rows is kept, so that asking what is due soon 
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -43,7 +43,6 @@ BLOCK_ROWS_DEFAULT = 65_536
 CANCEL_GRACE_MS = 600_000
 NEVER = (1 << 63) - 1
 _PIECE_ROWS = 16_384  # 0.8 MB
-_END_BITS = 16  # of a hash, by which nearly all rows are passed over that nobody seeks
 
 
 class Range(NamedTuple):
@@ -82,8 +81,6 @@ class Far:
         self._cancel_dues: dict[
             int, tuple[int, int]
         ] = {}  # per block that holds cancels, their smallest and largest due
-        # Of keys that were sought: the numbers of their rows, among those before the second number.
-        self._sought: dict[tuple[str, int], tuple[list[int], int]] = {}
 
     @property
     def in_table(self) -> int:
@@ -156,9 +153,7 @@ class Far:
 
     def waits(self, rows: np.ndarray, first: int) -> np.ndarray:
         """Which of the rows, the first of which is number `first`, are neither staged nor rescued."""
-        return self._wait(rows, np.arange(first, first + len(rows)))
-
-    def _wait(self, rows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        numbers = np.arange(first, first + len(rows))
         unstaged = (numbers >= self.taken) | (rows["due"] > self.horizon_at_ms)
         waiting: np.ndarray = unstaged & ~self.rescued(rows["arrival"], rows["due"])
         return waiting
@@ -253,47 +248,15 @@ class Far:
 
     def find_untaken(self, due: int, column: str, key_hash: int, before: int) -> np.ndarray:
         """Untaken rows before number `before` of that due and key hash that are not in the wheel."""
-        sought, seen = self._sought.get((column, key_hash), ((), 0))
-        numbers = [number for number in sought if max(self.taken, self.rows.first) <= number < before]
-        for start, rows in self._numbered(max(self.taken, seen), before, due):
-            numbers += (start + np.flatnonzero((rows[column] == np.uint64(key_hash)) & (rows["due"] == due))).tolist()
-        found = np.concatenate([np.empty(0, FAR), *(self.rows.read(number, number + 1) for number in numbers)])
-        is_waiting = (found["due"] == due) & self._wait(found, np.array(numbers, np.int64))
-        return np.asarray(found[is_waiting])
-
-    def seek(self, keys: Iterable[tuple[str, int]]) -> None:
-        """Looks for the rows of many keys (column and hash) in one pass. Each is remembered until `unseek`, so that
-        `find_untaken` need not look through all rows: what costs is to go through them, not to compare.
-        """
-        wanted: dict[str, set[int]] = {}
-        for column, key_hash in keys:
-            wanted.setdefault(column, set()).add(key_hash)
-        for column, hashes in wanted.items():
-            self._sought |= {(column, key_hash): ([], self.rows.length) for key_hash in hashes}
-            self._seek(column, np.array(sorted(hashes), np.uint64))
-
-    def unseek(self, column: str, key_hash: int) -> None:
-        self._sought.pop((column, key_hash), None)
-
-    def _seek(self, column: str, hashes: np.ndarray) -> None:
-        ends = np.zeros(1 << _END_BITS, np.bool_)
-        ends[hashes & np.uint64(len(ends) - 1)] = True
-        for start, rows in self._numbered(self.taken, self.rows.length, NEVER):
-            column_hashes = rows[column]
-            maybe = np.flatnonzero(ends[column_hashes & np.uint64(len(ends) - 1)])
-            for hit in maybe[np.isin(column_hashes[maybe], hashes, kind="sort")].tolist():
-                self._sought[column, int(column_hashes[hit])][0].append(start + hit)
-
-    def _numbered(self, start: int, stop: int, due: int) -> Iterator[tuple[int, np.ndarray]]:
-        """The rows from number `start` to `stop` that are there, in pieces with the number of the first of each, but
-        for blocks that have none so early.
-        """
-        for block in range(start // self._block_rows, -(-stop // self._block_rows)):
+        found = []
+        for block in range(self.taken // self._block_rows, -(-before // self._block_rows)):
             if self._lows[block] <= due:
-                at = max(block * self._block_rows, start, self.rows.first)
-                for rows in self.pieces(at, min((block + 1) * self._block_rows, stop)):
-                    yield at, rows
-                    at += len(rows)
+                first = max(block * self._block_rows, self.taken, self.rows.first)
+                rows = self.rows.read(first, min((block + 1) * self._block_rows, before))
+                found.append(
+                    rows[(rows["due"] == due) & (rows[column] == np.uint64(key_hash)) & self.waits(rows, first)]
+                )
+        return np.concatenate(found) if found else np.empty(0, FAR)
 
     # -- Spark's place ------------------------------------------------------------------------------------------
 

@@ -269,33 +269,6 @@ def test_find_untaken_sees_rows_that_wait_alone(far: Far) -> None:
     assert arrivals(far.find_untaken(50, "key_hash", 7, 7)) == []
 
 
-@given(
-    st.lists(st.tuples(st.integers(40, 43), st.integers(0, 3)), max_size=30),
-    st.integers(0, 30), st.integers(0, 30), st.integers(0, 30), st.sets(st.integers(0, 5)),
-)  # fmt: skip
-def test_what_was_sought_is_found_as_if_it_had_not_been(
-    tmp_path_factory: pytest.TempPathFactory, pushed: list[tuple[int, int]], seen: int, taken: int, horizon: int,
-    keys: set[int],
-) -> None:  # fmt: skip
-    """Also where rows came since, Spark has taken some, and the hash of another ends with the same bits."""
-    folder = tmp_path_factory.mktemp("far")
-    plain, sought = make(folder / "plain"), make(folder / "sought")
-    for number, (due, key) in enumerate(pushed):
-        if number == min(seen, len(pushed) - 1):
-            sought.seek([("unique_hash", key | 1 << 40) for key in keys])
-        for far in (plain, sought):
-            far.push(row(number * 100, due, key=key | (number % 3) << 40), due)
-    for far in (plain, sought):
-        far.take(min(taken, len(pushed)), 30 + horizon)
-    for due in range(40, 44):
-        for key in range(6):
-            asked = (due, "unique_hash", key | 1 << 40, len(pushed))
-            assert arrivals(sought.find_untaken(*asked)) == arrivals(plain.find_untaken(*asked))
-    for key in keys:
-        sought.unseek("unique_hash", key | 1 << 40)
-    assert sought._sought == {}
-
-
 def test_the_state_comes_back(tmp_path: Path, far: Far) -> None:
     fill(far, 50, 10, 60, 20, 30, 70)
     far.push_cancel(row(600, 90, CANCEL), 90)
