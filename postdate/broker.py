@@ -466,7 +466,7 @@ class Broker:
 
     def _untaken_matches(self, tombstone: Tombstone) -> Iterator[tuple[int, int]]:
         """(queue number, arrival) of the untaken far messages that a tombstone has cancelled."""
-        rows = self.fold.far.find_untaken(tombstone.due, tombstone.column, tombstone.key_hash, tombstone.far_before)
+        rows = self._lookup.untaken(tombstone.due, tombstone.column, tombstone.key_hash, tombstone.far_before)
         for row in rows[rows["kind"] == MESSAGE]:
             arrival = int(row["arrival"])
             if self.fold.matches(tombstone, arrival, int(row["size"])) and not self.fold.is_moved(
