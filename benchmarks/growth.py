@@ -1,4 +1,4 @@
-"""Measures how cost grows with what waits: python -m benchmarks.growth [--quick] [--sizes N ...] [--markdown] [--json FILE]
+"""Measures how cost grows with what waits: python -m benchmarks.growth [--quick] [--sizes N ...] [--json FILE] ...
 
 A real `postdate up` without a pipeline, bound to one core, on loopback; the load comes from this process, bound to
 another. One folder is filled with 10 thousand far messages (due in 1 to 31 days), then 100 thousand, 1 million and 10
