@@ -97,12 +97,14 @@ def projected(waiting: Sequence[int], values: Sequence[float], at: int) -> float
     """
     if is_flat(values):
         return statistics.median(values)
-    slope, start = np.polyfit(np.array(waiting, float), np.array(values, float), 1)
-    return float(start + slope * at)
+    start = statistics.mean(values) - per_message(waiting, values) * statistics.mean(waiting)
+    return start + per_message(waiting, values) * at
 
 
 def per_message(waiting: Sequence[int], values: Sequence[float]) -> float:
-    """What one more message adds."""
+    """What one more message adds; of one size alone, all of it is put down to what waits."""
+    if len(values) == 1:
+        return values[0] / waiting[0]
     return float(np.polyfit(np.array(waiting, float), np.array(values, float), 1)[0])
 
 

@@ -34,6 +34,7 @@ from postdate.wire.frame import Frames, decode
 from postdate.wire.records import decode_records
 from postdate.wire.sends import decode_send
 
+SETTINGS = Settings()
 SIZES = (1, 32, 250)  # sends in one read
 COUNT = 50_000  # messages of a repeat; of reads of one send a fifth, because each has a sync of its own
 EMPTY_COUNT = 1_000
@@ -92,8 +93,8 @@ class Served(NamedTuple):
 def served(bench: Bench) -> Iterator[Served]:
     """Called on a running loop."""
     with bench.folder() as folder:
-        broker = load.opened(folder)
-        service = Service(broker, ManualClock(START_AT_MS), Address(Settings()))
+        broker = load.opened(folder, SETTINGS)
+        service = Service(broker, ManualClock(START_AT_MS), Address(SETTINGS))
         connection, transport = Connection(service), _Transport()
         connection.connection_made(transport)
         try:
