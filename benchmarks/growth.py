@@ -85,8 +85,8 @@ ROWS: dict[str, tuple[str, bool]] = {
 
 
 def is_flat(values: Sequence[float]) -> bool:
-    """Whether the largest size costs what the smallest does, as far as can be told."""
-    return abs(values[-1] - values[0]) <= FLAT_SHARE * max(abs(values[0]), abs(values[-1]))
+    """Whether the largest size costs no more than the smallest does, as far as can be told."""
+    return values[-1] - values[0] <= FLAT_SHARE * values[-1]
 
 
 def projected(waiting: Sequence[int], values: Sequence[float], at: int) -> float:

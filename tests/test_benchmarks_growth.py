@@ -43,6 +43,10 @@ def test_noise_is_not_projected() -> None:
     assert projected(SIZES, [11.0, 10.8, 11.4, 12.1], 100_000_000) == pytest.approx(11.2)
 
 
+def test_what_falls_is_noise_and_never_projected_below_nothing() -> None:
+    assert projected(SIZES, [4.7, 1.2, 2.9, 0.4], 100_000_000) == pytest.approx(2.05)
+
+
 def test_one_point_says_what_it_has_measured() -> None:
     assert projected([10_000], [7.0], 100_000_000) == 7.0
     assert per_message([10_000], [7.0]) == 0.0007
