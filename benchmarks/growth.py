@@ -38,7 +38,7 @@ PIECE = 100_000  # frames made at once
 PROBE = 50_000  # sends of which the CPU is taken; also what a restart replays
 CANCELS, CANCELS_AT_ONCE = 500, 64
 ASKS, PENDING_ASKS, RESTARTS = 20, 3, 3
-LATE_COUNT, LATE_SPAN_MS = 2_000, 4_000
+LATE_COUNT, LATE_SPAN_MS, LATE_AFTER_MS = 2_000, 4_000, 5_000
 FLAT_SHARE = 0.25  # what changes less than this over all sizes is noise
 FLAGS = ("--pipeline", "none")
 
@@ -176,7 +176,7 @@ class Story:
                 cancel_us, cancels_per_s = self._cancels(running, peer, min(CANCELS, size // 20))
                 status_ms = _answer_ms(ASKS, lambda: peer.ask(codes.GET_STATUS, {}))
                 pending_ms = _answer_ms(PENDING_ASKS, lambda: peer.ask(codes.GET_PENDING, {"unit": "day"}))
-            late_ms = server.late_ms_of(running, LATE_COUNT, LATE_SPAN_MS)
+            late_ms = server.late_ms_of(running, LATE_COUNT, LATE_SPAN_MS, LATE_AFTER_MS)
         finally:
             running.stop()
         p50, p99 = (float(np.percentile(late_ms, share)) for share in (50, 99))

@@ -103,7 +103,7 @@ def test_the_steps_of_a_message_are_added_up_without_waiting_and_without_what_is
 def test_growth_measures_a_real_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in (("LATE_COUNT", 50), ("LATE_SPAN_MS", 100), ("RESTARTS", 1), ("PENDING_ASKS", 1)):
+    for name, value in (("LATE_COUNT", 50), ("LATE_SPAN_MS", 100), ("LATE_AFTER_MS", 500), ("RESTARTS", 1)):
         monkeypatch.setattr(growth, name, value)
     where = tmp_path / "figures.json"
     arguments = ["--sizes", "400", "--markdown", "--json", str(where), "--folder", str(tmp_path / "data")]
