@@ -91,6 +91,11 @@ class Far:
     def length(self) -> int:
         return self.rows.length
 
+    @property
+    def block_count(self) -> int:
+        """Blocks of rows that are not gone."""
+        return len(self._lows) - self.rows.first // self._block_rows
+
     # -- in -----------------------------------------------------------------------------------------------------
 
     def push(self, row: bytes, due: int) -> None:
