@@ -56,15 +56,18 @@ def run(
     make: Callable[[Path, int, float], Kind],
     measures: "Measures[Kind]",
     arguments: Sequence[str] | None,
+    shape: Callable[[Sequence[Figure]], report.Lines] = report.lines,
 ) -> int:
-    """Measures what the flags ask for. Returns 0 when every goal was reached, 1 otherwise."""
+    """Measures what the flags ask for; `shape` makes a table of the figures. Returns 0 when every goal was reached, 1
+    otherwise.
+    """
     options = _options(name, what, measures, arguments)
     bench = make(options.folder or Path(tempfile.gettempdir()), max(options.repeat, 1), 0.1 if options.quick else 1.0)
     figures: list[Figure] = []
     for measure in options.only or measures:
         say(f"{measure} ...")
         figures += measures[measure](bench)
-    print(report.table(figures))
+    print((report.markdown if options.markdown else report.aligned)(shape(figures)))
     print({**bench.about(), **report.machine()})
     if options.json:
         report.write_json(options.json, figures, {"quick": options.quick, **bench.about()})
@@ -76,6 +79,7 @@ def _options(name: str, what: str, measures: "Measures[Any]", arguments: Sequenc
     parser.add_argument("--quick", action="store_true", help="a tenth of every size; goals in seconds shrink with it")
     parser.add_argument("--only", nargs="+", choices=measures, metavar="NAME", help=f"of {', '.join(measures)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures and the machine there")
+    parser.add_argument("--markdown", action="store_true", help="the table as Markdown")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default 3")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="for temporary data; default the system's")
     return parser.parse_args(arguments)

@@ -89,6 +89,15 @@ class Running:
 
     def stop(self) -> None:
         end(self._process)
+        self._close()
+
+    def kill(self) -> None:
+        """As by kill -9."""
+        self._process.kill()
+        self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
         assert self._process.stdout is not None
         self._process.stdout.close()
 

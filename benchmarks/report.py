@@ -54,10 +54,21 @@ def shown(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def table(figures: Sequence[Figure]) -> str:
-    lines = [COLUMNS, *(figure.cells() for figure in figures)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+Lines = Sequence[Sequence[str]]  # cells of a table, its heads first
+
+
+def lines(figures: Sequence[Figure]) -> Lines:
+    return [COLUMNS, *(figure.cells() for figure in figures)]
+
+
+def aligned(table: Lines) -> str:
+    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in table)
+
+
+def markdown(table: Lines) -> str:
+    rows = [table[0], ["---"] * len(table[0]), *table[1:]]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
 def machine() -> dict[str, Any]:

@@ -34,7 +34,7 @@ WINDOW = 2_000  # sends in flight
 CHUNK = 250  # sends written at once
 PULL_WINDOW = 16
 SOCKET_BYTES = 1 << 20
-LATE_COUNT, LATE_SPAN_MS = 10_000, 20_000
+LATE_COUNT, LATE_SPAN_MS, LATE_AFTER_MS = 10_000, 20_000, 5_000
 DUE_AT_ONCE_COUNT = 100_000
 SENDS_AT_ONCE = 256
 HOUR_MS = 3_600_000
@@ -206,11 +206,11 @@ def lateness(bench: Bench) -> list[Figure]:
     ]
 
 
-def late_ms_of(server: Running, count: int, span_ms: int) -> list[float]:
-    """How late each of so many messages is in hand, due evenly over a span."""
+def late_ms_of(server: Running, count: int, span_ms: int, after_ms: int = LATE_AFTER_MS) -> list[float]:
+    """How late each of so many messages is in hand, due evenly over a span that begins a while after now."""
     with Peer(server.broker_address) as peer:
         make_topic(peer)
-        due_from_ms = now_ms() + 5_000
+        due_from_ms = now_ms() + after_ms
         dues = [due_from_ms + index * span_ms // count for index in range(count)]
         sent(peer, dues)
     late_ms: list[float] = []

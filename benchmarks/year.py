@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 flush=True,
             )
     figures = _figures(year)
-    print(report.table(figures))
+    print(report.aligned(report.lines(figures)))
     if options.json:
         report.write_json(options.json, figures, {"days": options.days})
     return int(any(figure.verdict == "short" for figure in figures))

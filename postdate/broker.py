@@ -71,6 +71,8 @@ from postdate.wheel import DEAD, NEVER
 from postdate.writer import NO_SECONDS, Seconds, Ticket, Writer
 
 CHUNK_OFFSET_MAX = (1 << 63) - 1
+_BLOCKS_PER_STEP = 16  # that rescues look through in rescue_step_ms: a million rows, some 50 ms of work
+_STEP_LEADS_MAX = 5  # what is rescued early lies in memory
 # RocketMQ's own have three. What is written must be readable for ever, and a reader of JSON has a stack.
 _GROUP_SETTINGS_LEVELS_MAX = 32
 
@@ -377,11 +379,20 @@ class Broker:
 
     def _planned_rescues(self, at_ms: int) -> list[Rescue]:
         far, is_served = self.fold.far, self.is_served(at_ms)
-        until = at_ms + (self.rescue_lead_ms if is_served else self.settings.lead_ms) + self.settings.rescue_step_ms
+        step_ms = self.settings.rescue_step_ms if is_served else self._long_step_ms()
+        until = at_ms + (self.rescue_lead_ms if is_served else self.settings.lead_ms) + step_ms
         room = self.settings.wheel_entries_max - self.fold.wheel.count
         present = [Range(start, stop) for start, stop in self.log.ranges()]
         blocks_max = self.settings.rescue_blocks_max
         return far.plan_rescue(present, until, blocks_max, room, untaken_only=is_served)
+
+    def _long_step_ms(self) -> int:
+        """How much further rescues look where nobody serves. What is due soon may lie in every block, and each is then
+        looked through once a step: with more of them steps are longer, so that it takes the same share of the time.
+        """
+        step_ms = self.settings.rescue_step_ms
+        longer_ms = step_ms * (self.fold.far.block_count // _BLOCKS_PER_STEP)
+        return max(step_ms, min(longer_ms, _STEP_LEADS_MAX * self.settings.lead_ms))
 
     def _note_failure(self, error: PostdateError, at_ms: int) -> None:
         self.fire_failures += 1
@@ -466,7 +477,7 @@ class Broker:
 
     def _untaken_matches(self, tombstone: Tombstone) -> Iterator[tuple[int, int]]:
         """(queue number, arrival) of the untaken far messages that a tombstone has cancelled."""
-        rows = self.fold.far.find_untaken(tombstone.due, tombstone.column, tombstone.key_hash, tombstone.far_before)
+        rows = self._lookup.untaken(tombstone.due, tombstone.column, tombstone.key_hash, tombstone.far_before)
         for row in rows[rows["kind"] == MESSAGE]:
             arrival = int(row["arrival"])
             if self.fold.matches(tombstone, arrival, int(row["size"])) and not self.fold.is_moved(

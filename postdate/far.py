@@ -12,7 +12,7 @@ The smallest due of each block of rows is kept, so that asking what is due soon 
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -90,6 +90,11 @@ class Far:
     @property
     def length(self) -> int:
         return self.rows.length
+
+    @property
+    def block_count(self) -> int:
+        """Blocks of rows that are not gone."""
+        return len(self._lows) - self.rows.first // self._block_rows
 
     # -- in -----------------------------------------------------------------------------------------------------
 
@@ -257,6 +262,17 @@ class Far:
                     rows[(rows["due"] == due) & (rows[column] == np.uint64(key_hash)) & self.waits(rows, first)]
                 )
         return np.concatenate(found) if found else np.empty(0, FAR)
+
+    def untaken_at(self, arrivals: Iterable[int], due: int, column: str, key_hash: int, before: int) -> np.ndarray:
+        """The same of the rows of these arrivals alone; they need not be those of rows."""
+        found = [np.empty(0, FAR)]
+        for arrival in arrivals:
+            number = self.rows.search("arrival", arrival, "left")
+            if self.taken <= number < before:
+                row = self.rows.read(number, number + 1)
+                is_meant = (row["arrival"] == arrival) & (row["due"] == due) & (row[column] == np.uint64(key_hash))
+                found.append(row[is_meant & self.waits(row, number)])
+        return np.concatenate(found)
 
     # -- Spark's place ------------------------------------------------------------------------------------------
 

@@ -113,6 +113,11 @@ class Index:
         return np.concatenate(found)
 
     @property
+    def row_count(self) -> int:
+        """Rows that `find` searches."""
+        return self.rows.length - self.rows.first + len(self._tail) // INDEX.itemsize
+
+    @property
     def begin(self) -> int:
         """Every key of every message from this offset of the log on is here; of older ones retention let go."""
         if self.rows.first == 0:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 from helpers import (
     DAY_MS,
     FAR_MS,
@@ -17,7 +18,9 @@ from helpers import (
     bodies,
     message,
     pulled,
+    registered,
     send,
+    stage,
 )
 
 from postdate.wheel import NEVER
@@ -104,3 +107,33 @@ def test_a_restart_between_rescue_and_due_delivers_once(data: Data) -> None:
     assert broker.fold.wheel.count == 1
     advance(broker, due)
     assert bodies(broker) == ["far"]
+
+
+@pytest.mark.parametrize(
+    ("block_count", "step_s", "why"),
+    [
+        (15, 5, "rescue_step_ms"),
+        (47, 10, "twice the blocks, twice the step"),
+        (480, 150, "and so on"),
+        (1_000, 300, "but not longer than five leads"),
+    ],
+)
+def test_rescues_look_further_where_more_blocks_must_be_looked_through(
+    data: Data, block_count: int, step_s: int, why: str
+) -> None:
+    broker = data.open(dataclasses.replace(SMALL, far_block_rows=2, rescue_blocks_max=256))
+    due = T0 + FAR_MS
+    for start in range(0, 2 * block_count, 2):
+        send(broker, T0, *[message("x", due=due + (start + n) * SECOND_MS) for n in range(2)])
+    advance(broker, due - LEAD_MS)
+    assert broker.fold.wheel.count == min(step_s + 1, 2 * block_count), why
+
+
+def test_rescues_look_no_further_than_they_must_while_a_pipeline_serves(data: Data) -> None:
+    broker = data.open(dataclasses.replace(SMALL, far_block_rows=2, rescue_blocks_max=256))
+    due = T0 + FAR_MS
+    for start in range(0, 200, 2):
+        send(broker, T0, *[message("x", due=due + (start + n) * SECOND_MS) for n in range(2)])
+    stage(broker, registered(broker), 0, due + HOUR_MS)
+    advance(broker, due - LEAD_MS // 2)
+    assert broker.fold.wheel.count == 6, "what is due within half a lead and rescue_step_ms"

@@ -1,6 +1,7 @@
 """Lookups by key: every message is found while its record is there, and told to be what it is."""
 
 import dataclasses
+import random
 from collections.abc import Callable
 
 import numpy as np
@@ -32,8 +33,10 @@ from helpers import (
 
 from postdate.broker import Broker
 from postdate.errors import TopicNotFound, UsageError
+from postdate.far import Far
 from postdate.keys import key_hash
 from postdate.log import record as records
+from postdate.log.batch import MESSAGE
 from postdate.log.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL
 from postdate.lookup import Found, State
 from postdate.message import Cancelled, Host
@@ -388,3 +391,73 @@ def test_a_cancel_looks_no_further_than_it_may(data: Data) -> None:
     send(broker, T0, message("x", unique="U", due=T0 + SECOND_MS))
     advance(broker, T0 + SECOND_MS)
     assert cancel(broker, "U", T0 + SECOND_MS, T0 + SECOND_MS) is Cancelled.UNKNOWN
+
+
+def untaken_in_both_ways(broker: Broker, dues: list[int], keys: list[str]) -> int:
+    """Compares what a cancel is told with a look through every row; returns how many were found."""
+    far, count = broker.fold.far, 0
+    for due in dues:
+        for key in keys:
+            for column in ("unique_hash", "key_hash"):
+                for before in (far.length // 2, far.length):
+                    asked = (due, column, key_hash(key), before)
+                    every = far.find_untaken(*asked)
+                    every = every[every["kind"] == MESSAGE]
+                    told = broker._lookup.untaken(*asked)
+                    told = told[told["kind"] == MESSAGE]
+                    assert told["arrival"].tolist() == every["arrival"].tolist(), asked
+                    count += len(every)
+    return count
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_cancel_finds_what_is_untaken_through_the_index_as_by_looking_at_every_row(data: Data, seed: int) -> None:
+    dice = random.Random(seed)
+    broker = data.open()
+    dues = [T0 + FAR_MS + step * MINUTE_MS for step in range(4)]
+    keys = [f"k{number}" for number in range(12)]
+    for _ in range(12):
+        some = [
+            message("x", unique=dice.choice(keys), keys=dice.choice(keys), due=dice.choice([*dues, T0 + SECOND_MS]))
+            for _ in range(dice.randrange(1, 80))
+        ]
+        send(broker, T0, *some)
+        cancel(broker, dice.choice(keys), dice.choice(dues), T0)
+    assert untaken_in_both_ways(broker, dues, keys) > 100
+    index = broker.fold.index
+    index.forget(int(broker.fold.far.rows.read(0, broker.fold.far.length)["arrival"][100]))
+    assert index.begin > 0, "some messages are older than the index"
+    assert untaken_in_both_ways(broker, dues, keys) > 100
+    stage(broker, registered(broker), broker.fold.far.length // 3, T0 + FAR_MS)
+    assert untaken_in_both_ways(broker, dues, keys) > 50
+    advance_to(broker, T0, dues[1])
+    untaken_in_both_ways(broker, dues, keys)
+
+
+def test_a_cancel_does_not_look_through_what_waits(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = data.open()
+    due = T0 + FAR_MS
+    for start in range(0, 1_000, 50):
+        send(broker, T0, *[message("x", unique=f"U{start + n}", due=due + start + n) for n in range(50)])
+    looked: list[int] = []
+    scan = Far.find_untaken
+
+    def counted(far: Far, due: int, column: str, hashed: int, before: int) -> np.ndarray:
+        looked.append(before - far.taken)
+        return scan(far, due, column, hashed, before)
+
+    monkeypatch.setattr(Far, "find_untaken", counted)
+    assert cancel(broker, "U7", due + 7, T0) is Cancelled.CANCELLED
+    assert cancel(broker, "U999", due + 999, T0) is Cancelled.CANCELLED
+    assert cancel(broker, "U999", due + 7, T0) is Cancelled.UNKNOWN
+    assert looked == [0, 0, 0], "only rows older than the index are looked through, and there is none"
+
+
+def test_a_key_that_very_many_share_is_cancelled_by_looking_at_every_row(data: Data) -> None:
+    broker = data.open()
+    due = T0 + FAR_MS
+    for _ in range(4):
+        send(broker, T0, *[message("x", keys="shared", due=due) for _ in range(50)])
+    assert broker._lookup._arrivals(key_hash("shared")) is None
+    assert untaken_in_both_ways(broker, [due], ["shared"]) == 100 + 200
+    assert cancel(broker, "shared", due, T0, "key") is Cancelled.CANCELLED

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks import report
 from benchmarks.report import shown
 
 COLUMNS = ("measure", "Postdate", "RocketMQ", "ratio", "to reach", "met")
@@ -71,5 +72,4 @@ class Comparison:
 
 
 def markdown(comparisons: Sequence[Comparison]) -> str:
-    lines = [COLUMNS, tuple("---" for _ in COLUMNS), *(comparison.cells() for comparison in comparisons)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return report.markdown([COLUMNS, *(comparison.cells() for comparison in comparisons)])
