@@ -20,7 +20,7 @@ from benchmarks.load import START_AT_MS
 from benchmarks.report import Figure, Lines, shown
 from benchmarks.server import PULL_BATCH, QUEUE_COUNT, TOPIC
 from postdate.broker import Broker
-from postdate.client.backlog import Backlog, Delivery, OwnedQueue
+from postdate.client.backlog import Backlog, Delivery, OwnedQueue, Pull
 from postdate.client.connection import Address as PeerAddress
 from postdate.client.progress import Progress
 from postdate.client.received import ReceivedMessage
@@ -31,7 +31,7 @@ from postdate.server.connection import Connection
 from postdate.server.service import Service
 from postdate.wire.bodies import QueueName
 from postdate.wire.frame import Frames, decode
-from postdate.wire.records import decode_records
+from postdate.wire.records import split_records
 from postdate.wire.sends import decode_send
 
 SETTINGS = Settings()
@@ -190,12 +190,14 @@ def _received(answers: Sequence[bytes], spans: Spans) -> int:
         with spans.of(CLIENT):
             for frame in frames_of(answer):
                 command = decode(frame)
-                found = [Delivery(queue, queue.progress, record) for record in decode_records(command.body)]
-                backlog.put(queue, found, int(command.fields["nextBeginOffset"]))
-            delivery = backlog.take()
-            while delivery is not None:
-                count += len(ReceivedMessage(delivery, owner).body) > 0
-                delivery = backlog.take(delivery)
+                pull = Pull(queue, split_records(command.body), len(command.body))
+                backlog.put(pull, int(command.fields["nextBeginOffset"]))
+            turn = backlog.take()
+            while turn is not None:
+                for delivery in turn:
+                    count += len(ReceivedMessage(delivery, owner).body) > 0
+                    delivery.settle()
+                turn = backlog.take(turn)
     return count
 
 
