@@ -30,7 +30,7 @@ from postdate.wire.ids import encode_recall_handle
 
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 QUICK_SIZES = (10_000, 100_000)
-PROJECTED = 100_000_000
+PROJECTED, PROJECTED_TIMES_MAX = 100_000_000, 10
 DAY_MS = 24 * HOUR_MS
 SPAN_MS = 30 * DAY_MS
 STRIDE = 2_654_435_761  # neighbours in the log are due on different days
@@ -108,14 +108,20 @@ def per_message(waiting: Sequence[int], values: Sequence[float]) -> float:
     return float(np.polyfit(np.array(waiting, float), np.array(values, float), 1)[0])
 
 
+def is_far_enough(points: Sequence[Point]) -> bool:
+    """Whether the largest size is large enough to say something about what was not measured."""
+    return points[-1].waiting * PROJECTED_TIMES_MAX >= PROJECTED
+
+
 def lines(points: Sequence[Point]) -> report.Lines:
-    """The table: a row for each measure, a column for each size, the projection last."""
+    """The table: a row for each measure, a column for each size, the projection last, where there can be one."""
     waiting = [point.waiting for point in points]
     heads = ["measure", *(f"{count:,}" for count in waiting), f"{PROJECTED:,} (projected)"]
     table: list[list[str]] = [heads]
     for field, (name, is_linear) in ROWS.items():
         values = [float(getattr(point, field)) for point in points]
-        more = report.shown(projected(waiting, values, PROJECTED)) if is_linear else "-"
+        is_known = is_linear and is_far_enough(points)
+        more = report.shown(projected(waiting, values, PROJECTED)) if is_known else "-"
         table.append([name, *map(report.shown, values), more])
     return table
 
@@ -268,7 +274,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with bench.folder() as folder:
         points = Story(folder, (bench.server_core, bench.client_core)).points(sorted(options.sizes))
     print((report.markdown if options.markdown else report.aligned)(lines(points)))
-    print(told(points))
+    if is_far_enough(points):
+        print(told(points))
     print(report.machine())
     if options.json:
         content = {"machine": report.machine(), "points": [asdict(point) for point in points], "table": lines(points)}

@@ -73,6 +73,11 @@ def test_the_table_has_a_column_for_each_size_and_names_the_projection() -> None
     assert rows["lateness of near messages, p99, ms"][-1] == "-", "nobody can know"
 
 
+def test_small_sizes_say_nothing_about_a_hundred_million() -> None:
+    table = lines([point(size, disk_mb=size / 1_000) for size in SIZES[:2]])
+    assert {line[-1] for line in table[1:]} == {"-"}
+
+
 def test_the_price_of_a_message_is_told_in_bytes() -> None:
     points = [point(size, disk_mb=size * 530 / 1e6, anonymous_mb=40 + size * 0.5 / 1e6) for size in SIZES]
     assert told(points) == "a waiting message takes 530 bytes of disk and 0.50 bytes of memory"
