@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from postdate.faults.control import BROKER, PIPELINE
+from postdate.faults.control import BROKER
 from postdate.faults.driver import Form, Lost, Sent, Wish
 from postdate.faults.history import History
 from postdate.faults.layer import Point, fault_points
@@ -88,8 +88,8 @@ def kill_part(scene: Scene) -> None:
 
 
 def kill_at_a_point(scene: Scene) -> None:
-    """At a named step; half of the time the power goes as well. Some steps come only where they are provoked: those of a
-    batch when a minute has turned, those of a recovery when the broker is started.
+    """At a named step; half of the time the power goes as well. Some steps come only where they are provoked: those of
+    a batch when a minute has turned, those of a recovery when the broker is started.
     """
     point, layer = scene.next_point(), scene.machine.layer
     layer.kill_at(point, scene.dice.choice((1, 1, 2, 5)))
