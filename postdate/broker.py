@@ -33,6 +33,7 @@ from postdate.errors import (
 from postdate.far import Range, Rescue, rescued_by
 from postdate.fold import CancelAnswer, Fold
 from postdate.intake import DUE, Intake, Prepared, refuse_system_topic, system_body
+from postdate.keys import key_hash
 from postdate.leases import Leases
 from postdate.log import delivery, snapshot
 from postdate.log import record as records
@@ -116,6 +117,7 @@ class Broker:
         self._disk = disk
         self._store_host = store_host
         self._rescue_end = 0  # of the last rescue that was written
+        self._unsought: dict[int, None] = {}  # hashes of keys of cancels whose messages are to be looked for
         # Messages written since the folder was opened, and those of them that had to wait.
         self.accepted_count = self.timed_count = 0
         self.fire_failures = 0
@@ -427,6 +429,7 @@ class Broker:
         if self.commands.is_deciding:
             self.flush()  # what is decided comes before this cancel: it may have moved the message
         body = {"topic": topic, "key": key, "by": by, "due": due_at_ms}
+        self._unsought[key_hash(key)] = None
         ticket = self._writer.write_system(CANCEL, body, at_ms, self._traced)
         # A job may have postponed it, and a handle knows its first due alone. Of a user's key others may be due there,
         # which nobody has named.
@@ -446,7 +449,7 @@ class Broker:
     def _traced(self, answer: CancelAnswer) -> Traced:
         """Looks where a message may be, in the direction in which it moves."""
         tombstone, far = answer.tombstone, self.fold.far
-        if answer.wheel_count or any(True for _ in self._untaken_matches(tombstone)):
+        if self._is_waiting(answer):
             return Traced(Cancelled.CANCELLED, tombstone)
         is_fired = tombstone.due <= self.fold.fired_at_ms
         if is_fired and self._found_delivered(tombstone):
@@ -454,6 +457,18 @@ class Broker:
         # Up to the horizon the table has given everything away; it has nothing of what was never taken.
         may_be_in_table = far.taken > 0 and tombstone.due > far.horizon_at_ms
         return Traced(Cancelled.UNKNOWN, tombstone, may_be_in_table, tuple(far.rescues) if is_fired else ())
+
+    def _is_waiting(self, answer: CancelAnswer) -> bool:
+        """Whether a cancel has found its message in the wheel or among the untaken far ones. Of several cancels that
+        wait to know that, the first one looks for all: they share one way through the index.
+        """
+        if not answer.wheel_count and len(self._unsought) > 1:
+            self._lookup.seek(list(self._unsought))
+            self._unsought.clear()
+        is_waiting = bool(answer.wheel_count) or any(True for _ in self._untaken_matches(answer.tombstone))
+        self._unsought.pop(answer.tombstone.key_hash, None)
+        self._lookup.unseek(answer.tombstone.key_hash)
+        return is_waiting
 
     def is_cancelled_by(self, traced: Traced, arrivals: Sequence[int]) -> bool:
         """Whether a cancel of which nothing was known has cancelled a message: one of those that the table is said to

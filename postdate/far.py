@@ -38,6 +38,7 @@ FAR = np.dtype(
 )
 FAR_STRUCT = struct.Struct("<qqQQIiiBBH")
 assert FAR_STRUCT.size == FAR.itemsize == 48
+_NONE = np.empty(0, FAR)
 BLOCK_ROWS_DEFAULT = 65_536
 # A cancel is rescued only to let its segment go, so it waits for the company of others.
 CANCEL_GRACE_MS = 600_000
@@ -158,7 +159,9 @@ class Far:
 
     def waits(self, rows: np.ndarray, first: int) -> np.ndarray:
         """Which of the rows, the first of which is number `first`, are neither staged nor rescued."""
-        numbers = np.arange(first, first + len(rows))
+        return self._wait(rows, np.arange(first, first + len(rows)))
+
+    def _wait(self, rows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         unstaged = (numbers >= self.taken) | (rows["due"] > self.horizon_at_ms)
         waiting: np.ndarray = unstaged & ~self.rescued(rows["arrival"], rows["due"])
         return waiting
@@ -251,28 +254,30 @@ class Far:
             if block == self.taken // self._block_rows:
                 self._edge_wake = _wake(rows, waiting & (np.arange(first, first + len(rows)) >= self.taken))
 
-    def find_untaken(self, due: int, column: str, key_hash: int, before: int) -> np.ndarray:
-        """Untaken rows before number `before` of that due and key hash that are not in the wheel."""
-        found = []
-        for block in range(self.taken // self._block_rows, -(-before // self._block_rows)):
-            if self._lows[block] <= due:
-                first = max(block * self._block_rows, self.taken, self.rows.first)
-                rows = self.rows.read(first, min((block + 1) * self._block_rows, before))
-                found.append(
-                    rows[(rows["due"] == due) & (rows[column] == np.uint64(key_hash)) & self.waits(rows, first)]
-                )
-        return np.concatenate(found) if found else np.empty(0, FAR)
+    def find_untaken(self, due: int, column: str, key_hash: int, before: int, start: int = 0) -> np.ndarray:
+        """Untaken rows of that due and key hash that are not in the wheel, from number `start` to `before`."""
+        start = max(start, self.taken, self.rows.first)
+        if start >= before:
+            return _NONE
+        found = [_NONE]
+        for block in range(start // self._block_rows, -(-before // self._block_rows)):
+            first, stop = max(block * self._block_rows, start), min((block + 1) * self._block_rows, before)
+            if self._lows[block] <= due and first < stop:
+                rows = self.rows.read(first, stop)
+                hits = np.flatnonzero((rows[column] == np.uint64(key_hash)) & (rows["due"] == due))
+                found.append(rows[hits][self._wait(rows[hits], first + hits)])
+        return np.concatenate(found)
 
     def untaken_at(self, arrivals: Iterable[int], due: int, column: str, key_hash: int, before: int) -> np.ndarray:
         """The same of the rows of these arrivals alone; they need not be those of rows."""
-        found = [np.empty(0, FAR)]
+        found: list[np.ndarray] = []
         for arrival in arrivals:
             number = self.rows.search("arrival", arrival, "left")
             if self.taken <= number < before:
                 row = self.rows.read(number, number + 1)
                 is_meant = (row["arrival"] == arrival) & (row["due"] == due) & (row[column] == np.uint64(key_hash))
                 found.append(row[is_meant & self.waits(row, number)])
-        return np.concatenate(found)
+        return np.concatenate(found) if len(found) > 1 else found[0] if found else _NONE
 
     # -- Spark's place ------------------------------------------------------------------------------------------
 

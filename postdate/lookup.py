@@ -14,7 +14,7 @@ This file changes nothing. What only the pipeline's table holds it cannot know.
 
 import enum
 from bisect import bisect_left
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -114,6 +114,8 @@ class Lookup:
         self._fold = fold
         self._levels = levels
         self._record_bytes_max = record_bytes_max
+        # By hash of a key that was sought: where its messages are, but for rows of the far queue from this number on.
+        self._sought: dict[int, tuple[list[int], int]] = {}
 
     # -- by key -------------------------------------------------------------------------------------------------
 
@@ -239,14 +241,34 @@ class Lookup:
         leads to them, but for those older than it.
         """
         far, index = self._fold.far, self._fold.index
-        untaken_count = before - max(far.taken, far.rows.first)
-        arrivals = self._arrivals(hashed) if untaken_count * _SCAN_PRICE > index.row_count else None
-        if arrivals is None:
+        sought = self._sought.pop(hashed, None)
+        if sought is None and (before - self._first_untaken) * _SCAN_PRICE <= index.row_count:
+            return far.find_untaken(due_at_ms, column, hashed, before)
+        arrivals, seen = sought or (self._arrivals(hashed), before)
+        if arrivals is None or len(arrivals) > _ARRIVALS_MAX:
             return far.find_untaken(due_at_ms, column, hashed, before)
         begin = index.begin
-        old = far.find_untaken(due_at_ms, column, hashed, min(before, far.rows.search("arrival", begin, "left")))
-        known = [arrival for arrival in arrivals if arrival >= begin]
-        return np.concatenate([old, far.untaken_at(known, due_at_ms, column, hashed, before)])
+        older = min(before, far.rows.search("arrival", begin, "left")) if begin else 0
+        old = far.find_untaken(due_at_ms, column, hashed, older)
+        # A message whose keys are alike is there twice.
+        known = far.untaken_at(sorted({each for each in arrivals if each >= begin}), due_at_ms, column, hashed, before)
+        new = far.find_untaken(due_at_ms, column, hashed, before, start=seen)
+        return _joined([old, known, new])
+
+    def seek(self, hashes: Sequence[int]) -> None:
+        """Looks for many keys at once, where one by one would be dear. What is found is remembered until `untaken` is
+        asked for the key, or `unseek`; what has come since is then looked for in its row.
+        """
+        if (self._fold.far.length - self._first_untaken) * _SCAN_PRICE > self._fold.index.row_count:
+            found, seen = self._fold.index.find_many(hashes), self._fold.far.length
+            self._sought |= {hashed: (arrivals, seen) for hashed, arrivals in found.items()}
+
+    def unseek(self, hashed: int) -> None:
+        self._sought.pop(hashed, None)
+
+    @property
+    def _first_untaken(self) -> int:
+        return max(self._fold.far.taken, self._fold.far.rows.first)
 
     def _arrivals(self, hashed: int) -> list[int] | None:
         """Where the index says that messages of a key are; None where so many share it that looking them up one by one
@@ -409,6 +431,12 @@ def stepped(steps: Steps[_Result]) -> Iterator[_Result | None]:
             yield stop.value
             return
         yield None
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    """numpy is slow to join rows of many fields, and mostly there is one part or none."""
+    kept = [part for part in parts if len(part)]
+    return np.concatenate(kept) if len(kept) > 1 else kept[0] if kept else parts[0]
 
 
 def _undelivered(seen: Found, store_host: Host | None) -> Found:

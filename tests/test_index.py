@@ -62,6 +62,17 @@ def test_every_hash_is_found_newest_first(hashes: list[int], other: int) -> None
 
 
 @settings(deadline=None)
+@given(st.lists(HASHES, max_size=40), st.lists(HASHES, max_size=6))
+def test_many_hashes_are_found_as_one_by_one(hashes: list[int], others: list[int]) -> None:
+    index = filled(Index(VirtualDisk(), FILE_ROWS), hashes)
+    wanted = [*hashes[::2], *others]
+    found = index.find_many(wanted)
+    assert {hashed: sorted(offsets) for hashed, offsets in found.items()} == {
+        hashed: sorted(offsets_of(index, hashed)) for hashed in wanted
+    }
+
+
+@settings(deadline=None)
 @given(st.lists(st.tuples(HASHES | st.just(0), HASHES | st.just(0), st.lists(HASHES, max_size=6)), max_size=30))
 def test_adding_one_by_one_and_by_columns_gives_the_same_bytes(messages: list[tuple[int, int, list[int]]]) -> None:
     one, many = Index(VirtualDisk(), FILE_ROWS), Index(VirtualDisk(), FILE_ROWS)

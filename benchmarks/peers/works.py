@@ -1,13 +1,14 @@
 """The works, the same for every system: what is sent, what is waited for, what is counted.
 
 ```
- one life, durable:   warm up - spread (a, g) - burst (b, g) - load (c, d) - cancel (f) - kill -9, restart (e)
- another, durable:    warm up - ten times the burst (b, d), where its sends take no longer than the limit
- a third, volatile:   warm up - sends (c)
+ one life, durable:   warm up - spread (a, g) - burst (b, g)
+ another, durable:    warm up - load (c, d) - cancel (f) - kill -9, restart (e)
+ a third, durable:    warm up - ten times the burst (b, d), where its sends take no longer than the limit
+ a fourth, volatile:  warm up - sends (c)
 ```
 
 Some systems sync the disk for each message by itself. Where durable sends take too long for the works, only their rate
-is measured, and the first two lives are volatile, too; this is told with every step.
+is measured, and the first three lives are volatile, too; this is told with every step.
 """
 
 import gc
@@ -144,6 +145,8 @@ class Works:
             self._first_life()
         if self._slow:
             self._first_life()
+        if self._works & frozenset("cdef"):
+            self._loaded_life()
         if "b" in self._works:
             self._second_life()
         if "c" in self._works and not self._slow:
@@ -158,7 +161,11 @@ class Works:
                 self._step("spread", f"{self._plan.spread_count:,} spread over time", self._spread, life)
             if wanted & frozenset("bg"):
                 self._step("burst", f"{self._plan.burst_count:,} due at one instant", self._burst, life)
-            if wanted & frozenset("cdef"):
+
+    def _loaded_life(self) -> None:
+        """One of its own: what a burst has left in memory would be taken for that of what waits, or hide it."""
+        with self._life("loaded", not self._slow) as life:
+            if life is not None:
                 self._loaded(life)
 
     def _finds_slow(self, life: Life) -> bool:
@@ -297,8 +304,9 @@ class Works:
             now = usage.memory(system.pids())
             self._tell.figure("d_count", sent)
             self._tell.figure("d_total", now.total / 1e6)
-            self._tell.figure("d_ram", (now.held - memory.held) / sent)
-            self._tell.figure("d_mapped", (now.total - memory.total) / sent)
+            # A collector of garbage may have given back more than they take.
+            self._tell.figure("d_ram", max(now.held - memory.held, 0) / sent)
+            self._tell.figure("d_mapped", max(now.total - memory.total, 0) / sent)
             self._tell.figure("d_disk", (system.disk_bytes() - disk) / sent)
         return handles[: plan.cancel_count]
 
@@ -360,7 +368,7 @@ class Works:
         memory, visible_before = usage.memory(system.pids()), _visible(system)
         first, at_ms = life.send_ahead(np.zeros(count, np.int64), self._million_limit_s)
         if "d" in self._works:
-            self._tell.figure("d_near_ram", (usage.memory(system.pids()).held - memory.held) / count)
+            self._tell.figure("d_near_ram", max(usage.memory(system.pids()).held - memory.held, 0) / count)
         if visible_before is not None:
             self._tell.figure("b_visible", self._visible_s(system, visible_before + count, at_ms))
         found = life.collect(first, count, at_ms, plan.receive_limit_s)

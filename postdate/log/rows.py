@@ -174,9 +174,12 @@ class Rows:
 
     def _search_stored(self, field: str, value: int, side: Literal["left", "right"]) -> int:
         low, high = self.first, self.stored
+        rows, start = np.empty(0, self._dtype), 0  # of a file, from when it is known that the answer lies there
         while high - low > _READ_ROWS:
             middle = (low + high) // 2
-            at = int(self._read_stored(middle, middle + 1)[field][0])
+            if not len(rows) and low // self._file_rows == (high - 1) // self._file_rows:
+                rows, start = self.mapped(low, high), low
+            at = int(rows[field][middle - start] if len(rows) else self._read_stored(middle, middle + 1)[field][0])
             if at < value or (side == "right" and at == value):
                 low = middle + 1
             else:

@@ -1,14 +1,15 @@
 """Postdate with its Python client: `postdate up` without a pipeline, and the public calls of `postdate.connect`."""
 
 import asyncio
+import contextlib
 import platform
-import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+import uvloop
 
 import postdate
 from benchmarks.peers.system import CANCELLED, TOO_LATE, UNKNOWN, Received, System, body, index_of
@@ -19,7 +20,6 @@ GROUP = "peers"
 PIECE = 1_000  # messages of a batch: what fits one request
 SENDING_TASKS, CANCELLING_TASKS = 4, 256
 TIMEOUT_S = 60.0  # a slow answer is to be measured
-PULL_BATCH, PREFETCH = 256, 4_000  # as docs/client.md advises for many messages at once
 ANSWERS = {
     postdate.Cancelled.CANCELLED: CANCELLED,
     postdate.Cancelled.DELIVERED: TOO_LATE,
@@ -32,7 +32,7 @@ class Postdate(System):
     slug = "postdate"
     settings = (
         f"{SETTINGS}; sends in batches of {PIECE:,}, {SENDING_TASKS} at a time, cancels {CANCELLING_TASKS} at a time, "
-        f"one blocking consumer with batch={PULL_BATCH} and prefetch={PREFETCH:,}"
+        "one consumer; all by the asyncio client on uvloop, with its defaults"
     )
     durable = DURABLE
     volatile = VOLATILE
@@ -70,7 +70,7 @@ class Postdate(System):
             ]
             handles[start : start + PIECE] = map(str, await client.send_batch(TOPIC, messages))
 
-        asyncio.run(self._shared_out(SENDING_TASKS, range(0, len(dues_ms), PIECE), send))
+        uvloop.run(self._shared_out(SENDING_TASKS, range(0, len(dues_ms), PIECE), send))
         return handles
 
     def cancel(self, handles: Sequence[bytes | str]) -> list[str]:
@@ -79,7 +79,7 @@ class Postdate(System):
         async def cancel(client: postdate.AsyncClient, place: int) -> None:
             answers[place] = ANSWERS[await client.cancel(str(handles[place]))]
 
-        asyncio.run(self._shared_out(CANCELLING_TASKS, range(len(handles)), cancel))
+        uvloop.run(self._shared_out(CANCELLING_TASKS, range(len(handles)), cancel))
         return answers
 
     async def _shared_out(
@@ -95,22 +95,21 @@ class Postdate(System):
             await asyncio.gather(*map(some, range(tasks)))
 
     def receive(self, count: int, limit_s: float) -> Received:
-        indexes, at_ms = np.empty(count, np.int64), np.empty(count, np.float64)
-        number = 0
-        with postdate.connect(self._server.route_address) as client:
-            closing = threading.Timer(limit_s, client.close)
-            closing.start()
-            try:
-                for message in client.consume(TOPIC, GROUP, batch=PULL_BATCH, prefetch=PREFETCH):
-                    indexes[number], at_ms[number] = index_of(message.body), time.time_ns() / 1e6
-                    number += 1
-                    if number == count:
-                        message.acknowledge()
-                        break
-            finally:
-                closing.cancel()
-                closing.join()
-        return Received(indexes[:number], at_ms[:number])
+        return uvloop.run(self._received(count, limit_s))
+
+    async def _received(self, count: int, limit_s: float) -> Received:
+        bodies: list[bytes] = []
+        at_ns: list[int] = []
+        async with postdate.connect_async(self._server.route_address) as client:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    async for message in client.consume(TOPIC, GROUP):
+                        bodies.append(message.body)
+                        at_ns.append(time.time_ns())
+                        if len(bodies) == count:
+                            await message.acknowledge()
+                            break
+        return Received(np.array([index_of(each) for each in bodies], np.int64), np.array(at_ns, np.float64) / 1e6)
 
     def stranger(self, handle: bytes | str) -> str:
         return other_key(str(handle))
