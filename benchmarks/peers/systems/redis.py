@@ -30,8 +30,9 @@ class Redis(System):
     slug = "redis"
     settings = (
         f"Sends in transactions of {BATCH_COUNT}, two commands each; a Lua script takes up to {BATCH_COUNT} due ones "
-        f"and removes them; where none is due, the consumer asks again at the next due time, after {POLL_S * 1e3:.0f} "
-        "ms at the latest; append-only file, no snapshots."
+        f"and removes them (a consumer that dies then has lost them), cancels by ZREM, {BATCH_COUNT} at once; where "
+        f"none is due, the consumer asks again at the next due time, after {POLL_S * 1e3:.0f} ms at the latest; "
+        "append-only file, no snapshots."
     )
     durable = "synced before the answer (appendfsync always)"
     volatile = "written, synced every second (appendfsync everysec)"

@@ -57,10 +57,12 @@ final class Client implements AutoCloseable {
 
     /** The topic's queues, once the name server knows all of them: a send before that would make fewer. */
     private List<MessageQueue> madeTopic() throws Exception {
-        producer.createTopic("TBW102", topic, QUEUES, null);
         AtomicReference<List<MessageQueue>> found = new AtomicReference<>(List.of());
         until("the route of " + topic, () -> {
             try {
+                if (found.get().isEmpty()) {
+                    producer.createTopic("TBW102", topic, QUEUES, null); // a broker that has just started may refuse
+                }
                 found.set(producer.fetchPublishMessageQueues(topic));
             } catch (MQClientException error) {
                 return false; // not known yet
