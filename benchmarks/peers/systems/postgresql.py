@@ -43,8 +43,8 @@ class PostgreSQL(System):
     slug = "postgresql"
     settings = (
         f"Sends by COPY, a transaction for each {BATCH_COUNT:,}; the consumer deletes and returns up to "
-        f"{BATCH_COUNT:,} due rows with SKIP LOCKED (a consumer that dies then has lost them), cancels by one delete for "
-        f"{BATCH_COUNT:,}; where none is due, it asks again at the next due time, after "
+        f"{BATCH_COUNT:,} due rows with SKIP LOCKED (a consumer that dies then has lost them), cancels by one delete "
+        f"for {BATCH_COUNT:,}; where none is due, it asks again at the next due time, after "
         f"{POLL_S * 1e3:.0f} ms at the latest; shared_buffers 1 GB, max_wal_size 4 GB."
     )
     durable = "synced before the answer (synchronous_commit on)"
