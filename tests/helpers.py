@@ -226,6 +226,10 @@ class FaultyDisk(RealDisk):
         self.call("map", path)
         return super().map(path)
 
+    def array(self, path: str) -> np.ndarray:
+        self.call("read", path)
+        return super().array(path)
+
     def read(self, path: str, position: int, size: int) -> bytes:
         self.call("read", path)
         return super().read(path, position, size)
