@@ -285,7 +285,9 @@ class _Names:
             told.append(f"{self._shown(name)}: its name is lost")
         for name in sorted(wanted):
             source = self._pinned / str(wanted[name])
-            if actual.get(name) != wanted[name] and source.exists():
+            # A folder that was removed does not come back, and its number may be that of a file by now.
+            is_folder = (self._path / name).is_dir()
+            if actual.get(name) != wanted[name] and source.exists() and not is_folder:
                 (self._path / name).unlink(missing_ok=True)
                 os.link(source, self._path / name)
                 told.append(f"{self._shown(name)}: it is {'the old one' if name in actual else 'there'} again")
