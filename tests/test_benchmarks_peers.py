@@ -288,6 +288,14 @@ def test_a_note_that_differs_by_its_numbers_alone_is_kept_once() -> None:
     assert measured.notes == {"load": ["it failed", "2,000 came within 5 s"]}
 
 
+def test_the_page_says_where_rounds_are_missing() -> None:
+    results = made_up()
+    said = "**Not every system was measured in every round: of 3 they had 1 to 3.**"
+    assert said in report.markdown(results, set()).splitlines()
+    del results.systems["few"]
+    assert "Not every system" not in report.markdown(results, set())
+
+
 def test_the_page_says_where_a_peer_is_better() -> None:
     page = report.markdown(made_up(), set()).splitlines()
     assert "- a, late, p50: Sooner: 0.1 ms. Postdate, Python client: 0.6 ms" in page

@@ -66,6 +66,11 @@ class Measured:
     notes: dict[str, list[str]] = field(default_factory=dict)  # by step: why it has no figure, or not of all
     not_run: str = ""  # why nothing of it was measured
 
+    @property
+    def round_count(self) -> int:
+        """Of those in which something of it was measured."""
+        return max(map(len, self.values.values()), default=0)
+
     def median(self, key: str) -> float | None:
         values = self.values.get(key)
         return statistics.median(values) if values else None

@@ -124,6 +124,11 @@ def _opening(results: Results) -> Iterator[str]:
     if about["quick"]:
         yield "**A quick run with small counts: it shows that all works, its figures say nothing.**"
         yield ""
+    counts = {each.round_count for each in results.systems.values() if not each.not_run}
+    if counts and min(counts) < rounds:
+        had = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{min(counts)}"
+        yield f"**Not every system was measured in every round: of {rounds} they had {had}.**"
+        yield ""
     yield (
         f"{about['date'][:10]}: {about['cores']} cores of {about['cpu']}, {about['memory_gb']} GB, {about['system']}, "
         f"Python {about['python']}. {_number(rounds, 'round')}, the systems in turn; medians, with the smallest and "
