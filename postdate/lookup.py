@@ -241,7 +241,7 @@ class Lookup:
         leads to them, but for those older than it.
         """
         far, index = self._fold.far, self._fold.index
-        sought = self._sought.pop(hashed, None)
+        sought = self._sought.get(hashed)
         if sought is None and (before - self._first_untaken) * _SCAN_PRICE <= index.row_count:
             return far.find_untaken(due_at_ms, column, hashed, before)
         arrivals, seen = sought or (self._arrivals(hashed), before)
@@ -256,8 +256,8 @@ class Lookup:
         return _joined([old, known, new])
 
     def seek(self, hashes: Sequence[int]) -> None:
-        """Looks for many keys at once, where one by one would be dear. What is found is remembered until `untaken` is
-        asked for the key, or `unseek`; what has come since is then looked for in its row.
+        """Looks for many keys at once, where one by one would be dear. What is found is remembered until
+        `unseek`; what has come since is then looked for in its row.
         """
         if (self._fold.far.length - self._first_untaken) * _SCAN_PRICE > self._fold.index.row_count:
             found, seen = self._fold.index.find_many(hashes), self._fold.far.length

@@ -24,8 +24,8 @@ from typing import Any
 
 import orjson
 from dialogue import Peer, make_topic, properties_text, pull, pull_command, send_command
-from process import Broker, now_ms
 
+from postdate.faults.process import Broker, now_ms
 from postdate.wire import bodies, codes
 from postdate.wire.frame import BINARY, JSON, Command, encode
 from postdate.wire.schema import REQUESTS, Field, Kind

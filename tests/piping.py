@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, Self
 
 import pytest
 from dialogue import Peer
-from process import ROOT, free_port
 from serving import SERVED, Served
 
 from postdate.bulk.process import Bulk
@@ -30,6 +29,7 @@ from postdate.client.connection import parse_address
 from postdate.clock import ManualClock
 from postdate.config import Settings
 from postdate.errors import PostdateError
+from postdate.faults.process import ROOT, free_port
 from postdate.log.disk import Disk, RealDisk
 from postdate.message import Message, encode_properties
 from postdate.pipeline import batch, java, jobs, table, tiers

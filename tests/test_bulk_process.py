@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from bulking import Client, wait_until
 from helpers import DAY_MS, T0, TOPIC, message
-from process import ROOT
 from serving import serving
 
 from postdate.clock import ManualClock
+from postdate.faults.process import ROOT
 
 END_S = 10.0  # it should be 2 s; a busy machine gets more
 

@@ -61,7 +61,6 @@ from helpers import (
     stage,
     write_chunk,
 )
-from process import free_port
 from serving import Served, serving
 from test_imports import ROWS
 
@@ -76,6 +75,7 @@ from postdate.clock import SystemClock
 from postdate.commands import Selected, answered
 from postdate.config import LIVE, ROCKETMQ_NAMES, Settings, load
 from postdate.errors import PostdateError
+from postdate.faults.process import free_port
 from postdate.handout import PopAsk
 from postdate.leases import Handle
 from postdate.log import record as records

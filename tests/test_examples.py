@@ -12,10 +12,10 @@ import pyarrow.flight as flight
 import pytest
 from bulking import wait_until
 from carrying import World
-from process import ROOT, Broker, free_port
 from serving import serving
 
 import postdate
+from postdate.faults.process import ROOT, Broker, free_port
 from postdate.pipeline import java
 from postdate.pipeline.gate import Gate
 from postdate.pipeline.view import pending

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 from dialogue import LONG_POLL_MS, Closed, make_topic, pull, read_bodies, send_command, sent
-from process import Broker
 
 from postdate.clock import SystemClock
 from postdate.errors import UsageError
@@ -27,6 +26,7 @@ from postdate.faults.control import BROKER, BULK, PIPELINE
 from postdate.faults.inside import OTHER, role_of
 from postdate.faults.layer import Layer, Point, fault_points, flip_bit
 from postdate.faults.points import WRITTEN_BY_BULK, calls_of_function, points_of
+from postdate.faults.process import Broker
 from postdate.wire import codes
 
 ROOT = Path(__file__).parent.parent

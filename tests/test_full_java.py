@@ -19,10 +19,10 @@ from typing import Any
 import java  # of tests/interop
 import pytest
 from cluster import Cluster, Driver, bare_python, wait_for
-from process import Broker
 from program import Program, provide
 
 from postdate.cli import admin
+from postdate.faults.process import Broker
 
 pytestmark = pytest.mark.full
 

@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 from carrying import BEGIN, World
 from helpers import HOUR_MS, TOPIC
-from process import ROOT
 
 import postdate.spark
 from postdate import cli
 from postdate.client.faults import Unreachable
 from postdate.errors import PostdateError, Refused, UsageError
+from postdate.faults.process import ROOT
 from postdate.log import record as records
 from postdate.pipeline import imports, inputs, parquet, sink
 from postdate.pipeline.columns import Wanted

@@ -9,10 +9,10 @@ from typing import Any
 
 import orjson
 from dialogue import LONG_POLL_MS, connected, make_topic
-from process import Broker
 from serving import serving
 
 from postdate.client.connection import Address, Connection, Connections
+from postdate.faults.process import Broker
 from postdate.wire import codes
 from postdate.wire.frame import Command, encode
 

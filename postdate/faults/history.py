@@ -89,10 +89,14 @@ class History:
         self.offset_ms = offset_ms
         self.note("clock", offset=offset_ms)
 
+    def find(self, invariant: str, sentence: str) -> None:
+        """Something that was seen to be wrong on the way."""
+        self.note("finding", invariant=invariant, sentence=sentence)
+
     @contextmanager
     def trouble(self, name: str) -> Iterator[Event]:
         """A fault from beginning to end: what falls into it is excused from being on time."""
-        event = self.note("trouble", name=name, until=None)
+        event = self.note("trouble", name=name)
         try:
             yield event
         finally:

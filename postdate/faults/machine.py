@@ -157,10 +157,12 @@ class Machine:
         try:
             ended = self._run(["up", "--data", str(self.broker.data), *ports])
         except subprocess.TimeoutExpired:
-            self._find("I8", "a second broker runs on the folder of the first")
+            self.history.find("I8", "a second broker runs on the folder of the first")
             return
         if ended.returncode != 2 or "in use" not in ended.stderr:
-            self._find("I8", f"a second broker on the folder ended with {ended.returncode}: {ended.stderr[-200:]}")
+            self.history.find(
+                "I8", f"a second broker on the folder ended with {ended.returncode}: {ended.stderr[-200:]}"
+            )
 
     def _run(self, arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
         """One of our commands, not under the layer."""
@@ -199,7 +201,7 @@ class Machine:
             broker.start()
         except AssertionError as error:
             if "Traceback" in str(error) or not is_named:
-                self._find("I1", f"{what}: check named it: {is_named}, and the broker said: {str(error)[-300:]}")
+                self.history.find("I1", f"{what}: check named it: {is_named}, and the broker said: {str(error)[-300:]}")
             return
         try:
             self._judge_reading(broker, what, is_named)
@@ -213,18 +215,15 @@ class Machine:
             entries = {(each.place, each.offset): each for each in driver.entries({})}
         except (Lost, PostdateError) as error:
             if not is_named:
-                self._find("I1", f"{what}: check did not name it, and the queues cannot be read: {error}")
+                self.history.find("I1", f"{what}: check did not name it, and the queues cannot be read: {error}")
             return
         seen = [each for each in list(self.history.events) if each["kind"] == "saw" and each["offset"] >= 0]
         for each in seen:
             found = entries.get((each["place"], each["offset"]))
             if found is None and not is_named and each["place"].startswith("faults/"):
-                self._find("I1", f"{what}: check did not name it, and {each['key']} is gone")
+                self.history.find("I1", f"{what}: check did not name it, and {each['key']} is gone")
             if found is not None and found.key != each["key"] and not is_named:
-                self._find("I8", f"{what}: check did not name it, and {each['key']} is {found.key} now")
-
-    def _find(self, invariant: str, sentence: str) -> None:
-        self.history.note("finding", invariant=invariant, sentence=sentence)
+                self.history.find("I8", f"{what}: check did not name it, and {each['key']} is {found.key} now")
 
     # -- what it leaves -----------------------------------------------------------------------------------------------
 
@@ -244,10 +243,10 @@ class Machine:
     def examine(self) -> None:
         """After its stop: what `check` finds, and whether it made a mistake of its own."""
         for finding in check_folder(RealDisk(self.broker.data)).findings:
-            self._find("check", str(finding))
+            self.history.find("check", str(finding))
         for line in self.broker.log_lines():
             if line.startswith(("Traceback", "AssertionError")):
-                self._find("log", line)
+                self.history.find("log", line)
 
 
 def writes_in(table: Path) -> int:

@@ -88,7 +88,7 @@ class Episode:
             self._machine.stop()
             self._machine.examine()
         except (Stuck, Lost) as error:
-            self.history.note("finding", invariant="I1", sentence=f"it cannot go on: {error}")
+            self.history.find("I1", f"it cannot go on: {error}")
         finally:
             self._stopping.set()
             self._machine.end()

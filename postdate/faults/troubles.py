@@ -43,9 +43,6 @@ class Scene:
         self.point_number += 1
         return possible[self.point_number % len(possible)]
 
-    def find(self, invariant: str, sentence: str) -> None:
-        self.history.note("finding", invariant=invariant, sentence=sentence)
-
     def await_service(self) -> None:
         """The broker takes a message again, soon."""
         end = time.monotonic() + SERVES_S
@@ -54,7 +51,7 @@ class Scene:
             if self._is_serving(self.machine.driver):
                 return
             time.sleep(0.2)
-        self.find("I1", f"after the fault no send was acknowledged for {SERVES_S:.0f} s")
+        self.history.find("I1", f"after the fault no send was acknowledged for {SERVES_S:.0f} s")
 
     def _is_serving(self, driver: Remoting) -> bool:
         self.probes += 1

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.peers.system import CANCELLED, UNKNOWN, Received, System, body
+from benchmarks.peers.system import CANCELLED, UNKNOWN, Received, body
 from benchmarks.peers.systems.inbox import Inbox, now_ms
 from benchmarks.peers.systems.server import HOST, Server, free_port, program, said_version
-from benchmarks.peers.systems.wire import Wire
+from benchmarks.peers.systems.wire import Wire, Wired
 
 UNIT_MS = 1_000
 SLIP_MS = 1.0
@@ -28,7 +28,7 @@ class Reply(NamedTuple):
     body: bytes = b""
 
 
-class Beanstalkd(System):
+class Beanstalkd(Wired[Reply]):
     name = "beanstalkd"
     slug = "beanstalkd"
     settings = (
@@ -38,11 +38,6 @@ class Beanstalkd(System):
     )
     durable = "synced before the answer (-f 0)"
     volatile = f"written, synced every second (-f {SYNC_MS})"
-
-    def __init__(self, folder: Path, is_durable: bool) -> None:
-        super().__init__(folder, is_durable)
-        self._server: Server | None = None
-        self._wire: Wire[Reply] | None = None
 
     @classmethod
     def versions(cls) -> dict[str, str]:
@@ -56,20 +51,6 @@ class Beanstalkd(System):
         self._server = Server([_program(), "-l", HOST, "-p", str(port), "-b", self.folder, *sync], self.folder)
         self._server.await_answer(lambda: Wire(port, replies).close())
         self._wire = Wire(port, replies)
-
-    def kill(self) -> None:
-        assert self._server is not None, "not started"
-        self._server.kill()
-
-    def stop(self) -> None:
-        if self._wire is not None:
-            self._wire.close()
-        if self._server is not None:
-            self._server.end()
-        self._server = self._wire = None
-
-    def pids(self) -> list[int]:
-        return self._server.pids if self._server is not None else []
 
     def schedule(self, dues_ms: Sequence[int], first_index: int = 0) -> list[bytes | str]:
         is_soon = max(dues_ms) < now_ms() + PACED_MS
@@ -127,11 +108,6 @@ class Beanstalkd(System):
         starts = range(0, len(ids), PUT_COUNT)
         batches = ([deletes([each]) for each in ids[start : start + PUT_COUNT]] for start in starts)
         return [CANCELLED if reply.word == b"DELETED" else UNKNOWN for reply in self._connected.ask(batches)]
-
-    @property
-    def _connected(self) -> Wire[Reply]:
-        assert self._wire is not None, "not started"
-        return self._wire
 
 
 def delay_s(due_ms: int, at_ms: float) -> int:

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.peers.system import CANCELLED, UNKNOWN, Received, System, body
+from benchmarks.peers.system import CANCELLED, UNKNOWN, Received, body
 from benchmarks.peers.systems.inbox import Inbox
 from benchmarks.peers.systems.server import HOST, Server, free_port, program, said_version
-from benchmarks.peers.systems.wire import Wire
+from benchmarks.peers.systems.wire import Wire, Wired
 
 SEND_COUNT = 500  # on their way together, and twice that
 STATUS_S = 2.0
@@ -43,7 +43,7 @@ class Message(NamedTuple):
     payload: bytes
 
 
-class NATS(System):
+class NATS(Wired[Message]):
     name = "NATS JetStream, schedules"
     slug = "nats"
     settings = (
@@ -56,8 +56,6 @@ class NATS(System):
 
     def __init__(self, folder: Path, is_durable: bool) -> None:
         super().__init__(folder, is_durable)
-        self._server: Server | None = None
-        self._wire: Wire[Message] | None = None
         self._next_subject = 0
 
     @classmethod
@@ -79,20 +77,6 @@ class NATS(System):
         consumer = {"stream_name": STREAM, "config": CONSUMER_SETTINGS}
         self._ask(f"CONSUMER.DURABLE.CREATE.{STREAM}.{CONSUMER}", consumer)
         self._next_subject = self._ask(f"STREAM.INFO.{STREAM}", {})["state"]["last_seq"] + 1
-
-    def kill(self) -> None:
-        assert self._server is not None, "not started"
-        self._server.kill()
-
-    def stop(self) -> None:
-        if self._wire is not None:
-            self._wire.close()
-        if self._server is not None:
-            self._server.end()
-        self._server = self._wire = None
-
-    def pids(self) -> list[int]:
-        return self._server.pids if self._server is not None else []
 
     def schedule(self, dues_ms: Sequence[int], first_index: int = 0) -> list[bytes | str]:
         first_subject, self._next_subject = self._next_subject, self._next_subject + len(dues_ms)
@@ -140,11 +124,6 @@ class NATS(System):
     def _ask(self, subject: str, asked: dict[str, Any]) -> dict[str, Any]:
         """Raises LookupError where JetStream does not listen yet."""
         return _accepted(self._connected.ask([[request(subject, asked)]])[0])
-
-    @property
-    def _connected(self) -> Wire[Message]:
-        assert self._wire is not None, "not started"
-        return self._wire
 
 
 def server_settings(port: int, store: Path, is_durable: bool) -> str:
