@@ -15,9 +15,12 @@ from postdate.faults.__main__ import main
 from postdate.faults.checker import Bounds
 from postdate.faults.machine import part_of
 from postdate.faults.process import ROOT
+from postdate.faults.remoting import key_of
 from postdate.faults.run import Episode, Plan, Result, history_of
 from postdate.faults.troubles import TROUBLES, Scene, Trouble
 from postdate.faults.workload import Load
+from postdate.log.record import decode, encode
+from postdate.message import LOOPBACK, Message
 
 SEED = 11
 WAIT_S = 180
@@ -50,6 +53,12 @@ def test_a_short_run_with_spark_breaks_no_promise(tmp_path: Path) -> None:
     assert kinds.count("sent") > 200
     assert {event["group"] for event in result.events if event["kind"] == "saw"} == {"pull", "pop", "client"}
     assert [event["rows"] for event in result.events if event["kind"] == "written"] > [0], "Spark has carried some"
+
+
+def test_a_record_with_a_flipped_bit_is_nobodys_and_ends_no_run() -> None:
+    record = decode(encode(Message("orders", b"", properties=b"KEYS\x01p1-7k\x02"), b"orders", 0, 0, LOOPBACK))
+    assert key_of(record) == "p1-7"
+    assert key_of(record._replace(properties=record.properties.replace(b"KEYS", b"KEYQ"))) == ""
 
 
 def test_a_broker_that_does_not_sync_is_caught(tmp_path: Path) -> None:

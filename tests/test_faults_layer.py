@@ -25,7 +25,7 @@ from postdate.faults import power
 from postdate.faults.control import BROKER, BULK, PIPELINE
 from postdate.faults.inside import OTHER, role_of
 from postdate.faults.layer import Layer, Point, fault_points, flip_bit
-from postdate.faults.points import WRITTEN_BY_BULK, calls_of_function, points_of
+from postdate.faults.points import WRITTEN_BY_BULK, Turns, calls_of_function, points_of
 from postdate.faults.process import Broker
 from postdate.wire import codes
 
@@ -329,6 +329,49 @@ for number in range(5):
     assert len(watched.run(script).split()) == 5
 
 
+def test_of_several_points_the_first_that_is_reached_counts(watched: Watched) -> None:
+    script = """
+from postdate.pipeline.steps import reach
+for name in ("batch.begun", "stage.call", "stage.called", "batch.done"):
+    print(name, flush=True)
+    reach(name)
+"""
+    points = [Point("batch.done", PIPELINE), Point("stage.call", PIPELINE), Point("stage.called", BULK)]
+    watched.layer.kill_at(*points)
+    assert watched.run(script).split() == ["batch.begun", "stage.call"]
+    assert watched.layer.hit == Point("stage.call", PIPELINE)
+    watched.layer.kill_at(*points, times=2)
+    watched.run(script)
+    assert watched.layer.hit == Point("batch.done", PIPELINE), "a longer name, or another process, is another point"
+    watched.layer.kill_at(*fault_points())
+    assert watched.run(script).split() == ["batch.begun"], "there is room for all of them"
+
+
+def test_of_all_points_each_has_its_turn() -> None:
+    dice, turns = random.Random(3), Turns()
+    never = Point("segment.remove", BROKER)
+    for _ in range(300):
+        points = turns.next(dice)
+        reached = [point for point in points if point != never]
+        if reached:
+            turns.took(dice.choice(reached))
+        else:
+            turns.missed(points)
+    assert turns.all - turns.hit == {never}
+    assert all(never in turns.next(dice) for _ in range(10)), "what had no turn is always among them"
+    assert len(turns.next(dice)) > 1, "beside others, which come again"
+    turns.took(never)
+    assert turns.hit == turns.all
+
+
+def test_a_turn_is_for_one_process() -> None:
+    dice, turns = random.Random(3), Turns()
+    chosen = [{point.process for point in turns.next(dice)} for _ in range(30)]
+    assert all(len(each) == 1 for each in chosen)
+    assert set.union(*chosen) == {BROKER, BULK, PIPELINE}, "what comes seldom has as many turns as what comes often"
+    assert {point.process for point in Turns([BROKER]).all} == {BROKER}
+
+
 def test_points_of_the_disk_are_reached_too(watched: Watched) -> None:
     watched.layer.kill_at("log.flush")
     script = 'from postdate.log.disk import RealDisk; RealDisk(".").reach("log.flush"); print("not reached")'
@@ -458,7 +501,7 @@ def test_whatever_a_broker_acknowledged_is_there_after_a_power_loss(tmp_path: Pa
     for seed in SEEDS:
         dice = random.Random(seed)
         # First with something written and not yet synced, for certain.
-        layer.kill_at(dice.choice(POINTS) if seed else Point("log.flush", BROKER), dice.randint(1, 20))
+        layer.kill_at(dice.choice(POINTS) if seed else Point("log.flush", BROKER), times=dice.randint(1, 20))
         acknowledged |= sent_until_killed(broker, str(seed), dice)
         layer.disarm()
         broker.kill()

@@ -20,7 +20,7 @@ from types import FrameType
 from postdate.faults import checker
 from postdate.faults.checker import INVARIANTS
 from postdate.faults.history import load
-from postdate.faults.layer import fault_points
+from postdate.faults.points import Point, Turns
 from postdate.faults.run import Episode, Plan, Result, history_of
 from postdate.faults.workload import Load
 
@@ -71,28 +71,28 @@ def _run(options: argparse.Namespace) -> int:
     plan = Plan(EPISODE_S, Load(with_jobs=not options.no_pipeline, with_imports=not options.no_pipeline),
                 with_pipeline=not options.no_pipeline)  # fmt: skip
     seed, found, episodes, is_over = options.seed, 0, 0, False
-    points: set[tuple[str, str]] = set()
+    turns = plan.turns()
     say(f"faults for {options.minutes:g} minutes, from seed {seed}")
     while not is_over and (not episodes or end - time.monotonic() > EPISODE_S_MIN):
-        result, is_over = _episode(seed, plan.shortened(max(end - time.monotonic(), EPISODE_S_MIN)), options.keep)
+        shortened = plan.shortened(max(end - time.monotonic(), EPISODE_S_MIN))
+        result, is_over = _episode(seed, shortened, turns, options.keep)
         episodes, seed, found = episodes + 1, seed + 1, found + len(result.violations)
-        points |= {(each["process"], each["name"]) for each in result.events if each["kind"] == "point" and each["hit"]}
         _tell(result)
-    say(f"killed at {len(points)} of {len(fault_points())} named points: {_listed(points)}")
+    say(f"killed at {len(turns.hit)} of {len(turns.all)} named points; not at: {_listed(turns.all - turns.hit)}")
     say(f"{episodes} episodes, {found} violations (seeds {options.seed} to {seed - 1})")
     return int(bool(found))
 
 
-def _listed(points: set[tuple[str, str]]) -> str:
-    return ", ".join(f"{name} ({process})" for process, name in sorted(points)) or "none"
+def _listed(points: set[Point]) -> str:
+    return ", ".join(f"{name} ({process})" for name, process in sorted(points)) or "none"
 
 
-def _episode(seed: int, plan: Plan, keep: str) -> tuple[Result, bool]:
+def _episode(seed: int, plan: Plan, turns: Turns, keep: str) -> tuple[Result, bool]:
     """Its result, and whether Ctrl-C has ended it."""
     folder = Path(tempfile.mkdtemp(prefix=f"postdate-faults-{seed}-"))
     interrupted = []
     try:
-        episode = Episode(folder, seed, plan, lambda text: say(f"  seed {seed}: {text}"))
+        episode = Episode(folder, seed, plan, lambda text: say(f"  seed {seed}: {text}"), turns)
 
         def stop(_number: int, _frame: FrameType | None) -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a second one ends it at once

@@ -8,7 +8,7 @@ import mmap
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +17,8 @@ BROKER, BULK, PIPELINE = "broker", "bulk", "pipeline"  # the processes; to the l
 _BYTES = 4_096
 _OFFSET, _SPACE, _SYNCS, _TIMES = 0, 8, 16, 24  # numbers of 8 bytes
 _NAME_BYTES = 128
-_POINT, _PROCESS, _HIT, _HIT_PROCESS = (256 + index * _NAME_BYTES for index in range(4))  # names
+_HIT, _HIT_PROCESS = 256, 384  # names
+_ARMED = 512  # lines of process and name, to the end of the page
 _NUMBER = struct.Struct("<q")
 _NO_LIMIT = -1
 
@@ -47,12 +48,14 @@ class Control:
 
     # -- fault points -----------------------------------------------------------------------------------------------
 
-    def arm(self, point: str, process: str, times: int) -> None:
-        """An empty process means any."""
+    def arm(self, points: Iterable[tuple[str, str]], times: int) -> None:
+        """Points by name and process; an empty process means any."""
+        lines = "\n" + "".join(f"{process} {name}\n" for name, process in points)
         with self._locked():
             self._set_number(_TIMES, 0)
-            for field, text in ((_POINT, point), (_PROCESS, process), (_HIT, ""), (_HIT_PROCESS, "")):
-                self._set_text(field, text)
+            self._set_text(_HIT, "")
+            self._set_text(_HIT_PROCESS, "")
+            self._set_text(_ARMED, lines, _BYTES - _ARMED)
             self._set_number(_TIMES, times)
 
     def disarm(self) -> None:
@@ -61,7 +64,7 @@ class Control:
 
     def is_last(self, point: str, process: str) -> bool:
         """Whether a process that has reached a point is to end there; then that is noted."""
-        if not self._number(_TIMES) or self._text(_POINT) != point or self._text(_PROCESS) not in ("", process):
+        if not self._number(_TIMES) or not self._is_armed(point, process):
             return False
         with self._locked():
             left = self._number(_TIMES) - 1
@@ -72,6 +75,9 @@ class Control:
                 self._set_text(_HIT, point)
                 self._set_text(_HIT_PROCESS, process)
             return left == 0
+
+    def _is_armed(self, point: str, process: str) -> bool:
+        return any(self._page.find(f"\n{each} {point}\n".encode(), _ARMED) >= 0 for each in (process, ""))
 
     @property
     def hit(self) -> tuple[str, str] | None:
@@ -142,6 +148,6 @@ class Control:
     def _text(self, position: int) -> str:
         return self._page[position : position + _NAME_BYTES].rstrip(b"\0").decode()
 
-    def _set_text(self, position: int, text: str) -> None:
-        assert len(text) <= _NAME_BYTES, f"{text} is too long a name"
-        self._page[position : position + _NAME_BYTES] = text.encode().ljust(_NAME_BYTES, b"\0")
+    def _set_text(self, position: int, text: str, size: int = _NAME_BYTES) -> None:
+        assert len(text) <= size, f"{text} is too long"
+        self._page[position : position + size] = text.encode().ljust(size, b"\0")

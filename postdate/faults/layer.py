@@ -77,13 +77,12 @@ class Layer:
 
     # -- fault points -----------------------------------------------------------------------------------------------
 
-    def kill_at(self, point: Point | str, times: int = 1) -> None:
-        """The process that reaches a point for the n-th time from now ends there, as by kill -9; with a name alone,
-        whichever process.
+    def kill_at(self, *points: Point | str, times: int = 1) -> None:
+        """The process that reaches one of these points as the n-th from now ends there, as by kill -9; with a name
+        alone, whichever process.
         """
         assert times >= 1, f"a point is reached once or more often, not {times} times"
-        name, process = point if isinstance(point, Point) else (point, "")
-        self._control.arm(name, process, times)
+        self._control.arm([each if isinstance(each, Point) else (each, "") for each in points], times)
 
     @property
     def hit(self) -> Point | None:

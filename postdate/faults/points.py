@@ -3,8 +3,9 @@ extend.
 """
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 from postdate.faults.control import BROKER, BULK, PIPELINE
@@ -51,6 +52,36 @@ def _part(path: Path) -> str:
 
 def _process(path: Path, name: str) -> str:
     return BULK if _part(path) == BULK or name in WRITTEN_BY_BULK else BROKER
+
+
+class Turns:
+    """Which points are next: those at which nobody was killed yet, some at a time. Whoever comes to one of them first
+    ends there, so that no time is lost with waiting for what is rare, and what is rare has its turn all the same.
+    """
+
+    def __init__(self, processes: Collection[str] = (BROKER, BULK, PIPELINE)) -> None:
+        self.all = {point for point in fault_points() if point.process in processes}
+        self.hit: set[Point] = set()
+        self._left, self._rare = set(self.all), set[Point]()
+
+    def next(self, dice: Random) -> list[Point]:
+        """Of one process, for the broker would be first else: half of those left, for the most frequent ones would come
+        in the same order else, and all that are rare.
+        """
+        self._left = self._left or set(self.all)  # all had a turn, or are rare: it begins anew
+        process = dice.choice(sorted({point.process for point in self._left}))
+        left = sorted(point for point in self._left if point.process == process)
+        return sorted(self._rare.union(dice.sample(left, (len(left) + 1) // 2)))
+
+    def took(self, point: Point) -> None:
+        self.hit.add(point)
+        self._left.discard(point)
+        self._rare.discard(point)
+
+    def missed(self, points: Collection[Point]) -> None:
+        """None of them was reached in a generous while: they are rare, and armed with all others from now on."""
+        self._rare |= set(points) - self.hit
+        self._left -= self._rare
 
 
 # -- in one module ----------------------------------------------------------------------------------------------

@@ -56,8 +56,9 @@ def user_key(key: str) -> str:
     return f"{key}k"
 
 
-def _key(record: Record) -> str:
-    return properties_of(record)[PROPERTY_KEYS][:-1]
+def key_of(record: Record) -> str:
+    """The key of its wish; "", which no wish has, where a bit of its properties has flipped."""
+    return properties_of(record).get(PROPERTY_KEYS, "")[:-1]
 
 
 class _Connected:
@@ -207,7 +208,7 @@ def _place(topic: str, queue_id: int) -> str:
 
 def _delivery(record: Record, place: str, token: tuple[Any, ...]) -> Delivery:
     attempt, visible = record.reconsume_times, record.stored_at_ms
-    return Delivery(_key(record), record.body, place, record.queue_offset, visible, attempt, (*token, record.offset))
+    return Delivery(key_of(record), record.body, place, record.queue_offset, visible, attempt, (*token, record.offset))
 
 
 class PopConsumer(_Connected):
@@ -338,7 +339,7 @@ class Remoting:
             if found.code != codes.SUCCESS:
                 return
             for record in found.records:
-                yield Entry(place, record.queue_offset, _key(record), record.body, record.stored_at_ms)
+                yield Entry(place, record.queue_offset, key_of(record), record.body, record.stored_at_ms)
             places[place] = found.next_offset
 
     def status(self) -> dict[str, Any]:

@@ -15,16 +15,17 @@ from typing import Any
 
 from postdate.faults import checker
 from postdate.faults.checker import Bounds, Violation
+from postdate.faults.control import BROKER
 from postdate.faults.driver import Lost
 from postdate.faults.history import Event, History
 from postdate.faults.machine import Machine, Stuck
+from postdate.faults.points import Turns
 from postdate.faults.troubles import Scene, Trouble, chosen
 from postdate.faults.workload import Crew, Load
 
 SAY_S = 10.0
-STEP_MS = 60_000  # of the clock, when everything is to come due
+STEP_MS, DISTANT_STEP_MS = 60_000, 3_600_000  # of the clock, when everything is to come due
 QUIET_S = 45.0
-POINTS_PER_EPISODE = 5
 RETURNS_S = 20.0  # for retries of a second's delay
 
 
@@ -46,6 +47,10 @@ class Plan:
     def shortened(self, seconds: float) -> "Plan":
         return replace(self, seconds=min(self.seconds, seconds))
 
+    def turns(self) -> Turns:
+        """Through the points of what runs."""
+        return Turns() if self.with_pipeline else Turns([BROKER])
+
 
 @dataclass
 class Result:
@@ -58,7 +63,9 @@ class Result:
 class Episode:
     """One of them. `stop` ends its troubles early; the verdict comes all the same."""
 
-    def __init__(self, folder: Path, seed: int, plan: Plan, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, seed: int, plan: Plan, say: Callable[[str], None], turns: Turns | None = None
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._plan, self._seed, self._say = plan, seed, say
         self._dice = random.Random(seed)
@@ -66,7 +73,7 @@ class Episode:
         self._machine = Machine(folder, self.history, plan.with_pipeline, plan.settings)
         self._crew = Crew(self._machine.driver, self.history, plan.load, seed)
         self._scene = Scene(
-            self._machine, self._crew, self.history, self._dice, plan.pause_s_max, seed * POINTS_PER_EPISODE
+            self._machine, self._crew, self.history, self._dice, plan.pause_s_max, turns or plan.turns()
         )
         self._stopping = threading.Event()
         self._places: dict[str, int] = {}
@@ -149,14 +156,13 @@ class Episode:
         self._read_returns()
 
     def _come_due(self) -> None:
-        last = self._last_due()
-        while self.history.broker_ms() <= last:
-            self._machine.step_clock(min(STEP_MS, last - self.history.broker_ms() + 1))
-            time.sleep(0.2)
-
-    def _last_due(self) -> int:
+        """Minute by minute, and hour by hour what was to wait for days."""
         case = checker.Case(self.history.events)
-        return int(max((case.due_min(told) for told in case.told.values()), default=0))
+        for due_at_ms in sorted(int(case.due_min(told)) for told in case.told.values()):
+            left_ms = due_at_ms + 1 - self.history.broker_ms()
+            if left_ms > 0:
+                self._machine.step_clock(STEP_MS if left_ms <= STEP_MS else left_ms + DISTANT_STEP_MS)
+                time.sleep(0.2)
 
     def _read_to_the_end(self) -> None:
         """Until all that must come is in the queues and every group has seen it, or a generous while has passed."""

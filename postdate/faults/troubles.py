@@ -11,18 +11,17 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from postdate.faults.control import BROKER
 from postdate.faults.driver import Form, Lost, Sent, Wish
 from postdate.faults.history import History
-from postdate.faults.layer import Point, fault_points
 from postdate.faults.machine import Machine, Stuck, signal_to
+from postdate.faults.points import Turns
 from postdate.faults.remoting import Remoting
 from postdate.faults.workload import Crew
 
 SERVES_S = 60.0
 REACHED_S = 6.0  # for a step that comes by itself
 BATCH_S = 25.0  # for one of a batch or a job
-SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
+SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 
 
 @dataclass
@@ -32,16 +31,11 @@ class Scene:
     history: History
     dice: Random
     pause_s_max: float  # of a process that is stopped
-    point_number: int  # where it goes on through the list of points: over episodes with seeds in a row, through all
+    turns: Turns
     probes: int = 0
 
     def wait(self, low_s: float, high_s: float) -> None:
         time.sleep(self.dice.uniform(low_s, high_s))
-
-    def next_point(self) -> Point:
-        possible = [each for each in fault_points() if self.machine.with_pipeline or each.process == BROKER]
-        self.point_number += 1
-        return possible[self.point_number % len(possible)]
 
     def await_service(self) -> None:
         """The broker takes a message again, soon."""
@@ -88,19 +82,24 @@ def kill_at_a_point(scene: Scene) -> None:
     """At a named step; half of the time the power goes as well. Some steps come only where they are provoked: those of
     a batch when a minute has turned, those of a recovery when the broker is started.
     """
-    point, layer = scene.next_point(), scene.machine.layer
-    layer.kill_at(point, scene.dice.choice((1, 1, 2, 5)))
-    if point.process != BROKER:
+    points, layer = scene.turns.next(scene.dice), scene.machine.layer
+    layer.kill_at(*points, times=scene.dice.choice((1, 1, 2)))
+    _await_hit(scene, REACHED_S)
+    if layer.hit is None and scene.machine.with_pipeline:
         scene.machine.step_clock(MINUTE)
-    _await_hit(scene, BATCH_S if point.process != BROKER else REACHED_S)
-    if layer.hit is None and point.process == BROKER:
+        _await_hit(scene, BATCH_S)
+    if layer.hit is None:
         scene.machine.kill()
         _start_where_it_may_die(scene)
         _await_hit(scene, REACHED_S)
     layer.disarm()
-    is_hit = layer.hit is not None
-    scene.history.note("point", name=point.name, process=point.process, hit=is_hit)
-    if is_hit and scene.dice.random() < 0.5:
+    hit = layer.hit
+    scene.history.note("point", armed=len(points), hit=hit)
+    if hit is None:
+        scene.turns.missed(points)
+        return
+    scene.turns.took(hit)
+    if scene.dice.random() < 0.5:
         scene.machine.cut_power(scene.dice)
 
 
@@ -174,7 +173,9 @@ def flip_a_bit(scene: Scene) -> None:
 
 
 def jump_ahead(scene: Scene) -> None:
-    scene.machine.step_clock(_span(scene.dice))
+    """Now and then by about a day: what waits for days is merged in the table then."""
+    is_day = scene.dice.random() < 0.25
+    scene.machine.step_clock(int(scene.dice.uniform(0.5, 2) * DAY) if is_day else _span(scene.dice))
 
 
 def jump_back(scene: Scene) -> None:
@@ -218,7 +219,7 @@ class Trouble(NamedTuple):
 TROUBLES = (
     Trouble(kill_broker, 4),
     Trouble(kill_part, 4, needs_pipeline=True),
-    Trouble(kill_at_a_point, 6),
+    Trouble(kill_at_a_point, 12),
     Trouble(pause, 3),
     Trouble(cut_power, 4),
     Trouble(fail_a_sync, 2),

@@ -32,6 +32,8 @@ class Load:
     consumers: int = 2  # of each kind
     pause_s: float = 0.1
     delay_ms_max: int = 240_000
+    distant_ms: tuple[int, int] = (50 * 3_600_000, 80 * 3_600_000)  # of a few: they wait in other files of the table
+    distant_share: float = 0.02
     with_jobs: bool = True
     with_imports: bool = True
 
@@ -78,7 +80,9 @@ class Maker(Hand):
     def wish(self, prefix: str = "") -> Wish:
         self._count += 1
         key, form = f"{prefix or self.name}-{self._count}", self.random.choice(list(Form))
-        span_ms = int(self.load.delay_ms_max ** self.random.uniform(0.3, 1))
+        is_distant = self.random.random() < self.load.distant_share
+        near_ms = int(self.load.delay_ms_max ** self.random.uniform(0.3, 1))
+        span_ms = self.random.randrange(*self.load.distant_ms) if is_distant else near_ms
         if form is Form.NONE:
             return Wish(key, form)
         if form is Form.LEVEL:
