@@ -26,13 +26,14 @@ from postdate.client.faults import Unreachable
 from postdate.errors import PostdateError, Refused, UsageError
 from postdate.faults.process import ROOT
 from postdate.log import record as records
-from postdate.pipeline import imports, inputs, parquet, sink
+from postdate.pipeline import imports, inputs, parquet, sink, table
 from postdate.pipeline.columns import Wanted
 from postdate.pipeline.files import Place, in_order
 from postdate.pipeline.wishes import wanted_of
 from postdate.table_format import own_arrival
 
 DUE = BEGIN + HOUR_MS
+WAIT_S = 60
 ENVIRON = os.environ | {"PYTHONPATH": str(ROOT)}  # commands run in folders that have nothing of ours
 WANTED = wanted_of({"due": "due", "key": "key", "tag": "tag"})
 
@@ -343,11 +344,46 @@ def test_a_frame_with_a_bad_row_leaves_nothing(world: World, spark: Any) -> None
 
 
 def test_a_frame_that_fails_leaves_nothing(world: World, spark: Any) -> None:
-    frame = spark.createDataFrame(table_of(1_000)).repartition(2)
-    failing = frame.selectExpr("due", "if(key = 'k2' and body = 'm 998', raise_error('enough'), body) as body")
+    folder, rows = str(world.folder / "table" / "messages"), table_of(1_000).select(["due", "body"])
+
+    def failing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One part is loaded, and the other one fails then."""
+        for batch in batches:
+            if batch.column("id")[0].as_py() == 0:
+                yield from rows.to_batches()
+                return
+            end = time.monotonic() + WAIT_S
+            while not any(name.startswith("_import-one-") for name in os.listdir(folder)):
+                assert time.monotonic() < end, "nobody has loaded the other part"
+                time.sleep(0.01)
+            raise ValueError("enough")
+
+    frame = spark.range(0, 2, 1, 2).mapInArrow(failing, "due timestamp, body string")
     with pytest.raises(Exception, match="enough"):
-        written(spark, world, failing)
+        written(spark, world, frame)
     assert (world.gate.job("one")["state"], beside(world)) == ("failed", [])
+
+
+def test_what_a_task_wrote_for_an_import_that_is_over_goes_from_time_to_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark does not wait for the other tasks of a job that has failed."""
+    monkeypatch.setattr(table, "_CHECKPOINT_EVERY", 5)
+    begun = [imports.begin(world.gate, name, TOPIC, WANTED).plan for name in ("one", "two")]
+    names = []
+    for plan in begun:
+        assert plan is not None
+        names.append(f"{plan.stem}soon-{'0' * 32}.parquet")
+        if plan.job.id == "one":
+            assert imports.give_up(world.gate, plan, "the job of Spark has failed")
+        (Path(plan.folder) / names[-1]).write_bytes(b"written behind that")
+    batches = 0
+    while names[0] in beside(world):
+        world.send(f"more-{batches}", [DUE])
+        world.batch()
+        batches += 1
+        assert batches <= 10, "it is still there"
+    assert beside(world) == names[1:], "what is still loaded stays"
 
 
 def test_an_abort_behind_an_adoption_changes_nothing(world: World, spark: Any) -> None:

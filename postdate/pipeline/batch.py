@@ -170,7 +170,8 @@ class Pipeline:
         clock.stop("stage_s")
         forgotten = self._forget(horizon[1])
         merged = self._merge(state["now_ms"], horizon[1])
-        self.table.tidy()
+        if self.table.tidy():
+            self._jobs.remove_strangers()
         clock.stop("merge_s")
         self.batch_count += 1
         self._tell(

@@ -83,8 +83,8 @@ class Jobs:
         self._follow(job, far, state)
 
     def remove_strangers(self) -> None:
-        """Removes files beside the table of jobs that are over: of imports that were given up by nobody, because they
-        died. Files are listed first: what is written later is none of our business.
+        """Removes files beside the table of jobs that are over: of imports that nobody has given up, because they died,
+        or that tasks went on with behind that. Files are listed first: what is written later is none of our business.
         """
         place = self._table.place
         names = [name for name in place.sizes() if name.startswith(_BESIDE)]
