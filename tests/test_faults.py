@@ -85,6 +85,13 @@ def test_each_fault_alone_breaks_no_promise(tmp_path: Path, trouble: Trouble) ->
     assert any(event["kind"] == "trouble" and event["name"] == trouble.name for event in result.events)
 
 
+@pytest.mark.full
+def test_kills_at_named_points_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--minutes", "1", "--seed", "5", "--no-pipeline", "--points"]) == 0
+    (told,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("killed at")]
+    assert int(told.split()[2]) >= 3, told
+
+
 def test_ctrl_c_ends_it_with_a_verdict() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "postdate.faults", "--minutes", "5", "--seed", "1", "--no-pipeline"],

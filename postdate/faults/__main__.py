@@ -22,6 +22,7 @@ from postdate.faults.checker import INVARIANTS
 from postdate.faults.history import load
 from postdate.faults.points import Point, Turns
 from postdate.faults.run import Episode, Plan, Result, history_of
+from postdate.faults.troubles import AT_POINTS
 from postdate.faults.workload import Load
 
 EPISODE_S = 240.0
@@ -50,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         "pipeline and their clients, and a verdict on what clients were told.",
         epilog="examples:\n  scripts/faults --minutes 10\n"
         "  scripts/faults --minutes 5 --seed 4711     the same faults again\n"
+        "  scripts/faults --minutes 60 --points       at each named step of the source, one after the other\n"
         "  scripts/faults --judge history.jsonl       judge a kept history again\n\n"
         "exit codes: 0 every promise was kept, 1 one was broken, 2 wrong usage, 130 interrupted at once",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -59,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 20), help="default: by chance")
     parser.add_argument("--no-pipeline", action="store_true", help="without bulk and Spark: the broker alone")
+    parser.add_argument("--points", action="store_true", help="kills at named points alone, and a clock that goes on")
     parser.add_argument(
         "--keep", metavar="FOLDER", default="", help="keep the folders of episodes that found something"
     )
@@ -69,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> int:
     end = time.monotonic() + options.minutes * 60
     plan = Plan(EPISODE_S, Load(with_jobs=not options.no_pipeline, with_imports=not options.no_pipeline),
-                with_pipeline=not options.no_pipeline)  # fmt: skip
+                with_pipeline=not options.no_pipeline, troubles=AT_POINTS if options.points else ())  # fmt: skip
     seed, found, episodes, is_over = options.seed, 0, 0, False
     turns = plan.turns()
     say(f"faults for {options.minutes:g} minutes, from seed {seed}")

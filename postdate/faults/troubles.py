@@ -232,6 +232,8 @@ TROUBLES = (
     Trouble(two_brokers, 1),
     Trouble(two_pipelines, 1, needs_pipeline=True),
 )
+# Again and again: steps of jobs and batches come by themselves, those of merges when days have passed.
+AT_POINTS = tuple(Trouble(run, 1) for run in (kill_at_a_point, kill_at_a_point, kill_at_a_point, jump_ahead))
 
 
 def chosen(dice: Random, with_pipeline: bool) -> Trouble:
