@@ -21,7 +21,7 @@ from postdate.log.log import Log
 from postdate.log.segment import Segments
 from postdate.message import Message, encode_properties
 from postdate.simulation import Killed, Op, VirtualDisk, World
-from postdate.simulation.world import SETTINGS, START_MS, with_settings
+from postdate.simulation.site import SETTINGS, START_MS, with_settings
 
 # Of the times that a story comes to a point, spread evenly, the first and the last among them; more in scripts/full.
 KILLS_PER_POINT, KILLS_PER_POINT_FULL = 5, 20
@@ -67,7 +67,7 @@ class DeadlyWorld(World):
                 super()._start()
             except Killed:  # behind the opening, where topics are made
                 self._note_death()
-                self.broker = None
+                self.site.stop()
                 self.disk.kill()
             else:
                 self._note_death()  # the opening itself may have been killed and done again

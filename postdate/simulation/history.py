@@ -4,7 +4,8 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from postdate.simulation.world import SETTINGS, Op, World, with_settings
+from postdate.simulation.site import SETTINGS, with_settings
+from postdate.simulation.world import Op, World
 
 OPS_PER_HISTORY = 60
 

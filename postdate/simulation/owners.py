@@ -9,12 +9,24 @@
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
-from postdate.broker import Broker
+import numpy as np
+
+from postdate.errors import DiskFull, FlowControl, Refused
+from postdate.far import FAR
 from postdate.jobs import CANCEL, DONE, FAILED, IMPORT, LOADING, POSTPONE, RUNNING, WAITING, Job
-from postdate.simulation.model import Broken, Model, Sent
-from postdate.simulation.pipeline import SimulatedTable, TableRow, selects
+from postdate.keys import key_hash
+from postdate.log import record as records
+from postdate.log.batch import MESSAGE
+from postdate.message import Message
+from postdate.simulation.model import Broken, Sent
+from postdate.simulation.pipeline import TableRow, selects
+from postdate.simulation.producers import Producers
+from postdate.simulation.site import TOPICS, Site, Watch, topic_at
+from postdate.table_format import own_arrival
 from postdate.topics import GONE
 from postdate.writer import Ticket
 
@@ -32,8 +44,10 @@ class Told(NamedTuple):
 class Owners:
     """All of them, over one table."""
 
-    def __init__(self, table: SimulatedTable) -> None:
-        self._table = table
+    def __init__(self, site: Site, watch: Watch, producers: Producers) -> None:
+        self._site = site
+        self._watch = watch
+        self._producers = producers  # the messages of imports are made as others are
         self._told: dict[int, Told] = {}  # by number
         self._files: dict[int, list[object]] = {}  # of imports, by number: a file as the broker is told of it
         self._names: dict[int, list[str]] = {}  # of imports, by number: the messages in it
@@ -43,39 +57,72 @@ class Owners:
 
     # -- asking -------------------------------------------------------------------------------------------------
 
-    def ask(self, broker: Broker, job_id: str, where: str, by_ms: int, now: int) -> None:
-        op = POSTPONE if by_ms else CANCEL
-        self._asked.append((broker.commands.ask(job_id, op, where, by_ms, now), job_id))
+    def ask(self, name: int, where: int, by_ms: int) -> None:
+        """Somebody asks to cancel (by 0 ms), or to postpone, what a predicate selects; the id may be known already."""
+        job_id, op = f"job-{name}", POSTPONE if by_ms else CANCEL
+        predicate = f"topic={topic_at(where)}" if where < len(TOPICS) else f"key=k{where - len(TOPICS)}"
+        with suppress(DiskFull, FlowControl, Refused):
+            ticket = self._site.broker.commands.ask(job_id, op, predicate, by_ms, self._site.now_ms())
+            self._asked.append((ticket, job_id))
 
-    def begin(self, broker: Broker, job_id: str, topic: str, now: int) -> int | None:
-        """The number of an import that is to be filled; none where the id is known."""
-        ticket = broker.commands.begin(job_id, topic, now)
-        broker.flush()
-        job: Job = ticket.answer.job
-        return job.number if job.state == LOADING and job.number not in self._files else None
+    def load(self, name: int, amount: int, key: int, place: int, count: int) -> None:
+        """Somebody begins an import and writes its messages beside the table."""
+        topic = topic_at(place)
+        self._watch.flush()
+        number = self._begun(f"import-{name}", topic)
+        if number is not None:
+            batch = [self._producers.message(4, amount + index, key, topic, 0) for index in range(count)]
+            self._fill(number, [self._row(message, own_arrival(number, 0, n)) for n, message in enumerate(batch)])
 
-    def fill(self, number: int, rows: list[TableRow]) -> None:
+    def _begun(self, job_id: str, topic: str) -> int | None:
+        """The number of an import that is to be filled; none where the id is known, or no import is taken."""
+        broker = self._site.broker
+        with suppress(DiskFull, FlowControl, Refused):
+            ticket = broker.commands.begin(job_id, topic, self._site.now_ms())
+            broker.flush()
+            job: Job = ticket.answer.job
+            if job.state == LOADING and job.number not in self._files:
+                return job.number
+        return None
+
+    def _row(self, message: Message, own: int) -> TableRow:
+        """A message as an import brings it; the model knows it from here on, as one that nobody has adopted."""
+        sent = replace(self._producers.sent(message), arrival=own, own=own, exists=False, is_near=False)
+        self._site.model.sent(sent)
+        record = records.encode(message, message.topic.encode(), 0, self._site.now_ms(), message.born_host)
+        row = np.zeros(1, FAR)[0]
+        row["unique_hash"], row["key_hash"] = key_hash(sent.unique_key), key_hash(sent.user_key)
+        row["due"], row["arrival"], row["size"], row["kind"] = sent.due, own, len(record), MESSAGE
+        row["queue"] = self._site.broker.fold.topics.get(message.topic).numbers[0]
+        return TableRow(-1, row, record)
+
+    def _fill(self, number: int, rows: list[TableRow]) -> None:
         """The file of an import is written beside the table."""
         path = f"_import-{number:08d}-soon.parquet"
-        self._table.aside[path] = rows
+        self._site.table.aside[path] = rows
         dues, arrivals = ([int(row.row[name]) for row in rows] for name in ("due", "arrival"))
         self._files[number] = [path, 0, len(rows), min(dues), max(dues), min(arrivals), max(arrivals)]
         self._names[number] = [row.name for row in rows]
 
-    def adopt(self, broker: Broker, pick: int, now: int) -> None:
-        """One of the imports is safe from here on, if it was not before."""
-        if self._files:
-            number = sorted(self._files)[pick % len(self._files)]
-            job = broker.fold.jobs.get(number)
-            if job is not None:
-                self._asked.append((broker.commands.adopt(job.id, [self._files[number]], 0, now), job.id))
+    def adopt(self, pick: int) -> None:
+        """An import is complete: it is safe from here on, if it was not before, and is to come into the table."""
+        if not self._files:
+            return
+        number = sorted(self._files)[pick % len(self._files)]
+        job = self._site.broker.fold.jobs.get(number)
+        if job is not None:
+            with suppress(DiskFull, Refused):
+                ticket = self._site.broker.commands.adopt(job.id, [self._files[number]], 0, self._site.now_ms())
+                self._asked.append((ticket, job.id))
 
-    def fail(self, broker: Broker, pick: int, now: int) -> None:
-        """A job is withdrawn, if nothing is decided yet."""
-        jobs = broker.fold.jobs.all()
+    def fail(self, pick: int) -> None:
+        """Somebody withdraws a job, if nothing is decided yet."""
+        jobs = self._site.broker.fold.jobs.all()
         if jobs:
             job = jobs[pick % len(jobs)]
-            self._asked.append((broker.commands.fail(job.id, "given up", now), job.id))
+            with suppress(DiskFull, Refused):
+                ticket = self._site.broker.commands.fail(job.id, "given up", self._site.now_ms())
+                self._asked.append((ticket, job.id))
 
     def doubt(self) -> None:
         """A crash: nobody is answered."""
@@ -83,19 +130,20 @@ class Owners:
 
     # -- looking ------------------------------------------------------------------------------------------------
 
-    def collect(self, broker: Broker, model: Model) -> None:
+    def collect(self) -> None:
         """Before the queues are looked at: what jobs have decided changes what may be seen there."""
         for ticket, job_id in self._asked:
             if ticket.answers is not None and (ticket.answer.job is None or ticket.answer.job.id != job_id):
                 raise Broken(f"somebody who asked about job {job_id} was told of {ticket.answer}")
         self._asked = [(ticket, job_id) for ticket, job_id in self._asked if ticket.answers is None]
-        fresh = sorted((job for job in broker.fold.jobs.all() if self._is_fresh(job)), key=lambda job: job.decided_at)
-        self._decided += [(job, set(self._note(broker, model, job))) for job in fresh]
-        there = {job.number for job in broker.fold.jobs.all()}
-        for job in broker.fold.jobs.all():
+        jobs = self._site.broker.fold.jobs.all()
+        fresh = sorted((job for job in jobs if self._is_fresh(job)), key=lambda job: job.decided_at)
+        self._decided += [(job, set(self._note(job))) for job in fresh]
+        there = {job.number for job in jobs}
+        for job in jobs:
             self._check_told(job, there)
             if job.op == IMPORT:
-                self._note_import(model, job)
+                self._note_import(job)
 
     def _is_fresh(self, job: Job) -> bool:
         known = self._told.get(job.number)
@@ -121,30 +169,32 @@ class Owners:
             if told.id == job.id and told.state != FAILED and not is_forgotten:
                 raise Broken(f"job {job.number} is of the id {job.id}, as job {number} is, which has not failed")
 
-    def _note_import(self, model: Model, job: Job) -> None:
+    def _note_import(self, job: Job) -> None:
         is_adopted = job.far >= 0 and job.state != FAILED
-        for message in (model.messages[name] for name in self._names.get(job.number, ())):
+        for message in (self._site.model.messages[name] for name in self._names.get(job.number, ())):
             if is_adopted != message.exists:
                 self._commands[message.name] = job.arrival
-                model.adopted(message, is_adopted)
+                self._site.model.adopted(message, is_adopted)
 
     # -- decisions ----------------------------------------------------------------------------------------------
 
-    def _note(self, broker: Broker, model: Model, job: Job) -> Iterator[str]:
+    def _note(self, job: Job) -> Iterator[str]:
         """Tells the model what a job has changed; gives the names."""
+        fold, model = self._site.broker.fold, self._site.model
         known = {message.known_as: message for message in model.messages.values() if message.exists}
         for part in job.parts:
-            for index, row in enumerate(broker.fold.selections.rows(part.name)):
+            for index, row in enumerate(fold.selections.rows(part.name)):
                 message = known.get(int(row["arrival"]))
                 if message is None or not self._is_meant(job, message) or message.due != int(row["due"]):
                     raise Broken(f"job {job.number} ({job.where}) has selected {row}, which is {message}")
                 if index not in part.late:
-                    if broker.fold.topics.target[int(row["queue"])] != GONE:
+                    if fold.topics.target[int(row["queue"])] != GONE:
                         model.changed(message, job.op == CANCEL, job.by_ms, part.own + index)
                     yield message.name
 
-    def judge(self, model: Model) -> None:
+    def judge(self) -> None:
         """After the queues were looked at: what jobs have not changed was delivered or cancelled, or is not theirs."""
+        model = self._site.model
         for job, changed in self._decided:
             for message in model.messages.values():
                 if message.name not in changed and self._is_meant(job, message) and model.waits(message):
@@ -156,7 +206,7 @@ class Owners:
         arrival = self._commands.get(message.name, message.arrival)
         return arrival < job.arrival and selects(job.where, message.topic, message.user_key)
 
-    def on_way(self, broker: Broker) -> frozenset[str]:
+    def on_way(self) -> frozenset[str]:
         """Messages that jobs bring, and that no stage has taken yet: only a pipeline can deliver them."""
-        paths = [file[0] for job in broker.fold.jobs.open() for file in job.files]
-        return frozenset(row.name for path in paths for row in self._table.aside[path])
+        paths = [file[0] for job in self._site.broker.fold.jobs.open() for file in job.files]
+        return frozenset(row.name for path in paths for row in self._site.table.aside[path])

@@ -1,0 +1,96 @@
+"""Those who cancel, by a message's handle or its key: what they were told is judged by the model.
+
+A cancel is answered by the broker alone, or, where the message may be in the table, by whoever reads that.
+"""
+
+from postdate.broker import Traced
+from postdate.errors import DiskFull, FlowControl
+from postdate.message import Cancelled
+from postdate.simulation.model import Asked
+from postdate.simulation.owners import Owners
+from postdate.simulation.producers import Producers
+from postdate.simulation.site import Site, Watch
+from postdate.wheel import NEVER
+from postdate.writer import Ticket
+
+NONE: frozenset[str] = frozenset()
+
+
+class Cancellers:
+    def __init__(self, site: Site, watch: Watch, producers: Producers, owners: Owners) -> None:
+        self._site = site
+        self._watch = watch
+        self._producers = producers  # a cancel may name what they send next
+        self._owners = owners  # what they bring, the broker need not know of
+        self._waiting: list[tuple[Ticket, Asked]] = []  # not answered yet
+        self._asking: list[tuple[Traced, Asked]] = []  # wait for what the table has
+        self._cancelling: Asked | None = None  # inside the call
+
+    def cancel(self, pick: int, variant: int) -> None:
+        """Variants: by unique key, by user key, with a wrong due, of a message that is still to come, with the due that
+        a job has given it. The others have its handle, with its first due.
+        """
+        target = self._site.chosen(pick)
+        if target is None or not target.due or not self._site.has_topic(target.topic):
+            return
+        due = target.due if variant == 4 else target.first_due + (1 if variant == 2 else 0)
+        by = "key" if variant == 1 else "unique"
+        key = target.user_key if by == "key" else target.unique_key
+        if variant == 3:
+            key = f"U{self._producers.made_count + 1 + pick % 3}"
+        self._cancel(Asked(target.topic, key, by, due, NEVER))
+
+    def _cancel(self, asked: Asked) -> None:
+        self._cancelling = asked
+        try:
+            ticket = self._site.broker.cancel(asked.topic, asked.key, asked.due, self._site.now_ms(), by=asked.by)
+        except (DiskFull, FlowControl):
+            self._cancelling = None
+            return
+        asked.arrival, self._cancelling = ticket.offsets[0], None
+        self._site.model.cancels.append(asked)
+        self._waiting.append((ticket, asked))
+        self._watch.look()  # an async broker has fired what was due before it answered
+        self._site.model.followed(asked)
+        self.collect()
+
+    # -- answers ------------------------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Called right after a settle and the look behind it: an answer is about that moment."""
+        held = self._site.table.held_names(self._site.broker)
+        for ticket, asked in self._waiting:
+            if ticket.answers is not None:
+                self._take_in(ticket.answer, asked, held)
+        self._waiting = [(ticket, asked) for ticket, asked in self._waiting if ticket.answers is None]
+
+    def _take_in(self, traced: Traced, asked: Asked, held: frozenset[str]) -> None:
+        asked.jobs = traced.tombstone.jobs
+        if not traced.may_be_in_table:
+            hidden = self._owners.on_way() | (held if traced.outcome is Cancelled.DELIVERED else NONE)
+            self._site.model.answered(asked, traced.outcome, in_table=hidden)
+            return
+        self._site.model.applied(asked)
+        self._asking.append((traced, asked))
+        if asked.arrival // 8 % 2:
+            self.ask_table()  # others are answered when much may have happened
+
+    def ask_table(self) -> None:
+        """Whoever reads the table answers what the broker has asked about cancels, as postdate/server/table.py does."""
+        asking, self._asking = self._asking, []
+        for traced, asked in asking:
+            arrivals = self._site.table.find(traced.tombstone)
+            found = self._site.broker.is_cancelled_by(traced, arrivals)
+            answer = Cancelled.CANCELLED if found else Cancelled.UNKNOWN
+            self._site.model.table_answered(asked, answer, set(arrivals))
+
+    # -- crashes ------------------------------------------------------------------------------------------------
+
+    def settle_doubts(self) -> None:
+        """The broker is back: cancels that it has not answered may have worked."""
+        called = [] if self._cancelling is None else [self._cancelling]
+        for asked in called + [asked for _, asked in (*self._waiting, *self._asking)]:
+            self._site.model.unanswered(asked)
+        self._cancelling = None
+        self._waiting.clear()
+        self._asking.clear()

@@ -1,0 +1,204 @@
+"""Those who carry messages through time: two pipelines over one table, which know nothing of each other.
+
+- A stage is accepted exactly when its pipeline is the newest that has registered, and nobody has overtaken it.
+- Nothing has to be rescued from a pipeline that is in time.
+- One that may take everything leaves no job open.
+"""
+
+from contextlib import suppress
+
+from postdate.errors import DiskFull, Refused
+from postdate.simulation.model import Broken
+from postdate.simulation.pipeline import SimulatedPipeline
+from postdate.simulation.site import Site, Watch
+from postdate.simulation.timekeeper import Timekeeper
+from postdate.staging import Stage, Verified
+
+_ALL = 1_000_000  # more rows and commands than a history has
+_AGES_MS = 100 * 365 * 86_400_000
+
+
+class Carriers:
+    """`which` is always the number of a pipeline."""
+
+    def __init__(self, site: Site, watch: Watch, time: Timekeeper) -> None:
+        self._site = site
+        self._watch = watch
+        self._time = time
+        self._pipelines = [SimulatedPipeline(site.disk, site.table) for _ in range(2)]
+        self._last: Stage | None = None
+        self._begun: tuple[Stage, Verified] | None = None  # its chunks are read, its record is not written
+
+    def _pipeline(self, which: int) -> SimulatedPipeline:
+        return self._pipelines[which % len(self._pipelines)]
+
+    def _is_newest(self, pipeline: SimulatedPipeline) -> bool:
+        return pipeline.epoch == self._site.broker.fold.far.epoch
+
+    # -- lives --------------------------------------------------------------------------------------------------
+
+    def register(self, which: int = 0) -> None:
+        """One of the pipelines begins, or begins anew; the other one, if it runs, does not know."""
+        self._watch.flush()  # an answer is judged by what was true when it was given
+        with suppress(DiskFull):
+            self._pipeline(which).register(self._site.broker, self._site.now_ms())
+
+    def die(self, which: int) -> None:
+        """A pipeline dies. Nobody is told: it just promotes nothing more."""
+        self._pipeline(which).die()
+
+    def doubt(self) -> None:
+        """The broker was away."""
+        for pipeline in self._pipelines:
+            pipeline.doubt()
+
+    def serve(self, minutes: int, which: int = 0) -> None:
+        """A pipeline in normal life: whenever a minute turns (here the lead), it takes all that came and promotes up to
+        the end of the next. From its first batch on, nothing may have to be rescued.
+        """
+        minute_ms = self._site.settings.lead_ms
+        rescued: int | None = None
+        for _ in range(minutes):
+            self._time.let_pass(minute_ms - self._site.now_ms() % minute_ms)
+            if rescued is not None and self._site.broker.rescued_count > rescued:
+                count = self._site.broker.rescued_count - rescued
+                raise Broken(f"{count} messages were rescued from a pipeline in time")
+            self.work(_ALL, which)
+            self.stage(2 * minute_ms, which)
+            rescued = self._site.broker.rescued_count if self._is_in_time() else None
+
+    def _is_in_time(self) -> bool:
+        """Whether the pipeline has done its work of this minute, and nothing is in the way, such as a full disk."""
+        broker, far = self._site.broker, self._site.broker.fold.far
+        ahead_ms = far.horizon_at_ms - self._site.now_ms()
+        return far.taken == far.length and ahead_ms >= 2 * self._site.settings.lead_ms and broker.fire_error is None
+
+    def hand_over(self) -> None:
+        """At the end: all that a pipeline can take and hold comes to the broker."""
+        jobs = self._site.broker.fold.jobs
+        if self._site.broker.fold.far.epoch or jobs.open():
+            self.register()
+            self.read(_ALL)
+            self.stage(_AGES_MS)
+        if jobs.open():
+            raise Broken(f"a job is {jobs.open()[0]}, and a pipeline has taken everything")
+
+    # -- the first half of a batch --------------------------------------------------------------------------------
+
+    def read(self, count: int, which: int = 0) -> None:
+        """Far rows come into the table, and commands among them are carried out."""
+        self._watch.flush()
+        if self._pipeline(which).epoch:
+            with suppress(DiskFull, OSError):  # no room for a selection, or for a decision
+                self._pipeline(which).read(self._site.broker, count, self._site.now_ms())
+        self._watch.look()
+
+    def work(self, count: int, which: int = 0) -> None:
+        """The same by a pipeline that may work: it registers where it must."""
+        pipeline = self._pipeline(which)
+        if not self._is_newest(pipeline) or not pipeline.epoch:
+            self.register(which)
+        self.read(count, which)
+
+    # -- the second half ------------------------------------------------------------------------------------------
+
+    def stage(self, ahead_ms: int, which: int = 0) -> None:
+        """Up to now + ahead everything that the table has is promoted."""
+        pipeline = self._pipeline(which)
+        if not pipeline.epoch:
+            return
+        self._watch.flush()
+        with suppress(DiskFull, OSError):  # no room for the log or for the chunk
+            is_newest = self._is_newest(pipeline)
+            is_staged = self._is_staged(self._planned(pipeline, ahead_ms))
+            if is_staged != is_newest:
+                raise Broken(f"the stage of epoch {pipeline.epoch} was {'accepted' if is_staged else 'refused'}")
+            if is_staged:
+                pipeline.forget(self._site.broker)
+            else:
+                pipeline.die()  # it is told that another one has registered
+        self._watch.hear()
+
+    def _planned(self, pipeline: SimulatedPipeline, ahead_ms: int) -> Stage:
+        return pipeline.planned(self._site.broker, self._site.now_ms() + ahead_ms)
+
+    def _is_staged(self, stage: Stage) -> bool:
+        """Calls the broker; says whether it has accepted."""
+        self._last = stage
+        try:
+            self._site.broker.stage(stage, self._site.now_ms())
+        except Refused:
+            return False
+        finally:
+            self._note_chunks(stage)
+        return True
+
+    def _note_chunks(self, stage: Stage) -> None:
+        """Also of a stage during which the process dies: it may have been durable by then."""
+        self._site.staged_chunks.update(stage.chunks)
+
+    def stage_again(self) -> None:
+        """A stage is repeated by a pipeline that did not hear the answer."""
+        last, far = self._last, self._site.broker.fold.far
+        if last is None:
+            return
+        self._watch.flush()
+        if self._is_next(last) or not self._has_chunks(last):
+            return
+        try:
+            self._site.broker.stage(last, self._site.now_ms())
+        except (Refused, DiskFull):
+            return
+        raise Broken(
+            f"the stage {last} was accepted though the broker is at far {far.taken}, horizon {far.horizon_at_ms}"
+        )
+
+    def _is_next(self, stage: Stage) -> bool:
+        """Whether it is of the newest epoch and begins where the broker is."""
+        far = self._site.broker.fold.far
+        return (stage.epoch, stage.far[0], stage.horizon[0]) == (far.epoch, far.taken, far.horizon_at_ms)
+
+    def _has_chunks(self, stage: Stage) -> bool:
+        """A pipeline that registers removes what older ones have uploaded in vain."""
+        return all(self._site.disk.size(f"chunks/{name}") >= 0 for name in stage.chunks)
+
+    def upload(self, ahead_ms: int, which: int = 0) -> None:
+        """A pipeline uploads the chunks of a stage and dies."""
+        pipeline = self._pipeline(which)
+        if pipeline.epoch:
+            with suppress(OSError):
+                self._planned(pipeline, ahead_ms)
+            pipeline.die()
+
+    # -- a stage in two parts, as the server has it ---------------------------------------------------------------
+
+    def begin_stage(self, ahead_ms: int, which: int = 0) -> None:
+        """Its chunks are read while everything else goes on."""
+        pipeline, staging = self._pipeline(which), self._site.broker.staging
+        if not pipeline.epoch or not self._is_newest(pipeline):
+            return
+        with suppress(OSError):
+            stage = self._planned(pipeline, ahead_ms)
+            staging.check(stage)
+            self._begun = stage, staging.verified(stage)
+
+    def end_stage(self) -> None:
+        """Its record is written, and is compared with where the broker is when it is applied."""
+        if self._begun is None:
+            return
+        (stage, chunks), self._begun = self._begun, None
+        if not self._has_chunks(stage):
+            return  # another pipeline has registered meanwhile
+        self._note_chunks(stage)
+        is_next = self._is_next(stage)
+        try:
+            ticket = self._site.broker.staging.write(stage, chunks, self._site.now_ms())
+        except DiskFull:
+            return
+        except Refused as error:
+            if is_next:
+                raise Broken(f"a stage that nobody has overtaken is refused: {error}") from None
+            return
+        self._watch.flush()
+        if not is_next and ticket.answer.accepted:
+            raise Broken(f"{stage} was accepted though the broker had moved on")

@@ -1,0 +1,95 @@
+"""What everybody in a run shares: the disk, the clock, the broker that runs just now, the table, and the model.
+
+Nothing is decided here. Those who live in the world act on the site and tell its model what they were told; the world
+lets them act, lets the broker crash, and looks.
+"""
+
+from dataclasses import replace
+from typing import Protocol
+
+from postdate.broker import Broker
+from postdate.clock import ManualClock
+from postdate.config import Settings
+from postdate.errors import LogFailed
+from postdate.simulation.disk import Killed, VirtualDisk
+from postdate.simulation.model import Model, Sent
+from postdate.simulation.pipeline import SimulatedTable
+
+START_MS = 1_700_000_000_000
+TOPICS = ("orders", "mails")
+SETTINGS = Settings(
+    segment_bytes=16 * 1024,
+    batch_bytes_max=16 * 1024,
+    unflushed_bytes_max=16 * 1024,
+    lead_ms=5_000,
+    rescue_step_ms=1_000,
+    retention_ms=30_000,
+    queue_file_rows=64,
+    queue_tail_rows=4,
+    far_block_rows=8,
+    rows_by_column=6,
+    message_delay_level="1s 3s 10s 1m",
+)
+
+
+class Watch(Protocol):
+    """What the world does for those who live in it."""
+
+    def look(self) -> None:
+        """Takes in what was answered, but for cancels, and reads every queue."""
+
+    def hear(self) -> None:
+        """Looks, then judges the answers to cancels."""
+
+    def flush(self) -> None:
+        """All that was written becomes durable and is answered; then it hears."""
+
+
+class Site:
+    """`broker` may be asked for while one runs: always, but inside a crash."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.disk = VirtualDisk()
+        self.clock = ManualClock(START_MS)
+        self.model = Model(clock_max=START_MS)
+        self.table = SimulatedTable()
+        self.staged_chunks: set[str] = set()  # that the broker has ever taken
+        self._broker: Broker | None = None
+
+    @property
+    def broker(self) -> Broker:
+        assert self._broker is not None, "the world always has a running broker between ops"
+        return self._broker
+
+    def start(self) -> None:
+        """Opens the broker, again and again where the opening itself is killed."""
+        while self._broker is None:
+            try:
+                self._broker = Broker(self.disk, self.settings)
+            except (Killed, LogFailed):
+                self.disk.kill()
+
+    def stop(self) -> None:
+        """The broker is gone, whether it was closed or not."""
+        self._broker = None
+
+    def now_ms(self) -> int:
+        return self.clock.now_ms()
+
+    def has_topic(self, topic: str) -> bool:
+        return topic in self.broker.fold.topics.by_name
+
+    def chosen(self, pick: int) -> Sent | None:
+        """One of the messages that were ever sent."""
+        messages = list(self.model.messages.values())
+        return messages[pick % len(messages)] if messages else None
+
+
+def topic_at(place: int) -> str:
+    return TOPICS[place % len(TOPICS)]
+
+
+def with_settings(**changes: int | str) -> Settings:
+    """The simulation's settings with some of them changed."""
+    return replace(SETTINGS, **changes)  # type: ignore[arg-type]
