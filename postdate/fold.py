@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from postdate.arrays import add, among, counts, places_of, subtract
+from postdate.columns import Grouped, entries_of, far_rows_of, singles_of
 from postdate.errors import IllegalMessage
-from postdate.far import BLOCK_ROWS_DEFAULT, FAR, FAR_STRUCT, NEVER, Far, Rescue
+from postdate.far import BLOCK_ROWS_DEFAULT, FAR_STRUCT, NEVER, Far, Rescue
 from postdate.groups import Groups
 from postdate.index import KEYS_MAX, Index
 from postdate.jobs import DONE, FAILED, IMPORT, LOADING, POSTPONE, RUNNING, WAITING, Job, Jobs, Part
@@ -44,7 +46,7 @@ from postdate.log.batch import (
 )  # fmt: skip
 from postdate.log.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk, Chunks
 from postdate.log.disk import Disk
-from postdate.log.queue import ENTRY, ENTRY_STRUCT, Queue
+from postdate.log.queue import ENTRY_STRUCT, Queue
 from postdate.log.rows import Rows
 from postdate.log.selection import Selections
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key, other_keys
@@ -52,7 +54,7 @@ from postdate.pops import NOT_GIVEN, OVER, Key, Pops
 from postdate.table_format import NEAR, OWN, job_of
 from postdate.tombstones import Tombstone, Tombstones
 from postdate.topics import GONE, SCHEDULE_TOPIC, Topics
-from postdate.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, SINGLE, SINGLE_STRUCT, Due, Run, Waiting, Wheel
+from postdate.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, SINGLE_STRUCT, Due, Run, Waiting, Wheel
 
 ROWS_BY_COLUMN_DEFAULT = 64
 SCHEDULE_QUEUES = 18
@@ -246,10 +248,10 @@ class Fold:
         more = np.flatnonzero(rows["flags"] & MORE_KEYS)
         if len(more):
             others = [self._other_hashes(int(offset[hit]), int(rows["size"][hit])) for hit in more]
-            counts = [len(each) for each in others]
-            behind = np.repeat(2 * more + 2, counts)
+            lengths = [len(each) for each in others]
+            behind = np.repeat(2 * more + 2, lengths)
             hashes = np.insert(hashes, behind, np.array([each for part in others for each in part], np.uint64))
-            offsets = np.insert(offsets, behind, np.repeat(offset[more], counts))
+            offsets = np.insert(offsets, behind, np.repeat(offset[more], lengths))
         is_key = hashes != 0
         self.index.extend(hashes[is_key], offsets[is_key])
 
@@ -277,21 +279,21 @@ class Fold:
         answers = np.full(len(rows), WAITS, np.int64)
         if now.any():
             shown = self._show_many(rows["queue"][now], offset[now], rows["size"][now], rows["tag_hash"][now], at_ms)
-            answers[now] = shown.places()
+            answers[now] = shown.places(WAITS)
         self._hold(rows[~now], offset[~now])
         if near.any():
-            _add(self.near, rows["queue"][near])
-            self.wheel.add_many(due[near], _singles(rows[near], offset[near]))
+            add(self.near, rows["queue"][near])
+            self.wheel.add_many(due[near], singles_of(rows[near], offset[near]))
         if far.any():
-            _add(self.untaken, rows["queue"][far])
-            self.far.extend(_far_rows(rows[far], offset[far]))
+            add(self.untaken, rows["queue"][far])
+            self.far.extend(far_rows_of(rows[far], offset[far]))
         return answers.tolist()
 
     def _index_levels(self, rows: np.ndarray, offset: np.ndarray, at_ms: int) -> None:
-        for level, _ in _counts(rows["level"]):
+        for level, _ in counts(rows["level"]):
             if level:
                 chosen = rows["level"] == level
-                entries = _entries(offset[chosen], rows["size"][chosen], rows["due"][chosen])
+                entries = entries_of(offset[chosen], rows["size"][chosen], rows["due"][chosen])
                 self.queues[self._level_number(level)].extend(entries, at_ms)
 
     def _hold(self, rows: np.ndarray, offset: np.ndarray) -> None:
@@ -302,7 +304,7 @@ class Fold:
                 self._count_second(due, queue)
 
     def _hold_segments(self, offset: np.ndarray) -> None:
-        for segment, count in _counts(offset >> self._shift):
+        for segment, count in counts(offset >> self._shift):
             self.held[segment] = self.held.get(segment, 0) + count
 
     def _count_second(self, due: int, queue: int) -> None:
@@ -318,15 +320,15 @@ class Fold:
 
     def _show_many(
         self, queue: np.ndarray, offset: np.ndarray, size: np.ndarray, tag_hash: np.ndarray, at_ms: int
-    ) -> "_Grouped":
+    ) -> Grouped:
         """Appends many entries, in order, to the queues they go to now."""
-        grouped = _Grouped(self.topics.target_array[queue])
+        grouped = Grouped(self.topics.target_array[queue])
         if grouped.order is not None:
             # Column by column: numpy takes rows of 20 bytes six times slower than three plain columns.
             offset, size, tag_hash = (
                 np.ascontiguousarray(column)[grouped.order] for column in (offset, size, tag_hash)
             )
-        entries = _entries(offset, size, tag_hash)
+        entries = entries_of(offset, size, tag_hash)
         for number, start, stop in grouped.groups:
             if number != GONE:
                 self.grown.add(number)
@@ -354,7 +356,7 @@ class Fold:
 
     def _fire_many(self, piece: Due, at_ms: int) -> None:
         self._show_many(piece.queue, piece.offset, piece.size, piece.tag_hash, at_ms)
-        _subtract(self.near, piece.queue)
+        subtract(self.near, piece.queue)
         in_log = piece.offset < CHUNK_BIT
         self._release_segments(piece.offset if in_log.all() else piece.offset[in_log], at_ms)
 
@@ -364,7 +366,7 @@ class Fold:
         return min(self.wheel.next_due_at_ms, self.pops.next_at_ms)
 
     def _release_segments(self, offset: np.ndarray, at_ms: int) -> None:
-        for segment, count in _counts(offset >> self._shift):
+        for segment, count in counts(offset >> self._shift):
             self._release(segment, count, at_ms)
 
     def _release(self, segment: int, count: int, seen_at_ms: int) -> None:
@@ -454,7 +456,7 @@ class Fold:
         if not len(rows) or not self.tombstones.count:
             return np.zeros(len(rows), np.bool_)
         wanted = _Wanted.of(self.tombstones.between(int(rows["due"].min()), int(rows["due"].max())))
-        near = np.flatnonzero(_among(rows["due"], wanted.dues))
+        near = np.flatnonzero(among(rows["due"], wanted.dues))
         return self._dead(
             rows, near, wanted, lambda t, hit: self.matches(t, int(rows["arrival"][hit]), int(rows["size"][hit]))
         )
@@ -464,7 +466,7 @@ class Fold:
         dead = np.zeros(len(rows), np.bool_)
         hits = np.zeros(len(near), np.bool_)
         for column, hashes in wanted.hashes.items():
-            hits |= _among(rows[column][near], hashes)
+            hits |= among(rows[column][near], hashes)
         for hit in near[hits].tolist():
             found = (int(rows["arrival"][hit]), int(rows["unique_hash"][hit]), int(rows["key_hash"][hit]))
             tombstones = self.tombstones.at(int(rows["due"][hit]))
@@ -495,16 +497,16 @@ class Fold:
         # What Spark has taken is not held for it any more: it is held again while it is in the wheel.
         untaken = rows["arrival"] >= self.far.arrival_of(self.far.taken)
         is_message = rows["kind"] == MESSAGE
-        _subtract(self.untaken, rows["queue"][is_message & untaken])
+        subtract(self.untaken, rows["queue"][is_message & untaken])
         self._release_segments(rows["arrival"][untaken], batch.at_ms)
         rows = rows[is_message]  # of a cancel, its tombstone does the rest
-        for segment, _ in _counts(rows["arrival"] >> self._shift):
+        for segment, _ in counts(rows["arrival"] >> self._shift):
             self.touched[segment] = self._batch_end  # its records are read below, and on a replay again
         dead = self._dead_by_tombstone(rows) | self._dead_by_taken_cancel(rows)
         rows = rows[~dead & ~self._dead_by_job(rows, self.jobs.decided())]
-        _add(self.near, rows["queue"])
+        add(self.near, rows["queue"])
         self._hold_segments(rows["arrival"])
-        self.wheel.add_many(rows["due"], _singles(rows, rows["arrival"]))
+        self.wheel.add_many(rows["due"], singles_of(rows, rows["arrival"]))
         self.rescued_count += len(rows)
         self.tombstones.sweep(self._is_needed)
         return len(rows)
@@ -589,8 +591,8 @@ class Fold:
     def _counted(self, rows: np.ndarray) -> tuple[Counts, Counts]:
         """Messages by queue, records by segment."""
         queues, is_message = np.ascontiguousarray(rows["queue"]), rows["kind"] == MESSAGE
-        by_queue = _counts(queues if is_message.all() else queues[is_message])
-        return by_queue, _counts(rows["arrival"] >> self._shift)
+        by_queue = counts(queues if is_message.all() else queues[is_message])
+        return by_queue, counts(rows["arrival"] >> self._shift)
 
     def counted(self, start: int, stop: int) -> Tally:
         """The far rows start..stop-1 that are there and in files. May run on another thread: rows do not change, and
@@ -613,7 +615,7 @@ class Fold:
         self.chunk_seen[base] = at_ms
         fate = np.zeros(len(index), np.uint8)
         if len(wanted.dues):
-            near = _places_of(index["due"], wanted.dues)
+            near = places_of(index["due"], wanted.dues)
             is_meant = lambda t, hit: self.matches(t, base + int(index["position"][hit]), int(index["size"][hit]))  # noqa: E731
             fate[self._dead(index, near, wanted, is_meant)] = CANCELLED
         if ahead:
@@ -623,7 +625,7 @@ class Fold:
             fate[elsewhere] = ELSEWHERE
         # Brought together before they are counted: rows lie 56 bytes apart, and one pass over them is enough.
         queues = np.ascontiguousarray(index["queue"])
-        _add(self.near, queues[fate == LIVING] if fate.any() else queues)
+        add(self.near, queues[fate == LIVING] if fate.any() else queues)
         self.wheel.stage(Run(base, index, 0, fate))
 
     # -- jobs ---------------------------------------------------------------------------------------------------
@@ -691,7 +693,7 @@ class Fold:
         waits &= ~self._dead_by_known_hash(rows)
         soon = np.flatnonzero(rows["due"] <= self.wheel.last_due)
         killed = self.wheel.kill_many(rows["due"][soon], rows["arrival"][soon])
-        _subtract(self.near, rows["queue"][soon[killed.all]])
+        subtract(self.near, rows["queue"][soon[killed.all]])
         self._release_segments(rows["arrival"][soon[killed.singles]], at_ms)
         waits[soon[killed.all]] = True
         return waits
@@ -715,7 +717,7 @@ class Fold:
         if not len(rows) or not self.tombstones.count:
             return np.zeros(len(rows), np.bool_)
         wanted = _Wanted.of(self.tombstones.between(int(rows["due"][0]), int(rows["due"][-1])))
-        near, places = np.flatnonzero(_among(rows["due"], wanted.dues)), self.topics.places
+        near, places = np.flatnonzero(among(rows["due"], wanted.dues)), self.topics.places
         return self._dead(rows, near, wanted, lambda t, hit: places[int(rows["queue"][hit])][0] == t.topic)
 
     def _dead_by_job(self, rows: np.ndarray, jobs: Iterable[Job]) -> np.ndarray:
@@ -923,95 +925,3 @@ class _Wanted(NamedTuple):
             hashes.setdefault(tombstone.column, set()).add(tombstone.key_hash)
         columns = {column: np.array(sorted(found), np.uint64) for column, found in hashes.items()}
         return cls(np.array(sorted(dues), np.int64), columns)
-
-
-class _Grouped:
-    """A column of queue numbers brought together by number, each group in its old order."""
-
-    def __init__(self, target: np.ndarray) -> None:
-        counts = _counts(target)
-        self.order: np.ndarray | None = None
-        if len(counts) > 1:
-            # numpy sorts 16-bit integers by radix; GONE becomes the largest there, so that group comes last.
-            narrow = counts[-1][0] < 65_535
-            self.order = np.argsort(target.astype(np.uint16) if narrow else target, kind="stable")
-            if narrow and counts[0][0] == GONE:
-                counts = [*counts[1:], counts[0]]
-        self.groups: list[tuple[int, int, int]] = []  # (number, start, stop) in the new order
-        self.first: dict[int, int] = {}  # by number: where its group stands in its queue
-        stop = 0
-        for number, count in counts:
-            self.groups.append((number, stop, stop + count))
-            stop += count
-
-    def places(self) -> np.ndarray:
-        """The queue offset of each, in the old order; WAITS for those that went nowhere."""
-        parts = [
-            np.arange(stop - start) + self.first[number] if number != GONE else np.full(stop - start, WAITS)
-            for number, start, stop in self.groups
-        ]
-        places = np.concatenate(parts)
-        if self.order is None:
-            return places
-        scattered = np.empty_like(places)
-        scattered[self.order] = places
-        return scattered
-
-
-def _entries(offset: np.ndarray, size: np.ndarray, tag: np.ndarray) -> np.ndarray:
-    entries = np.empty(len(offset), ENTRY)
-    entries["offset"], entries["size"], entries["tag"] = offset, size, tag
-    return entries
-
-
-def _singles(rows: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    singles = np.empty(len(rows), SINGLE)
-    singles["offset"] = offset
-    for name in ("size", "queue", "tag_hash", "unique_hash", "key_hash"):
-        singles[name] = rows[name]
-    return singles
-
-
-def _far_rows(rows: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    far = np.zeros(len(rows), FAR)
-    far["arrival"] = offset
-    for name in ("due", "unique_hash", "key_hash", "size", "queue", "tag_hash", "kind", "level"):
-        far[name] = rows[name]
-    return far
-
-
-def _add(counters: list[int], queues: np.ndarray) -> None:
-    for queue, count in _counts(queues):
-        counters[queue] += count
-
-
-def _subtract(counters: list[int], queues: np.ndarray) -> None:
-    for queue, count in _counts(queues):
-        counters[queue] -= count
-
-
-def _places_of(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Where values that ascend are among those wanted, which ascend too."""
-    starts, stops = (np.searchsorted(values, wanted, side) for side in ("left", "right"))
-    counts = stops - starts
-    places: np.ndarray = np.arange(counts.sum()) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
-    return places
-
-
-def _among(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Which values are among those wanted, which ascend. numpy.isin would sort all values, and they are many."""
-    if not len(wanted):
-        return np.zeros(len(values), np.bool_)
-    places = np.minimum(np.searchsorted(wanted, values), len(wanted) - 1)
-    found: np.ndarray = wanted[places] == values
-    return found
-
-
-def _counts(values: np.ndarray) -> list[tuple[int, int]]:
-    """How often each value occurs; values are small or close together."""
-    if not len(values):
-        return []
-    low = int(values.min())
-    counts = np.bincount(values - low)
-    hits = np.flatnonzero(counts)
-    return list(zip((hits + low).tolist(), counts[hits].tolist(), strict=True))
