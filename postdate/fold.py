@@ -22,6 +22,7 @@ from postdate.columns import Grouped, entries_of, far_rows_of, singles_of
 from postdate.errors import IllegalMessage
 from postdate.far import BLOCK_ROWS_DEFAULT, FAR_STRUCT, NEVER, Far, Rescue
 from postdate.groups import Groups
+from postdate.holds import Holds
 from postdate.index import KEYS_MAX, Index
 from postdate.jobs import DONE, FAILED, IMPORT, LOADING, POSTPONE, RUNNING, WAITING, Job, Jobs, Part
 from postdate.keys import key_hash
@@ -50,7 +51,7 @@ from postdate.log.queue import ENTRY_STRUCT, Queue
 from postdate.log.rows import Rows
 from postdate.log.selection import Selections
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key, other_keys
-from postdate.pops import NOT_GIVEN, OVER, Key, Pops
+from postdate.pops import NOT_GIVEN, Key, Pops
 from postdate.table_format import NEAR, OWN, job_of
 from postdate.tombstones import Tombstone, Tombstones
 from postdate.topics import GONE, SCHEDULE_TOPIC, Topics
@@ -124,7 +125,6 @@ class Fold:
         self.lead_ms = LEAD_MS_DEFAULT
         self.topics = Topics()
         self.groups = Groups()
-        self.pops = Pops()
         self.queues: list[Queue] = []  # by number
         self.near: list[int] = []  # by number: messages for that queue in the wheel
         self.untaken: list[int] = []  # by number: messages for it in the far queue, neither taken nor rescued
@@ -136,16 +136,10 @@ class Fold:
         self.jobs = Jobs()
         self.selections = Selections(disk)
         self.chunk_end = CHUNK_BIT  # where the next chunk's offsets begin
-        self.chunk_seen: dict[int, int] = {}  # by base: when one of its messages last became visible
-        self.chunk_held: dict[int, int] = {}  # by offset, of records in chunks: groups that have popped them
-        # By segment number: records that wait in the wheel or, untaken, in the far queue, or are popped.
-        self.held: dict[int, int] = {}
-        self.seen: dict[int, int] = {}  # by segment number: when one of its records last became visible or was written
-        # By segment number: up to where the log was applied when one of its records last began or ceased to wait.
-        self.touched: dict[int, int] = {}
+        self.holds = Holds(self.chunks, segment_shift)
+        self.pops = Pops(self.holds.hold, self.holds.release)
         self.seconds: dict[int, dict[str, int]] = {}  # by second of due time: messages that wait, by topic
         self._seconds_heap: list[int] = []
-        self._batch_end = 0
         self.rescued_count = 0
         self.tally: Tally | None = None  # of the rows that the next stage takes, counted before it comes
         # Numbers of queues that got entries. Whoever wakes consumers takes them from here; nothing else depends on it.
@@ -178,19 +172,18 @@ class Fold:
         """Applies the next batch; answers one item per row (a message: its queue offset, or WAITS)."""
         assert batch.offset >= self.position, f"batch {batch.offset} is applied already, the fold is at {self.position}"
         at_ms = self.at_ms = batch.at_ms
-        self._batch_end = batch.end
+        self.holds.batch_end = batch.end
         if self.wheel.next_due_at_ms <= at_ms:
             self._fire(at_ms)
         if self.pops.next_at_ms <= at_ms:
-            for lease in self.pops.fire(at_ms):
-                self._release_record(lease.place, at_ms)
+            self.pops.fire(at_ms)
         if at_ms > self.fired_at_ms:
             self.fired_at_ms = at_ms
             self._forget_passed(at_ms)
         answers = self._apply_rows(batch)
-        segment = batch.offset >> self._shift
-        if at_ms > self.seen.get(segment, 0):
-            self.seen[segment] = at_ms
+        seen, segment = self.holds.seen, batch.offset >> self._shift
+        if at_ms > seen.get(segment, 0):
+            seen[segment] = at_ms
         self.position = batch.end
         return answers
 
@@ -212,8 +205,8 @@ class Fold:
             self._index_level(level, ENTRY_STRUCT.pack(offset, size, due), batch.at_ms)
         if due <= batch.at_ms:
             return self._show(queue, offset, size, tag_hash, batch.at_ms)
-        segment = offset >> self._shift
-        self.held[segment] = self.held.get(segment, 0) + 1
+        held, segment = self.holds.held, offset >> self._shift
+        held[segment] = held.get(segment, 0) + 1
         if self._count_seconds:
             self._count_second(due, queue)
         if due <= batch.at_ms + self.lead_ms or due <= self.far.horizon_at_ms:
@@ -298,14 +291,10 @@ class Fold:
 
     def _hold(self, rows: np.ndarray, offset: np.ndarray) -> None:
         """Counts messages that begin to wait."""
-        self._hold_segments(offset)
+        self.holds.hold_many(offset)
         if self._count_seconds:
             for due, queue in zip(rows["due"].tolist(), rows["queue"].tolist(), strict=True):
                 self._count_second(due, queue)
-
-    def _hold_segments(self, offset: np.ndarray) -> None:
-        for segment, count in counts(offset >> self._shift):
-            self.held[segment] = self.held.get(segment, 0) + count
 
     def _count_second(self, due: int, queue: int) -> None:
         second, name = due // 1_000, self.topics.places[queue][0]
@@ -342,7 +331,7 @@ class Fold:
         """Appends everything due at or before `at_ms` to its queue, in (due, arrival) order."""
         for run in self.wheel.runs:
             if run.next_due <= at_ms:
-                self.chunk_seen[run.base] = at_ms
+                self.holds.chunk_seen[run.base] = at_ms
         while self.wheel.next_due_at_ms <= at_ms:
             few = self.wheel.take_few(at_ms, self._rows_by_column)
             if few is None:
@@ -352,32 +341,18 @@ class Fold:
                 for _, queue, offset, size, tag_hash in few:
                     self._show(queue, offset, size, tag_hash, at_ms)
                     self.near[queue] -= 1
-                    self._release(offset >> self._shift, 1, at_ms)
+                    self.holds.release_segment(offset >> self._shift, 1, at_ms)
 
     def _fire_many(self, piece: Due, at_ms: int) -> None:
         self._show_many(piece.queue, piece.offset, piece.size, piece.tag_hash, at_ms)
         subtract(self.near, piece.queue)
         in_log = piece.offset < CHUNK_BIT
-        self._release_segments(piece.offset if in_log.all() else piece.offset[in_log], at_ms)
+        self.holds.release_many(piece.offset if in_log.all() else piece.offset[in_log], at_ms)
 
     @property
     def next_at_ms(self) -> int:
         """When there is something to fire next: a message that is due, a lease that ends."""
         return min(self.wheel.next_due_at_ms, self.pops.next_at_ms)
-
-    def _release_segments(self, offset: np.ndarray, at_ms: int) -> None:
-        for segment, count in counts(offset >> self._shift):
-            self._release(segment, count, at_ms)
-
-    def _release(self, segment: int, count: int, seen_at_ms: int) -> None:
-        """Records of a segment wait no more."""
-        left = self.held[segment] - count
-        if left:
-            self.held[segment] = left
-        else:
-            del self.held[segment]
-        self.seen[segment] = max(seen_at_ms, self.seen.get(segment, 0))
-        self.touched[segment] = self._batch_end
 
     def _forget_passed(self, at_ms: int) -> None:
         self.tombstones.fire(at_ms, self._is_needed)
@@ -399,7 +374,7 @@ class Fold:
             queue = self.topics.get(body["topic"]).numbers[0]
             jobs = self.jobs.next_number  # where a message has the hash of its tag
             self.far.push_cancel(FAR_STRUCT.pack(arrival, due, unique, first, row[8], queue, jobs, CANCEL, 0, 0), due)
-            self._hold_record(arrival)
+            self.holds.hold(arrival)
         tombstone = Tombstone(
             body["topic"], body["key"], body["by"], due, arrival, hashed, far_offset, far_before, self.jobs.next_number
         )
@@ -419,7 +394,7 @@ class Fold:
                     self.wheel.kill(found)
                     self.near[found.queue] -= 1
                     if found.run is None:
-                        self._release(found.offset >> self._shift, 1, self.at_ms)
+                        self.holds.release(found.offset, self.at_ms)
         return count
 
     def matches(self, tombstone: Tombstone, offset: int, size: int) -> bool:
@@ -498,14 +473,13 @@ class Fold:
         untaken = rows["arrival"] >= self.far.arrival_of(self.far.taken)
         is_message = rows["kind"] == MESSAGE
         subtract(self.untaken, rows["queue"][is_message & untaken])
-        self._release_segments(rows["arrival"][untaken], batch.at_ms)
+        self.holds.release_many(rows["arrival"][untaken], batch.at_ms)
         rows = rows[is_message]  # of a cancel, its tombstone does the rest
-        for segment, _ in counts(rows["arrival"] >> self._shift):
-            self.touched[segment] = self._batch_end  # its records are read below, and on a replay again
+        self.holds.touch_many(rows["arrival"])  # what may be cancelled is read below
         dead = self._dead_by_tombstone(rows) | self._dead_by_taken_cancel(rows)
         rows = rows[~dead & ~self._dead_by_job(rows, self.jobs.decided())]
         add(self.near, rows["queue"])
-        self._hold_segments(rows["arrival"])
+        self.holds.hold_many(rows["arrival"])
         self.wheel.add_many(rows["due"], singles_of(rows, rows["arrival"]))
         self.rescued_count += len(rows)
         self.tombstones.sweep(self._is_needed)
@@ -586,7 +560,7 @@ class Fold:
         for queue, count in queues:
             self.untaken[queue] -= count
         for segment, count in segments:
-            self._release(segment, count, at_ms)
+            self.holds.release_segment(segment, count, at_ms)
 
     def _counted(self, rows: np.ndarray) -> tuple[Counts, Counts]:
         """Messages by queue, records by segment."""
@@ -612,7 +586,7 @@ class Fold:
         base = self.chunk_end
         self.chunk_end += (chunk.head.file_bytes + 7) & -8
         self.chunks.add(base, chunk)
-        self.chunk_seen[base] = at_ms
+        self.holds.chunk_seen[base] = at_ms
         fate = np.zeros(len(index), np.uint8)
         if len(wanted.dues):
             near = places_of(index["due"], wanted.dues)
@@ -653,7 +627,7 @@ class Fold:
         """A job's command gets its place among far messages and cancels. It is never due, so that nobody rescues it."""
         self.jobs.enqueue(job, self.far.length, batch.offset + row[9])
         self.far.push(FAR_STRUCT.pack(job.arrival, NEVER, 0, 0, row[8], 0, 0, JOB, 0, 0), NEVER)
-        self._hold_record(job.arrival)
+        self.holds.hold(job.arrival)
 
     def decide_problem(self, body: dict[str, Any]) -> str:
         """Why a decision is refused; empty where it is accepted."""
@@ -694,7 +668,7 @@ class Fold:
         soon = np.flatnonzero(rows["due"] <= self.wheel.last_due)
         killed = self.wheel.kill_many(rows["due"][soon], rows["arrival"][soon])
         subtract(self.near, rows["queue"][soon[killed.all]])
-        self._release_segments(rows["arrival"][soon[killed.singles]], at_ms)
+        self.holds.release_many(rows["arrival"][soon[killed.singles]], at_ms)
         waits[soon[killed.all]] = True
         return waits
 
@@ -789,8 +763,7 @@ class Fold:
         if body["op"] == "delete":
             topic = self.topics.delete(body["name"])
             self.groups.forget_topic(body["name"])
-            for lease in self.pops.forget_queues(topic.numbers if topic else ()):
-                self._release_record(lease.place, batch.at_ms)
+            self.pops.forget_queues(topic.numbers if topic else (), batch.at_ms)
             return sum(self.near[number] + self.untaken[number] for number in topic.numbers) if topic else 0
         self.topics.put(body["name"], body["read"], body["write"], body["perm"], body["attributes"], batch.offset)
         self.make_queues()
@@ -800,8 +773,7 @@ class Fold:
         body = self._body(batch, row)
         if body["op"] == "delete":
             self.groups.delete(body["name"])
-            for lease in self.pops.forget_group(body["name"]):
-                self._release_record(lease.place, batch.at_ms)
+            self.pops.forget_group(body["name"], batch.at_ms)
         else:
             self.groups.put(body["name"], body["settings"])
 
@@ -819,7 +791,7 @@ class Fold:
         body = self._body(batch, row)
         group, until_ms = body["group"], batch.at_ms + body["invisible_ms"]
         for number, offset in body["lost"]:
-            self._forget_popped((group, number, offset), batch.at_ms)
+            self.pops.lose((group, number, offset), batch.at_ms)
         for topic, queue_id, offset in body["offsets"]:
             if topic in self.topics.by_name:
                 self.groups.commit(group, topic, queue_id, offset)
@@ -831,59 +803,21 @@ class Fold:
     def _give(self, key: Key, at_ms: int, until_ms: int, times_max: int, place: int, size: int) -> int:
         if self.topics.target[key[1]] == GONE or self.pops.is_leased(key):
             return NOT_GIVEN
-        lease = self.pops.give(key, at_ms, until_ms, times_max, place, size)
-        self._hold_record(place)
-        return lease.times
+        return self.pops.give(key, at_ms, until_ms, times_max, place, size).times
 
     def _apply_ack(self, batch: Batch, row: tuple[int, ...]) -> list[bool]:
         """Answers for each message whether its handle was good."""
         body = self._body(batch, row)
         return [
-            self._end_lease((body["group"], number, offset), popped_at_ms, batch.at_ms)
+            self.pops.end((body["group"], number, offset), popped_at_ms, batch.at_ms)
             for number, offset, popped_at_ms in body["messages"]
         ]
-
-    def _end_lease(self, key: Key, popped_at_ms: int, at_ms: int) -> bool:
-        lease = self.pops.end(key, popped_at_ms)
-        if lease is not None and lease.until_ms != OVER:
-            self._release_record(lease.place, at_ms)
-        return lease is not None
-
-    def _forget_popped(self, key: Key, at_ms: int) -> None:
-        """Its record is gone: nobody can be given it any more."""
-        lease = self.pops.leases.get(key)
-        if lease is not None:
-            self._end_lease(key, lease.popped_at_ms, at_ms)
 
     def _apply_invisible(self, batch: Batch, row: tuple[int, ...]) -> bool:
         """Answers whether the handle was good."""
         body = self._body(batch, row)
         key = (body["group"], body["number"], body["offset"])
-        until_ms = batch.at_ms + body["invisible_ms"]
-        before = self.pops.change(key, body["popped_at_ms"], batch.at_ms, until_ms)
-        if before is not None and before.until_ms == OVER:
-            self._hold_record(before.place)
-        return before is not None
-
-    def _hold_record(self, place: int) -> None:
-        """Retention lets a record be while somebody has it: a lease may be longer than the log is kept."""
-        held, unit = (self.held, place >> self._shift) if place < CHUNK_BIT else (self.chunk_held, place)
-        held[unit] = held.get(unit, 0) + 1
-
-    def _release_record(self, place: int, at_ms: int) -> None:
-        if place < CHUNK_BIT:
-            self._release(place >> self._shift, 1, at_ms)
-            return
-        self.chunk_held[place] -= 1
-        if not self.chunk_held[place]:
-            del self.chunk_held[place]
-        base = self.chunks.base_of(place)
-        if base is not None:  # a replay may come by here when retention has let the chunk go
-            self.chunk_seen[base] = max(at_ms, self.chunk_seen.get(base, 0))
-
-    def held_chunks(self) -> set[int]:
-        """Bases of the chunks that hold popped records."""
-        return {base for place in self.chunk_held if (base := self.chunks.base_of(place)) is not None}
+        return self.pops.change(key, body["popped_at_ms"], batch.at_ms, batch.at_ms + body["invisible_ms"])
 
     def _apply_settings(self, batch: Batch, row: tuple[int, ...]) -> None:
         self.lead_ms = self._body(batch, row)["lead_ms"]
