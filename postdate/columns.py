@@ -4,10 +4,13 @@ Many messages go from one fixed-width form into another here, without a loop ove
 by whoever calls.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from postdate.arrays import counts
 from postdate.far import FAR
+from postdate.log.batch import MORE_KEYS
 from postdate.log.queue import ENTRY
 from postdate.topics import GONE
 from postdate.wheel import SINGLE
@@ -68,3 +71,22 @@ def far_rows_of(rows: np.ndarray, offset: np.ndarray) -> np.ndarray:
     for name in ("due", "unique_hash", "key_hash", "size", "queue", "tag_hash", "kind", "level"):
         far[name] = rows[name]
     return far
+
+
+def key_rows_of(
+    rows: np.ndarray, offset: np.ndarray, others_of: Callable[[int, int], list[int]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Hashes and offsets for the index of keys, message by message. `others_of` gives the hashes of the user keys that
+    a row has no room for, by the record's offset and size.
+    """
+    hashes = np.stack([rows["unique_hash"], rows["key_hash"]], axis=1).ravel()
+    offsets = np.repeat(offset, 2)
+    more = np.flatnonzero(rows["flags"] & MORE_KEYS)
+    if len(more):
+        others = [others_of(int(offset[hit]), int(rows["size"][hit])) for hit in more]
+        lengths = [len(each) for each in others]
+        behind = np.repeat(2 * more + 2, lengths)
+        hashes = np.insert(hashes, behind, np.array([each for part in others for each in part], np.uint64))
+        offsets = np.insert(offsets, behind, np.repeat(offset[more], lengths))
+    is_key = hashes != 0
+    return hashes[is_key], offsets[is_key]

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from postdate.errors import CorruptQueue, CorruptSnapshot
-from postdate.far import Far
 from postdate.fold import Fold
 from postdate.index import Index
 from postdate.log import chunk as chunks
@@ -113,7 +112,7 @@ def _state(fold: Fold) -> dict[str, Any]:
         "held": list(fold.holds.held.items()),
         "seen": list(fold.holds.seen.items()),
         "touched": list(fold.holds.touched.items()),
-        "seconds": [[second, dict(counts)] for second, counts in fold.seconds.items()],
+        "seconds": fold.seconds.state(),
         "chunk_end": fold.chunk_end,
         "chunk_seen": list(fold.holds.chunk_seen.items()),
         "chunk_held": list(fold.holds.chunk_held.items()),
@@ -202,7 +201,7 @@ def load(fold: Fold, sections: list[snapshot.Section]) -> None:
     ]
     for queue, (_, _, first) in zip(fold.queues, state["queues"], strict=True):
         queue.entries.first = first
-    fold.far = Far(fold.disk, fold.file_rows, fold.tail_rows, state["far"]["length"], fold.far_block_rows)
+    fold.far.rows.resume(state["far"]["length"])
     fold.far.load(state["far"])
     fold.index = Index(fold.disk, fold.file_rows, state["index"]["length"])
     fold.index.load(state["index"], bytes.fromhex(state["index_tail"]))
@@ -242,7 +241,7 @@ def _load_tables(fold: Fold, state: dict[str, Any]) -> None:
     holds = fold.holds
     holds.held, holds.seen, holds.touched = (dict(state[name]) for name in ("held", "seen", "touched"))
     holds.chunk_seen, holds.chunk_held = dict(state["chunk_seen"]), dict(state.get("chunk_held", []))
-    fold.load_seconds(dict(state["seconds"]))
+    fold.seconds.load(state["seconds"])
 
 
 def _load_chunks(fold: Fold, state: dict[str, Any]) -> None:
