@@ -276,7 +276,7 @@ class Broker:
                 place = (due_at_ms // 1_000, message.topic)
                 asked[place] = asked.get(place, 0) + 1
         for (second, name), count in asked.items():
-            waiting = self.fold.seconds.count(second, name) + self._writer.pending_seconds.get((second, name), 0)
+            waiting = self.fold.bursts.count(second, name) + self._writer.pending_seconds.get((second, name), 0)
             if waiting + count > limit:
                 raise FlowControl(
                     f"due_second_messages_max: topic {name!r} has {waiting} messages due in second {second}, "

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from postdate.arrays import add, counts, subtract
+from postdate.bursts import Bursts
 from postdate.cancels import Cancels, Wanted
 from postdate.columns import Grouped, entries_of, far_rows_of, key_rows_of, singles_of
 from postdate.decisions import Command, Decisions, JobAnswer
@@ -55,7 +56,6 @@ from postdate.log.rows import Rows
 from postdate.log.selection import Selections
 from postdate.message import PROPERTY_KEYS, other_keys
 from postdate.pops import NOT_GIVEN, Key, Pops
-from postdate.seconds import Seconds
 from postdate.takings import Takings
 from postdate.tombstones import Tombstone, Tombstones
 from postdate.topics import GONE, SCHEDULE_TOPIC, Topics
@@ -132,7 +132,7 @@ class Fold:
         self.chunk_end = CHUNK_BIT  # where the next chunk's offsets begin
         self.jobs = Jobs()
         self.selections = Selections(disk)
-        self.seconds = Seconds()
+        self.bursts = Bursts()
         self.holds = Holds(self.chunks, segment_shift)
         self.pops = Pops(self.holds.hold, self.holds.release)
         # What follows from several of them.
@@ -182,7 +182,7 @@ class Fold:
         if at_ms > self.fired_at_ms:
             self.fired_at_ms = at_ms
             self.tombstones.fire(at_ms, self.cancels.is_needed)
-            self.seconds.forget_passed(at_ms)
+            self.bursts.forget_passed(at_ms)
         answers = self._apply_rows(batch)
         seen, segment = self.holds.seen, batch.offset >> self._shift
         if at_ms > seen.get(segment, 0):
@@ -211,7 +211,7 @@ class Fold:
         held, segment = self.holds.held, offset >> self._shift
         held[segment] = held.get(segment, 0) + 1
         if self._count_seconds:
-            self.seconds.add(due, self.topics.places[queue][0])
+            self.bursts.add(due, self.topics.places[queue][0])
         if due <= batch.at_ms + self.lead_ms or due <= self.far.horizon_at_ms:
             self.near[queue] += 1
             self.wheel.add(due, SINGLE_STRUCT.pack(offset, size, queue, tag_hash, unique_hash, first_hash))
@@ -280,7 +280,7 @@ class Fold:
         self.holds.hold_many(offset)
         if self._count_seconds:
             for due, queue in zip(rows["due"].tolist(), rows["queue"].tolist(), strict=True):
-                self.seconds.add(due, self.topics.places[queue][0])
+                self.bursts.add(due, self.topics.places[queue][0])
 
     def _show_many(
         self, queue: np.ndarray, offset: np.ndarray, size: np.ndarray, tag_hash: np.ndarray, at_ms: int

@@ -112,7 +112,7 @@ def _state(fold: Fold) -> dict[str, Any]:
         "held": list(fold.holds.held.items()),
         "seen": list(fold.holds.seen.items()),
         "touched": list(fold.holds.touched.items()),
-        "seconds": fold.seconds.state(),
+        "seconds": fold.bursts.state(),
         "chunk_end": fold.chunk_end,
         "chunk_seen": list(fold.holds.chunk_seen.items()),
         "chunk_held": list(fold.holds.chunk_held.items()),
@@ -241,7 +241,7 @@ def _load_tables(fold: Fold, state: dict[str, Any]) -> None:
     holds = fold.holds
     holds.held, holds.seen, holds.touched = (dict(state[name]) for name in ("held", "seen", "touched"))
     holds.chunk_seen, holds.chunk_held = dict(state["chunk_seen"]), dict(state.get("chunk_held", []))
-    fold.seconds.load(state["seconds"])
+    fold.bursts.load(state["seconds"])
 
 
 def _load_chunks(fold: Fold, state: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("__init__",),  # Every import of ours runs it, so it may know none of us, but for what it gives, on its first use.
     ("message", "errors", "config", "clock", "keys", "arrays"),
     ("log", "wheel", "wire", "table_format"),
-    ("topics", "tombstones", "far", "groups", "pops", "index", "jobs", "holds", "seconds"),
+    ("topics", "tombstones", "far", "groups", "pops", "index", "jobs", "holds", "bursts"),
     ("cancels", "takings", "decisions", "columns"),
     ("fold",),
     ("recovery", "intake", "handout"),

@@ -1,4 +1,4 @@
-"""How many messages wait for each second of due time, by topic: what the limit per topic and second is held against.
+"""Bursts: how many messages wait for each second of due time, by topic. A limit per topic and second asks for that.
 
 A message is counted when it begins to wait, and counts until its second has passed, cancelled or not. A table of the
 fold, kept only where there is such a limit.
@@ -7,7 +7,9 @@ fold, kept only where there is such a limit.
 import heapq
 
 
-class Seconds:
+class Bursts:
+    """Of one fold."""
+
     def __init__(self) -> None:
         self._counts: dict[int, dict[str, int]] = {}  # by second, by topic
         self._heap: list[int] = []  # of the seconds
