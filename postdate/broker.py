@@ -484,7 +484,7 @@ class Broker:
             entry.queue == DEAD
             and not self.fold.takings.is_moved(entry.due, entry.arrival)
             and tombstone.is_after(entry.arrival)
-            and self.fold.cancels.matches(tombstone, entry.offset, entry.size)
+            and self.fold.verdicts.matches(tombstone, entry.offset, entry.size)
             for entry in entries
         )
 
@@ -493,7 +493,7 @@ class Broker:
         rows = self._lookup.untaken(tombstone.due, tombstone.column, tombstone.key_hash, tombstone.far_before)
         for row in rows[rows["kind"] == MESSAGE]:
             arrival = int(row["arrival"])
-            if self.fold.cancels.matches(tombstone, arrival, int(row["size"])) and not self.fold.takings.is_moved(
+            if self.fold.verdicts.matches(tombstone, arrival, int(row["size"])) and not self.fold.takings.is_moved(
                 tombstone.due, arrival
             ):
                 yield int(row["queue"]), arrival
@@ -505,7 +505,7 @@ class Broker:
             found.state is State.VISIBLE
             and found.due_at_ms == tombstone.due
             and tombstone.is_after(found.arrival)
-            and self.fold.cancels.matches(tombstone, found.offset, len(found.record))
+            and self.fold.verdicts.matches(tombstone, found.offset, len(found.record))
             for found in islice(steps, self.settings.delivered_search_steps)
             if found is not None
         )

@@ -21,7 +21,6 @@ import numpy as np
 
 from postdate.arrays import add, counts, subtract
 from postdate.bursts import Bursts
-from postdate.cancels import Cancels, Wanted
 from postdate.columns import Grouped, entries_of, far_rows_of, key_rows_of, singles_of
 from postdate.decisions import Command, Decisions, JobAnswer
 from postdate.far import BLOCK_ROWS_DEFAULT, FAR_STRUCT, Far, Rescue
@@ -59,6 +58,7 @@ from postdate.pops import NOT_GIVEN, Key, Pops
 from postdate.takings import Takings
 from postdate.tombstones import Tombstone, Tombstones
 from postdate.topics import GONE, SCHEDULE_TOPIC, Topics
+from postdate.verdicts import Verdicts, Wanted
 from postdate.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, SINGLE_STRUCT, Due, Run, Waiting, Wheel
 
 ROWS_BY_COLUMN_DEFAULT = 64
@@ -136,11 +136,11 @@ class Fold:
         self.holds = Holds(self.chunks, segment_shift)
         self.pops = Pops(self.holds.hold, self.holds.release)
         # What follows from several of them.
-        self.cancels = Cancels(self.tombstones, self.far, self.jobs, self.topics, self.read)
+        self.verdicts = Verdicts(self.tombstones, self.far, self.jobs, self.topics, self.read)
         self.takings = Takings(self.jobs, self.selections, self.topics)
         self.decisions = Decisions(
             self.jobs, self.far, self.selections,
-            is_cancelled=self.cancels.dead_selected, kill=self._kill_selected, hold=self.holds.hold,
+            is_cancelled=self.verdicts.dead_selected, kill=self._kill_selected, hold=self.holds.hold,
         )  # fmt: skip
         self.rescued_count = 0
         self.tally: Tally | None = None  # of the rows that the next stage takes, counted before it comes
@@ -181,7 +181,7 @@ class Fold:
             self.pops.fire(at_ms)
         if at_ms > self.fired_at_ms:
             self.fired_at_ms = at_ms
-            self.tombstones.fire(at_ms, self.cancels.is_needed)
+            self.tombstones.fire(at_ms, self.verdicts.is_needed)
             self.bursts.forget_passed(at_ms)
         answers = self._apply_rows(batch)
         seen, segment = self.holds.seen, batch.offset >> self._shift
@@ -351,7 +351,7 @@ class Fold:
         self.tombstones.add(tombstone)
         wheel_count = self._kill_in_wheel(tombstone)
         if due <= self.fired_at_ms:
-            self.tombstones.fire(self.fired_at_ms, self.cancels.is_needed)
+            self.tombstones.fire(self.fired_at_ms, self.verdicts.is_needed)
         return CancelAnswer(tombstone, wheel_count)
 
     def _kill_in_wheel(self, tombstone: Tombstone) -> int:
@@ -359,7 +359,7 @@ class Fold:
         for found in self.wheel.find(tombstone.due, tombstone.column, tombstone.key_hash):
             is_gone = found.queue == DEAD and self.takings.is_moved(found.due, found.arrival)
             is_meant = not is_gone and tombstone.is_after(found.arrival)
-            if is_meant and self.cancels.matches(tombstone, found.offset, found.size):
+            if is_meant and self.verdicts.matches(tombstone, found.offset, found.size):
                 count += 1
                 if found.queue != DEAD:
                     self.wheel.kill(found)
@@ -374,7 +374,7 @@ class Fold:
 
     def is_cancelled(self, row: np.ndarray) -> bool:
         """Whether a far message that waits, given as an array of its one far row, will never be shown."""
-        return bool(self.cancels.dead_far(row)[0] or self.takings.dead(row)[0])
+        return bool(self.verdicts.dead_far(row)[0] or self.takings.dead(row)[0])
 
     def waiting_far(self) -> Iterator[Waiting]:
         """What waits, untaken, in the far queue, without what is cancelled; of deleted topics, too. Piece by piece,
@@ -382,7 +382,7 @@ class Fold:
         """
         for rows in self.far.untaken_pieces():
             rows = rows[rows["kind"] == MESSAGE]
-            rows = rows[~self.cancels.dead_untaken(rows)]
+            rows = rows[~self.verdicts.dead_untaken(rows)]
             rows = rows[~self.takings.dead(rows)]
             yield Waiting(rows["due"], rows["queue"], rows["size"])
 
@@ -399,12 +399,12 @@ class Fold:
         self.holds.release_many(rows["arrival"][untaken], batch.at_ms)
         rows = rows[is_message]  # of a cancel, its tombstone does the rest
         self.holds.touch_many(rows["arrival"])  # what may be cancelled is read below
-        rows = rows[~self.cancels.dead_far(rows) & ~self.takings.dead(rows)]
+        rows = rows[~self.verdicts.dead_far(rows) & ~self.takings.dead(rows)]
         add(self.near, rows["queue"])
         self.holds.hold_many(rows["arrival"])
         self.wheel.add_many(rows["due"], singles_of(rows, rows["arrival"]))
         self.rescued_count += len(rows)
-        self.tombstones.sweep(self.cancels.is_needed)
+        self.tombstones.sweep(self.verdicts.is_needed)
         return len(rows)
 
     def _apply_stage(self, batch: Batch, row: tuple[int, ...]) -> StageAnswer:
@@ -420,7 +420,7 @@ class Fold:
         self.far.rows_out += body["rows_out"]
         self.jobs.taken(self.far.taken, batch.at_ms)
         self.tombstones.forget_taken(self.far.taken, self.far.horizon_at_ms)
-        self.tombstones.sweep(self.cancels.is_needed)
+        self.tombstones.sweep(self.verdicts.is_needed)
         self.takings.forget(min(self.far.horizon_at_ms, self.fired_at_ms))
         return StageAnswer(True, "")
 
@@ -483,7 +483,7 @@ class Fold:
 
     def _stage_chunks(self, chunks: list[Chunk], taken: int, horizon_at_ms: int, at_ms: int) -> None:
         if chunks:
-            wanted = self.cancels.wanted(min(chunk.head.due_low_ms for chunk in chunks), horizon_at_ms)
+            wanted = self.verdicts.wanted(min(chunk.head.due_low_ms for chunk in chunks), horizon_at_ms)
             ahead = self.takings.ahead_of(taken)
             for chunk in chunks:
                 self._stage_chunk(chunk, wanted, ahead, at_ms)
@@ -496,7 +496,7 @@ class Fold:
         self.holds.chunk_seen[base] = at_ms
         fate = np.zeros(len(index), np.uint8)
         if len(wanted.dues):
-            fate[self.cancels.dead_staged(index, base, wanted)] = CANCELLED
+            fate[self.verdicts.dead_staged(index, base, wanted)] = CANCELLED
         if ahead:
             fate[self.takings.dead_by(index, ahead)] = CANCELLED
         if self.far.rescues:

@@ -23,7 +23,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("message", "errors", "config", "clock", "keys", "arrays"),
     ("log", "wheel", "wire", "table_format"),
     ("topics", "tombstones", "far", "groups", "pops", "index", "jobs", "holds", "bursts"),
-    ("cancels", "takings", "decisions", "columns"),
+    ("verdicts", "takings", "decisions", "columns"),
     ("fold",),
     ("recovery", "intake", "handout"),
     # What a kept snapshot still needs, what a message is, how a batch comes to the fold.

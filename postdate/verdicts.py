@@ -1,4 +1,4 @@
-"""Cancels where they meet their messages: which rows a tombstone, or a cancel that the table carries, has cancelled.
+"""Verdicts on rows: which of them a tombstone, or a cancel that the table carries, has cancelled.
 
 Rows come from three sides, and are known by different things:
 
@@ -43,7 +43,7 @@ class Wanted(NamedTuple):
         return cls(np.array(sorted(dues), np.int64), columns)
 
 
-class Cancels:
+class Verdicts:
     """Of one fold. `read` gives the bytes of a record, of the log or a chunk, empty where it is gone."""
 
     def __init__(
