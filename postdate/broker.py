@@ -276,9 +276,7 @@ class Broker:
                 place = (due_at_ms // 1_000, message.topic)
                 asked[place] = asked.get(place, 0) + 1
         for (second, name), count in asked.items():
-            waiting = self.fold.seconds.get(second, {}).get(name, 0) + self._writer.pending_seconds.get(
-                (second, name), 0
-            )
+            waiting = self.fold.bursts.count(second, name) + self._writer.pending_seconds.get((second, name), 0)
             if waiting + count > limit:
                 raise FlowControl(
                     f"due_second_messages_max: topic {name!r} has {waiting} messages due in second {second}, "
@@ -433,7 +431,7 @@ class Broker:
         ticket = self._writer.write_system(CANCEL, body, at_ms, self._traced)
         # A job may have postponed it, and a handle knows its first due alone. Of a user's key others may be due there,
         # which nobody has named.
-        for moved_to in self.fold.moved_dues(topic, key, due_at_ms) if by == "unique" else ():
+        for moved_to in self.fold.takings.moved_dues(topic, key, due_at_ms) if by == "unique" else ():
             ticket = self._writer.write_system(CANCEL, body | {"due": moved_to}, at_ms, self._or_traced(ticket))
         return ticket
 
@@ -484,9 +482,9 @@ class Broker:
         entries = self.fold.wheel.find(tombstone.due, tombstone.column, tombstone.key_hash)
         return any(
             entry.queue == DEAD
-            and not self.fold.is_moved(entry.due, entry.arrival)
+            and not self.fold.takings.is_moved(entry.due, entry.arrival)
             and tombstone.is_after(entry.arrival)
-            and self.fold.matches(tombstone, entry.offset, entry.size)
+            and self.fold.verdicts.matches(tombstone, entry.offset, entry.size)
             for entry in entries
         )
 
@@ -495,7 +493,7 @@ class Broker:
         rows = self._lookup.untaken(tombstone.due, tombstone.column, tombstone.key_hash, tombstone.far_before)
         for row in rows[rows["kind"] == MESSAGE]:
             arrival = int(row["arrival"])
-            if self.fold.matches(tombstone, arrival, int(row["size"])) and not self.fold.is_moved(
+            if self.fold.verdicts.matches(tombstone, arrival, int(row["size"])) and not self.fold.takings.is_moved(
                 tombstone.due, arrival
             ):
                 yield int(row["queue"]), arrival
@@ -507,7 +505,7 @@ class Broker:
             found.state is State.VISIBLE
             and found.due_at_ms == tombstone.due
             and tombstone.is_after(found.arrival)
-            and self.fold.matches(tombstone, found.offset, len(found.record))
+            and self.fold.verdicts.matches(tombstone, found.offset, len(found.record))
             for found in islice(steps, self.settings.delivered_search_steps)
             if found is not None
         )

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from postdate.config import Settings
+from postdate.decisions import JobAnswer
 from postdate.errors import CorruptSelection, FlowControl, Refused, UsageError
-from postdate.fold import Fold, JobAnswer
+from postdate.fold import Fold
 from postdate.intake import refuse_system_topic
 from postdate.jobs import CANCEL, IMPORT, POSTPONE, Job
 from postdate.log import selection
@@ -116,7 +117,7 @@ class Commands:
                 raise UsageError(f"the name of a selection is {name!r:.100}, expected the job's number and more")
         for file in selected.files:
             _file(file)
-        reason = self._fold.decide_problem(selected._asdict())
+        reason = self._fold.decisions.problem(selected._asdict())
         if reason:
             raise Refused(reason)
 

@@ -62,10 +62,8 @@ class Rescue(NamedTuple):
 class Far:
     """The rows, Spark's place in them, the rescues that are remembered."""
 
-    def __init__(
-        self, disk: Disk, file_rows: int, tail_rows: int, length: int = 0, block_rows: int = BLOCK_ROWS_DEFAULT
-    ) -> None:
-        self.rows = Rows(disk, "far", FAR, file_rows, tail_rows, length)
+    def __init__(self, disk: Disk, file_rows: int, tail_rows: int, block_rows: int = BLOCK_ROWS_DEFAULT) -> None:
+        self.rows = Rows(disk, "far", FAR, file_rows, tail_rows)
         self._block_rows = block_rows
         self.taken = 0
         self.horizon_at_ms = 0

@@ -5,11 +5,13 @@ batch's records as stored at that instant. The live path and a replay call the s
 It reads no clock, no setting and nothing that the log does not determine; a replica would be the same fold over a
 copied log.
 
+The tables have modules of their own, and so has what is asked of several at once: cancels, takings, decisions. They are
+given what they need when the fold is made, so a snapshot fills them in place.
+
 Small batches go row by row, because a numpy call costs as much as a dozen rows; large ones go by columns. Nothing here
 fails for reasons of the world: rows that cannot be written to their files stay in memory (rows.py).
 """
 
-import heapq
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -17,11 +19,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from postdate.errors import IllegalMessage
-from postdate.far import BLOCK_ROWS_DEFAULT, FAR, FAR_STRUCT, NEVER, Far, Rescue
+from postdate.arrays import add, counts, subtract
+from postdate.bursts import Bursts
+from postdate.columns import Grouped, entries_of, far_rows_of, key_rows_of, singles_of
+from postdate.decisions import Command, Decisions, JobAnswer
+from postdate.far import BLOCK_ROWS_DEFAULT, FAR_STRUCT, Far, Rescue
 from postdate.groups import Groups
+from postdate.holds import Holds
 from postdate.index import KEYS_MAX, Index
-from postdate.jobs import DONE, FAILED, IMPORT, LOADING, POSTPONE, RUNNING, WAITING, Job, Jobs, Part
+from postdate.jobs import Job, Jobs
 from postdate.keys import key_hash
 from postdate.log import record as records
 from postdate.log.batch import (
@@ -44,15 +50,16 @@ from postdate.log.batch import (
 )  # fmt: skip
 from postdate.log.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk, Chunks
 from postdate.log.disk import Disk
-from postdate.log.queue import ENTRY, ENTRY_STRUCT, Queue
+from postdate.log.queue import ENTRY_STRUCT, Queue
 from postdate.log.rows import Rows
 from postdate.log.selection import Selections
-from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key, other_keys
-from postdate.pops import NOT_GIVEN, OVER, Key, Pops
-from postdate.table_format import NEAR, OWN, job_of
+from postdate.message import PROPERTY_KEYS, other_keys
+from postdate.pops import NOT_GIVEN, Key, Pops
+from postdate.takings import Takings
 from postdate.tombstones import Tombstone, Tombstones
 from postdate.topics import GONE, SCHEDULE_TOPIC, Topics
-from postdate.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, SINGLE, SINGLE_STRUCT, Due, Run, Waiting, Wheel
+from postdate.verdicts import Verdicts, Wanted
+from postdate.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, SINGLE_STRUCT, Due, Run, Waiting, Wheel
 
 ROWS_BY_COLUMN_DEFAULT = 64
 SCHEDULE_QUEUES = 18
@@ -74,15 +81,7 @@ class StageAnswer(NamedTuple):
     reason: str
 
 
-class JobAnswer(NamedTuple):
-    """Where a job is now; without one, why not."""
-
-    job: Job | None
-    reason: str = ""
-
-
 Counts = Iterable[tuple[int, int]]
-_IsMeant = Callable[[Tombstone, int], bool]  # whether a tombstone is for the row of that number
 
 
 class Tally(NamedTuple):
@@ -113,37 +112,36 @@ class Fold:
         self._read = read
         self._shift = segment_shift
         self.file_rows, self.tail_rows = file_rows, tail_rows
-        self.far_block_rows = far_block_rows
         self._rows_by_column = rows_by_column
         self._count_seconds = count_seconds
         self.position = 0  # everything before it is applied
         self.at_ms = 0  # of the last batch
         self.fired_at_ms = 0  # everything due by then has been fired
         self.lead_ms = LEAD_MS_DEFAULT
+        # The tables.
         self.topics = Topics()
         self.groups = Groups()
-        self.pops = Pops()
         self.queues: list[Queue] = []  # by number
         self.near: list[int] = []  # by number: messages for that queue in the wheel
         self.untaken: list[int] = []  # by number: messages for it in the far queue, neither taken nor rescued
         self.wheel = Wheel()
-        self.far = Far(disk, file_rows, tail_rows, 0, far_block_rows)
+        self.far = Far(disk, file_rows, tail_rows, far_block_rows)
         self.tombstones = Tombstones()
         self.index = Index(disk, file_rows)
         self.chunks = Chunks(disk)
+        self.chunk_end = CHUNK_BIT  # where the next chunk's offsets begin
         self.jobs = Jobs()
         self.selections = Selections(disk)
-        self.chunk_end = CHUNK_BIT  # where the next chunk's offsets begin
-        self.chunk_seen: dict[int, int] = {}  # by base: when one of its messages last became visible
-        self.chunk_held: dict[int, int] = {}  # by offset, of records in chunks: groups that have popped them
-        # By segment number: records that wait in the wheel or, untaken, in the far queue, or are popped.
-        self.held: dict[int, int] = {}
-        self.seen: dict[int, int] = {}  # by segment number: when one of its records last became visible or was written
-        # By segment number: up to where the log was applied when one of its records last began or ceased to wait.
-        self.touched: dict[int, int] = {}
-        self.seconds: dict[int, dict[str, int]] = {}  # by second of due time: messages that wait, by topic
-        self._seconds_heap: list[int] = []
-        self._batch_end = 0
+        self.bursts = Bursts()
+        self.holds = Holds(self.chunks, segment_shift)
+        self.pops = Pops(self.holds.hold, self.holds.release)
+        # What follows from several of them.
+        self.verdicts = Verdicts(self.tombstones, self.far, self.jobs, self.topics, self.read)
+        self.takings = Takings(self.jobs, self.selections, self.topics)
+        self.decisions = Decisions(
+            self.jobs, self.far, self.selections,
+            is_cancelled=self.verdicts.dead_selected, kill=self._kill_selected, hold=self.holds.hold,
+        )  # fmt: skip
         self.rescued_count = 0
         self.tally: Tally | None = None  # of the rows that the next stage takes, counted before it comes
         # Numbers of queues that got entries. Whoever wakes consumers takes them from here; nothing else depends on it.
@@ -176,19 +174,19 @@ class Fold:
         """Applies the next batch; answers one item per row (a message: its queue offset, or WAITS)."""
         assert batch.offset >= self.position, f"batch {batch.offset} is applied already, the fold is at {self.position}"
         at_ms = self.at_ms = batch.at_ms
-        self._batch_end = batch.end
+        self.holds.batch_end = batch.end
         if self.wheel.next_due_at_ms <= at_ms:
             self._fire(at_ms)
         if self.pops.next_at_ms <= at_ms:
-            for lease in self.pops.fire(at_ms):
-                self._release_record(lease.place, at_ms)
+            self.pops.fire(at_ms)
         if at_ms > self.fired_at_ms:
             self.fired_at_ms = at_ms
-            self._forget_passed(at_ms)
+            self.tombstones.fire(at_ms, self.verdicts.is_needed)
+            self.bursts.forget_passed(at_ms)
         answers = self._apply_rows(batch)
-        segment = batch.offset >> self._shift
-        if at_ms > self.seen.get(segment, 0):
-            self.seen[segment] = at_ms
+        seen, segment = self.holds.seen, batch.offset >> self._shift
+        if at_ms > seen.get(segment, 0):
+            seen[segment] = at_ms
         self.position = batch.end
         return answers
 
@@ -207,13 +205,13 @@ class Fold:
             if flags & MORE_KEYS:
                 self.index.add_others(self._other_hashes(offset, size), offset)
         if level:
-            self._index_level(level, ENTRY_STRUCT.pack(offset, size, due), batch.at_ms)
+            self.queues[self._level_number(level)].push(ENTRY_STRUCT.pack(offset, size, due), batch.at_ms)
         if due <= batch.at_ms:
             return self._show(queue, offset, size, tag_hash, batch.at_ms)
-        segment = offset >> self._shift
-        self.held[segment] = self.held.get(segment, 0) + 1
+        held, segment = self.holds.held, offset >> self._shift
+        held[segment] = held.get(segment, 0) + 1
         if self._count_seconds:
-            self._count_second(due, queue)
+            self.bursts.add(due, self.topics.places[queue][0])
         if due <= batch.at_ms + self.lead_ms or due <= self.far.horizon_at_ms:
             self.near[queue] += 1
             self.wheel.add(due, SINGLE_STRUCT.pack(offset, size, queue, tag_hash, unique_hash, first_hash))
@@ -239,25 +237,8 @@ class Fold:
         keys = records.properties_of(self._read(offset, size)).get(PROPERTY_KEYS, "")
         return [key_hash(key) for key in other_keys(keys)[: KEYS_MAX - 1]]
 
-    def _index_keys(self, rows: np.ndarray, offset: np.ndarray) -> None:
-        """The rows of the index that _apply_message makes, by columns."""
-        hashes = np.stack([rows["unique_hash"], rows["key_hash"]], axis=1).ravel()
-        offsets = np.repeat(offset, 2)
-        more = np.flatnonzero(rows["flags"] & MORE_KEYS)
-        if len(more):
-            others = [self._other_hashes(int(offset[hit]), int(rows["size"][hit])) for hit in more]
-            counts = [len(each) for each in others]
-            behind = np.repeat(2 * more + 2, counts)
-            hashes = np.insert(hashes, behind, np.array([each for part in others for each in part], np.uint64))
-            offsets = np.insert(offsets, behind, np.repeat(offset[more], counts))
-        is_key = hashes != 0
-        self.index.extend(hashes[is_key], offsets[is_key])
-
-    def _index_level(self, level: int, entry: bytes, at_ms: int) -> None:
-        """Level messages also stand in SCHEDULE_TOPIC_XXXX, for looking with RocketMQ's tools."""
-        self.queues[self._level_number(level)].push(entry, at_ms)
-
     def _level_number(self, level: int) -> int:
+        """Level messages also stand in SCHEDULE_TOPIC_XXXX, for looking with RocketMQ's tools."""
         topic = self.topics.get(SCHEDULE_TOPIC)
         if level > len(topic.numbers):
             self.topics.put(SCHEDULE_TOPIC, level, level, topic.perm, topic.attributes)
@@ -268,7 +249,7 @@ class Fold:
         """The same as _apply_message for each row, by columns."""
         at_ms, due = batch.at_ms, rows["due"]
         offset = rows["position"].astype(np.int64) + batch.offset
-        self._index_keys(rows, offset)
+        self.index.extend(*key_rows_of(rows, offset, self._other_hashes))
         if rows["level"].any():
             self._index_levels(rows, offset, at_ms)
         now = due <= at_ms
@@ -277,56 +258,41 @@ class Fold:
         answers = np.full(len(rows), WAITS, np.int64)
         if now.any():
             shown = self._show_many(rows["queue"][now], offset[now], rows["size"][now], rows["tag_hash"][now], at_ms)
-            answers[now] = shown.places()
+            answers[now] = shown.places(WAITS)
         self._hold(rows[~now], offset[~now])
         if near.any():
-            _add(self.near, rows["queue"][near])
-            self.wheel.add_many(due[near], _singles(rows[near], offset[near]))
+            add(self.near, rows["queue"][near])
+            self.wheel.add_many(due[near], singles_of(rows[near], offset[near]))
         if far.any():
-            _add(self.untaken, rows["queue"][far])
-            self.far.extend(_far_rows(rows[far], offset[far]))
+            add(self.untaken, rows["queue"][far])
+            self.far.extend(far_rows_of(rows[far], offset[far]))
         return answers.tolist()
 
     def _index_levels(self, rows: np.ndarray, offset: np.ndarray, at_ms: int) -> None:
-        for level, _ in _counts(rows["level"]):
+        for level, _ in counts(rows["level"]):
             if level:
                 chosen = rows["level"] == level
-                entries = _entries(offset[chosen], rows["size"][chosen], rows["due"][chosen])
+                entries = entries_of(offset[chosen], rows["size"][chosen], rows["due"][chosen])
                 self.queues[self._level_number(level)].extend(entries, at_ms)
 
     def _hold(self, rows: np.ndarray, offset: np.ndarray) -> None:
         """Counts messages that begin to wait."""
-        self._hold_segments(offset)
+        self.holds.hold_many(offset)
         if self._count_seconds:
             for due, queue in zip(rows["due"].tolist(), rows["queue"].tolist(), strict=True):
-                self._count_second(due, queue)
-
-    def _hold_segments(self, offset: np.ndarray) -> None:
-        for segment, count in _counts(offset >> self._shift):
-            self.held[segment] = self.held.get(segment, 0) + count
-
-    def _count_second(self, due: int, queue: int) -> None:
-        second, name = due // 1_000, self.topics.places[queue][0]
-        if second not in self.seconds:
-            self.seconds[second] = {}
-            heapq.heappush(self._seconds_heap, second)
-        self.seconds[second][name] = self.seconds[second].get(name, 0) + 1
-
-    def load_seconds(self, seconds: dict[int, dict[str, int]]) -> None:
-        self.seconds = seconds
-        self._seconds_heap = sorted(seconds)
+                self.bursts.add(due, self.topics.places[queue][0])
 
     def _show_many(
         self, queue: np.ndarray, offset: np.ndarray, size: np.ndarray, tag_hash: np.ndarray, at_ms: int
-    ) -> "_Grouped":
+    ) -> Grouped:
         """Appends many entries, in order, to the queues they go to now."""
-        grouped = _Grouped(self.topics.target_array[queue])
+        grouped = Grouped(self.topics.target_array[queue])
         if grouped.order is not None:
             # Column by column: numpy takes rows of 20 bytes six times slower than three plain columns.
             offset, size, tag_hash = (
                 np.ascontiguousarray(column)[grouped.order] for column in (offset, size, tag_hash)
             )
-        entries = _entries(offset, size, tag_hash)
+        entries = entries_of(offset, size, tag_hash)
         for number, start, stop in grouped.groups:
             if number != GONE:
                 self.grown.add(number)
@@ -340,7 +306,7 @@ class Fold:
         """Appends everything due at or before `at_ms` to its queue, in (due, arrival) order."""
         for run in self.wheel.runs:
             if run.next_due <= at_ms:
-                self.chunk_seen[run.base] = at_ms
+                self.holds.chunk_seen[run.base] = at_ms
         while self.wheel.next_due_at_ms <= at_ms:
             few = self.wheel.take_few(at_ms, self._rows_by_column)
             if few is None:
@@ -350,37 +316,18 @@ class Fold:
                 for _, queue, offset, size, tag_hash in few:
                     self._show(queue, offset, size, tag_hash, at_ms)
                     self.near[queue] -= 1
-                    self._release(offset >> self._shift, 1, at_ms)
+                    self.holds.release_segment(offset >> self._shift, 1, at_ms)
 
     def _fire_many(self, piece: Due, at_ms: int) -> None:
         self._show_many(piece.queue, piece.offset, piece.size, piece.tag_hash, at_ms)
-        _subtract(self.near, piece.queue)
+        subtract(self.near, piece.queue)
         in_log = piece.offset < CHUNK_BIT
-        self._release_segments(piece.offset if in_log.all() else piece.offset[in_log], at_ms)
+        self.holds.release_many(piece.offset if in_log.all() else piece.offset[in_log], at_ms)
 
     @property
     def next_at_ms(self) -> int:
         """When there is something to fire next: a message that is due, a lease that ends."""
         return min(self.wheel.next_due_at_ms, self.pops.next_at_ms)
-
-    def _release_segments(self, offset: np.ndarray, at_ms: int) -> None:
-        for segment, count in _counts(offset >> self._shift):
-            self._release(segment, count, at_ms)
-
-    def _release(self, segment: int, count: int, seen_at_ms: int) -> None:
-        """Records of a segment wait no more."""
-        left = self.held[segment] - count
-        if left:
-            self.held[segment] = left
-        else:
-            del self.held[segment]
-        self.seen[segment] = max(seen_at_ms, self.seen.get(segment, 0))
-        self.touched[segment] = self._batch_end
-
-    def _forget_passed(self, at_ms: int) -> None:
-        self.tombstones.fire(at_ms, self._is_needed)
-        while self._seconds_heap and self._seconds_heap[0] < at_ms // 1_000:
-            del self.seconds[heapq.heappop(self._seconds_heap)]
 
     # -- cancels ------------------------------------------------------------------------------------------------
 
@@ -397,84 +344,37 @@ class Fold:
             queue = self.topics.get(body["topic"]).numbers[0]
             jobs = self.jobs.next_number  # where a message has the hash of its tag
             self.far.push_cancel(FAR_STRUCT.pack(arrival, due, unique, first, row[8], queue, jobs, CANCEL, 0, 0), due)
-            self._hold_record(arrival)
+            self.holds.hold(arrival)
         tombstone = Tombstone(
             body["topic"], body["key"], body["by"], due, arrival, hashed, far_offset, far_before, self.jobs.next_number
         )
         self.tombstones.add(tombstone)
         wheel_count = self._kill_in_wheel(tombstone)
         if due <= self.fired_at_ms:
-            self.tombstones.fire(self.fired_at_ms, self._is_needed)
+            self.tombstones.fire(self.fired_at_ms, self.verdicts.is_needed)
         return CancelAnswer(tombstone, wheel_count)
 
     def _kill_in_wheel(self, tombstone: Tombstone) -> int:
         count = 0
         for found in self.wheel.find(tombstone.due, tombstone.column, tombstone.key_hash):
-            is_gone = found.queue == DEAD and self.is_moved(found.due, found.arrival)
-            if not is_gone and tombstone.is_after(found.arrival) and self.matches(tombstone, found.offset, found.size):
+            is_gone = found.queue == DEAD and self.takings.is_moved(found.due, found.arrival)
+            is_meant = not is_gone and tombstone.is_after(found.arrival)
+            if is_meant and self.verdicts.matches(tombstone, found.offset, found.size):
                 count += 1
                 if found.queue != DEAD:
                     self.wheel.kill(found)
                     self.near[found.queue] -= 1
                     if found.run is None:
-                        self._release(found.offset >> self._shift, 1, self.at_ms)
+                        self.holds.release(found.offset, self.at_ms)
         return count
-
-    def matches(self, tombstone: Tombstone, offset: int, size: int) -> bool:
-        """Whether the record is of the tombstone's topic and key: equal hashes are only a hint."""
-        data = self.read(offset, size)
-        if not data or records.topic_of(data) != tombstone.topic:
-            return False
-        try:
-            properties = records.properties_of(data)
-        except IllegalMessage:
-            return False  # a producer's bytes that are no text: they have no key either
-        if tombstone.by == "unique":
-            return properties.get(PROPERTY_UNIQ_KEY) == tombstone.key
-        return first_key(properties.get(PROPERTY_KEYS, "")) == tombstone.key
 
     def read(self, offset: int, size: int) -> bytes:
         """A record's bytes, from the log or a chunk; empty where it is gone."""
         return self._read(offset, size) if offset < CHUNK_BIT else self.chunks.read(offset, size)
 
-    def _is_needed(self, tombstone: Tombstone) -> bool:
-        """Whether a fired tombstone may still meet a message that comes into the wheel."""
-        far = self.far
-        if far.taken >= tombstone.far_before and far.taken > tombstone.far_offset:
-            return False
-        if far.taken and tombstone.due > far.horizon_at_ms:
-            return True  # the table may have its message, and has not read the cancel
-        if self.jobs.brought_from < tombstone.far_before:
-            return True  # a job may bring its message, imported or postponed: that has no row in the far queue
-        # What was rescued has met it, and a stage that brings it again drops it: only untaken rows that wait are left.
-        return bool(len(far.find_untaken(tombstone.due, tombstone.column, tombstone.key_hash, tombstone.far_before)))
-
-    def _dead_by_tombstone(self, rows: np.ndarray) -> np.ndarray:
-        """Which far rows a tombstone cancels."""
-        if not len(rows) or not self.tombstones.count:
-            return np.zeros(len(rows), np.bool_)
-        wanted = _Wanted.of(self.tombstones.between(int(rows["due"].min()), int(rows["due"].max())))
-        near = np.flatnonzero(_among(rows["due"], wanted.dues))
-        return self._dead(
-            rows, near, wanted, lambda t, hit: self.matches(t, int(rows["arrival"][hit]), int(rows["size"][hit]))
-        )
-
-    def _dead(self, rows: np.ndarray, near: np.ndarray, wanted: "_Wanted", is_meant: "_IsMeant") -> np.ndarray:
-        """Which of the rows at the places `near` a tombstone cancels; `is_meant` verifies what equal hashes hint at."""
-        dead = np.zeros(len(rows), np.bool_)
-        hits = np.zeros(len(near), np.bool_)
-        for column, hashes in wanted.hashes.items():
-            hits |= _among(rows[column][near], hashes)
-        for hit in near[hits].tolist():
-            found = (int(rows["arrival"][hit]), int(rows["unique_hash"][hit]), int(rows["key_hash"][hit]))
-            tombstones = self.tombstones.at(int(rows["due"][hit]))
-            dead[hit] = any(_is_alike(t, *found) and is_meant(t, hit) for t in tombstones)
-        return dead
-
     def is_cancelled(self, row: np.ndarray) -> bool:
         """Whether a far message that waits, given as an array of its one far row, will never be shown."""
-        by_cancel = self._dead_by_tombstone(row) | self._dead_by_taken_cancel(row)
-        return bool(by_cancel[0] or self._dead_by_job(row, self.jobs.decided())[0])
+        return bool(self.verdicts.dead_far(row)[0] or self.takings.dead(row)[0])
 
     def waiting_far(self) -> Iterator[Waiting]:
         """What waits, untaken, in the far queue, without what is cancelled; of deleted topics, too. Piece by piece,
@@ -482,8 +382,8 @@ class Fold:
         """
         for rows in self.far.untaken_pieces():
             rows = rows[rows["kind"] == MESSAGE]
-            rows = rows[~self._dead_by_tombstone(rows)]
-            rows = rows[~self._dead_by_job(rows, self.jobs.decided())]
+            rows = rows[~self.verdicts.dead_untaken(rows)]
+            rows = rows[~self.takings.dead(rows)]
             yield Waiting(rows["due"], rows["queue"], rows["size"])
 
     # -- far messages into the wheel ----------------------------------------------------------------------------
@@ -495,35 +395,17 @@ class Fold:
         # What Spark has taken is not held for it any more: it is held again while it is in the wheel.
         untaken = rows["arrival"] >= self.far.arrival_of(self.far.taken)
         is_message = rows["kind"] == MESSAGE
-        _subtract(self.untaken, rows["queue"][is_message & untaken])
-        self._release_segments(rows["arrival"][untaken], batch.at_ms)
+        subtract(self.untaken, rows["queue"][is_message & untaken])
+        self.holds.release_many(rows["arrival"][untaken], batch.at_ms)
         rows = rows[is_message]  # of a cancel, its tombstone does the rest
-        for segment, _ in _counts(rows["arrival"] >> self._shift):
-            self.touched[segment] = self._batch_end  # its records are read below, and on a replay again
-        dead = self._dead_by_tombstone(rows) | self._dead_by_taken_cancel(rows)
-        rows = rows[~dead & ~self._dead_by_job(rows, self.jobs.decided())]
-        _add(self.near, rows["queue"])
-        self._hold_segments(rows["arrival"])
-        self.wheel.add_many(rows["due"], _singles(rows, rows["arrival"]))
+        self.holds.touch_many(rows["arrival"])  # what may be cancelled is read below
+        rows = rows[~self.verdicts.dead_far(rows) & ~self.takings.dead(rows)]
+        add(self.near, rows["queue"])
+        self.holds.hold_many(rows["arrival"])
+        self.wheel.add_many(rows["due"], singles_of(rows, rows["arrival"]))
         self.rescued_count += len(rows)
-        self.tombstones.sweep(self._is_needed)
+        self.tombstones.sweep(self.verdicts.is_needed)
         return len(rows)
-
-    def _dead_by_taken_cancel(self, rows: np.ndarray) -> np.ndarray:
-        """Which rows of a rescue a cancel took that Spark has taken too: its tombstone is forgotten, the table
-        carries it.
-        """
-        dead = np.zeros(len(rows), np.bool_)
-        taken = rows["arrival"] < self.far.arrival_of(self.far.taken)
-        if not taken.any():
-            return dead
-        places = self.topics.places
-        for cancel in self.far.taken_cancels(int(rows["due"][taken].min()), int(rows["due"][taken].max())):
-            column = "unique_hash" if cancel["unique_hash"] else "key_hash"
-            hits = taken & (rows["due"] == cancel["due"]) & (rows[column] == cancel[column])
-            for hit in np.flatnonzero(hits & (rows["arrival"] < cancel["arrival"])).tolist():
-                dead[hit] |= places[int(rows["queue"][hit])][0] == places[int(cancel["queue"])][0]
-        return dead
 
     def _apply_stage(self, batch: Batch, row: tuple[int, ...]) -> StageAnswer:
         body = self._body(batch, row)
@@ -532,20 +414,14 @@ class Fold:
             return StageAnswer(False, reason)
         chunks = [self.chunks.open(entry["name"]) for entry in body["chunks"]]  # may raise: before anything changes
         self._take_far(body["far"][1], batch.at_ms)
-        # Asked for once: there may be many cancels, and many chunks.
-        low, high = min((c.head.due_low_ms for c in chunks), default=0), body["horizon"][1]
-        wanted = _Wanted.of(self.tombstones.between(low, high) if chunks else ())
-        # Jobs that are decided and that the table has not followed yet: it may still promote what they have taken away.
-        ahead = [job for job in self.jobs.decided() if job.state == RUNNING and job.far >= body["far"][1]]
-        for chunk in chunks:
-            self._stage_chunk(chunk, wanted, ahead, batch.at_ms)
+        self._stage_chunks(chunks, body["far"][1], body["horizon"][1], batch.at_ms)
         self.far.take(body["far"][1], body["horizon"][1])
         self.far.rows_in = body["rows_in"]
         self.far.rows_out += body["rows_out"]
         self.jobs.taken(self.far.taken, batch.at_ms)
         self.tombstones.forget_taken(self.far.taken, self.far.horizon_at_ms)
-        self.tombstones.sweep(self._is_needed)
-        self._forget_parts()
+        self.tombstones.sweep(self.verdicts.is_needed)
+        self.takings.forget(min(self.far.horizon_at_ms, self.fired_at_ms))
         return StageAnswer(True, "")
 
     def stage_problem(self, body: dict[str, Any]) -> str:
@@ -584,13 +460,13 @@ class Fold:
         for queue, count in queues:
             self.untaken[queue] -= count
         for segment, count in segments:
-            self._release(segment, count, at_ms)
+            self.holds.release_segment(segment, count, at_ms)
 
     def _counted(self, rows: np.ndarray) -> tuple[Counts, Counts]:
         """Messages by queue, records by segment."""
         queues, is_message = np.ascontiguousarray(rows["queue"]), rows["kind"] == MESSAGE
-        by_queue = _counts(queues if is_message.all() else queues[is_message])
-        return by_queue, _counts(rows["arrival"] >> self._shift)
+        by_queue = counts(queues if is_message.all() else queues[is_message])
+        return by_queue, counts(rows["arrival"] >> self._shift)
 
     def counted(self, start: int, stop: int) -> Tally:
         """The far rows start..stop-1 that are there and in files. May run on another thread: rows do not change, and
@@ -605,179 +481,47 @@ class Fold:
             segments.update(dict(by_segment))
         return Tally(start, max(start, stop), queues, segments)
 
-    def _stage_chunk(self, chunk: Chunk, wanted: "_Wanted", ahead: list[Job], at_ms: int) -> None:
+    def _stage_chunks(self, chunks: list[Chunk], taken: int, horizon_at_ms: int, at_ms: int) -> None:
+        if chunks:
+            wanted = self.verdicts.wanted(min(chunk.head.due_low_ms for chunk in chunks), horizon_at_ms)
+            ahead = self.takings.ahead_of(taken)
+            for chunk in chunks:
+                self._stage_chunk(chunk, wanted, ahead, at_ms)
+
+    def _stage_chunk(self, chunk: Chunk, wanted: Wanted, ahead: list[Job], at_ms: int) -> None:
         index = chunk.index
         base = self.chunk_end
         self.chunk_end += (chunk.head.file_bytes + 7) & -8
         self.chunks.add(base, chunk)
-        self.chunk_seen[base] = at_ms
+        self.holds.chunk_seen[base] = at_ms
         fate = np.zeros(len(index), np.uint8)
         if len(wanted.dues):
-            near = _places_of(index["due"], wanted.dues)
-            is_meant = lambda t, hit: self.matches(t, base + int(index["position"][hit]), int(index["size"][hit]))  # noqa: E731
-            fate[self._dead(index, near, wanted, is_meant)] = CANCELLED
+            fate[self.verdicts.dead_staged(index, base, wanted)] = CANCELLED
         if ahead:
-            fate[self._dead_by_job(index, ahead)] = CANCELLED
+            fate[self.takings.dead_by(index, ahead)] = CANCELLED
         if self.far.rescues:
             elsewhere = self.far.rescued(index["arrival"], index["due"]) & (index["flags"] & FLAG_OWN_ARRIVAL == 0)
             fate[elsewhere] = ELSEWHERE
         # Brought together before they are counted: rows lie 56 bytes apart, and one pass over them is enough.
         queues = np.ascontiguousarray(index["queue"])
-        _add(self.near, queues[fate == LIVING] if fate.any() else queues)
+        add(self.near, queues[fate == LIVING] if fate.any() else queues)
         self.wheel.stage(Run(base, index, 0, fate))
 
     # -- jobs ---------------------------------------------------------------------------------------------------
 
     def _apply_job(self, batch: Batch, row: tuple[int, ...]) -> JobAnswer:
-        """Whatever was written, only a call that fits where the job is by now changes anything."""
-        body = self._body(batch, row)
-        call = body["call"]
-        if call == "decide":
-            return self._decide(body, batch)
-        job = self.jobs.find(body["id"])
-        if call in ("begin", "ask") and (job is None or job.state == FAILED):
-            job = self.jobs.begin(body["op"], body["id"], batch.at_ms, LOADING if call == "begin" else WAITING)
-            job.topic, job.where, job.by_ms = body["topic"], body["where"], body["by_ms"]
-            if call == "ask":
-                self._enqueue(job, batch, row)
-        elif call == "adopt" and job is not None and job.state == LOADING:
-            job.files, job.rows, job.bad, job.state = body["files"], body["rows"], body["bad"], WAITING
-            self._enqueue(job, batch, row)
-        elif call == "fail" and job is not None and job.state in (LOADING, WAITING):
-            self.jobs.end(job, FAILED, batch.at_ms, body["reason"])
-        return JobAnswer(job, "" if job is not None else f"there is no job {body['id']!r}")
+        command = Command(batch.offset + row[9], row[8], batch.end, batch.at_ms)
+        return self.decisions.apply(self._body(batch, row), command)
 
-    def _enqueue(self, job: Job, batch: Batch, row: tuple[int, ...]) -> None:
-        """A job's command gets its place among far messages and cancels. It is never due, so that nobody rescues it."""
-        self.jobs.enqueue(job, self.far.length, batch.offset + row[9])
-        self.far.push(FAR_STRUCT.pack(job.arrival, NEVER, 0, 0, row[8], 0, 0, JOB, 0, 0), NEVER)
-        self._hold_record(job.arrival)
-
-    def decide_problem(self, body: dict[str, Any]) -> str:
-        """Why a decision is refused; empty where it is accepted."""
-        job = self.jobs.get(body["number"])
-        if body["epoch"] != self.far.epoch:
-            return f"epoch {body['epoch']} is not the current one ({self.far.epoch}): another pipeline has registered"
-        if job is None or job.state != WAITING:
-            return f"job {body['number']} does not wait for a decision" + (f": it is {job.state}" if job else "")
-        if job.op == IMPORT and (body["parts"] or body["files"]):
-            return f"job {body['number']} is an import: it has its files, and selects nothing"
-        return ""
-
-    def _decide(self, body: dict[str, Any], batch: Batch) -> JobAnswer:
-        """What a job has selected changes where it still waits: from here on it is not there any more. Of an import it
-        is noted that it cannot be withdrawn any more.
-        """
-        reason, job = self.decide_problem(body), self.jobs.get(body["number"])
-        if reason or job is None:
-            return JobAnswer(None, reason)
-        self.jobs.decide(job, batch.end, [Part(**part) for part in body["parts"]])
-        if job.op == IMPORT:
-            return JobAnswer(job)
-        job.files = body["files"]
-        for part in job.parts:
-            part.late = np.flatnonzero(~self._taken_away(part, batch.at_ms)).tolist()
-        job.rows = sum(part.rows for part in job.parts)
-        job.late = sum(len(part.late) for part in job.parts)
-        job.changed = job.rows - job.late
-        return JobAnswer(job)
-
-    def _taken_away(self, part: Part, at_ms: int) -> np.ndarray:
-        """Which rows of a part still waited. Those in the wheel are cancelled there; of the others the table is told,
-        and until it has followed no rescue and no stage brings them.
-        """
-        rows = self.selections.rows(part.name)
-        waits = self._waits_in_table(rows)
-        waits &= ~self._dead_by_known_hash(rows)
+    def _kill_selected(self, rows: np.ndarray) -> np.ndarray:
+        """Cancels the living entries of selected rows in the wheel; says which rows these were."""
         soon = np.flatnonzero(rows["due"] <= self.wheel.last_due)
         killed = self.wheel.kill_many(rows["due"][soon], rows["arrival"][soon])
-        _subtract(self.near, rows["queue"][soon[killed.all]])
-        self._release_segments(rows["arrival"][soon[killed.singles]], at_ms)
-        waits[soon[killed.all]] = True
-        return waits
-
-    def _waits_in_table(self, rows: np.ndarray) -> np.ndarray:
-        """Which selected rows wait in the table, or are on their way there: not in the wheel."""
-        far, arrival = self.far, rows["arrival"]
-        is_own = arrival >= OWN
-        untaken = ~is_own & (arrival >= far.arrival_of(far.taken))
-        if is_own.any():
-            fresh = [job.number for job in self.jobs.all() if job.far >= far.taken]
-            untaken |= is_own & np.isin(job_of(arrival), fresh)
-        rescued = ~is_own & far.rescued(arrival, rows["due"])
-        waits: np.ndarray = ((rows["due"] > far.horizon_at_ms) | untaken) & ~rescued & (rows["flags"] & NEAR == 0)
-        return waits
-
-    def _dead_by_known_hash(self, rows: np.ndarray) -> np.ndarray:
-        """Which selected rows a tombstone cancels. Their records may be in the table alone: two hashes of 64 bits, due
-        and topic must do.
-        """
-        if not len(rows) or not self.tombstones.count:
-            return np.zeros(len(rows), np.bool_)
-        wanted = _Wanted.of(self.tombstones.between(int(rows["due"][0]), int(rows["due"][-1])))
-        near, places = np.flatnonzero(_among(rows["due"], wanted.dues)), self.topics.places
-        return self._dead(rows, near, wanted, lambda t, hit: places[int(rows["queue"][hit])][0] == t.topic)
-
-    def _dead_by_job(self, rows: np.ndarray, jobs: Iterable[Job]) -> np.ndarray:
-        """Which rows, of the far queue or of a chunk, one of these jobs has taken away."""
-        dead = np.zeros(len(rows), np.bool_)
-        if not len(rows):
-            return dead
-        low, high = int(rows["due"].min()), int(rows["due"].max())
-        for part in [part for job in jobs for part in job.parts if part.due_low <= high and part.due_high >= low]:
-            taken = self._taken_between(part, low, high)
-            if len(taken):
-                dead |= np.isin(rows["arrival"], taken["arrival"])
-        return dead
-
-    def _taken_between(self, part: Part, low: int, high: int) -> np.ndarray:
-        """The rows of a part with low <= due <= high that did not come too late."""
-        rows = self.selections.rows_left(part.name)
-        start, stop = int(np.searchsorted(rows["due"], low, "left")), int(np.searchsorted(rows["due"], high, "right"))
-        late = [row - start for row in part.late if start <= row < stop]
-        return np.delete(rows[start:stop], late) if late else rows[start:stop]
-
-    def moved_dues(self, topic: str, unique_key: str, due: int) -> list[int]:
-        """Where jobs have moved messages of a topic, unique key and due to."""
-        hashed, found = np.uint64(key_hash(unique_key)), {due}
-        for job in self.jobs.decided():
-            if job.op == POSTPONE:
-                found |= {each + job.by_ms for each in found if self._has_moved(job, topic, hashed, each)}
-        return sorted(found - {due})
-
-    def _has_moved(self, job: Job, topic: str, hashed: np.uint64, due: int) -> bool:
-        for part in [part for part in job.parts if part.due_low <= due <= part.due_high]:
-            rows = self._taken_between(part, due, due)
-            queues = rows["queue"][rows["unique_hash"] == hashed].tolist()
-            if any(self.topics.places[queue][0] == topic for queue in queues):
-                return True
-        return False
-
-    def is_moved(self, due: int, arrival: int) -> bool:
-        """Whether a job has postponed the message of this place: a cancel finds it here no more."""
-        for part in [part for job in self.jobs.decided() if job.op == POSTPONE for part in job.parts]:
-            if part.due_low <= due <= part.due_high:
-                arrivals = self._taken_between(part, due, due)["arrival"]
-                place = int(np.searchsorted(arrivals, arrival))
-                if place < len(arrivals) and arrivals[place] == arrival:
-                    return True
-        return False
-
-    def _forget_parts(self) -> None:
-        """Of what a job has taken away nothing can come back when the horizon has passed it; where it moved something,
-        a handle may ask for that until it has been fired, and until what later jobs have made of it has been.
-        """
-        later: list[Part] = []  # of jobs behind it that move something
-        for job in reversed(self.jobs.decided()):
-            is_followed = any(_moves_into(job, part, later) for part in job.parts)
-            if job.state == DONE and self._has_passed(job) and not is_followed:
-                self.jobs.forget_parts(job)
-            elif job.op == POSTPONE:
-                later += job.parts
-
-    def _has_passed(self, job: Job) -> bool:
-        until = max(part.due_high for part in job.parts) + job.by_ms
-        return until <= self.far.horizon_at_ms and until <= self.fired_at_ms
+        subtract(self.near, rows["queue"][soon[killed.all]])
+        self.holds.release_many(rows["arrival"][soon[killed.singles]], self.at_ms)
+        is_killed = np.zeros(len(rows), np.bool_)
+        is_killed[soon[killed.all]] = True
+        return is_killed
 
     # -- the small tables ---------------------------------------------------------------------------------------
 
@@ -787,8 +531,7 @@ class Fold:
         if body["op"] == "delete":
             topic = self.topics.delete(body["name"])
             self.groups.forget_topic(body["name"])
-            for lease in self.pops.forget_queues(topic.numbers if topic else ()):
-                self._release_record(lease.place, batch.at_ms)
+            self.pops.forget_queues(topic.numbers if topic else (), batch.at_ms)
             return sum(self.near[number] + self.untaken[number] for number in topic.numbers) if topic else 0
         self.topics.put(body["name"], body["read"], body["write"], body["perm"], body["attributes"], batch.offset)
         self.make_queues()
@@ -798,8 +541,7 @@ class Fold:
         body = self._body(batch, row)
         if body["op"] == "delete":
             self.groups.delete(body["name"])
-            for lease in self.pops.forget_group(body["name"]):
-                self._release_record(lease.place, batch.at_ms)
+            self.pops.forget_group(body["name"], batch.at_ms)
         else:
             self.groups.put(body["name"], body["settings"])
 
@@ -817,7 +559,7 @@ class Fold:
         body = self._body(batch, row)
         group, until_ms = body["group"], batch.at_ms + body["invisible_ms"]
         for number, offset in body["lost"]:
-            self._forget_popped((group, number, offset), batch.at_ms)
+            self.pops.lose((group, number, offset), batch.at_ms)
         for topic, queue_id, offset in body["offsets"]:
             if topic in self.topics.by_name:
                 self.groups.commit(group, topic, queue_id, offset)
@@ -829,59 +571,21 @@ class Fold:
     def _give(self, key: Key, at_ms: int, until_ms: int, times_max: int, place: int, size: int) -> int:
         if self.topics.target[key[1]] == GONE or self.pops.is_leased(key):
             return NOT_GIVEN
-        lease = self.pops.give(key, at_ms, until_ms, times_max, place, size)
-        self._hold_record(place)
-        return lease.times
+        return self.pops.give(key, at_ms, until_ms, times_max, place, size).times
 
     def _apply_ack(self, batch: Batch, row: tuple[int, ...]) -> list[bool]:
         """Answers for each message whether its handle was good."""
         body = self._body(batch, row)
         return [
-            self._end_lease((body["group"], number, offset), popped_at_ms, batch.at_ms)
+            self.pops.end((body["group"], number, offset), popped_at_ms, batch.at_ms)
             for number, offset, popped_at_ms in body["messages"]
         ]
-
-    def _end_lease(self, key: Key, popped_at_ms: int, at_ms: int) -> bool:
-        lease = self.pops.end(key, popped_at_ms)
-        if lease is not None and lease.until_ms != OVER:
-            self._release_record(lease.place, at_ms)
-        return lease is not None
-
-    def _forget_popped(self, key: Key, at_ms: int) -> None:
-        """Its record is gone: nobody can be given it any more."""
-        lease = self.pops.leases.get(key)
-        if lease is not None:
-            self._end_lease(key, lease.popped_at_ms, at_ms)
 
     def _apply_invisible(self, batch: Batch, row: tuple[int, ...]) -> bool:
         """Answers whether the handle was good."""
         body = self._body(batch, row)
         key = (body["group"], body["number"], body["offset"])
-        until_ms = batch.at_ms + body["invisible_ms"]
-        before = self.pops.change(key, body["popped_at_ms"], batch.at_ms, until_ms)
-        if before is not None and before.until_ms == OVER:
-            self._hold_record(before.place)
-        return before is not None
-
-    def _hold_record(self, place: int) -> None:
-        """Retention lets a record be while somebody has it: a lease may be longer than the log is kept."""
-        held, unit = (self.held, place >> self._shift) if place < CHUNK_BIT else (self.chunk_held, place)
-        held[unit] = held.get(unit, 0) + 1
-
-    def _release_record(self, place: int, at_ms: int) -> None:
-        if place < CHUNK_BIT:
-            self._release(place >> self._shift, 1, at_ms)
-            return
-        self.chunk_held[place] -= 1
-        if not self.chunk_held[place]:
-            del self.chunk_held[place]
-        base = self.chunks.base_of(place)
-        if base is not None:  # a replay may come by here when retention has let the chunk go
-            self.chunk_seen[base] = max(at_ms, self.chunk_seen.get(base, 0))
-
-    def held_chunks(self) -> set[int]:
-        """Bases of the chunks that hold popped records."""
-        return {base for place in self.chunk_held if (base := self.chunks.base_of(place)) is not None}
+        return self.pops.change(key, body["popped_at_ms"], batch.at_ms, batch.at_ms + body["invisible_ms"])
 
     def _apply_settings(self, batch: Batch, row: tuple[int, ...]) -> None:
         self.lead_ms = self._body(batch, row)["lead_ms"]
@@ -895,123 +599,3 @@ class Fold:
     def _body(self, batch: Batch, row: tuple[int, ...]) -> Any:
         """The content of a system record."""
         return json.loads(records.decode(self._read(batch.offset + row[9], row[8])).body)
-
-
-def _moves_into(job: Job, part: Part, later: Iterable[Part]) -> bool:
-    """Whether what a job has moved may be among the rows of parts."""
-    low, high = part.due_low + job.by_ms, part.due_high + job.by_ms
-    return job.op == POSTPONE and any(each.due_low <= high and each.due_high >= low for each in later)
-
-
-def _is_alike(tombstone: Tombstone, arrival: int, unique_hash: int, first_hash: int) -> bool:
-    hashed = unique_hash if tombstone.by == "unique" else first_hash
-    return hashed == tombstone.key_hash and tombstone.is_after(arrival)
-
-
-class _Wanted(NamedTuple):
-    """What the messages of some tombstones are known by: dues and hashes, ascending."""
-
-    dues: np.ndarray
-    hashes: dict[str, np.ndarray]  # by column; none that is empty
-
-    @classmethod
-    def of(cls, tombstones: Iterable[Tombstone]) -> "_Wanted":
-        dues: set[int] = set()
-        hashes: dict[str, set[int]] = {}
-        for tombstone in tombstones:
-            dues.add(tombstone.due)
-            hashes.setdefault(tombstone.column, set()).add(tombstone.key_hash)
-        columns = {column: np.array(sorted(found), np.uint64) for column, found in hashes.items()}
-        return cls(np.array(sorted(dues), np.int64), columns)
-
-
-class _Grouped:
-    """A column of queue numbers brought together by number, each group in its old order."""
-
-    def __init__(self, target: np.ndarray) -> None:
-        counts = _counts(target)
-        self.order: np.ndarray | None = None
-        if len(counts) > 1:
-            # numpy sorts 16-bit integers by radix; GONE becomes the largest there, so that group comes last.
-            narrow = counts[-1][0] < 65_535
-            self.order = np.argsort(target.astype(np.uint16) if narrow else target, kind="stable")
-            if narrow and counts[0][0] == GONE:
-                counts = [*counts[1:], counts[0]]
-        self.groups: list[tuple[int, int, int]] = []  # (number, start, stop) in the new order
-        self.first: dict[int, int] = {}  # by number: where its group stands in its queue
-        stop = 0
-        for number, count in counts:
-            self.groups.append((number, stop, stop + count))
-            stop += count
-
-    def places(self) -> np.ndarray:
-        """The queue offset of each, in the old order; WAITS for those that went nowhere."""
-        parts = [
-            np.arange(stop - start) + self.first[number] if number != GONE else np.full(stop - start, WAITS)
-            for number, start, stop in self.groups
-        ]
-        places = np.concatenate(parts)
-        if self.order is None:
-            return places
-        scattered = np.empty_like(places)
-        scattered[self.order] = places
-        return scattered
-
-
-def _entries(offset: np.ndarray, size: np.ndarray, tag: np.ndarray) -> np.ndarray:
-    entries = np.empty(len(offset), ENTRY)
-    entries["offset"], entries["size"], entries["tag"] = offset, size, tag
-    return entries
-
-
-def _singles(rows: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    singles = np.empty(len(rows), SINGLE)
-    singles["offset"] = offset
-    for name in ("size", "queue", "tag_hash", "unique_hash", "key_hash"):
-        singles[name] = rows[name]
-    return singles
-
-
-def _far_rows(rows: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    far = np.zeros(len(rows), FAR)
-    far["arrival"] = offset
-    for name in ("due", "unique_hash", "key_hash", "size", "queue", "tag_hash", "kind", "level"):
-        far[name] = rows[name]
-    return far
-
-
-def _add(counters: list[int], queues: np.ndarray) -> None:
-    for queue, count in _counts(queues):
-        counters[queue] += count
-
-
-def _subtract(counters: list[int], queues: np.ndarray) -> None:
-    for queue, count in _counts(queues):
-        counters[queue] -= count
-
-
-def _places_of(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Where values that ascend are among those wanted, which ascend too."""
-    starts, stops = (np.searchsorted(values, wanted, side) for side in ("left", "right"))
-    counts = stops - starts
-    places: np.ndarray = np.arange(counts.sum()) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
-    return places
-
-
-def _among(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Which values are among those wanted, which ascend. numpy.isin would sort all values, and they are many."""
-    if not len(wanted):
-        return np.zeros(len(values), np.bool_)
-    places = np.minimum(np.searchsorted(wanted, values), len(wanted) - 1)
-    found: np.ndarray = wanted[places] == values
-    return found
-
-
-def _counts(values: np.ndarray) -> list[tuple[int, int]]:
-    """How often each value occurs; values are small or close together."""
-    if not len(values):
-        return []
-    low = int(values.min())
-    counts = np.bincount(values - low)
-    hits = np.flatnonzero(counts)
-    return list(zip((hits + low).tolist(), counts[hits].tolist(), strict=True))

@@ -12,12 +12,14 @@ time replaces it by another. When a lease is over, the message is ready to be gi
 and its offset stays what it was. One that was given as often as its group allows is spent: the broker moves it to the
 dead letter queue.
 
+A record is held (holds.py) while somebody has its message: a lease may be longer than the log is kept.
+
 The ends of leases stand in slots of one millisecond, as messages do in the wheel, whatever their length. Which messages
 a pop gives is decided by the broker and written into its record, so that applying it reads no file.
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from postdate.wheel import NEVER
@@ -37,9 +39,11 @@ class Lease(NamedTuple):
 
 
 class Pops:
-    """All leases, by message."""
+    """All leases, by message. `hold` and `release` are told the places of records that are given and come back."""
 
-    def __init__(self) -> None:
+    def __init__(self, hold: Callable[[int], None], release: Callable[[int, int], None]) -> None:
+        self._hold = hold
+        self._release = release
         self.leases: dict[Key, Lease] = {}
         self.ready: dict[tuple[str, int], dict[int, None]] = {}  # (group, queue number): offsets, first over first
         self.spent: dict[Key, None] = {}
@@ -68,42 +72,47 @@ class Pops:
             self._forget_over(key)
         lease = Lease(popped_at_ms, until_ms, before.times + 1 if before else 0, times_max, place, size)
         self._lease(key, lease)
+        self._hold(place)
         return lease
 
-    def end(self, key: Key, popped_at_ms: int) -> Lease | None:
-        """An acknowledgement: forgets the message. None where the handle is not, or no longer, good: another one was
+    def end(self, key: Key, popped_at_ms: int, at_ms: int) -> bool:
+        """An acknowledgement: forgets the message. False where the handle is not, or no longer, good: another one was
         given since, or it is acknowledged already.
         """
         lease = self.leases.get(key)
         if lease is None or lease.popped_at_ms != popped_at_ms:
-            return None
-        self._take(key, lease)
-        self._forget(key)
-        return lease
+            return False
+        self._forget(key, lease, at_ms)
+        return True
 
-    def change(self, key: Key, popped_at_ms: int, at_ms: int, until_ms: int) -> Lease | None:
-        """Replaces a lease by one that begins now; returns the one before. None as with `end`."""
+    def lose(self, key: Key, at_ms: int) -> None:
+        """The record is gone: nobody can be given the message any more."""
+        lease = self.leases.get(key)
+        if lease is not None:
+            self._forget(key, lease, at_ms)
+
+    def change(self, key: Key, popped_at_ms: int, at_ms: int, until_ms: int) -> bool:
+        """Replaces a lease by one that begins now. False as with `end`."""
         lease = self.leases.get(key)
         if lease is None or lease.popped_at_ms != popped_at_ms:
-            return None
+            return False
         self._take(key, lease)
         self._lease(key, lease._replace(popped_at_ms=at_ms, until_ms=until_ms))
-        return lease
+        if lease.until_ms == OVER:
+            self._hold(lease.place)
+        return True
 
-    def fire(self, at_ms: int) -> list[Lease]:
-        """Ends every lease that is over by now, in the order in which they end; returns them."""
-        ended: list[Lease] = []
+    def fire(self, at_ms: int) -> None:
+        """Ends every lease that is over by now, in the order in which they end."""
         while self._ends and self._ends[0] <= at_ms:
             for key in self._slots.pop(heapq.heappop(self._ends), ()):
-                lease = self.leases[key]
-                ended.append(lease)
-                self._end(key, lease)
+                self._end(key, self.leases[key], at_ms)
         self._find_next()
-        return ended
 
-    def _end(self, key: Key, lease: Lease) -> None:
+    def _end(self, key: Key, lease: Lease, at_ms: int) -> None:
         group, number, offset = key
         self.leases[key] = lease._replace(until_ms=OVER)
+        self._release(lease.place, at_ms)
         self._count_leased(group, number, -1)
         if lease.times >= lease.times_max:
             self.spent[key] = None
@@ -146,11 +155,14 @@ class Pops:
         if not ready:
             del self.ready[group, number]
 
-    def _forget(self, key: Key) -> None:
+    def _forget(self, key: Key, lease: Lease, at_ms: int) -> None:
+        self._take(key, lease)
         del self.leases[key]
         self.counts[key[0]] -= 1
         if not self.counts[key[0]]:
             del self.counts[key[0]]
+        if lease.until_ms != OVER:
+            self._release(lease.place, at_ms)
 
     def _count_leased(self, group: str, number: int, change: int) -> None:
         count = self.leased.get((group, number), 0) + change
@@ -169,20 +181,17 @@ class Pops:
 
     # -- deleted topics and groups ------------------------------------------------------------------------------
 
-    def forget_queues(self, numbers: Iterable[int]) -> list[Lease]:
-        """Forgets everything about these queues; returns the leases that were not over."""
+    def forget_queues(self, numbers: Iterable[int], at_ms: int) -> None:
+        """Forgets everything about these queues."""
         gone = set(numbers)
-        return self._forget_all([key for key in self.leases if key[1] in gone])
+        self._forget_all([key for key in self.leases if key[1] in gone], at_ms)
 
-    def forget_group(self, group: str) -> list[Lease]:
-        return self._forget_all([key for key in self.leases if key[0] == group])
+    def forget_group(self, group: str, at_ms: int) -> None:
+        self._forget_all([key for key in self.leases if key[0] == group], at_ms)
 
-    def _forget_all(self, keys: list[Key]) -> list[Lease]:
-        leases = [self.leases[key] for key in keys]
-        for key, lease in zip(keys, leases, strict=True):
-            self._take(key, lease)
-            self._forget(key)
-        return [lease for lease in leases if lease.until_ms != OVER]
+    def _forget_all(self, keys: list[Key], at_ms: int) -> None:
+        for key in keys:
+            self._forget(key, self.leases[key], at_ms)
 
     # -- snapshots ----------------------------------------------------------------------------------------------
 

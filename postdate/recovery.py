@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from postdate.errors import CorruptQueue, CorruptSnapshot
-from postdate.far import Far
 from postdate.fold import Fold
 from postdate.index import Index
 from postdate.log import chunk as chunks
@@ -48,7 +47,7 @@ class Kept(NamedTuple):
 
 
 def kept_of(fold: Fold) -> Kept:
-    bases = frozenset(run.base for run in fold.wheel.runs) | fold.held_chunks()
+    bases = frozenset(run.base for run in fold.wheel.runs) | fold.holds.held_chunks()
     lengths = {rows.folder: rows.length for rows in fold.all_rows()}
     open_jobs = frozenset(job.number for job in fold.jobs.all() if not job.is_over)
     selections = {part.name: part.arrival_high for job in fold.jobs.all() for part in job.parts}
@@ -110,13 +109,13 @@ def _state(fold: Fold) -> dict[str, Any]:
         "index": fold.index.state(),
         "index_tail": fold.index.tail(),
         "tombstones": fold.tombstones.state(),
-        "held": list(fold.held.items()),
-        "seen": list(fold.seen.items()),
-        "touched": list(fold.touched.items()),
-        "seconds": [[second, dict(counts)] for second, counts in fold.seconds.items()],
+        "held": list(fold.holds.held.items()),
+        "seen": list(fold.holds.seen.items()),
+        "touched": list(fold.holds.touched.items()),
+        "seconds": fold.bursts.state(),
         "chunk_end": fold.chunk_end,
-        "chunk_seen": list(fold.chunk_seen.items()),
-        "chunk_held": list(fold.chunk_held.items()),
+        "chunk_seen": list(fold.holds.chunk_seen.items()),
+        "chunk_held": list(fold.holds.chunk_held.items()),
         "chunks": [[base, fold.chunks.name_of(base)] for base in fold.chunks.bases()],
         "runs": [[run.base, run.position, _packed(run.dead)] for run in fold.wheel.runs],
         "rescued": fold.rescued_count,
@@ -202,7 +201,7 @@ def load(fold: Fold, sections: list[snapshot.Section]) -> None:
     ]
     for queue, (_, _, first) in zip(fold.queues, state["queues"], strict=True):
         queue.entries.first = first
-    fold.far = Far(fold.disk, fold.file_rows, fold.tail_rows, state["far"]["length"], fold.far_block_rows)
+    fold.far.rows.resume(state["far"]["length"])
     fold.far.load(state["far"])
     fold.index = Index(fold.disk, fold.file_rows, state["index"]["length"])
     fold.index.load(state["index"], bytes.fromhex(state["index_tail"]))
@@ -237,12 +236,12 @@ def _load_tables(fold: Fold, state: dict[str, Any]) -> None:
     fold.groups.load(state["groups"])
     # A snapshot of an earlier version knows nothing of pops.
     fold.pops.load(state.get("leases", []), state.get("ready", []), state.get("spent", []))
-    fold.chunk_held = dict(state.get("chunk_held", []))
     fold.jobs.load(state.get("jobs_next", 0), state.get("jobs", []))
     fold.near, fold.untaken = list(state["near"]), list(state["untaken"])
-    fold.held, fold.seen, fold.touched = (dict(state[name]) for name in ("held", "seen", "touched"))
-    fold.chunk_seen = dict(state["chunk_seen"])
-    fold.load_seconds(dict(state["seconds"]))
+    holds = fold.holds
+    holds.held, holds.seen, holds.touched = (dict(state[name]) for name in ("held", "seen", "touched"))
+    holds.chunk_seen, holds.chunk_held = dict(state["chunk_seen"]), dict(state.get("chunk_held", []))
+    fold.bursts.load(state["seconds"])
 
 
 def _load_chunks(fold: Fold, state: dict[str, Any]) -> None:

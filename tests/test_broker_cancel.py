@@ -164,5 +164,5 @@ def test_tombstones_are_forgotten_when_their_work_is_done(data: Data) -> None:
     advance_to(broker, T0 + 1, T0 + DAY_MS)
     send(broker, T0 + DAY_MS, message("time passes with the batches alone"))
     assert broker.fold.tombstones.count == 0
-    assert broker.fold.held == {}, "nothing waits any more, so no segment is held"
+    assert broker.fold.holds.held == {}, "nothing waits any more, so no segment is held"
     assert waiting_count(broker) == 0

@@ -258,7 +258,7 @@ def test_a_change_of_what_came_back_and_is_gone_is_refused_and_forgets_it(data: 
     assert broker.offsets(TOPIC, 0)[0] > 0
     assert not settled(broker, broker.leases.change_invisible(GROUP, again, HOUR_MS, at_ms + 3 * DAY_MS))
     assert broker.fold.pops.leases == {}
-    assert 0 not in broker.fold.held
+    assert 0 not in broker.fold.holds.held
 
 
 @pytest.mark.parametrize("in_chunk", [False, True])

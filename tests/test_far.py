@@ -17,7 +17,7 @@ ALL = [Range(0, NEVER)]
 
 
 def make(folder: Path) -> Far:
-    return Far(RealDisk(folder), 64, 4, 0, BLOCK)
+    return Far(RealDisk(folder), 64, 4, BLOCK)
 
 
 @pytest.fixture
@@ -277,7 +277,8 @@ def test_the_state_comes_back(tmp_path: Path, far: Far) -> None:
     far.take(7, 15)
     fill(far, 80)
     far.rows.spill()
-    again = Far(RealDisk(tmp_path), 64, 4, far.length, BLOCK)
+    again = Far(RealDisk(tmp_path), 64, 4, BLOCK)
+    again.rows.resume(far.length)
     again.load(far.state())
     assert again.state() == far.state()
     assert again.rescues == far.rescues

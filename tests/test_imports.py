@@ -20,9 +20,10 @@ ROOT = Path(__file__).parent.parent
 # anything of the broker that drives them all. The client stands apart from them, behind the core: it holds sockets.
 ROWS: tuple[tuple[str, ...], ...] = (
     ("__init__",),  # Every import of ours runs it, so it may know none of us, but for what it gives, on its first use.
-    ("message", "errors", "config", "clock", "keys"),
+    ("message", "errors", "config", "clock", "keys", "arrays"),
     ("log", "wheel", "wire", "table_format"),
-    ("topics", "tombstones", "far", "groups", "pops", "index", "jobs"),
+    ("topics", "tombstones", "far", "groups", "pops", "index", "jobs", "holds", "bursts"),
+    ("verdicts", "takings", "decisions", "columns"),
     ("fold",),
     ("recovery", "intake", "handout"),
     # What a kept snapshot still needs, what a message is, how a batch comes to the fold.

@@ -263,7 +263,7 @@ def test_a_first_pipeline_begins_at_the_first_far_row_that_is_there(data: Data, 
     advance_to(broker, at_ms, at_ms + DAY_MS)
     assert bodies(broker)[-1] == "far"
     assert waiting_count(broker) == 0
-    assert broker.fold.held.keys() <= {broker.log.end >> 16}, "nothing but the last cancel may hold a segment"
+    assert broker.fold.holds.held.keys() <= {broker.log.end >> 16}, "nothing but the last cancel may hold a segment"
 
 
 def upload_last(broker: Broker, data: Data, name: str) -> None:

@@ -52,6 +52,11 @@ class Rows:
         self.sums: list[int] = []  # checksums of full blocks, from the first block on
         self.write_error: OSError | None = None
 
+    def resume(self, length: int) -> None:
+        """So many rows are in files already, and durable: a sequence that is empty goes on behind them."""
+        assert not self.length, f"{self._folder} has {self.length} rows already"
+        self.length = self.stored = self.synced = length
+
     def push(self, row: bytes) -> None:
         self._tail += row
         self.length += 1

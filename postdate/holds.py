@@ -1,0 +1,72 @@
+"""Holds: which segments and chunks the broker cannot do without, and when each was last of use. A table of the fold.
+
+    held     segment: its records that wait in the wheel or, untaken, in the far queue, or that somebody has popped
+    seen     segment: when one of its records last became visible or was written
+    touched  segment: up to where the log was applied when one of its records last began or ceased to wait
+
+A record in a chunk is held only while somebody has popped it: a chunk that waits is a run of the wheel. What may leave
+the disk is decided by retention.py, which asks here.
+"""
+
+import numpy as np
+
+from postdate.arrays import counts
+from postdate.log.chunk import CHUNK_BIT, Chunks
+
+
+class Holds:
+    """Of one fold. `batch_end` is the end of the batch that is being applied: the fold sets it."""
+
+    def __init__(self, chunks: Chunks, segment_shift: int) -> None:
+        self._chunks = chunks
+        self._shift = segment_shift
+        self.batch_end = 0
+        self.held: dict[int, int] = {}
+        self.seen: dict[int, int] = {}
+        self.touched: dict[int, int] = {}
+        self.chunk_held: dict[int, int] = {}  # by offset, of records in chunks: groups that have popped them
+        self.chunk_seen: dict[int, int] = {}  # by base: when one of its messages last became visible
+
+    def hold(self, place: int) -> None:
+        """One record must stay where it is, in the log or a chunk."""
+        held, unit = (self.held, place >> self._shift) if place < CHUNK_BIT else (self.chunk_held, place)
+        held[unit] = held.get(unit, 0) + 1
+
+    def release(self, place: int, at_ms: int) -> None:
+        if place < CHUNK_BIT:
+            self.release_segment(place >> self._shift, 1, at_ms)
+            return
+        self.chunk_held[place] -= 1
+        if not self.chunk_held[place]:
+            del self.chunk_held[place]
+        base = self._chunks.base_of(place)
+        if base is not None:  # a replay may come by here when retention has let the chunk go
+            self.chunk_seen[base] = max(at_ms, self.chunk_seen.get(base, 0))
+
+    def hold_many(self, offset: np.ndarray) -> None:
+        """Records in the log begin to wait."""
+        for segment, count in counts(offset >> self._shift):
+            self.held[segment] = self.held.get(segment, 0) + count
+
+    def release_many(self, offset: np.ndarray, at_ms: int) -> None:
+        for segment, count in counts(offset >> self._shift):
+            self.release_segment(segment, count, at_ms)
+
+    def release_segment(self, segment: int, count: int, seen_at_ms: int) -> None:
+        """Records of a segment wait no more."""
+        left = self.held[segment] - count
+        if left:
+            self.held[segment] = left
+        else:
+            del self.held[segment]
+        self.seen[segment] = max(seen_at_ms, self.seen.get(segment, 0))
+        self.touched[segment] = self.batch_end
+
+    def touch_many(self, offset: np.ndarray) -> None:
+        """These records of the log are read by the batch, and on a replay again."""
+        for segment, _ in counts(offset >> self._shift):
+            self.touched[segment] = self.batch_end
+
+    def held_chunks(self) -> set[int]:
+        """Bases of the chunks that hold popped records."""
+        return {base for place in self.chunk_held if (base := self._chunks.base_of(place)) is not None}
