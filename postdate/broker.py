@@ -11,8 +11,7 @@ Instants come in as arguments, milliseconds of the caller's clock. A refused cal
 disk.
 """
 
-import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -35,8 +34,8 @@ from postdate.fold import CancelAnswer, Fold
 from postdate.intake import DUE, Intake, Prepared, refuse_system_topic, system_body
 from postdate.keys import key_hash
 from postdate.leases import Leases
-from postdate.log import delivery, snapshot
 from postdate.log import record as records
+from postdate.log import snapshot
 from postdate.log.batch import (
     CANCEL,
     GROUP,
@@ -51,8 +50,6 @@ from postdate.log.chunk import CHUNK_BIT
 from postdate.log.disk import Disk, LockedFolder
 from postdate.log.folder import open_folder, refuse_foreign
 from postdate.log.log import Log
-from postdate.log.queue import FILTER_ROWS, Queue, tagged
-from postdate.log.rows import Rows
 from postdate.log.segment import SegmentKeeper, Segments
 from postdate.lookup import Found, Lookup, State
 from postdate.message import (
@@ -66,6 +63,7 @@ from postdate.message import (
     decode_properties,
     due,
 )  # fmt: skip
+from postdate.reader import Reader
 from postdate.staging import Stage, Staging, refuse
 from postdate.tombstones import BY_COLUMN, Tombstone
 from postdate.wheel import DEAD, NEVER
@@ -76,28 +74,6 @@ _BLOCKS_PER_STEP = 16  # that rescues look through in rescue_step_ms: a million 
 _STEP_LEADS_MAX = 5  # what is rescued early lies in memory
 # RocketMQ's own have three. What is written must be readable for ever, and a reader of JSON has a stack.
 _GROUP_SETTINGS_LEVELS_MAX = 32
-
-
-class PullStatus(enum.Enum):
-    FOUND = "found"
-    NO_NEW = "no new message"
-    NO_MATCH = "no message matches the filter"
-    ILLEGAL_OFFSET = "offset outside the queue"
-
-
-class Pulled(NamedTuple):
-    """Records as a consumer reads them, and where to go on."""
-
-    status: PullStatus
-    next_offset: int
-    min_offset: int
-    max_offset: int
-    body: bytes = b""  # the records, one behind the other
-    record_count: int = 0
-
-    @property
-    def records(self) -> list[bytes]:
-        return records.split(self.body)
 
 
 class Traced(NamedTuple):
@@ -152,13 +128,16 @@ class Broker:
         self.prepare: Callable[[Message, int], Prepared] = self._intake.prepare
         self.levels = self._intake.levels
         self._writer = Writer(self.log, self.fold, self._intake, is_async=self.settings.flush == "async")
+        self.reader = Reader(self.fold, self._segments)
         self.leases = Leases(
             self.fold, self._writer, self._intake,
-            settings=lambda: self.settings, admit=self._admit_popper, queue=self._queue,
+            settings=lambda: self.settings, admit=self._admit_popper, queue=self.reader.queue,
         )  # fmt: skip
         self.staging = Staging(self._disk, self.fold, self._writer, settings=lambda: self.settings)
         self.commands = Commands(self.fold, self._writer, settings=lambda: self.settings)
         self._lookup = Lookup(self.fold, self.levels, batch_bytes_max)
+        # Calls of the rooms that are the broker's own. Bound and not wrapped: a pull costs no call more.
+        self.pull, self.search, self.offsets = self.reader.pull, self.reader.search, self.reader.offsets
         recovery.cut_rows(self.fold)
         known_durable = max(snapshot.positions(self._disk), default=0)
         for batch in self.log.recovered(self.fold.position, known_durable):
@@ -531,19 +510,6 @@ class Broker:
         """Messages that were rescued since the folder was opened."""
         return self.fold.rescued_count - self._rescued_before
 
-    def rows_of(self, topic: str, queue_id: int) -> Rows:
-        """The rows of a topic's queue or, for the topic "", of the far queue."""
-        return self._queue(topic, queue_id).entries if topic else self.fold.far.rows
-
-    def times_of(self, topic: str, queue_id: int) -> Rows:
-        """The rows that say when the entries of a topic's queue became visible."""
-        return self._queue(topic, queue_id).times
-
-    def time_row(self, topic: str, queue_id: int, offset: int) -> int:
-        """Which of these rows holds for an offset."""
-        queue = self._queue(topic, queue_id)
-        return queue.time_row(max(offset, queue.first))
-
     @property
     def far_first(self) -> int:
         """The first far row that is still there: older ones were rescued, or taken, long ago."""
@@ -675,7 +641,7 @@ class Broker:
         check_group(group)
         self._admit_group(group)
         for topic, queue_id, offset in offsets:
-            self._queue(topic, queue_id)
+            self.reader.queue(topic, queue_id)
             if offset < 0:
                 raise UsageError(f"offset {offset} of group {group!r} for queue {queue_id} of {topic!r} is negative")
         return self._writer.write_system(
@@ -683,63 +649,6 @@ class Broker:
         )
 
     # -- reading ------------------------------------------------------------------------------------------------
-
-    def _queue(self, topic: str, queue_id: int) -> Queue:
-        found = self.fold.topics.get(topic)
-        if not 0 <= queue_id < len(found.numbers):
-            raise UsageError(f"queue {queue_id} of topic {topic!r} does not exist: it has {len(found.numbers)}")
-        return self.fold.queues[found.numbers[queue_id]]
-
-    def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """The smallest offset that is not gone, and the next one that will be given."""
-        queue = self._queue(topic, queue_id)
-        return queue.first, queue.length
-
-    def place(self, topic: str, queue_id: int, offset: int) -> int:
-        """Where the record of a visible message lies in the log."""
-        return int(self._queue(topic, queue_id).entries.read(offset, offset + 1)["offset"][0])
-
-    def entries(self, topic: str, queue_id: int, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """(place in the log, size, tag hash) of the visible messages start..stop-1."""
-        found: list[tuple[int, int, int]] = self._queue(topic, queue_id).entries.read(start, stop).tolist()
-        return found
-
-    def visible_at_ms(self, topic: str, queue_id: int, offset: int) -> int:
-        """When a message became visible."""
-        return int(self._queue(topic, queue_id).visible_at_ms(offset, offset + 1)[0])
-
-    def search(self, topic: str, queue_id: int, at_ms: int) -> int:
-        """The first offset that became visible at or after an instant; the max offset where none did."""
-        queue = self._queue(topic, queue_id)
-        return max(queue.search(at_ms), queue.first)
-
-    def pull(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        *,
-        count_max: int = 32,
-        bytes_max: int = 256 * 1024,
-        tag_hashes: frozenset[int] | None = None,
-        store_host: Host | None = None,
-    ) -> Pulled:
-        """Reads visible messages from an offset on, at least one if there is one, as their consumer reads them.
-
-        `store_host` is where their consumer reaches the broker, if not where that was when they were stored.
-
-        Messages whose record is gone (retention) are passed over.
-        """
-        queue = self._queue(topic, queue_id)
-        low, high = queue.first, queue.length
-        if count_max < 1:
-            raise UsageError(f"count_max is {count_max}, expected at least 1")
-        if offset == high:
-            return Pulled(PullStatus.NO_NEW, offset, low, high)
-        if not low <= offset < high:
-            return Pulled(PullStatus.ILLEGAL_OFFSET, low if offset < low else high, low, high)
-        body, next_offset, count = self._collect(queue, queue_id, offset, count_max, bytes_max, tag_hashes, store_host)
-        return Pulled(PullStatus.FOUND if body else PullStatus.NO_MATCH, next_offset, low, high, body, count)
 
     def look(self, offset: int) -> bytes:
         """The record of a message at an offset of the log or a chunk, visible or not; empty where there is none.
@@ -771,78 +680,6 @@ class Broker:
         visible. Raises TopicNotFound, UsageError.
         """
         return self._lookup.find(topic, key, by, begin_ms, end_ms, store_host)
-
-    def _collect(
-        self,
-        queue: Queue,
-        queue_id: int,
-        offset: int,
-        count_max: int,
-        bytes_max: int,
-        tag_hashes: frozenset[int] | None,
-        store_host: Host | None,
-    ) -> tuple[bytes, int, int]:
-        """The records from an offset on that pass the filter, as their consumer sees them, where to go on, and how many
-        they are.
-
-        All are copied into one piece first and patched there: a pull of 32 takes some 40 us.
-        """
-        if min(count_max, queue.length - offset) >= delivery.MANY and not tag_hashes and store_host is not None:
-            many, count = self._collect_many(queue, queue_id, offset, count_max, bytes_max, store_host)
-            if count:
-                return many, offset + count, count
-        stop = min(offset + (FILTER_ROWS if tag_hashes else count_max), queue.length)
-        # As Log.read, without the call: a segment that is mapped is where nearly all records are.
-        view_of, shift, mask = self._segments.views.get, self._segments.shift, self._segments.segment_bytes - 1
-        read, own_id = self.fold.read, queue_id.to_bytes(4, "big")
-        found: list[bytes] = []
-        chosen: list[tuple[int, int, int, int]] = []  # position in the body, queue offset, place in the log, index
-        total, queue_id_in = 0, records.QUEUE_ID
-        entries = queue.entries.read(offset, stop)
-        for index, (place, size, _) in _chosen(entries, tag_hashes):
-            view = view_of(place >> shift)
-            data = read(place, size) if view is None else view[place & mask : (place & mask) + size]
-            if not data:
-                continue
-            if len(found) == count_max or (found and total + size > bytes_max):
-                stop = offset + index
-                break
-            chosen.append((total, offset + index, place, index))
-            found.append(data if data[queue_id_in] == own_id else records.moved(data, queue_id))
-            total += size
-        if not found:
-            return b"", stop, 0
-        body = bytearray().join(found)
-        visible_at = queue.visible_at_ms(offset, stop).tolist()
-        places = ((at, place_in_queue, place, visible_at[index]) for at, place_in_queue, place, index in chosen)
-        records.deliver(body, places, store_host)
-        return bytes(body), stop, len(found)
-
-    def _collect_many(
-        self, queue: Queue, queue_id: int, offset: int, count_max: int, bytes_max: int, store_host: Host
-    ) -> tuple[bytes, int]:
-        """The records from an offset on, by columns, and how many they are; none where not all are there and alike."""
-        entries = queue.entries.read(offset, offset + count_max)
-        ends = np.cumsum(entries["size"], dtype=np.int64)
-        count = max(1, int(np.searchsorted(ends, bytes_max, "right")))
-        entries, ends = entries[:count], ends[:count]
-        body = bytearray().join(self._read_many(entries["offset"], entries["size"]))
-        visible_at = queue.visible_at_ms(offset, offset + count)
-        is_whole = len(body) == ends[-1]  # otherwise some are gone
-        if is_whole and delivery.deliver(
-            body, ends - entries["size"], queue_id, offset, entries["offset"], visible_at, store_host
-        ):
-            return bytes(body), count
-        return b"", 0
-
-    def _read_many(self, places: np.ndarray, sizes: np.ndarray) -> list[bytes]:
-        """Records; mostly they are in one segment, which is looked up once."""
-        shift, number = self._segments.shift, int(places[0]) >> self._segments.shift
-        view = self._segments.views.get(number)
-        if view is None or (places >> shift != number).any():
-            return list(map(self.fold.read, places.tolist(), sizes.tolist()))
-        starts = places & (self._segments.segment_bytes - 1)
-        return [view[start:stop] for start, stop in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
 
     # -- snapshots and retention --------------------------------------------------------------------------------
 
@@ -893,13 +730,6 @@ class Broker:
             return 0  # a rescue that is on its way was planned with what is there now
         promised = self.leases.promised_places()
         return retention.retain(self.log, self.fold, self._kept[0], at_ms - self.settings.retention_ms, promised)
-
-
-def _chosen(entries: np.ndarray, tag_hashes: frozenset[int] | None) -> Iterable[tuple[int, tuple[int, int, int]]]:
-    """Entries that pass a filter, with their indexes."""
-    if not tag_hashes:
-        return enumerate(entries.tolist())
-    return ((index, entries[index].item()) for index in tagged(entries, tag_hashes))
 
 
 def _is_nested_within(value: Any, levels: int) -> bool:

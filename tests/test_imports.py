@@ -24,7 +24,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("log", "wheel", "wire", "table_format"),
     ("topics", "tombstones", "far", "groups", "pops", "index", "jobs"),
     ("fold",),
-    ("recovery", "intake", "handout"),
+    ("recovery", "intake", "handout", "reader"),
     # What a kept snapshot still needs, what a message is, how a batch comes to the fold.
     ("retention", "lookup", "writer"),
     ("leases", "staging", "commands"),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from postdate import message as messages
-from postdate.broker import Broker, PullStatus, Traced
+from postdate.broker import Broker, Traced
 from postdate.check import check_folder
 from postdate.clock import ManualClock
 from postdate.config import Settings
@@ -26,6 +26,7 @@ from postdate.log.log import Log
 from postdate.log.segment import SPARE_COUNT, Segments
 from postdate.lookup import Found, State
 from postdate.message import Cancelled, Message, encode_properties
+from postdate.reader import PullStatus
 from postdate.simulation.disk import Killed, VirtualDisk
 from postdate.simulation.model import Asked, Broken, Model, Sent
 from postdate.simulation.owners import Owners
