@@ -29,7 +29,7 @@ from postdate.errors import (
     PostdateError,
     UsageError,
 )  # fmt: skip
-from postdate.far import Range, Rescue, rescued_by
+from postdate.far import Rescue, rescued_by
 from postdate.fold import CancelAnswer, Fold
 from postdate.intake import DUE, Intake, Prepared, refuse_system_topic, system_body
 from postdate.keys import key_hash
@@ -42,7 +42,6 @@ from postdate.log.batch import (
     MESSAGE,
     OFFSETS,
     PIPELINE,
-    RESCUE,
     SETTINGS,
     TOPIC,
 )  # fmt: skip
@@ -64,14 +63,13 @@ from postdate.message import (
     due,
 )  # fmt: skip
 from postdate.reader import Reader
+from postdate.rescues import Rescues
 from postdate.staging import Stage, Staging, refuse
 from postdate.tombstones import BY_COLUMN, Tombstone
 from postdate.wheel import DEAD, NEVER
 from postdate.writer import NO_SECONDS, Seconds, Ticket, Writer
 
 CHUNK_OFFSET_MAX = (1 << 63) - 1
-_BLOCKS_PER_STEP = 16  # that rescues look through in rescue_step_ms: a million rows, some 50 ms of work
-_STEP_LEADS_MAX = 5  # what is rescued early lies in memory
 # RocketMQ's own have three. What is written must be readable for ever, and a reader of JSON has a stack.
 _GROUP_SETTINGS_LEVELS_MAX = 32
 
@@ -92,7 +90,6 @@ class Broker:
         self.settings = settings or Settings()
         self._disk = disk
         self._store_host = store_host
-        self._rescue_end = 0  # of the last rescue that was written
         self._unsought: dict[int, None] = {}  # hashes of keys of cancels whose messages are to be looked for
         # Messages written since the folder was opened, and those of them that had to wait.
         self.accepted_count = self.timed_count = 0
@@ -145,7 +142,7 @@ class Broker:
             self._batches_replayed += 1
         snapshot.remove(self._disk, self._damaged)  # they would count among the two that are kept
         retention.forget_dead_entries(self.log, self.fold)
-        self._rescued_before = self.fold.rescued_count
+        self.rescues = Rescues(self.log, self.fold, self._writer, settings=lambda: self.settings)  # counts from here on
         self._write_changed_settings()
 
     def start_keeper(self) -> None:
@@ -290,7 +287,7 @@ class Broker:
         self.settle()
         try:
             self._fire_if_due(at_ms)
-            self._rescue_if_due(at_ms)
+            self.rescues.write_if_due(at_ms)
         except (DiskFull, LogFailed) as error:
             self._note_failure(error, at_ms)
             raise
@@ -308,72 +305,13 @@ class Broker:
     @property
     def wake_at_ms(self) -> int:
         """When `advance` has something to do next; wheel.NEVER where nothing waits."""
-        return min(self.fold.next_at_ms, self._rescue_at_ms())
-
-    def is_served(self, at_ms: int) -> bool:
-        """Whether Spark is as far ahead as it must be. Only what it has done counts: one that is dead, one that hangs
-        and one that is too slow are the same, and none can seem to live.
-        """
-        return at_ms < self._unserved_at_ms
-
-    @property
-    def _unserved_at_ms(self) -> int:
-        """The first instant at which Spark is late, if it does nothing more."""
-        far = self.fold.far
-        return far.horizon_at_ms - self.rescue_lead_ms + 1 if far.epoch else 0
-
-    @property
-    def rescue_lead_ms(self) -> int:
-        return self.settings.rescue_lead_ms or self.settings.lead_ms // 2
-
-    def _rescue_at_ms(self) -> int:
-        if self.fold.wheel.count >= self.settings.wheel_entries_max:
-            return NEVER  # no room before something has been fired
-        far = self.fold.far
-        untaken, all_rows = far.earliest(untaken_only=True), far.earliest(untaken_only=False)
-        if all_rows == NEVER:
-            return NEVER
-        return min(untaken - self.rescue_lead_ms, max(all_rows - self.settings.lead_ms, self._unserved_at_ms))
+        return min(self.fold.next_at_ms, self.rescues.next_at_ms)
 
     def _fire_if_due(self, at_ms: int) -> None:
         next_due = self.fold.next_at_ms
         # A pending batch of a later instant fires it when it is applied.
         if next_due <= at_ms and not self._writer.will_fire(next_due):
             self._writer.write_fire(at_ms)
-
-    def _rescue_if_due(self, at_ms: int) -> None:
-        """Asks for far messages that Spark does not bring in time: of those that it has not taken the ones due within
-        rescue_lead_ms, all that are due within the lead where it is late; and what is due a little later, so that
-        rescues are few.
-        """
-        if self.fold.position < self._rescue_end:
-            return  # one is on its way
-        for _ in range(self.settings.rescue_blocks_max):
-            if self._rescue_at_ms() > at_ms:
-                return
-            rescues = self._planned_rescues(at_ms)
-            for rescue in rescues:
-                body = {**rescue._asdict(), "start": self.log.start}
-                self._rescue_end = self._writer.write_system(RESCUE, body, at_ms).end
-            if rescues:
-                return
-
-    def _planned_rescues(self, at_ms: int) -> list[Rescue]:
-        far, is_served = self.fold.far, self.is_served(at_ms)
-        step_ms = self.settings.rescue_step_ms if is_served else self._long_step_ms()
-        until = at_ms + (self.rescue_lead_ms if is_served else self.settings.lead_ms) + step_ms
-        room = self.settings.wheel_entries_max - self.fold.wheel.count
-        present = [Range(start, stop) for start, stop in self.log.ranges()]
-        blocks_max = self.settings.rescue_blocks_max
-        return far.plan_rescue(present, until, blocks_max, room, untaken_only=is_served)
-
-    def _long_step_ms(self) -> int:
-        """How much further rescues look where nobody serves. What is due soon may lie in every block, and each is then
-        looked through once a step: with more of them steps are longer, so that it takes the same share of the time.
-        """
-        step_ms = self.settings.rescue_step_ms
-        longer_ms = step_ms * (self.fold.far.block_count // _BLOCKS_PER_STEP)
-        return max(step_ms, min(longer_ms, _STEP_LEADS_MAX * self.settings.lead_ms))
 
     def _note_failure(self, error: PostdateError, at_ms: int) -> None:
         self.fire_failures += 1
@@ -504,11 +442,6 @@ class Broker:
         said = {"table": table, "master": master}
         self._check_definition("what a pipeline says of itself", said)
         return self._writer.write_system(PIPELINE, said, at_ms)
-
-    @property
-    def rescued_count(self) -> int:
-        """Messages that were rescued since the folder was opened."""
-        return self.fold.rescued_count - self._rescued_before
 
     @property
     def far_first(self) -> int:
@@ -726,8 +659,8 @@ class Broker:
         """Removes segments and chunks that nobody needs any more; returns how many files."""
         if self._writer.broken is not None:
             raise self._writer.broken
-        if len(self._kept) < snapshot.KEPT or self.fold.position < self._rescue_end:
-            return 0  # a rescue that is on its way was planned with what is there now
+        if len(self._kept) < snapshot.KEPT or self.rescues.is_under_way:
+            return 0
         promised = self.leases.promised_places()
         return retention.retain(self.log, self.fold, self._kept[0], at_ms - self.settings.retention_ms, promised)
 

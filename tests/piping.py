@@ -208,7 +208,7 @@ class Piped:
 
     def kill_broker(self) -> None:
         assert self.served is not None
-        self.rescued_before += self.broker.rescued_count
+        self.rescued_before += self.broker.rescues.count
         self.served.kill()
         self.served = None
 
@@ -519,7 +519,7 @@ class Piped:
         for topic, queues in everything.items():
             for queue_id, queue in queues.items():
                 self._judge_queue(topic, queue_id, queue)
-        rescued = self.rescued_before + self.broker.rescued_count
+        rescued = self.rescued_before + self.broker.rescues.count
         assert self.may_rescue or rescued == 0, f"{rescued} were rescued"
 
     def _judge_queue(self, topic: str, queue_id: int, queue: list[Shown]) -> None:

@@ -64,7 +64,7 @@ class Pipelines:
             "arrival_of_taken": far.arrival_of(far.taken),
             "rows_in": far.rows_in,
             "rows_out": far.rows_out,
-            "rescued": self._broker.rescued_count,
+            "rescued": self._broker.rescues.count,
             "table": far.table,
             "commands": [[job.number, job.far] for job in self._broker.fold.jobs.open()],
             "gone": np.flatnonzero(self._broker.fold.topics.target_array == GONE).tolist(),

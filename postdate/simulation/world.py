@@ -703,13 +703,13 @@ class World:
         rescued: int | None = None
         for _ in range(minutes):
             self.do_pass(minute_ms - self.clock.now_ms() % minute_ms)
-            if rescued is not None and self._broker().rescued_count > rescued:
-                raise Broken(f"{self._broker().rescued_count - rescued} messages were rescued from a pipeline in time")
+            if rescued is not None and self._broker().rescues.count > rescued:
+                raise Broken(f"{self._broker().rescues.count - rescued} messages were rescued from a pipeline in time")
             if pipeline.epoch != self._broker().fold.far.epoch or not pipeline.epoch:
                 self.do_register(which)
             self.do_read(1_000_000, which)
             self.do_stage(2 * minute_ms, which)
-            rescued = self._broker().rescued_count if self._is_in_time() else None
+            rescued = self._broker().rescues.count if self._is_in_time() else None
 
     def _is_in_time(self) -> bool:
         """Whether the pipeline has done its work of this minute, and nothing is in the way, such as a full disk."""
