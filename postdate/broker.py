@@ -12,12 +12,12 @@ disk.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from postdate import recovery, retention
+from postdate.cancels import Cancels
 from postdate.commands import Commands
 from postdate.config import Settings, changed
 from postdate.errors import (
@@ -29,17 +29,13 @@ from postdate.errors import (
     PostdateError,
     UsageError,
 )  # fmt: skip
-from postdate.far import Rescue, rescued_by
-from postdate.fold import CancelAnswer, Fold
+from postdate.fold import Fold
 from postdate.intake import DUE, Intake, Prepared, refuse_system_topic, system_body
-from postdate.keys import key_hash
 from postdate.leases import Leases
 from postdate.log import record as records
 from postdate.log import snapshot
 from postdate.log.batch import (
-    CANCEL,
     GROUP,
-    MESSAGE,
     OFFSETS,
     PIPELINE,
     SETTINGS,
@@ -50,10 +46,9 @@ from postdate.log.disk import Disk, LockedFolder
 from postdate.log.folder import open_folder, refuse_foreign
 from postdate.log.log import Log
 from postdate.log.segment import SegmentKeeper, Segments
-from postdate.lookup import Found, Lookup, State
+from postdate.lookup import Found, Lookup
 from postdate.message import (
     LOOPBACK,
-    Cancelled,
     Due,
     Host,
     Message,
@@ -65,22 +60,12 @@ from postdate.message import (
 from postdate.reader import Reader
 from postdate.rescues import Rescues
 from postdate.staging import Stage, Staging, refuse
-from postdate.tombstones import BY_COLUMN, Tombstone
-from postdate.wheel import DEAD, NEVER
+from postdate.wheel import NEVER
 from postdate.writer import NO_SECONDS, Seconds, Ticket, Writer
 
 CHUNK_OFFSET_MAX = (1 << 63) - 1
 # RocketMQ's own have three. What is written must be readable for ever, and a reader of JSON has a stack.
 _GROUP_SETTINGS_LEVELS_MAX = 32
-
-
-class Traced(NamedTuple):
-    """What became of a cancel when it was applied."""
-
-    outcome: Cancelled
-    tombstone: Tombstone
-    may_be_in_table: bool = False  # nothing is known here, so that whoever can read the table must be asked
-    rescued: tuple[Rescue, ...] = ()  # the rescues that may have delivered its message by then
 
 
 class Broker:
@@ -90,7 +75,6 @@ class Broker:
         self.settings = settings or Settings()
         self._disk = disk
         self._store_host = store_host
-        self._unsought: dict[int, None] = {}  # hashes of keys of cancels whose messages are to be looked for
         # Messages written since the folder was opened, and those of them that had to wait.
         self.accepted_count = self.timed_count = 0
         self.fire_failures = 0
@@ -133,7 +117,12 @@ class Broker:
         self.staging = Staging(self._disk, self.fold, self._writer, settings=lambda: self.settings)
         self.commands = Commands(self.fold, self._writer, settings=lambda: self.settings)
         self._lookup = Lookup(self.fold, self.levels, batch_bytes_max)
+        self.cancels = Cancels(
+            self.fold, self._writer, self._lookup,
+            settings=lambda: self.settings, is_deciding=lambda: self.commands.is_deciding,
+        )  # fmt: skip
         # Calls of the rooms that are the broker's own. Bound and not wrapped: a pull costs no call more.
+        self.cancel = self.cancels.cancel
         self.pull, self.search, self.offsets = self.reader.pull, self.reader.search, self.reader.offsets
         recovery.cut_rows(self.fold)
         known_durable = max(snapshot.positions(self._disk), default=0)
@@ -319,120 +308,6 @@ class Broker:
         pause_ms = self.settings.fire_pause_ms_min << min(self.fire_failures - 1, 20)
         self._failed_at_ms, self.retry_at_ms = at_ms, at_ms + min(pause_ms, self.settings.fire_pause_ms_max)
 
-    # -- cancelling ---------------------------------------------------------------------------------------------
-
-    def cancel(self, topic: str, key: str, due_at_ms: int, at_ms: int, *, by: str = "unique") -> Ticket:
-        """Cancels every message of that topic, key and due that arrived before. The answer is a Traced.
-
-        `by` says which key is meant: "unique" (RocketMQ's UNIQ_KEY) or "key" (the first of KEYS).
-        """
-        self.fold.topics.get(topic)
-        if not key or by not in BY_COLUMN:
-            raise UsageError(f"a cancel needs a key and by='unique' or 'key', got key {key!r} and by={by!r}")
-        if len(key) > self.settings.key_characters_max:  # tombstones are kept in RAM
-            raise UsageError(
-                f"key_characters_max: the key of a cancel has {len(key)} characters, the limit is "
-                f"{self.settings.key_characters_max}"
-            )
-        if not 0 < due_at_ms <= at_ms + self.settings.delay_ms_max:
-            raise UsageError(
-                f"the due time of a cancel is {due_at_ms}, expected epoch milliseconds, "
-                f"at most delay_ms_max ({self.settings.delay_ms_max}) from now"
-            )
-        if self.fold.tombstones.count >= self.settings.tombstones_max:
-            raise FlowControl(
-                f"tombstones_max: {self.fold.tombstones.count} cancels wait for their messages, the limit; try later"
-            )
-        if self.commands.is_deciding:
-            self.flush()  # what is decided comes before this cancel: it may have moved the message
-        body = {"topic": topic, "key": key, "by": by, "due": due_at_ms}
-        self._unsought[key_hash(key)] = None
-        ticket = self._writer.write_system(CANCEL, body, at_ms, self._traced)
-        # A job may have postponed it, and a handle knows its first due alone. Of a user's key others may be due there,
-        # which nobody has named.
-        for moved_to in self.fold.moved_dues(topic, key, due_at_ms) if by == "unique" else ():
-            ticket = self._writer.write_system(CANCEL, body | {"due": moved_to}, at_ms, self._or_traced(ticket))
-        return ticket
-
-    def _or_traced(self, before: Ticket) -> Callable[[CancelAnswer], Traced]:
-        """What became of a cancel that has two dues: the one written before is applied before."""
-
-        def traced(answer: CancelAnswer) -> Traced:
-            first: Traced = before.answer
-            return first if first.outcome is Cancelled.CANCELLED else self._traced(answer)
-
-        return traced
-
-    def _traced(self, answer: CancelAnswer) -> Traced:
-        """Looks where a message may be, in the direction in which it moves."""
-        tombstone, far = answer.tombstone, self.fold.far
-        if self._is_waiting(answer):
-            return Traced(Cancelled.CANCELLED, tombstone)
-        is_fired = tombstone.due <= self.fold.fired_at_ms
-        if is_fired and self._found_delivered(tombstone):
-            return Traced(Cancelled.DELIVERED, tombstone)
-        # Up to the horizon the table has given everything away; it has nothing of what was never taken.
-        may_be_in_table = far.taken > 0 and tombstone.due > far.horizon_at_ms
-        return Traced(Cancelled.UNKNOWN, tombstone, may_be_in_table, tuple(far.rescues) if is_fired else ())
-
-    def _is_waiting(self, answer: CancelAnswer) -> bool:
-        """Whether a cancel has found its message in the wheel or among the untaken far ones. Of several cancels that
-        wait to know that, the first one looks for all: they share one way through the index.
-        """
-        if not answer.wheel_count and len(self._unsought) > 1:
-            self._lookup.seek(list(self._unsought))
-            self._unsought.clear()
-        is_waiting = bool(answer.wheel_count) or any(True for _ in self._untaken_matches(answer.tombstone))
-        self._unsought.pop(answer.tombstone.key_hash, None)
-        self._lookup.unseek(answer.tombstone.key_hash)
-        return is_waiting
-
-    def is_cancelled_by(self, traced: Traced, arrivals: Sequence[int]) -> bool:
-        """Whether a cancel of which nothing was known has cancelled a message: one of those that the table is said to
-        have, of the cancel's topic, key and due, or one that has come into the wheel meanwhile.
-
-        What a rescue had brought into the wheel and was fired when the cancel came is in the table as well, until the
-        horizon passes it: that one was delivered, or cancelled by another.
-        """
-        tombstone = traced.tombstone
-        found = np.array([arrival for arrival in arrivals if tombstone.is_after(arrival)], np.int64)
-        if not rescued_by(traced.rescued, found, np.full(len(found), tombstone.due)).all():
-            return True
-        entries = self.fold.wheel.find(tombstone.due, tombstone.column, tombstone.key_hash)
-        return any(
-            entry.queue == DEAD
-            and not self.fold.is_moved(entry.due, entry.arrival)
-            and tombstone.is_after(entry.arrival)
-            and self.fold.matches(tombstone, entry.offset, entry.size)
-            for entry in entries
-        )
-
-    def _untaken_matches(self, tombstone: Tombstone) -> Iterator[tuple[int, int]]:
-        """(queue number, arrival) of the untaken far messages that a tombstone has cancelled."""
-        rows = self._lookup.untaken(tombstone.due, tombstone.column, tombstone.key_hash, tombstone.far_before)
-        for row in rows[rows["kind"] == MESSAGE]:
-            arrival = int(row["arrival"])
-            if self.fold.matches(tombstone, arrival, int(row["size"])) and not self.fold.is_moved(
-                tombstone.due, arrival
-            ):
-                yield int(row["queue"]), arrival
-
-    def _found_delivered(self, tombstone: Tombstone) -> bool:
-        """Looks the message up among those that are visible; gives up (unknown) at a bound."""
-        steps = self._lookup.find(tombstone.topic, tombstone.key, tombstone.by, 0, NEVER, None)
-        return any(
-            found.state is State.VISIBLE
-            and found.due_at_ms == tombstone.due
-            and tombstone.is_after(found.arrival)
-            and self.fold.matches(tombstone, found.offset, len(found.record))
-            for found in islice(steps, self.settings.delivered_search_steps)
-            if found is not None
-        )
-
-    def due_of(self, record: records.Record) -> Due:
-        """When a stored record is or was due, by what the levels mean today."""
-        return due(decode_properties(record.properties), record.stored_at_ms, self.levels, NEVER)
-
     # -- Spark --------------------------------------------------------------------------------------------------
 
     def register_pipeline(self, at_ms: int, *, table: str = "", master: str = "") -> Ticket:
@@ -521,22 +396,11 @@ class Broker:
         self.fold.topics.get(name)
         refuse_system_topic(name)
         self.flush()
-        already_cancelled = len(self._cancelled_far(name))
+        already_cancelled = self.cancels.cancelled_far_count(name)
         ticket = self._writer.write_system(TOPIC, {"op": "delete", "name": name}, at_ms)
         self.flush()
         self._intake.forget_topics()
         return int(ticket.answer) - already_cancelled
-
-    def _cancelled_far(self, topic: str) -> set[int]:
-        """Messages of a topic in the far queue that a tombstone has cancelled but that nobody has met yet."""
-        numbers = set(self.fold.topics.get(topic).numbers)  # not those of an earlier topic of that name
-        return {
-            arrival
-            for tombstone in self.fold.tombstones.between(0, NEVER)
-            if tombstone.topic == topic
-            for queue, arrival in self._untaken_matches(tombstone)
-            if queue in numbers
-        }
 
     def put_group(self, name: str, settings: Mapping[str, Any], at_ms: int) -> None:
         """Creates a group or changes its settings, which are plain JSON; durable on return."""
@@ -613,6 +477,10 @@ class Broker:
         visible. Raises TopicNotFound, UsageError.
         """
         return self._lookup.find(topic, key, by, begin_ms, end_ms, store_host)
+
+    def due_of(self, record: records.Record) -> Due:
+        """When a stored record is or was due, by what the levels mean today."""
+        return due(decode_properties(record.properties), record.stored_at_ms, self.levels, NEVER)
 
     # -- snapshots and retention --------------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from postdate import message as messages
-from postdate.broker import Broker, Traced
+from postdate.broker import Broker
+from postdate.cancels import Traced
 from postdate.check import check_folder
 from postdate.clock import ManualClock
 from postdate.config import Settings
@@ -356,7 +357,7 @@ class World:
         self._asking = []
         for traced, asked in asking:
             arrivals = self.table.find(traced.tombstone)
-            found = broker.is_cancelled_by(traced, arrivals)
+            found = broker.cancels.is_cancelled_by(traced, arrivals)
             self.model.table_answered(asked, Cancelled.CANCELLED if found else Cancelled.UNKNOWN, set(arrivals))
 
     def do_flush(self) -> None:
