@@ -5,6 +5,11 @@
     settle                     applies what is durable: tickets get their answers, messages become visible
     advance                    fires what is due, rescues what Spark does not serve, says when to come back
     pull, search, ...          read what is visible
+    put_topic, put_group, ...  define what messages are sent to, and who reads them
+
+Parts of the work have rooms of their own: reader, definitions, cancels, rescues, leases, staging, commands. Here they
+are wired together, opened and closed. The calls above are the broker's own, some of them bound to a room's; whatever
+else a room can do is asked of the room.
 
 Instants come in as arguments, milliseconds of the caller's clock. A refused call has changed nothing. In flush mode
 "async" a batch is applied as soon as it is written; what Spark may read and what a stage is told still waits for the
@@ -12,7 +17,6 @@ disk.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +24,7 @@ from postdate import recovery, retention
 from postdate.cancels import Cancels
 from postdate.commands import Commands
 from postdate.config import Settings, changed
+from postdate.definitions import Definitions
 from postdate.errors import (
     CorruptData,
     CorruptSnapshot,
@@ -30,33 +35,18 @@ from postdate.errors import (
     UsageError,
 )  # fmt: skip
 from postdate.fold import Fold
-from postdate.intake import DUE, Intake, Prepared, refuse_system_topic, system_body
+from postdate.intake import DUE, Intake, Prepared
 from postdate.leases import Leases
 from postdate.log import record as records
 from postdate.log import snapshot
-from postdate.log.batch import (
-    GROUP,
-    OFFSETS,
-    PIPELINE,
-    SETTINGS,
-    TOPIC,
-)  # fmt: skip
+from postdate.log.batch import PIPELINE, SETTINGS
 from postdate.log.chunk import CHUNK_BIT
 from postdate.log.disk import Disk, LockedFolder
 from postdate.log.folder import open_folder, refuse_foreign
 from postdate.log.log import Log
 from postdate.log.segment import SegmentKeeper, Segments
 from postdate.lookup import Found, Lookup
-from postdate.message import (
-    LOOPBACK,
-    Due,
-    Host,
-    Message,
-    check_group,
-    check_topic,
-    decode_properties,
-    due,
-)  # fmt: skip
+from postdate.message import LOOPBACK, Due, Host, Message, decode_properties, due
 from postdate.reader import Reader
 from postdate.rescues import Rescues
 from postdate.staging import Stage, Staging, refuse
@@ -64,8 +54,6 @@ from postdate.wheel import NEVER
 from postdate.writer import NO_SECONDS, Seconds, Ticket, Writer
 
 CHUNK_OFFSET_MAX = (1 << 63) - 1
-# RocketMQ's own have three. What is written must be readable for ever, and a reader of JSON has a stack.
-_GROUP_SETTINGS_LEVELS_MAX = 32
 
 
 class Broker:
@@ -102,28 +90,49 @@ class Broker:
         self.log = Log(self._disk, self._segments, self.settings.unflushed_bytes_max)
         snapshot.remove_unfinished(self._disk)
         self.fold = self._loaded(fixed)
-        batch_bytes_max = min(self.settings.batch_bytes_max, fixed["segment_bytes"])
+        self._make_rooms(min(self.settings.batch_bytes_max, fixed["segment_bytes"]))
+        self._offer_calls()
+        self._replay()
+        self.rescues = Rescues(self.log, self.fold, self._writer, settings=lambda: self.settings)  # counts from here on
+        self._write_changed_settings()
+
+    def _make_rooms(self, batch_bytes_max: int) -> None:
+        def settings() -> Settings:
+            return self.settings  # those that hold now: they may be changed
+
         self._intake = Intake(self.fold, self.settings, batch_bytes_max, self._store_host)
+        self.levels = self._intake.levels
+        self._writer = Writer(self.log, self.fold, self._intake, is_async=self.settings.flush == "async")
+        self._lookup = Lookup(self.fold, self.levels, batch_bytes_max)
+        self.reader = Reader(self.fold, self._segments)
+        self.staging = Staging(self._disk, self.fold, self._writer, settings=settings)
+        self.commands = Commands(self.fold, self._writer, settings=settings)
+        self.cancels = Cancels(
+            self.fold, self._writer, self._lookup,
+            settings=settings, is_deciding=lambda: self.commands.is_deciding,
+        )  # fmt: skip
+        self.definitions = Definitions(
+            self.fold, self._writer, self._intake,
+            settings=settings, queue=self.reader.queue, cancelled_far_count=self.cancels.cancelled_far_count,
+        )  # fmt: skip
+        self.leases = Leases(
+            self.fold, self._writer, self._intake,
+            settings=settings, admit=self.definitions.admit_popper, queue=self.reader.queue,
+        )  # fmt: skip
+
+    def _offer_calls(self) -> None:
+        """Calls of rooms that are the broker's own. They are bound, not wrapped, so that none costs a call more."""
         # The first half of `send`, for a caller who gathers a batch one message after the other: checks a message and
         # finds out when it is due. Changes nothing. Raises IllegalMessage, TopicNotFound, NoPermission.
         self.prepare: Callable[[Message, int], Prepared] = self._intake.prepare
-        self.levels = self._intake.levels
-        self._writer = Writer(self.log, self.fold, self._intake, is_async=self.settings.flush == "async")
-        self.reader = Reader(self.fold, self._segments)
-        self.leases = Leases(
-            self.fold, self._writer, self._intake,
-            settings=lambda: self.settings, admit=self._admit_popper, queue=self.reader.queue,
-        )  # fmt: skip
-        self.staging = Staging(self._disk, self.fold, self._writer, settings=lambda: self.settings)
-        self.commands = Commands(self.fold, self._writer, settings=lambda: self.settings)
-        self._lookup = Lookup(self.fold, self.levels, batch_bytes_max)
-        self.cancels = Cancels(
-            self.fold, self._writer, self._lookup,
-            settings=lambda: self.settings, is_deciding=lambda: self.commands.is_deciding,
-        )  # fmt: skip
-        # Calls of the rooms that are the broker's own. Bound and not wrapped: a pull costs no call more.
         self.cancel = self.cancels.cancel
         self.pull, self.search, self.offsets = self.reader.pull, self.reader.search, self.reader.offsets
+        self.put_topic, self.delete_topic = self.definitions.put_topic, self.definitions.delete_topic
+        self.put_group, self.delete_group = self.definitions.put_group, self.definitions.delete_group
+        self.commit_offsets = self.definitions.commit_offsets
+
+    def _replay(self) -> None:
+        """Applies what the log has behind the snapshot."""
         recovery.cut_rows(self.fold)
         known_durable = max(snapshot.positions(self._disk), default=0)
         for batch in self.log.recovered(self.fold.position, known_durable):
@@ -131,8 +140,6 @@ class Broker:
             self._batches_replayed += 1
         snapshot.remove(self._disk, self._damaged)  # they would count among the two that are kept
         retention.forget_dead_entries(self.log, self.fold)
-        self.rescues = Rescues(self.log, self.fold, self._writer, settings=lambda: self.settings)  # counts from here on
-        self._write_changed_settings()
 
     def start_keeper(self) -> None:
         """Has a helper thread zero the log's segments ahead of use, until the broker is closed."""
@@ -315,7 +322,7 @@ class Broker:
         table is and on which cluster it runs, for operators.
         """
         said = {"table": table, "master": master}
-        self._check_definition("what a pipeline says of itself", said)
+        self.definitions.check_size("what a pipeline says of itself", said)
         return self._writer.write_system(PIPELINE, said, at_ms)
 
     @property
@@ -341,109 +348,6 @@ class Broker:
         ticket = self.staging.write(stage, self.staging.verified(stage), at_ms)
         self.flush()
         refuse(ticket.answer)
-
-    # -- topics, groups, offsets --------------------------------------------------------------------------------
-
-    def put_topic(
-        self,
-        name: str,
-        at_ms: int,
-        *,
-        read_queue_count: int = 8,
-        write_queue_count: int = 8,
-        perm: int = 6,
-        attributes: Mapping[str, str] | None = None,
-    ) -> None:
-        """Creates a topic or changes it; durable on return."""
-        check_topic(name)
-        refuse_system_topic(name)
-        for label, count in (("read_queue_count", read_queue_count), ("write_queue_count", write_queue_count)):
-            if not 1 <= count <= self.settings.topic_queues_max:
-                raise UsageError(
-                    f"{label} of topic {name!r} is {count}, expected 1 to {self.settings.topic_queues_max}"
-                )
-        if not 0 <= perm <= 7:
-            raise UsageError(f"perm of topic {name!r} is {perm}, expected 0 to 7")
-        if name not in self.fold.topics.by_name and len(self.fold.topics.by_name) > self.settings.topics_max:
-            raise FlowControl(f"topics_max: there are {self.settings.topics_max} topics, the limit; delete some first")
-        self._admit_queues(name, max(read_queue_count, write_queue_count))
-        self._check_definition(f"the attributes of topic {name!r}", attributes or {})
-        body = {"op": "put", "name": name, "read": read_queue_count, "write": write_queue_count, "perm": perm}
-        self._writer.write_system(TOPIC, {**body, "attributes": dict(attributes or {})}, at_ms)
-        self.flush()
-        self._intake.forget_topics()
-
-    def _admit_queues(self, name: str, queue_count: int) -> None:
-        """A queue's number is never given again, so that those of deleted topics count, too."""
-        known = self.fold.topics.by_name.get(name)
-        fresh_count = queue_count - (len(known.numbers) if known else 0)
-        count, limit = len(self.fold.topics.places), self.settings.queues_max
-        if fresh_count > 0 and count + fresh_count > limit:
-            raise FlowControl(
-                f"queues_max: {count} queues were made, {fresh_count} more would exceed the limit of {limit}"
-            )
-
-    def _check_definition(self, what: str, values: Mapping[str, Any]) -> None:
-        """What is defined of a topic or a group is kept in RAM and in every snapshot."""
-        size, limit = len(system_body(values)), self.settings.definition_bytes_max
-        if size > limit:
-            raise UsageError(f"definition_bytes_max: {what} take {size} bytes, the limit is {limit}")
-
-    def delete_topic(self, name: str, at_ms: int) -> int:
-        """Deletes a topic and cancels what waits for it; durable on return. Returns how many waited in wheel and far
-        queue.
-        """
-        self.fold.topics.get(name)
-        refuse_system_topic(name)
-        self.flush()
-        already_cancelled = self.cancels.cancelled_far_count(name)
-        ticket = self._writer.write_system(TOPIC, {"op": "delete", "name": name}, at_ms)
-        self.flush()
-        self._intake.forget_topics()
-        return int(ticket.answer) - already_cancelled
-
-    def put_group(self, name: str, settings: Mapping[str, Any], at_ms: int) -> None:
-        """Creates a group or changes its settings, which are plain JSON; durable on return."""
-        check_group(name)
-        self._admit_group(name)
-        if not _is_nested_within(settings, _GROUP_SETTINGS_LEVELS_MAX):
-            raise UsageError(
-                f"the settings of group {name!r} are nested deeper than {_GROUP_SETTINGS_LEVELS_MAX} levels"
-            )
-        self._check_definition(f"the settings of group {name!r}", settings)
-        self._writer.write_system(GROUP, {"op": "put", "name": name, "settings": dict(settings)}, at_ms)
-        self.flush()
-
-    def _admit_group(self, name: str) -> None:
-        if name not in self.fold.groups and len(self.fold.groups) >= self.settings.groups_max:
-            raise FlowControl(f"groups_max: there are {self.settings.groups_max} groups, the limit; delete some first")
-
-    def _admit_popper(self, group: str, fresh_count: int) -> None:
-        self._admit_group(group)
-        self.admit_offsets(fresh_count)
-
-    def delete_group(self, name: str, at_ms: int) -> None:
-        check_group(name)
-        self._writer.write_system(GROUP, {"op": "delete", "name": name}, at_ms)
-        self.flush()
-
-    def admit_offsets(self, fresh_count: int) -> None:
-        """Raises FlowControl where groups would have more offsets than they may, with so many that are new."""
-        count, limit = self.fold.groups.offset_count, self.settings.offsets_max
-        if count + fresh_count > limit:
-            raise FlowControl(f"offsets_max: groups have {count} offsets, the limit is {limit}; delete some groups")
-
-    def commit_offsets(self, group: str, offsets: Sequence[tuple[str, int, int]], at_ms: int) -> Ticket:
-        """Commits (topic, queue id, offset) for a group."""
-        check_group(group)
-        self._admit_group(group)
-        for topic, queue_id, offset in offsets:
-            self.reader.queue(topic, queue_id)
-            if offset < 0:
-                raise UsageError(f"offset {offset} of group {group!r} for queue {queue_id} of {topic!r} is negative")
-        return self._writer.write_system(
-            OFFSETS, {"group": group, "offsets": [list(entry) for entry in offsets]}, at_ms
-        )
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -531,10 +435,3 @@ class Broker:
             return 0
         promised = self.leases.promised_places()
         return retention.retain(self.log, self.fold, self._kept[0], at_ms - self.settings.retention_ms, promised)
-
-
-def _is_nested_within(value: Any, levels: int) -> bool:
-    if not isinstance(value, (Mapping, list, tuple)):
-        return True
-    inner = value.values() if isinstance(value, Mapping) else value
-    return levels > 0 and all(_is_nested_within(each, levels - 1) for each in inner)

@@ -27,7 +27,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("recovery", "intake", "handout", "reader"),
     # What a kept snapshot still needs, what a message is, how a batch comes to the fold.
     ("retention", "lookup", "writer"),
-    ("leases", "staging", "commands", "rescues", "cancels"),
+    ("leases", "staging", "commands", "rescues", "cancels", "definitions"),
     ("broker",),
     ("client", "manners", "counts"),  # Before the server: pipeline, console and command line may use them.
     ("check", "server", "bulk", "pipeline", "console"),
