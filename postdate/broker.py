@@ -8,8 +8,8 @@
     put_topic, put_group, ...  define what messages are sent to, and who reads them
 
 Parts of the work have rooms of their own: reader, definitions, cancels, rescues, leases, staging, commands. Here they
-are wired together, opened and closed. The calls above are the broker's own, some of them bound to a room's; whatever
-else a room can do is asked of the room.
+are wired together, opened and closed. The calls above are the broker's own; whatever else a room can do is asked of the
+room.
 
 Instants come in as arguments, milliseconds of the caller's clock. A refused call has changed nothing. In flush mode
 "async" a batch is applied as soon as it is written; what Spark may read and what a stage is told still waits for the
@@ -17,6 +17,7 @@ disk.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -62,49 +63,54 @@ class Broker:
     def __init__(self, disk: Disk, settings: Settings | None = None, store_host: Host = LOOPBACK) -> None:
         self.settings = settings or Settings()
         self._disk = disk
-        self._store_host = store_host
         # Messages written since the folder was opened, and those of them that had to wait.
         self.accepted_count = self.timed_count = 0
         self.fire_failures = 0
         self.fire_error: PostdateError | None = None
         self._failed_at_ms = self.retry_at_ms = 0
         self._kept: list[recovery.Kept] = []  # newest last
-        self._damaged: list[int] = []  # snapshots that could not be used
         self._batches_replayed = 0
         self._batches_saved = 0  # of those that were replayed or applied, how many the last snapshot has
         self._snapshot_running = False
         refuse_foreign(disk)
         self._lock: LockedFolder = disk.lock()
         try:
-            self._open()
+            self._open(store_host)
         except BaseException:
             self._lock.release()
             raise
 
     # -- opening and closing ------------------------------------------------------------------------------------
 
-    def _open(self) -> None:
+    def _open(self, store_host: Host) -> None:
         fixed = open_folder(self._disk, self.settings)
         self._segments = Segments(self._disk, fixed["segment_bytes"])
         self._segments.remove_unfinished()
         self.log = Log(self._disk, self._segments, self.settings.unflushed_bytes_max)
         snapshot.remove_unfinished(self._disk)
-        self.fold = self._loaded(fixed)
-        self._make_rooms(min(self.settings.batch_bytes_max, fixed["segment_bytes"]))
-        self._offer_calls()
+        self.fold, damaged = self._loaded(fixed)
+        self._make_rooms(min(self.settings.batch_bytes_max, fixed["segment_bytes"]), store_host)
         self._replay()
-        self.rescues = Rescues(self.log, self.fold, self._writer, settings=lambda: self.settings)  # counts from here on
+        snapshot.remove(self._disk, damaged)  # they would count among the two that are kept
+        retention.forget_dead_entries(self.log, self.fold)
+        self.rescues = Rescues(self.log, self.fold, self._writer, self.settings)  # counts from here on
         self._write_changed_settings()
 
-    def _make_rooms(self, batch_bytes_max: int) -> None:
+    def _make_rooms(self, batch_bytes_max: int, store_host: Host) -> None:
         def settings() -> Settings:
             return self.settings  # those that hold now: they may be changed
 
-        self._intake = Intake(self.fold, self.settings, batch_bytes_max, self._store_host)
+        self._intake = Intake(self.fold, self.settings, batch_bytes_max, store_host)
+        # The first half of `send`, for a caller who gathers a batch one message after the other: checks a message and
+        # finds out when it is due. Changes nothing. Raises IllegalMessage, TopicNotFound, NoPermission.
+        self.prepare: Callable[[Message, int], Prepared] = self._intake.prepare
         self.levels = self._intake.levels
         self._writer = Writer(self.log, self.fold, self._intake, is_async=self.settings.flush == "async")
         self._lookup = Lookup(self.fold, self.levels, batch_bytes_max)
         self.reader = Reader(self.fold, self._segments)
+        # Bound, as `prepare` is, so that the hot paths cost no call more. Other calls of rooms are methods below: from
+        # 30 attributes on Python reads each of them more slowly.
+        self.pull = self.reader.pull
         self.staging = Staging(self._disk, self.fold, self._writer, settings=settings)
         self.commands = Commands(self.fold, self._writer, settings=settings)
         self.cancels = Cancels(
@@ -120,17 +126,6 @@ class Broker:
             settings=settings, admit=self.definitions.admit_popper, queue=self.reader.queue,
         )  # fmt: skip
 
-    def _offer_calls(self) -> None:
-        """Calls of rooms that are the broker's own. They are bound, not wrapped, so that none costs a call more."""
-        # The first half of `send`, for a caller who gathers a batch one message after the other: checks a message and
-        # finds out when it is due. Changes nothing. Raises IllegalMessage, TopicNotFound, NoPermission.
-        self.prepare: Callable[[Message, int], Prepared] = self._intake.prepare
-        self.cancel = self.cancels.cancel
-        self.pull, self.search, self.offsets = self.reader.pull, self.reader.search, self.reader.offsets
-        self.put_topic, self.delete_topic = self.definitions.put_topic, self.definitions.delete_topic
-        self.put_group, self.delete_group = self.definitions.put_group, self.definitions.delete_group
-        self.commit_offsets = self.definitions.commit_offsets
-
     def _replay(self) -> None:
         """Applies what the log has behind the snapshot."""
         recovery.cut_rows(self.fold)
@@ -138,32 +133,33 @@ class Broker:
         for batch in self.log.recovered(self.fold.position, known_durable):
             self.fold.apply(batch)
             self._batches_replayed += 1
-        snapshot.remove(self._disk, self._damaged)  # they would count among the two that are kept
-        retention.forget_dead_entries(self.log, self.fold)
 
     def start_keeper(self) -> None:
         """Has a helper thread zero the log's segments ahead of use, until the broker is closed."""
         self.log.keeper = SegmentKeeper(self._segments)
 
-    def _loaded(self, fixed: dict[str, int]) -> Fold:
-        """The fold of the newest good snapshot; a fresh one where the log goes back to its beginning."""
+    def _loaded(self, fixed: dict[str, int]) -> tuple[Fold, list[int]]:
+        """The fold of the newest good snapshot, and the snapshots that could not be used; a fresh fold where the log
+        goes back to its beginning.
+        """
         problems: list[str] = []
+        damaged: list[int] = []
         for position in snapshot.positions(self._disk):
             fold = self._fresh_fold(fixed)
             try:
                 recovery.load(fold, snapshot.read(self._disk, position))
             except CorruptData as error:
                 problems.append(str(error))
-                self._damaged.append(position)
+                damaged.append(position)
                 continue
             self._kept = [recovery.kept_of(fold)]
-            return fold
+            return fold, damaged
         if not self.log.is_whole:
             raise CorruptSnapshot(
                 f"no snapshot can be used ({'; '.join(problems) or 'there is none'}) and the log is not whole "
                 f"(it begins at {self.log.start}): restore the folder 'snapshots' from a copy; nothing was changed"
             )
-        return self._fresh_fold(fixed)
+        return self._fresh_fold(fixed), damaged
 
     def _fresh_fold(self, fixed: dict[str, int]) -> Fold:
         return Fold(
@@ -190,6 +186,7 @@ class Broker:
         """
         self.settings = changed(self.settings, texts)
         self._intake.limit(self.settings)
+        self.rescues.limit(self.settings)
 
     def close(self) -> None:
         """Takes a last snapshot, so that the next start replays nothing, and lets the folder go."""
@@ -315,6 +312,12 @@ class Broker:
         pause_ms = self.settings.fire_pause_ms_min << min(self.fire_failures - 1, 20)
         self._failed_at_ms, self.retry_at_ms = at_ms, at_ms + min(pause_ms, self.settings.fire_pause_ms_max)
 
+    # -- cancelling ---------------------------------------------------------------------------------------------
+
+    def cancel(self, topic: str, key: str, due_at_ms: int, at_ms: int, *, by: str = "unique") -> Ticket:
+        """Cancels every message of that topic, key and due that arrived before; the answer is a cancels.Traced."""
+        return self.cancels.cancel(topic, key, due_at_ms, at_ms, by=by)
+
     # -- Spark --------------------------------------------------------------------------------------------------
 
     def register_pipeline(self, at_ms: int, *, table: str = "", master: str = "") -> Ticket:
@@ -349,7 +352,50 @@ class Broker:
         self.flush()
         refuse(ticket.answer)
 
+    # -- topics, groups, offsets --------------------------------------------------------------------------------
+
+    def put_topic(
+        self,
+        name: str,
+        at_ms: int,
+        *,
+        read_queue_count: int = 8,
+        write_queue_count: int = 8,
+        perm: int = 6,
+        attributes: Mapping[str, str] | None = None,
+    ) -> None:
+        """Creates a topic or changes it; durable on return."""
+        self.definitions.put_topic(
+            name, at_ms, read_queue_count=read_queue_count, write_queue_count=write_queue_count,
+            perm=perm, attributes=attributes or {},
+        )  # fmt: skip
+
+    def delete_topic(self, name: str, at_ms: int) -> int:
+        """Deletes a topic and cancels what waits for it; durable on return. Returns how many waited in wheel and far
+        queue.
+        """
+        return self.definitions.delete_topic(name, at_ms)
+
+    def put_group(self, name: str, settings: Mapping[str, Any], at_ms: int) -> None:
+        """Creates a group or changes its settings, which are plain JSON; durable on return."""
+        self.definitions.put_group(name, settings, at_ms)
+
+    def delete_group(self, name: str, at_ms: int) -> None:
+        self.definitions.delete_group(name, at_ms)
+
+    def commit_offsets(self, group: str, offsets: Sequence[tuple[str, int, int]], at_ms: int) -> Ticket:
+        """Commits (topic, queue id, offset) for a group."""
+        return self.definitions.commit_offsets(group, offsets, at_ms)
+
     # -- reading ------------------------------------------------------------------------------------------------
+
+    def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """The smallest offset that is not gone, and the next one that will be given."""
+        return self.reader.offsets(topic, queue_id)
+
+    def search(self, topic: str, queue_id: int, at_ms: int) -> int:
+        """The first offset that became visible at or after an instant; the max offset where none did."""
+        return self.reader.search(topic, queue_id, at_ms)
 
     def look(self, offset: int) -> bytes:
         """The record of a message at an offset of the log or a chunk, visible or not; empty where there is none.

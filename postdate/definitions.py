@@ -49,10 +49,10 @@ class Definitions:
         name: str,
         at_ms: int,
         *,
-        read_queue_count: int = 8,
-        write_queue_count: int = 8,
-        perm: int = 6,
-        attributes: Mapping[str, str] | None = None,
+        read_queue_count: int,
+        write_queue_count: int,
+        perm: int,
+        attributes: Mapping[str, str],
     ) -> None:
         """Creates a topic or changes it; durable on return."""
         check_topic(name)
@@ -62,9 +62,9 @@ class Definitions:
             raise UsageError(f"perm of topic {name!r} is {perm}, expected 0 to 7")
         self._admit_topic(name)
         self._admit_queues(name, max(read_queue_count, write_queue_count))
-        self.check_size(f"the attributes of topic {name!r}", attributes or {})
+        self.check_size(f"the attributes of topic {name!r}", attributes)
         body = {"op": "put", "name": name, "read": read_queue_count, "write": write_queue_count, "perm": perm}
-        self._writer.write_system(TOPIC, {**body, "attributes": dict(attributes or {})}, at_ms)
+        self._writer.write_system(TOPIC, {**body, "attributes": dict(attributes)}, at_ms)
         self._writer.flush()
         self._intake.forget_topics()
 
