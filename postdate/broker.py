@@ -5,22 +5,27 @@
     settle                     applies what is durable: tickets get their answers, messages become visible
     advance                    fires what is due, rescues what Spark does not serve, says when to come back
     pull, search, ...          read what is visible
+    put_topic, put_group, ...  define what messages are sent to, and who reads them
+
+Parts of the work have rooms of their own: reader, definitions, cancels, rescues, leases, staging, commands. Here they
+are wired together, opened and closed. The calls above are the broker's own; whatever else a room can do is asked of the
+room.
 
 Instants come in as arguments, milliseconds of the caller's clock. A refused call has changed nothing. In flush mode
 "async" a batch is applied as soon as it is written; what Spark may read and what a stage is told still waits for the
 disk.
 """
 
-import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from postdate import recovery, retention
+from postdate.cancels import Cancels
 from postdate.commands import Commands
 from postdate.config import Settings, changed
+from postdate.definitions import Definitions
 from postdate.errors import (
     CorruptData,
     CorruptSnapshot,
@@ -30,83 +35,26 @@ from postdate.errors import (
     PostdateError,
     UsageError,
 )  # fmt: skip
-from postdate.far import Range, Rescue, rescued_by
-from postdate.fold import CancelAnswer, Fold
-from postdate.intake import DUE, Intake, Prepared, refuse_system_topic, system_body
-from postdate.keys import key_hash
+from postdate.fold import Fold
+from postdate.intake import DUE, Intake, Prepared
 from postdate.leases import Leases
-from postdate.log import delivery, snapshot
 from postdate.log import record as records
-from postdate.log.batch import (
-    CANCEL,
-    GROUP,
-    MESSAGE,
-    OFFSETS,
-    PIPELINE,
-    RESCUE,
-    SETTINGS,
-    TOPIC,
-)  # fmt: skip
+from postdate.log import snapshot
+from postdate.log.batch import PIPELINE, SETTINGS
 from postdate.log.chunk import CHUNK_BIT
 from postdate.log.disk import Disk, LockedFolder
 from postdate.log.folder import open_folder, refuse_foreign
 from postdate.log.log import Log
-from postdate.log.queue import FILTER_ROWS, Queue, tagged
-from postdate.log.rows import Rows
 from postdate.log.segment import SegmentKeeper, Segments
-from postdate.lookup import Found, Lookup, State
-from postdate.message import (
-    LOOPBACK,
-    Cancelled,
-    Due,
-    Host,
-    Message,
-    check_group,
-    check_topic,
-    decode_properties,
-    due,
-)  # fmt: skip
+from postdate.lookup import Found, Lookup
+from postdate.message import LOOPBACK, Due, Host, Message, decode_properties, due
+from postdate.reader import Reader
+from postdate.rescues import Rescues
 from postdate.staging import Stage, Staging, refuse
-from postdate.tombstones import BY_COLUMN, Tombstone
-from postdate.wheel import DEAD, NEVER
+from postdate.wheel import NEVER
 from postdate.writer import NO_SECONDS, Seconds, Ticket, Writer
 
 CHUNK_OFFSET_MAX = (1 << 63) - 1
-_BLOCKS_PER_STEP = 16  # that rescues look through in rescue_step_ms: a million rows, some 50 ms of work
-_STEP_LEADS_MAX = 5  # what is rescued early lies in memory
-# RocketMQ's own have three. What is written must be readable for ever, and a reader of JSON has a stack.
-_GROUP_SETTINGS_LEVELS_MAX = 32
-
-
-class PullStatus(enum.Enum):
-    FOUND = "found"
-    NO_NEW = "no new message"
-    NO_MATCH = "no message matches the filter"
-    ILLEGAL_OFFSET = "offset outside the queue"
-
-
-class Pulled(NamedTuple):
-    """Records as a consumer reads them, and where to go on."""
-
-    status: PullStatus
-    next_offset: int
-    min_offset: int
-    max_offset: int
-    body: bytes = b""  # the records, one behind the other
-    record_count: int = 0
-
-    @property
-    def records(self) -> list[bytes]:
-        return records.split(self.body)
-
-
-class Traced(NamedTuple):
-    """What became of a cancel when it was applied."""
-
-    outcome: Cancelled
-    tombstone: Tombstone
-    may_be_in_table: bool = False  # nothing is known here, so that whoever can read the table must be asked
-    rescued: tuple[Rescue, ...] = ()  # the rescues that may have delivered its message by then
 
 
 class Broker:
@@ -115,83 +63,103 @@ class Broker:
     def __init__(self, disk: Disk, settings: Settings | None = None, store_host: Host = LOOPBACK) -> None:
         self.settings = settings or Settings()
         self._disk = disk
-        self._store_host = store_host
-        self._rescue_end = 0  # of the last rescue that was written
-        self._unsought: dict[int, None] = {}  # hashes of keys of cancels whose messages are to be looked for
         # Messages written since the folder was opened, and those of them that had to wait.
         self.accepted_count = self.timed_count = 0
         self.fire_failures = 0
         self.fire_error: PostdateError | None = None
         self._failed_at_ms = self.retry_at_ms = 0
         self._kept: list[recovery.Kept] = []  # newest last
-        self._damaged: list[int] = []  # snapshots that could not be used
         self._batches_replayed = 0
         self._batches_saved = 0  # of those that were replayed or applied, how many the last snapshot has
         self._snapshot_running = False
         refuse_foreign(disk)
         self._lock: LockedFolder = disk.lock()
         try:
-            self._open()
+            self._open(store_host)
         except BaseException:
             self._lock.release()
             raise
 
     # -- opening and closing ------------------------------------------------------------------------------------
 
-    def _open(self) -> None:
+    def _open(self, store_host: Host) -> None:
         fixed = open_folder(self._disk, self.settings)
         self._segments = Segments(self._disk, fixed["segment_bytes"])
         self._segments.remove_unfinished()
         self.log = Log(self._disk, self._segments, self.settings.unflushed_bytes_max)
         snapshot.remove_unfinished(self._disk)
-        self.fold = self._loaded(fixed)
-        batch_bytes_max = min(self.settings.batch_bytes_max, fixed["segment_bytes"])
-        self._intake = Intake(self.fold, self.settings, batch_bytes_max, self._store_host)
+        self.fold, damaged = self._loaded(fixed)
+        self._make_rooms(min(self.settings.batch_bytes_max, fixed["segment_bytes"]), store_host)
+        self._replay()
+        snapshot.remove(self._disk, damaged)  # they would count among the two that are kept
+        retention.forget_dead_entries(self.log, self.fold)
+        self.rescues = Rescues(self.log, self.fold, self._writer, self.settings)  # counts from here on
+        self._write_changed_settings()
+
+    def _make_rooms(self, batch_bytes_max: int, store_host: Host) -> None:
+        def settings() -> Settings:
+            return self.settings  # those that hold now: they may be changed
+
+        self._intake = Intake(self.fold, self.settings, batch_bytes_max, store_host)
         # The first half of `send`, for a caller who gathers a batch one message after the other: checks a message and
         # finds out when it is due. Changes nothing. Raises IllegalMessage, TopicNotFound, NoPermission.
         self.prepare: Callable[[Message, int], Prepared] = self._intake.prepare
         self.levels = self._intake.levels
         self._writer = Writer(self.log, self.fold, self._intake, is_async=self.settings.flush == "async")
+        self._lookup = Lookup(self.fold, self.levels, batch_bytes_max)
+        self.reader = Reader(self.fold, self._segments)
+        # Bound, as `prepare` is, so that the hot paths cost no call more. Other calls of rooms are methods below: from
+        # 30 attributes on Python reads each of them more slowly.
+        self.pull = self.reader.pull
+        self.staging = Staging(self._disk, self.fold, self._writer, settings=settings)
+        self.commands = Commands(self.fold, self._writer, settings=settings)
+        self.cancels = Cancels(
+            self.fold, self._writer, self._lookup,
+            settings=settings, is_deciding=lambda: self.commands.is_deciding,
+        )  # fmt: skip
+        self.definitions = Definitions(
+            self.fold, self._writer, self._intake,
+            settings=settings, queue=self.reader.queue, cancelled_far_count=self.cancels.cancelled_far_count,
+        )  # fmt: skip
         self.leases = Leases(
             self.fold, self._writer, self._intake,
-            settings=lambda: self.settings, admit=self._admit_popper, queue=self._queue,
+            settings=settings, admit=self.definitions.admit_popper, queue=self.reader.queue,
         )  # fmt: skip
-        self.staging = Staging(self._disk, self.fold, self._writer, settings=lambda: self.settings)
-        self.commands = Commands(self.fold, self._writer, settings=lambda: self.settings)
-        self._lookup = Lookup(self.fold, self.levels, batch_bytes_max)
+
+    def _replay(self) -> None:
+        """Applies what the log has behind the snapshot."""
         recovery.cut_rows(self.fold)
         known_durable = max(snapshot.positions(self._disk), default=0)
         for batch in self.log.recovered(self.fold.position, known_durable):
             self.fold.apply(batch)
             self._batches_replayed += 1
-        snapshot.remove(self._disk, self._damaged)  # they would count among the two that are kept
-        retention.forget_dead_entries(self.log, self.fold)
-        self._rescued_before = self.fold.rescued_count
-        self._write_changed_settings()
 
     def start_keeper(self) -> None:
         """Has a helper thread zero the log's segments ahead of use, until the broker is closed."""
         self.log.keeper = SegmentKeeper(self._segments)
 
-    def _loaded(self, fixed: dict[str, int]) -> Fold:
-        """The fold of the newest good snapshot; a fresh one where the log goes back to its beginning."""
+    def _loaded(self, fixed: dict[str, int]) -> tuple[Fold, list[int]]:
+        """The fold of the newest good snapshot, and the snapshots that could not be used; a fresh fold where the log
+        goes back to its beginning.
+        """
         problems: list[str] = []
+        damaged: list[int] = []
         for position in snapshot.positions(self._disk):
             fold = self._fresh_fold(fixed)
             try:
                 recovery.load(fold, snapshot.read(self._disk, position))
             except CorruptData as error:
                 problems.append(str(error))
-                self._damaged.append(position)
+                damaged.append(position)
                 continue
             self._kept = [recovery.kept_of(fold)]
-            return fold
+            return fold, damaged
         if not self.log.is_whole:
             raise CorruptSnapshot(
                 f"no snapshot can be used ({'; '.join(problems) or 'there is none'}) and the log is not whole "
                 f"(it begins at {self.log.start}): restore the folder 'snapshots' from a copy; nothing was changed"
             )
-        return self._fresh_fold(fixed)
+        return self._fresh_fold(fixed), damaged
 
     def _fresh_fold(self, fixed: dict[str, int]) -> Fold:
         return Fold(
@@ -218,6 +186,7 @@ class Broker:
         """
         self.settings = changed(self.settings, texts)
         self._intake.limit(self.settings)
+        self.rescues.limit(self.settings)
 
     def close(self) -> None:
         """Takes a last snapshot, so that the next start replays nothing, and lets the folder go."""
@@ -309,7 +278,7 @@ class Broker:
         self.settle()
         try:
             self._fire_if_due(at_ms)
-            self._rescue_if_due(at_ms)
+            self.rescues.write_if_due(at_ms)
         except (DiskFull, LogFailed) as error:
             self._note_failure(error, at_ms)
             raise
@@ -327,72 +296,13 @@ class Broker:
     @property
     def wake_at_ms(self) -> int:
         """When `advance` has something to do next; wheel.NEVER where nothing waits."""
-        return min(self.fold.next_at_ms, self._rescue_at_ms())
-
-    def is_served(self, at_ms: int) -> bool:
-        """Whether Spark is as far ahead as it must be. Only what it has done counts: one that is dead, one that hangs
-        and one that is too slow are the same, and none can seem to live.
-        """
-        return at_ms < self._unserved_at_ms
-
-    @property
-    def _unserved_at_ms(self) -> int:
-        """The first instant at which Spark is late, if it does nothing more."""
-        far = self.fold.far
-        return far.horizon_at_ms - self.rescue_lead_ms + 1 if far.epoch else 0
-
-    @property
-    def rescue_lead_ms(self) -> int:
-        return self.settings.rescue_lead_ms or self.settings.lead_ms // 2
-
-    def _rescue_at_ms(self) -> int:
-        if self.fold.wheel.count >= self.settings.wheel_entries_max:
-            return NEVER  # no room before something has been fired
-        far = self.fold.far
-        untaken, all_rows = far.earliest(untaken_only=True), far.earliest(untaken_only=False)
-        if all_rows == NEVER:
-            return NEVER
-        return min(untaken - self.rescue_lead_ms, max(all_rows - self.settings.lead_ms, self._unserved_at_ms))
+        return min(self.fold.next_at_ms, self.rescues.next_at_ms)
 
     def _fire_if_due(self, at_ms: int) -> None:
         next_due = self.fold.next_at_ms
         # A pending batch of a later instant fires it when it is applied.
         if next_due <= at_ms and not self._writer.will_fire(next_due):
             self._writer.write_fire(at_ms)
-
-    def _rescue_if_due(self, at_ms: int) -> None:
-        """Asks for far messages that Spark does not bring in time: of those that it has not taken the ones due within
-        rescue_lead_ms, all that are due within the lead where it is late; and what is due a little later, so that
-        rescues are few.
-        """
-        if self.fold.position < self._rescue_end:
-            return  # one is on its way
-        for _ in range(self.settings.rescue_blocks_max):
-            if self._rescue_at_ms() > at_ms:
-                return
-            rescues = self._planned_rescues(at_ms)
-            for rescue in rescues:
-                body = {**rescue._asdict(), "start": self.log.start}
-                self._rescue_end = self._writer.write_system(RESCUE, body, at_ms).end
-            if rescues:
-                return
-
-    def _planned_rescues(self, at_ms: int) -> list[Rescue]:
-        far, is_served = self.fold.far, self.is_served(at_ms)
-        step_ms = self.settings.rescue_step_ms if is_served else self._long_step_ms()
-        until = at_ms + (self.rescue_lead_ms if is_served else self.settings.lead_ms) + step_ms
-        room = self.settings.wheel_entries_max - self.fold.wheel.count
-        present = [Range(start, stop) for start, stop in self.log.ranges()]
-        blocks_max = self.settings.rescue_blocks_max
-        return far.plan_rescue(present, until, blocks_max, room, untaken_only=is_served)
-
-    def _long_step_ms(self) -> int:
-        """How much further rescues look where nobody serves. What is due soon may lie in every block, and each is then
-        looked through once a step: with more of them steps are longer, so that it takes the same share of the time.
-        """
-        step_ms = self.settings.rescue_step_ms
-        longer_ms = step_ms * (self.fold.far.block_count // _BLOCKS_PER_STEP)
-        return max(step_ms, min(longer_ms, _STEP_LEADS_MAX * self.settings.lead_ms))
 
     def _note_failure(self, error: PostdateError, at_ms: int) -> None:
         self.fire_failures += 1
@@ -403,116 +313,8 @@ class Broker:
     # -- cancelling ---------------------------------------------------------------------------------------------
 
     def cancel(self, topic: str, key: str, due_at_ms: int, at_ms: int, *, by: str = "unique") -> Ticket:
-        """Cancels every message of that topic, key and due that arrived before. The answer is a Traced.
-
-        `by` says which key is meant: "unique" (RocketMQ's UNIQ_KEY) or "key" (the first of KEYS).
-        """
-        self.fold.topics.get(topic)
-        if not key or by not in BY_COLUMN:
-            raise UsageError(f"a cancel needs a key and by='unique' or 'key', got key {key!r} and by={by!r}")
-        if len(key) > self.settings.key_characters_max:  # tombstones are kept in RAM
-            raise UsageError(
-                f"key_characters_max: the key of a cancel has {len(key)} characters, the limit is "
-                f"{self.settings.key_characters_max}"
-            )
-        if not 0 < due_at_ms <= at_ms + self.settings.delay_ms_max:
-            raise UsageError(
-                f"the due time of a cancel is {due_at_ms}, expected epoch milliseconds, "
-                f"at most delay_ms_max ({self.settings.delay_ms_max}) from now"
-            )
-        if self.fold.tombstones.count >= self.settings.tombstones_max:
-            raise FlowControl(
-                f"tombstones_max: {self.fold.tombstones.count} cancels wait for their messages, the limit; try later"
-            )
-        if self.commands.is_deciding:
-            self.flush()  # what is decided comes before this cancel: it may have moved the message
-        body = {"topic": topic, "key": key, "by": by, "due": due_at_ms}
-        self._unsought[key_hash(key)] = None
-        ticket = self._writer.write_system(CANCEL, body, at_ms, self._traced)
-        # A job may have postponed it, and a handle knows its first due alone. Of a user's key others may be due there,
-        # which nobody has named.
-        for moved_to in self.fold.takings.moved_dues(topic, key, due_at_ms) if by == "unique" else ():
-            ticket = self._writer.write_system(CANCEL, body | {"due": moved_to}, at_ms, self._or_traced(ticket))
-        return ticket
-
-    def _or_traced(self, before: Ticket) -> Callable[[CancelAnswer], Traced]:
-        """What became of a cancel that has two dues: the one written before is applied before."""
-
-        def traced(answer: CancelAnswer) -> Traced:
-            first: Traced = before.answer
-            return first if first.outcome is Cancelled.CANCELLED else self._traced(answer)
-
-        return traced
-
-    def _traced(self, answer: CancelAnswer) -> Traced:
-        """Looks where a message may be, in the direction in which it moves."""
-        tombstone, far = answer.tombstone, self.fold.far
-        if self._is_waiting(answer):
-            return Traced(Cancelled.CANCELLED, tombstone)
-        is_fired = tombstone.due <= self.fold.fired_at_ms
-        if is_fired and self._found_delivered(tombstone):
-            return Traced(Cancelled.DELIVERED, tombstone)
-        # Up to the horizon the table has given everything away; it has nothing of what was never taken.
-        may_be_in_table = far.taken > 0 and tombstone.due > far.horizon_at_ms
-        return Traced(Cancelled.UNKNOWN, tombstone, may_be_in_table, tuple(far.rescues) if is_fired else ())
-
-    def _is_waiting(self, answer: CancelAnswer) -> bool:
-        """Whether a cancel has found its message in the wheel or among the untaken far ones. Of several cancels that
-        wait to know that, the first one looks for all: they share one way through the index.
-        """
-        if not answer.wheel_count and len(self._unsought) > 1:
-            self._lookup.seek(list(self._unsought))
-            self._unsought.clear()
-        is_waiting = bool(answer.wheel_count) or any(True for _ in self._untaken_matches(answer.tombstone))
-        self._unsought.pop(answer.tombstone.key_hash, None)
-        self._lookup.unseek(answer.tombstone.key_hash)
-        return is_waiting
-
-    def is_cancelled_by(self, traced: Traced, arrivals: Sequence[int]) -> bool:
-        """Whether a cancel of which nothing was known has cancelled a message: one of those that the table is said to
-        have, of the cancel's topic, key and due, or one that has come into the wheel meanwhile.
-
-        What a rescue had brought into the wheel and was fired when the cancel came is in the table as well, until the
-        horizon passes it: that one was delivered, or cancelled by another.
-        """
-        tombstone = traced.tombstone
-        found = np.array([arrival for arrival in arrivals if tombstone.is_after(arrival)], np.int64)
-        if not rescued_by(traced.rescued, found, np.full(len(found), tombstone.due)).all():
-            return True
-        entries = self.fold.wheel.find(tombstone.due, tombstone.column, tombstone.key_hash)
-        return any(
-            entry.queue == DEAD
-            and not self.fold.takings.is_moved(entry.due, entry.arrival)
-            and tombstone.is_after(entry.arrival)
-            and self.fold.verdicts.matches(tombstone, entry.offset, entry.size)
-            for entry in entries
-        )
-
-    def _untaken_matches(self, tombstone: Tombstone) -> Iterator[tuple[int, int]]:
-        """(queue number, arrival) of the untaken far messages that a tombstone has cancelled."""
-        rows = self._lookup.untaken(tombstone.due, tombstone.column, tombstone.key_hash, tombstone.far_before)
-        for row in rows[rows["kind"] == MESSAGE]:
-            arrival = int(row["arrival"])
-            if self.fold.verdicts.matches(tombstone, arrival, int(row["size"])) and not self.fold.takings.is_moved(
-                tombstone.due, arrival
-            ):
-                yield int(row["queue"]), arrival
-
-    def _found_delivered(self, tombstone: Tombstone) -> bool:
-        """Looks the message up among those that are visible; gives up (unknown) at a bound."""
-        steps = self._lookup.find(tombstone.topic, tombstone.key, tombstone.by, 0, NEVER, None)
-        return any(
-            found.state is State.VISIBLE
-            and found.due_at_ms == tombstone.due
-            and tombstone.is_after(found.arrival)
-            and self.fold.verdicts.matches(tombstone, found.offset, len(found.record))
-            for found in islice(steps, self.settings.delivered_search_steps)
-            if found is not None
-        )
-
-    def due_of(self, record: records.Record) -> Due:
-        """When a stored record is or was due, by what the levels mean today."""
-        return due(decode_properties(record.properties), record.stored_at_ms, self.levels, NEVER)
+        """Cancels every message of that topic, key and due that arrived before; the answer is a cancels.Traced."""
+        return self.cancels.cancel(topic, key, due_at_ms, at_ms, by=by)
 
     # -- Spark --------------------------------------------------------------------------------------------------
 
@@ -521,26 +323,8 @@ class Broker:
         table is and on which cluster it runs, for operators.
         """
         said = {"table": table, "master": master}
-        self._check_definition("what a pipeline says of itself", said)
+        self.definitions.check_size("what a pipeline says of itself", said)
         return self._writer.write_system(PIPELINE, said, at_ms)
-
-    @property
-    def rescued_count(self) -> int:
-        """Messages that were rescued since the folder was opened."""
-        return self.fold.rescued_count - self._rescued_before
-
-    def rows_of(self, topic: str, queue_id: int) -> Rows:
-        """The rows of a topic's queue or, for the topic "", of the far queue."""
-        return self._queue(topic, queue_id).entries if topic else self.fold.far.rows
-
-    def times_of(self, topic: str, queue_id: int) -> Rows:
-        """The rows that say when the entries of a topic's queue became visible."""
-        return self._queue(topic, queue_id).times
-
-    def time_row(self, topic: str, queue_id: int, offset: int) -> int:
-        """Which of these rows holds for an offset."""
-        queue = self._queue(topic, queue_id)
-        return queue.time_row(max(offset, queue.first))
 
     @property
     def far_first(self) -> int:
@@ -579,165 +363,37 @@ class Broker:
         attributes: Mapping[str, str] | None = None,
     ) -> None:
         """Creates a topic or changes it; durable on return."""
-        check_topic(name)
-        refuse_system_topic(name)
-        for label, count in (("read_queue_count", read_queue_count), ("write_queue_count", write_queue_count)):
-            if not 1 <= count <= self.settings.topic_queues_max:
-                raise UsageError(
-                    f"{label} of topic {name!r} is {count}, expected 1 to {self.settings.topic_queues_max}"
-                )
-        if not 0 <= perm <= 7:
-            raise UsageError(f"perm of topic {name!r} is {perm}, expected 0 to 7")
-        if name not in self.fold.topics.by_name and len(self.fold.topics.by_name) > self.settings.topics_max:
-            raise FlowControl(f"topics_max: there are {self.settings.topics_max} topics, the limit; delete some first")
-        self._admit_queues(name, max(read_queue_count, write_queue_count))
-        self._check_definition(f"the attributes of topic {name!r}", attributes or {})
-        body = {"op": "put", "name": name, "read": read_queue_count, "write": write_queue_count, "perm": perm}
-        self._writer.write_system(TOPIC, {**body, "attributes": dict(attributes or {})}, at_ms)
-        self.flush()
-        self._intake.forget_topics()
-
-    def _admit_queues(self, name: str, queue_count: int) -> None:
-        """A queue's number is never given again, so that those of deleted topics count, too."""
-        known = self.fold.topics.by_name.get(name)
-        fresh_count = queue_count - (len(known.numbers) if known else 0)
-        count, limit = len(self.fold.topics.places), self.settings.queues_max
-        if fresh_count > 0 and count + fresh_count > limit:
-            raise FlowControl(
-                f"queues_max: {count} queues were made, {fresh_count} more would exceed the limit of {limit}"
-            )
-
-    def _check_definition(self, what: str, values: Mapping[str, Any]) -> None:
-        """What is defined of a topic or a group is kept in RAM and in every snapshot."""
-        size, limit = len(system_body(values)), self.settings.definition_bytes_max
-        if size > limit:
-            raise UsageError(f"definition_bytes_max: {what} take {size} bytes, the limit is {limit}")
+        self.definitions.put_topic(
+            name, at_ms, read_queue_count=read_queue_count, write_queue_count=write_queue_count,
+            perm=perm, attributes=attributes or {},
+        )  # fmt: skip
 
     def delete_topic(self, name: str, at_ms: int) -> int:
         """Deletes a topic and cancels what waits for it; durable on return. Returns how many waited in wheel and far
         queue.
         """
-        self.fold.topics.get(name)
-        refuse_system_topic(name)
-        self.flush()
-        already_cancelled = len(self._cancelled_far(name))
-        ticket = self._writer.write_system(TOPIC, {"op": "delete", "name": name}, at_ms)
-        self.flush()
-        self._intake.forget_topics()
-        return int(ticket.answer) - already_cancelled
-
-    def _cancelled_far(self, topic: str) -> set[int]:
-        """Messages of a topic in the far queue that a tombstone has cancelled but that nobody has met yet."""
-        numbers = set(self.fold.topics.get(topic).numbers)  # not those of an earlier topic of that name
-        return {
-            arrival
-            for tombstone in self.fold.tombstones.between(0, NEVER)
-            if tombstone.topic == topic
-            for queue, arrival in self._untaken_matches(tombstone)
-            if queue in numbers
-        }
+        return self.definitions.delete_topic(name, at_ms)
 
     def put_group(self, name: str, settings: Mapping[str, Any], at_ms: int) -> None:
         """Creates a group or changes its settings, which are plain JSON; durable on return."""
-        check_group(name)
-        self._admit_group(name)
-        if not _is_nested_within(settings, _GROUP_SETTINGS_LEVELS_MAX):
-            raise UsageError(
-                f"the settings of group {name!r} are nested deeper than {_GROUP_SETTINGS_LEVELS_MAX} levels"
-            )
-        self._check_definition(f"the settings of group {name!r}", settings)
-        self._writer.write_system(GROUP, {"op": "put", "name": name, "settings": dict(settings)}, at_ms)
-        self.flush()
-
-    def _admit_group(self, name: str) -> None:
-        if name not in self.fold.groups and len(self.fold.groups) >= self.settings.groups_max:
-            raise FlowControl(f"groups_max: there are {self.settings.groups_max} groups, the limit; delete some first")
-
-    def _admit_popper(self, group: str, fresh_count: int) -> None:
-        self._admit_group(group)
-        self.admit_offsets(fresh_count)
+        self.definitions.put_group(name, settings, at_ms)
 
     def delete_group(self, name: str, at_ms: int) -> None:
-        check_group(name)
-        self._writer.write_system(GROUP, {"op": "delete", "name": name}, at_ms)
-        self.flush()
-
-    def admit_offsets(self, fresh_count: int) -> None:
-        """Raises FlowControl where groups would have more offsets than they may, with so many that are new."""
-        count, limit = self.fold.groups.offset_count, self.settings.offsets_max
-        if count + fresh_count > limit:
-            raise FlowControl(f"offsets_max: groups have {count} offsets, the limit is {limit}; delete some groups")
+        self.definitions.delete_group(name, at_ms)
 
     def commit_offsets(self, group: str, offsets: Sequence[tuple[str, int, int]], at_ms: int) -> Ticket:
         """Commits (topic, queue id, offset) for a group."""
-        check_group(group)
-        self._admit_group(group)
-        for topic, queue_id, offset in offsets:
-            self._queue(topic, queue_id)
-            if offset < 0:
-                raise UsageError(f"offset {offset} of group {group!r} for queue {queue_id} of {topic!r} is negative")
-        return self._writer.write_system(
-            OFFSETS, {"group": group, "offsets": [list(entry) for entry in offsets]}, at_ms
-        )
+        return self.definitions.commit_offsets(group, offsets, at_ms)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def _queue(self, topic: str, queue_id: int) -> Queue:
-        found = self.fold.topics.get(topic)
-        if not 0 <= queue_id < len(found.numbers):
-            raise UsageError(f"queue {queue_id} of topic {topic!r} does not exist: it has {len(found.numbers)}")
-        return self.fold.queues[found.numbers[queue_id]]
-
     def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
         """The smallest offset that is not gone, and the next one that will be given."""
-        queue = self._queue(topic, queue_id)
-        return queue.first, queue.length
-
-    def place(self, topic: str, queue_id: int, offset: int) -> int:
-        """Where the record of a visible message lies in the log."""
-        return int(self._queue(topic, queue_id).entries.read(offset, offset + 1)["offset"][0])
-
-    def entries(self, topic: str, queue_id: int, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """(place in the log, size, tag hash) of the visible messages start..stop-1."""
-        found: list[tuple[int, int, int]] = self._queue(topic, queue_id).entries.read(start, stop).tolist()
-        return found
-
-    def visible_at_ms(self, topic: str, queue_id: int, offset: int) -> int:
-        """When a message became visible."""
-        return int(self._queue(topic, queue_id).visible_at_ms(offset, offset + 1)[0])
+        return self.reader.offsets(topic, queue_id)
 
     def search(self, topic: str, queue_id: int, at_ms: int) -> int:
         """The first offset that became visible at or after an instant; the max offset where none did."""
-        queue = self._queue(topic, queue_id)
-        return max(queue.search(at_ms), queue.first)
-
-    def pull(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        *,
-        count_max: int = 32,
-        bytes_max: int = 256 * 1024,
-        tag_hashes: frozenset[int] | None = None,
-        store_host: Host | None = None,
-    ) -> Pulled:
-        """Reads visible messages from an offset on, at least one if there is one, as their consumer reads them.
-
-        `store_host` is where their consumer reaches the broker, if not where that was when they were stored.
-
-        Messages whose record is gone (retention) are passed over.
-        """
-        queue = self._queue(topic, queue_id)
-        low, high = queue.first, queue.length
-        if count_max < 1:
-            raise UsageError(f"count_max is {count_max}, expected at least 1")
-        if offset == high:
-            return Pulled(PullStatus.NO_NEW, offset, low, high)
-        if not low <= offset < high:
-            return Pulled(PullStatus.ILLEGAL_OFFSET, low if offset < low else high, low, high)
-        body, next_offset, count = self._collect(queue, queue_id, offset, count_max, bytes_max, tag_hashes, store_host)
-        return Pulled(PullStatus.FOUND if body else PullStatus.NO_MATCH, next_offset, low, high, body, count)
+        return self.reader.search(topic, queue_id, at_ms)
 
     def look(self, offset: int) -> bytes:
         """The record of a message at an offset of the log or a chunk, visible or not; empty where there is none.
@@ -770,77 +426,9 @@ class Broker:
         """
         return self._lookup.find(topic, key, by, begin_ms, end_ms, store_host)
 
-    def _collect(
-        self,
-        queue: Queue,
-        queue_id: int,
-        offset: int,
-        count_max: int,
-        bytes_max: int,
-        tag_hashes: frozenset[int] | None,
-        store_host: Host | None,
-    ) -> tuple[bytes, int, int]:
-        """The records from an offset on that pass the filter, as their consumer sees them, where to go on, and how many
-        they are.
-
-        All are copied into one piece first and patched there: a pull of 32 takes some 40 us.
-        """
-        if min(count_max, queue.length - offset) >= delivery.MANY and not tag_hashes and store_host is not None:
-            many, count = self._collect_many(queue, queue_id, offset, count_max, bytes_max, store_host)
-            if count:
-                return many, offset + count, count
-        stop = min(offset + (FILTER_ROWS if tag_hashes else count_max), queue.length)
-        # As Log.read, without the call: a segment that is mapped is where nearly all records are.
-        view_of, shift, mask = self._segments.views.get, self._segments.shift, self._segments.segment_bytes - 1
-        read, own_id = self.fold.read, queue_id.to_bytes(4, "big")
-        found: list[bytes] = []
-        chosen: list[tuple[int, int, int, int]] = []  # position in the body, queue offset, place in the log, index
-        total, queue_id_in = 0, records.QUEUE_ID
-        entries = queue.entries.read(offset, stop)
-        for index, (place, size, _) in _chosen(entries, tag_hashes):
-            view = view_of(place >> shift)
-            data = read(place, size) if view is None else view[place & mask : (place & mask) + size]
-            if not data:
-                continue
-            if len(found) == count_max or (found and total + size > bytes_max):
-                stop = offset + index
-                break
-            chosen.append((total, offset + index, place, index))
-            found.append(data if data[queue_id_in] == own_id else records.moved(data, queue_id))
-            total += size
-        if not found:
-            return b"", stop, 0
-        body = bytearray().join(found)
-        visible_at = queue.visible_at_ms(offset, stop).tolist()
-        places = ((at, place_in_queue, place, visible_at[index]) for at, place_in_queue, place, index in chosen)
-        records.deliver(body, places, store_host)
-        return bytes(body), stop, len(found)
-
-    def _collect_many(
-        self, queue: Queue, queue_id: int, offset: int, count_max: int, bytes_max: int, store_host: Host
-    ) -> tuple[bytes, int]:
-        """The records from an offset on, by columns, and how many they are; none where not all are there and alike."""
-        entries = queue.entries.read(offset, offset + count_max)
-        ends = np.cumsum(entries["size"], dtype=np.int64)
-        count = max(1, int(np.searchsorted(ends, bytes_max, "right")))
-        entries, ends = entries[:count], ends[:count]
-        body = bytearray().join(self._read_many(entries["offset"], entries["size"]))
-        visible_at = queue.visible_at_ms(offset, offset + count)
-        is_whole = len(body) == ends[-1]  # otherwise some are gone
-        if is_whole and delivery.deliver(
-            body, ends - entries["size"], queue_id, offset, entries["offset"], visible_at, store_host
-        ):
-            return bytes(body), count
-        return b"", 0
-
-    def _read_many(self, places: np.ndarray, sizes: np.ndarray) -> list[bytes]:
-        """Records; mostly they are in one segment, which is looked up once."""
-        shift, number = self._segments.shift, int(places[0]) >> self._segments.shift
-        view = self._segments.views.get(number)
-        if view is None or (places >> shift != number).any():
-            return list(map(self.fold.read, places.tolist(), sizes.tolist()))
-        starts = places & (self._segments.segment_bytes - 1)
-        return [view[start:stop] for start, stop in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
+    def due_of(self, record: records.Record) -> Due:
+        """When a stored record is or was due, by what the levels mean today."""
+        return due(decode_properties(record.properties), record.stored_at_ms, self.levels, NEVER)
 
     # -- snapshots and retention --------------------------------------------------------------------------------
 
@@ -887,21 +475,7 @@ class Broker:
         """Removes segments and chunks that nobody needs any more; returns how many files."""
         if self._writer.broken is not None:
             raise self._writer.broken
-        if len(self._kept) < snapshot.KEPT or self.fold.position < self._rescue_end:
-            return 0  # a rescue that is on its way was planned with what is there now
+        if len(self._kept) < snapshot.KEPT or self.rescues.is_under_way:
+            return 0
         promised = self.leases.promised_places()
         return retention.retain(self.log, self.fold, self._kept[0], at_ms - self.settings.retention_ms, promised)
-
-
-def _chosen(entries: np.ndarray, tag_hashes: frozenset[int] | None) -> Iterable[tuple[int, tuple[int, int, int]]]:
-    """Entries that pass a filter, with their indexes."""
-    if not tag_hashes:
-        return enumerate(entries.tolist())
-    return ((index, entries[index].item()) for index in tagged(entries, tag_hashes))
-
-
-def _is_nested_within(value: Any, levels: int) -> bool:
-    if not isinstance(value, (Mapping, list, tuple)):
-        return True
-    inner = value.values() if isinstance(value, Mapping) else value
-    return levels > 0 and all(_is_nested_within(each, levels - 1) for each in inner)

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from postdate.broker import Broker, Traced
+from postdate.broker import Broker
+from postdate.cancels import Traced
 from postdate.config import Settings
 from postdate.keys import key_hash
 from postdate.log import chunk as chunks

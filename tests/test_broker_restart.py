@@ -34,6 +34,7 @@ from postdate.errors import UsageError
 from postdate.log import snapshot as snapshots
 from postdate.log.disk import RealDisk
 from postdate.message import Cancelled
+from postdate.writer import Writer
 
 
 def busy(data: Data, broker: Broker) -> None:
@@ -84,15 +85,15 @@ def test_a_restart_after_every_flush_finds_the_same_state(
 ) -> None:
     broker = data.open()
     copies: list[tuple[Path, str]] = []
-    flush = Broker.flush
+    flush = Writer.flush
 
-    def flush_and_copy(self: Broker) -> None:
+    def flush_and_copy(self: Writer) -> None:
         flush(self)
         folder = tmp_path / f"copy{len(copies)}"
         shutil.copytree(data.folder, folder)
-        copies.append((folder, recovery.state_json(self.fold)))
+        copies.append((folder, recovery.state_json(broker.fold)))
 
-    monkeypatch.setattr(Broker, "flush", flush_and_copy)
+    monkeypatch.setattr(Writer, "flush", flush_and_copy)
     busy(data, broker)
     monkeypatch.undo()
     assert len(copies) >= 15

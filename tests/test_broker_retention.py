@@ -26,7 +26,7 @@ from helpers import (
     waiting_count,
 )
 
-from postdate.broker import PullStatus
+from postdate.reader import PullStatus
 
 
 def test_segments_go_when_nothing_needs_them_and_the_queue_begins_later(data: Data) -> None:

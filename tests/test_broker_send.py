@@ -24,11 +24,11 @@ from helpers import (
 )
 
 from postdate import recovery
-from postdate.broker import PullStatus
 from postdate.errors import FlowControl, IllegalMessage, NoPermission, TopicNotFound, UsageError
 from postdate.fold import WAITS
 from postdate.log.delivery import MANY
 from postdate.message import Host, Message, tag_hash
+from postdate.reader import PullStatus
 
 # ---------------------------------------------------------------------------------------------------------- sending
 

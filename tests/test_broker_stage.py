@@ -327,17 +327,17 @@ RESCUE_LEAD_MS = LEAD_MS // 2
 
 def test_a_pipeline_serves_while_its_horizon_is_far_enough_ahead(data: Data) -> None:
     broker = data.open()
-    assert not broker.is_served(T0), "there is none"
+    assert not broker.rescues.is_served(T0), "there is none"
     epoch = registered(broker)
-    assert not broker.is_served(T0), "it has done nothing yet"
+    assert not broker.rescues.is_served(T0), "it has done nothing yet"
     stage(broker, epoch, 0, T0 + 2 * MINUTE_MS)
     last = T0 + 2 * MINUTE_MS - RESCUE_LEAD_MS
-    assert broker.is_served(last)
-    assert not broker.is_served(last + 1)
+    assert broker.rescues.is_served(last)
+    assert not broker.rescues.is_served(last + 1)
     stage(broker, epoch, 0, T0 + 3 * MINUTE_MS)
-    assert broker.is_served(last + MINUTE_MS)
+    assert broker.rescues.is_served(last + MINUTE_MS)
     registered(broker)
-    assert broker.is_served(last + MINUTE_MS), "what the old one has staged is as good as before"
+    assert broker.rescues.is_served(last + MINUTE_MS), "what the old one has staged is as good as before"
 
 
 def minutes(broker: Broker, epoch: int, start: int, count: int) -> None:
@@ -361,7 +361,7 @@ def test_in_normal_life_nothing_is_rescued(data: Data) -> None:
         assert broker.fold.far.length == number + 1
         advance_to(broker, at_ms + 1, at_ms + MINUTE_MS + RESCUE_LEAD_MS)  # half a minute late
         stage(broker, epoch, number + 1, at_ms + 3 * MINUTE_MS, [], at_ms + MINUTE_MS + RESCUE_LEAD_MS)
-        assert broker.rescued_count == 0
+        assert broker.rescues.count == 0
 
 
 def test_what_a_serving_pipeline_has_not_taken_is_rescued_before_it_is_late(data: Data) -> None:
@@ -370,10 +370,10 @@ def test_what_a_serving_pipeline_has_not_taken_is_rescued_before_it_is_late(data
     due = T0 + FAR_MS
     stage(broker, epoch, 1, due + HOUR_MS)
     advance_to(broker, T0, due + 1 - RESCUE_LEAD_MS - 1)
-    assert broker.rescued_count == 0
+    assert broker.rescues.count == 0
     assert broker.wake_at_ms == due + 1 - RESCUE_LEAD_MS
     advance(broker, due + 1 - RESCUE_LEAD_MS)
-    assert broker.rescued_count == 1
+    assert broker.rescues.count == 1
     advance_to(broker, due, due + 1)
     assert bodies(broker) == ["1"], "the other one was taken: the pipeline has said that it promoted it"
 
@@ -387,9 +387,9 @@ def test_a_pipeline_that_does_nothing_more_is_noticed_at_the_instant_when_it_is_
     stage(broker, epoch, 2, horizon)
     assert broker.wake_at_ms == late_at_ms
     advance_to(broker, T0, late_at_ms - 1)
-    assert (broker.rescued_count, broker.is_served(late_at_ms - 1)) == (0, True)
+    assert (broker.rescues.count, broker.rescues.is_served(late_at_ms - 1)) == (0, True)
     advance(broker, late_at_ms)
-    assert (broker.rescued_count, broker.is_served(late_at_ms)) == (2, False)
+    assert (broker.rescues.count, broker.rescues.is_served(late_at_ms)) == (2, False)
     advance_to(broker, late_at_ms, due + 1)
     assert bodies(broker) == ["0", "1"]
     assert [record.stored_at_ms for record in pulled(broker)] == [due, due + 1]
@@ -403,15 +403,15 @@ def test_a_pipeline_that_comes_back_in_time_leaves_nothing_to_rescue(data: Data)
     upload(broker, data, "c1", messages, [0, 1])
     stage(broker, registered(broker), 2, due + 1, ["c1"], due - LEAD_MS - 1)
     advance_to(broker, due - LEAD_MS - 1, due + MINUTE_MS)
-    assert (bodies(broker), broker.rescued_count) == (["0", "1"], 0)
+    assert (bodies(broker), broker.rescues.count) == (["0", "1"], 0)
 
 
 def test_the_rescue_lead_is_a_setting_that_may_change(data: Data) -> None:
     broker = data.open(dataclasses.replace(SMALL, rescue_lead_ms=5_000))
     stage(broker, registered(broker), 0, T0 + MINUTE_MS)
-    assert broker.is_served(T0 + MINUTE_MS - 5_000)
+    assert broker.rescues.is_served(T0 + MINUTE_MS - 5_000)
     broker.change_settings({"rescue_lead_ms": "10s"})
-    assert not broker.is_served(T0 + MINUTE_MS - 5_000)
+    assert not broker.rescues.is_served(T0 + MINUTE_MS - 5_000)
     with pytest.raises(UsageError, match=r"rescue_lead_ms is 60000, not less than lead_ms \(60000\)"):
         broker.change_settings({"rescue_lead_ms": "60s"})
 

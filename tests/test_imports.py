@@ -25,10 +25,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("topics", "tombstones", "far", "groups", "pops", "index", "jobs", "holds", "bursts"),
     ("verdicts", "takings", "decisions", "columns"),
     ("fold",),
-    ("recovery", "intake", "handout"),
+    ("recovery", "intake", "handout", "reader"),
     # What a kept snapshot still needs, what a message is, how a batch comes to the fold.
     ("retention", "lookup", "writer"),
-    ("leases", "staging", "commands"),
+    ("leases", "staging", "commands", "rescues", "cancels", "definitions"),
     ("broker",),
     ("client", "manners", "counts"),  # Before the server: pipeline, console and command line may use them.
     ("check", "server", "bulk", "pipeline", "console"),

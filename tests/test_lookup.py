@@ -477,7 +477,7 @@ def test_cancels_that_come_at_once_share_one_way_through_the_index(data: Data, m
     outcomes = [ticket.answer.outcome for ticket in tickets]
     assert outcomes == [Cancelled.CANCELLED] * 103 + [Cancelled.UNKNOWN]
     assert ways == [103], "U3 twice is one key"
-    assert (broker._unsought, broker._lookup._sought) == ({}, {})
+    assert (broker.cancels._unsought, broker._lookup._sought) == ({}, {})
 
 
 def test_a_key_that_very_many_share_is_cancelled_by_looking_at_every_row(data: Data) -> None:

@@ -167,7 +167,7 @@ def test_a_taken_row_in_the_first_block_does_not_starve_the_blocks_behind_it(dat
     send(broker, T0, message("taken", due=due))
     send_each(broker, T0, [message(str(n), due=due + n) for n in range(30)])
     stage(broker, registered(broker), 1, due + HOUR_MS)
-    assert broker.is_served(due), "so that only untaken rows are rescued"
+    assert broker.rescues.is_served(due), "so that only untaken rows are rescued"
     advance_to(broker, T0, due + MINUTE_MS)
     assert bodies(broker) == [str(n) for n in range(30)]
 

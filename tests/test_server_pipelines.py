@@ -137,7 +137,7 @@ def test_rows_of_a_queue_are_its_entries(tmp_path: Path) -> None:
         number = served.call(lambda: served.broker.fold.topics.get("orders").numbers[1])
         of_queue = {"number": number, "first": 0, "stored": 0, "fileRows": 4_096}
         assert fields == {**of_queue, "length": 3, "timeRow": 0}
-        entries = served.call(lambda: served.broker.entries("orders", 1, 0, 3))
+        entries = served.call(lambda: served.broker.reader.entries("orders", 1, 0, 3))
         assert [tuple(entry) for entry in np.frombuffer(body, ENTRY).tolist()] == entries
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from postdate import simulation
-from postdate.broker import Broker
 from postdate.errors import CorruptLog
 from postdate.message import Cancelled
+from postdate.rescues import Rescues
 from postdate.simulation import Broken, Failure, Model, Op, World, random_history, run_history, run_seed
 from postdate.simulation import __main__ as command
 from postdate.simulation import history as histories
@@ -281,7 +281,7 @@ SERVED = [Op("serve", (3,)), Op("send", (3, 20_000, 0, 0, 3)), Op("serve", (5,))
 
 def test_a_pipeline_in_time_from_which_something_is_rescued_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     run_history(SERVED)
-    monkeypatch.setattr(Broker, "rescue_lead_ms", 9_900)
+    monkeypatch.setattr(Rescues, "rescue_lead_ms", 9_900)
     with pytest.raises(Broken, match="messages were rescued from a pipeline in time"):
         run_history(SERVED)
 

@@ -79,7 +79,7 @@ class Admin:
         table = {}
         for queue_id in range(max(topic.read_queue_count, topic.write_queue_count)):
             low, high = self._broker.offsets(topic.name, queue_id)
-            last_at_ms = self._broker.visible_at_ms(topic.name, queue_id, high - 1) if low < high else 0
+            last_at_ms = self._broker.reader.visible_at_ms(topic.name, queue_id, high - 1) if low < high else 0
             table[QueueName(topic.name, self._broker.settings.broker_name, queue_id)] = {
                 "lastUpdateTimestamp": last_at_ms, "maxOffset": high, "minOffset": low,
             }  # fmt: skip

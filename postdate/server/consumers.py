@@ -154,7 +154,7 @@ class Consumers:
         low, high = self._broker.offsets(topic, queue_id)
         if low > 0:
             return False
-        head = self._broker.place(topic, queue_id, 0) if high else self._broker.log.end
+        head = self._broker.reader.place(topic, queue_id, 0) if high else self._broker.log.end
         return head < CHUNK_BIT and self._broker.log.end - head <= self._broker.settings.fresh_queue_bytes
 
     def update_offset(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes | None:
@@ -208,7 +208,7 @@ class Consumers:
     def earliest_time(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         """When the first message that is still there became visible; -1 where there is none."""
         low, high = self._bounds(asked)
-        at_ms = self._broker.visible_at_ms(asked["topic"], asked["queueId"], low) if low < high else -1
+        at_ms = self._broker.reader.visible_at_ms(asked["topic"], asked["queueId"], low) if low < high else -1
         return reply(command, codes.SUCCESS, {"timestamp": at_ms})
 
     # -- locks --------------------------------------------------------------------------------------------------

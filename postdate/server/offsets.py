@@ -49,7 +49,7 @@ class Offsets:
                 for name, other in self._fresh
                 if groups.offset(name, *other) is None and other in self._latest.get(name, ())
             }
-            self._broker.admit_offsets(len(self._fresh) + 1)
+            self._broker.definitions.admit_offsets(len(self._fresh) + 1)
         self._fresh.add((group, place))
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:

@@ -64,7 +64,7 @@ class Pipelines:
             "arrival_of_taken": far.arrival_of(far.taken),
             "rows_in": far.rows_in,
             "rows_out": far.rows_out,
-            "rescued": self._broker.rescued_count,
+            "rescued": self._broker.rescues.count,
             "table": far.table,
             "commands": [[job.number, job.far] for job in self._broker.fold.jobs.open()],
             "gone": np.flatnonzero(self._broker.fold.topics.target_array == GONE).tolist(),
@@ -75,14 +75,14 @@ class Pipelines:
         topic, queue_id, start = asked["topic"], asked["queueId"], asked["start"]
         if start < 0:
             raise UsageError(f"rows from {start}: there is none before 0")
-        rows = (self._broker.times_of if asked["times"] else self._broker.rows_of)(topic, queue_id)
+        rows = (self._broker.reader.times_of if asked["times"] else self._broker.reader.rows_of)(topic, queue_id)
         begin = max(start, rows.stored)
         fields = {
             "number": self._broker.fold.topics.get(topic).numbers[queue_id] if topic else NO_QUEUE,
             "first": rows.first, "length": rows.length, "stored": rows.stored, "fileRows": self._broker.fold.file_rows,
         }  # fmt: skip
         if topic and not asked["times"]:
-            fields["timeRow"] = self._broker.time_row(topic, queue_id, start)
+            fields["timeRow"] = self._broker.reader.time_row(topic, queue_id, start)
         body = rows.read(begin, begin + RANGE_ROWS_MAX).tobytes()
         self._answer(connection, command, reply(command, codes.SUCCESS, fields, body=body))
 

@@ -105,7 +105,7 @@ class Progress:
     def _row(self, group: str, place: Place, offset: int) -> dict[str, int]:
         low, high = self._broker.offsets(*place)
         # When what the group read last became visible: how old its work is.
-        read_at_ms = self._broker.visible_at_ms(*place, offset - 1) if low < offset <= high else 0
+        read_at_ms = self._broker.reader.visible_at_ms(*place, offset - 1) if low < offset <= high else 0
         pulled = max(self._pulls.reached(group, *place), offset)
         return {"brokerOffset": high, "consumerOffset": offset, "lastTimestamp": read_at_ms, "pullOffset": pulled}
 

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-from postdate.broker import Broker, Pulled, PullStatus
+from postdate.broker import Broker
 from postdate.errors import FlowControl, NoPermission, PostdateError, ProtocolError, SubscriptionMissing, UsageError
 from postdate.message import INT64_MAX, RETRY_TOPIC_PREFIX, tag_hash
+from postdate.reader import Pulled, PullStatus
 from postdate.server.answers import refusal
 from postdate.server.connection import Connection
 from postdate.server.members import Members

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from postdate.broker import Broker, Traced
+from postdate.broker import Broker
+from postdate.cancels import Traced
 from postdate.message import Cancelled
 from postdate.server.connection import Connection
 from postdate.server.questions import Questions
@@ -101,10 +102,10 @@ class Table:
         arrivals = answer if isinstance(answer, str) else _arrivals(answer)
         if isinstance(arrivals, str):
             # It may have come into the wheel meanwhile, where everybody can see it.
-            found = self._broker.is_cancelled_by(traced, [])
+            found = self._broker.cancels.is_cancelled_by(traced, [])
             tell(Truth(Cancelled.CANCELLED) if found else Truth(Cancelled.UNKNOWN, arrivals))
         else:
-            found = self._broker.is_cancelled_by(traced, arrivals)
+            found = self._broker.cancels.is_cancelled_by(traced, arrivals)
             tell(Truth(Cancelled.CANCELLED if found else Cancelled.UNKNOWN))
 
 

@@ -3,7 +3,7 @@
 A cancel is answered by the broker alone, or, where the message may be in the table, by whoever reads that.
 """
 
-from postdate.broker import Traced
+from postdate.cancels import Traced
 from postdate.errors import DiskFull, FlowControl
 from postdate.message import Cancelled
 from postdate.simulation.model import Asked
@@ -80,7 +80,7 @@ class Cancellers:
         asking, self._asking = self._asking, []
         for traced, asked in asking:
             arrivals = self._site.table.find(traced.tombstone)
-            found = self._site.broker.is_cancelled_by(traced, arrivals)
+            found = self._site.broker.cancels.is_cancelled_by(traced, arrivals)
             answer = Cancelled.CANCELLED if found else Cancelled.UNKNOWN
             self._site.model.table_answered(asked, answer, set(arrivals))
 

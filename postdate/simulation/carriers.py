@@ -60,12 +60,12 @@ class Carriers:
         rescued: int | None = None
         for _ in range(minutes):
             self._time.let_pass(minute_ms - self._site.now_ms() % minute_ms)
-            if rescued is not None and self._site.broker.rescued_count > rescued:
-                count = self._site.broker.rescued_count - rescued
+            if rescued is not None and self._site.broker.rescues.count > rescued:
+                count = self._site.broker.rescues.count - rescued
                 raise Broken(f"{count} messages were rescued from a pipeline in time")
             self.work(_ALL, which)
             self.stage(2 * minute_ms, which)
-            rescued = self._site.broker.rescued_count if self._is_in_time() else None
+            rescued = self._site.broker.rescues.count if self._is_in_time() else None
 
     def _is_in_time(self) -> bool:
         """Whether the pipeline has done its work of this minute, and nothing is in the way, such as a full disk."""

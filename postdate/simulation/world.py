@@ -12,12 +12,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from postdate.broker import Broker, PullStatus
+from postdate.broker import Broker
 from postdate.check import check_folder
 from postdate.config import Settings
 from postdate.errors import DiskFull, LogFailed
 from postdate.log import record as records
 from postdate.log.segment import SPARE_COUNT
+from postdate.reader import PullStatus
 from postdate.simulation.cancellers import Cancellers
 from postdate.simulation.carriers import Carriers
 from postdate.simulation.disk import Killed

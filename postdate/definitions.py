@@ -1,0 +1,166 @@
+"""Definitions: topics and groups, made, changed and deleted by calls, and the offsets that groups commit.
+
+Each is kept in RAM and in every snapshot, so each has a limit, and a call beyond it is refused before anything is
+written. The tables themselves are in topics.py and groups.py; who may make what on first use is the server's business.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from postdate.config import Settings
+from postdate.errors import FlowControl, UsageError
+from postdate.fold import Fold
+from postdate.intake import Intake, refuse_system_topic, system_body
+from postdate.log.batch import GROUP, OFFSETS, TOPIC
+from postdate.log.queue import Queue
+from postdate.message import check_group, check_topic
+from postdate.writer import Ticket, Writer
+
+# RocketMQ's own have three. What is written must be readable for ever, and a reader of JSON has a stack.
+_GROUP_SETTINGS_LEVELS_MAX = 32
+
+
+class Definitions:
+    """Of one broker. `settings` gives those that hold now; `queue` finds a queue, or raises TopicNotFound or
+    UsageError; `cancelled_far_count` counts a topic's far messages that are cancelled and still there.
+    """
+
+    def __init__(
+        self,
+        fold: Fold,
+        writer: Writer,
+        intake: Intake,
+        *,
+        settings: Callable[[], Settings],
+        queue: Callable[[str, int], Queue],
+        cancelled_far_count: Callable[[str], int],
+    ) -> None:
+        self._fold = fold
+        self._writer = writer
+        self._intake = intake
+        self._settings = settings
+        self._queue = queue
+        self._cancelled_far_count = cancelled_far_count
+
+    # -- topics -------------------------------------------------------------------------------------------------
+
+    def put_topic(
+        self,
+        name: str,
+        at_ms: int,
+        *,
+        read_queue_count: int,
+        write_queue_count: int,
+        perm: int,
+        attributes: Mapping[str, str],
+    ) -> None:
+        """Creates a topic or changes it; durable on return."""
+        check_topic(name)
+        refuse_system_topic(name)
+        self._check_counts(name, read_queue_count=read_queue_count, write_queue_count=write_queue_count)
+        if not 0 <= perm <= 7:
+            raise UsageError(f"perm of topic {name!r} is {perm}, expected 0 to 7")
+        self._admit_topic(name)
+        self._admit_queues(name, max(read_queue_count, write_queue_count))
+        self.check_size(f"the attributes of topic {name!r}", attributes)
+        body = {"op": "put", "name": name, "read": read_queue_count, "write": write_queue_count, "perm": perm}
+        self._writer.write_system(TOPIC, {**body, "attributes": dict(attributes)}, at_ms)
+        self._writer.flush()
+        self._intake.forget_topics()
+
+    def _check_counts(self, name: str, **counts: int) -> None:
+        limit = self._settings().topic_queues_max
+        for label, count in counts.items():
+            if not 1 <= count <= limit:
+                raise UsageError(f"{label} of topic {name!r} is {count}, expected 1 to {limit}")
+
+    def _admit_topic(self, name: str) -> None:
+        topics, limit = self._fold.topics.by_name, self._settings().topics_max
+        if name not in topics and len(topics) > limit:  # one of them is SCHEDULE_TOPIC_XXXX, which is nobody's
+            raise FlowControl(f"topics_max: there are {limit} topics, the limit; delete some first")
+
+    def _admit_queues(self, name: str, queue_count: int) -> None:
+        """A queue's number is never given again, so that those of deleted topics count, too."""
+        known = self._fold.topics.by_name.get(name)
+        fresh_count = queue_count - (len(known.numbers) if known else 0)
+        count, limit = len(self._fold.topics.places), self._settings().queues_max
+        if fresh_count > 0 and count + fresh_count > limit:
+            raise FlowControl(
+                f"queues_max: {count} queues were made, {fresh_count} more would exceed the limit of {limit}"
+            )
+
+    def delete_topic(self, name: str, at_ms: int) -> int:
+        """Deletes a topic and cancels what waits for it; durable on return. Returns how many waited in wheel and far
+        queue.
+        """
+        self._fold.topics.get(name)
+        refuse_system_topic(name)
+        self._writer.flush()
+        already_cancelled = self._cancelled_far_count(name)
+        ticket = self._writer.write_system(TOPIC, {"op": "delete", "name": name}, at_ms)
+        self._writer.flush()
+        self._intake.forget_topics()
+        return int(ticket.answer) - already_cancelled
+
+    # -- groups -------------------------------------------------------------------------------------------------
+
+    def put_group(self, name: str, settings: Mapping[str, Any], at_ms: int) -> None:
+        """Creates a group or changes its settings, which are plain JSON; durable on return."""
+        check_group(name)
+        self._admit_group(name)
+        if not _is_nested_within(settings, _GROUP_SETTINGS_LEVELS_MAX):
+            raise UsageError(
+                f"the settings of group {name!r} are nested deeper than {_GROUP_SETTINGS_LEVELS_MAX} levels"
+            )
+        self.check_size(f"the settings of group {name!r}", settings)
+        self._writer.write_system(GROUP, {"op": "put", "name": name, "settings": dict(settings)}, at_ms)
+        self._writer.flush()
+
+    def delete_group(self, name: str, at_ms: int) -> None:
+        """Forgets a group with its offsets; durable on return."""
+        check_group(name)
+        self._writer.write_system(GROUP, {"op": "delete", "name": name}, at_ms)
+        self._writer.flush()
+
+    def _admit_group(self, name: str) -> None:
+        groups, limit = self._fold.groups, self._settings().groups_max
+        if name not in groups and len(groups) >= limit:
+            raise FlowControl(f"groups_max: there are {limit} groups, the limit; delete some first")
+
+    def check_size(self, what: str, values: Mapping[str, Any]) -> None:
+        """What is defined is kept in RAM and in every snapshot. Raises UsageError where it is too long."""
+        size, limit = len(system_body(values)), self._settings().definition_bytes_max
+        if size > limit:
+            raise UsageError(f"definition_bytes_max: {what} take {size} bytes, the limit is {limit}")
+
+    # -- offsets ------------------------------------------------------------------------------------------------
+
+    def commit_offsets(self, group: str, offsets: Sequence[tuple[str, int, int]], at_ms: int) -> Ticket:
+        """Commits (topic, queue id, offset) for a group."""
+        check_group(group)
+        self._admit_group(group)
+        for topic, queue_id, offset in offsets:
+            self._queue(topic, queue_id)
+            if offset < 0:
+                raise UsageError(f"offset {offset} of group {group!r} for queue {queue_id} of {topic!r} is negative")
+        return self._writer.write_system(
+            OFFSETS, {"group": group, "offsets": [list(entry) for entry in offsets]}, at_ms
+        )
+
+    def admit_offsets(self, fresh_count: int) -> None:
+        """Raises FlowControl where groups would have more offsets than they may, with so many that are new."""
+        count, limit = self._fold.groups.offset_count, self._settings().offsets_max
+        if count + fresh_count > limit:
+            raise FlowControl(f"offsets_max: groups have {count} offsets, the limit is {limit}; delete some groups")
+
+    def admit_popper(self, group: str, fresh_count: int) -> None:
+        """Lets a group that pops commit so many offsets that are new. Raises FlowControl."""
+        self._admit_group(group)
+        self.admit_offsets(fresh_count)
+
+
+def _is_nested_within(value: Any, levels: int) -> bool:
+    if not isinstance(value, (Mapping, list, tuple)):
+        return True
+    inner = value.values() if isinstance(value, Mapping) else value
+    return levels > 0 and all(_is_nested_within(each, levels - 1) for each in inner)
