@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from benchmarks.peers.system import CANCELLED, UNKNOWN, Received, body
 from benchmarks.peers.systems.inbox import Inbox, now_ms
+from benchmarks.peers.systems.served import Served
 from benchmarks.peers.systems.server import HOST, Server, free_port, program, said_version
-from benchmarks.peers.systems.wire import Wire, Wired
+from benchmarks.peers.systems.wire import Wire
 
 UNIT_MS = 1_000
 SLIP_MS = 1.0
@@ -28,7 +29,7 @@ class Reply(NamedTuple):
     body: bytes = b""
 
 
-class Beanstalkd(Wired[Reply]):
+class Beanstalkd(Served[Wire[Reply]]):
     name = "beanstalkd"
     slug = "beanstalkd"
     settings = (
@@ -50,7 +51,7 @@ class Beanstalkd(Wired[Reply]):
         sync = ["-f", "0"] if self.is_durable else ["-f", str(SYNC_MS)]
         self._server = Server([_program(), "-l", HOST, "-p", str(port), "-b", self.folder, *sync], self.folder)
         self._server.await_answer(lambda: Wire(port, replies).close())
-        self._wire = Wire(port, replies)
+        self._client = Wire(port, replies)
 
     def schedule(self, dues_ms: Sequence[int], first_index: int = 0) -> list[bytes | str]:
         is_soon = max(dues_ms) < now_ms() + PACED_MS

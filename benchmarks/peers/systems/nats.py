@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from benchmarks.peers.system import CANCELLED, UNKNOWN, Received, body
 from benchmarks.peers.systems.inbox import Inbox
+from benchmarks.peers.systems.served import Served
 from benchmarks.peers.systems.server import HOST, Server, free_port, program, said_version
-from benchmarks.peers.systems.wire import Wire, Wired
+from benchmarks.peers.systems.wire import Wire
 
 SEND_COUNT = 500  # on their way together, and twice that
 STATUS_S = 2.0
@@ -43,7 +44,7 @@ class Message(NamedTuple):
     payload: bytes
 
 
-class NATS(Wired[Message]):
+class NATS(Served[Wire[Message]]):
     name = "NATS JetStream, schedules"
     slug = "nats"
     settings = (
@@ -70,8 +71,8 @@ class NATS(Wired[Message]):
         settings.write_text(server_settings(port, self.folder / "store", self.is_durable))
         self._server = Server([_program(), "-c", settings], self.folder)
         self._server.await_answer(lambda: Wire(port, messages).close())
-        self._wire = Wire(port, messages)
-        self._wire.send(f"CONNECT {json.dumps(HELLO)}\r\nSUB {ANSWERS}.* 1\r\n".encode())
+        self._client = Wire(port, messages)
+        self._client.send(f"CONNECT {json.dumps(HELLO)}\r\nSUB {ANSWERS}.* 1\r\n".encode())
         # JetStream answers some time after the server does.
         self._server.await_answer(lambda: self._ask(f"STREAM.CREATE.{STREAM}", STREAM_SETTINGS), (LookupError,))
         consumer = {"stream_name": STREAM, "config": CONSUMER_SETTINGS}

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.system import CANCELLED, UNKNOWN, Received, System, body
+from benchmarks.peers.system import CANCELLED, UNKNOWN, Received, body
 from benchmarks.peers.systems.inbox import POLL_S, Inbox, now_ms, pause_s
+from benchmarks.peers.systems.served import Served
 from benchmarks.peers.systems.server import HOST, Server, free_port, library_version, program, said_version
 
 BATCH_COUNT = 1_000
@@ -38,7 +39,7 @@ NEXT_DUE = "select min(due_ms) from message"
 CANCEL = "delete from message where id = any (%s) returning id"
 
 
-class PostgreSQL(System):
+class PostgreSQL(Served[Any]):
     name = "PostgreSQL, a table"
     slug = "postgresql"
     settings = (
@@ -49,11 +50,10 @@ class PostgreSQL(System):
     )
     durable = "synced before the answer (synchronous_commit on)"
     volatile = "in its memory, written and synced within 0.6 s (synchronous_commit off)"
+    ended_by = signal.SIGINT  # which does not wait for other connections
 
     def __init__(self, folder: Path, is_durable: bool) -> None:
         super().__init__(folder, is_durable)
-        self._server: Server | None = None
-        self._client: Any = None
         self._next_id = time.time_ns()  # no other life of the folder uses it
 
     @classmethod
@@ -88,25 +88,11 @@ class PostgreSQL(System):
 
         self._client = psycopg.connect(host=HOST, port=port, user=USER, dbname=USER, autocommit=True)
         for command in (*TABLE, PLAN):
-            self._client.execute(command)
-
-    def kill(self) -> None:
-        assert self._server is not None, "not started"
-        self._server.kill()
-
-    def stop(self) -> None:
-        if self._client is not None:
-            self._client.close()
-        if self._server is not None:
-            self._server.end(signal.SIGINT)  # which does not wait for other connections
-        self._server = self._client = None
-
-    def pids(self) -> list[int]:
-        return self._server.pids if self._server is not None else []
+            self._connected.execute(command)
 
     def schedule(self, dues_ms: Sequence[int], first_index: int = 0) -> list[bytes | str]:
         first_id, self._next_id = self._next_id, self._next_id + len(dues_ms)
-        with self._client.cursor() as cursor:
+        with self._connected.cursor() as cursor:
             for start in range(0, len(dues_ms), BATCH_COUNT):
                 with cursor.copy(SEND) as copy:
                     copy.set_types(["int8", "int8", "bytea"])
@@ -116,7 +102,7 @@ class PostgreSQL(System):
 
     def receive(self, count: int, limit_s: float) -> Received:
         inbox = Inbox(count, limit_s)
-        with self._client.cursor(binary=True) as cursor:
+        with self._connected.cursor(binary=True) as cursor:
             while inbox.is_open:
                 limits = (int(now_ms()), min(BATCH_COUNT, inbox.missing))
                 found = cursor.execute(TAKE, limits, prepare=True).fetchall()
@@ -130,7 +116,7 @@ class PostgreSQL(System):
         answers: list[str] = []
         for start in range(0, len(handles), BATCH_COUNT):
             ids = [int(each) for each in handles[start : start + BATCH_COUNT]]
-            gone = {row[0] for row in self._client.execute(CANCEL, (ids,))}
+            gone = {row[0] for row in self._connected.execute(CANCEL, (ids,))}
             answers += [CANCELLED if each in gone else UNKNOWN for each in ids]
         return answers
 

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.system import CANCELLED, UNKNOWN, Received, System, body
+from benchmarks.peers.system import CANCELLED, UNKNOWN, Received, body
 from benchmarks.peers.systems.inbox import POLL_S, Inbox, now_ms, pause_s
+from benchmarks.peers.systems.served import Served
 from benchmarks.peers.systems.server import HOST, Server, free_port, library_version, program, said_version
 
 BATCH_COUNT = 500
@@ -25,7 +26,7 @@ return bodies
 """
 
 
-class Redis(System):
+class Redis(Served[Any]):
     name = "Redis, sorted set"
     slug = "redis"
     settings = (
@@ -36,11 +37,6 @@ class Redis(System):
     )
     durable = "synced before the answer (appendfsync always)"
     volatile = "written, synced every second (appendfsync everysec)"
-
-    def __init__(self, folder: Path, is_durable: bool) -> None:
-        super().__init__(folder, is_durable)
-        self._server: Server | None = None
-        self._client: Any = None
 
     @classmethod
     def versions(cls) -> dict[str, str]:
@@ -58,28 +54,13 @@ class Redis(System):
         self._client = redis.Redis(HOST, port)
         self._take = self._client.register_script(TAKE)
 
-    def kill(self) -> None:
-        assert self._server is not None, "not started"
-        self._server.kill()
-        self._client.close()
-
-    def stop(self) -> None:
-        if self._client is not None:
-            self._client.close()
-        if self._server is not None:
-            self._server.end()
-        self._server = self._client = None
-
-    def pids(self) -> list[int]:
-        return self._server.pids if self._server is not None else []
-
     def schedule(self, dues_ms: Sequence[int], first_index: int = 0) -> list[bytes | str]:
-        first_id = self._client.incrby(NEXT_ID, len(dues_ms)) - len(dues_ms)
+        first_id = self._connected.incrby(NEXT_ID, len(dues_ms)) - len(dues_ms)
         handles: list[bytes | str] = [str(first_id + number) for number in range(len(dues_ms))]
         for place in range(0, len(dues_ms), BATCH_COUNT):
             ids, dues = handles[place : place + BATCH_COUNT], dues_ms[place : place + BATCH_COUNT]
             bodies = [body(first_index + place + number) for number in range(len(ids))]
-            with self._client.pipeline(transaction=True) as sending:
+            with self._connected.pipeline(transaction=True) as sending:
                 sending.execute_command("HSET", BODIES, *_pairs(ids, bodies))
                 sending.execute_command("ZADD", WAITING, *_pairs(dues, ids))
                 sending.execute()
@@ -99,7 +80,7 @@ class Redis(System):
         answers: list[str] = []
         for place in range(0, len(handles), BATCH_COUNT):
             ids = handles[place : place + BATCH_COUNT]
-            with self._client.pipeline(transaction=True) as sending:
+            with self._connected.pipeline(transaction=True) as sending:
                 for each in ids:
                     sending.zrem(WAITING, each)
                 sending.hdel(BODIES, *ids)

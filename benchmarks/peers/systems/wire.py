@@ -6,11 +6,9 @@ What a protocol looks like is a function from bytes to the complete pieces in fr
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Generic, TypeVar
 
-from benchmarks.peers.system import System
-from benchmarks.peers.systems.server import HOST, Server
+from benchmarks.peers.systems.server import HOST
 
 ANSWER_S = 600.0  # for what must come; a durable send of many may take long
 RECEIVE_BYTES = 1 << 18
@@ -73,31 +71,3 @@ class Wire(Generic[Piece]):
 
     def close(self) -> None:
         self._socket.close()
-
-
-class Wired(System, Generic[Piece]):
-    """A system of one server process and one connection."""
-
-    def __init__(self, folder: Path, is_durable: bool) -> None:
-        super().__init__(folder, is_durable)
-        self._server: Server | None = None
-        self._wire: Wire[Piece] | None = None
-
-    def kill(self) -> None:
-        assert self._server is not None, "not started"
-        self._server.kill()
-
-    def stop(self) -> None:
-        if self._wire is not None:
-            self._wire.close()
-        if self._server is not None:
-            self._server.end()
-        self._server = self._wire = None
-
-    def pids(self) -> list[int]:
-        return self._server.pids if self._server is not None else []
-
-    @property
-    def _connected(self) -> Wire[Piece]:
-        assert self._wire is not None, "not started"
-        return self._wire
