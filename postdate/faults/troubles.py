@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
+from postdate.faults.control import BROKER
 from postdate.faults.driver import Form, Lost, Sent, Wish
 from postdate.faults.history import History
 from postdate.faults.machine import Machine, Stuck, signal_to
@@ -83,6 +84,8 @@ def kill_at_a_point(scene: Scene) -> None:
     a batch when a minute has turned, those of a recovery when the broker is started.
     """
     points, layer = scene.turns.next(scene.dice), scene.machine.layer
+    if any(point.process != BROKER for point in points):
+        scene.machine.await_pipeline()  # one that was killed before is on its way, and would be waited for in vain
     layer.kill_at(*points, times=scene.dice.choice((1, 1, 2)))
     _await_hit(scene, REACHED_S)
     if layer.hit is None and scene.machine.with_pipeline:
