@@ -386,6 +386,25 @@ def test_what_a_task_wrote_for_an_import_that_is_over_goes_from_time_to_time(
     assert beside(world) == names[1:], "what is still loaded stays"
 
 
+def test_a_file_that_somebody_else_removes_meanwhile_ends_no_pipeline(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = imports.begin(world.gate, "one", TOPIC, WANTED).plan
+    assert plan is not None
+    left = Path(plan.folder) / f"{plan.stem}soon-{'0' * 32}.parquet"
+    left.write_bytes(b"of an import that is given up")
+    jobs = world.gate.jobs
+
+    def given_up() -> list[dict[str, Any]]:
+        """Between what the pipeline has listed and what it removes."""
+        assert imports.give_up(world.gate, plan, "the job of Spark has failed")
+        assert not left.exists()
+        return jobs()
+
+    monkeypatch.setattr(world.gate, "jobs", given_up)
+    world.registered()
+
+
 def test_an_abort_behind_an_adoption_changes_nothing(world: World, spark: Any) -> None:
     written(spark, world, spark.createDataFrame(table_of(3)))
     plan = imports.begin(world.gate, "two", TOPIC, WANTED).plan

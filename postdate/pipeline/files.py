@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,6 +118,11 @@ class Place:
         if kinds[1] is not fs.FileType.File:
             self.files.move(self.path(source), self.path(target))
             self.sync([target])
+
+    def remove(self, name: str) -> None:
+        """Does nothing where it is gone: whoever gives an import up and a pipeline that tidies may meet there."""
+        with suppress(FileNotFoundError):
+            self.files.delete_file(self.path(name))
 
     def sync_folders(self) -> None:
         """Makes the table's own folder, and what stands above it, durable: for a table that was just made."""

@@ -13,7 +13,6 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from pyarrow import flight
@@ -76,8 +75,7 @@ def files_of(plan: Plan) -> list[str]:
 def remove_files(plan: Plan, but: Iterable[str] = ()) -> None:
     place = Place(plan.folder)
     for name in set(files_of(plan)) - set(but):
-        with suppress(FileNotFoundError):
-            place.files.delete_file(place.path(name))
+        place.remove(name)
 
 
 def adopt(gate: Gate, plan: Plan, files: Sequence[File], bad_count: int) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class Jobs:
         )
         for name in names:
             if not name.startswith(kept):
-                place.files.delete_file(place.path(name))
+                place.remove(name)
 
     # -- imports ------------------------------------------------------------------------------------------------
 
