@@ -22,10 +22,10 @@ from benchmarks import bench as common
 from benchmarks import load, server
 from benchmarks.process import Running, cpu_s, end, memory_mb
 from benchmarks.report import Figure
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.config import Settings
-from postdate.log.disk import RealDisk
 from postdate.message import Message
+from postdate.storage.disk import RealDisk
 
 ROW_COUNT = 1_000_000
 BATCH = 500

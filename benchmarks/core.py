@@ -21,12 +21,12 @@ from benchmarks import bench as common
 from benchmarks import load
 from benchmarks.load import START_AT_MS, TOPIC
 from benchmarks.report import Figure, shown
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
+from postdate.broker.staging import Stage
 from postdate.config import MIB, Settings
-from postdate.log import chunk
-from postdate.log import record as records
 from postdate.message import LOOPBACK, Message
-from postdate.staging import Stage
+from postdate.storage import chunk
+from postdate.storage import record as records
 
 BATCH = 100
 GROUP = 256  # appends that wait for one flush

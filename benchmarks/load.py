@@ -15,10 +15,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.config import Settings
-from postdate.log.disk import RealDisk
 from postdate.message import Message
+from postdate.storage.disk import RealDisk
 
 TOPIC = "bench"
 QUEUE_COUNT = 8

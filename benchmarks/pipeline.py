@@ -27,11 +27,11 @@ from benchmarks import load, server
 from benchmarks.bench import say
 from benchmarks.process import Running, cpu_s, shared_mb, tree
 from benchmarks.report import Figure
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.config import Settings
-from postdate.log.disk import RealDisk
-from postdate.manners import let_others_go_first
 from postdate.message import Message
+from postdate.process import let_others_go_first
+from postdate.storage.disk import RealDisk
 from postdate.wire import codes
 
 FAR_COUNT, BURST_COUNT, SMALL_COUNT = 10_000_000, 1_000_000, 5_000

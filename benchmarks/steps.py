@@ -19,7 +19,7 @@ from benchmarks.bench import Bench
 from benchmarks.load import START_AT_MS
 from benchmarks.report import Figure, Lines, shown
 from benchmarks.server import PULL_BATCH, QUEUE_COUNT, TOPIC
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.client.backlog import Backlog, Delivery, OwnedQueue, Pull
 from postdate.client.connection import Address as PeerAddress
 from postdate.client.progress import Progress
@@ -28,7 +28,7 @@ from postdate.clock import ManualClock
 from postdate.config import Settings
 from postdate.server.address import Address
 from postdate.server.connection import Connection
-from postdate.server.service import Service
+from postdate.server.dispatch import Service
 from postdate.wire.bodies import QueueName
 from postdate.wire.frame import Frames, decode
 from postdate.wire.records import split_records

@@ -25,11 +25,11 @@ from benchmarks import load, server
 from benchmarks.bulk import Bulk
 from benchmarks.process import Running, cpu_s, tree
 from benchmarks.report import Figure
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.config import Settings
-from postdate.log.disk import RealDisk
 from postdate.message import Message
-from postdate.pipeline.topic import COLUMNS
+from postdate.spark.formats.topic import COLUMNS
+from postdate.storage.disk import RealDisk
 
 ROW_COUNT = 3_000_000
 BATCH = 500

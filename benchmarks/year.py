@@ -1,7 +1,7 @@
 """A virtual year of the table: python -m benchmarks.year [--days N] [--json FILE]
 
 1,000 messages a second, their delays spread evenly from two minutes to a year: the hardest for a table by due time.
-The files are described, not written: rows spread evenly inside a file, and the real planner (postdate.pipeline.tiers)
+The files are described, not written: rows spread evenly inside a file, and the real planner (postdate.table.merging)
 decides hour by hour what is merged, at full size. Told are writes per row, files that a minute opens, files in all, and
 the Delta log of that many files, which is written for real. Some minutes.
 """
@@ -17,11 +17,11 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.report import Figure
-from postdate.pipeline import tiers
-from postdate.pipeline.files import Window, Written, touches
-from postdate.pipeline.table import Table
-from postdate.pipeline.tiers import DAY_MS, HOUR_MS
-from postdate.table_format import File
+from postdate.table import merging
+from postdate.table.delta import Table
+from postdate.table.files import Window, Written, touches
+from postdate.table.format import File
+from postdate.table.merging import DAY_MS, HOUR_MS
 
 RATE, MINUTE_MS = 1_000, 60_000
 YEAR_MS = 365 * DAY_MS
@@ -69,17 +69,17 @@ class Year:
         self.opened.append(sum(touches(file, window) for file in held))
         self.files = {name: file for name, file in self.files.items() if file.due_high > horizon - MINUTE_MS}
         self.hours.pop(horizon // HOUR_MS - 1, None)
-        while (merge := tiers.planned(self.files.values(), self.now_ms, horizon, self._last_cut_ms)) is not None:
+        while (merge := merging.planned(self.files.values(), self.now_ms, horizon, self._last_cut_ms)) is not None:
             self._merge(merge)
 
     def _ingest(self, at_ms: int) -> None:
-        low, high, edge = at_ms + 2 * MINUTE_MS, at_ms + YEAR_MS, tiers.edge_ms(at_ms)
+        low, high, edge = at_ms + 2 * MINUTE_MS, at_ms + YEAR_MS, merging.edge_ms(at_ms)
         share = (edge - low) / (high - low)
         self.rows_in += MINUTE_ROWS
         self._add("soon", MINUTE_ROWS * share, low, edge - 1)
         self._add("later", MINUTE_ROWS * (1 - share), edge, high)
 
-    def _merge(self, merge: tiers.Merge) -> None:
+    def _merge(self, merge: merging.Merge) -> None:
         rows, low, high = (np.array([file[field] for file in merge.files], np.float64) for field in (2, 3, 4))
         self.merged_rows.append(0.0)
         for file in merge.files:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         connect,
         connect_async,
     )
-    from postdate.pipeline.outlook import pending
+    from postdate.spark.pending.pending import pending
 
 __version__ = "0.1.0"
 __all__ = [
@@ -75,9 +75,9 @@ if not TYPE_CHECKING:  # or a type checker would believe that there is every nam
 
     def _home_of(name: str) -> object:
         if name == "pending":
-            from postdate.pipeline import outlook
+            from postdate.spark.pending import pending
 
-            return outlook
+            return pending
         from postdate import client
 
         return client

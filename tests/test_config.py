@@ -23,10 +23,10 @@ from postdate.config import (
     find_file,
     load,
     span_ms,
-)  # fmt: skip
+)
 from postdate.errors import UsageError
-from postdate.log.folder import FIXED_SETTINGS
 from postdate.message import DEFAULT_LEVELS_TEXT, DELAY_MS_MAX_DEFAULT
+from postdate.storage.folder import FIXED_SETTINGS
 
 BOUNDED = [field for field in dataclasses.fields(Settings) if field.metadata["low"] is not None]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from postdate.manners import PACE_BYTES, Pacer, give_freed_memory_back
+from postdate.process import PACE_BYTES, Pacer, give_freed_memory_back
 
 PROCESS = """
 import os, subprocess, sys
 from pathlib import Path
-from postdate.manners import keep_freed_memory, let_others_go_first
+from postdate.process import keep_freed_memory, let_others_go_first
 let_others_go_first(3)
 keep_freed_memory()
 child = subprocess.run([sys.executable, "-c", "import os; print(os.nice(0))"], capture_output=True, text=True)

@@ -21,38 +21,31 @@ from typing import Any
 
 import numpy as np
 
-from postdate import recovery, retention
-from postdate.cancels import Cancels
-from postdate.commands import Commands
+from postdate.broker import retention
+from postdate.broker.cancelling import Cancels
+from postdate.broker.jobs import Commands
+from postdate.broker.leasing import Leases
+from postdate.broker.lookup import Found, Lookup
+from postdate.broker.rescuing import Rescues
+from postdate.broker.sending import DUE, Intake, Prepared
+from postdate.broker.staging import Stage, Staging, refuse
+from postdate.broker.topics import Definitions
+from postdate.broker.view import Reader
+from postdate.broker.writing import NO_SECONDS, Seconds, Ticket, Writer
 from postdate.config import Settings, changed
-from postdate.definitions import Definitions
-from postdate.errors import (
-    CorruptData,
-    CorruptSnapshot,
-    DiskFull,
-    FlowControl,
-    LogFailed,
-    PostdateError,
-    UsageError,
-)  # fmt: skip
-from postdate.fold import Fold
-from postdate.intake import DUE, Intake, Prepared
-from postdate.leases import Leases
-from postdate.log import record as records
-from postdate.log import snapshot
-from postdate.log.batch import PIPELINE, SETTINGS
-from postdate.log.chunk import CHUNK_BIT
-from postdate.log.disk import Disk, LockedFolder
-from postdate.log.folder import open_folder, refuse_foreign
-from postdate.log.log import Log
-from postdate.log.segment import SegmentKeeper, Segments
-from postdate.lookup import Found, Lookup
+from postdate.errors import CorruptData, CorruptSnapshot, DiskFull, FlowControl, LogFailed, PostdateError, UsageError
 from postdate.message import LOOPBACK, Due, Host, Message, decode_properties, due
-from postdate.reader import Reader
-from postdate.rescues import Rescues
-from postdate.staging import Stage, Staging, refuse
-from postdate.wheel import NEVER
-from postdate.writer import NO_SECONDS, Seconds, Ticket, Writer
+from postdate.state import saved
+from postdate.state.fold import Fold
+from postdate.state.wheel import NEVER
+from postdate.storage import record as records
+from postdate.storage import snapshot
+from postdate.storage.batch import PIPELINE, SETTINGS
+from postdate.storage.chunk import CHUNK_BIT
+from postdate.storage.disk import Disk, LockedFolder
+from postdate.storage.folder import open_folder, refuse_foreign
+from postdate.storage.log import Log
+from postdate.storage.segment import SegmentKeeper, Segments
 
 CHUNK_OFFSET_MAX = (1 << 63) - 1
 
@@ -68,7 +61,7 @@ class Broker:
         self.fire_failures = 0
         self.fire_error: PostdateError | None = None
         self._failed_at_ms = self.retry_at_ms = 0
-        self._kept: list[recovery.Kept] = []  # newest last
+        self._kept: list[saved.Kept] = []  # newest last
         self._batches_replayed = 0
         self._batches_saved = 0  # of those that were replayed or applied, how many the last snapshot has
         self._snapshot_running = False
@@ -128,7 +121,7 @@ class Broker:
 
     def _replay(self) -> None:
         """Applies what the log has behind the snapshot."""
-        recovery.cut_rows(self.fold)
+        saved.cut_rows(self.fold)
         known_durable = max(snapshot.positions(self._disk), default=0)
         for batch in self.log.recovered(self.fold.position, known_durable):
             self.fold.apply(batch)
@@ -147,12 +140,12 @@ class Broker:
         for position in snapshot.positions(self._disk):
             fold = self._fresh_fold(fixed)
             try:
-                recovery.load(fold, snapshot.read(self._disk, position))
+                saved.load(fold, snapshot.read(self._disk, position))
             except CorruptData as error:
                 problems.append(str(error))
                 damaged.append(position)
                 continue
-            self._kept = [recovery.kept_of(fold)]
+            self._kept = [saved.kept_of(fold)]
             return fold, damaged
         if not self.log.is_whole:
             raise CorruptSnapshot(
@@ -453,19 +446,19 @@ class Broker:
     def _batch_count(self) -> int:
         return self._batches_replayed + self._writer.applied_count
 
-    def snapshot(self) -> Iterator[recovery.Step]:
+    def snapshot(self) -> Iterator[saved.Step]:
         """Takes a snapshot in small steps, see recovery.take. The caller goes on working between the steps."""
         if self._snapshot_running:
             raise UsageError("a snapshot is being taken already")
         if self._writer.broken is not None:
             raise self._writer.broken
-        kept = recovery.kept_of(self.fold)
+        kept = saved.kept_of(self.fold)
         if self._kept and self._kept[-1].position == kept.position:
             return
         self._snapshot_running = True
         batch_count = self._batch_count
         try:
-            yield from recovery.take(self._disk, self.fold, self.log.flush)
+            yield from saved.take(self._disk, self.fold, self.log.flush)
             self._kept = [*self._kept, kept][-snapshot.KEPT :]
             self._batches_saved = batch_count
         finally:

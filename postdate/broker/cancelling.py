@@ -13,17 +13,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from postdate.broker.lookup import Lookup, State
+from postdate.broker.writing import Ticket, Writer
 from postdate.config import Settings
 from postdate.errors import FlowControl, UsageError
-from postdate.far import Rescue, rescued_by
-from postdate.fold import CancelAnswer, Fold
 from postdate.keys import key_hash
-from postdate.log.batch import CANCEL, MESSAGE
-from postdate.lookup import Lookup, State
 from postdate.message import Cancelled
-from postdate.tombstones import BY_COLUMN, Tombstone
-from postdate.wheel import DEAD, NEVER
-from postdate.writer import Ticket, Writer
+from postdate.state.far import Rescue, rescued_by
+from postdate.state.fold import CancelAnswer, Fold
+from postdate.state.tombstones import BY_COLUMN, Tombstone
+from postdate.state.wheel import DEAD, NEVER
+from postdate.storage.batch import CANCEL, MESSAGE
 
 
 class Traced(NamedTuple):

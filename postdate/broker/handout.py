@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from postdate.config import Settings
 from postdate.errors import PopsFull
-from postdate.fold import Fold
-from postdate.log.queue import FILTER_ROWS, Queue, tagged
 from postdate.message import Host
-from postdate.pops import Key
+from postdate.state.fold import Fold
+from postdate.state.leases import Key
+from postdate.storage.queue import FILTER_ROWS, Queue, tagged
 
 _PASSED_MAX = 10_000  # places remembered, see `_move`: forgetting them costs another look
 

@@ -13,16 +13,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from postdate.broker.sending import refuse_system_topic
+from postdate.broker.writing import Ticket, Writer
 from postdate.config import Settings
-from postdate.decisions import JobAnswer
 from postdate.errors import CorruptSelection, FlowControl, Refused, UsageError
-from postdate.fold import Fold
-from postdate.intake import refuse_system_topic
-from postdate.jobs import CANCEL, IMPORT, POSTPONE, Job
-from postdate.log import selection
-from postdate.log.batch import JOB
-from postdate.table_format import OWN
-from postdate.writer import Ticket, Writer
+from postdate.state.decisions import JobAnswer
+from postdate.state.fold import Fold
+from postdate.state.jobs import CANCEL, IMPORT, POSTPONE, Job
+from postdate.storage import selection
+from postdate.storage.batch import JOB
+from postdate.table.format import OWN
 
 OPEN_MAX = 100  # jobs that are not over; each is known to the pipeline in all its details
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+from postdate.broker.handout import Handout, Picked, PopAsk
+from postdate.broker.sending import Intake
+from postdate.broker.writing import Finish, Ticket, Writer
 from postdate.config import Settings
 from postdate.errors import PostdateError, UsageError
-from postdate.fold import Fold
-from postdate.handout import Handout, Picked, PopAsk
-from postdate.intake import Intake
-from postdate.log import record as records
-from postdate.log.batch import ACK, INVISIBLE, POP
-from postdate.log.queue import Queue
 from postdate.message import Message, check_group
-from postdate.pops import NOT_GIVEN, OVER, Key
-from postdate.writer import Finish, Ticket, Writer
+from postdate.state.fold import Fold
+from postdate.state.leases import NOT_GIVEN, OVER, Key
+from postdate.storage import record as records
+from postdate.storage.batch import ACK, INVISIBLE, POP
+from postdate.storage.queue import Queue
 
 
 class Given(NamedTuple):

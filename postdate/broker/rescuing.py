@@ -6,13 +6,13 @@
 Which rows may be rescued, and what is remembered of a rescue, is in far.py.
 """
 
+from postdate.broker.writing import Writer
 from postdate.config import Settings
-from postdate.far import Range, Rescue
-from postdate.fold import Fold
-from postdate.log.batch import RESCUE
-from postdate.log.log import Log
-from postdate.wheel import NEVER
-from postdate.writer import Writer
+from postdate.state.far import Range, Rescue
+from postdate.state.fold import Fold
+from postdate.state.wheel import NEVER
+from postdate.storage.batch import RESCUE
+from postdate.storage.log import Log
 
 _BLOCKS_PER_STEP = 16  # that rescues look through in rescue_step_ms: a million rows, some 50 ms of work
 _STEP_LEADS_MAX = 5  # what is rescued early lies in memory

@@ -7,13 +7,13 @@ go from the middle of the log: one message that waits a year holds its own segme
 
 import numpy as np
 
-from postdate.fold import Fold
-from postdate.jobs import DONE, POSTPONE, Job, Part
-from postdate.log import selection
-from postdate.log.chunk import CHUNK_BIT
-from postdate.log.log import Log
-from postdate.log.queue import Queue
-from postdate.recovery import Kept
+from postdate.state.fold import Fold
+from postdate.state.jobs import DONE, POSTPONE, Job, Part
+from postdate.state.saved import Kept
+from postdate.storage import selection
+from postdate.storage.chunk import CHUNK_BIT
+from postdate.storage.log import Log
+from postdate.storage.queue import Queue
 
 _ENTRIES_PER_LOOK = 2_048
 

@@ -12,10 +12,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from postdate.config import Settings
 from postdate.errors import IllegalMessage, NoPermission, UsageError
-from postdate.fold import Fold
 from postdate.keys import key_hash
-from postdate.log import record as records
-from postdate.log.batch import ALIGNMENT, KIND_NAMES, MESSAGE, MORE_KEYS, ROW_STRUCT, batch_bytes, records_position
 from postdate.message import (
     INTERNAL_PROPERTIES,
     PROPERTY_KEYS,
@@ -33,8 +30,11 @@ from postdate.message import (
     has_other_keys,
     refuse_internal,
     tag_hash,
-)  # fmt: skip
-from postdate.topics import PERM_WRITE, RESERVED_TOPICS, Topic
+)
+from postdate.state.fold import Fold
+from postdate.state.topics import PERM_WRITE, RESERVED_TOPICS, Topic
+from postdate.storage import record as records
+from postdate.storage.batch import ALIGNMENT, KIND_NAMES, MESSAGE, MORE_KEYS, ROW_STRUCT, batch_bytes, records_position
 
 SYSTEM_TOPIC_PREFIX = "postdate_sys_"
 _NOT_FROM_PRODUCERS = INTERNAL_PROPERTIES | {PROPERTY_TIMER_DEL_UNIQKEY, PROPERTY_TRANSACTION}

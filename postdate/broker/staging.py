@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from postdate.broker.writing import Ticket, Writer
 from postdate.config import Settings
 from postdate.errors import CorruptChunk, CorruptQueue, Refused, UsageError
-from postdate.fold import Fold, StageAnswer, Tally
-from postdate.log.batch import STAGE
-from postdate.log.chunk import Chunk
-from postdate.log.disk import Disk
-from postdate.writer import Ticket, Writer
+from postdate.state.fold import Fold, StageAnswer, Tally
+from postdate.storage.batch import STAGE
+from postdate.storage.chunk import Chunk
+from postdate.storage.disk import Disk
 
 
 class Stage(NamedTuple):

@@ -7,14 +7,14 @@ written. The tables themselves are in topics.py and groups.py; who may make what
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from postdate.broker.sending import Intake, refuse_system_topic, system_body
+from postdate.broker.writing import Ticket, Writer
 from postdate.config import Settings
 from postdate.errors import FlowControl, UsageError
-from postdate.fold import Fold
-from postdate.intake import Intake, refuse_system_topic, system_body
-from postdate.log.batch import GROUP, OFFSETS, TOPIC
-from postdate.log.queue import Queue
 from postdate.message import check_group, check_topic
-from postdate.writer import Ticket, Writer
+from postdate.state.fold import Fold
+from postdate.storage.batch import GROUP, OFFSETS, TOPIC
+from postdate.storage.queue import Queue
 
 # RocketMQ's own have three. What is written must be readable for ever, and a reader of JSON has a stack.
 _GROUP_SETTINGS_LEVELS_MAX = 32

@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from postdate.errors import UsageError
-from postdate.fold import Fold
-from postdate.log import delivery
-from postdate.log import record as records
-from postdate.log.queue import FILTER_ROWS, Queue, tagged
-from postdate.log.rows import Rows
-from postdate.log.segment import Segments
 from postdate.message import Host
+from postdate.state.fold import Fold
+from postdate.storage import delivery
+from postdate.storage import record as records
+from postdate.storage.queue import FILTER_ROWS, Queue, tagged
+from postdate.storage.rows import Rows
+from postdate.storage.segment import Segments
 
 
 class PullStatus(enum.Enum):

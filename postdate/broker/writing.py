@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from postdate.broker.sending import Intake, Packed, Prepared, system_body
 from postdate.errors import LogFailed, PostdateError, UsageError
-from postdate.fold import Fold
-from postdate.intake import Intake, Packed, Prepared, system_body
-from postdate.log.batch import HEADER_BYTES, Batch
-from postdate.log.log import Log
+from postdate.state.fold import Fold
+from postdate.storage.batch import HEADER_BYTES, Batch
+from postdate.storage.log import Log
 
 Seconds = dict[tuple[int, str], int]  # (second of due time, topic) -> messages
 NO_SECONDS: Seconds = {}

@@ -13,10 +13,10 @@ import numpy as np
 import orjson
 
 from postdate.client.connection import Address, Answer, Connection, Connections
-from postdate.client.faults import Pause, expect_success
+from postdate.client.errors import Pause, expect_success
 from postdate.client.loop import LoopThread
 from postdate.errors import PostdateError, ProtocolError
-from postdate.wheel import NEAR
+from postdate.state.wheel import NEAR
 from postdate.wire import codes
 from postdate.wire.frame import NO_FIELDS, Command
 from postdate.wire.reports import decode_properties_text

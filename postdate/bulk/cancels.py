@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from postdate.bulk.columns import Columns
-from postdate.log import record as records
+from postdate.storage import record as records
 
 
 def with_cancels(found: Columns, is_cancel: np.ndarray) -> Columns:

@@ -1,6 +1,6 @@
 """Records as columns: the bytes, the topic, the body, the properties, for many records at once, without a loop.
 
-The parts of a record are found as `postdate.log.record` draws them; a record whose parts do not fill it exactly is
+The parts of a record are found as `postdate.storage.record` draws them; a record whose parts do not fill it exactly is
 damage and is never passed over in silence.
 """
 
@@ -12,8 +12,8 @@ import pyarrow as pa
 from postdate.bulk.properties import Properties
 from postdate.bulk.texts import Bytes, as_text, big_endian, gather
 from postdate.errors import CorruptLog
-from postdate.log import record as records
 from postdate.message import PROPERTY_KEYS, PROPERTY_TAGS
+from postdate.storage import record as records
 
 _BODY_BYTES, _PROPERTIES_BYTES = 4, 2  # the lengths of these parts are written in so many bytes
 

@@ -23,20 +23,20 @@ import orjson
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from postdate.bulk.link import Link
+from postdate.bulk.broker_link import Link
 from postdate.bulk.maps import Maps
 from postdate.bulk.near import near_batches
 from postdate.bulk.rows import Queue, QueueRows, RowsMissing
 from postdate.bulk.schema import OF_TOPIC, OUT
 from postdate.bulk.selections import Selections, selection_name
-from postdate.bulk.stream import DueRange, far_batches
+from postdate.bulk.streams import DueRange, far_batches
 from postdate.bulk.topic import topic_batches
 from postdate.bulk.upload import Uploads, announced, epoch_of
-from postdate.client.faults import TimedOut, Unavailable, Unreachable
+from postdate.client.errors import TimedOut, Unavailable, Unreachable
 from postdate.errors import FlowControl, PostdateError, Refused, UsageError
-from postdate.log.disk import Disk
-from postdate.log.folder import read_format
-from postdate.table_format import SELECTED
+from postdate.storage.disk import Disk
+from postdate.storage.folder import read_format
+from postdate.table.format import SELECTED
 
 STREAMS_MAX = 64  # reads and uploads at once; each may hold three batches of 8 MB
 _AWAY = (Unreachable, TimedOut, Unavailable, FlowControl, RowsMissing)

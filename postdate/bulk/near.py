@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
+from postdate.bulk.broker_link import Link
 from postdate.bulk.columns import columns
-from postdate.bulk.link import Link
 from postdate.bulk.maps import Maps
 from postdate.bulk.places import Places
 from postdate.bulk.schema import OUT
-from postdate.bulk.stream import pieces, plain
-from postdate.log.batch import MESSAGE
+from postdate.bulk.streams import pieces, plain
+from postdate.storage.batch import MESSAGE
 
 
 def near_batches(link: Link, maps: Maps, segment_bytes: int) -> Iterator[pa.RecordBatch]:

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from postdate.bulk.link import Link, StagedChunk
-from postdate.log import chunk as chunks
-from postdate.log import segment
-from postdate.log.chunk import CHUNK_BIT
+from postdate.bulk.broker_link import Link, StagedChunk
+from postdate.storage import chunk as chunks
+from postdate.storage import segment
+from postdate.storage.chunk import CHUNK_BIT
 
 
 class Place(NamedTuple):

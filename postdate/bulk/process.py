@@ -16,14 +16,14 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
+from postdate.bulk.broker_link import Link
 from postdate.bulk.flight import BulkServer
-from postdate.bulk.link import Link
-from postdate.bulk.table import Question, Table
 from postdate.client.connection import Address
 from postdate.counts import Seconds
 from postdate.errors import ProtocolError, UsageError
-from postdate.log.disk import Disk, RealDisk
-from postdate.manners import keep_freed_memory, let_others_go_first
+from postdate.process import keep_freed_memory, let_others_go_first
+from postdate.storage.disk import Disk, RealDisk
+from postdate.table.find import Question, Table
 from postdate.wire import codes
 from postdate.wire.frame import Command
 

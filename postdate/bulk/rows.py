@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from postdate.bulk.link import Link, QueueRange
+from postdate.bulk.broker_link import Link, QueueRange
 from postdate.errors import PostdateError
-from postdate.far import FAR
-from postdate.log.queue import ENTRY, TIME
+from postdate.state.far import FAR
+from postdate.storage.queue import ENTRY, TIME
 
 BLOCK_ROWS = 65_536  # read at once: 3 MB of far rows
 _TRIES = 3

@@ -7,9 +7,9 @@ import orjson
 import pyarrow as pa
 
 from postdate.errors import Refused, UsageError
-from postdate.log import selection
-from postdate.log.disk import Disk
-from postdate.table_format import SELECTED
+from postdate.storage import selection
+from postdate.storage.disk import Disk
+from postdate.table.format import SELECTED
 
 ROWS_MAX = 4_000_000  # of one file: 160 MB
 _PIECE_ROWS = 65_536

@@ -15,8 +15,8 @@ from postdate.bulk.columns import columns
 from postdate.bulk.maps import Maps
 from postdate.bulk.rows import QueueRows
 from postdate.bulk.schema import OUT
-from postdate.log import segment
-from postdate.log.batch import CANCEL, JOB
+from postdate.storage import segment
+from postdate.storage.batch import CANCEL, JOB
 
 BATCH_ROWS_MAX = 16_384
 BATCH_BYTES_MAX = 8 * 1024 * 1024  # of records; one that is larger has a batch to itself

@@ -9,22 +9,22 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from postdate.bulk.broker_link import Link
 from postdate.bulk.columns import Records
 from postdate.bulk.dues import Dues, dues
-from postdate.bulk.link import Link
 from postdate.bulk.maps import Maps
 from postdate.bulk.places import Place, Places
 from postdate.bulk.properties import Properties
 from postdate.bulk.rows import QueueRows
 from postdate.bulk.schema import OF_TOPIC
-from postdate.bulk.stream import pieces
+from postdate.bulk.streams import pieces
 from postdate.bulk.texts import Bytes
 from postdate.keys import key_hash
-from postdate.log import chunk as chunks
-from postdate.log.batch import MESSAGE
-from postdate.log.chunk import CHUNK_BIT
-from postdate.log.queue import TIME
 from postdate.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, DelayLevels, first_key
+from postdate.storage import chunk as chunks
+from postdate.storage.batch import MESSAGE
+from postdate.storage.chunk import CHUNK_BIT
+from postdate.storage.queue import TIME
 
 
 def topic_batches(

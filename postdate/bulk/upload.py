@@ -14,10 +14,10 @@ from postdate.bulk.columns import check_records
 from postdate.bulk.schema import IN
 from postdate.bulk.texts import Bytes
 from postdate.errors import CorruptLog, Refused, UsageError
-from postdate.log import chunk as chunks
-from postdate.log.chunk import CHUNK_ROW
-from postdate.log.disk import Disk
-from postdate.manners import Pacer
+from postdate.process import Pacer
+from postdate.storage import chunk as chunks
+from postdate.storage.chunk import CHUNK_ROW
+from postdate.storage.disk import Disk
 
 _NAME = re.compile(r"([0-9]{6})-[A-Za-z0-9_.-]{1,120}")
 _FIXED = ("due", "arrival", "queue", "tag_hash", "flags", "unique_hash", "key_hash")

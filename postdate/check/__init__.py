@@ -37,10 +37,10 @@ from postdate.check.tables import Tables
 from postdate.check.walk import Hole, place_of, walk
 from postdate.config import KIB, Settings
 from postdate.errors import ForeignFolder, UsageError
-from postdate.log.batch import MESSAGE
-from postdate.log.disk import Disk
-from postdate.log.folder import FORMAT_FILE, open_folder
-from postdate.wheel import NEVER
+from postdate.state.wheel import NEVER
+from postdate.storage.batch import MESSAGE
+from postdate.storage.disk import Disk
+from postdate.storage.folder import FORMAT_FILE, open_folder
 
 __all__ = ["Hole", "Report", "check_folder", "place_of", "walk"]
 

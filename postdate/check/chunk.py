@@ -6,10 +6,10 @@ from postdate.check.folder import Folder
 from postdate.check.known import known_of_chunk
 from postdate.check.record import Places, keys_problem
 from postdate.errors import CorruptChunk, CorruptLog, IllegalMessage
-from postdate.log import chunk as chunks
-from postdate.log import record as records
-from postdate.log.chunk import Chunk
 from postdate.message import decode_properties
+from postdate.storage import chunk as chunks
+from postdate.storage import record as records
+from postdate.storage.chunk import Chunk
 
 
 def check_chunk(folder: Folder, base: int, name: str, came_at: int, places: Places) -> np.ndarray | None:

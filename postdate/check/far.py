@@ -6,7 +6,7 @@ from postdate.check.folder import Folder, named
 from postdate.check.pointers import Pointers, check_ascending
 from postdate.check.tables import Tables
 from postdate.errors import CorruptQueue
-from postdate.log.batch import MESSAGE
+from postdate.storage.batch import MESSAGE
 
 _FIELDS = (
     "due",

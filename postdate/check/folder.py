@@ -6,19 +6,19 @@ from functools import cached_property
 
 import numpy as np
 
-from postdate import index
 from postdate.check import saved as saves
 from postdate.check.report import Report
 from postdate.check.saved import Saved
 from postdate.errors import CorruptSnapshot
-from postdate.far import FAR
-from postdate.log import chunk as chunks
-from postdate.log import segment, snapshot
-from postdate.log.chunk import CHUNK_BIT
-from postdate.log.disk import Disk
-from postdate.log.queue import ENTRY, TIME
-from postdate.log.rows import Rows
-from postdate.log.segment import Segments
+from postdate.state import index
+from postdate.state.far import FAR
+from postdate.storage import chunk as chunks
+from postdate.storage import segment, snapshot
+from postdate.storage.chunk import CHUNK_BIT
+from postdate.storage.disk import Disk
+from postdate.storage.queue import ENTRY, TIME
+from postdate.storage.rows import Rows
+from postdate.storage.segment import Segments
 
 _DTYPES = {"far": FAR, index.FOLDER: index.INDEX}
 

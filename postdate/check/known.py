@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from postdate.log.batch import MESSAGE, ROW, Batch
-from postdate.log.chunk import FLAG_OWN_ARRIVAL
-from postdate.wheel import NEVER
+from postdate.state.wheel import NEVER
+from postdate.storage.batch import MESSAGE, ROW, Batch
+from postdate.storage.chunk import FLAG_OWN_ARRIVAL
 
 # One row per record, ascending by offset.
 KNOWN = np.dtype(

@@ -11,10 +11,10 @@ from postdate.check.record import Places, message_problem, system_problem
 from postdate.check.refold import Refold
 from postdate.check.walk import Hole, place_of, walk
 from postdate.errors import CorruptLog
-from postdate.log import batch as batches
-from postdate.log import record as records
-from postdate.log import snapshot
-from postdate.log.batch import KIND_FILLER, MESSAGE, ROW_STRUCT, Batch
+from postdate.storage import batch as batches
+from postdate.storage import record as records
+from postdate.storage import snapshot
+from postdate.storage.batch import KIND_FILLER, MESSAGE, ROW_STRUCT, Batch
 
 
 class LogCheck:

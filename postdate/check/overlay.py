@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from postdate.log.disk import Data, Disk, File, LockedFolder, View
+from postdate.storage.disk import Data, Disk, File, LockedFolder, View
 
 
 class Overlay:

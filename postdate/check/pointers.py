@@ -9,8 +9,8 @@ from postdate.check.known import Index
 from postdate.check.log import LogCheck
 from postdate.check.report import Report
 from postdate.check.tables import Tables
-from postdate.log import chunk as chunks
-from postdate.log.chunk import CHUNK_BIT
+from postdate.storage import chunk as chunks
+from postdate.storage.chunk import CHUNK_BIT
 
 Place = Callable[[int], str]  # a row, by its index in a column, in people's words
 

@@ -10,8 +10,8 @@ from postdate.check.pointers import Pointers, check_ascending
 from postdate.check.saved import entries_folder, times_folder
 from postdate.check.tables import Tables
 from postdate.errors import CorruptQueue
-from postdate.log.batch import KIND_NAMES, MESSAGE
-from postdate.topics import SCHEDULE_TOPIC
+from postdate.state.topics import SCHEDULE_TOPIC
+from postdate.storage.batch import KIND_NAMES, MESSAGE
 
 
 class _Entries(NamedTuple):

@@ -3,11 +3,9 @@
 import json
 from collections.abc import Callable, Iterator
 
+from postdate.broker.sending import SYSTEM_TOPIC_PREFIX
 from postdate.errors import IllegalMessage
-from postdate.intake import SYSTEM_TOPIC_PREFIX
 from postdate.keys import key_hash
-from postdate.log import record as records
-from postdate.log.batch import KIND_NAMES, MORE_KEYS
 from postdate.message import (
     DEFAULT_LEVELS_TEXT,
     PROPERTY_KEYS,
@@ -19,8 +17,10 @@ from postdate.message import (
     first_key,
     other_keys,
     tag_hash,
-)  # fmt: skip
-from postdate.wheel import NEVER
+)
+from postdate.state.wheel import NEVER
+from postdate.storage import record as records
+from postdate.storage.batch import KIND_NAMES, MORE_KEYS
 
 _LEVELS = DelayLevels.parse(DEFAULT_LEVELS_TEXT)
 

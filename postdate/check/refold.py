@@ -8,18 +8,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from postdate import recovery
 from postdate.check import state
 from postdate.check.folder import Folder, dtype_of, named
 from postdate.check.overlay import Overlay
 from postdate.check.walk import place_of
 from postdate.errors import CorruptData, PostdateError
-from postdate.fold import Fold
-from postdate.log import segment
-from postdate.log.batch import KIND_FILLER, STAGE, Batch
-from postdate.log.log import Log
-from postdate.log.rows import Rows
-from postdate.wheel import NEVER
+from postdate.state import saved as recovery
+from postdate.state.fold import Fold
+from postdate.state.wheel import NEVER
+from postdate.storage import segment
+from postdate.storage.batch import KIND_FILLER, STAGE, Batch
+from postdate.storage.log import Log
+from postdate.storage.rows import Rows
 
 _TAIL_ROWS = 8_192  # it writes to memory, in pieces worth a comparison
 # What applying a batch can trip over when its bytes are whole but its content is not what a broker writes.

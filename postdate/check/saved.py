@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from postdate import recovery
-from postdate.log import snapshot
-from postdate.log.disk import Disk
+from postdate.state import saved
+from postdate.storage import snapshot
+from postdate.storage.disk import Disk
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Saved:
 
     def sums(self) -> dict[str, list[int]]:
         """The checksums of the blocks of rows, by folder."""
-        return dict(recovery.read_sums(section) for section in self.sections if section.kind == snapshot.SUMS)
+        return dict(saved.read_sums(section) for section in self.sections if section.kind == snapshot.SUMS)
 
     def slots(self) -> list[bytes]:
         return [section.data for section in self.sections if section.kind == snapshot.SLOTS]
@@ -49,7 +49,7 @@ class Saved:
 def read(disk: Disk, position: int) -> Saved:
     """Raises CorruptSnapshot."""
     sections = snapshot.read(disk, position)
-    return Saved(position, sections, recovery.read_state(sections))
+    return Saved(position, sections, saved.read_state(sections))
 
 
 def entries_folder(number: int) -> str:

@@ -3,8 +3,8 @@
 from postdate.check.folder import Folder
 from postdate.check.refold import Refold
 from postdate.errors import CorruptSelection
-from postdate.jobs import RUNNING, Part
-from postdate.log import selection
+from postdate.state.jobs import RUNNING, Part
+from postdate.storage import selection
 
 
 def check_selections(folder: Folder, refold: Refold) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from postdate import recovery
 from postdate.check.folder import Folder
 from postdate.check.saved import Saved
-from postdate.fold import Fold
-from postdate.wheel import SINGLE
+from postdate.state import saved as recovery
+from postdate.state.fold import Fold
+from postdate.state.wheel import SINGLE
 
 _TEXT_MAX = 120  # characters of a value in a finding
 

@@ -4,7 +4,7 @@ from postdate.check.folder import Folder
 from postdate.check.report import Report
 from postdate.check.saved import Saved
 from postdate.errors import CorruptQueue
-from postdate.log.rows import BLOCK_ROWS, Rows
+from postdate.storage.rows import BLOCK_ROWS, Rows
 
 
 def check_sums(folder: Folder) -> None:

@@ -21,11 +21,11 @@ from postdate.check.refold import Refold
 from postdate.check.table_file import Seen, Sources, check_file
 from postdate.check.tables import Tables
 from postdate.errors import CorruptQueue
-from postdate.far import FAR as FAR_ROW
-from postdate.far import Far
-from postdate.log.batch import JOB
-from postdate.log.disk import RealDisk
-from postdate.table_format import FAR, LOG, MESSAGES, OWN, File, entry, files_of, is_untaken, sound_count, versions
+from postdate.state.far import FAR as FAR_ROW
+from postdate.state.far import Far
+from postdate.storage.batch import JOB
+from postdate.storage.disk import RealDisk
+from postdate.table.format import FAR, LOG, MESSAGES, OWN, File, entry, files_of, is_untaken, sound_count, versions
 
 _DEFAULT = "table"  # its name in the data folder
 _UNREADABLE = (DeltaError, TableNotFoundError, OSError, ValueError)

@@ -16,9 +16,9 @@ from postdate.check.known import Index
 from postdate.check.record import due_problem, keys_problem
 from postdate.errors import CorruptLog, IllegalMessage
 from postdate.keys import key_hash
-from postdate.log import record as records
 from postdate.message import PROPERTY_KEYS, PROPERTY_TAGS, decode_properties
-from postdate.table_format import CANCEL, DROP, MESSAGE, OWN, SCHEMA, STATISTICS, File
+from postdate.storage import record as records
+from postdate.table.format import CANCEL, DROP, MESSAGE, OWN, SCHEMA, STATISTICS, File
 
 # What a row shares with its far row, and how the far row's number is read as the table's.
 _SHARED = {

@@ -3,9 +3,9 @@
 import numpy as np
 
 from postdate.check.folder import Folder, dtype_of
-from postdate.fold import Fold
-from postdate.log.chunk import CHUNK_BIT
-from postdate.log.rows import Rows
+from postdate.state.fold import Fold
+from postdate.storage.chunk import CHUNK_BIT
+from postdate.storage.rows import Rows
 
 
 class Tables:

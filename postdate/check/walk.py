@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from postdate.log import batch as batches
-from postdate.log import segment
-from postdate.log.batch import Batch
-from postdate.log.disk import View
-from postdate.log.segment import Segments
+from postdate.storage import batch as batches
+from postdate.storage import segment
+from postdate.storage.batch import Batch
+from postdate.storage.disk import View
+from postdate.storage.segment import Segments
 
 
 class Hole(NamedTuple):

@@ -2,7 +2,7 @@
 
 import argparse
 
-from postdate.cli import change
+from postdate.cli import where
 from postdate.cli.command import NEGATIVE, OK, add_broker, print_json
 from postdate.cli.values import instant
 from postdate.client import connect
@@ -41,7 +41,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--topic", metavar="T", help="the topic, where there is no handle")
     parser.add_argument("--key", metavar="K", help="the first key of the message")
     parser.add_argument("--due", metavar="TIME", type=instant, help="when it is due: ISO 8601 or epoch milliseconds")
-    change.add(parser, required=False)
+    where.add(parser, required=False)
     add_broker(parser, _cancel)
 
 
@@ -50,7 +50,7 @@ def _cancel(arguments: argparse.Namespace) -> int:
     if arguments.where is not None:
         if arguments.handle is not None or by_key != [None] * 3:
             raise UsageError("give either --where, or a handle, or all of --topic, --key and --due")
-        return change.run(arguments, "cancel", 0)
+        return where.run(arguments, "cancel", 0)
     if arguments.dry_run or arguments.id or arguments.no_wait:
         raise UsageError("--dry-run, --id and --no-wait are for --where")
     if (None in by_key) if arguments.handle is None else (by_key != [None] * 3):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from postdate.clock import SystemClock
 from postdate.config import Settings
-from postdate.pipeline import java
 from postdate.server import Addresses, Part, Parts
+from postdate.spark.session import java
 
 BULK, PIPELINE = "bulk", "pipeline"
 _STAY = "far messages stay in the log and are still on time"

@@ -3,11 +3,11 @@
 import argparse
 from typing import Any
 
-from postdate.cli import admin
-from postdate.cli.admin import FoundMessage
 from postdate.cli.command import OK, add_broker, print_json, say_no
 from postdate.cli.show import body, body_fields, instant
 from postdate.cli.values import positive
+from postdate.client import admin
+from postdate.client.admin import FoundMessage
 
 HELP = """\
 Finds the messages of a topic by a key of theirs, whether they wait or not, and says where they are (times in UTC).

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from postdate.cli.command import USAGE, Run, add_json, runs
 from postdate.errors import ForeignFolder
-from postdate.log.disk import RealDisk
-from postdate.log.folder import FORMAT_FILE
+from postdate.storage.disk import RealDisk
+from postdate.storage.folder import FORMAT_FILE
 
 
 def add_folder(parser: argparse.ArgumentParser, run: Run) -> None:

@@ -3,9 +3,9 @@
 import argparse
 from typing import Any, NamedTuple
 
-from postdate.cli import admin
 from postdate.cli.command import OK, add_broker, print_json
 from postdate.cli.show import moment, table
+from postdate.client import admin
 
 HELP = """\
 Shows how many messages are due in the time ahead: the next hour by minute, the next day by hour, the next month by day

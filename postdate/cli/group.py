@@ -2,9 +2,9 @@
 
 import argparse
 
-from postdate.cli import admin
 from postdate.cli.command import OK, Verbs, is_meant, print_json, say_no
 from postdate.cli.show import table
+from postdate.client import admin
 
 HELP = """\
 Lists, shows, creates and deletes consumer groups.

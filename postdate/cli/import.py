@@ -15,7 +15,7 @@ from postdate.client.connection import parse_address
 from postdate.clock import SystemClock
 
 if TYPE_CHECKING:
-    from postdate.pipeline.inputs import Outcome, Request
+    from postdate.spark.imports.inputs import Outcome, Request
 
 HELP = """\
 Schedules each row of Parquet, CSV or JSON lines files as a message, millions of them, through Spark. All rows or none.
@@ -72,7 +72,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def _import(arguments: argparse.Namespace) -> int:
     parse_address(arguments.bulk)
-    from postdate.pipeline import inputs  # Spark takes a second to load, and no other command needs it
+    from postdate.spark.imports import inputs  # Spark takes a second to load, and no other command needs it
 
     request = _request(arguments)
     clock = SystemClock()
@@ -89,8 +89,8 @@ def _import(arguments: argparse.Namespace) -> int:
 
 
 def _request(arguments: argparse.Namespace) -> "Request":
-    from postdate.pipeline.inputs import Request
-    from postdate.pipeline.wishes import checked_topic, wanted_of
+    from postdate.spark.imports.inputs import Request
+    from postdate.spark.imports.options import checked_topic, wanted_of
 
     columns = {name: getattr(arguments, name) for name in ("due", "body", "key", "tag", "properties", "zone", "queue")}
     wanted = wanted_of({**columns, "unit": arguments.due_unit, "named": tuple(arguments.property)})
@@ -108,7 +108,7 @@ def _shown(line: Line) -> Callable[[str, int], None]:
 
 
 def _answer(arguments: argparse.Namespace, outcome: "Outcome", seconds: float) -> int:
-    from postdate.pipeline.imports import bad_lines
+    from postdate.spark.imports.imports import bad_lines
 
     job = outcome.job
     if arguments.json:

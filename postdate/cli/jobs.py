@@ -3,10 +3,10 @@
 import argparse
 from typing import Any
 
-from postdate.cli import admin
 from postdate.cli.command import OK, add_broker, print_json, say_no
 from postdate.cli.show import moment, rough, table
 from postdate.cli.values import positive
+from postdate.client import admin
 
 HELP = """\
 Shows imports, cancels and postponements by predicate: those that wait or run, and what became of the last ones.

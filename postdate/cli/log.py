@@ -15,11 +15,11 @@ from postdate.cli.show import count, instant, span
 from postdate.cli.values import whole_number
 from postdate.config import Settings
 from postdate.errors import CorruptLog
-from postdate.log import record as records
-from postdate.log.batch import KIND_FILLER, KIND_NAMES, MESSAGE, ROW_STRUCT, Batch
-from postdate.log.folder import open_folder
-from postdate.log.segment import Segments
 from postdate.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
+from postdate.storage import record as records
+from postdate.storage.batch import KIND_FILLER, KIND_NAMES, MESSAGE, ROW_STRUCT, Batch
+from postdate.storage.folder import open_folder
+from postdate.storage.segment import Segments
 
 HELP = """\
 Prints the log, batch by batch. It only reads, so the broker may be running.

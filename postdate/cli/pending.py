@@ -3,10 +3,10 @@
 import argparse
 from typing import Any
 
-from postdate.cli import admin
 from postdate.cli.command import OK, add_broker, print_json
 from postdate.cli.show import count, moment, size, table
 from postdate.cli.values import positive
+from postdate.client import admin
 
 HELP = """\
 Shows how many messages wait, for which topics, and when they are due (in UTC).

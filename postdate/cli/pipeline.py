@@ -9,7 +9,7 @@ from postdate.cli.logs import add_log_level, start_logging
 from postdate.client.connection import parse_address
 from postdate.config import MIB, Settings
 from postdate.errors import UsageError
-from postdate.pipeline import java
+from postdate.spark.session import java
 
 HELP = """\
 Runs the pipeline that carries far messages from a broker's log to its table, and back before they are due.
@@ -69,7 +69,7 @@ def _pipeline(arguments: argparse.Namespace) -> int:
     # Spark's bridge to Java tells of every call, and of those that Java's end breaks; what fails comes as an exception.
     start_logging(arguments.log_level, only="postdate")
     # Only now: what has to do with Spark takes a second to load.
-    from postdate.pipeline import driver
+    from postdate.spark.pipeline import driver
 
     driver.run(
         driver.Options(

@@ -2,7 +2,7 @@
 
 import argparse
 
-from postdate.cli import change
+from postdate.cli import where
 from postdate.cli.command import add_broker
 from postdate.cli.values import span
 from postdate.errors import UsageError
@@ -25,7 +25,7 @@ exit codes: 0 done, 1 the predicate was refused, 2 wrong usage, 3 no broker was 
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    change.add(parser, required=True)
+    where.add(parser, required=True)
     parser.add_argument("--by", metavar="SPAN", type=span, required=True, help="how much later: 30s, 10m, 2h, 7d")
     add_broker(parser, _postpone)
 
@@ -33,4 +33,4 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _postpone(arguments: argparse.Namespace) -> int:
     if arguments.by == 0:
         raise UsageError("--by 0 changes nothing")
-    return change.run(arguments, "postpone", arguments.by)
+    return where.run(arguments, "postpone", arguments.by)

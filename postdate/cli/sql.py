@@ -50,7 +50,7 @@ def _sql(arguments: argparse.Namespace) -> int:
     if not arguments.query.lstrip("( \n\t").lower().startswith(_QUERIES):
         raise UsageError("only queries are answered here: select ... from pending ...")
     parse_address(arguments.bulk)
-    from postdate.pipeline import query  # Spark takes a second to load, and no other command needs it
+    from postdate.spark.pending import query  # Spark takes a second to load, and no other command needs it
 
     found = query.answer(arguments.query, arguments.bulk, arguments.limit, arguments.memory, os.environ)
     _print(found.names, found.rows, arguments.format)

@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from postdate.cli import admin
 from postdate.cli.command import OK, add_broker, print_json
 from postdate.cli.overview import overview
 from postdate.cli.values import positive
+from postdate.client import admin
 from postdate.errors import PostdateError
 
 HELP = """\

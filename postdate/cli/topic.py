@@ -2,10 +2,10 @@
 
 import argparse
 
-from postdate.cli import admin
 from postdate.cli.command import OK, Verbs, is_meant, print_json, say_no
 from postdate.cli.show import count, table
 from postdate.cli.values import positive
+from postdate.client import admin
 from postdate.errors import UsageError
 
 HELP = """\

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from postdate import __version__, config
-from postdate.cli.beside import PIPELINE, beside, is_embedded
+from postdate.cli.children import PIPELINE, beside, is_embedded
 from postdate.cli.command import OK, USAGE, add_json, print_json, runs
 from postdate.cli.logs import add_log_level, start_logging
 from postdate.cli.show import count

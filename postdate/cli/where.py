@@ -6,10 +6,10 @@ import time
 import uuid
 from typing import Any
 
-from postdate.cli import admin
 from postdate.cli.command import INTERRUPTED, NEGATIVE, OK, add_bulk, print_json
 from postdate.cli.line import Line
 from postdate.cli.show import body, count, moment, table
+from postdate.client import admin
 from postdate.client.connection import parse_address
 from postdate.errors import UsageError
 
@@ -77,7 +77,7 @@ def _sentence(job: dict[str, Any]) -> str:
 
 def _try(arguments: argparse.Namespace, op: str) -> int:
     parse_address(arguments.bulk)
-    from postdate.pipeline import query  # Spark takes a second to load
+    from postdate.spark.pending import query  # Spark takes a second to load
 
     found = query.tried(arguments.where, arguments.bulk, arguments.memory, os.environ)
     if arguments.json:

@@ -16,7 +16,7 @@
 
 from postdate.client.asynchronous import AsyncClient, connect_async
 from postdate.client.blocking import Client, connect
-from postdate.client.faults import BrokerError, Disconnected, TimedOut, Unavailable, Unreachable
+from postdate.client.errors import BrokerError, Disconnected, TimedOut, Unavailable, Unreachable
 from postdate.client.jobs import Changed
 from postdate.client.outgoing import Outgoing, Receipt
 from postdate.client.received import AsyncReceivedMessage, ReceivedMessage

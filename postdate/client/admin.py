@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from postdate.cli.ask import ask
 from postdate.client import BrokerError
+from postdate.client.ask import ask
 from postdate.client.received import decompress
 from postdate.errors import ProtocolError
 from postdate.message import (
@@ -18,7 +18,7 @@ from postdate.message import (
     PROPERTY_TAGS,
     PROPERTY_UNIQ_KEY,
     decode_properties,
-)  # fmt: skip
+)
 from postdate.wire import bodies, codes
 from postdate.wire.ids import message_id
 from postdate.wire.records import Record, decode_records

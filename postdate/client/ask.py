@@ -8,7 +8,7 @@ from typing import Any
 
 from postdate.client.asynchronous import ADDRESS_DEFAULT, ADDRESS_VARIABLE, TIMEOUT_SECONDS_DEFAULT
 from postdate.client.connection import Connection, Connections, parse_addresses
-from postdate.client.faults import TimedOut, Unreachable, expect_success
+from postdate.client.errors import TimedOut, Unreachable, expect_success
 from postdate.wire.frame import NO_FIELDS, Command
 
 _ANSWER_SECONDS = 60.0  # counting what waits, or cancelling it with its topic, goes through all of it

@@ -10,12 +10,12 @@ from postdate.client.backlog import Delivery, Turn
 from postdate.client.connection import Connections, parse_addresses
 from postdate.client.consumer import Consumer
 from postdate.client.jobs import Changed, Jobs
+from postdate.client.options import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted
 from postdate.client.outgoing import Outgoing, Receipt
 from postdate.client.producer import Producer
 from postdate.client.received import AsyncReceivedMessage
 from postdate.client.routes import Routes
 from postdate.client.spans import Delay, delay_ms, instant_ms
-from postdate.client.wanted import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted
 from postdate.errors import PostdateError, UsageError
 from postdate.message import Cancelled
 

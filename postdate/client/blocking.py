@@ -12,10 +12,10 @@ from postdate.client.backlog import Delivery, Turn
 from postdate.client.consumer import Consumer
 from postdate.client.jobs import Changed
 from postdate.client.loop import LIFE_SIGN_SECONDS, Closed, LoopThread
+from postdate.client.options import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted
 from postdate.client.outgoing import Outgoing, Receipt
 from postdate.client.received import ReceivedMessage
 from postdate.client.spans import Delay, delay_ms
-from postdate.client.wanted import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted
 from postdate.clock import SystemClock
 from postdate.errors import UsageError
 from postdate.message import Cancelled

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
-from postdate.client.faults import Disconnected, TimedOut, Unreachable, in_words
+from postdate.client.errors import Disconnected, TimedOut, Unreachable, in_words
 from postdate.errors import PostdateError, ProtocolError, UsageError
 from postdate.message import PORT_MAX
 from postdate.wire import codes

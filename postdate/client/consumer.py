@@ -17,14 +17,14 @@ from typing import Any
 
 from postdate.client.backlog import Backlog, Delivery, OwnedQueue, Pull, Turn, readable_properties
 from postdate.client.connection import Address
-from postdate.client.faults import PAUSE_SECONDS_MIN, Pause, expect_success, refusal
+from postdate.client.errors import PAUSE_SECONDS_MIN, Pause, expect_success, refusal
 from postdate.client.membership import Membership
+from postdate.client.options import Wanted
 from postdate.client.producer import Producer
 from postdate.client.progress import Progress
 from postdate.client.returns import Returns
 from postdate.client.routes import DEFAULT_TOPIC, Routes, addresses_of, readable_queues
 from postdate.client.spans import Delay
-from postdate.client.wanted import Wanted
 from postdate.errors import PostdateError, ProtocolError, TopicNotFound, UsageError
 from postdate.message import PROPERTY_TAGS
 from postdate.wire import codes

@@ -7,7 +7,7 @@ import uuid
 from typing import Any, NamedTuple
 
 from postdate.client.connection import Address, Connections
-from postdate.client.faults import TimedOut, Unreachable, expect_success
+from postdate.client.errors import TimedOut, Unreachable, expect_success
 from postdate.errors import UsageError
 from postdate.wire import bodies, codes
 from postdate.wire.frame import NO_FIELDS

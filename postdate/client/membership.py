@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from postdate.client.connection import Address, Connection, Connections
-from postdate.client.faults import TimedOut, Unreachable, expect_success
+from postdate.client.errors import TimedOut, Unreachable, expect_success
 from postdate.client.identity import new_client_id
-from postdate.client.wanted import Wanted
+from postdate.client.options import Wanted
 from postdate.errors import PostdateError
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from postdate.client.connection import Address, Connections
-from postdate.client.faults import Pause, Unreachable, expect_success, refusal
+from postdate.client.errors import Pause, Unreachable, expect_success, refusal
 from postdate.client.identity import new_unique_keys
 from postdate.client.outgoing import Outgoing, Receipt, Sealed, frames_of, inner, receipt, receipts, seal
 from postdate.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES_MAX, Routes, addresses_of

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from postdate.client.backlog import Delivery
-from postdate.client.faults import TimedOut, Unreachable, expect_success
+from postdate.client.errors import TimedOut, Unreachable, expect_success
 from postdate.client.membership import Membership
+from postdate.client.options import Wanted
 from postdate.client.producer import Producer
 from postdate.client.spans import Delay, delay_ms
-from postdate.client.wanted import Wanted
 from postdate.errors import PostdateError
 from postdate.message import (
     DELAY_PROPERTIES,

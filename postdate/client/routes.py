@@ -5,7 +5,7 @@ import random
 from typing import NamedTuple
 
 from postdate.client.connection import Address, Connections, parse_address, within
-from postdate.client.faults import TimedOut, Unreachable, expect_success
+from postdate.client.errors import TimedOut, Unreachable, expect_success
 from postdate.errors import NoPermission, PostdateError, ProtocolError, TopicNotFound, UsageError
 from postdate.wire import codes
 from postdate.wire.bodies import QueueName, Route, decode_route

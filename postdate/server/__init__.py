@@ -27,7 +27,7 @@ It runs on one thread and one event loop; flushes and the slow steps of snapshot
 knows nothing of it.
 """
 
-from postdate.server.parts import Addresses, Part, Parts
+from postdate.server.children import Addresses, Part, Parts
 from postdate.server.serve import Server, run, serve
 
 __all__ = ["Addresses", "Part", "Parts", "Server", "run", "serve"]

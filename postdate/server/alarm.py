@@ -9,7 +9,7 @@ import os
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
 
-from postdate.wheel import NEVER
+from postdate.state.wheel import NEVER
 
 _CLOCK_REALTIME = 0
 _TIMER_ABSTIME = 1

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from postdate import errors
+from postdate.broker.writing import Ticket
 from postdate.server.connection import Connection
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
-from postdate.writer import Ticket
 
 # The first row whose class fits counts.
 _CODES: tuple[tuple[type[Exception], int], ...] = (

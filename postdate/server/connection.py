@@ -19,7 +19,7 @@ from postdate.wire.frame import Frames
 from postdate.wire.ids import host_of, host_text, id_prefix
 
 if TYPE_CHECKING:
-    from postdate.server.service import Service
+    from postdate.server.dispatch import Service
 
 
 class Connection(asyncio.Protocol):

@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.clock import Clock
 from postdate.server.connection import Connection
 from postdate.wire.ids import host_text

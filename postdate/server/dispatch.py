@@ -3,39 +3,39 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.clock import Clock
 from postdate.config import Settings
 from postdate.errors import PostdateError, ProtocolError
 from postdate.server.address import Address
-from postdate.server.admin import Admin
 from postdate.server.answers import refusal
-from postdate.server.assignments import Assignments
-from postdate.server.clients import Clients
 from postdate.server.connection import Connection
 from postdate.server.connections import Connections
-from postdate.server.consumers import Consumers
-from postdate.server.jobs import Jobs
-from postdate.server.lookups import Lookups
-from postdate.server.members import Members
-from postdate.server.messages import Messages
-from postdate.server.meter import Meter
-from postdate.server.offsets import Offsets
-from postdate.server.pending import Pending
-from postdate.server.pipelines import Pipelines
-from postdate.server.pops import Pops
-from postdate.server.producers import SEND_CODES, Producers
-from postdate.server.progress import Progress
-from postdate.server.pulls import Pulls
 from postdate.server.pulse import Pulse
-from postdate.server.questions import Questions
-from postdate.server.relays import Relays
-from postdate.server.routes import Routes
-from postdate.server.senders import Senders
-from postdate.server.status import Status
-from postdate.server.table import Table
+from postdate.server.requests.assignments import Assignments
+from postdate.server.requests.auto_creation import Birth
+from postdate.server.requests.clients import Clients
+from postdate.server.requests.find import Lookups
+from postdate.server.requests.group import Consumers
+from postdate.server.requests.jobs import Jobs
+from postdate.server.requests.messages import Messages
+from postdate.server.requests.pending import Pending
+from postdate.server.requests.pipeline import Pipelines
+from postdate.server.requests.pop import Pops
+from postdate.server.requests.progress import Progress
+from postdate.server.requests.pull import Pulls
+from postdate.server.requests.route import Routes
+from postdate.server.requests.send import SEND_CODES, Producers
+from postdate.server.requests.status import Status
+from postdate.server.requests.topic import Admin
+from postdate.server.sessions.members import Members
+from postdate.server.sessions.meter import Meter
+from postdate.server.sessions.offsets import Offsets
+from postdate.server.sessions.questions import Questions
+from postdate.server.sessions.relays import Relays
+from postdate.server.sessions.senders import Senders
+from postdate.server.sessions.table import Table
 from postdate.server.tasks import Tasks
-from postdate.server.topics import Birth
 from postdate.wire import codes
 from postdate.wire.frame import HEADER_AT, Command, decode, header_end, reply
 from postdate.wire.schema import REQUESTS, values

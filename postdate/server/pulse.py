@@ -17,13 +17,13 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
+from postdate.broker.writing import Ticket
 from postdate.clock import Clock, ManualClock
 from postdate.errors import DiskFull, LogFailed, PostdateError
 from postdate.server.alarm import Alarm, SilentAlarm
 from postdate.server.connection import Connection
-from postdate.wheel import NEVER
-from postdate.writer import Ticket
+from postdate.state.wheel import NEVER
 
 logger = logging.getLogger("postdate.server")
 

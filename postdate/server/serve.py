@@ -14,18 +14,18 @@ from pathlib import Path
 
 import uvloop
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.clock import Clock, SystemClock
 from postdate.config import Settings
 from postdate.errors import UsageError
-from postdate.log.disk import RealDisk
-from postdate.manners import give_freed_memory_back
+from postdate.process import give_freed_memory_back
 from postdate.server.address import Address
+from postdate.server.children import Parts
 from postdate.server.connection import Connection
 from postdate.server.connections import SWEEP_MS
-from postdate.server.meter import TICK_MS
-from postdate.server.parts import Parts
-from postdate.server.service import Service
+from postdate.server.dispatch import Service
+from postdate.server.sessions.meter import TICK_MS
+from postdate.storage.disk import RealDisk
 from postdate.wire.ids import address_text
 
 logger = logging.getLogger("postdate.server")

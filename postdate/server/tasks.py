@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import TypeVar
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.errors import FlowControl, PostdateError
 from postdate.server.answers import refusal
 from postdate.server.connection import Connection

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from postdate.arrays import counts
-from postdate.far import FAR
-from postdate.log.batch import MORE_KEYS
-from postdate.log.queue import ENTRY
-from postdate.topics import GONE
-from postdate.wheel import SINGLE
+from postdate.state.arrays import counts
+from postdate.state.far import FAR
+from postdate.state.topics import GONE
+from postdate.state.wheel import SINGLE
+from postdate.storage.batch import MORE_KEYS
+from postdate.storage.queue import ENTRY
 
 
 class Grouped:

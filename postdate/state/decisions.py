@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from postdate.far import FAR_STRUCT, NEVER, Far
-from postdate.jobs import FAILED, IMPORT, LOADING, WAITING, Job, Jobs, Part
-from postdate.log.batch import JOB
-from postdate.log.selection import Selections
-from postdate.table_format import NEAR, OWN, job_of
+from postdate.state.far import FAR_STRUCT, NEVER, Far
+from postdate.state.jobs import FAILED, IMPORT, LOADING, WAITING, Job, Jobs, Part
+from postdate.storage.batch import JOB
+from postdate.storage.selection import Selections
+from postdate.table.format import NEAR, OWN, job_of
 
 _Judge = Callable[[np.ndarray], np.ndarray]  # rows in, which of them
 

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from postdate.log.batch import CANCEL
-from postdate.log.disk import Disk
-from postdate.log.rows import Rows
+from postdate.storage.batch import CANCEL
+from postdate.storage.disk import Disk
+from postdate.storage.rows import Rows
 
 FAR = np.dtype(
     [

@@ -19,18 +19,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from postdate.arrays import add, counts, subtract
-from postdate.bursts import Bursts
-from postdate.columns import Grouped, entries_of, far_rows_of, key_rows_of, singles_of
-from postdate.decisions import Command, Decisions, JobAnswer
-from postdate.far import BLOCK_ROWS_DEFAULT, FAR_STRUCT, Far, Rescue
-from postdate.groups import Groups
-from postdate.holds import Holds
-from postdate.index import KEYS_MAX, Index
-from postdate.jobs import Job, Jobs
 from postdate.keys import key_hash
-from postdate.log import record as records
-from postdate.log.batch import (
+from postdate.message import PROPERTY_KEYS, other_keys
+from postdate.state.arrays import add, counts, subtract
+from postdate.state.columns import Grouped, entries_of, far_rows_of, key_rows_of, singles_of
+from postdate.state.decisions import Command, Decisions, JobAnswer
+from postdate.state.far import BLOCK_ROWS_DEFAULT, FAR_STRUCT, Far, Rescue
+from postdate.state.groups import Groups
+from postdate.state.index import KEYS_MAX, Index
+from postdate.state.jobs import Job, Jobs
+from postdate.state.leases import NOT_GIVEN, Key, Pops
+from postdate.state.quotas import Bursts
+from postdate.state.references import Holds
+from postdate.state.takings import Takings
+from postdate.state.tombstones import Tombstone, Tombstones
+from postdate.state.topics import GONE, SCHEDULE_TOPIC, Topics
+from postdate.state.verdicts import Verdicts, Wanted
+from postdate.state.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, SINGLE_STRUCT, Due, Run, Waiting, Wheel
+from postdate.storage import record as records
+from postdate.storage.batch import (
     ACK,
     CANCEL,
     GROUP,
@@ -47,19 +54,12 @@ from postdate.log.batch import (
     STAGE,
     TOPIC,
     Batch,
-)  # fmt: skip
-from postdate.log.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk, Chunks
-from postdate.log.disk import Disk
-from postdate.log.queue import ENTRY_STRUCT, Queue
-from postdate.log.rows import Rows
-from postdate.log.selection import Selections
-from postdate.message import PROPERTY_KEYS, other_keys
-from postdate.pops import NOT_GIVEN, Key, Pops
-from postdate.takings import Takings
-from postdate.tombstones import Tombstone, Tombstones
-from postdate.topics import GONE, SCHEDULE_TOPIC, Topics
-from postdate.verdicts import Verdicts, Wanted
-from postdate.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, SINGLE_STRUCT, Due, Run, Waiting, Wheel
+)
+from postdate.storage.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk, Chunks
+from postdate.storage.disk import Disk
+from postdate.storage.queue import ENTRY_STRUCT, Queue
+from postdate.storage.rows import Rows
+from postdate.storage.selection import Selections
 
 ROWS_BY_COLUMN_DEFAULT = 64
 SCHEDULE_QUEUES = 18

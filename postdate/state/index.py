@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from postdate.log.disk import Disk
-from postdate.log.rows import Rows
+from postdate.storage.disk import Disk
+from postdate.storage.rows import Rows
 
 INDEX = np.dtype([("hash", "<u8"), ("offset", "<i8")])
 _ONE, _TWO = struct.Struct("<Qq"), struct.Struct("<QqQq")

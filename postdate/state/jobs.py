@@ -14,7 +14,7 @@ of its decision is applied (fold.py), and stays so whatever crashes behind that.
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from postdate.wheel import NEVER
+from postdate.state.wheel import NEVER
 
 LOADING, WAITING, RUNNING, DONE, FAILED = "loading", "waiting", "running", "done", "failed"
 IMPORT, CANCEL, POSTPONE = "import", "cancel", "postpone"

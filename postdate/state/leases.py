@@ -22,7 +22,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from postdate.wheel import NEVER
+from postdate.state.wheel import NEVER
 
 Key = tuple[str, int, int]  # group, queue number, offset in the queue
 OVER = 0  # `until_ms` of a lease that has ended

@@ -10,8 +10,8 @@ the disk is decided by retention.py, which asks here.
 
 import numpy as np
 
-from postdate.arrays import counts
-from postdate.log.chunk import CHUNK_BIT, Chunks
+from postdate.state.arrays import counts
+from postdate.storage.chunk import CHUNK_BIT, Chunks
 
 
 class Holds:

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from postdate.errors import CorruptQueue, CorruptSnapshot
-from postdate.fold import Fold
-from postdate.index import Index
-from postdate.log import chunk as chunks
-from postdate.log import snapshot
-from postdate.log.disk import Disk
-from postdate.log.queue import Queue
-from postdate.log.rows import BLOCK_ROWS, Rows
-from postdate.wheel import Run
+from postdate.state.fold import Fold
+from postdate.state.index import Index
+from postdate.state.wheel import Run
+from postdate.storage import chunk as chunks
+from postdate.storage import snapshot
+from postdate.storage.disk import Disk
+from postdate.storage.queue import Queue
+from postdate.storage.rows import BLOCK_ROWS, Rows
 
 Step = Callable[[], object] | None
 ITEMS_PER_SECTION = 500  # about 0.5 ms

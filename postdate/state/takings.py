@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from postdate.jobs import DONE, POSTPONE, RUNNING, Job, Jobs, Part
 from postdate.keys import key_hash
-from postdate.log.selection import Selections
-from postdate.topics import Topics
+from postdate.state.jobs import DONE, POSTPONE, RUNNING, Job, Jobs, Part
+from postdate.state.topics import Topics
+from postdate.storage.selection import Selections
 
 
 class Takings:

@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from postdate.table_format import came_before
+from postdate.table.format import came_before
 
 BY_COLUMN = {"unique": "unique_hash", "key": "key_hash"}
 

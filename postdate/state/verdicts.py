@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from postdate.arrays import among, places_of
 from postdate.errors import IllegalMessage
-from postdate.far import Far
-from postdate.jobs import Jobs
-from postdate.log import record as records
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
-from postdate.tombstones import Tombstone, Tombstones
-from postdate.topics import Topics
+from postdate.state.arrays import among, places_of
+from postdate.state.far import Far
+from postdate.state.jobs import Jobs
+from postdate.state.tombstones import Tombstone, Tombstones
+from postdate.state.topics import Topics
+from postdate.storage import record as records
 
 _IsMeant = Callable[[Tombstone, int], bool]  # whether a tombstone is for the row of that number
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from postdate.log.disk import View
+from postdate.storage.disk import View
 
 MAGIC = 0x31424450  # "PDB1"
 VERSION = 1

@@ -20,8 +20,8 @@ import numpy as np
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from postdate.errors import CorruptChunk
-from postdate.log.disk import Data, Disk
-from postdate.table_format import OWN_ARRIVAL
+from postdate.storage.disk import Data, Disk
+from postdate.table.format import OWN_ARRIVAL
 
 FOLDER = "chunks"
 CHUNK_BIT = 1 << 62

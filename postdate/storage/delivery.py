@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from postdate.log import record as records
 from postdate.message import Host
+from postdate.storage import record as records
 
 MANY = 64  # from so many records on this is faster than one by one
 

@@ -1,6 +1,6 @@
 """The files under a data folder, behind one small interface.
 
-All that we persist goes through a Disk: the real one here, the virtual one of postdate.simulation that loses unsynced
+All that we persist goes through a Disk: the real one here, the virtual one of verify.simulation that loses unsynced
 writes, tears them and fails. Paths are relative to the data folder and use "/". Rules:
 
 - a write is not on disk before `sync` of that file returned; a new, renamed or removed name not before `sync_folder`;

@@ -7,7 +7,7 @@ import json
 
 from postdate.config import Settings
 from postdate.errors import ForeignFolder
-from postdate.log.disk import Disk
+from postdate.storage.disk import Disk
 
 FORMAT = 1
 FORMAT_FILE = "FORMAT"

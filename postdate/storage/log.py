@@ -13,10 +13,10 @@ from typing import Protocol
 import numpy as np
 
 from postdate.errors import CorruptLog, LogFailed, UsageError
-from postdate.log import batch as batches
-from postdate.log.batch import HEADER_BYTES, KIND_BATCH, KIND_FILLER, Batch
-from postdate.log.disk import Data, Disk
-from postdate.log.segment import Segment, Segments, path_of
+from postdate.storage import batch as batches
+from postdate.storage.batch import HEADER_BYTES, KIND_BATCH, KIND_FILLER, Batch
+from postdate.storage.disk import Data, Disk
+from postdate.storage.segment import Segment, Segments, path_of
 
 OFFSET_MAX = (1 << 63) - 1
 

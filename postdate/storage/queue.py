@@ -12,8 +12,8 @@ import struct
 
 import numpy as np
 
-from postdate.log.disk import Disk
-from postdate.log.rows import Rows
+from postdate.storage.disk import Disk
+from postdate.storage.rows import Rows
 
 ENTRY = np.dtype([("offset", "<i8"), ("size", "<i4"), ("tag", "<i8")])
 ENTRY_STRUCT = struct.Struct("<qiq")

@@ -15,7 +15,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from postdate.errors import CorruptQueue
-from postdate.log.disk import Disk
+from postdate.storage.disk import Disk
 
 BLOCK_ROWS = 4_096  # rows under one checksum of a snapshot
 _READ_ROWS = 512  # rows read at once for a reader that comes back for the next ones

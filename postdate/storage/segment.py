@@ -13,7 +13,7 @@ from contextlib import suppress
 import numpy as np
 
 from postdate.errors import CorruptLog, DiskFull, LogFailed, PostdateError
-from postdate.log.disk import Disk, File, View
+from postdate.storage.disk import Disk, File, View
 
 FOLDER = "log"
 SPARE_COUNT = 2

@@ -17,7 +17,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from postdate.errors import CorruptSelection
-from postdate.log.disk import Disk
+from postdate.storage.disk import Disk
 
 FOLDER = "selections"
 NEW = ".new"  # ends the name of one that is being written

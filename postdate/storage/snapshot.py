@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from postdate.errors import CorruptSnapshot
-from postdate.log.disk import Disk
+from postdate.storage.disk import Disk
 
 FOLDER = "snapshots"
 KEPT = 2

@@ -13,7 +13,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from postdate.counts import Counts, Seconds
-from postdate.table_format import CANCEL, DROP, MESSAGE, OWN, came_before, job_of
+from postdate.table.format import CANCEL, DROP, MESSAGE, OWN, came_before, job_of
 
 _COLUMNS = ["due", "arrival", "kind", "queue", "size"]
 _HASHES = ["unique_hash", "key_hash"]

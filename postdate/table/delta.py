@@ -16,9 +16,9 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from postdate.errors import CorruptTable, Refused
-from postdate.pipeline.files import Group, Place, Window, Written, read_groups, touches, unreadable
-from postdate.pipeline.steps import reach
-from postdate.table_format import ACTIONS, FAR, LOG, ROWS, SCHEMA, File, entry, files_of, sound_count, versions
+from postdate.faultpoint import reach
+from postdate.table.files import Group, Place, Window, Written, read_groups, touches, unreadable
+from postdate.table.format import ACTIONS, FAR, LOG, ROWS, SCHEMA, File, entry, files_of, sound_count, versions
 
 _HINT = f"{LOG}/_last_checkpoint"
 _CHECKPOINT_EVERY = 100  # commits

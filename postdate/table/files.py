@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from postdate.errors import CorruptTable
-from postdate.manners import Pacer
-from postdate.pipeline.steps import reach
-from postdate.table_format import CANCEL, MESSAGE, ORDER, OWN, ROW_GROUP_ROWS, SCHEMA, File, writer_options
+from postdate.faultpoint import reach
+from postdate.process import Pacer
+from postdate.table.format import CANCEL, MESSAGE, ORDER, OWN, ROW_GROUP_ROWS, SCHEMA, File, writer_options
 
 NEVER = (1 << 63) - 1
 _OF_WINDOW = ("due", "arrival", "kind")  # what tells whether a row is in one

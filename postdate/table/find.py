@@ -17,13 +17,13 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
-from postdate.bulk.counting import Wish, count
 from postdate.counts import Counts, Seconds
 from postdate.errors import PostdateError
-from postdate.log import record as records
-from postdate.log.batch import MESSAGE
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
-from postdate.table_format import DROP, MESSAGES, OWN
+from postdate.storage import record as records
+from postdate.storage.batch import MESSAGE
+from postdate.table.count import Wish, count
+from postdate.table.format import DROP, MESSAGES, OWN
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from postdate.table_format import File
+from postdate.table.format import File
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 EDGE_MS = 2 * DAY_MS  # rows due within it go by the hour

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from postdate.pipeline.files import Group, Window
+from postdate.table.files import Group, Window
 
 TASK_ROWS, TASK_BYTES = 250_000, 128 << 20
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from zlib import crc32
 
 from postdate.errors import CorruptLog, ProtocolError
-from postdate.log.record import (
+from postdate.message import PROPERTIES_BYTES_MAX
+from postdate.storage.record import (
     CRC_MASK,
     HEAD_BYTES,
     HOSTS_V6,
@@ -18,8 +19,7 @@ from postdate.log.record import (
     Record,
     decode,
     head_bytes_of,
-)  # fmt: skip
-from postdate.message import PROPERTIES_BYTES_MAX
+)
 
 __all__ = [
     "Columns",

@@ -1,7 +1,11 @@
 """Cancelling: the answer is the truth, and a cancelled message never comes."""
 
 import pytest
-from helpers import (
+
+from postdate.errors import TopicNotFound, UsageError
+from postdate.message import Cancelled
+from postdate.state import saved
+from tests.support.helpers import (
     DAY_MS,
     FAR_MS,
     HOUR_MS,
@@ -16,10 +20,6 @@ from helpers import (
     send,
     waiting_count,
 )
-
-from postdate import recovery
-from postdate.errors import TopicNotFound, UsageError
-from postdate.message import Cancelled
 
 
 def test_a_cancel_of_a_near_message_is_the_truth_and_it_never_comes(data: Data) -> None:
@@ -150,9 +150,9 @@ def test_a_cancel_by_any_key_survives_a_snapshot(data: Data) -> None:
     broker = data.open()
     for key in ("schlüssel", "键", "\U0001f511", "\ud800"):
         assert cancel(broker, key, T0 + FAR_MS, T0) == Cancelled.UNKNOWN
-    before = recovery.state_json(broker.fold)
+    before = saved.state_json(broker.fold)
     data.close(broker)
-    assert recovery.state_json(data.open().fold) == before
+    assert saved.state_json(data.open().fold) == before
 
 
 def test_tombstones_are_forgotten_when_their_work_is_done(data: Data) -> None:

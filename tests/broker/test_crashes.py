@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.check import check_folder
 from postdate.errors import CorruptLog
-from postdate.faults.points import points_of, points_of_the_disk
-from postdate.log import snapshot as snapshots
-from postdate.log.log import Log
-from postdate.log.segment import Segments
 from postdate.message import Message, encode_properties
-from postdate.simulation import Killed, Op, VirtualDisk, World
-from postdate.simulation.site import SETTINGS, START_MS, with_settings
+from postdate.storage import snapshot as snapshots
+from postdate.storage.log import Log
+from postdate.storage.segment import Segments
+from verify.faults.points import points_of, points_of_the_disk
+from verify.simulation import Killed, Op, VirtualDisk, World
+from verify.simulation.site import SETTINGS, START_MS, with_settings
 
 # Of the times that a story comes to a point, spread evenly, the first and the last among them; more in scripts/full.
 KILLS_PER_POINT, KILLS_PER_POINT_FULL = 5, 20

@@ -7,7 +7,11 @@ import threading
 from contextlib import suppress
 
 import pytest
-from helpers import (
+
+from postdate.broker.broker import Broker
+from postdate.errors import CorruptLog, DiskFull, FolderInUse, ForeignFolder, LogFailed
+from postdate.storage.disk import RealDisk
+from tests.support.helpers import (
     FAR_MS,
     SMALL,
     T0,
@@ -26,10 +30,6 @@ from helpers import (
     snapshot,
     stage,
 )
-
-from postdate.broker import Broker
-from postdate.errors import CorruptLog, DiskFull, FolderInUse, ForeignFolder, LogFailed
-from postdate.log.disk import RealDisk
 
 
 def fill_all(broker: Broker, at_ms: int = T0) -> None:

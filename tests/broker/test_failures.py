@@ -13,7 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers import (
+
+from postdate.broker.broker import Broker
+from postdate.config import Settings
+from postdate.errors import LogFailed
+from postdate.message import Cancelled
+from postdate.storage.disk import RealDisk
+from postdate.storage.segment import Segments
+from tests.support.helpers import (
     FAR_MS,
     KEEP_DAY,
     LEAD_MS,
@@ -35,14 +42,7 @@ from helpers import (
     stage,
     upload,
 )
-
-from postdate.broker import Broker
-from postdate.config import Settings
-from postdate.errors import LogFailed
-from postdate.log.disk import RealDisk
-from postdate.log.segment import Segments
-from postdate.message import Cancelled
-from postdate.simulation import VirtualDisk
+from verify.simulation import VirtualDisk
 
 FAR_COUNT = 1_024  # more rows than are remembered from the last read, in one block: a rescue has to read their file
 ON_DISK = dataclasses.replace(
@@ -185,13 +185,14 @@ def live_with_few_descriptors(folder: Path) -> None:
 
 
 def test_many_small_segments_and_chunks_need_few_descriptors(data: Data) -> None:
-    tests = Path(__file__).parent
+    root = Path(__file__).parents[2]
     story = (
-        f"import test_failures, pathlib; test_failures.live_with_few_descriptors(pathlib.Path({str(data.folder)!r}))"
+        "import pathlib; from tests.broker.test_failures import live_with_few_descriptors; "
+        f"live_with_few_descriptors(pathlib.Path({str(data.folder)!r}))"
     )
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", story],
-        env={**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}"},
+        env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
         check=False,

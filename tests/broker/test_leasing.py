@@ -4,7 +4,15 @@ import dataclasses
 from typing import Any
 
 import pytest
-from helpers import (
+
+from postdate.broker.broker import Broker
+from postdate.broker.handout import PopAsk
+from postdate.broker.leasing import Handle, Popped
+from postdate.errors import PopsFull, UsageError
+from postdate.message import DLQ_TOPIC_PREFIX, Message
+from postdate.state import saved
+from postdate.storage import record as records
+from tests.support.helpers import (
     DAY_MS,
     FAR_MS,
     HOUR_MS,
@@ -25,14 +33,6 @@ from helpers import (
     stage,
     upload,
 )
-
-from postdate import recovery
-from postdate.broker import Broker
-from postdate.errors import PopsFull, UsageError
-from postdate.handout import PopAsk
-from postdate.leases import Handle, Popped
-from postdate.log import record as records
-from postdate.message import DLQ_TOPIC_PREFIX, Message
 
 GROUP = "workers"
 DEAD = DLQ_TOPIC_PREFIX + GROUP
@@ -339,10 +339,10 @@ def test_a_snapshot_with_many_leases_is_loaded_as_it_was(data: Data) -> None:
             acknowledge(broker, popped, T0 + n)
     advance(broker, T0 + 1_000)
     snapshot(broker)
-    before = recovery.state_json(broker.fold)
+    before = saved.state_json(broker.fold)
     data.close(broker)
     broker = data.open(dataclasses.replace(SMALL, rows_by_column=64))
-    assert recovery.state_json(broker.fold) == before
+    assert saved.state_json(broker.fold) == before
     assert broker.fold.pops.leased == {
         (GROUP, broker.fold.topics.get(TOPIC).numbers[0]): sum(
             lease.until_ms != 0 for lease in broker.fold.pops.leases.values()
@@ -367,9 +367,9 @@ def test_after_a_restart_leases_of_one_instant_still_end_in_the_order_of_giving(
 def test_a_snapshot_of_an_earlier_version_has_no_leases(data: Data) -> None:
     broker = data.open()
     send(broker, T0, message("one"))
-    state = recovery._state(broker.fold)
+    state = saved._state(broker.fold)
     for part in ("leases", "ready", "spent", "chunk_held"):
         del state[part]
     fold = broker._fresh_fold({"queue_file_rows": 64, "far_block_rows": 8})
-    recovery._load_tables(fold, state)
+    saved._load_tables(fold, state)
     assert not fold.pops.leases

@@ -6,7 +6,19 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from helpers import (
+
+from postdate.broker.broker import Broker
+from postdate.broker.lookup import Found, State
+from postdate.errors import TopicNotFound, UsageError
+from postdate.keys import key_hash
+from postdate.message import Cancelled, Host
+from postdate.state.far import Far
+from postdate.state.index import Index
+from postdate.state.wheel import NEVER
+from postdate.storage import record as records
+from postdate.storage.batch import MESSAGE
+from postdate.storage.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL
+from tests.support.helpers import (
     DAY_MS,
     FAR_MS,
     HOUR_MS,
@@ -29,19 +41,7 @@ from helpers import (
     stage,
     upload,
     write_chunk,
-)  # fmt: skip
-
-from postdate.broker import Broker
-from postdate.errors import TopicNotFound, UsageError
-from postdate.far import Far
-from postdate.index import Index
-from postdate.keys import key_hash
-from postdate.log import record as records
-from postdate.log.batch import MESSAGE
-from postdate.log.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL
-from postdate.lookup import Found, State
-from postdate.message import Cancelled, Host
-from postdate.wheel import NEVER
+)
 
 Told = tuple[str, State]
 
@@ -105,8 +105,8 @@ def test_only_the_topic_that_is_asked_for_is_found(data: Data) -> None:
 
 
 def test_a_hash_alone_does_not_decide(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postdate.intake.key_hash", lambda key: key_hash(key) % 2 + 1)
-    monkeypatch.setattr("postdate.lookup.key_hash", lambda key: key_hash(key) % 2 + 1)
+    monkeypatch.setattr("postdate.broker.sending.key_hash", lambda key: key_hash(key) % 2 + 1)
+    monkeypatch.setattr("postdate.broker.lookup.key_hash", lambda key: key_hash(key) % 2 + 1)
     broker = data.open()
     send(broker, T0, *[message(str(n), unique=f"U{n}") for n in range(20)])
     assert [told(broker, f"U{n}") for n in range(20)] == [[(str(n), State.VISIBLE)] for n in range(20)]

@@ -3,7 +3,13 @@
 import dataclasses
 
 import pytest
-from helpers import (
+
+from postdate.broker.broker import Broker
+from postdate.config import Settings
+from postdate.errors import UsageError
+from postdate.message import Cancelled
+from postdate.state.wheel import NEVER
+from tests.support.helpers import (
     DAY_MS,
     FAR_MS,
     HOUR_MS,
@@ -29,12 +35,6 @@ from helpers import (
     waiting_count,
     write_chunk,
 )
-
-from postdate.broker import Broker
-from postdate.config import Settings
-from postdate.errors import UsageError
-from postdate.message import Cancelled
-from postdate.wheel import NEVER
 
 # ---------------------------------------------------------------------------------------- retention, clocks, pending
 

@@ -7,7 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers import (
+
+from postdate.broker.broker import Broker
+from postdate.broker.writing import Writer
+from postdate.errors import UsageError
+from postdate.message import Cancelled
+from postdate.state import saved
+from postdate.storage import snapshot as snapshots
+from postdate.storage.disk import RealDisk
+from tests.support.helpers import (
     FAR_MS,
     HOUR_MS,
     LEAD_MS,
@@ -27,14 +35,6 @@ from helpers import (
     stage,
     upload,
 )
-
-from postdate import recovery
-from postdate.broker import Broker
-from postdate.errors import UsageError
-from postdate.log import snapshot as snapshots
-from postdate.log.disk import RealDisk
-from postdate.message import Cancelled
-from postdate.writer import Writer
 
 
 def busy(data: Data, broker: Broker) -> None:
@@ -67,11 +67,11 @@ def test_a_restart_finds_the_same_state(data: Data, ending: str) -> None:
     if ending == "snapshot and crash":
         snapshot(broker)
         send(broker, T0 + FAR_MS - LEAD_MS, message("after", due=T0 + FAR_MS + 7))
-    state = recovery.state_json(broker.fold)
+    state = saved.state_json(broker.fold)
     (data.close if ending == "close" else data.crash)(broker)
 
     broker = data.open()
-    assert recovery.state_json(broker.fold) == state
+    assert saved.state_json(broker.fold) == state
     advance_to(broker, T0 + FAR_MS - LEAD_MS, T0 + FAR_MS + 10)
     expected = {f"now{n}" for n in range(10)} | {f"near{n}" for n in range(10) if n != 4}
     expected |= {f"far{n}" for n in range(10) if n not in (3, 4)}
@@ -91,7 +91,7 @@ def test_a_restart_after_every_flush_finds_the_same_state(
         flush(self)
         folder = tmp_path / f"copy{len(copies)}"
         shutil.copytree(data.folder, folder)
-        copies.append((folder, recovery.state_json(broker.fold)))
+        copies.append((folder, saved.state_json(broker.fold)))
 
     monkeypatch.setattr(Writer, "flush", flush_and_copy)
     busy(data, broker)
@@ -99,11 +99,11 @@ def test_a_restart_after_every_flush_finds_the_same_state(
     assert len(copies) >= 15
     for folder, state in copies:
         again = Broker(RealDisk(folder), SMALL)
-        assert recovery.state_json(again.fold) == state, "from the log alone"
+        assert saved.state_json(again.fold) == state, "from the log alone"
         snapshot(again)
         again.abandon()
         again = Broker(RealDisk(folder), SMALL)
-        assert recovery.state_json(again.fold) == state, "from a snapshot"
+        assert saved.state_json(again.fold) == state, "from a snapshot"
         again.abandon()
 
 
@@ -128,11 +128,11 @@ def test_a_snapshot_in_steps_holds_the_state_of_its_first_step(data: Data) -> No
             broker.commit_offsets("g", [(TOPIC, 0, 3)], at_ms)
             advance(broker, due + 2)
         send(broker, due + 2, message(f"step{number}", due=due + 7))
-    state = recovery.state_json(broker.fold)
+    state = saved.state_json(broker.fold)
     data.crash(broker)
 
     broker = data.open(dataclasses.replace(SMALL, due_second_messages_max=1_000))
-    assert json.loads(recovery.state_json(broker.fold)) == json.loads(state)
+    assert json.loads(saved.state_json(broker.fold)) == json.loads(state)
     assert broker.fold.wheel.count > 0
     advance_to(broker, due + 2, T0 + HOUR_MS)
     assert bodies(broker, "new", 1) == ["new"]
@@ -142,19 +142,19 @@ def test_a_snapshot_in_steps_holds_the_state_of_its_first_step(data: Data) -> No
 
 def test_a_long_list_lies_in_several_sections_and_survives_a_restart(data: Data) -> None:
     broker = data.open()
-    count = 2 * recovery.ITEMS_PER_SECTION + 1
+    count = 2 * saved.ITEMS_PER_SECTION + 1
     for n in range(count):
         broker.cancel(TOPIC, f"k{n}", T0 + FAR_MS + n, T0)
     broker.flush()
-    state = recovery.state_json(broker.fold)
+    state = saved.state_json(broker.fold)
     snapshot(broker)
     sections = snapshots.read(data.disk, broker.fold.position)
     parts = [section.json() for section in sections if section.kind == snapshots.STATE]
     lengths = [len(part["tombstones"]) for part in parts if "tombstones" in part]
-    assert lengths == [recovery.ITEMS_PER_SECTION, recovery.ITEMS_PER_SECTION, 1]
+    assert lengths == [saved.ITEMS_PER_SECTION, saved.ITEMS_PER_SECTION, 1]
     data.crash(broker)
     broker = data.open()
-    assert recovery.state_json(broker.fold) == state
+    assert saved.state_json(broker.fold) == state
     assert broker.fold.tombstones.count == count
 
 
@@ -213,7 +213,7 @@ def test_a_damaged_snapshot_is_replaced_by_the_older_one_and_the_log(data: Data)
         send(broker, T0 + n, message(str(n)))
         snapshot(broker)
     send(broker, T0 + 9, message("last"))
-    state = recovery.state_json(broker.fold)
+    state = saved.state_json(broker.fold)
     data.crash(broker)
     newest = data.folder / "snapshots" / data.disk.list("snapshots")[-1]
     damaged = bytearray(newest.read_bytes())
@@ -221,7 +221,7 @@ def test_a_damaged_snapshot_is_replaced_by_the_older_one_and_the_log(data: Data)
     newest.write_bytes(damaged)
 
     broker = data.open()
-    assert recovery.state_json(broker.fold) == state
+    assert saved.state_json(broker.fold) == state
     good = data.disk.list("snapshots")[0]
     send(broker, T0 + 10, message("more"))
     snapshot(broker)
@@ -233,11 +233,11 @@ def test_without_any_snapshot_the_log_alone_is_enough(data: Data) -> None:
     broker = data.open()
     busy(data, broker)
     snapshot(broker)
-    state = recovery.state_json(broker.fold)
+    state = saved.state_json(broker.fold)
     data.crash(broker)
     for name in data.disk.list("snapshots"):
         data.disk.remove(f"snapshots/{name}")
-    assert recovery.state_json(data.open().fold) == state
+    assert saved.state_json(data.open().fold) == state
 
 
 def test_a_damaged_queue_file_is_made_again_from_the_log(data: Data) -> None:

@@ -3,7 +3,9 @@
 import dataclasses
 
 import pytest
-from helpers import (
+
+from postdate.broker.view import PullStatus
+from tests.support.helpers import (
     DAY_MS,
     FAR_MS,
     HOUR_MS,
@@ -25,8 +27,6 @@ from helpers import (
     upload,
     waiting_count,
 )
-
-from postdate.reader import PullStatus
 
 
 def test_segments_go_when_nothing_needs_them_and_the_queue_begins_later(data: Data) -> None:

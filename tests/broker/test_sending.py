@@ -4,7 +4,14 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from helpers import (
+
+from postdate.broker.view import PullStatus
+from postdate.errors import FlowControl, IllegalMessage, NoPermission, TopicNotFound, UsageError
+from postdate.message import Host, Message, tag_hash
+from postdate.state import saved
+from postdate.state.fold import WAITS
+from postdate.storage.delivery import MANY
+from tests.support.helpers import (
     DAY_MS,
     FAR_MS,
     HOUR_MS,
@@ -22,13 +29,6 @@ from helpers import (
     send,
     send_each,
 )
-
-from postdate import recovery
-from postdate.errors import FlowControl, IllegalMessage, NoPermission, TopicNotFound, UsageError
-from postdate.fold import WAITS
-from postdate.log.delivery import MANY
-from postdate.message import Host, Message, tag_hash
-from postdate.reader import PullStatus
 
 # ---------------------------------------------------------------------------------------------------------- sending
 
@@ -127,11 +127,11 @@ def test_a_refused_batch_changes_nothing_and_writes_nothing(
     data: Data, bad: Message, error: type[Exception], said: str
 ) -> None:
     broker = data.open()
-    before, end, files = recovery.state_json(broker.fold), broker.log.end, contents(data.folder)
+    before, end, files = saved.state_json(broker.fold), broker.log.end, contents(data.folder)
     with pytest.raises(error, match=said):
         broker.send([message("good"), bad], T0)
     broker.flush()
-    assert (recovery.state_json(broker.fold), broker.log.end) == (before, end)
+    assert (saved.state_json(broker.fold), broker.log.end) == (before, end)
     assert contents(data.folder) == files
 
 

@@ -3,7 +3,13 @@
 import dataclasses
 
 import pytest
-from helpers import (
+
+from postdate.broker.broker import Broker
+from postdate.broker.staging import Stage
+from postdate.errors import CorruptChunk, Refused, UsageError
+from postdate.message import Cancelled, Message
+from postdate.state import saved
+from tests.support.helpers import (
     DAY_MS,
     FAR_MS,
     HOUR_MS,
@@ -26,12 +32,6 @@ from helpers import (
     waiting_count,
     write_chunk,
 )
-
-from postdate import recovery
-from postdate.broker import Broker
-from postdate.errors import CorruptChunk, Refused, UsageError
-from postdate.message import Cancelled, Message
-from postdate.staging import Stage
 
 
 def far_pair(data: Data) -> tuple[Broker, int, list[Message]]:
@@ -73,7 +73,7 @@ def test_the_far_queue_shows_the_pipeline_durable_rows_alone(data: Data) -> None
 def test_stages_that_are_stale_repeated_or_overtaken_are_refused_by_name(data: Data) -> None:
     broker, epoch, _ = far_pair(data)
     stage(broker, epoch, 1, T0 + 100)
-    end, state = broker.log.end, recovery.state_json(broker.fold)
+    end, state = broker.log.end, saved.state_json(broker.fold)
     for far, horizon, said in [
         ((0, 1), (0, T0 + 100), "it starts at far 0 and horizon 0, the broker is at far 1"),
         ((1, 2), (0, T0 + 200), "it starts at far 1 and horizon 0"),
@@ -85,7 +85,7 @@ def test_stages_that_are_stale_repeated_or_overtaken_are_refused_by_name(data: D
             broker.stage(Stage(epoch, far, horizon, (), 0, 0), T0)
     with pytest.raises(Refused, match="epoch 0 is not the current one"):
         broker.stage(Stage(0, (1, 2), (T0 + 100, T0 + 200), (), 0, 0), T0)
-    assert (broker.log.end, recovery.state_json(broker.fold)) == (end, state)
+    assert (broker.log.end, saved.state_json(broker.fold)) == (end, state)
     assert registered(broker) == epoch + 1
     with pytest.raises(Refused, match="another pipeline has registered"):
         stage(broker, epoch, 2, T0 + 200)
@@ -286,10 +286,10 @@ def test_a_restart_after_a_rescue_of_taken_messages_finds_the_same(data: Data) -
     stage(broker, epoch, 2, T0)
     advance(broker, T0 + FAR_MS - LEAD_MS)
     assert broker.fold.wheel.count == 2
-    state = recovery.state_json(broker.fold)
+    state = saved.state_json(broker.fold)
     data.crash(broker)
     broker = data.open()
-    assert recovery.state_json(broker.fold) == state
+    assert saved.state_json(broker.fold) == state
     advance_to(broker, T0 + FAR_MS - LEAD_MS, T0 + HOUR_MS)
     assert bodies(broker) == ["0", "1"]
 

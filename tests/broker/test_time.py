@@ -3,7 +3,9 @@
 import dataclasses
 
 import pytest
-from helpers import (
+
+from postdate.state.wheel import NEVER
+from tests.support.helpers import (
     DAY_MS,
     FAR_MS,
     HOUR_MS,
@@ -22,8 +24,6 @@ from helpers import (
     send,
     stage,
 )
-
-from postdate.wheel import NEVER
 
 
 def test_without_a_pipeline_a_message_of_ten_years_is_delivered_on_time(data: Data) -> None:

@@ -3,10 +3,23 @@
 import dataclasses
 
 import pytest
-from helpers import DAY_MS, FAR_MS, SMALL, T0, TOPIC, Data, advance_to, bodies, cancel, message, send, waiting_count
 
 from postdate.errors import FlowControl, IllegalMessage, NoPermission, TopicNotFound, UsageError
 from postdate.message import Cancelled
+from tests.support.helpers import (
+    DAY_MS,
+    FAR_MS,
+    SMALL,
+    T0,
+    TOPIC,
+    Data,
+    advance_to,
+    bodies,
+    cancel,
+    message,
+    send,
+    waiting_count,
+)
 
 
 def test_a_topic_is_made_changed_and_deleted(data: Data) -> None:

@@ -8,8 +8,8 @@ from hypothesis import strategies as some
 from postdate.bulk.columns import columns
 from postdate.bulk.texts import Bytes
 from postdate.errors import CorruptLog
-from postdate.log import record as records
 from postdate.message import Host, Message, decode_properties
+from postdate.storage import record as records
 
 HOSTS = some.builds(Host, some.sampled_from([b"\x7f\x00\x00\x01", bytes(range(16))]), some.integers(0, 65_535))
 TOPICS = some.sampled_from(["t", "orders", "%RETRY%" + "g" * 120, "x" * 127, "y" * 128, "z" * 255])

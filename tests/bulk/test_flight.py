@@ -7,18 +7,18 @@ from typing import Any
 
 import pyarrow.flight as flight
 import pytest
-from bulking import Client, bulking, chunk_batch, wait_until
-from helpers import DAY_MS, HOUR_MS, MINUTE_MS, T0, TOPIC, message
-from serving import Served, serving
 
 from postdate.bulk import flight as doors
-from postdate.bulk import maps, stream
+from postdate.bulk import maps, streams
 from postdate.bulk.schema import OUT
 from postdate.clock import ManualClock
 from postdate.config import MIB
 from postdate.keys import key_hash
-from postdate.log import record as records
 from postdate.message import Host, Message, encode_properties, first_key, tag_hash
+from postdate.storage import record as records
+from tests.support.bulking import Client, bulking, chunk_batch, wait_until
+from tests.support.helpers import DAY_MS, HOUR_MS, MINUTE_MS, T0, TOPIC, message
+from tests.support.serving import Served, serving
 
 LONG_TOPIC = "long-" + "t" * 122
 RETRY_TOPIC = "%RETRY%" + "g" * 150
@@ -127,8 +127,8 @@ def test_a_cancel_comes_with_the_topic_and_key_that_it_names(tmp_path: Path) -> 
 
 
 def test_batches_are_bounded_by_rows_and_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "BATCH_ROWS_MAX", 100)
-    monkeypatch.setattr(stream, "BATCH_BYTES_MAX", 40_000)
+    monkeypatch.setattr(streams, "BATCH_ROWS_MAX", 100)
+    monkeypatch.setattr(streams, "BATCH_BYTES_MAX", 40_000)
     with serving(tmp_path / "data", ManualClock(T0)) as served:
         make_topics(served, TOPIC)
         sent(served, *map(far, range(250)), *[message(b"x" * 10_000, due=T0 + DAY_MS) for _ in range(9)])

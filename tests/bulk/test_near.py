@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from carrying import BEGIN, World
-from helpers import MINUTE_MS, TOPIC
 
-from postdate.log import record as records
-from postdate.server import pipelines
+from postdate.server.requests import pipeline
+from postdate.storage import record as records
+from tests.support.carrying import BEGIN, World
+from tests.support.helpers import MINUTE_MS, TOPIC
 
 
 @pytest.mark.parametrize("page_rows", [1, 3, 32_768])
 def test_what_waits_in_the_wheel_is_given_wherever_it_lies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page_rows: int
 ) -> None:
-    monkeypatch.setattr(pipelines, "NEAR_ROWS", page_rows)
+    monkeypatch.setattr(pipeline, "NEAR_ROWS", page_rows)
     world = World(tmp_path)
     try:
         assert list(world.gate.near()) == []

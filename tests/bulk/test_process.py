@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from bulking import Client, wait_until
-from helpers import DAY_MS, T0, TOPIC, message
-from serving import serving
 
 from postdate.clock import ManualClock
-from postdate.faults.process import ROOT
+from tests.support.bulking import Client, wait_until
+from tests.support.helpers import DAY_MS, T0, TOPIC, message
+from tests.support.serving import serving
+from verify.faults.process import ROOT
 
 END_S = 10.0  # it should be 2 s; a busy machine gets more
 

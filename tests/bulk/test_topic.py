@@ -6,13 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from bulking import Client, bulking
-from carrying import BEGIN, World
-from helpers import MINUTE_MS, T0, TOPIC, message, pulled
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from serving import Served, serving
-from test_bulk_columns import PROPERTIES
 
 from postdate.bulk import properties as bulk_properties
 from postdate.bulk.dues import dues
@@ -20,6 +15,11 @@ from postdate.bulk.properties import Properties
 from postdate.clock import ManualClock
 from postdate.errors import IllegalMessage
 from postdate.message import INT64_MAX, DelayLevels, decode_properties, due_and_level
+from tests.bulk.test_columns import PROPERTIES
+from tests.support.bulking import Client, bulking
+from tests.support.carrying import BEGIN, World
+from tests.support.helpers import MINUTE_MS, T0, TOPIC, message, pulled
+from tests.support.serving import Served, serving
 
 LEVELS = DelayLevels.parse("1s 5s 2h")
 NUMBERS = some.one_of(

@@ -11,21 +11,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from bulking import Client, bulking, wait_until
-from helpers import T0
-from serving import serving
 
 from postdate.bulk.schema import IN
 from postdate.bulk.upload import Announced, Uploads
 from postdate.clock import ManualClock
-from postdate.log import chunk as chunks
-from postdate.log import record as records
-from postdate.log.chunk import Chunk
-from postdate.log.disk import RealDisk
 from postdate.message import LOOPBACK, Message
+from postdate.storage import chunk as chunks
+from postdate.storage import record as records
+from postdate.storage.chunk import Chunk
+from postdate.storage.disk import RealDisk
+from tests.support.bulking import Client, bulking, wait_until
+from tests.support.helpers import T0
+from tests.support.serving import serving
 
 NAME = "000001-a"
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

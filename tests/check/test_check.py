@@ -7,7 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import (
+
+from postdate.broker.broker import Broker
+from postdate.check import Report, check_folder
+from postdate.check.order import overtaken
+from postdate.check.record import message_problem
+from postdate.config import Settings
+from postdate.errors import FolderInUse, ForeignFolder
+from postdate.keys import key_hash
+from postdate.message import LOOPBACK, Message, encode_properties
+from postdate.state.wheel import SINGLE
+from postdate.storage import record as records
+from postdate.storage import snapshot as snapshots
+from postdate.storage.batch import MESSAGE, MORE_KEYS
+from postdate.storage.disk import RealDisk
+from postdate.storage.queue import ENTRY, TIME
+from tests.support.helpers import (
     HOUR_MS,
     MINUTE_MS,
     SECOND_MS,
@@ -23,21 +38,6 @@ from helpers import (
     stage,
     write_chunk,
 )
-
-from postdate.broker import Broker
-from postdate.check import Report, check_folder
-from postdate.check.order import overtaken
-from postdate.check.record import message_problem
-from postdate.config import Settings
-from postdate.errors import FolderInUse, ForeignFolder
-from postdate.keys import key_hash
-from postdate.log import record as records
-from postdate.log import snapshot as snapshots
-from postdate.log.batch import MESSAGE, MORE_KEYS
-from postdate.log.disk import RealDisk
-from postdate.log.queue import ENTRY, TIME
-from postdate.message import LOOPBACK, Message, encode_properties
-from postdate.wheel import SINGLE
 
 FIRST_FILE = "00000000000000000000"
 QUEUE = "queues/18"  # the first queue behind the eighteen of SCHEDULE_TOPIC_XXXX

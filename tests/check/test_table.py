@@ -11,23 +11,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from carrying import BEGIN, World
 from deltalake import DeltaTable
-from helpers import DAY_MS, HOUR_MS, MINUTE_MS, snapshot
 
 from postdate.check import Report, check_folder
 from postdate.errors import Refused
-from postdate.log.disk import RealDisk
-from postdate.pipeline import tiers
-from postdate.pipeline.files import Group, Place, Written
-from postdate.pipeline.table import Table
-from postdate.table_format import CANCEL, SCHEMA, File, entry, versions, writer_options
+from postdate.storage.disk import RealDisk
+from postdate.table import merging
+from postdate.table.delta import Table
+from postdate.table.files import Group, Place, Written
+from postdate.table.format import CANCEL, SCHEMA, File, entry, versions, writer_options
+from tests.support.carrying import BEGIN, World
+from tests.support.helpers import DAY_MS, HOUR_MS, MINUTE_MS, snapshot
 
 
 def lived(folder: Path) -> None:
     """Batches in every tier, cancels by both keys, promotions and merges."""
     world = World(folder)
-    world.pipeline.merge_limits = tiers.Limits(soon_files=3, later_files=3)
+    world.pipeline.merge_limits = merging.Limits(soon_files=3, later_files=3)
     dues = [*range(BEGIN + 3 * MINUTE_MS, BEGIN + 9 * MINUTE_MS, 1_000), *[BEGIN + 5 * DAY_MS] * 40]
     world.send("first", [*dues, *[BEGIN + 2 * HOUR_MS + 7] * 100])
     world.batch()
@@ -97,7 +97,7 @@ def test_a_batch_that_was_not_staged_is_ok(tmp_path: Path, monkeypatch: pytest.M
             monkeypatch.undo()
             world.registered()
 
-    monkeypatch.setattr("postdate.pipeline.batch.reach", register_another)
+    monkeypatch.setattr("postdate.spark.pipeline.batch.reach", register_another)
     with pytest.raises(Refused):
         world.batch()
     world.close()

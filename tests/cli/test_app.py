@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import HOUR_MS, MINUTE_MS, SMALL, T0, TOPIC, advance, message, send
 
 from postdate import __version__, cli
-from postdate.broker import Broker
-from postdate.log.disk import RealDisk
+from postdate.broker.broker import Broker
+from postdate.storage.disk import RealDisk
+from tests.support.helpers import HOUR_MS, MINUTE_MS, SMALL, T0, TOPIC, advance, message, send
 
 FIRST_SEGMENT = "log/00000000000000000000"
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import HOUR_MS, MINUTE_MS, T0
-from serving import WAIT_S, Served, serving
 
 from postdate import cli
+from postdate.broker.staging import Stage
 from postdate.cli.show import moment
 from postdate.clock import ManualClock
-from postdate.staging import Stage
+from tests.support.helpers import HOUR_MS, MINUTE_MS, T0
+from tests.support.serving import WAIT_S, Served, serving
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -69,7 +69,7 @@ sys.exit(main())
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
 def consumed(capsys: Capsys, topic: str, count: int, *flags: str) -> list[dict[str, Any]]:

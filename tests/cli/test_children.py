@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from postdate.cli import beside
+from postdate.cli import children
 from postdate.config import GIB, Settings
 
 
@@ -15,7 +15,7 @@ def words_after(command: list[str], flag: str) -> str:
 
 def test_bulk_is_told_folder_host_port_broker_and_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    command = beside._bulk(Settings(data="here", host="0.0.0.0", bulk_port=0), {"broker": "0.0.0.0:10911"})
+    command = children._bulk(Settings(data="here", host="0.0.0.0", bulk_port=0), {"broker": "0.0.0.0:10911"})
     assert command[1:4] == ["-m", "postdate", "bulk"]
     assert words_after(command, "--data") == str(tmp_path / "here")
     assert (words_after(command, "--host"), words_after(command, "--port")) == ("0.0.0.0", "0")
@@ -24,7 +24,7 @@ def test_bulk_is_told_folder_host_port_broker_and_parent(tmp_path: Path, monkeyp
 
 
 def test_bulk_takes_the_port_that_it_had_when_it_comes_again() -> None:
-    command = beside._bulk(Settings(bulk_port=0), {"broker": "127.0.0.1:1", "bulk": "127.0.0.1:4711"})
+    command = children._bulk(Settings(bulk_port=0), {"broker": "127.0.0.1:1", "bulk": "127.0.0.1:4711"})
     assert words_after(command, "--port") == "4711"
 
 
@@ -36,7 +36,7 @@ def test_the_pipeline_is_told_a_table_that_means_the_same_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, told: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command = beside._pipeline(Settings(data="data", table=table), {"bulk": "[::]:9878"})
+    command = children._pipeline(Settings(data="data", table=table), {"bulk": "[::]:9878"})
     assert words_after(command, "--table") == told.format(tmp_path)
     assert words_after(command, "--bulk") == "[::1]:9878"
     assert words_after(command, "--master") == "local[*]"
@@ -52,4 +52,4 @@ def test_the_pipeline_is_told_a_table_that_means_the_same_everywhere(
     ],
 )
 def test_each_part_has_a_sentence_whether_it_is_there_or_not(settings: Settings, names: list[str]) -> None:
-    assert sorted(beside.beside(settings)) == names
+    assert sorted(children.beside(settings)) == names

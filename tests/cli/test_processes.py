@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from postdate import cli
-from postdate.cli import admin
-from postdate.faults.process import ROOT, Broker, free_port
+from postdate.client import admin
+from verify.faults.process import ROOT, Broker, free_port
 
 WAIT_S = 180.0  # Spark takes some ten seconds to start where nobody else works
 STOP_S = 15.0  # 5 s are promised; a machine that is busy with other tests gets more

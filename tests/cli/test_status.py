@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dialogue import connected
-from helpers import HOUR_MS, MINUTE_MS, SECOND_MS, T0
-from serving import WAIT_S, Served, serving
 
 from postdate import cli
 from postdate.cli.overview import overview
 from postdate.clock import ManualClock
 from postdate.wire import codes
+from tests.support.dialogue import connected
+from tests.support.helpers import HOUR_MS, MINUTE_MS, SECOND_MS, T0
+from tests.support.serving import WAIT_S, Served, serving
 
 Capsys = pytest.CaptureFixture[str]
 REPORT: dict[str, Any] = {
@@ -186,7 +186,7 @@ def test_no_broker_is_a_3(capsys: Capsys) -> None:
 
 
 def watch(*flags: str, stdout: int = subprocess.PIPE) -> "subprocess.Popen[str]":
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "COLUMNS": "60", "LINES": "12"}
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "60", "LINES": "12"}
     command = [sys.executable, "-m", "postdate", "status", "--watch", "1", *flags]
     return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environ)
 

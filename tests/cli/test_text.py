@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from helpers import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, T0
 
 from postdate.cli import logs, show, up, values
 from postdate.config import Settings
+from tests.support.helpers import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, T0
 
 # -- in ---------------------------------------------------------------------------------------------------------
 

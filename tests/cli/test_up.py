@@ -14,7 +14,7 @@ import pytest
 
 from postdate import __version__, cli
 from postdate.check import check_folder
-from postdate.log.disk import RealDisk
+from postdate.storage.disk import RealDisk
 
 WAIT_S = 30
 FREE_PORTS = ("--route-port", "0", "--broker-port", "0", "--vip-port", "0", "--bulk-port", "-1")  # -1: nor Spark
@@ -26,7 +26,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 def environment(**variables: str) -> dict[str, str]:
     """Ours, without settings that whoever runs the tests may have."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("POSTDATE_")}
-    return own | {"PYTHONPATH": str(Path(__file__).parent.parent)} | variables
+    return own | {"PYTHONPATH": str(Path(__file__).parents[2])} | variables
 
 
 @pytest.fixture

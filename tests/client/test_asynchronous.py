@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import uvloop
-from serving import WAIT_S, Served, serving
 
 import postdate
 from postdate import AsyncClient, AsyncReceivedMessage, Cancelled, Outgoing
+from tests.support.serving import WAIT_S, Served, serving
 
 TOPIC, GROUP = "orders", "billing"
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 import uvloop
-from serving import WAIT_S, Served, serving
 
 import postdate
 from postdate import Cancelled, Client, Outgoing, ReceivedMessage
 from postdate.client.spans import instant, instant_ms
 from postdate.wire.ids import parse_recall_handle, recall_handle
+from tests.support.serving import WAIT_S, Served, serving
 
 TOPIC, GROUP = "orders", "billing"
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import orjson
 import pytest
-from serving import WAIT_S, Served, serving
 
 import postdate
 from benchmarks.server import Peer
 from postdate import Cancelled
 from postdate.wire import codes
 from postdate.wire.frame import Command, Frames, decode, reply
+from tests.support.serving import WAIT_S, Served, serving
 
 TOPIC, GROUP, QUEUES = "orders", "billing", 4
 Pair = tuple[Served, Served]

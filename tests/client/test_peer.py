@@ -10,15 +10,15 @@ from struct import pack_into
 from typing import Any
 
 import pytest
-from test_client import limited, run, until
 
 import postdate
 from postdate import Cancelled, Outgoing, Receipt
-from postdate.log import record as records
 from postdate.message import LOOPBACK, Message, decode_properties
+from postdate.storage import record as records
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command, Frames, decode, encode, reply
 from postdate.wire.ids import recall_handle
+from tests.client.test_blocking import limited, run, until
 
 WAIT_S = 30.0
 TOPIC, GROUP = "orders", "billing"

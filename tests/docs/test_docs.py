@@ -43,9 +43,35 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pytest
-from bulking import bulking
-from carrying import BEGIN, World
-from helpers import (
+
+import postdate
+from postdate import cli, client
+from postdate.broker.broker import Broker
+from postdate.broker.handout import PopAsk
+from postdate.broker.jobs import Selected, answered
+from postdate.broker.leasing import Handle
+from postdate.bulk.schema import IN, OF_TOPIC, OUT
+from postdate.cli import command as cli_command
+from postdate.client import admin, errors
+from postdate.clock import SystemClock
+from postdate.config import LIVE, ROCKETMQ_NAMES, Settings, load
+from postdate.errors import PostdateError
+from postdate.server import answers
+from postdate.spark.formats import topic
+from postdate.spark.pipeline import batch, driver, history
+from postdate.storage import record as records
+from postdate.storage import selection, snapshot
+from postdate.storage.batch import KIND_NAMES
+from postdate.storage.folder import FIXED_SETTINGS, FORMAT
+from postdate.storage.rows import BLOCK_ROWS
+from postdate.table import merging, slices
+from postdate.table.format import CHECKPOINT, HISTORY, MESSAGES, ROW_GROUP_ROWS, SCHEMA
+from postdate.wire import bodies, frame, ids
+from postdate.wire import codes as wire_codes
+from postdate.wire.schema import REQUESTS, Field, Request
+from tests.support.bulking import bulking
+from tests.support.carrying import BEGIN, World
+from tests.support.helpers import (
     HOUR_MS,
     MINUTE_MS,
     SECOND_MS,
@@ -61,36 +87,11 @@ from helpers import (
     stage,
     write_chunk,
 )
-from serving import Served, serving
-from test_imports import ROWS
+from tests.support.serving import Served, serving
+from tests.test_imports import LAYERS
+from verify.faults.process import free_port
 
-import postdate
-from postdate import cli, client
-from postdate.broker import Broker
-from postdate.bulk.schema import IN, OF_TOPIC, OUT
-from postdate.cli import admin
-from postdate.cli import command as cli_command
-from postdate.client import faults
-from postdate.clock import SystemClock
-from postdate.commands import Selected, answered
-from postdate.config import LIVE, ROCKETMQ_NAMES, Settings, load
-from postdate.errors import PostdateError
-from postdate.faults.process import free_port
-from postdate.handout import PopAsk
-from postdate.leases import Handle
-from postdate.log import record as records
-from postdate.log import selection, snapshot
-from postdate.log.batch import KIND_NAMES
-from postdate.log.folder import FIXED_SETTINGS, FORMAT
-from postdate.log.rows import BLOCK_ROWS
-from postdate.pipeline import batch, driver, history, plan, tiers, topic
-from postdate.server import answers
-from postdate.table_format import CHECKPOINT, HISTORY, MESSAGES, ROW_GROUP_ROWS, SCHEMA
-from postdate.wire import bodies, frame, ids
-from postdate.wire import codes as wire_codes
-from postdate.wire.schema import REQUESTS, Field, Request
-
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
     (ROOT / "docs").glob("*.md")
 )
@@ -538,7 +539,7 @@ def test_the_tour_names_every_module_once() -> None:
 
 def test_the_import_table_is_the_one_that_is_held() -> None:
     shown = table_in(ARCHITECTURE, "Who may import whom")
-    assert [tuple(re.findall(r"\w+", cells[1])) for cells in shown] == list(ROWS)
+    assert [tuple(re.findall(r"\w+", cells[1])) for cells in shown] == list(LAYERS)
 
 
 def test_parts_of_the_import_table_that_do_not_exist_are_in_italics() -> None:
@@ -823,7 +824,7 @@ def errors_exported() -> dict[str, type[PostdateError]]:
 
 
 def test_errors_of_the_client_are_those_that_it_exports() -> None:
-    by_code = {error: str(number) for number, error in faults._BY_CODE.items()}
+    by_code = {error: str(number) for number, error in errors._BY_CODE.items()}
     shown = {code(name): number for name, number, _ in table_in(CLIENT, "Errors")}
     assert shown == {name: by_code.get(error, "") for name, error in errors_exported().items()}
 
@@ -848,20 +849,20 @@ def test_columns_of_the_history_are_those_of_the_code() -> None:
 
 
 def test_numbers_of_the_pipeline_are_those_of_the_code() -> None:
-    limits, options = tiers.DEFAULT, driver.Options()
-    days = tiers.EDGE_MS // tiers.DAY_MS
+    limits, options = merging.DEFAULT, driver.Options()
+    days = merging.EDGE_MS // merging.DAY_MS
     assert batch.KEEP_MS == 60_000
     for number in (
         f"when {options.soon_rows:,} far rows wait",
         f"at\nmost {options.batch_rows:,} rows or {options.batch_bytes >> 30} GiB of them",
         f"ranges of {options.task_rows:,}, one for each task",
-        f"about\n   {plan.TASK_ROWS:,} rows, cut by due",
+        f"about\n   {slices.TASK_ROWS:,} rows, cut by due",
         f"row groups of {ROW_GROUP_ROWS:,} rows",
         f"due within {days} days | merged by the hour when there are {limits.soon_files} files",
         f"beyond {days + 1} days, by the month, when there are {limits.later_files} files",
         f"cut into hours once, {days + 1} days before",
         f"rewrites at most {limits.rows:,} rows or {limits.bytes >> 30} GiB",
-        f"holds some {plan.TASK_BYTES >> 20} MiB of records",
+        f"holds some {slices.TASK_BYTES >> 20} MiB of records",
     ):
         assert number in PIPELINE.read_text(), number
 
@@ -1066,7 +1067,7 @@ def test_every_stored_layout_has_its_section() -> None:
 def test_magic_numbers_are_those_of_the_code() -> None:
     text = FORMATS.read_text()
     for name in ("batch", "chunk", "selection", "snapshot"):
-        module = importlib.import_module(f"postdate.log.{name}")
+        module = importlib.import_module(f"postdate.storage.{name}")
         letters = module.MAGIC.to_bytes(4, "little").decode()
         assert f"`{module.MAGIC:#010x}`, the letters {letters}" in text
     assert f"`0x{records.MAGIC_V1:08X}`, version 1; `0x{records.MAGIC_V2:08X}`, version 2" in text
@@ -1078,7 +1079,9 @@ def test_versions_are_those_of_the_code() -> None:
         versions = [cells[3] for cells in section.rows if cells[1] == "`version`"]
         shown |= {codes(section.source)[0]: int(version) for version in versions}
     names = ("batch", "chunk", "selection", "snapshot")
-    held = {f"postdate/log/{name}.py": importlib.import_module(f"postdate.log.{name}").VERSION for name in names}
+    held = {
+        f"postdate/storage/{name}.py": importlib.import_module(f"postdate.storage.{name}").VERSION for name in names
+    }
     assert shown == held
 
 

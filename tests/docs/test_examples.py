@@ -10,15 +10,15 @@ from typing import Any
 
 import pyarrow.flight as flight
 import pytest
-from bulking import wait_until
-from carrying import World
-from serving import serving
 
 import postdate
-from postdate.faults.process import ROOT, Broker, free_port
-from postdate.pipeline import java
-from postdate.pipeline.gate import Gate
-from postdate.pipeline.view import pending
+from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.pending.view import pending
+from postdate.spark.session import java
+from tests.support.bulking import wait_until
+from tests.support.carrying import World
+from tests.support.serving import serving
+from verify.faults.process import ROOT, Broker, free_port
 
 EXAMPLES = ROOT / "examples"
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-RUN = Path(__file__).parent / "interop" / "run.py"
+RUN = Path(__file__).parent / "run.py"
 RUN_S = 180.0
 
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import orjson
 import pytest
-from dialogue import GROUP, Peer, connected, heartbeat, make_topic, pull, read_bodies, send, sent
-from helpers import DAY_MS, FAR_MS, HOUR_MS, MINUTE_MS, T0
-from serving import Served, serving
 
 from postdate.clock import ManualClock
-from postdate.topics import Topic
+from postdate.state.topics import Topic
 from postdate.wire import codes
 from postdate.wire.bodies import QueueName, decode_by_queue
+from tests.support.dialogue import GROUP, Peer, connected, heartbeat, make_topic, pull, read_bodies, send, sent
+from tests.support.helpers import DAY_MS, FAR_MS, HOUR_MS, MINUTE_MS, T0
+from tests.support.serving import Served, serving
 
 
 def topic_of(served: Served, name: str = "orders") -> Topic:

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dialogue import Peer, connected, make_topic, read_bodies, send, send_batch, send_command, sent
-from helpers import FAR_MS, HOUR_MS, T0
-from serving import Served, serving
 
 from postdate.clock import ManualClock
 from postdate.wire import codes
 from postdate.wire.frame import Command
 from postdate.wire.ids import recall_handle
+from tests.support.dialogue import Peer, connected, make_topic, read_bodies, send, send_batch, send_command, sent
+from tests.support.helpers import FAR_MS, HOUR_MS, T0
+from tests.support.serving import Served, serving
 
 WAITS_MS = pytest.mark.parametrize("delay_ms", [5_000, FAR_MS, 100 * HOUR_MS], ids=["near", "far", "very far"])
 

@@ -17,7 +17,7 @@ import uvloop
 from postdate.clock import SystemClock
 from postdate.config import Settings
 from postdate.server import Addresses, Part, Parts
-from postdate.server import parts as parts_module
+from postdate.server import children as parts_module
 
 WAIT_S = 60.0
 FAST: dict[str, Any] = {"pipeline_pause_ms_min": 10, "pipeline_pause_ms_max": 40, "parts_stop_ms": 20_000}

@@ -5,15 +5,15 @@ from typing import Any
 
 import orjson
 import pytest
-from dialogue import GROUP, Peer, connected, heartbeat, make_topic, properties_of, pull, sent
-from helpers import T0
-from serving import Served, serving
 
 from postdate.clock import ManualClock
-from postdate.server import relays
+from postdate.server.sessions import relays
 from postdate.wire import codes
 from postdate.wire.frame import BINARY, Command, encode
 from postdate.wire.records import decode_records
+from tests.support.dialogue import GROUP, Peer, connected, heartbeat, make_topic, properties_of, pull, sent
+from tests.support.helpers import T0
+from tests.support.serving import Served, serving
 
 
 def produce(peer: Peer, client_id: str, *groups: str, **header: Any) -> None:

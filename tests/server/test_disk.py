@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dialogue import (
+
+from postdate.clock import ManualClock
+from postdate.wire import codes
+from tests.support.dialogue import (
     GROUP,
     LONG_POLL_MS,
     Gate,
@@ -23,11 +26,8 @@ from dialogue import (
     send_command,
     sent,
 )
-from helpers import T0, FaultyDisk
-from serving import serving
-
-from postdate.clock import ManualClock
-from postdate.wire import codes
+from tests.support.helpers import T0, FaultyDisk
+from tests.support.serving import serving
 
 
 @pytest.fixture

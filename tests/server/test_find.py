@@ -4,16 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dialogue import Peer, connected, make_topic, properties_of, read_all, send, sent, texts
-from helpers import FAR_MS, HOUR_MS, T0
-from serving import Served, serving
 
 from postdate.clock import ManualClock
-from postdate.log.record import Record
+from postdate.storage.record import Record
 from postdate.wire import codes
 from postdate.wire.frame import Command
 from postdate.wire.ids import parse_message_id
 from postdate.wire.records import decode_records
+from tests.support.dialogue import Peer, connected, make_topic, properties_of, read_all, send, sent, texts
+from tests.support.helpers import FAR_MS, HOUR_MS, T0
+from tests.support.serving import Served, serving
 
 LONG_MAX = (1 << 63) - 1
 

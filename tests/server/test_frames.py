@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dialogue import (
+
+from postdate.wire import codes
+from postdate.wire.frame import BINARY, JSON, encode
+from tests.support.dialogue import (
     LONG_POLL_MS,
     UNKNOWN_CODE,
     Peer,
@@ -19,10 +22,7 @@ from dialogue import (
     sent,
     texts,
 )
-from serving import Served, serving
-
-from postdate.wire import codes
-from postdate.wire.frame import BINARY, JSON, encode
+from tests.support.serving import Served, serving
 
 SERIALIZATIONS = pytest.mark.parametrize("serialization", [JSON, BINARY], ids=["json", "binary"])
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from fuzzing import BOUNDS, Fuzz, Good, run
 
 from postdate.config import Settings
 from postdate.errors import ProtocolError
 from postdate.wire.frame import Frames, decode
 from postdate.wire.schema import REQUESTS
+from tests.support.fuzzing import BOUNDS, Fuzz, Good, run
 
 SEED = 5
 FRAMES = 10_000

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import orjson
 import pytest
-from dialogue import GROUP, Peer, connected, heartbeat, make_topic, pull, send, sent
-from helpers import T0
-from serving import Served, serving
 
 from postdate.clock import ManualClock
 from postdate.wire import codes
 from postdate.wire.bodies import decode_consumer_ids
+from tests.support.dialogue import GROUP, Peer, connected, heartbeat, make_topic, pull, send, sent
+from tests.support.helpers import T0
+from tests.support.serving import Served, serving
 
 EXPIRY_MS = 120_000
 

@@ -11,7 +11,15 @@ from typing import Any
 
 import orjson
 import pytest
-from dialogue import (
+
+from postdate.broker.sending import Prepared
+from postdate.clock import ManualClock
+from postdate.errors import DiskFull
+from postdate.message import Message
+from postdate.state.wheel import NEVER
+from postdate.wire import codes
+from postdate.wire.schema import REQUESTS
+from tests.support.dialogue import (
     GROUP,
     LONG_POLL_MS,
     TINY,
@@ -28,16 +36,8 @@ from dialogue import (
     send_command,
     sent,
 )
-from helpers import T0, FaultyDisk
-from serving import WAIT_S, Served, serving
-
-from postdate.clock import ManualClock
-from postdate.errors import DiskFull
-from postdate.intake import Prepared
-from postdate.message import Message
-from postdate.wheel import NEVER
-from postdate.wire import codes
-from postdate.wire.schema import REQUESTS
+from tests.support.helpers import T0, FaultyDisk
+from tests.support.serving import WAIT_S, Served, serving
 
 DEEP = b"[" * 1_000 + b"]" * 1_000
 FULL = OSError(errno.ENOSPC, "No space left on device")

@@ -10,7 +10,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from dialogue import (
+
+from postdate.clock import ManualClock
+from postdate.state.wheel import NEVER
+from postdate.wire import codes
+from tests.support.dialogue import (
     GROUP,
     LONG_POLL_MS,
     Closed,
@@ -26,12 +30,8 @@ from dialogue import (
     send_command,
     sent,
 )
-from helpers import DAY_MS, FAR_MS, HOUR_MS, T0, FaultyDisk
-from serving import WAIT_S, Served, serving
-
-from postdate.clock import ManualClock
-from postdate.wheel import NEVER
-from postdate.wire import codes
+from tests.support.helpers import DAY_MS, FAR_MS, HOUR_MS, T0, FaultyDisk
+from tests.support.serving import WAIT_S, Served, serving
 
 
 def alarm_at_ms(served: Served) -> int:

@@ -13,7 +13,12 @@ from typing import Any
 
 import orjson
 import pytest
-from dialogue import (
+
+from postdate.clock import ManualClock
+from postdate.server.connection import Connection
+from postdate.wire import codes
+from postdate.wire.frame import encode
+from tests.support.dialogue import (
     GROUP,
     LONG_POLL_MS,
     Gate,
@@ -27,13 +32,8 @@ from dialogue import (
     send_command,
     sent,
 )
-from helpers import HOUR_MS, T0
-from serving import WAIT_S, Served, serving
-
-from postdate.clock import ManualClock
-from postdate.server.connection import Connection
-from postdate.wire import codes
-from postdate.wire.frame import encode
+from tests.support.helpers import HOUR_MS, T0
+from tests.support.serving import WAIT_S, Served, serving
 
 IDLE_MS = 10_000
 STALLED_MS = 5_000

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from dialogue import LONG_POLL_MS, connected, make_topic
-from serving import serving
 
 from postdate.client.connection import Address, Connection, Connections
-from postdate.faults.process import Broker
 from postdate.wire import codes
 from postdate.wire.frame import Command, encode
+from tests.support.dialogue import LONG_POLL_MS, connected, make_topic
+from tests.support.serving import serving
+from verify.faults.process import Broker
 
 IDLE, BUSY, ROUNDS = 5_000, 500, 4
 QUEUES = 8

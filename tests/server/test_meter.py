@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from dialogue import connected, make_topic, pull, sent
-from helpers import T0
-from serving import Served, serving
 
 from postdate.clock import ManualClock
-from postdate.server import meter
-from postdate.server.meter import Came, Meter, Rate, Span, Went, Whole
+from postdate.server.sessions import meter
+from postdate.server.sessions.meter import Came, Meter, Rate, Span, Went, Whole
+from tests.support.dialogue import connected, make_topic, pull, sent
+from tests.support.helpers import T0
+from tests.support.serving import Served, serving
 
 
 def rate_of(served: Served, key: object, span: Span = Span.MINUTE) -> Rate:

@@ -4,23 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dialogue import (
-    GROUP,
-    TINY,
-    Peer,
-    begun_later,
-    connected,
-    make_topic,
-    pull,
-    sent,
-)
-from helpers import T0
-from serving import serving
 
 from postdate.clock import ManualClock
 from postdate.wire import codes
 from postdate.wire.ids import parse_message_id
 from postdate.wire.records import decode_records
+from tests.support.dialogue import GROUP, TINY, Peer, begun_later, connected, make_topic, pull, sent
+from tests.support.helpers import T0
+from tests.support.serving import serving
 
 NONE = -1
 FAR_BETWEEN_MS = 60_000  # between two writings of offsets: not within a test

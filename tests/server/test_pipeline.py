@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from dialogue import Gate, Peer, connected, make_topic, read_bodies, sent
-from helpers import FAR_MS, HOUR_MS, MINUTE_MS, T0, FaultyDisk, message, write_chunk
-from serving import WAIT_S, Served, serving
 
 from postdate.clock import ManualClock
-from postdate.far import FAR, NEVER
-from postdate.log.queue import ENTRY, TIME
-from postdate.server import pipelines
+from postdate.server.requests import pipeline
+from postdate.state.far import FAR, NEVER
+from postdate.storage.queue import ENTRY, TIME
 from postdate.wire import codes
 from postdate.wire.frame import Command
+from tests.support.dialogue import Gate, Peer, connected, make_topic, read_bodies, sent
+from tests.support.helpers import FAR_MS, HOUR_MS, MINUTE_MS, T0, FaultyDisk, message, write_chunk
+from tests.support.serving import WAIT_S, Served, serving
 
 DUE = T0 + FAR_MS
 DELAY_MS_MAX = 87_660 * 3_600_000
@@ -175,7 +175,7 @@ def test_ranges_that_do_not_exist_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_answer_has_only_so_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipelines, "RANGE_ROWS_MAX", 2)
+    monkeypatch.setattr(pipeline, "RANGE_ROWS_MAX", 2)
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         sent_far(peer, 3)
         assert np.frombuffer(ranges(peer)[1], FAR)["due"].tolist() == [DUE, DUE + 1]

@@ -6,7 +6,13 @@ from typing import Any, NamedTuple
 
 import orjson
 import pytest
-from dialogue import (
+
+from postdate.clock import ManualClock
+from postdate.storage.record import Record
+from postdate.wire import codes
+from postdate.wire.frame import Command
+from postdate.wire.records import decode_records
+from tests.support.dialogue import (
     GROUP,
     LONG_POLL_MS,
     Gate,
@@ -20,15 +26,9 @@ from dialogue import (
     read_bodies,
     send,
     sent,
-)  # fmt: skip
-from helpers import T0
-from serving import serving
-
-from postdate.clock import ManualClock
-from postdate.log.record import Record
-from postdate.wire import codes
-from postdate.wire.frame import Command
-from postdate.wire.records import decode_records
+)
+from tests.support.helpers import T0
+from tests.support.serving import serving
 
 MINUTE_MS = 60_000
 DEAD = f"%DLQ%{GROUP}"

@@ -6,7 +6,14 @@ from typing import Any
 
 import orjson
 import pytest
-from dialogue import (
+
+import postdate
+from postdate.clock import ManualClock
+from postdate.wire import codes
+from postdate.wire.bodies import QueueName, decode_by_queue
+from postdate.wire.frame import Command
+from postdate.wire.records import decode_records
+from tests.support.dialogue import (
     GROUP,
     LONG_POLL_MS,
     Peer,
@@ -17,16 +24,9 @@ from dialogue import (
     pull,
     pull_command,
     sent,
-)  # fmt: skip
-from helpers import T0
-from serving import Served, serving
-
-import postdate
-from postdate.clock import ManualClock
-from postdate.wire import codes
-from postdate.wire.bodies import QueueName, decode_by_queue
-from postdate.wire.frame import Command
-from postdate.wire.records import decode_records
+)
+from tests.support.helpers import T0
+from tests.support.serving import Served, serving
 
 PLACE: dict[str, Any] = {"consumerGroup": GROUP, "topic": "orders", "queueId": 0}
 

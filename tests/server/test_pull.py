@@ -4,7 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dialogue import (
+
+from postdate.clock import ManualClock
+from postdate.wire import codes
+from tests.support.dialogue import (
     GROUP,
     LONG_POLL_MS,
     TINY,
@@ -19,11 +22,8 @@ from dialogue import (
     send_command,
     sent,
 )
-from helpers import T0
-from serving import Served, serving
-
-from postdate.clock import ManualClock
-from postdate.wire import codes
+from tests.support.helpers import T0
+from tests.support.serving import Served, serving
 
 FOUND, NOT_FOUND, NO_MATCH, MOVED = 0, 19, 20, 21
 SHORT_POLL_MS = 50

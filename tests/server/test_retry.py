@@ -5,15 +5,25 @@ from typing import Any
 
 import orjson
 import pytest
-from dialogue import GROUP, Peer, connected, properties_of, pull, read_all, read_bodies, send_command, sent
-from helpers import T0
-from serving import Served, serving
 
 from postdate.clock import ManualClock
-from postdate.log.record import Record
 from postdate.message import DELAY_PROPERTIES
+from postdate.storage.record import Record
 from postdate.wire import codes
 from postdate.wire.ids import message_id, parse_message_id
+from tests.support.dialogue import (
+    GROUP,
+    Peer,
+    connected,
+    properties_of,
+    pull,
+    read_all,
+    read_bodies,
+    send_command,
+    sent,
+)
+from tests.support.helpers import T0
+from tests.support.serving import Served, serving
 
 RETRY, DEAD = f"%RETRY%{GROUP}", f"%DLQ%{GROUP}"
 LEVELS_MS = [1_000, 5_000, 10_000, 30_000, 60_000, 120_000]

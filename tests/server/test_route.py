@@ -5,20 +5,20 @@ from pathlib import Path
 
 import orjson
 import pytest
-from dialogue import connected, heartbeat, make_topic, read_all, read_bodies, sent
-from serving import SERVED, Served, serving
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.clock import SystemClock
 from postdate.config import Settings
 from postdate.errors import UsageError
-from postdate.log.disk import RealDisk
 from postdate.message import LOOPBACK
 from postdate.server import Server
+from postdate.storage.disk import RealDisk
 from postdate.wire import codes
 from postdate.wire.bodies import Route, decode_route
 from postdate.wire.ids import host_of, message_id, parse_message_id
 from postdate.wire.records import decode_records
+from tests.support.dialogue import connected, heartbeat, make_topic, read_all, read_bodies, sent
+from tests.support.serving import SERVED, Served, serving
 
 
 def port_of(address: str | None) -> int:

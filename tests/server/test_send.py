@@ -5,7 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dialogue import (
+
+from postdate.clock import ManualClock
+from postdate.state.topics import RESERVED_TOPICS
+from postdate.wire import codes
+from postdate.wire.bodies import Inner, encode_batch
+from postdate.wire.ids import parse_message_id, parse_recall_handle
+from tests.support.dialogue import (
     LONG_POLL_MS,
     connected,
     got,
@@ -22,14 +28,8 @@ from dialogue import (
     send_command,
     sent,
 )
-from helpers import DAY_MS, HOUR_MS, MINUTE_MS, T0
-from serving import serving
-
-from postdate.clock import ManualClock
-from postdate.topics import RESERVED_TOPICS
-from postdate.wire import codes
-from postdate.wire.bodies import Inner, encode_batch
-from postdate.wire.ids import parse_message_id, parse_recall_handle
+from tests.support.helpers import DAY_MS, HOUR_MS, MINUTE_MS, T0
+from tests.support.serving import serving
 
 # -------------------------------------------------------------------------------------------------------- answers
 

@@ -5,17 +5,17 @@ from typing import Any
 
 import orjson
 import pytest
-from dialogue import Peer, connected, read_bodies, send_command, sent
-from helpers import FAR_MS, HOUR_MS, SECOND_MS, T0, message, write_chunk
-from serving import Served, serving
-from test_server_limits import IDLE_MS, sweep
-from test_server_pipelines import DUE, register, sent_far, stage_body
 
 from postdate.clock import ManualClock
 from postdate.keys import key_hash
 from postdate.wire import codes
 from postdate.wire.frame import Command
 from postdate.wire.ids import recall_handle
+from tests.server.test_limits import IDLE_MS, sweep
+from tests.server.test_pipeline import DUE, register, sent_far, stage_body
+from tests.support.dialogue import Peer, connected, read_bodies, send_command, sent
+from tests.support.helpers import FAR_MS, HOUR_MS, SECOND_MS, T0, message, write_chunk
+from tests.support.serving import Served, serving
 
 
 def taken(served: Served, peer: Peer, count: int = 1) -> list[int]:

@@ -7,7 +7,14 @@ from typing import Any
 
 import orjson
 import pytest
-from dialogue import (
+
+from postdate import __version__
+from postdate.clock import ManualClock
+from postdate.config import FIELDS, LIVE
+from postdate.wire import codes
+from postdate.wire.records import decode_records
+from postdate.wire.reports import decode_properties_text, encode_properties_text
+from tests.support.dialogue import (
     GROUP,
     LONG_POLL_MS,
     Peer,
@@ -20,15 +27,8 @@ from dialogue import (
     send,
     sent,
 )
-from helpers import DAY_MS, FAR_MS, MINUTE_MS, T0
-from serving import serving
-
-from postdate import __version__
-from postdate.clock import ManualClock
-from postdate.config import FIELDS, LIVE
-from postdate.wire import codes
-from postdate.wire.records import decode_records
-from postdate.wire.reports import decode_properties_text, encode_properties_text
+from tests.support.helpers import DAY_MS, FAR_MS, MINUTE_MS, T0
+from tests.support.serving import serving
 
 
 def json_of(peer: Peer, code: int, **fields: Any) -> Any:

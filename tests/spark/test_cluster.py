@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import Cluster, Driver, bare_python, wait_for
-from helpers import HOUR_MS, MINUTE_MS, SECOND_MS, T0, TOPIC, message, pulled
-from serving import SERVED, Served
 
 from postdate.bulk import flight as bulk_flight
 from postdate.bulk.process import Bulk
-from postdate.bulk.stream import far_batches
+from postdate.bulk.streams import far_batches
 from postdate.check import check_folder
 from postdate.client.connection import parse_address
 from postdate.clock import ManualClock
 from postdate.config import MIB, Settings
-from postdate.log.disk import RealDisk
-from postdate.pipeline.history import History
-from postdate.pipeline.source import horizon_of
+from postdate.spark.pipeline.history import History
+from postdate.spark.pipeline.source import horizon_of
+from postdate.storage.disk import RealDisk
+from tests.support.cluster import Cluster, Driver, bare_python, wait_for
+from tests.support.helpers import HOUR_MS, MINUTE_MS, SECOND_MS, T0, TOPIC, message, pulled
+from tests.support.serving import SERVED, Served
 
 pytestmark = pytest.mark.full
 

@@ -5,16 +5,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from helpers import DAY_MS, HOUR_MS, T0, TOPIC, Data, message, send
 
 from postdate.errors import UsageError
 from postdate.keys import key_hash
-from postdate.log import record as records
 from postdate.message import decode_properties, tag_hash
-from postdate.pipeline import columns
-from postdate.pipeline.columns import PROPERTIES, Converter, Faults, Job, Wanted
-from postdate.pipeline.wishes import fitted, named_columns, wanted_of
-from postdate.table_format import PART_ROWS_MAX, PARTS_MAX, SCHEMA, job_of, own_arrival
+from postdate.spark.imports import columns
+from postdate.spark.imports.columns import PROPERTIES, Converter, Faults, Job, Wanted
+from postdate.spark.imports.options import fitted, named_columns, wanted_of
+from postdate.storage import record as records
+from postdate.table.format import PART_ROWS_MAX, PARTS_MAX, SCHEMA, job_of, own_arrival
+from tests.support.helpers import DAY_MS, HOUR_MS, T0, TOPIC, Data, message, send
 
 DUE = T0 + HOUR_MS
 JOB = Job("campaign-7", 3, TOPIC, ((0, 11), (1, 12)), T0, 365 * DAY_MS)

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pyspark
 import pytest
-from cluster import bare_python
 
-from postdate.pipeline.spark import packed
+from postdate.spark.session.session import packed
+from tests.support.cluster import bare_python
 
 SPARK_LIBRARY = Path(pyspark.__file__).parent / "python" / "lib"
 
 
-@pytest.mark.parametrize("module", ["postdate.pipeline.tasks", "postdate.pipeline.source", "postdate.pipeline.public"])
+@pytest.mark.parametrize(
+    "module", ["postdate.spark.executor.tasks", "postdate.spark.pipeline.source", "postdate.spark.formats.public"]
+)
 def test_what_executors_import_travels(module: str, tmp_path: Path) -> None:
     brought = [packed(tmp_path), *SPARK_LIBRARY.glob("*.zip")]
     done = subprocess.run(

@@ -11,14 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import snapshot
-from piping import DAY_MS, HOUR_MS, MINUTE_MS, NOW, SECOND_MS, Crash, Held, Piped, SteppedDisk, copied, piping
 
 from postdate.errors import CorruptTable, Refused
-from postdate.pipeline import tiers
+from postdate.table import merging
+from tests.support.helpers import snapshot
+from tests.support.piping import (
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    NOW,
+    SECOND_MS,
+    Crash,
+    Held,
+    Piped,
+    SteppedDisk,
+    copied,
+    piping,
+)
 
 DUE = NOW + 10 * MINUTE_MS
-EVERY_BATCH = tiers.Limits(soon_files=1, later_files=1)
+EVERY_BATCH = merging.Limits(soon_files=1, later_files=1)
 
 
 def send_some(piped: Piped) -> None:
@@ -366,7 +378,7 @@ def _forget_log(piped: Piped) -> None:
 def test_whatever_happens_in_whatever_order(tmp_path: Path, spark: Any, seed: int) -> None:
     dice = random.Random(seed)
     with piping(tmp_path, spark) as piped:
-        piped.merge_limits = tiers.Limits(soon_files=2, later_files=2)
+        piped.merge_limits = merging.Limits(soon_files=2, later_files=2)
         piped.may_rescue = True
         piped.restart_driver()
         for _ in range(15):

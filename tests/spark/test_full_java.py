@@ -18,11 +18,11 @@ from typing import Any
 
 import java  # of tests/interop
 import pytest
-from cluster import Cluster, Driver, bare_python, wait_for
 from program import Program, provide
 
-from postdate.cli import admin
-from postdate.faults.process import Broker
+from postdate.client import admin
+from tests.support.cluster import Cluster, Driver, bare_python, wait_for
+from verify.faults.process import Broker
 
 pytestmark = pytest.mark.full
 

@@ -17,20 +17,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from carrying import BEGIN, World
-from helpers import HOUR_MS, TOPIC
 
 import postdate.spark
 from postdate import cli
-from postdate.client.faults import Unreachable
+from postdate.client.errors import Unreachable
 from postdate.errors import PostdateError, Refused, UsageError
-from postdate.faults.process import ROOT
-from postdate.log import record as records
-from postdate.pipeline import imports, inputs, parquet, sink, table
-from postdate.pipeline.columns import Wanted
-from postdate.pipeline.files import Place, in_order
-from postdate.pipeline.wishes import wanted_of
-from postdate.table_format import own_arrival
+from postdate.spark.formats import sink
+from postdate.spark.imports import imports, inputs, parquet
+from postdate.spark.imports.columns import Wanted
+from postdate.spark.imports.options import wanted_of
+from postdate.storage import record as records
+from postdate.table import delta
+from postdate.table.files import Place, in_order
+from postdate.table.format import own_arrival
+from tests.support.carrying import BEGIN, World
+from tests.support.helpers import HOUR_MS, TOPIC
+from verify.faults.process import ROOT
 
 DUE = BEGIN + HOUR_MS
 WAIT_S = 60
@@ -368,7 +370,7 @@ def test_what_a_task_wrote_for_an_import_that_is_over_goes_from_time_to_time(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark does not wait for the other tasks of a job that has failed."""
-    monkeypatch.setattr(table, "_CHECKPOINT_EVERY", 5)
+    monkeypatch.setattr(delta, "_CHECKPOINT_EVERY", 5)
     begun = [imports.begin(world.gate, name, TOPIC, WANTED).plan for name in ("one", "two")]
     names = []
     for plan in begun:

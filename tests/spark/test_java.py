@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from postdate.pipeline import java
-from postdate.pipeline.java import Java, Missing, find
+from postdate.spark.session import java
+from postdate.spark.session.java import Java, Missing, find
 
 SILENT = "exec sleep 60"
 

@@ -4,15 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from carrying import BEGIN, World
-from helpers import HOUR_MS, MINUTE_MS, TOPIC
 
 from postdate.check import check_folder
 from postdate.errors import Refused
-from postdate.log import record as records
-from postdate.log.disk import RealDisk
 from postdate.message import Cancelled
-from postdate.pipeline.view import pending
+from postdate.spark.pending.view import pending
+from postdate.storage import record as records
+from postdate.storage.disk import RealDisk
+from tests.support.carrying import BEGIN, World
+from tests.support.helpers import HOUR_MS, MINUTE_MS, TOPIC
 
 FIVE, HOUR = BEGIN + 5 * MINUTE_MS, BEGIN + HOUR_MS
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import orjson
 import pytest
-from dialogue import Peer
-from piping import HOUR_MS, MINUTE_MS, SECOND_MS, Held, Piped, Sent, piping
 
-from postdate.pipeline.gate import Gate
 from postdate.spark import register
+from postdate.spark.executor.bulk_client import Gate
 from postdate.wire import codes
+from tests.support.dialogue import Peer
+from tests.support.piping import HOUR_MS, MINUTE_MS, SECOND_MS, Held, Piped, Sent, piping
 
 CAMPAIGN = "reminders"
 STEPS = [

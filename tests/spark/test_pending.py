@@ -10,15 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from carrying import BEGIN, World
-from helpers import HOUR_MS, TOPIC
 
 import postdate
 from postdate.errors import PipelineFailed
-from postdate.pipeline import extract, java, outlook
-from postdate.pipeline.outlook import Wish
+from postdate.spark.pending import extract, pending
+from postdate.spark.pending.pending import Wish
+from postdate.spark.session import java
+from tests.support.carrying import BEGIN, World
+from tests.support.helpers import HOUR_MS, TOPIC
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 HOUR = BEGIN + HOUR_MS
 
 
@@ -152,7 +153,7 @@ def test_where_there_is_no_java_it_is_told_in_a_sentence(
         assert extract.main() == 1
     finally:
         world.close()
-    fault = outlook._fault(capsys.readouterr().err.strip(), 1)
+    fault = pending._fault(capsys.readouterr().err.strip(), 1)
     assert isinstance(fault, PipelineFailed)
     assert str(fault).startswith("no Java 17 or newer was found (PATH /usr: version 8); install one with")
 
@@ -164,7 +165,7 @@ def test_a_spark_that_does_not_start_and_a_process_that_dies_are_told(tmp_path: 
             postdate.pending(bulk=str(world.bulk.address), memory="1x")
     finally:
         world.close()
-    assert "ended with code -9: Killed" in str(outlook._fault("Killed", -9))
+    assert "ended with code -9: Killed" in str(pending._fault("Killed", -9))
 
 
 def test_nothing_of_spark_is_loaded_before_it_is_needed() -> None:

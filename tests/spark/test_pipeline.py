@@ -4,9 +4,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from piping import DAY_MS, HOUR_MS, MINUTE_MS, NOW, SECOND_MS, TOPIC, Piped, Sent, Steps, piping
-
-from postdate.pipeline import tiers
+from postdate.table import merging
+from tests.support.piping import DAY_MS, HOUR_MS, MINUTE_MS, NOW, SECOND_MS, TOPIC, Piped, Sent, Steps, piping
 
 DUE = NOW + 10 * MINUTE_MS
 YEAR_MS = 365 * DAY_MS
@@ -32,7 +31,7 @@ def test_a_year_passes_with_merges_into_hours_and_months(tmp_path: Path, spark: 
     days = (1, 20, 45, 46, 364)
     bases = [NOW // MINUTE_MS * MINUTE_MS + day * DAY_MS + dice.randrange(0, DAY_MS, MINUTE_MS) for day in days]
     with piping(tmp_path, spark) as piped:
-        piped.merge_limits = tiers.Limits(soon_files=2, later_files=3)
+        piped.merge_limits = merging.Limits(soon_files=2, later_files=3)
         piped.start_driver()
 
         def send(count: int, minutes: list[int]) -> None:
@@ -163,7 +162,7 @@ def test_a_cancel_that_races_any_step_of_a_batch_is_kept(tmp_path: Path, spark: 
                 self.outcomes[name] = _cancelled(piped, two)
 
     with piping(tmp_path, spark) as piped, Race().planted() as race:
-        piped.merge_limits = tiers.Limits(soon_files=1)
+        piped.merge_limits = merging.Limits(soon_files=1)
         piped.start_driver()
         piped.follow()
         for number in range(80):

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from piping import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Piped, Sent, Steps, piping, sync_trace
-from power import TracedDisk, lose_power
 
 from postdate.errors import CorruptData
-from postdate.log.chunk import Chunk
-from postdate.log.disk import RealDisk
-from postdate.pipeline import tiers
-from postdate.pipeline.files import NEVER, SYNC_TRACE, Window, read_window
-from postdate.pipeline.table import Table
+from postdate.storage.chunk import Chunk
+from postdate.storage.disk import RealDisk
+from postdate.table import merging
+from postdate.table.delta import Table
+from postdate.table.files import NEVER, SYNC_TRACE, Window, read_window
+from tests.support.piping import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Piped, Sent, Steps, piping, sync_trace
+from tests.support.power import TracedDisk, lose_power
 
-EVERY_BATCH = tiers.Limits(soon_files=1, later_files=1)
+EVERY_BATCH = merging.Limits(soon_files=1, later_files=1)
 HEALED = ("missing or cut", "read again from the log", "restored from the log", "cannot be found")
 
 

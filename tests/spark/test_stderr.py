@@ -8,7 +8,7 @@ from pathlib import Path
 PROGRAM = """\
 import logging, subprocess, sys
 from postdate.cli.logs import start_logging
-from postdate.pipeline.quiet import aside
+from postdate.spark.session.stderr import aside
 
 start_logging(sys.argv[1], only="postdate")
 logger = logging.getLogger("postdate.pipeline")

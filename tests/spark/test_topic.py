@@ -10,9 +10,6 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from bulking import wait_until
-from carrying import BEGIN, World
-from helpers import MINUTE_MS, TOPIC, message, pulled
 from pyspark.errors import AnalysisException, StreamingQueryException
 
 import postdate.spark
@@ -20,8 +17,11 @@ from postdate.bulk.process import Bulk
 from postdate.client.connection import parse_address
 from postdate.errors import PipelineFailed, UsageError
 from postdate.message import decode_properties
-from postdate.pipeline import topic
-from postdate.pipeline.topic import asked_of, bounded
+from postdate.spark.formats import topic
+from postdate.spark.formats.topic import asked_of, bounded
+from tests.support.bulking import wait_until
+from tests.support.carrying import BEGIN, World
+from tests.support.helpers import MINUTE_MS, TOPIC, message, pulled
 
 Row = tuple[int, int, str]  # queue, offset, body
 WAIT_S = 120.0

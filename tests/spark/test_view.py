@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from carrying import BEGIN, World
-from helpers import HOUR_MS, MINUTE_MS, TOPIC
 
 from postdate import cli
 from postdate.cli import sql
-from postdate.client.faults import Unreachable
+from postdate.client.errors import Unreachable
 from postdate.errors import UsageError
-from postdate.pipeline import query
-from postdate.pipeline.view import VIEW, pending
+from postdate.spark.pending import query
+from postdate.spark.pending.view import VIEW, pending
+from tests.support.carrying import BEGIN, World
+from tests.support.helpers import HOUR_MS, MINUTE_MS, TOPIC
 
-CLI_PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
+CLI_PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 FIVE, HOUR = BEGIN + 5 * MINUTE_MS, BEGIN + HOUR_MS
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postdate.arrays import add, among, counts, places_of, subtract
+from postdate.state.arrays import add, among, counts, places_of, subtract
 
 numbers = st.lists(st.integers(-1, 30), max_size=40)
 

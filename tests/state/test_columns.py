@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postdate.columns import Grouped, key_rows_of
-from postdate.log.batch import MORE_KEYS, ROW
-from postdate.topics import GONE
+from postdate.state.columns import Grouped, key_rows_of
+from postdate.state.topics import GONE
+from postdate.storage.batch import MORE_KEYS, ROW
 
 NOWHERE = -7
 

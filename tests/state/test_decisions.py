@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from postdate.decisions import Command, Decisions
-from postdate.far import NEVER, Far
-from postdate.jobs import CANCEL, FAILED, IMPORT, LOADING, RUNNING, WAITING, Jobs
-from postdate.log import selection
-from postdate.log.batch import JOB
-from postdate.log.disk import RealDisk
-from postdate.table_format import NEAR
+from postdate.state.decisions import Command, Decisions
+from postdate.state.far import NEVER, Far
+from postdate.state.jobs import CANCEL, FAILED, IMPORT, LOADING, RUNNING, WAITING, Jobs
+from postdate.storage import selection
+from postdate.storage.batch import JOB
+from postdate.storage.disk import RealDisk
+from postdate.table.format import NEAR
 
 HORIZON = 100
 NAME = "00000000-0"

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postdate.far import CANCEL_GRACE_MS, FAR, FAR_STRUCT, NEVER, Far, Range, Rescue, _overlaid
-from postdate.log.batch import CANCEL, MESSAGE
-from postdate.log.disk import RealDisk
+from postdate.state.far import CANCEL_GRACE_MS, FAR, FAR_STRUCT, NEVER, Far, Range, Rescue, _overlaid
+from postdate.storage.batch import CANCEL, MESSAGE
+from postdate.storage.disk import RealDisk
 
 BLOCK = 4
 ALL = [Range(0, NEVER)]

@@ -5,17 +5,17 @@ import random
 from pathlib import Path
 
 import pytest
-from helpers import T0
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postdate import recovery
-from postdate.fold import WAITS, Fold
-from postdate.log import record as records
-from postdate.log.batch import HEADER_BYTES, MESSAGE, ROW_BYTES, ROW_STRUCT, TOPIC, Batch
-from postdate.log.disk import RealDisk
 from postdate.message import LOOPBACK, Message
-from postdate.topics import SCHEDULE_TOPIC
+from postdate.state import saved
+from postdate.state.fold import WAITS, Fold
+from postdate.state.topics import SCHEDULE_TOPIC
+from postdate.storage import record as records
+from postdate.storage.batch import HEADER_BYTES, MESSAGE, ROW_BYTES, ROW_STRUCT, TOPIC, Batch
+from postdate.storage.disk import RealDisk
+from tests.support.helpers import T0
 
 Row = tuple[int, int, int]  # queue number, due, level
 SHIFT = 16
@@ -202,7 +202,7 @@ def test_rows_one_by_one_and_by_column_give_the_same(tmp_path_factory: pytest.Te
     for other in (by_column, mixed):
         assert told(other, seed) == answers
         assert other.queues() == by_row.queues()
-        assert json.loads(recovery.state_json(other.fold)) == json.loads(recovery.state_json(by_row.fold))
+        assert json.loads(saved.state_json(other.fold)) == json.loads(saved.state_json(by_row.fold))
         far = by_row.fold.far
         assert other.fold.far.state() == far.state()
         assert other.fold.far.rows.read(0, far.length).tolist() == far.rows.read(0, far.length).tolist()

@@ -2,7 +2,7 @@
 
 import json
 
-from postdate.groups import Groups
+from postdate.state.groups import Groups
 
 
 def test_an_offset_belongs_to_group_topic_and_queue() -> None:

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import FaultyDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postdate import index as indexes
 from postdate.errors import CorruptQueue
-from postdate.index import INDEX, Index, block_rows, index_file_rows
-from postdate.log.disk import RealDisk
-from postdate.simulation.disk import VirtualDisk
+from postdate.state import index as indexes
+from postdate.state.index import INDEX, Index, block_rows, index_file_rows
+from postdate.storage.disk import RealDisk
+from tests.support.helpers import FaultyDisk
+from verify.simulation.disk import VirtualDisk
 
 BLOCK = 4
 FILE_ROWS = 14  # three blocks a file

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from postdate.pops import Key, Pops
+from postdate.state.leases import Key, Pops
 
 KEY: Key = ("g", 0, 7)
 PLACE, SIZE = 640, 100

@@ -1,6 +1,6 @@
 """How many messages wait for each second."""
 
-from postdate.bursts import Bursts
+from postdate.state.quotas import Bursts
 
 
 def test_a_second_counts_until_it_has_passed() -> None:

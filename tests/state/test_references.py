@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from postdate.holds import Holds
-from postdate.log.chunk import CHUNK_BIT, Chunks
-from postdate.log.disk import RealDisk
+from postdate.state.references import Holds
+from postdate.storage.chunk import CHUNK_BIT, Chunks
+from postdate.storage.disk import RealDisk
 
 SHIFT = 4
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from postdate.far import FAR
-from postdate.jobs import CANCEL, DONE, POSTPONE, WAITING, Job, Jobs, Part
 from postdate.keys import key_hash
-from postdate.log import selection
-from postdate.log.disk import RealDisk
-from postdate.takings import Takings
-from postdate.topics import Topics
+from postdate.state.far import FAR
+from postdate.state.jobs import CANCEL, DONE, POSTPONE, WAITING, Job, Jobs, Part
+from postdate.state.takings import Takings
+from postdate.state.topics import Topics
+from postdate.storage import selection
+from postdate.storage.disk import RealDisk
 
 BY_MS = 100
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from postdate.errors import TopicNotFound
-from postdate.topics import GONE, Topics
+from postdate.state.topics import GONE, Topics
 
 
 def put(topics: Topics, name: str, count: int) -> list[int]:

@@ -5,18 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from postdate.far import FAR, FAR_STRUCT, Far
-from postdate.jobs import Jobs
 from postdate.keys import key_hash
-from postdate.log import record as records
-from postdate.log.batch import CANCEL, MESSAGE
-from postdate.log.chunk import CHUNK_ROW
-from postdate.log.disk import RealDisk
-from postdate.log.selection import SELECTED
 from postdate.message import LOOPBACK, PROPERTY_UNIQ_KEY, Message, encode_properties
-from postdate.tombstones import Tombstone, Tombstones
-from postdate.topics import Topics
-from postdate.verdicts import Verdicts
+from postdate.state.far import FAR, FAR_STRUCT, Far
+from postdate.state.jobs import Jobs
+from postdate.state.tombstones import Tombstone, Tombstones
+from postdate.state.topics import Topics
+from postdate.state.verdicts import Verdicts
+from postdate.storage import record as records
+from postdate.storage.batch import CANCEL, MESSAGE
+from postdate.storage.chunk import CHUNK_ROW
+from postdate.storage.disk import RealDisk
+from postdate.storage.selection import SELECTED
 
 DUE, BASE = 5_000, 1 << 62
 HASH = key_hash("k")

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postdate.log import batch as batches
-from postdate.log.batch import HEADER_BYTES, KIND_BATCH, KIND_FILLER, ROW, ROW_BYTES, ROW_STRUCT, parse
+from postdate.storage import batch as batches
+from postdate.storage.batch import HEADER_BYTES, KIND_BATCH, KIND_FILLER, ROW, ROW_BYTES, ROW_STRUCT, parse
 
 AT_MS = 1_700_000_000_000  # 0x018BCFE56800
 

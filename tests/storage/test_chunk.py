@@ -8,9 +8,9 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from postdate.errors import CorruptChunk
-from postdate.log import chunk as chunks
-from postdate.log.chunk import CHUNK_BIT, CHUNK_ROW, HEADER_BYTES, Chunk, Chunks
-from postdate.log.disk import RealDisk
+from postdate.storage import chunk as chunks
+from postdate.storage.chunk import CHUNK_BIT, CHUNK_ROW, HEADER_BYTES, Chunk, Chunks
+from postdate.storage.disk import RealDisk
 
 RECORDS = b"first-second-third"
 

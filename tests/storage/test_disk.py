@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from postdate.errors import FolderInUse
-from postdate.log.disk import RealDisk
+from postdate.storage.disk import RealDisk
 
 
 @pytest.fixture

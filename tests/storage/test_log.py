@@ -5,13 +5,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from helpers import FaultyDisk, contents
 
 from postdate.errors import CorruptLog, DiskFull, LogFailed, UsageError
-from postdate.log.batch import HEADER_BYTES, Batch, header
-from postdate.log.disk import RealDisk
-from postdate.log.log import OFFSET_MAX, Log
-from postdate.log.segment import SegmentKeeper, Segments, path_of
+from postdate.storage.batch import HEADER_BYTES, Batch, header
+from postdate.storage.disk import RealDisk
+from postdate.storage.log import OFFSET_MAX, Log
+from postdate.storage.segment import SegmentKeeper, Segments, path_of
+from tests.support.helpers import FaultyDisk, contents
 
 SEGMENT = 4_096
 FULL = OSError(errno.ENOSPC, "No space left on device")

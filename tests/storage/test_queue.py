@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postdate.log.disk import RealDisk
-from postdate.log.queue import ENTRY, ENTRY_STRUCT, Queue
+from postdate.storage.disk import RealDisk
+from postdate.storage.queue import ENTRY, ENTRY_STRUCT, Queue
 
 
 @pytest.fixture

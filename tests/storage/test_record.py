@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postdate.errors import CorruptLog, IllegalMessage, UsageError
-from postdate.log import delivery
-from postdate.log.record import (
+from postdate.message import LOOPBACK, Host, Message, decode_properties
+from postdate.storage import delivery
+from postdate.storage.record import (
     MAGIC_V1,
     MAGIC_V2,
     RECORD_BYTES_MIN,
@@ -24,7 +25,6 @@ from postdate.log.record import (
     split,
     topic_of,
 )
-from postdate.message import LOOPBACK, Host, Message, decode_properties
 
 IPV6_ONE = bytes(15) + b"\x01"
 STORE_HOST = Host(b"\x0a\x00\x00\x02", 10911)

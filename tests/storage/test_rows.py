@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import FaultyDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postdate.errors import CorruptQueue
-from postdate.log import rows as rows_module
-from postdate.log.rows import Rows
+from postdate.storage import rows as rows_module
+from postdate.storage.rows import Rows
+from tests.support.helpers import FaultyDisk
 
 DTYPE = np.dtype([("key", "<i8"), ("value", "<i4")])
 FILE_ROWS, TAIL_ROWS = 8, 3

@@ -5,10 +5,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from helpers import FaultyDisk
 
 from postdate.errors import CorruptLog, DiskFull, LogFailed
-from postdate.log.segment import SegmentKeeper, Segments, full_or, path_of
+from postdate.storage.segment import SegmentKeeper, Segments, full_or, path_of
+from tests.support.helpers import FaultyDisk
 
 SIZE = 4_096
 

@@ -4,12 +4,12 @@ import struct
 from pathlib import Path
 
 import pytest
-from helpers import FaultyDisk
 from xxhash import xxh3_64_intdigest
 
 from postdate.errors import CorruptSnapshot
-from postdate.log import snapshot
-from postdate.log.snapshot import SLOTS, STATE, Section, Writer, path_of
+from postdate.storage import snapshot
+from postdate.storage.snapshot import SLOTS, STATE, Section, Writer, path_of
+from tests.support.helpers import FaultyDisk
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
-from serving import WAIT_S, Served
 
 from postdate.bulk.process import Bulk
 from postdate.bulk.schema import IN
 from postdate.client.connection import Address
-from postdate.log.disk import Disk
+from postdate.storage.disk import Disk
+from tests.support.serving import WAIT_S, Served
 
 
 class Client:

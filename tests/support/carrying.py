@@ -10,19 +10,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
-from helpers import HOUR_MS, MINUTE_MS, SECOND_MS, T0, TOPIC, message
-from serving import SERVED, Served
 
 from postdate.bulk.process import Bulk
 from postdate.client.connection import parse_address
 from postdate.clock import ManualClock
 from postdate.config import Settings
-from postdate.log.disk import RealDisk
-from postdate.pipeline.batch import Pipeline
-from postdate.pipeline.gate import Gate
-from postdate.pipeline.history import History
-from postdate.pipeline.source import horizon_of
-from postdate.pipeline.table import Table
+from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.pipeline.batch import Pipeline
+from postdate.spark.pipeline.history import History
+from postdate.spark.pipeline.source import horizon_of
+from postdate.storage.disk import RealDisk
+from postdate.table.delta import Table
+from tests.support.helpers import HOUR_MS, MINUTE_MS, SECOND_MS, T0, TOPIC, message
+from tests.support.serving import SERVED, Served
 
 BEGIN = T0 // HOUR_MS * HOUR_MS + SECOND_MS
 LEAD_MS = 60_000

@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow
 import pyspark
 
-from postdate.pipeline import java
+from postdate.spark.session import java
 
 WAIT_S = 120.0
 _MASTER, _WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from helpers import FaultyDisk, snapshot
-from serving import WAIT_S, Served
 
-from postdate.faults.peer import (
+from postdate.wire import bodies, codes
+from postdate.wire.frame import Command
+from tests.support.helpers import FaultyDisk, snapshot
+from tests.support.serving import WAIT_S, Served
+from verify.faults.peer import (
     GROUP,
     UNKNOWN_CODE,
     Closed,
@@ -30,8 +32,6 @@ from postdate.faults.peer import (
     read_all,
     send_command,
 )
-from postdate.wire import bodies, codes
-from postdate.wire.frame import Command
 
 # What tests know by this module's name, wherever it is written.
 __all__ = [

@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from postdate.broker import Broker
-from postdate.cancels import Traced
+from postdate.broker.broker import Broker
+from postdate.broker.cancelling import Traced
+from postdate.broker.staging import Stage
+from postdate.broker.writing import Ticket
 from postdate.config import Settings
 from postdate.keys import key_hash
-from postdate.log import chunk as chunks
-from postdate.log import record as records
-from postdate.log.disk import Data as Bytes
-from postdate.log.disk import RealDisk, RealFile, View
 from postdate.message import LOOPBACK, Cancelled, Message, encode_properties, first_key, tag_hash
-from postdate.staging import Stage
-from postdate.writer import Ticket
+from postdate.storage import chunk as chunks
+from postdate.storage import record as records
+from postdate.storage.disk import Data as Bytes
+from postdate.storage.disk import RealDisk, RealFile, View
 
 T0 = 1_700_000_000_000
 SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000

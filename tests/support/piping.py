@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import pytest
-from dialogue import Peer
-from serving import SERVED, Served
 
 from postdate.bulk.process import Bulk
 from postdate.check import check_folder
@@ -29,18 +27,22 @@ from postdate.client.connection import parse_address
 from postdate.clock import ManualClock
 from postdate.config import Settings
 from postdate.errors import PostdateError
-from postdate.faults.process import ROOT, free_port
-from postdate.log.disk import Disk, RealDisk
+from postdate.faultpoint import KILL_AT
 from postdate.message import Message, encode_properties
-from postdate.pipeline import batch, java, jobs, table, tiers
-from postdate.pipeline.driver import Driver, Options
-from postdate.pipeline.files import SYNC_TRACE
-from postdate.pipeline.gate import Gate
-from postdate.pipeline.source import horizon_of
-from postdate.pipeline.spark import session
-from postdate.pipeline.steps import KILL_AT
+from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.pipeline import batch, jobs
+from postdate.spark.pipeline.driver import Driver, Options
+from postdate.spark.pipeline.source import horizon_of
+from postdate.spark.session import java
+from postdate.spark.session.session import session
+from postdate.storage.disk import Disk, RealDisk
+from postdate.table import delta, merging
+from postdate.table.files import SYNC_TRACE
 from postdate.wire import codes
 from postdate.wire.ids import recall_handle
+from tests.support.dialogue import Peer
+from tests.support.serving import SERVED, Served
+from verify.faults.process import ROOT, free_port
 
 NOW = 1_900_000_000_000 // 60_000 * 60_000 + 5_000
 SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
@@ -112,7 +114,7 @@ class Steps:
 
     @contextmanager
     def planted(self) -> Iterator[Self]:
-        modules: list[Any] = [batch, table, jobs]
+        modules: list[Any] = [batch, delta, jobs]
         real = [module.reach for module in modules]
         for module in modules:
             module.reach = self
@@ -185,7 +187,7 @@ class Piped:
         self.sent: list[Sent] = []
         self.never: set[str] = set()  # bodies that must not be shown
         self.maybe: set[str] = set()  # and those that need not: nobody knew whether their cancel would find them
-        self.merge_limits = tiers.DEFAULT
+        self.merge_limits = merging.DEFAULT
         self.may_rescue = False
         self.is_exact = True  # everything is shown on its millisecond
         self.rescued_before = 0  # by brokers that were killed
@@ -498,7 +500,7 @@ class Piped:
         return served.call(read)
 
     def _queue(self, topic: str, queue_id: int) -> Iterator[Shown]:
-        from postdate.log import record as records
+        from postdate.storage import record as records
 
         at, end = self.broker.offsets(topic, queue_id)
         while at < end:

@@ -3,7 +3,7 @@ whatever the dice say.
 
 Syncs are traced, one line each: the pipeline's own by POSTDATE_SYNC_TRACE, those of bulk by TracedDisk. `lose_power`
 takes from a copy of the folders what was not on disk: a file whose name no sync of its folder had seen may vanish, one
-that was not synced may be cut behind what was, or hold zeros there. postdate.faults does it to running processes.
+that was not synced may be cut behind what was, or hold zeros there. verify.faults does it to running processes.
 
 The broker's own files are left alone but for the chunks: the simulation of the core has its own power losses.
 """
@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from postdate.faults.power import lose_unknown
-from postdate.log.disk import RealDisk
+from postdate.storage.disk import RealDisk
+from verify.faults.power import lose_unknown
 
 LOSABLE = ("table", "data/chunks")  # below a test's folder
 

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.check import check_folder
 from postdate.clock import Clock, ManualClock, SystemClock
 from postdate.config import MIB, Settings
-from postdate.log.disk import Disk, RealDisk
 from postdate.server import Server
-from postdate.server.service import Service
+from postdate.server.dispatch import Service
+from postdate.storage.disk import Disk, RealDisk
 
 WAIT_S = 30.0
 Result = TypeVar("Result")

@@ -11,19 +11,20 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from bulking import bulking
-from serving import serving
 
 from postdate.errors import CorruptTable, Refused
-from postdate.log import record as records
-from postdate.log.chunk import Chunk
-from postdate.log.disk import RealDisk
 from postdate.message import LOOPBACK, Message, encode_properties
-from postdate.pipeline import files, tasks
-from postdate.pipeline.files import NEVER, Place, Window, Written, read_groups, read_window, sync_path, touches, write
-from postdate.pipeline.history import History
-from postdate.pipeline.table import Table
-from postdate.table_format import CANCEL, MESSAGE, ROW_GROUP_ROWS, SCHEMA, entry
+from postdate.spark.executor import tasks
+from postdate.spark.pipeline.history import History
+from postdate.storage import record as records
+from postdate.storage.chunk import Chunk
+from postdate.storage.disk import RealDisk
+from postdate.table import files
+from postdate.table.delta import Table
+from postdate.table.files import NEVER, Place, Window, Written, read_groups, read_window, sync_path, touches, write
+from postdate.table.format import CANCEL, MESSAGE, ROW_GROUP_ROWS, SCHEMA, entry
+from tests.support.bulking import bulking
+from tests.support.serving import serving
 
 TOPIC = "orders"
 

@@ -8,22 +8,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from bulking import bulking
 from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
-from dialogue import connected, make_topic, sent
-from helpers import DAY_MS, T0, TOPIC
-from serving import serving
 
-from postdate.bulk import table as tables
-from postdate.bulk.table import Question, Table, TableUnreadable
 from postdate.clock import ManualClock
 from postdate.counts import Counts, Seconds
 from postdate.keys import key_hash
-from postdate.log import record as records
 from postdate.message import LOOPBACK, Message, encode_properties, first_key
-from postdate.table_format import FAR, ROWS, SCHEMA
+from postdate.storage import record as records
+from postdate.table import find as tables
+from postdate.table.find import Question, Table, TableUnreadable
+from postdate.table.format import FAR, ROWS, SCHEMA
 from postdate.wire import codes
 from postdate.wire.frame import Command
+from tests.support.bulking import bulking
+from tests.support.dialogue import connected, make_topic, sent
+from tests.support.helpers import DAY_MS, T0, TOPIC
+from tests.support.serving import serving
 
 
 def signed(number: int) -> int:

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from carrying import BEGIN, World
-from helpers import HOUR_MS, MINUTE_MS, TOPIC
-
-from postdate.cli import admin
+from postdate.client import admin
+from tests.support.carrying import BEGIN, World
+from tests.support.helpers import HOUR_MS, MINUTE_MS, TOPIC
 
 
 def told(world: World, **wish: Any) -> dict[str, Any]:

@@ -5,13 +5,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from carrying import World
-from helpers import HOUR_MS, MINUTE_MS, TOPIC
-from test_docs import READERS, blocks_of
 
 from postdate.clock import SystemClock
-from postdate.pipeline import files
-from postdate.table_format import CANCEL, DROP, MESSAGE, ORDER, SCHEMA, own_arrival
+from postdate.table import files
+from postdate.table.format import CANCEL, DROP, MESSAGE, ORDER, SCHEMA, own_arrival
+from tests.docs.test_docs import READERS, blocks_of
+from tests.support.carrying import World
+from tests.support.helpers import HOUR_MS, MINUTE_MS, TOPIC
 
 
 def row(key: str, due: int, arrival: int, kind: int = MESSAGE, **more: Any) -> dict[str, Any]:

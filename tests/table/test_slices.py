@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postdate.pipeline import tiers
-from postdate.pipeline.files import NEVER, Group, Window
-from postdate.pipeline.plan import Limits, slices
-from postdate.pipeline.source import horizon_of
-from postdate.pipeline.tiers import DAY_MS, HOUR_MS, NO_MONTHS, buckets, planned
-from postdate.table_format import File
+from postdate.spark.pipeline.source import horizon_of
+from postdate.table import merging
+from postdate.table.files import NEVER, Group, Window
+from postdate.table.format import File
+from postdate.table.merging import DAY_MS, HOUR_MS, NO_MONTHS, buckets, planned
+from postdate.table.slices import Limits, slices
 
 NOW = int(datetime(2030, 1, 15, 12, 30, tzinfo=UTC).timestamp() * 1_000)
 
@@ -179,4 +179,4 @@ def test_hours_only_where_no_months_are_wanted() -> None:
 
 
 def test_the_edge_is_a_whole_hour_two_days_ahead() -> None:
-    assert tiers.edge_ms(NOW) == NOW - NOW % HOUR_MS + 2 * DAY_MS
+    assert merging.edge_ms(NOW) == NOW - NOW % HOUR_MS + 2 * DAY_MS

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from postdate.faults import checker
-from postdate.faults.checker import INVARIANTS, Bounds, Violation, judge
-from postdate.faults.history import Event
-from postdate.faults.layer import fault_points
-from postdate.faults.process import ROOT
-from postdate.faults.troubles import TROUBLES
+from verify.faults import checker
+from verify.faults.checker import INVARIANTS, Bounds, Violation, judge
+from verify.faults.history import Event
+from verify.faults.layer import fault_points
+from verify.faults.process import ROOT
+from verify.faults.troubles import TROUBLES
 
 NOW = 1_800_000_000_000
 PLACE = "faults/0"

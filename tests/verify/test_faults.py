@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from postdate.faults import troubles
-from postdate.faults.__main__ import main
-from postdate.faults.checker import Bounds
-from postdate.faults.machine import part_of
-from postdate.faults.process import ROOT
-from postdate.faults.remoting import key_of
-from postdate.faults.run import Episode, Plan, Result, history_of
-from postdate.faults.troubles import TROUBLES, Scene, Trouble
-from postdate.faults.workload import Load
-from postdate.log.record import decode, encode
 from postdate.message import LOOPBACK, Message
+from postdate.storage.record import decode, encode
+from verify.faults import troubles
+from verify.faults.__main__ import main
+from verify.faults.checker import Bounds
+from verify.faults.machine import part_of
+from verify.faults.process import ROOT
+from verify.faults.remoting import key_of
+from verify.faults.run import Episode, Plan, Result, history_of
+from verify.faults.troubles import TROUBLES, Scene, Trouble
+from verify.faults.workload import Load
 
 SEED = 11
 WAIT_S = 180
@@ -94,7 +94,7 @@ def test_kills_at_named_points_alone(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_ctrl_c_ends_it_with_a_verdict() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "postdate.faults", "--minutes", "5", "--seed", "1", "--no-pipeline"],
+        [sys.executable, "-m", "verify.faults", "--minutes", "5", "--seed", "1", "--no-pipeline"],
         cwd=ROOT, env=dict(os.environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert process.stdout is not None

@@ -17,24 +17,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dialogue import LONG_POLL_MS, Closed, make_topic, pull, read_bodies, send_command, sent
 
 from postdate.clock import SystemClock
 from postdate.errors import UsageError
-from postdate.faults import power
-from postdate.faults.control import BROKER, BULK, PIPELINE
-from postdate.faults.inside import OTHER, role_of
-from postdate.faults.layer import Layer, Point, fault_points, flip_bit
-from postdate.faults.points import WRITTEN_BY_BULK, Turns, calls_of_function, points_of
-from postdate.faults.process import Broker
 from postdate.wire import codes
+from tests.support.dialogue import LONG_POLL_MS, Closed, make_topic, pull, read_bodies, send_command, sent
+from verify.faults import power
+from verify.faults.control import BROKER, BULK, PIPELINE
+from verify.faults.inside import OTHER, role_of
+from verify.faults.layer import Layer, Point, fault_points, flip_bit
+from verify.faults.points import WRITTEN_BY_BULK, Turns, calls_of_function, points_of
+from verify.faults.process import Broker
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CHILD_S = 60.0
 BEGIN = """
 import os, signal, sys
 from pathlib import Path
-from postdate.faults import inside
+from verify.faults import inside
 
 inside.install(Path(os.environ[inside.LAYER]), os.environ["ROLE"])
 
@@ -241,7 +241,7 @@ def test_a_torn_record_is_passed_over(watched: Watched) -> None:
     """A process may be killed while it appends: what the record tells of has not happened then."""
     watched.run("""
 write("file", b"synced"); sync("file"); sync(".")
-from postdate.faults import journal
+from verify.faults import journal
 
 def torn(descriptor, parts):
     os.write(descriptor, b"".join(parts)[:-5])
@@ -311,7 +311,7 @@ def test_a_layer_on_another_file_system_is_refused(tmp_path: Path) -> None:
 
 def test_a_process_ends_at_the_point_that_was_named(watched: Watched) -> None:
     script = """
-from postdate.pipeline.steps import reach
+from postdate.faultpoint import reach
 for number in range(5):
     print(number, flush=True)
     reach("batch.begun")
@@ -331,7 +331,7 @@ for number in range(5):
 
 def test_of_several_points_the_first_that_is_reached_counts(watched: Watched) -> None:
     script = """
-from postdate.pipeline.steps import reach
+from postdate.faultpoint import reach
 for name in ("batch.begun", "stage.call", "stage.called", "batch.done"):
     print(name, flush=True)
     reach(name)
@@ -374,7 +374,7 @@ def test_a_turn_is_for_one_process() -> None:
 
 def test_points_of_the_disk_are_reached_too(watched: Watched) -> None:
     watched.layer.kill_at("log.flush")
-    script = 'from postdate.log.disk import RealDisk; RealDisk(".").reach("log.flush"); print("not reached")'
+    script = 'from postdate.storage.disk import RealDisk; RealDisk(".").reach("log.flush"); print("not reached")'
     assert watched.run(script, BROKER) == ""
     assert watched.layer.hit == Point("log.flush", BROKER)
 
@@ -452,7 +452,7 @@ def test_a_bit_flips_and_flips_back(tmp_path: Path) -> None:
         ("python -m postdate pipeline", PIPELINE), ("python /usr/bin/postdate up", BROKER),
         ("python -m postdate check", OTHER), ("python -m pyspark.daemon pyspark.worker", PIPELINE),
         ("python -m pyspark.sql.streaming.python_streaming_source_runner", PIPELINE),
-        ("python -m postdate.pipeline.extract", PIPELINE), ("python -c postdate", None), ("python", None),
+        ("python -m postdate.spark.pending.extract", PIPELINE), ("python -c postdate", None), ("python", None),
         ("python -m pip install postdate", None), ("python script.py -m postdate up", None),
     ],
 )  # fmt: skip

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from postdate import simulation
+from postdate.broker.rescuing import Rescues
 from postdate.errors import CorruptLog
 from postdate.message import Cancelled
-from postdate.rescues import Rescues
-from postdate.simulation import Broken, Failure, Model, Op, World, random_history, run_history, run_seed
-from postdate.simulation import __main__ as command
-from postdate.simulation import history as histories
-from postdate.simulation import pipeline as pipelines
-from postdate.simulation.model import Asked, Sent
-from postdate.simulation.pipeline import SimulatedPipeline, SimulatedTable, TableRow
-from postdate.simulation.planted import PLANTED, Planted, run_planted
-from postdate.table_format import own_arrival
+from postdate.table.format import own_arrival
+from verify import simulation
+from verify.simulation import Broken, Failure, Model, Op, World, random_history, run_history, run_seed
+from verify.simulation import __main__ as command
+from verify.simulation import history as histories
+from verify.simulation import pipeline as pipelines
+from verify.simulation.model import Asked, Sent
+from verify.simulation.pipeline import SimulatedPipeline, SimulatedTable, TableRow
+from verify.simulation.planted import PLANTED, Planted, run_planted
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 POWER_SEEDS = range(12)
 SEEDS, SEEDS_PER_TEST = 210, 30  # 2,000 more in scripts/full
 T0 = 1_000_000
@@ -390,7 +390,7 @@ def test_an_unanswered_cancel_may_have_worked_or_not(model: Model) -> None:
 
 
 def test_the_command_runs_seeds_and_says_how_many_held() -> None:
-    arguments = [sys.executable, "-m", "postdate.simulation", "--seeds", "4"]
+    arguments = [sys.executable, "-m", "verify.simulation", "--seeds", "4"]
     ran = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (0, "4 seeds held, 0 failed (seeds 0 to 3)\n"), ran.stderr
 
@@ -400,7 +400,7 @@ def test_a_bad_argument_is_usage(arguments: list[str], capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as ended:
         command.main(arguments)
     assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: python -m postdate.simulation")
+    assert capsys.readouterr().err.startswith("usage: python -m verify.simulation")
 
 
 def test_a_failing_seed_is_printed_with_its_shortest_history(

@@ -1,4 +1,4 @@
-"""`python -m postdate.faults`: runs episodes, shows progress, prints what was found with seed, history and invariant.
+"""`python -m verify.faults`: runs episodes, shows progress, prints what was found with seed, history and invariant.
 
 Exit codes: 0 every promise was kept, 1 one was broken, 2 usage, 130 interrupted.
 """
@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from postdate.faults import checker
-from postdate.faults.checker import INVARIANTS
-from postdate.faults.history import load
-from postdate.faults.points import Point, Turns
-from postdate.faults.run import Episode, Plan, Result, history_of
-from postdate.faults.troubles import AT_POINTS
-from postdate.faults.workload import Load
+from verify.faults import checker
+from verify.faults.checker import INVARIANTS
+from verify.faults.history import load
+from verify.faults.points import Point, Turns
+from verify.faults.run import Episode, Plan, Result, history_of
+from verify.faults.troubles import AT_POINTS
+from verify.faults.workload import Load
 
 EPISODE_S = 240.0
 EPISODE_S_MIN = 20.0

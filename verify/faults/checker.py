@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from postdate.faults.driver import Cancel, Form, Sent
-from postdate.faults.history import Event
+from verify.faults.driver import Cancel, Form, Sent
+from verify.faults.history import Event
 
 INVARIANTS = {
     "I1": "every acknowledged, uncancelled message is delivered",

@@ -1,8 +1,8 @@
 """What the suite needs of a broker: clients of it, and power over its processes.
 
 Workload, history and checker know these names only, so that the suite can be pointed at another system: write a Driver
-for its clients and a Machine for its processes. postdate.faults.remoting is the driver of Postdate, over RocketMQ's
-remoting protocol; postdate.faults.machine its machine.
+for its clients and a Machine for its processes. verify.faults.remoting is the driver of Postdate, over RocketMQ's
+remoting protocol; verify.faults.machine its machine.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

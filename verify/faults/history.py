@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from postdate.faults.driver import Answer, Cancel, Delivery, Entry, Wish, body_of
+from verify.faults.driver import Answer, Cancel, Delivery, Entry, Wish, body_of
 
 Event = dict[str, Any]
 

@@ -1,6 +1,6 @@
 """Inside a process: what stands between it and its files, its clock and its fault points.
 
-A process is put under the layer by its environment alone: the `sitecustomize` of postdate.faults.layer calls `begin`
+A process is put under the layer by its environment alone: the `sitecustomize` of verify.faults.layer calls `begin`
 before anything of ours is imported. From then on
 
     files     what is written, renamed, removed and synced under the watched folders goes into the journal first
@@ -8,7 +8,7 @@ before anything of ours is imported. From then on
     clock     calendar time is the machine's plus an offset; elapsed time is untouched
 
 Only what goes through Python's `os` and `open` is seen. What others write, Parquet and Delta's log and Spark's
-checkpoint among it, is judged by its size and by the syncs that follow (postdate.faults.power).
+checkpoint among it, is judged by its size and by the syncs that follow (verify.faults.power).
 
 Spark's workers run this too: they import the standard library and nothing else by it.
 """
@@ -24,10 +24,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from postdate import faultpoint
 from postdate.clock import SystemClock
-from postdate.faults.control import BROKER, BULK, PIPELINE, Control
-from postdate.faults.journal import Failed, Journal, Listed, Made, Removed, Renamed, Synced, Void, thread
-from postdate.pipeline import steps
+from verify.faults.control import BROKER, BULK, PIPELINE, Control
+from verify.faults.journal import Failed, Journal, Listed, Made, Removed, Renamed, Synced, Void, thread
 
 LAYER = "FAULTS_LAYER"  # the variable that names the layer's folder
 JOURNAL, CONTROL, PINNED, WATCHED = "journal", "control", "pinned", "watched"  # what that folder holds
@@ -68,7 +68,7 @@ def role_of(command: Sequence[str]) -> str | None:
 
 
 def _role(program: str, verb: str) -> str | None:
-    if program.startswith(("pyspark.", "postdate.pipeline")):
+    if program.startswith(("pyspark.", "postdate.spark.")):
         return PIPELINE
     return _ROLES.get(verb, OTHER) if program == "postdate" else None
 
@@ -79,9 +79,9 @@ def install(folder: Path, role: str) -> None:
     Files(folder, control).patch()
     _patch_clock(control)
     reach = _reaching(control, role)
-    setattr(steps, "reach", reach)  # noqa: B010 - what is assigned plainly must have the same name
+    setattr(faultpoint, "reach", reach)  # noqa: B010 - what is assigned plainly must have the same name
     if role != PIPELINE:  # which has no such disk, and whose workers need no numpy
-        from postdate.log.disk import RealDisk
+        from postdate.storage.disk import RealDisk
 
         setattr(RealDisk, "reach", lambda _disk, point: reach(point))  # noqa: B010 - as above
     if role == BROKER:

@@ -7,7 +7,7 @@
     layer.lose_power(random.Random(7))   # what was not synced may be gone
 
 Processes are started as they are; their environment puts them, and what they start, under the layer
-(postdate.faults.inside).
+(verify.faults.inside).
 """
 
 import os
@@ -19,19 +19,19 @@ from typing import NamedTuple
 
 import postdate
 from postdate.errors import UsageError
-from postdate.faults import power
-from postdate.faults.control import Control
-from postdate.faults.inside import CONTROL, JOURNAL, LAYER, PINNED, WATCHED
-from postdate.faults.journal import Journal
-from postdate.faults.points import Point, fault_points
+from verify.faults import power
+from verify.faults.control import Control
+from verify.faults.inside import CONTROL, JOURNAL, LAYER, PINNED, WATCHED
+from verify.faults.journal import Journal
+from verify.faults.points import Point, fault_points
 
 __all__ = ["Flip", "Layer", "Point", "fault_points", "flip_bit"]
 
 _HOOK = "hook"
 _SITECUSTOMIZE = '''\
-"""Puts processes under the layer; written by postdate.faults."""
+"""Puts processes under the layer; written by verify.faults."""
 
-from postdate.faults import inside
+from verify.faults import inside
 
 inside.begin()
 '''

@@ -14,13 +14,13 @@ from typing import Any
 
 from postdate.check import check_folder
 from postdate.errors import PostdateError
-from postdate.faults.driver import Lost
-from postdate.faults.history import History
-from postdate.faults.layer import Layer, flip_bit
-from postdate.faults.process import Broker, free_port
-from postdate.faults.remoting import Remoting
-from postdate.log.disk import RealDisk
-from postdate.table_format import MESSAGES
+from postdate.storage.disk import RealDisk
+from postdate.table.format import MESSAGES
+from verify.faults.driver import Lost
+from verify.faults.history import History
+from verify.faults.layer import Layer, flip_bit
+from verify.faults.process import Broker, free_port
+from verify.faults.remoting import Remoting
 
 LEAD_MS = 10_000  # short, so that many messages are far
 GONE_S = 30.0

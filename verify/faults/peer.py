@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from postdate.log.record import Record
 from postdate.message import decode_properties, encode_properties
+from postdate.storage.record import Record
 from postdate.wire import codes
 from postdate.wire.frame import JSON, Command, Frames, decode, encode
 from postdate.wire.records import decode_records

@@ -8,10 +8,11 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from postdate.faults.control import BROKER, BULK, PIPELINE
+import postdate
+from verify.faults.control import BROKER, BULK, PIPELINE
 
-PACKAGE = Path(__file__).parent.parent
-_TESTING = {"simulation", "faults"}  # what reaches no point of its own
+PACKAGE = Path(postdate.__file__).parent
+_IN_PIPELINE = {"spark", "table"}  # parts whose points the pipeline's processes reach
 # Bulk writes these files, by modules of the log; the broker removes them.
 WRITTEN_BY_BULK = {
     "chunk.write", "chunk.add", "chunk.synced", "chunk.written",
@@ -33,11 +34,11 @@ def fault_points() -> list[Point]:
 
 def _points_in(path: Path) -> Iterator[Point]:
     source = path.read_text(encoding="utf-8")
-    if _part(path) in _TESTING or "reach(" not in source:
+    if "reach(" not in source:
         return
     tree = ast.parse(source, str(path))
     yield from (Point(name, _process(path, name)) for name in points_of(tree, calls_of_method))
-    if _part(path) == PIPELINE:
+    if _part(path) in _IN_PIPELINE:
         yield from (Point(name, PIPELINE) for name in points_of(tree, calls_of_function))
 
 

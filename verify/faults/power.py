@@ -20,20 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from postdate.faults.journal import (
-    Begun,
-    Cut,
-    Failed,
-    Listed,
-    Made,
-    Record,
-    Removed,
-    Renamed,
-    Synced,
-    Void,
-    Write,
-    read,
-)
+from verify.faults.journal import Begun, Cut, Failed, Listed, Made, Record, Removed, Renamed, Synced, Void, Write, read
 
 ALL, SOME, LAST = "all", "some", "last"
 MODES = (ALL, SOME, LAST)

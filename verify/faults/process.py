@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from postdate.check import check_folder
-from postdate.faults.peer import Peer
-from postdate.log.disk import RealDisk
+from postdate.storage.disk import RealDisk
+from verify.faults.peer import Peer
 
 ROOT = Path(__file__).parent.parent.parent  # of the package, which brokers are to run from
 START_S, STOP_S = 60.0, 60.0

@@ -12,8 +12,14 @@ from typing import IO, Any
 
 import postdate
 from postdate.errors import PostdateError
-from postdate.faults.driver import Answer, Cancel, Consumer, Delivery, Entry, Form, Lost, Producer, Sent, Wish
-from postdate.faults.peer import (
+from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY
+from postdate.storage.record import Record
+from postdate.wire import bodies, codes
+from postdate.wire.frame import Command
+from postdate.wire.ids import parse_recall_handle
+from postdate.wire.records import decode_records
+from verify.faults.driver import Answer, Cancel, Consumer, Delivery, Entry, Form, Lost, Producer, Sent, Wish
+from verify.faults.peer import (
     Closed,
     Peer,
     got,
@@ -24,12 +30,6 @@ from postdate.faults.peer import (
     pull_command,
     send_command,
 )
-from postdate.log.record import Record
-from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY
-from postdate.wire import bodies, codes
-from postdate.wire.frame import Command
-from postdate.wire.ids import parse_recall_handle
-from postdate.wire.records import decode_records
 
 TOPIC, QUEUES = "faults", 4
 PULL, POP, CLIENT = "pull", "pop", "client"

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from postdate.faults import checker
-from postdate.faults.checker import Bounds, Violation
-from postdate.faults.control import BROKER
-from postdate.faults.driver import Lost
-from postdate.faults.history import Event, History
-from postdate.faults.machine import Machine, Stuck
-from postdate.faults.points import Turns
-from postdate.faults.troubles import Scene, Trouble, chosen
-from postdate.faults.workload import Crew, Load
+from verify.faults import checker
+from verify.faults.checker import Bounds, Violation
+from verify.faults.control import BROKER
+from verify.faults.driver import Lost
+from verify.faults.history import Event, History
+from verify.faults.machine import Machine, Stuck
+from verify.faults.points import Turns
+from verify.faults.troubles import Scene, Trouble, chosen
+from verify.faults.workload import Crew, Load
 
 SAY_S = 10.0
 STEP_MS, DISTANT_STEP_MS = 60_000, 3_600_000  # of the clock, when everything is to come due

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from postdate.faults.control import BROKER
-from postdate.faults.driver import Form, Lost, Sent, Wish
-from postdate.faults.history import History
-from postdate.faults.machine import Machine, Stuck, signal_to
-from postdate.faults.points import Turns
-from postdate.faults.remoting import Remoting
-from postdate.faults.workload import Crew
+from verify.faults.control import BROKER
+from verify.faults.driver import Form, Lost, Sent, Wish
+from verify.faults.history import History
+from verify.faults.machine import Machine, Stuck, signal_to
+from verify.faults.points import Turns
+from verify.faults.remoting import Remoting
+from verify.faults.workload import Crew
 
 SERVES_S = 60.0
 REACHED_S = 6.0  # for a step that comes by itself

@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from postdate.faults.driver import Answer, Cancel, Consumer, Delivery, Driver, Form, Lost, Producer, Sent, Wish
-from postdate.faults.history import History, now_ms
+from verify.faults.driver import Answer, Cancel, Consumer, Delivery, Driver, Form, Lost, Producer, Sent, Wish
+from verify.faults.history import History, now_ms
 
 AGAIN_S = 0.1
 JOIN_S = 240.0  # a job waits for the pipeline

@@ -2,21 +2,21 @@
 
     from postdate.broker import Broker
     from postdate.clock import ManualClock
-    from postdate.simulation import VirtualDisk
+    from verify.simulation import VirtualDisk
 
     clock, disk = ManualClock(), VirtualDisk()
     broker = Broker(disk)                # nothing touches your file system
     clock.pass_ms(3_600_000)             # an hour in no time
     broker.advance(clock.now_ms())
 
-`python -m postdate.simulation --seeds 1000` runs random histories of sends, cancels, stages, clock jumps, crashes and
+`python -m verify.simulation --seeds 1000` runs random histories of sends, cancels, stages, clock jumps, crashes and
 full disks against a small dictionary model; a failing one is shortened and printed with its seed.
 """
 
-from postdate.simulation.disk import Killed, VirtualDisk
-from postdate.simulation.history import Failure, random_history, run_history, run_seed
-from postdate.simulation.model import Broken, Model
-from postdate.simulation.world import Op, World
+from verify.simulation.disk import Killed, VirtualDisk
+from verify.simulation.history import Failure, random_history, run_history, run_seed
+from verify.simulation.model import Broken, Model
+from verify.simulation.world import Op, World
 
 __all__ = [
     "Broken", "Failure", "Killed", "Model", "Op", "VirtualDisk", "World", "random_history", "run_history", "run_seed",

@@ -1,4 +1,4 @@
-"""`python -m postdate.simulation`: runs random histories, shows progress, prints the shortest failing one.
+"""`python -m verify.simulation`: runs random histories, shows progress, prints the shortest failing one.
 
 Exit codes: 0 all held, 1 a promise was broken, 2 usage, 130 interrupted.
 """
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from postdate.simulation.history import Failure, run_seed
+from verify.simulation.history import Failure, run_seed
 
 _BAR_WIDTH = 40
 
@@ -25,10 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m postdate.simulation",
+        prog="python -m verify.simulation",
         description="Runs random histories of the core on a virtual clock and disk.",
-        epilog="examples:\n  python -m postdate.simulation --seeds 2000\n"
-        "  python -m postdate.simulation --seeds 1 --from 4711     run one seed again\n\n"
+        epilog="examples:\n  python -m verify.simulation --seeds 2000\n"
+        "  python -m verify.simulation --seeds 1 --from 4711     run one seed again\n\n"
         "exit codes: 0 all held, 1 a promise was broken, 2 usage, 130 interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

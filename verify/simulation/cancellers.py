@@ -3,15 +3,15 @@
 A cancel is answered by the broker alone, or, where the message may be in the table, by whoever reads that.
 """
 
-from postdate.cancels import Traced
+from postdate.broker.cancelling import Traced
+from postdate.broker.writing import Ticket
 from postdate.errors import DiskFull, FlowControl
 from postdate.message import Cancelled
-from postdate.simulation.model import Asked
-from postdate.simulation.owners import Owners
-from postdate.simulation.producers import Producers
-from postdate.simulation.site import Site, Watch
-from postdate.wheel import NEVER
-from postdate.writer import Ticket
+from postdate.state.wheel import NEVER
+from verify.simulation.model import Asked
+from verify.simulation.owners import Owners
+from verify.simulation.producers import Producers
+from verify.simulation.site import Site, Watch
 
 NONE: frozenset[str] = frozenset()
 
@@ -76,7 +76,7 @@ class Cancellers:
             self.ask_table()  # others are answered when much may have happened
 
     def ask_table(self) -> None:
-        """Whoever reads the table answers what the broker has asked about cancels, as postdate/server/table.py does."""
+        """Answers what the broker has asked about cancels, as the server does through bulk (sessions/table.py)."""
         asking, self._asking = self._asking, []
         for traced, asked in asking:
             arrivals = self._site.table.find(traced.tombstone)

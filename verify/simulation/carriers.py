@@ -7,12 +7,12 @@
 
 from contextlib import suppress
 
+from postdate.broker.staging import Stage, Verified
 from postdate.errors import DiskFull, Refused
-from postdate.simulation.model import Broken
-from postdate.simulation.pipeline import SimulatedPipeline
-from postdate.simulation.site import Site, Watch
-from postdate.simulation.timekeeper import Timekeeper
-from postdate.staging import Stage, Verified
+from verify.simulation.model import Broken
+from verify.simulation.pipeline import SimulatedPipeline
+from verify.simulation.site import Site, Watch
+from verify.simulation.timekeeper import Timekeeper
 
 _ALL = 1_000_000  # more rows and commands than a history has
 _AGES_MS = 100 * 365 * 86_400_000

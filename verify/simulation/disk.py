@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from postdate.errors import FolderInUse
-from postdate.log.disk import Data
+from postdate.storage.disk import Data
 
 SECTOR_BYTES = 64  # what is written whole or not at all; small, so that small files tear too
 
@@ -112,7 +112,7 @@ class VirtualLock:
 
 
 class VirtualDisk:
-    """Implements postdate.log.disk.Disk in memory."""
+    """Implements postdate.storage.disk.Disk in memory."""
 
     def __init__(self, capacity_bytes: int = 1 << 40) -> None:
         self._seen: dict[str, Content] = {}

@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from postdate.simulation.site import SETTINGS, with_settings
-from postdate.simulation.world import Op, World
+from verify.simulation.site import SETTINGS, with_settings
+from verify.simulation.world import Op, World
 
 OPS_PER_HISTORY = 60
 

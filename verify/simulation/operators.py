@@ -6,14 +6,14 @@
 
 from contextlib import suppress
 
+from postdate.broker.lookup import Found, State
 from postdate.errors import DiskFull
-from postdate.log import record as records
-from postdate.lookup import Found, State
-from postdate.simulation.model import Broken, Sent
-from postdate.simulation.poppers import Poppers
-from postdate.simulation.producers import OTHER_KEY
-from postdate.simulation.site import Site, Watch, topic_at
-from postdate.wheel import NEVER
+from postdate.state.wheel import NEVER
+from postdate.storage import record as records
+from verify.simulation.model import Broken, Sent
+from verify.simulation.poppers import Poppers
+from verify.simulation.producers import OTHER_KEY
+from verify.simulation.site import Site, Watch, topic_at
 
 
 class Operators:

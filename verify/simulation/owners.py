@@ -15,20 +15,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from postdate.broker.writing import Ticket
 from postdate.errors import DiskFull, FlowControl, Refused
-from postdate.far import FAR
-from postdate.jobs import CANCEL, DONE, FAILED, IMPORT, LOADING, POSTPONE, RUNNING, WAITING, Job
 from postdate.keys import key_hash
-from postdate.log import record as records
-from postdate.log.batch import MESSAGE
 from postdate.message import Message
-from postdate.simulation.model import Broken, Sent
-from postdate.simulation.pipeline import TableRow, selects
-from postdate.simulation.producers import Producers
-from postdate.simulation.site import TOPICS, Site, Watch, topic_at
-from postdate.table_format import own_arrival
-from postdate.topics import GONE
-from postdate.writer import Ticket
+from postdate.state.far import FAR
+from postdate.state.jobs import CANCEL, DONE, FAILED, IMPORT, LOADING, POSTPONE, RUNNING, WAITING, Job
+from postdate.state.topics import GONE
+from postdate.storage import record as records
+from postdate.storage.batch import MESSAGE
+from postdate.table.format import own_arrival
+from verify.simulation.model import Broken, Sent
+from verify.simulation.pipeline import TableRow, selects
+from verify.simulation.producers import Producers
+from verify.simulation.site import TOPICS, Site, Watch, topic_at
 
 _PROGRESS = {LOADING: 0, WAITING: 1, RUNNING: 2, DONE: 3, FAILED: 3}
 

@@ -11,21 +11,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from postdate.broker import Broker
-from postdate.commands import Selected
+from postdate.broker.broker import Broker
+from postdate.broker.jobs import Selected
+from postdate.broker.staging import Stage
+from postdate.broker.writing import Ticket
 from postdate.errors import Refused
-from postdate.far import FAR
-from postdate.jobs import IMPORT, WAITING, Job, Part
-from postdate.log import chunk, selection
-from postdate.log import record as records
-from postdate.log.batch import CANCEL, JOB, MESSAGE
-from postdate.log.disk import Disk
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
-from postdate.staging import Stage
-from postdate.table_format import DROP, NEAR, OWN, came_before, own_arrival
-from postdate.tombstones import Tombstone
-from postdate.topics import GONE
-from postdate.writer import Ticket
+from postdate.state.far import FAR
+from postdate.state.jobs import IMPORT, WAITING, Job, Part
+from postdate.state.tombstones import Tombstone
+from postdate.state.topics import GONE
+from postdate.storage import chunk, selection
+from postdate.storage import record as records
+from postdate.storage.batch import CANCEL, JOB, MESSAGE
+from postdate.storage.disk import Disk
+from postdate.table.format import DROP, NEAR, OWN, came_before, own_arrival
 
 _KEEP_MS = 60_000  # what is promoted stays so long behind the horizon: a cancel may still look for it
 

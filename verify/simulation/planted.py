@@ -6,8 +6,8 @@ consumer at the end. Where a crash decides (`power`), a history runs under many 
 
 from typing import NamedTuple
 
-from postdate.simulation.model import Broken
-from postdate.simulation.world import Op, World
+from verify.simulation.model import Broken
+from verify.simulation.world import Op, World
 
 
 class Planted(NamedTuple):

@@ -13,16 +13,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
+from postdate.broker.handout import PopAsk
+from postdate.broker.leasing import Handle, Popped
+from postdate.broker.writing import Ticket
 from postdate.errors import DiskFull, FlowControl
-from postdate.handout import PopAsk
-from postdate.leases import Handle, Popped
-from postdate.log import record as records
 from postdate.message import DLQ_TOPIC_PREFIX, Message
-from postdate.simulation.model import Broken
-from postdate.simulation.site import TOPICS, Site, Watch, topic_at
-from postdate.wheel import NEVER
-from postdate.writer import Ticket
+from postdate.state.wheel import NEVER
+from postdate.storage import record as records
+from verify.simulation.model import Broken
+from verify.simulation.site import TOPICS, Site, Watch, topic_at
 
 GROUP = "poppers"
 DEAD_LETTERS = DLQ_TOPIC_PREFIX + GROUP

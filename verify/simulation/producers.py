@@ -4,16 +4,16 @@ The bodies of messages are m1, m2, ... in the order in which they are made, thei
 """
 
 from postdate import message as messages
+from postdate.broker.writing import Ticket
 from postdate.errors import CorruptLog, DiskFull, FlowControl
-from postdate.log import record as records
-from postdate.log.log import Log
-from postdate.log.segment import Segments
 from postdate.message import Message, encode_properties
-from postdate.simulation.model import Broken, Sent
-from postdate.simulation.site import TOPICS, Site, topic_at
-from postdate.table_format import OWN
-from postdate.wheel import NEVER
-from postdate.writer import Ticket
+from postdate.state.wheel import NEVER
+from postdate.storage import record as records
+from postdate.storage.log import Log
+from postdate.storage.segment import Segments
+from postdate.table.format import OWN
+from verify.simulation.model import Broken, Sent
+from verify.simulation.site import TOPICS, Site, topic_at
 
 OTHER_KEY = "other"  # the second user key of every message that is not sent again
 

@@ -7,13 +7,13 @@ lets them act, lets the broker crash, and looks.
 from dataclasses import replace
 from typing import Protocol
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.clock import ManualClock
 from postdate.config import Settings
 from postdate.errors import LogFailed
-from postdate.simulation.disk import Killed, VirtualDisk
-from postdate.simulation.model import Model, Sent
-from postdate.simulation.pipeline import SimulatedTable
+from verify.simulation.disk import Killed, VirtualDisk
+from verify.simulation.model import Model, Sent
+from verify.simulation.pipeline import SimulatedTable
 
 START_MS = 1_700_000_000_000
 TOPICS = ("orders", "mails")

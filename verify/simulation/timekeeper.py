@@ -4,10 +4,10 @@ When time has passed and nothing is in the way, all that was due must have been 
 """
 
 from postdate.errors import DiskFull
-from postdate.simulation.model import Broken
-from postdate.simulation.owners import Owners
-from postdate.simulation.site import Site, Watch
-from postdate.wheel import NEVER
+from postdate.state.wheel import NEVER
+from verify.simulation.model import Broken
+from verify.simulation.owners import Owners
+from verify.simulation.site import Site, Watch
 
 
 class Timekeeper:

@@ -12,23 +12,23 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
+from postdate.broker.view import PullStatus
 from postdate.check import check_folder
 from postdate.config import Settings
 from postdate.errors import DiskFull, LogFailed
-from postdate.log import record as records
-from postdate.log.segment import SPARE_COUNT
-from postdate.reader import PullStatus
-from postdate.simulation.cancellers import Cancellers
-from postdate.simulation.carriers import Carriers
-from postdate.simulation.disk import Killed
-from postdate.simulation.model import Broken
-from postdate.simulation.operators import Operators
-from postdate.simulation.owners import Owners
-from postdate.simulation.poppers import DEAD_LETTERS, Poppers
-from postdate.simulation.producers import Producers
-from postdate.simulation.site import SETTINGS, TOPICS, Site
-from postdate.simulation.timekeeper import Timekeeper
+from postdate.storage import record as records
+from postdate.storage.segment import SPARE_COUNT
+from verify.simulation.cancellers import Cancellers
+from verify.simulation.carriers import Carriers
+from verify.simulation.disk import Killed
+from verify.simulation.model import Broken
+from verify.simulation.operators import Operators
+from verify.simulation.owners import Owners
+from verify.simulation.poppers import DEAD_LETTERS, Poppers
+from verify.simulation.producers import Producers
+from verify.simulation.site import SETTINGS, TOPICS, Site
+from verify.simulation.timekeeper import Timekeeper
 
 _QUEUE_COUNTS = {**dict.fromkeys(TOPICS, 2), DEAD_LETTERS: 1}
 

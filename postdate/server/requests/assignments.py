@@ -7,13 +7,13 @@ pop, unless SET_MESSAGE_REQUEST_MODE has asked for pulls. Retry topics, where cl
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.clock import Clock
 from postdate.errors import NoPermission, UsageError
 from postdate.message import RETRY_TOPIC_PREFIX
 from postdate.server.connection import Connection
-from postdate.server.members import Members
-from postdate.server.topics import Birth
+from postdate.server.requests.auto_creation import Birth
+from postdate.server.sessions.members import Members
 from postdate.wire import bodies, codes
 from postdate.wire.allocation import allocate, allocate_by_circle
 from postdate.wire.bodies import Assignment, QueueName

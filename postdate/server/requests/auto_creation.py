@@ -1,18 +1,12 @@
 """Topics and groups on first use, as RocketMQ makes them."""
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
+from postdate.broker.sending import refuse_system_topic
 from postdate.clock import Clock
 from postdate.config import Settings
 from postdate.errors import GroupNotFound, IllegalMessage, NoPermission, TopicNotFound
-from postdate.intake import refuse_system_topic
-from postdate.message import (
-    DLQ_TOPIC_PREFIX,
-    RETRY_TOPIC_PREFIX,
-    TOPIC_CHARACTERS_MAX,
-    check_group,
-    check_topic,
-)  # fmt: skip
-from postdate.topics import PERM_INHERIT, PERM_READ, PERM_WRITE, Topic
+from postdate.message import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, TOPIC_CHARACTERS_MAX, check_group, check_topic
+from postdate.state.topics import PERM_INHERIT, PERM_READ, PERM_WRITE, Topic
 
 DEFAULT_TOPIC = "TBW102"  # clients ask for its route to learn how a new topic would look
 _GROUP_TOPIC_QUEUES = 1

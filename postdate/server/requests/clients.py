@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.clock import Clock
 from postdate.errors import UsageError
 from postdate.server.connection import Connection
-from postdate.server.members import Member, Members
-from postdate.server.messages import delivered
-from postdate.server.offsets import Offsets
-from postdate.server.relays import Relays
-from postdate.server.senders import Sender, Senders
+from postdate.server.requests.messages import delivered
+from postdate.server.sessions.members import Member, Members
+from postdate.server.sessions.offsets import Offsets
+from postdate.server.sessions.relays import Relays
+from postdate.server.sessions.senders import Sender, Senders
 from postdate.server.tasks import Tasks, paced
 from postdate.wire import codes, reports
 from postdate.wire.frame import Command, reply

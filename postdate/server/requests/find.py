@@ -9,14 +9,14 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
+from postdate.broker.lookup import BY_ANY, BY_UNIQUE, Found
 from postdate.errors import UsageError
-from postdate.log import record as records
-from postdate.lookup import BY_ANY, BY_UNIQUE, Found
 from postdate.message import PROPERTIES_BYTES_MAX, PROPERTY_DUE_MS, PROPERTY_STATE, encode_properties
 from postdate.server.connection import Connection
 from postdate.server.tasks import Tasks
-from postdate.wheel import NEVER
+from postdate.state.wheel import NEVER
+from postdate.storage import record as records
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
 

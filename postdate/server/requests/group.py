@@ -3,28 +3,28 @@
 from collections.abc import Mapping
 from typing import Any
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
+from postdate.broker.writing import Ticket
 from postdate.clock import Clock
 from postdate.errors import DiskFull, FlowControl, LogFailed
-from postdate.log import record as records
-from postdate.log.chunk import CHUNK_BIT
-from postdate.log.record import Record
 from postdate.message import GROUP_TOPIC_CHARACTERS_MAX, RETRY_TOPIC_PREFIX, Message, check_group
 from postdate.server.answers import when_settled
 from postdate.server.connection import Connection
-from postdate.server.locks import Locks
-from postdate.server.members import Members
-from postdate.server.offsets import Offsets
-from postdate.server.producers import retry_times_max
-from postdate.server.pulls import Pulls, check_expression, check_filter
 from postdate.server.pulse import Pulse
-from postdate.server.retries import returned
-from postdate.server.senders import Senders
-from postdate.server.topics import Birth
+from postdate.server.requests.auto_creation import Birth
+from postdate.server.requests.pull import Pulls, check_expression, check_filter
+from postdate.server.requests.retries import returned
+from postdate.server.requests.send import retry_times_max
+from postdate.server.sessions.locks import Locks
+from postdate.server.sessions.members import Members
+from postdate.server.sessions.offsets import Offsets
+from postdate.server.sessions.senders import Senders
+from postdate.storage import record as records
+from postdate.storage.chunk import CHUNK_BIT
+from postdate.storage.record import Record
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command, encode, reply
 from postdate.wire.ids import message_id
-from postdate.writer import Ticket
 
 _FIRST_RETRY_LEVEL = 3  # 10 s by default; each further retry is one level later
 

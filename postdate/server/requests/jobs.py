@@ -11,18 +11,18 @@ from typing import Any
 
 import orjson
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
+from postdate.broker.jobs import Selected, answered
+from postdate.broker.writing import Ticket
 from postdate.clock import Clock
-from postdate.commands import Selected, answered
 from postdate.errors import ProtocolError, Refused, UsageError
-from postdate.jobs import CANCEL, FAILED, Job
 from postdate.server.connection import Connection
-from postdate.server.said import number, text
+from postdate.server.requests.fields import number, text
 from postdate.server.tasks import Tasks
-from postdate.topics import Topic
+from postdate.state.jobs import CANCEL, FAILED, Job
+from postdate.state.topics import Topic
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command, reply
-from postdate.writer import Ticket
 
 Settled = Callable[[Connection, Ticket], Awaitable[None]]
 Said = Mapping[str, Any]

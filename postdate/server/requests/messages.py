@@ -5,11 +5,11 @@ from typing import Any
 
 import orjson
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.errors import UsageError
-from postdate.log import record as records
 from postdate.message import Host
 from postdate.server.connection import Connection
+from postdate.storage import record as records
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
 

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import orjson
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.clock import Clock
 from postdate.counts import NOTHING, UNITS_MS, Counts, Seconds
 from postdate.errors import ProtocolError
 from postdate.server.connection import Connection
-from postdate.server.table import Table
+from postdate.server.sessions.table import Table
 from postdate.server.tasks import Tasks
-from postdate.topics import GONE
-from postdate.wheel import Waiting
+from postdate.state.topics import GONE
+from postdate.state.wheel import Waiting
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
 

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import orjson
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
+from postdate.broker.staging import Stage, refuse
+from postdate.broker.writing import Ticket
 from postdate.clock import Clock
 from postdate.errors import LogFailed, ProtocolError, UsageError
 from postdate.server.answers import refusal
 from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
-from postdate.server.said import number, pair, text
+from postdate.server.requests.fields import number, pair, text
 from postdate.server.tasks import Tasks
-from postdate.staging import Stage, refuse
-from postdate.topics import GONE
+from postdate.state.topics import GONE
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command, reply
-from postdate.writer import Ticket
 
 RANGE_ROWS_MAX = 65_536  # in one answer: 3 MB of far rows
 REPORTS_KEPT = 100

@@ -13,28 +13,28 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
+from postdate.broker.handout import PopAsk
+from postdate.broker.leasing import Given, Handle, Popped
+from postdate.broker.writing import Ticket
 from postdate.clock import Clock
 from postdate.errors import DiskFull, FlowControl, LogFailed, PopsFull, PostdateError, UsageError
-from postdate.handout import PopAsk
-from postdate.leases import Given, Handle, Popped
-from postdate.log import record as records
-from postdate.log.record import Record
 from postdate.message import Message, check_group
-from postdate.pops import Key
 from postdate.server.answers import refusal, when_settled
 from postdate.server.connection import Connection
-from postdate.server.meter import Meter
-from postdate.server.producers import retry_times_max
-from postdate.server.pulls import Pulls, check_expression, hashes_of
 from postdate.server.pulse import Pulse
-from postdate.server.retries import returned
-from postdate.server.topics import Birth
-from postdate.topics import Topic
+from postdate.server.requests.auto_creation import Birth
+from postdate.server.requests.pull import Pulls, check_expression, hashes_of
+from postdate.server.requests.retries import returned
+from postdate.server.requests.send import retry_times_max
+from postdate.server.sessions.meter import Meter
+from postdate.state.leases import Key
+from postdate.state.topics import Topic
+from postdate.storage import record as records
+from postdate.storage.record import Record
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command, reply
 from postdate.wire.ids import message_id
-from postdate.writer import Ticket
 
 _POLL_MS_MAX = 60_000
 _BURIED_AT_ONCE = 64  # dead letters of one look: their bodies are copied

@@ -5,22 +5,22 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
+from postdate.broker.writing import Ticket
 from postdate.clock import Clock
 from postdate.errors import GroupNotFound, UsageError
 from postdate.server.answers import when_settled
 from postdate.server.connection import Connection
-from postdate.server.members import Members
-from postdate.server.meter import Meter, Span, Went
-from postdate.server.offsets import Offsets, Place
-from postdate.server.pops import Pops
-from postdate.server.pulls import Pulls
 from postdate.server.pulse import Pulse
+from postdate.server.requests.pop import Pops
+from postdate.server.requests.pull import Pulls
+from postdate.server.sessions.members import Members
+from postdate.server.sessions.meter import Meter, Span, Went
+from postdate.server.sessions.offsets import Offsets, Place
 from postdate.server.tasks import Tasks, paced
 from postdate.wire import bodies, codes
 from postdate.wire.bodies import QueueName
 from postdate.wire.frame import Command, reply
-from postdate.writer import Ticket
 
 _TO_THE_END = -1  # as a timestamp
 _QUEUES_PER_STEP = 50  # looked at in one go: about a millisecond

@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
+from postdate.broker.view import Pulled, PullStatus
 from postdate.errors import FlowControl, NoPermission, PostdateError, ProtocolError, SubscriptionMissing, UsageError
 from postdate.message import INT64_MAX, RETRY_TOPIC_PREFIX, tag_hash
-from postdate.reader import Pulled, PullStatus
 from postdate.server.answers import refusal
 from postdate.server.connection import Connection
-from postdate.server.members import Members
-from postdate.server.meter import Meter
-from postdate.server.offsets import Offsets, Place
-from postdate.server.topics import Birth
-from postdate.topics import PERM_READ, Topic
+from postdate.server.requests.auto_creation import Birth
+from postdate.server.sessions.members import Members
+from postdate.server.sessions.meter import Meter
+from postdate.server.sessions.offsets import Offsets, Place
+from postdate.state.topics import PERM_READ, Topic
 from postdate.wire import codes
 from postdate.wire.bodies import parse_subscription
 from postdate.wire.frame import JSON, Command, framed, plain_text, reply, shown

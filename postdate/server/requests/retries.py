@@ -1,14 +1,14 @@
 """A message that its consumer could not handle, as it comes again or becomes a dead letter."""
 
-from postdate.log.record import Record
 from postdate.message import (
     PROPERTY_DELAY,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_RETRY_TOPIC,
     Message,
     encode_properties,
-)  # fmt: skip
-from postdate.server.producers import without_delay
+)
+from postdate.server.requests.send import without_delay
+from postdate.storage.record import Record
 
 
 def returned(record: Record, topic: str, origin_id: str, times: int, level: int = 0) -> Message:

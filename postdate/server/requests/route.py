@@ -10,11 +10,11 @@ from typing import Any
 
 import orjson
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.errors import Refused, UsageError
 from postdate.server.connection import Connection
-from postdate.server.topics import Birth
-from postdate.topics import PERM_WRITE, SCHEDULE_TOPIC
+from postdate.server.requests.auto_creation import Birth
+from postdate.state.topics import PERM_WRITE, SCHEDULE_TOPIC
 from postdate.wire import bodies, codes, reports
 from postdate.wire.frame import Command, reply
 

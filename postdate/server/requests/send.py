@@ -9,7 +9,9 @@ from typing import Any
 
 import orjson
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
+from postdate.broker.sending import DUE, MESSAGE_SENT, UNIQUE_KEY, Prepared
+from postdate.broker.writing import Ticket
 from postdate.clock import Clock
 from postdate.errors import (
     IllegalMessage,
@@ -19,8 +21,7 @@ from postdate.errors import (
     Refused,
     TopicNotFound,
     UsageError,
-)  # fmt: skip
-from postdate.intake import DUE, MESSAGE_SENT, UNIQUE_KEY, Prepared
+)
 from postdate.message import (
     DELAY_PROPERTIES,
     PROPERTY_TIMER_DEL_UNIQKEY,
@@ -31,18 +32,17 @@ from postdate.message import (
     decode_properties,
     due,
     encode_properties,
-)  # fmt: skip
+)
 from postdate.server.answers import refusal
 from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
-from postdate.server.table import Table, Truth
-from postdate.server.topics import Birth
+from postdate.server.requests.auto_creation import Birth
+from postdate.server.sessions.table import Table, Truth
 from postdate.wire import bodies, codes
 from postdate.wire.frame import JSON, Command, framed, reply
 from postdate.wire.ids import RecallHandle, encode_recall_handle, message_id, parse_recall_handle
 from postdate.wire.schema import REQUESTS, values
 from postdate.wire.sends import decode_send
-from postdate.writer import Ticket
 
 SEND_CODES = frozenset({codes.SEND_MESSAGE, codes.SEND_MESSAGE_V2, codes.SEND_BATCH_MESSAGE})
 _REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}

@@ -12,14 +12,14 @@ import numpy as np
 import orjson
 
 from postdate import __version__
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.clock import Clock
 from postdate.config import DAY_MS, LIVE, Settings
 from postdate.errors import UsageError
 from postdate.server.connection import Connection
-from postdate.server.meter import Came, Meter, Span, Went, Whole
-from postdate.topics import GONE
-from postdate.wheel import NEVER
+from postdate.server.sessions.meter import Came, Meter, Span, Went, Whole
+from postdate.state.topics import GONE
+from postdate.state.wheel import NEVER
 from postdate.wire import codes, reports
 from postdate.wire.frame import Command, reply
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import orjson
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.clock import Clock
 from postdate.errors import GroupNotFound, ProtocolError
 from postdate.message import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
-from postdate.server.assignments import MODES_SETTING
 from postdate.server.connection import Connection
-from postdate.server.meter import Came, Meter, Span
-from postdate.server.offsets import Offsets
+from postdate.server.requests.assignments import MODES_SETTING
+from postdate.server.requests.auto_creation import Birth
+from postdate.server.sessions.meter import Came, Meter, Span
+from postdate.server.sessions.offsets import Offsets
 from postdate.server.tasks import Tasks
-from postdate.server.topics import Birth
 from postdate.wire import bodies, codes
 from postdate.wire.bodies import QueueName
 from postdate.wire.frame import Command, reply

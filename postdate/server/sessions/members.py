@@ -7,7 +7,7 @@ too long. Every change of a group's members is told to all of them, so that they
 from collections.abc import Hashable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.errors import FlowControl
 from postdate.wire.bodies import Consumer, Heartbeat, Subscription
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Hashable
 from enum import Enum
 from typing import NamedTuple
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 
 TICK_MS = 10_000
 _SECOND_NS = 1_000_000_000

@@ -7,8 +7,8 @@ waits for an answer is written at once.
 
 from collections.abc import Mapping
 
-from postdate.broker import Broker
-from postdate.writer import Ticket
+from postdate.broker.broker import Broker
+from postdate.broker.writing import Ticket
 
 Place = tuple[str, int]  # topic, queue id
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.errors import FlowControl
 from postdate.server.connection import Connection
-from postdate.server.questions import Questions
+from postdate.server.sessions.questions import Questions
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
 

@@ -5,7 +5,7 @@ else. No socket is touched here.
 from collections.abc import Hashable
 from typing import Generic, NamedTuple, TypeVar
 
-from postdate.broker import Broker
+from postdate.broker.broker import Broker
 from postdate.wire.bodies import Heartbeat
 
 Link = TypeVar("Link", bound=Hashable)  # a connection; in tests, any value

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from postdate.broker import Broker
-from postdate.cancels import Traced
+from postdate.broker.broker import Broker
+from postdate.broker.cancelling import Traced
 from postdate.message import Cancelled
 from postdate.server.connection import Connection
-from postdate.server.questions import Questions
+from postdate.server.sessions.questions import Questions
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from postdate.errors import PostdateError, Refused
-from postdate.table_format import CHUNK_SCHEMA, SELECTED
+from postdate.table.format import CHUNK_SCHEMA, SELECTED
 
 _CALL_S = 30.0  # a state, a registration, a stage
 _MOVE_S = 300.0  # a range or a chunk

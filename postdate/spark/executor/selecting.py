@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from postdate.manners import keep_freed_memory
-from postdate.pipeline.files import Place, in_order, repeated, write
-from postdate.pipeline.gate import Gate
-from postdate.pipeline.steps import reach
-from postdate.pipeline.tasks import RESULT, Batches, Result, Task, in_tiers, pieces, plain, write_tiers
-from postdate.pipeline.waiting import IS_NEAR
-from postdate.table_format import DROP, MESSAGE, NEAR, OWN_ARRIVAL, SCHEMA, SELECTED, own_arrival
+from postdate.faultpoint import reach
+from postdate.process import keep_freed_memory
+from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.executor.tasks import RESULT, Batches, Result, Task, in_tiers, pieces, plain, write_tiers
+from postdate.spark.executor.waiting import IS_NEAR
+from postdate.table.files import Place, in_order, repeated, write
+from postdate.table.format import DROP, MESSAGE, NEAR, OWN_ARRIVAL, SCHEMA, SELECTED, own_arrival
 
 HIDDEN = "__"  # begins the names of columns that a predicate does not see
 _NARROW = ("due", "arrival", "unique_hash", "key_hash", "queue")

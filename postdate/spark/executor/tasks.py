@@ -16,13 +16,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from postdate.errors import CorruptTable
-from postdate.log import record as records
-from postdate.manners import keep_freed_memory
+from postdate.faultpoint import reach
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
-from postdate.pipeline.files import NEVER, Group, Place, Sorted, Window, Written, in_order, read_window, repeated, write
-from postdate.pipeline.gate import Gate
-from postdate.pipeline.steps import reach
-from postdate.table_format import (
+from postdate.process import keep_freed_memory
+from postdate.spark.executor.bulk_client import Gate
+from postdate.storage import record as records
+from postdate.table.files import NEVER, Group, Place, Sorted, Window, Written, in_order, read_window, repeated, write
+from postdate.table.format import (
     BATCH_TIERS,
     CANCEL,
     CHUNK_COLUMNS,
@@ -33,7 +33,7 @@ from postdate.table_format import (
     batch_file,
     came_before,
     writer_options,
-)  # fmt: skip
+)
 
 Task = dict[str, Any]
 Result = dict[str, Any]

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from postdate.log import record as records
 from postdate.message import decode_properties
-from postdate.pipeline.files import repeated
-from postdate.pipeline.gate import Gate
+from postdate.spark.executor.bulk_client import Gate
+from postdate.storage import record as records
+from postdate.table.files import repeated
 
 NAME = "postdate-waiting"
 _RANGE_ROWS = 250_000

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
-from postdate.pipeline.topic import COLUMNS, TopicReader, TopicStreamReader, asked_of
+from postdate.spark.formats.topic import COLUMNS, TopicReader, TopicStreamReader, asked_of
 
 if TYPE_CHECKING:
-    from postdate.pipeline import sink
+    from postdate.spark.formats import sink
 
 NAME = "postdate"
 
@@ -35,6 +35,6 @@ class PostdateSource(DataSource):
         return TopicStreamReader(asked_of(self.options))
 
     def writer(self, schema: Any, overwrite: bool) -> "sink.Writer":
-        from postdate.pipeline import sink  # needs more than readers, which travel to executors
+        from postdate.spark.formats import sink  # needs more than readers, which travel to executors
 
         return sink.writer(self.options, schema, overwrite=overwrite)

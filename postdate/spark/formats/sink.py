@@ -16,10 +16,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from postdate.config import Settings
 from postdate.errors import UsageError
-from postdate.pipeline import imports
-from postdate.pipeline.gate import Gate
-from postdate.pipeline.loading import Loaded, load
-from postdate.pipeline.wishes import checked_topic, fitted, named_columns, wanted_of
+from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.imports import imports
+from postdate.spark.imports.loading import Loaded, load
+from postdate.spark.imports.options import checked_topic, fitted, named_columns, wanted_of
 
 # Options by their names for Spark, which has them in small letters; those of a column have the name of `Wanted`.
 _COLUMNS = {

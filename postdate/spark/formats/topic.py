@@ -27,7 +27,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from postdate.errors import PipelineFailed, PostdateError, Refused, UsageError
-from postdate.pipeline.gate import Gate
+from postdate.spark.executor.bulk_client import Gate
 
 COLUMNS = {
     "topic": "string", "queue": "int", "offset": "bigint", "due": "timestamp", "visible": "timestamp", "tag": "string",

@@ -18,8 +18,6 @@ from xxhash import xxh3_64_intdigest
 
 from postdate.errors import UsageError
 from postdate.keys import key_hash
-from postdate.log.chunk import FLAG_OWN_ARRIVAL
-from postdate.log.record import HEAD_BYTES, shape
 from postdate.message import (
     BODY_BYTES_MAX_DEFAULT,
     DELAY_PROPERTIES,
@@ -35,9 +33,11 @@ from postdate.message import (
     first_key,
     tag_hash,
 )
-from postdate.table_format import MESSAGE, PART_ROWS_MAX, PARTS_MAX, SCHEMA, own_arrival
+from postdate.storage.chunk import FLAG_OWN_ARRIVAL
+from postdate.storage.record import HEAD_BYTES, shape
+from postdate.table.format import MESSAGE, PART_ROWS_MAX, PARTS_MAX, SCHEMA, own_arrival
 
-# A record's head, as postdate/log/record.py draws it for two IPv4 hosts.
+# A record's head, as postdate/storage/record.py draws it for two IPv4 hosts.
 _HEAD = np.dtype(
     [
         ("size", ">i4"), ("magic", ">u4"), ("body_crc", ">u4"), ("queue_id", ">i4"), ("flag", ">i4"),

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 from pyarrow import flight
 
 from postdate.errors import PipelineFailed, PostdateError, Refused
-from postdate.jobs import DONE, FAILED, LOADING
-from postdate.pipeline.columns import Job, Wanted
-from postdate.pipeline.files import Place
-from postdate.pipeline.gate import Gate
-from postdate.pipeline.loading import Bad, Loaded, Plan
-from postdate.pipeline.tiers import edge_ms
-from postdate.table_format import MESSAGES, File
+from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.imports.columns import Job, Wanted
+from postdate.spark.imports.loading import Bad, Loaded, Plan
+from postdate.state.jobs import DONE, FAILED, LOADING
+from postdate.table.files import Place
+from postdate.table.format import MESSAGES, File
+from postdate.table.merging import edge_ms
 
 _POLL_S = 0.2
 _SHOWN_MAX = 20

@@ -24,13 +24,13 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from postdate.errors import PipelineFailed, UsageError
-from postdate.pipeline import imports, parquet
-from postdate.pipeline.columns import Wanted
-from postdate.pipeline.files import Place
-from postdate.pipeline.gate import Gate
-from postdate.pipeline.loading import BLOCK, BROKEN, FILE, JSON_NAMES, LINE, Loaded, Plan, kinds_of, load
-from postdate.pipeline.query import embedded, told
-from postdate.pipeline.wishes import check_names, fitted, roles_of, with_body
+from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.imports import imports, parquet
+from postdate.spark.imports.columns import Wanted
+from postdate.spark.imports.loading import BLOCK, BROKEN, FILE, JSON_NAMES, LINE, Loaded, Plan, kinds_of, load
+from postdate.spark.imports.options import check_names, fitted, roles_of, with_body
+from postdate.spark.pending.query import embedded, told
+from postdate.table.files import Place
 
 KINDS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 _SAMPLE_LINES = 1_000

@@ -12,11 +12,11 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from postdate.manners import keep_freed_memory
-from postdate.pipeline.columns import PROPERTIES, TIMESTAMP, Converter, Faults, Job, Wanted, properties_of
-from postdate.pipeline.files import Place, in_order, write
-from postdate.pipeline.tasks import in_tiers
-from postdate.table_format import File
+from postdate.process import keep_freed_memory
+from postdate.spark.executor.tasks import in_tiers
+from postdate.spark.imports.columns import PROPERTIES, TIMESTAMP, Converter, Faults, Job, Wanted, properties_of
+from postdate.table.files import Place, in_order, write
+from postdate.table.format import File
 
 # Columns that a reader of files adds: which file and which part of it a row is from, a line that is not read yet, and
 # one that could not be read.

@@ -5,7 +5,7 @@ from typing import Any
 
 from postdate.errors import UsageError
 from postdate.message import check_topic
-from postdate.pipeline.columns import (
+from postdate.spark.imports.columns import (
     BY_KEY,
     MILLISECONDS,
     RESERVED_PROPERTIES,

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from postdate.errors import PipelineFailed
-from postdate.pipeline.files import repeated
-from postdate.pipeline.loading import BLOCK, FILE
+from postdate.spark.imports.loading import BLOCK, FILE
+from postdate.table.files import repeated
 
 _PART_ROWS, _PART_BYTES = 1_000_000, 512 << 20  # of one task: enough of them for every core to the end
 _BATCH_ROWS = 32_768

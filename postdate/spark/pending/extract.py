@@ -6,10 +6,10 @@ import sys
 from typing import Any
 
 from postdate.errors import PostdateError
-from postdate.pipeline.gate import Gate
-from postdate.pipeline.outlook import Wish
-from postdate.pipeline.query import embedded, told
-from postdate.pipeline.view import pending
+from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.pending.pending import Wish
+from postdate.spark.pending.query import embedded, told
+from postdate.spark.pending.view import pending
 
 
 def extract(spark: Any, wish: Wish) -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from postdate.client.connection import parse_address
-from postdate.client.faults import Unreachable
+from postdate.client.errors import Unreachable
 from postdate.errors import PipelineFailed, UsageError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def pending(
 def _on(spark: Any, bulk: str) -> Any:
     from pyspark.sql import SparkSession
 
-    from postdate.pipeline import query, view
+    from postdate.spark.pending import query, view
 
     if not isinstance(spark, SparkSession):
         raise UsageError(f"pending takes a Spark session, or nothing and names; got {spark!r}")
@@ -115,7 +115,7 @@ def _extract(wish: Wish, folder: str) -> None:
     # Archives are left out: a Spark of the caller's may have put one there, with a part of our modules.
     places = [place for place in (place or os.getcwd() for place in sys.path) if os.path.isdir(place)]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(places), "TMPDIR": folder}
-    command = [sys.executable, "-P", "-m", "postdate.pipeline.extract", json.dumps(wish)]
+    command = [sys.executable, "-P", "-m", "postdate.spark.pending.extract", json.dumps(wish)]
     done = subprocess.run(
         command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
     )

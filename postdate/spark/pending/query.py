@@ -9,14 +9,14 @@ from py4j.protocol import Py4JJavaError
 from pyarrow import flight
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 
-from postdate.client.faults import Unreachable
+from postdate.client.errors import Unreachable
 from postdate.errors import PipelineFailed, UsageError
-from postdate.pipeline import java
-from postdate.pipeline.driver import begun, ended, first_line
-from postdate.pipeline.jobs import shortened
-from postdate.pipeline.quiet import aside
-from postdate.pipeline.spark import scratch
-from postdate.pipeline.view import VIEW, chosen, pending
+from postdate.spark.pending.view import VIEW, chosen, pending
+from postdate.spark.pipeline.driver import begun, ended, first_line
+from postdate.spark.pipeline.jobs import shortened
+from postdate.spark.session import java
+from postdate.spark.session.session import scratch
+from postdate.spark.session.stderr import aside
 
 SAMPLE_ROWS = 10
 

@@ -19,10 +19,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.functions import arrow_udf
 
-from postdate.pipeline.gate import Gate
-from postdate.pipeline.selecting import HIDDEN
-from postdate.pipeline.waiting import COLUMNS, IS_NEAR, NAME, WaitingSource, body, properties
-from postdate.table_format import CANCEL, DROP, JOB_SHIFT, MESSAGE, MESSAGES, OWN, File, files_of
+from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.executor.selecting import HIDDEN
+from postdate.spark.executor.waiting import COLUMNS, IS_NEAR, NAME, WaitingSource, body, properties
+from postdate.table.format import CANCEL, DROP, JOB_SHIFT, MESSAGE, MESSAGES, OWN, File, files_of
 
 VIEW = "pending"
 SHOWN = ("due", "topic", "tag", "key", "size", "properties", "body", "queue", "level", "arrival")

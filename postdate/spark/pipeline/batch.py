@@ -15,16 +15,17 @@ from pyarrow import flight
 from pyspark.sql import DataFrame, SparkSession
 
 from postdate.errors import CorruptTable, Refused
-from postdate.pipeline import tasks, tiers
-from postdate.pipeline.files import NEVER, Window, Written, touches
-from postdate.pipeline.gate import Gate
-from postdate.pipeline.history import History
-from postdate.pipeline.jobs import Jobs
-from postdate.pipeline.plan import DEFAULT, Limits, slices
-from postdate.pipeline.steps import reach
-from postdate.pipeline.table import Table
-from postdate.pipeline.tasks import written
-from postdate.table_format import OWN, File
+from postdate.faultpoint import reach
+from postdate.spark.executor import tasks
+from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.executor.tasks import written
+from postdate.spark.pipeline.history import History
+from postdate.spark.pipeline.jobs import Jobs
+from postdate.table import merging
+from postdate.table.delta import Table
+from postdate.table.files import NEVER, Window, Written, touches
+from postdate.table.format import OWN, File
+from postdate.table.slices import DEFAULT, Limits, slices
 
 logger = logging.getLogger("postdate.pipeline")
 
@@ -61,7 +62,7 @@ class Pipeline:
         self.table = table
         self._history = history
         self._limits = limits
-        self.merge_limits = tiers.DEFAULT
+        self.merge_limits = merging.DEFAULT
         self.epoch = 0
         self.batch_count = 0
         self._jobs = Jobs(spark, gate, bulk, table, self._run)
@@ -144,7 +145,7 @@ class Pipeline:
         }  # fmt: skip
         ranges = self._ranges(state["far_first"], stop)
         results = self._run(
-            tasks.restore, [common | each | {"edge": tiers.edge_ms(state["now_ms"])} for each in ranges]
+            tasks.restore, [common | each | {"edge": merging.edge_ms(state["now_ms"])} for each in ranges]
         )
         files = written(results)
         self.table.commit(files, missing, far=stop, rows=max(state["rows_in"], self.table.rows))
@@ -214,7 +215,7 @@ class Pipeline:
     def _take(self, stop: int, state: State) -> list[Written]:
         """Takes what is there before far row `stop`."""
         start = max(self.table.far, state["far_first"])  # what is gone before that was rescued long ago
-        edge = {"edge": tiers.edge_ms(state["now_ms"])}
+        edge = {"edge": merging.edge_ms(state["now_ms"])}
         files = written(self._run(tasks.ingest, [each | edge for each in self._ranges(start, stop)]))
         if stop > self.table.far:
             reach("ingest.written")
@@ -283,7 +284,7 @@ class Pipeline:
         rows.
         """
         files = self.table.files.values()
-        merge = tiers.planned(files, now_ms, horizon - KEEP_MS, self._last_cut_ms, self.merge_limits)
+        merge = merging.planned(files, now_ms, horizon - KEEP_MS, self._last_cut_ms, self.merge_limits)
         if merge is None:
             return 0
         work = self._cut(merge.files, Window(-1, NEVER))
@@ -325,7 +326,7 @@ def _own(file: File, window: Window, untaken: Sequence[str]) -> Window:
     return window.whole if file.path in untaken else window
 
 
-def _clipped(buckets: list[tiers.Bucket], window: list[int]) -> list[tiers.Bucket]:
+def _clipped(buckets: list[merging.Bucket], window: list[int]) -> list[merging.Bucket]:
     """The parts of the buckets that lie in a task's window."""
     low, high = window[:2]
     return [(tier, max(start, low), min(stop, high)) for tier, start, stop in buckets if start < high and stop > low]

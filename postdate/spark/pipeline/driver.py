@@ -18,17 +18,17 @@ from pyarrow import flight
 from pyspark.errors import PySparkException
 
 from postdate.errors import PipelineFailed, PostdateError, UsageError
-from postdate.manners import let_others_go_first
-from postdate.pipeline import java
-from postdate.pipeline.batch import Pipeline
-from postdate.pipeline.gate import Gate
-from postdate.pipeline.history import History
-from postdate.pipeline.plan import TASK_ROWS, Limits
-from postdate.pipeline.quiet import aside
-from postdate.pipeline.source import NAME, PlanSource
-from postdate.pipeline.spark import scratch, session
-from postdate.pipeline.table import Table
-from postdate.table_format import CHECKPOINT, HISTORY, MESSAGES
+from postdate.process import let_others_go_first
+from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.pipeline.batch import Pipeline
+from postdate.spark.pipeline.history import History
+from postdate.spark.pipeline.source import NAME, PlanSource
+from postdate.spark.session import java
+from postdate.spark.session.session import scratch, session
+from postdate.spark.session.stderr import aside
+from postdate.table.delta import Table
+from postdate.table.format import CHECKPOINT, HISTORY, MESSAGES
+from postdate.table.slices import TASK_ROWS, Limits
 
 logger = logging.getLogger("postdate.pipeline")
 

@@ -26,13 +26,15 @@ from pyspark.errors import (
 from pyspark.sql import SparkSession
 
 from postdate.errors import CorruptTable
-from postdate.pipeline import selecting, tiers, view
-from postdate.pipeline.files import Written, described
-from postdate.pipeline.gate import Gate
-from postdate.pipeline.steps import reach
-from postdate.pipeline.table import Table
-from postdate.pipeline.tasks import results, written
-from postdate.table_format import BATCH_TIERS, batch_file
+from postdate.faultpoint import reach
+from postdate.spark.executor import selecting
+from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.executor.tasks import results, written
+from postdate.spark.pending import view
+from postdate.table import merging
+from postdate.table.delta import Table
+from postdate.table.files import Written, described
+from postdate.table.format import BATCH_TIERS, batch_file
 
 # Whoever wrote the predicate is to blame; another try would end in the same way.
 _THEIRS = (
@@ -152,7 +154,7 @@ class Jobs:
             chosen = rows.where(job["where"]).select(*selecting.columns(by_ms))
             task = {
                 "bulk": self._bulk, "table": self._table.place.uri, "number": job["number"], "by_ms": by_ms,
-                "edge": tiers.edge_ms(state["now_ms"]),
+                "edge": merging.edge_ms(state["now_ms"]),
             }  # fmt: skip
             answers = chosen.mapInArrow(selecting.select(task), "result string").collect()
         return results(row.result for row in answers)
@@ -161,7 +163,7 @@ class Jobs:
 
     def _follow(self, job: Job, far: int, state: State) -> None:
         """The table follows what is decided: rows that take others away, and those that are brought again."""
-        common = {"by_ms": job["by_ms"], "far": far, "edge": tiers.edge_ms(state["now_ms"])}
+        common = {"by_ms": job["by_ms"], "far": far, "edge": merging.edge_ms(state["now_ms"])}
         work = [common | {name: part[name] for name in ("name", "late", "own")} for part in job["parts"]]
         self._gate.progress(job["id"], "writing", 0, job["changed"])
         files = written(self._run(selecting.drop, work))

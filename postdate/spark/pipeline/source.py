@@ -15,7 +15,7 @@ from typing import Any
 from pyarrow import flight
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from postdate.pipeline.gate import Gate
+from postdate.spark.executor.bulk_client import Gate
 
 NAME = "postdate-plan"
 MINUTE_MS = 60_000

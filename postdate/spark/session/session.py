@@ -9,14 +9,6 @@ from typing import Any
 
 import postdate
 
-# What an executor imports, from the package's folder.
-_TRAVELLERS = (
-    "__init__.py", "errors.py", "manners.py", "message.py", "table_format.py", "log/__init__.py",
-    "log/record.py", "pipeline/__init__.py", "pipeline/files.py", "pipeline/gate.py", "pipeline/public.py",
-    "pipeline/selecting.py", "pipeline/source.py", "pipeline/steps.py", "pipeline/tasks.py", "pipeline/topic.py",
-    "pipeline/waiting.py",
-)  # fmt: skip
-
 _LOG4J = """\
 status = off
 rootLogger.level = error
@@ -115,12 +107,12 @@ def _write_log_settings(folder: Path) -> Path:
 
 
 def packed(folder: Path) -> Path:
-    """Our modules for the executors, as one archive."""
+    """Our package for the executors, as one archive: what they import of it needs pyarrow alone."""
     root = Path(postdate.__file__).parent
     path = folder / "postdate-modules.zip"
     with zipfile.ZipFile(path, "w") as archive:
-        for name in _TRAVELLERS:
-            archive.write(root / name, f"postdate/{name}")
+        for module in sorted(root.rglob("*.py")):
+            archive.write(module, module.relative_to(root.parent))
     return path
 
 

@@ -1,0 +1,1 @@
+"""What runs on Spark's executors. This folder travels to them; it needs pyarrow and nothing else."""

@@ -1,0 +1,1 @@
+"""The Spark data source "postdate": topics as rows, and rows as messages."""

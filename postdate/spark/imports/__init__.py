@@ -1,0 +1,1 @@
+"""Imports: rows of files and frames, scheduled as messages."""

@@ -1,0 +1,1 @@
+"""The view `pending`: everything that waits, for Spark SQL."""

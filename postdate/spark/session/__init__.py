@@ -1,0 +1,1 @@
+"""Spark sessions: Java, the session itself, and what Spark writes to stderr."""

@@ -1,0 +1,1 @@
+"""Proofs that Postdate keeps its promises: a simulation of the core and faults against real processes."""
