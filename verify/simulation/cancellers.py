@@ -44,9 +44,11 @@ class Cancellers:
         self._cancelling = asked
         try:
             ticket = self._site.broker.cancel(asked.topic, asked.key, asked.due, self._site.now_ms(), by=asked.by)
-        except (DiskFull, FlowControl):
+        except (DiskFull, FlowControl) as error:
+            self._site.digest.note_error(error)
             self._cancelling = None
             return
+        self._site.digest.note("cancel", ticket.offsets)
         asked.arrival, self._cancelling = ticket.offsets[0], None
         self._site.model.cancels.append(asked)
         self._waiting.append((ticket, asked))
@@ -66,6 +68,7 @@ class Cancellers:
 
     def _take_in(self, traced: Traced, asked: Asked, held: frozenset[str]) -> None:
         asked.jobs = traced.tombstone.jobs
+        self._site.digest.note("cancelled", traced.outcome, traced.may_be_in_table, traced.rescued, asked.jobs)
         if not traced.may_be_in_table:
             hidden = self._owners.on_way() | (held if traced.outcome is Cancelled.DELIVERED else NONE)
             self._site.model.answered(asked, traced.outcome, in_table=hidden)
@@ -82,6 +85,7 @@ class Cancellers:
             arrivals = self._site.table.find(traced.tombstone)
             found = self._site.broker.cancels.is_cancelled_by(traced, arrivals)
             answer = Cancelled.CANCELLED if found else Cancelled.UNKNOWN
+            self._site.digest.note("table", arrivals, answer)
             self._site.model.table_answered(asked, answer, set(arrivals))
 
     # -- crashes ------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ A call without an answer (a crash came first) leaves a doubt: it may have counte
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,7 +65,7 @@ class Poppers:
     # -- asking -------------------------------------------------------------------------------------------------
 
     def pop(self, place: int, count: int, invisible_ms: int) -> None:
-        with suppress(DiskFull, FlowControl):
+        with self._site.digest.suppress(DiskFull, FlowControl):
             self._pop(topic_at(place), count, invisible_ms)
 
     def _pop(self, topic: str, count: int, invisible_ms: int) -> bool:
@@ -74,6 +73,7 @@ class Poppers:
         numbers = list(self._site.broker.fold.topics.get(topic).numbers)
         ask = PopAsk(GROUP, topic, range(len(numbers)), count, 1 << 20, invisible_ms, TIMES_MAX)
         ticket = self._site.broker.leases.pop(ask, self._site.now_ms())
+        self._site.digest.note("pop", ticket is not None)
         if ticket is not None:
             self._calls.append(Call(ticket, lambda popped: self._popped(popped, ask, numbers)))
         return ticket is not None
@@ -81,7 +81,7 @@ class Poppers:
     def acknowledge(self, pick: int, is_wrong: int) -> None:
         place = self._chosen(pick)
         if place is not None:
-            with suppress(DiskFull):
+            with self._site.digest.suppress(DiskFull):
                 self._acknowledge(place, is_wrong=bool(is_wrong))
 
     def _chosen(self, pick: int) -> Place | None:
@@ -96,7 +96,7 @@ class Poppers:
         """A consumer asks for more time, or for less."""
         place = self._chosen(pick)
         if place is not None:
-            with suppress(DiskFull):
+            with self._site.digest.suppress(DiskFull):
                 self._change(place, invisible_ms)
 
     def _change(self, place: Place, invisible_ms: int) -> None:
@@ -115,12 +115,14 @@ class Poppers:
 
     def bury(self, count: int) -> None:
         """What was given too often becomes a dead letter."""
-        with suppress(DiskFull):
+        with self._site.digest.suppress(DiskFull):
             self._bury(count)
 
     def _bury(self, count: int) -> None:
         leases = self._site.broker.leases
-        for (_, number, offset), data in leases.spent(count):
+        spent = leases.spent(count)
+        self._site.digest.note("spent", spent)
+        for (_, number, offset), data in spent:
             letter = Message(DEAD_LETTERS, f"{number}:{offset}".encode()) if data else None
             leases.bury((GROUP, number, offset), letter, self._site.now_ms())
             if (number, offset) in self._given:
@@ -132,6 +134,7 @@ class Poppers:
         """Takes in what is answered, in the order of the log: each answer is about its moment."""
         while self._calls and self._calls[0].ticket.answers is not None:
             call = self._calls.pop(0)
+            self._site.digest.note("popper", call.ticket.answer)
             call.take_in(call.ticket.answer)
 
     def _popped(self, popped: Popped, ask: PopAsk, numbers: list[int]) -> None:
@@ -216,7 +219,8 @@ class Poppers:
     def _pop_some(self, topic: str) -> bool:
         try:
             return self._pop(topic, 50, 3_600_000)
-        except FlowControl:
+        except FlowControl as error:
+            self._site.digest.note_error(error)
             return False
 
     def _check_none_lost(self) -> None:
@@ -225,6 +229,7 @@ class Poppers:
         """
         broker = self._site.broker
         letters = _letters(broker)
+        self._site.digest.note("letters", letters)
         for topic in TOPICS:
             for queue_id, number in enumerate(broker.fold.topics.get(topic).numbers):
                 for offset in _readable(broker, topic, queue_id):

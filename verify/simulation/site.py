@@ -11,6 +11,7 @@ from postdate.broker.broker import Broker
 from postdate.clock import ManualClock
 from postdate.config import Settings
 from postdate.errors import LogFailed
+from verify.simulation.digest import Digest
 from verify.simulation.disk import Killed, VirtualDisk
 from verify.simulation.model import Model, Sent
 from verify.simulation.pipeline import SimulatedTable
@@ -54,6 +55,7 @@ class Site:
         self.clock = ManualClock(START_MS)
         self.model = Model(clock_max=START_MS)
         self.table = SimulatedTable()
+        self.digest = Digest()
         self.staged_chunks: set[str] = set()  # that the broker has ever taken
         self._broker: Broker | None = None
 
@@ -69,6 +71,7 @@ class Site:
                 self._broker = Broker(self.disk, self.settings)
             except (Killed, LogFailed):
                 self.disk.kill()
+                self.digest.note_disk(self.disk)
 
     def stop(self) -> None:
         """The broker is gone, whether it was closed or not."""

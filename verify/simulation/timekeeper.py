@@ -61,6 +61,7 @@ class Timekeeper:
         for _ in range(100):
             self.advance()
             self._watch.flush()
+            self._site.digest.note("wake", broker.wake_at_ms)
             if broker.wake_at_ms > now or broker.fire_error is not None:
                 return
         raise Broken(f"after 100 rounds at {now} the broker still wants to be called at {broker.wake_at_ms}")
@@ -68,8 +69,9 @@ class Timekeeper:
     def advance(self) -> None:
         """Fires what is due now, without a flush behind it."""
         try:
-            self._site.broker.advance(self._site.now_ms())
-        except DiskFull:
+            self._site.digest.note("advance", self._site.broker.advance(self._site.now_ms()))
+        except DiskFull as error:
+            self._site.digest.note_error(error)
             assert self._site.broker.fire_error is not None, "a failed fire can be seen"
 
     def step(self, span_ms: int) -> None:
