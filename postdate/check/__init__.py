@@ -21,19 +21,15 @@ for each message in the log; of the table each row takes as long, and 16 bytes.
 from typing import Any
 
 from postdate.check import folder as folders
-from postdate.check.chunk import check_chunk
-from postdate.check.far import check_far
-from postdate.check.folder import Folder
-from postdate.check.known import Index
+from postdate.check.chunks import check_chunk
+from postdate.check.far import check_far, check_selections, find_local_table
+from postdate.check.folder import Folder, check_sums
 from postdate.check.log import LogCheck
-from postdate.check.pointers import Pointers
 from postdate.check.queues import QueueCheck
+from postdate.check.records import Index
 from postdate.check.refold import Refold
 from postdate.check.report import Report
-from postdate.check.selections import check_selections
-from postdate.check.sums import check_sums
-from postdate.check.table import check_table
-from postdate.check.tables import Tables
+from postdate.check.rows import Pointers, Tables
 from postdate.check.walk import Hole, place_of, walk
 from postdate.config import KIB, Settings
 from postdate.errors import ForeignFolder, UsageError
@@ -95,7 +91,11 @@ def _check(folder: Folder) -> None:
     QueueCheck(folder, tables, pointers).run()
     check_far(folder, tables, pointers)
     check_selections(folder, refold)
-    check_table(folder, tables, refold, index)
+    path = find_local_table(folder, refold)
+    if path is not None:
+        from postdate.check.table import check_table  # a folder without a table needs no pyarrow
+
+        check_table(folder, path, tables, refold, index)
 
 
 def _index(folder: Folder, tables: Tables, log: LogCheck, refold: Refold) -> Index:

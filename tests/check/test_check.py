@@ -10,8 +10,8 @@ import pytest
 
 from postdate.broker.broker import Broker
 from postdate.check import Report, check_folder
-from postdate.check.order import overtaken
-from postdate.check.record import message_problem
+from postdate.check.queues import overtaken
+from postdate.check.records import message_problem
 from postdate.config import Settings
 from postdate.errors import FolderInUse, ForeignFolder
 from postdate.keys import key_hash
