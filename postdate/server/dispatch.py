@@ -38,7 +38,7 @@ from postdate.server.sessions.table import Table
 from postdate.server.tasks import Tasks
 from postdate.wire import codes
 from postdate.wire.frame import HEADER_AT, Command, decode, header_end, reply
-from postdate.wire.schema import REQUESTS, values
+from postdate.wire.requests import REQUESTS, values
 
 Handler = Callable[[Connection, Command, Mapping[str, Any]], bytes | None]
 _PULL_CODES = frozenset({codes.PULL_MESSAGE, codes.LITE_PULL_MESSAGE})

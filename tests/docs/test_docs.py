@@ -68,7 +68,7 @@ from postdate.table import merging, slices
 from postdate.table.format import CHECKPOINT, HISTORY, MESSAGES, ROW_GROUP_ROWS, SCHEMA
 from postdate.wire import bodies, frame, ids
 from postdate.wire import codes as wire_codes
-from postdate.wire.schema import REQUESTS, Field, Request
+from postdate.wire.requests import REQUESTS, Field, Request
 from tests.support.bulking import bulking
 from tests.support.carrying import BEGIN, World
 from tests.support.helpers import (

@@ -18,7 +18,7 @@ from postdate.errors import DiskFull
 from postdate.message import Message
 from postdate.state.wheel import NEVER
 from postdate.wire import codes
-from postdate.wire.schema import REQUESTS
+from postdate.wire.requests import REQUESTS
 from tests.support.dialogue import (
     GROUP,
     LONG_POLL_MS,

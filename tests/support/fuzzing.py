@@ -26,7 +26,7 @@ import orjson
 
 from postdate.wire import bodies, codes
 from postdate.wire.frame import BINARY, JSON, Command, encode
-from postdate.wire.schema import REQUESTS, Field, Kind
+from postdate.wire.requests import REQUESTS, Field, Kind
 from tests.support.dialogue import Peer, make_topic, properties_text, pull, pull_command, send_command
 from verify.faults.process import Broker, now_ms
 

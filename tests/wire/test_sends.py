@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from postdate.errors import ProtocolError
 from postdate.wire import codes
 from postdate.wire.frame import BINARY, Command, decode, encode, framed
-from postdate.wire.schema import REQUESTS, values
+from postdate.wire.requests import REQUESTS, values
 from postdate.wire.sends import decode_send
 
 PROPERTIES = "UNIQ_KEY\x010A0B\x02TIMER_DELAY_MS\x01500\x02"

@@ -23,7 +23,7 @@ from postdate.state.topics import PERM_READ, Topic
 from postdate.wire import codes
 from postdate.wire.bodies import parse_subscription
 from postdate.wire.frame import JSON, Command, framed, plain_text, reply, shown
-from postdate.wire.schema import REQUESTS, values
+from postdate.wire.requests import REQUESTS, values
 
 _CODES = {
     PullStatus.FOUND: codes.SUCCESS,

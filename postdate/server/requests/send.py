@@ -41,7 +41,7 @@ from postdate.server.sessions.table import Table, Truth
 from postdate.wire import bodies, codes
 from postdate.wire.frame import JSON, Command, framed, reply
 from postdate.wire.ids import RecallHandle, encode_recall_handle, message_id, parse_recall_handle
-from postdate.wire.schema import REQUESTS, values
+from postdate.wire.requests import REQUESTS, values
 from postdate.wire.sends import decode_send
 
 SEND_CODES = frozenset({codes.SEND_MESSAGE, codes.SEND_MESSAGE_V2, codes.SEND_BATCH_MESSAGE})

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from postdate.errors import ProtocolError
 from postdate.wire import codes
-from postdate.wire.schema import REQUESTS, Kind, Request, values
+from postdate.wire.requests import REQUESTS, Kind, Request, values
 
 # What a request must have, and what it has then. Code by code, written down from the protocol and not from the table.
 SEND = {"topic": "orders", "queueId": "-1"}
