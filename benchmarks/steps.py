@@ -32,7 +32,7 @@ from postdate.server.dispatch import Service
 from postdate.wire.bodies import QueueName
 from postdate.wire.frame import Frames, decode
 from postdate.wire.records import split_records
-from postdate.wire.sends import decode_send
+from postdate.wire.requests import decode_send
 
 SETTINGS = Settings()
 SIZES = (1, 32, 250)  # sends in one read

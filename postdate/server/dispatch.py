@@ -25,7 +25,7 @@ from postdate.server.requests.pop import Pops
 from postdate.server.requests.progress import Progress
 from postdate.server.requests.pull import Pulls
 from postdate.server.requests.route import Routes
-from postdate.server.requests.send import SEND_CODES, Producers
+from postdate.server.requests.send import Producers
 from postdate.server.requests.status import Status
 from postdate.server.requests.topic import Admin
 from postdate.server.sessions.members import Members
@@ -38,10 +38,12 @@ from postdate.server.sessions.table import Table
 from postdate.server.tasks import Tasks
 from postdate.wire import codes
 from postdate.wire.frame import HEADER_AT, Command, decode, header_end, reply
-from postdate.wire.requests import REQUESTS, values
+from postdate.wire.requests import END_TRANSACTION, REQUESTS, Request
 
 Handler = Callable[[Connection, Command, Mapping[str, Any]], bytes | None]
-_PULL_CODES = frozenset({codes.PULL_MESSAGE, codes.LITE_PULL_MESSAGE})
+# Sends and pulls have ways of their own: the sends of a read become one batch, and a pull reads its fields itself.
+_SEND_CODES = frozenset(int(request) for request in Request if request.handler == "send.collect")
+_PULL_CODES = frozenset(int(request) for request in Request if request.handler == "pull.pull")
 _WRITE_BYTES = 1 << 20  # answers of one read are written when they have come to this
 
 
@@ -105,7 +107,15 @@ class Service:
         self._jobs = Jobs(broker, clock, tasks, self._pipelines.settled)
         self.status = Status(broker, clock, self._meter, self._counts, self._pipelines.last_reports)
         self._lookups = Lookups(broker)
-        self._handlers = self._table()
+        self._handlers = _find_handlers(
+            {
+                "send": self._producers, "consumers": self.consumers, "assignments": self._assignments,
+                "pop": self.pops, "topic": self.admin, "route": self._routes, "find": self._lookups,
+                "messages": self._messages, "clients": self._clients, "progress": self._progress,
+                "pending": self._pending, "status": self.status, "pipeline": self._pipelines,
+                "table": self._table_reader, "jobs": self._jobs,
+            }
+        )  # fmt: skip
 
     def _wake(self) -> None:
         """After a flush: whoever waits for messages is given what has come."""
@@ -117,87 +127,6 @@ class Service:
         self._meter.grew(grown)
         self.pulls.wake(grown)
         self.pops.wake(grown)
-
-    def _table(self) -> dict[int, Handler]:
-        consumers, admin, pops = self.consumers, self.admin, self.pops
-        return {
-            codes.RECALL_MESSAGE: self._producers.recall,
-            codes.HEART_BEAT: consumers.heart_beat,
-            codes.UNREGISTER_CLIENT: consumers.unregister,
-            codes.GET_CONSUMER_LIST_BY_GROUP: consumers.consumer_list,
-            codes.QUERY_CONSUMER_OFFSET: consumers.query_offset,
-            codes.UPDATE_CONSUMER_OFFSET: consumers.update_offset,
-            codes.GET_MAX_OFFSET: consumers.max_offset,
-            codes.GET_MIN_OFFSET: consumers.min_offset,
-            codes.SEARCH_OFFSET_BY_TIMESTAMP: consumers.search_offset,
-            codes.GET_EARLIEST_MSG_STORETIME: consumers.earliest_time,
-            codes.QUERY_MESSAGE: self._lookups.query,
-            codes.VIEW_MESSAGE_BY_ID: self._lookups.view,
-            codes.LOCK_BATCH_MQ: consumers.lock,
-            codes.UNLOCK_BATCH_MQ: consumers.unlock,
-            codes.CONSUMER_SEND_MSG_BACK: consumers.send_back,
-            codes.CHECK_CLIENT_CONFIG: consumers.check_subscription,
-            codes.POP_MESSAGE: pops.pop,
-            codes.ACK_MESSAGE: pops.acknowledge,
-            codes.BATCH_ACK_MESSAGE: pops.acknowledge_batch,
-            codes.CHANGE_MESSAGE_INVISIBLETIME: pops.change,
-            codes.QUERY_ASSIGNMENT: self._assignments.query,
-            codes.SET_MESSAGE_REQUEST_MODE: self._assignments.set_mode,
-            codes.UPDATE_AND_CREATE_TOPIC: admin.put_topic,
-            codes.DELETE_TOPIC_IN_BROKER: admin.delete_topic,
-            codes.GET_TOPIC_STATS_INFO: admin.topic_stats,
-            codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: admin.put_group,
-            codes.DELETE_SUBSCRIPTIONGROUP: admin.delete_group,
-            codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: admin.group_list,
-            codes.GET_TOPIC_CONFIG: admin.topic_settings,
-            codes.GET_PENDING: self._pending.pending,
-            codes.GET_FORECAST: self._pending.forecast,
-        } | self._table_for_tools()
-
-    def _table_for_tools(self) -> dict[int, Handler]:
-        """What a name server is asked, and what only operators ask."""
-        routes, clients, progress, status = self._routes, self._clients, self._progress, self.status
-        return {
-            codes.GET_ROUTEINFO_BY_TOPIC: routes.route,
-            codes.GET_BROKER_CLUSTER_INFO: routes.cluster,
-            codes.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: routes.topic_list,
-            codes.DELETE_TOPIC_IN_NAMESRV: routes.forget_topic,
-            codes.WIPE_WRITE_PERM_OF_BROKER: routes.wipe_write,
-            codes.ADD_WRITE_PERM_OF_BROKER: routes.add_write,
-            codes.GET_KV_CONFIG: routes.get_value,
-            codes.DELETE_KV_CONFIG: routes.delete_value,
-            codes.GET_NAMESRV_CONFIG: status.settings,
-            codes.GET_BROKER_CONFIG: status.settings,
-            codes.UPDATE_BROKER_CONFIG: status.change_settings,
-            codes.GET_BROKER_RUNTIME_INFO: status.figures,
-            codes.VIEW_BROKER_STATS_DATA: status.rates,
-            codes.GET_CONSUMER_CONNECTION_LIST: clients.consumers,
-            codes.GET_PRODUCER_CONNECTION_LIST: clients.producers,
-            codes.GET_ALL_PRODUCER_INFO: clients.all_producers,
-            codes.QUERY_TOPIC_CONSUME_BY_WHO: clients.readers,
-            codes.GET_CONSUMER_RUNNING_INFO: clients.running_info,
-            codes.CONSUME_MESSAGE_DIRECTLY: clients.consume_directly,
-            codes.GET_CONSUME_STATS: progress.of_group,
-            codes.GET_BROKER_CONSUME_STATS: progress.of_all,
-            codes.INVOKE_BROKER_TO_RESET_OFFSET: progress.reset,
-            codes.QUERY_CONSUME_QUEUE: self._messages.entries,
-        } | self._table_for_pipelines()
-
-    def _table_for_pipelines(self) -> dict[int, Handler]:
-        pipelines = self._pipelines
-        return {
-            codes.GET_BULK_STATE: pipelines.state,
-            codes.GET_BULK_RANGE: pipelines.rows,
-            codes.REGISTER_PIPELINE: pipelines.register,
-            codes.STAGE: pipelines.stage,
-            codes.REPORT_BATCH: pipelines.report,
-            codes.GET_STATUS: self.status.overview,
-            codes.ATTACH_TABLE: self._table_reader.attach,
-            codes.GET_NEAR: pipelines.near,
-            codes.JOB: self._jobs.answer,
-            codes.GET_CHUNKS: pipelines.chunks,
-            codes.GET_BULK_TOPIC: pipelines.topic,
-        }
 
     @property
     def settings(self) -> Settings:
@@ -241,7 +170,7 @@ class Service:
                 if producers.collect_usual(connection, frame, now_ms):
                     continue
                 command = self._decoded(frame)
-                if command.code in SEND_CODES:
+                if command.code in _SEND_CODES:
                     producers.collect(connection, command, now_ms)
                     continue
                 producers.write(connection, now_ms)
@@ -293,13 +222,23 @@ class Service:
         if len(command.body) > self._broker.settings.json_bytes_max:  # no handler of the table takes anything but JSON
             size, limit = len(command.body), self._broker.settings.json_bytes_max
             raise ProtocolError(f"json_bytes_max: the body has {size} bytes, the limit is {limit}")
-        return handler(connection, command, values(REQUESTS[command.code], command.fields))
+        return handler(connection, command, REQUESTS[command.code].read_fields(command.fields))
+
+
+def _find_handlers(objects: Mapping[str, object]) -> dict[int, Handler]:
+    """Returns the method that answers each request, by code, as the table of requests names it."""
+    handlers: dict[int, Handler] = {}
+    for request in Request:
+        if request not in _SEND_CODES | _PULL_CODES:
+            owner, _, method = request.handler.partition(".")
+            handlers[int(request)] = getattr(objects[owner], method)
+    return handlers
 
 
 _NESTED = "what was sent is nested too deeply to be read"
 
 
 def _unknown(code: int) -> str:
-    if code == codes.END_TRANSACTION:
+    if code == END_TRANSACTION:
         return "transactions are not supported"
     return f"request code {code} is not supported"

@@ -38,8 +38,8 @@ from postdate.spark.session.session import session
 from postdate.storage.disk import Disk, RealDisk
 from postdate.table import delta, merging
 from postdate.table.files import SYNC_TRACE
-from postdate.wire import codes
 from postdate.wire.ids import recall_handle
+from postdate.wire.requests import Request
 from tests.support.dialogue import Peer
 from tests.support.serving import SERVED, Served
 from verify.faults.process import ROOT, free_port
@@ -471,7 +471,7 @@ class Piped:
             asked |= {"key": sent.key, "due": sent.due}
         peer = Peer(self.served.port)
         try:
-            outcome = str(peer.ask(codes.RECALL_MESSAGE, producerGroup="p", **asked).fields["outcome"])
+            outcome = str(peer.ask(Request.RECALL_MESSAGE, producerGroup="p", **asked).fields["outcome"])
         finally:
             peer.close()
         alike = sent.unique if by == "unique" else sent.key

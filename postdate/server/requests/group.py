@@ -25,6 +25,7 @@ from postdate.storage.record import Record
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command, encode, reply
 from postdate.wire.ids import message_id
+from postdate.wire.requests import ClientRequest
 
 _FIRST_RETRY_LEVEL = 3  # 10 s by default; each further retry is one level later
 
@@ -112,7 +113,9 @@ class Consumers:
     def notify(self, groups: set[str]) -> None:
         """Tells every member of these groups that their company has changed, so that they share out anew."""
         for group in groups:
-            notice = Command(codes.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group}, flag=codes.FLAG_ONEWAY)
+            notice = Command(
+                ClientRequest.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group}, flag=codes.FLAG_ONEWAY
+            )
             frame, members = encode(notice), self._members.of(group)
             for connection in {member.link for member in members}:
                 connection.notify(frame)

@@ -23,7 +23,7 @@ from postdate.state.topics import PERM_READ, Topic
 from postdate.wire import codes
 from postdate.wire.bodies import parse_subscription
 from postdate.wire.frame import JSON, Command, framed, plain_text, reply, shown
-from postdate.wire.requests import REQUESTS, values
+from postdate.wire.requests import REQUESTS
 
 _CODES = {
     PullStatus.FOUND: codes.SUCCESS,
@@ -322,7 +322,7 @@ def _ask(command: Command) -> _Ask:
 
 
 def _ask_by_table(command: Command) -> _Ask:
-    asked = values(REQUESTS[command.code], command.fields)
+    asked = REQUESTS[command.code].read_fields(command.fields)
     return _Ask(
         asked["consumerGroup"], asked["topic"], asked["queueId"], asked["queueOffset"], asked["maxMsgNums"],
         asked["sysFlag"], asked["commitOffset"], asked["suspendTimeoutMillis"], asked["maxMsgBytes"],

@@ -41,10 +41,8 @@ from postdate.server.sessions.table import Table, Truth
 from postdate.wire import bodies, codes
 from postdate.wire.frame import JSON, Command, framed, reply
 from postdate.wire.ids import RecallHandle, encode_recall_handle, message_id, parse_recall_handle
-from postdate.wire.requests import REQUESTS, values
-from postdate.wire.sends import decode_send
+from postdate.wire.requests import REQUESTS, Request, decode_send
 
-SEND_CODES = frozenset({codes.SEND_MESSAGE, codes.SEND_MESSAGE_V2, codes.SEND_BATCH_MESSAGE})
 _REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 # msgId, queueId, queueOffset, transactionId, for a timed one its recall handle, opaque
 _SENT_TIMED = (
@@ -159,12 +157,12 @@ class Producers:
         return message._replace(queue_id=message.queue_id % topic.write_queue_count)
 
     def _make_topic(self, command: Command, message: Message) -> None:
-        asked = values(REQUESTS[command.code], command.fields)["defaultTopicQueueNums"]
+        asked = REQUESTS[command.code].read_fields(command.fields)["defaultTopicQueueNums"]
         self._birth.topic(message.topic, asked)
 
     def _message(self, connection: Connection, command: Command) -> Message:
         """The message of a send, read leniently. Raises ProtocolError that names the field that cannot be read."""
-        asked = values(REQUESTS[command.code], command.fields)
+        asked = REQUESTS[command.code].read_fields(command.fields)
         message = Message(
             asked["topic"],
             command.body,
@@ -196,7 +194,7 @@ class Producers:
         Past the limit it is a dead letter.
         """
         group = message.topic.removeprefix(RETRY_TOPIC_PREFIX)
-        asked = values(REQUESTS[command.code], command.fields)["maxReconsumeTimes"]
+        asked = REQUESTS[command.code].read_fields(command.fields)["maxReconsumeTimes"]
         if message.reconsume_times <= retry_times_max(self._broker, group, asked):
             return message
         topic = self._birth.dead_letter_topic(group)
@@ -428,7 +426,7 @@ def _is_batch(command: Command) -> bool:
     """By its code or, as the C++ client has it, by a flag of the others."""
     fields = command.fields
     said = fields.get("batch", fields.get("m"))
-    return command.code == codes.SEND_BATCH_MESSAGE or said not in (None, "", "false", "0", 0)
+    return command.code == Request.SEND_BATCH_MESSAGE or said not in (None, "", "false", "0", 0)
 
 
 def without_delay(properties: bytes) -> dict[str, str]:
