@@ -10,24 +10,52 @@ A read is handled in one go and answered in one write. Nothing is read from a cl
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
+from postdate.config import Settings
 from postdate.errors import ProtocolError
 from postdate.message import LOOPBACK, Host
 from postdate.server.address import Address
 from postdate.wire.frame import Frames
 from postdate.wire.ids import host_of, host_text, id_prefix
 
-if TYPE_CHECKING:
-    from postdate.server.dispatch import Service
+
+class Handler(Protocol):
+    """What a connection needs of its server: the dispatcher is one."""
+
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def address(self) -> Address: ...
+
+    def welcome(self, connection: "Connection") -> bool:
+        """Returns whether there is room for one more connection."""
+        ...
+
+    def farewell(self, connection: "Connection") -> None:
+        """Forgets a connection that has ended."""
+        ...
+
+    def handle(self, connection: "Connection", frames: list[bytes]) -> int:
+        """Handles requests in order; returns how many it has handled."""
+        ...
+
+    def note_unfinished(self, size: int) -> None:
+        """Counts the bytes of a read that completed no frame."""
+        ...
+
+    def complain(self, text: str, *details: object) -> None:
+        """Logs a line about a peer, unless there are too many."""
+        ...
 
 
 class Connection(asyncio.Protocol):
-    """Made by the listening socket for each client. Belongs to one service."""
+    """One client. The listening socket makes one for each client that connects."""
 
-    def __init__(self, service: "Service") -> None:
-        self._service = service
-        settings = service.settings
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        settings = handler.settings
         self._write_buffer_bytes_max = settings.write_buffer_bytes_max
         self._frames = Frames(settings.frame_bytes_max)
         self._in_flight_max = settings.in_flight_max
@@ -45,7 +73,7 @@ class Connection(asyncio.Protocol):
         self.heard_at_ns = 0
         self.paused_at_ns: int | None = None
         self.host: Host = LOOPBACK
-        self._is_reached_at(service.address, "")
+        self._is_reached_at(handler.address, "")
 
     # -- called by the loop -------------------------------------------------------------------------------------
 
@@ -56,8 +84,8 @@ class Connection(asyncio.Protocol):
         peer, local = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         if peer and local:  # a client may be gone before it was taken
             self.host = host_of(*peer[:2])
-            self._is_reached_at(self._service.address, local[0])
-        if not self._service.welcome(self):
+            self._is_reached_at(self._handler.address, local[0])
+        if not self._handler.welcome(self):
             self.close()
 
     def _is_reached_at(self, address: Address, local_address: str) -> None:
@@ -72,7 +100,7 @@ class Connection(asyncio.Protocol):
             self.is_heard = True
             self._take(frames)
         else:
-            self._service.connections.note_unfinished(len(data))
+            self._handler.note_unfinished(len(data))
         if self._frames.error is not None:
             self._fail_if_done(self._frames.error)
 
@@ -86,7 +114,7 @@ class Connection(asyncio.Protocol):
             return
         self._is_lost = True
         self._backlog.clear()
-        self._service.farewell(self)
+        self._handler.farewell(self)
 
     def pause_writing(self) -> None:
         self._is_paused = True
@@ -104,7 +132,7 @@ class Connection(asyncio.Protocol):
         if self._is_paused or self._backlog:
             self._backlog.extend(frames)
             return
-        handled = self._service.handle(self, frames)
+        handled = self._handler.handle(self, frames)
         if handled < len(frames) and self._is_open:
             self._backlog.extend(frames[handled:])
             self._read_or_not()
@@ -180,7 +208,7 @@ class Connection(asyncio.Protocol):
         """The peer does not speak our protocol: this connection ends, with one line in the log."""
         self._backlog.clear()
         if self._is_open:
-            self._service.connections.complain("closing the connection of %s: %s", host_text(self.host), error)
+            self._handler.complain("closing the connection of %s: %s", host_text(self.host), error)
             self.close()
 
     def stop_reading(self) -> None:

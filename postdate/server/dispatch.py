@@ -151,6 +151,12 @@ class Service:
             self._table_reader.drop(connection)
             self.questions.drop(connection)
 
+    def note_unfinished(self, size: int) -> None:
+        self.connections.note_unfinished(size)
+
+    def complain(self, text: str, *details: object) -> None:
+        self.connections.complain(text, *details)
+
     # -- requests -----------------------------------------------------------------------------------------------
 
     def handle(self, connection: Connection, frames: list[bytes]) -> int:
