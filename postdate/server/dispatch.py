@@ -1,4 +1,4 @@
-"""The service: which request goes to whom. One table, one loop over the frames of a read, one write of the answers."""
+"""Which object answers which request: one table, one loop over the frames of a read, one write of the answers."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,43 +12,35 @@ from postdate.server.answers import refusal
 from postdate.server.connection import Connection
 from postdate.server.connections import Connections
 from postdate.server.pulse import Pulse
-from postdate.server.requests.assignments import Assignments
-from postdate.server.requests.auto_creation import Birth
-from postdate.server.requests.clients import Clients
 from postdate.server.requests.find import Lookups
-from postdate.server.requests.group import Consumers
+from postdate.server.requests.group import Groups
 from postdate.server.requests.jobs import Jobs
-from postdate.server.requests.messages import Messages
 from postdate.server.requests.pending import Pending
 from postdate.server.requests.pipeline import Pipelines
 from postdate.server.requests.pop import Pops
-from postdate.server.requests.progress import Progress
 from postdate.server.requests.pull import Pulls
+from postdate.server.requests.recall import Recalls
 from postdate.server.requests.route import Routes
-from postdate.server.requests.send import Producers
+from postdate.server.requests.send import Sends
 from postdate.server.requests.status import Status
-from postdate.server.requests.topic import Admin
-from postdate.server.sessions.members import Members
-from postdate.server.sessions.meter import Meter
-from postdate.server.sessions.offsets import Offsets
-from postdate.server.sessions.questions import Questions
-from postdate.server.sessions.relays import Relays
-from postdate.server.sessions.senders import Senders
-from postdate.server.sessions.table import Table
+from postdate.server.requests.tools import Tools
+from postdate.server.requests.topic import AutoCreation, Topics
+from postdate.server.sessions import Sessions
 from postdate.server.tasks import Tasks
 from postdate.wire import codes
 from postdate.wire.frame import HEADER_AT, Command, decode, header_end, reply
 from postdate.wire.requests import END_TRANSACTION, REQUESTS, Request
 
-Handler = Callable[[Connection, Command, Mapping[str, Any]], bytes | None]
-# Sends and pulls have ways of their own: the sends of a read become one batch, and a pull reads its fields itself.
+Method = Callable[[Connection, Command, Mapping[str, Any]], bytes | None]
+# Sends and pulls have paths of their own: the sends of a read become one batch, and a pull reads its fields itself.
 _SEND_CODES = frozenset(int(request) for request in Request if request.handler == "send.collect")
 _PULL_CODES = frozenset(int(request) for request in Request if request.handler == "pull.pull")
-_WRITE_BYTES = 1 << 20  # answers of one read are written when they have come to this
+_WRITE_BYTES = 1 << 20  # answers of one read are written when they have grown to this
+_NESTED = "the request is nested too deeply to be read"
 
 
 class _Answers:
-    """The answers of one read, written together; before that only where they have become much."""
+    """The answers of one read, written together; earlier only where they have grown large."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -56,7 +48,7 @@ class _Answers:
         self._size = 0
 
     def add(self, frame: bytes | None) -> bool:
-        """Takes an answer in, if there is one; returns whether the client cannot take any more for now."""
+        """Adds an answer, if there is one; returns whether the client takes no more for now."""
         if frame is None:
             return False
         self._frames.append(frame)
@@ -72,84 +64,78 @@ class _Answers:
             self._frames, self._size = [], 0
 
 
-class Service:
-    """Everything that one broker answers. One for all listening sockets."""
+class Dispatcher:
+    """Hands every request to the object that answers it. One serves all listening sockets of a broker."""
 
     def __init__(self, broker: Broker, clock: Clock, address: Address) -> None:
         self._broker = broker
-        self.address = address
+        self._fold = broker.fold
         self._clock = clock
         self._turn_ns = broker.settings.turn_ms_max * 1_000_000
+        self.address = address
         self.connections = Connections(broker, clock)
-        offsets = Offsets(broker)
-        members, senders = Members[Connection](broker), Senders[Connection](broker)
-        birth, tasks = Birth(broker, clock), Tasks(broker, "counts_max")
-        self._meter = Meter(broker, clock.elapsed_ns())
-        self.pulls = Pulls(broker, offsets, members, birth, self._meter)
-        self._fold = broker.fold
-        self.pulse = Pulse(broker, clock, self._wake)
-        self.pops = Pops(broker, clock, self.pulse, self.pulls, birth, self._meter)
-        self._assignments = Assignments(broker, clock, birth, members)
-        self.questions = Questions()
-        self._table_reader = Table(broker, self.questions)
-        self._producers = Producers(broker, clock, self.pulse, birth, self._table_reader)
-        self.consumers = Consumers(broker, clock, self.pulse, self.pulls, birth, members, senders, offsets)
-        self.admin = Admin(broker, clock, offsets, birth, self._meter, tasks)
-        self._pending = Pending(broker, clock, self._table_reader, tasks)
-        self._routes = Routes(broker, birth)
-        relays = Relays(broker, self.questions)
-        self._clients = Clients(broker, clock, members, senders, offsets, relays, tasks)
-        self._progress = Progress(
-            broker, clock, self.pulse, self.pulls, self.pops, members, offsets, self._meter, tasks
-        )
-        self._messages = Messages(broker)
-        self._pipelines = Pipelines(broker, clock, self.pulse, tasks)
-        self._jobs = Jobs(broker, clock, tasks, self._pipelines.settled)
-        self.status = Status(broker, clock, self._meter, self._counts, self._pipelines.last_reports)
-        self._lookups = Lookups(broker)
-        self._handlers = _find_handlers(
+        self.sessions = sessions = Sessions(broker, clock.elapsed_ns())
+        self.pulse = pulse = Pulse(broker, clock, self._wake)
+        creation, tasks = AutoCreation(broker, clock), Tasks(broker, "counts_max")
+        recalls = Recalls(broker, clock, pulse, sessions.table)
+        topics = Topics(broker, clock, sessions)
+        self.sends = Sends(broker, pulse, creation, recalls)
+        self.pulls = Pulls(broker, sessions, creation)
+        self.pops = Pops(broker, clock, pulse, self.pulls, creation, sessions.meter)
+        self.groups = Groups(broker, clock, pulse, sessions, creation, topics, self.pulls)
+        self.pipelines = Pipelines(broker, clock, pulse, tasks)
+        self.status = Status(broker, clock, sessions.meter, self._counts, self.pipelines.last_reports)
+        self._methods = _find_methods(
             {
-                "send": self._producers, "consumers": self.consumers, "assignments": self._assignments,
-                "pop": self.pops, "topic": self.admin, "route": self._routes, "find": self._lookups,
-                "messages": self._messages, "clients": self._clients, "progress": self._progress,
-                "pending": self._pending, "status": self.status, "pipeline": self._pipelines,
-                "table": self._table_reader, "jobs": self._jobs,
+                "recall": recalls,
+                "pop": self.pops,
+                "group": self.groups,
+                "topic": topics,
+                "route": Routes(broker, creation),
+                "find": Lookups(broker),
+                "pending": Pending(broker, clock, sessions.table, tasks),
+                "tools": Tools(broker, clock, pulse, sessions, self.pulls, self.pops, tasks),
+                "status": self.status,
+                "pipeline": self.pipelines,
+                "jobs": Jobs(broker, clock, tasks, self.pipelines.settled),
+                "table": sessions.table,
             }
-        )  # fmt: skip
+        )
 
     def _wake(self) -> None:
-        """After a flush: whoever waits for messages is given what has come."""
+        """Gives what has become visible to the consumers that wait for it. The pulse calls it after a flush."""
         fold = self._fold
         if not (fold.grown or fold.pops.freed or fold.pops.spent):
             return
         grown = set(fold.grown)
         fold.grown.clear()
-        self._meter.grew(grown)
+        self.sessions.meter.grew(grown)
         self.pulls.wake(grown)
         self.pops.wake(grown)
 
-    @property
-    def settings(self) -> Settings:
-        """As they are at this moment."""
-        return self._broker.settings
-
     def _counts(self) -> Mapping[str, int]:
-        """What operators are told about the server itself."""
+        """Returns the figures of the server itself, for operators."""
         return {"connections": len(self.connections), "held_pulls": self.pulls.held_count}
 
     # -- connections --------------------------------------------------------------------------------------------
 
+    @property
+    def settings(self) -> Settings:
+        """The settings at this moment: some change while the broker runs."""
+        return self._broker.settings
+
     def welcome(self, connection: Connection) -> bool:
-        """Whether there is room for one more."""
+        """Returns whether there is room for one more connection."""
         return self.connections.add(connection)
 
     def farewell(self, connection: Connection) -> None:
+        """Forgets a connection that has ended, and all that waits for its client."""
         if self.connections.remove(connection):
             self.pulls.drop(connection)
             self.pops.drop(connection)
-            self.consumers.drop(connection)
-            self._table_reader.drop(connection)
-            self.questions.drop(connection)
+            self.groups.drop(connection)
+            self.sessions.table.drop(connection)
+            self.sessions.questions.drop(connection)
 
     def note_unfinished(self, size: int) -> None:
         self.connections.note_unfinished(size)
@@ -160,26 +146,27 @@ class Service:
     # -- requests -----------------------------------------------------------------------------------------------
 
     def handle(self, connection: Connection, frames: list[bytes]) -> int:
-        """Handles the requests of a read, in order; returns how many. Fewer than all where the client does not read
-        its answers, sent what cannot be read, or has had its turn: what waits for the disk here, as making a topic
-        does, keeps everybody waiting.
+        """Handles the requests of a read, in order; returns how many it has handled.
 
-        Each request is done with before the next is looked at: what is made for it is small and dies young, which is
-        a quarter faster than doing all of a read step by step.
+        It stops early where the client does not read its answers or sent a frame that cannot be read, and where its
+        turn is over: a request that waits for the disk here, as creating a topic does, keeps all others waiting.
+
+        Each request is finished before the next is read: its objects are small and die young, which is a quarter
+        faster than taking all requests of a read through one step after the other.
         """
-        producers, answers = self._producers, _Answers(connection)
+        sends, answers = self.sends, _Answers(connection)
         now_ms = self._clock.now_ms()
         handled = turn_end_ns = 0
         try:
             for frame in frames:
                 handled += 1
-                if producers.collect_usual(connection, frame, now_ms):
+                if sends.collect_usual(connection, frame, now_ms):
                     continue
-                command = self._decoded(frame)
+                command = self._decode(frame)
                 if command.code in _SEND_CODES:
-                    producers.collect(connection, command, now_ms)
+                    sends.collect(connection, command, now_ms)
                     continue
-                producers.write(connection, now_ms)
+                sends.write(connection, now_ms)
                 if answers.add(self._answer(connection, command)):
                     break
                 at_ns = self._clock.elapsed_ns()
@@ -191,60 +178,55 @@ class Service:
         except RecursionError:
             connection.fail(ProtocolError(_NESTED))
         finally:
-            # Even after a mistake of ours: what is left collected would be answered to the next connection.
-            producers.write(connection, now_ms)
+            # Even after a mistake of ours: sends that stay collected would be answered to the next connection.
+            sends.write(connection, now_ms)
             self.pops.write()
             answers.write()
             self.pulse.nudge()
         return handled
 
-    def _decoded(self, frame: bytes) -> Command:
-        """Raises ProtocolError, also for a header that is so long that others would wait for us to read it."""
+    def _decode(self, frame: bytes) -> Command:
+        """Raises ProtocolError, also for a header so long that reading it would keep all others waiting."""
         header_bytes, limit = header_end(frame) - HEADER_AT, self._broker.settings.json_bytes_max
         if header_bytes > limit:
             raise ProtocolError(f"json_bytes_max: a header of {header_bytes} bytes, the limit is {limit}")
         return decode(frame)
 
     def _answer(self, connection: Connection, command: Command) -> bytes | None:
-        """The answer to a request that is not a send; None where it comes later, or not at all."""
+        """Returns the answer to a request that is not a send; None where it comes later, or not at all."""
         if command.is_response:
-            self.questions.answered(connection, command)  # or to a notice: clients answer some although they need not
+            # To a question of ours or to a notice, which some clients answer although they need not.
+            self.sessions.questions.take_answer(connection, command)
             return None
         try:
             if command.code in _PULL_CODES:
                 answer = self.pulls.pull(connection, command)
             else:
-                answer = self._dispatch(connection, command)
+                answer = self._call(connection, command)
         except (PostdateError, OSError) as error:
             answer = refusal(command, error)
         except RecursionError:  # a value that is a thousand lists deep cannot even be shown in a sentence
             answer = refusal(command, ProtocolError(_NESTED))
         return None if command.is_oneway else answer
 
-    def _dispatch(self, connection: Connection, command: Command) -> bytes | None:
-        handler = self._handlers.get(command.code)
-        if handler is None:
-            return reply(command, codes.REQUEST_CODE_NOT_SUPPORTED, remark=_unknown(command.code))
-        if len(command.body) > self._broker.settings.json_bytes_max:  # no handler of the table takes anything but JSON
+    def _call(self, connection: Connection, command: Command) -> bytes | None:
+        method = self._methods.get(command.code)
+        if method is None:
+            remark = f"request code {command.code} is not supported"
+            if command.code == END_TRANSACTION:
+                remark = "transactions are not supported"
+            return reply(command, codes.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
+        if len(command.body) > self._broker.settings.json_bytes_max:  # all bodies are JSON, sends apart
             size, limit = len(command.body), self._broker.settings.json_bytes_max
             raise ProtocolError(f"json_bytes_max: the body has {size} bytes, the limit is {limit}")
-        return handler(connection, command, REQUESTS[command.code].read_fields(command.fields))
+        return method(connection, command, REQUESTS[command.code].read_fields(command.fields))
 
 
-def _find_handlers(objects: Mapping[str, object]) -> dict[int, Handler]:
-    """Returns the method that answers each request, by code, as the table of requests names it."""
-    handlers: dict[int, Handler] = {}
+def _find_methods(objects: Mapping[str, object]) -> dict[int, Method]:
+    """Returns by code the method that answers each request, as its row in wire/requests.py names it."""
+    methods: dict[int, Method] = {}
     for request in Request:
         if request not in _SEND_CODES | _PULL_CODES:
             owner, _, method = request.handler.partition(".")
-            handlers[int(request)] = getattr(objects[owner], method)
-    return handlers
-
-
-_NESTED = "what was sent is nested too deeply to be read"
-
-
-def _unknown(code: int) -> str:
-    if code == END_TRANSACTION:
-        return "transactions are not supported"
-    return f"request code {code} is not supported"
+            methods[int(request)] = getattr(objects[owner], method)
+    return methods

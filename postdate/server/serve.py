@@ -23,7 +23,7 @@ from postdate.server.address import Address
 from postdate.server.children import Parts
 from postdate.server.connection import Connection
 from postdate.server.connections import SWEEP_MS
-from postdate.server.dispatch import Service
+from postdate.server.dispatch import Dispatcher
 from postdate.server.sessions.meter import TICK_MS
 from postdate.storage.disk import RealDisk
 from postdate.wire.ids import address_text
@@ -48,7 +48,7 @@ class Server:
         self._clock = clock
         self._listeners: list[asyncio.Server] = []
         self._timers: list[asyncio.Task[None]] = []
-        self._service: Service | None = None
+        self._dispatcher: Dispatcher | None = None
         self.route_address = self.broker_address = ""
         self.vip_address: str | None = None
 
@@ -57,8 +57,8 @@ class Server:
         settings = self.broker.settings
         address = Address(settings)
         await address.resolve()
-        self._service = service = Service(self.broker, self._clock, address)
-        service.pulse.start()
+        self._dispatcher = dispatcher = Dispatcher(self.broker, self._clock, address)
+        dispatcher.pulse.start()
         try:
             self.broker_address = await self._listen("broker_port", settings.broker_port)
             address.broker_port = int(self.broker_address.rpartition(":")[2])
@@ -69,16 +69,16 @@ class Server:
         except BaseException:
             await self.stop()
             raise
-        self._timers.append(asyncio.get_running_loop().create_task(self._sweep(service)))
-        self._every(_EXPIRE_EVERY_MS, service.consumers.expire)
-        self._every(_EXPIRE_EVERY_MS, service.pops.tick)
-        self._every(TICK_MS, service.status.tick)
-        self._every(settings.offsets_interval_ms, service.consumers.write_offsets)
+        self._timers.append(asyncio.get_running_loop().create_task(self._sweep(dispatcher)))
+        self._every(_EXPIRE_EVERY_MS, dispatcher.groups.expire)
+        self._every(_EXPIRE_EVERY_MS, dispatcher.pops.tick)
+        self._every(TICK_MS, dispatcher.status.tick)
+        self._every(settings.offsets_interval_ms, dispatcher.groups.write_offsets)
 
     async def _listen(self, name: str, port: int) -> str:
-        assert self._service is not None
+        assert self._dispatcher is not None
         settings = self.broker.settings
-        make = partial(Connection, self._service)
+        make = partial(Connection, self._dispatcher)
         try:
             listener = await asyncio.get_running_loop().create_server(make, settings.host, port, backlog=_BACKLOG)
         except OSError as error:
@@ -87,10 +87,10 @@ class Server:
         host, bound = listener.sockets[0].getsockname()[:2]
         return address_text(host, bound)
 
-    async def _sweep(self, service: Service) -> None:
+    async def _sweep(self, dispatcher: Dispatcher) -> None:
         while True:
             await asyncio.sleep(SWEEP_MS / 1_000)
-            for _ in service.connections.sweep():
+            for _ in dispatcher.connections.sweep():
                 await asyncio.sleep(0)
 
     def _every(self, interval_ms: int, work: Callable[[], None]) -> None:
@@ -106,13 +106,13 @@ class Server:
 
     def show_parts(self, parts: Mapping[str, str]) -> None:
         """Has operators told how it is with what runs beside the broker: by name a sentence, read whenever one asks."""
-        assert self._service is not None
-        self._service.status.parts = parts
+        assert self._dispatcher is not None
+        self._dispatcher.status.parts = parts
 
     def ring(self) -> None:
         """Fires what is due by the clock: for a clock that is moved by hand."""
-        assert self._service is not None
-        self._service.pulse.ring()
+        assert self._dispatcher is not None
+        self._dispatcher.pulse.ring()
 
     async def stop(self, spent_ms: int = 0) -> None:
         """Takes no more connections, answers what was written, and lets the clients go. What was spent on stopping
@@ -122,27 +122,27 @@ class Server:
             listener.close()
         for timer in self._timers:
             timer.cancel()
-        if self._service is None:
+        if self._dispatcher is None:
             return
-        service = self._service
-        for connection in service.connections:
+        dispatcher = self._dispatcher
+        for connection in dispatcher.connections:
             connection.stop_reading()
-        service.pulls.release_all()
-        service.pops.release_all()
-        service.consumers.write_offsets()
-        await service.pulse.stop()
-        service.questions.release_all()
-        for connection in list(service.connections):
+        dispatcher.pulls.release_all()
+        dispatcher.pops.release_all()
+        dispatcher.groups.write_offsets()
+        await dispatcher.pulse.stop()
+        dispatcher.sessions.questions.release_all()
+        for connection in list(dispatcher.connections):
             connection.close()  # what is written to it is still sent
         limit_ms = self.broker.settings.shutdown_ms
-        await self._drained(service, max(limit_ms - spent_ms, min(limit_ms, _DRAIN_MS_MIN)))
+        await self._drained(dispatcher, max(limit_ms - spent_ms, min(limit_ms, _DRAIN_MS_MIN)))
 
-    async def _drained(self, service: Service, limit_ms: int) -> None:
+    async def _drained(self, dispatcher: Dispatcher, limit_ms: int) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_ms / 1_000):
-                while service.connections:
+                while dispatcher.connections:
                     await asyncio.sleep(0.005)
-        for connection in list(service.connections):
+        for connection in list(dispatcher.connections):
             connection.abort()
 
 

@@ -105,51 +105,51 @@ class Request(enum.IntEnum):
     PULL_MESSAGE = _Row(11, "pull.pull", _PULL, _PULLED, answer_body="records")
     LITE_PULL_MESSAGE = _Row(361, "pull.pull", _PULL, _PULLED, answer_body="records")
     QUERY_CONSUMER_OFFSET = _Row(
-        14, "consumers.query_offset", (*_GROUP_QUEUE, _may("setZeroIfNotFound", True, _FLAG)), ("offset",),
+        14, "group.query_offset", (*_GROUP_QUEUE, _may("setZeroIfNotFound", True, _FLAG)), ("offset",),
     )
-    UPDATE_CONSUMER_OFFSET = _Row(15, "consumers.update_offset", (*_GROUP_QUEUE, _must("commitOffset", _NUMBER)))
+    UPDATE_CONSUMER_OFFSET = _Row(15, "group.commit_offset", (*_GROUP_QUEUE, _must("commitOffset", _NUMBER)))
     SEARCH_OFFSET_BY_TIMESTAMP = _Row(
-        29, "consumers.search_offset", (*_QUEUE, _must("timestamp", _NUMBER), _may("boundaryType", "LOWER")),
+        29, "topic.search_offset", (*_QUEUE, _must("timestamp", _NUMBER), _may("boundaryType", "LOWER")),
         ("offset",),
     )
-    GET_MAX_OFFSET = _Row(30, "consumers.max_offset", _QUEUE, ("offset",))
-    GET_MIN_OFFSET = _Row(31, "consumers.min_offset", _QUEUE, ("offset",))
-    GET_EARLIEST_MSG_STORETIME = _Row(32, "consumers.earliest_time", _QUEUE, ("timestamp",))
-    VIEW_MESSAGE_BY_ID = _Row(33, "find.view", (_must("offset", _NUMBER),), answer_body="one record")
+    GET_MAX_OFFSET = _Row(30, "topic.get_max_offset", _QUEUE, ("offset",))
+    GET_MIN_OFFSET = _Row(31, "topic.get_min_offset", _QUEUE, ("offset",))
+    GET_EARLIEST_MSG_STORETIME = _Row(32, "topic.get_earliest_time", _QUEUE, ("timestamp",))
+    VIEW_MESSAGE_BY_ID = _Row(33, "find.view_message", (_must("offset", _NUMBER),), answer_body="one record")
     QUERY_MESSAGE = _Row(
-        12, "find.query",
+        12, "find.query_messages",
         (_must("topic"), _must("key"), _may("maxNum", 32, _NUMBER), _may("beginTimestamp", 0, _NUMBER),
          _may("endTimestamp", None, _NUMBER), _may("_UNIQUE_KEY_QUERY", False, _FLAG), _may("indexType")),
         ("indexLastUpdateTimestamp", "indexLastUpdatePhyoffset"), answer_body="records",
     )
     HEART_BEAT = _Row(
-        34, "consumers.heart_beat", (), ("IS_SUPPORT_HEART_BEAT_V2", "IS_SUB_CHANGE"),
+        34, "group.take_heartbeat", (), ("IS_SUPPORT_HEART_BEAT_V2", "IS_SUB_CHANGE"),
         "JSON: client, its groups and subscriptions",
     )
     UNREGISTER_CLIENT = _Row(
-        35, "consumers.unregister", (_must("clientID"), _may("producerGroup"), _may("consumerGroup")),
+        35, "group.unregister", (_must("clientID"), _may("producerGroup"), _may("consumerGroup")),
     )
     CONSUMER_SEND_MSG_BACK = _Row(
-        36, "consumers.send_back",
+        36, "group.send_back",
         (_must("group"), _must("offset", _NUMBER), _may("delayLevel", 0, _NUMBER), _may("originMsgId"),
          _may("originTopic"), _may("maxReconsumeTimes", None, _NUMBER)),
     )
     GET_CONSUMER_LIST_BY_GROUP = _Row(
-        38, "consumers.consumer_list", (_must("consumerGroup"),), answer_body="JSON: client ids",
+        38, "group.list_members", (_must("consumerGroup"),), answer_body="JSON: client ids",
     )
-    LOCK_BATCH_MQ = _Row(41, "consumers.lock", body="JSON: group, client, queues", answer_body="JSON: queues")
-    UNLOCK_BATCH_MQ = _Row(42, "consumers.unlock", body="JSON: group, client, queues")
-    CHECK_CLIENT_CONFIG = _Row(46, "consumers.check_subscription", body="JSON: a subscription")
+    LOCK_BATCH_MQ = _Row(41, "group.lock", body="JSON: group, client, queues", answer_body="JSON: queues")
+    UNLOCK_BATCH_MQ = _Row(42, "group.unlock", body="JSON: group, client, queues")
+    CHECK_CLIENT_CONFIG = _Row(46, "group.check_subscription", body="JSON: a subscription")
     RECALL_MESSAGE = _Row(
-        370, "send.recall",
+        370, "recall.recall",
         (_must("topic"), _may("producerGroup"), _may("recallHandle"), _may("key"), _may("due", 0, _NUMBER)),
         ("msgId", "outcome"),
     )
     QUERY_ASSIGNMENT = _Row(
-        400, "assignments.query", body="JSON: topic, group, client, strategy",
+        400, "group.assign_queues", body="JSON: topic, group, client, strategy",
         answer_body="JSON: queues and how to consume them",
     )
-    SET_MESSAGE_REQUEST_MODE = _Row(401, "assignments.set_mode", body="JSON: topic, group, PULL or POP")
+    SET_MESSAGE_REQUEST_MODE = _Row(401, "group.set_mode", body="JSON: topic, group, PULL or POP")
     POP_MESSAGE = _Row(
         200_050, "pop.pop",
         (_must("consumerGroup"), _must("topic"), _must("queueId", _NUMBER), _must("maxMsgNums", _NUMBER),
@@ -162,69 +162,72 @@ class Request(enum.IntEnum):
     ACK_MESSAGE = _Row(200_051, "pop.acknowledge", _POPPED)
     BATCH_ACK_MESSAGE = _Row(200_151, "pop.acknowledge_batch", body="JSON: groups, queues, offsets, pop times")
     CHANGE_MESSAGE_INVISIBLETIME = _Row(
-        200_053, "pop.change", (*_POPPED, _must("invisibleTime", _NUMBER)), ("popTime", "invisibleTime", "reviveQid"),
+        200_053, "pop.change_invisible_time", (*_POPPED, _must("invisibleTime", _NUMBER)),
+        ("popTime", "invisibleTime", "reviveQid"),
     )
-    GET_ROUTEINFO_BY_TOPIC = _Row(105, "route.route", (_must("topic"),), answer_body="JSON: a route")
+    GET_ROUTEINFO_BY_TOPIC = _Row(105, "route.get_route", (_must("topic"),), answer_body="JSON: a route")
     UPDATE_AND_CREATE_TOPIC = _Row(
-        17, "topic.put_topic",
+        17, "topic.put",
         (_must("topic"), _may("readQueueNums", 8, _NUMBER), _may("writeQueueNums", 8, _NUMBER),
          _may("perm", 6, _NUMBER), _may("attributes")),
     )
-    DELETE_TOPIC_IN_BROKER = _Row(215, "topic.delete_topic", (_must("topic"),), ("cancelled",))
-    GET_TOPIC_STATS_INFO = _Row(202, "topic.topic_stats", (_must("topic"),), answer_body="JSON: offsets by queue")
-    GET_ALL_TOPIC_LIST_FROM_NAMESERVER = _Row(206, "route.topic_list", answer_body="JSON: names of topics")
-    UPDATE_AND_CREATE_SUBSCRIPTIONGROUP = _Row(200, "topic.put_group", body="JSON: settings of a group")
-    GET_ALL_SUBSCRIPTIONGROUP_CONFIG = _Row(201, "topic.group_list", answer_body="JSON: settings of all groups")
-    DELETE_SUBSCRIPTIONGROUP = _Row(207, "topic.delete_group", (_must("groupName"),))
+    DELETE_TOPIC_IN_BROKER = _Row(215, "topic.delete", (_must("topic"),), ("cancelled",))
+    GET_TOPIC_STATS_INFO = _Row(202, "topic.get_stats", (_must("topic"),), answer_body="JSON: offsets by queue")
+    GET_ALL_TOPIC_LIST_FROM_NAMESERVER = _Row(206, "route.list_topics", answer_body="JSON: names of topics")
+    UPDATE_AND_CREATE_SUBSCRIPTIONGROUP = _Row(200, "group.put", body="JSON: settings of a group")
+    GET_ALL_SUBSCRIPTIONGROUP_CONFIG = _Row(201, "group.list_settings", answer_body="JSON: settings of all groups")
+    DELETE_SUBSCRIPTIONGROUP = _Row(207, "group.delete", (_must("groupName"),))
     GET_CONSUME_STATS = _Row(
-        208, "progress.of_group", (_must("consumerGroup"), _may("topic")), answer_body="JSON: offsets by queue",
+        208, "tools.get_progress", (_must("consumerGroup"), _may("topic")), answer_body="JSON: offsets by queue",
     )
-    GET_TOPIC_CONFIG = _Row(351, "topic.topic_settings", (_must("topic"),), answer_body="JSON: a topic")
+    GET_TOPIC_CONFIG = _Row(351, "topic.get_settings", (_must("topic"),), answer_body="JSON: a topic")
     DELETE_TOPIC_IN_NAMESRV = _Row(216, "route.forget_topic", (_must("topic"),))
-    GET_BROKER_CLUSTER_INFO = _Row(106, "route.cluster", answer_body="JSON: clusters and their brokers")
+    GET_BROKER_CLUSTER_INFO = _Row(106, "route.get_cluster", answer_body="JSON: clusters and their brokers")
     WIPE_WRITE_PERM_OF_BROKER = _Row(205, "route.wipe_write", (_must("brokerName"),), ("wipeTopicCount",))
     ADD_WRITE_PERM_OF_BROKER = _Row(327, "route.add_write", (_must("brokerName"),), ("addTopicCount",))
     GET_KV_CONFIG = _Row(101, "route.get_value", (_must("namespace"), _must("key")))
     DELETE_KV_CONFIG = _Row(102, "route.delete_value", (_must("namespace"), _must("key")))
-    GET_NAMESRV_CONFIG = _Row(319, "status.settings", answer_body="lines of name=value")
+    GET_NAMESRV_CONFIG = _Row(319, "status.get_settings", answer_body="lines of name=value")
     UPDATE_BROKER_CONFIG = _Row(25, "status.change_settings", body="lines of name=value")
-    GET_BROKER_CONFIG = _Row(26, "status.settings", (), ("version",), answer_body="lines of name=value")
-    GET_BROKER_RUNTIME_INFO = _Row(28, "status.figures", answer_body="JSON: names and values")
+    GET_BROKER_CONFIG = _Row(26, "status.get_settings", (), ("version",), answer_body="lines of name=value")
+    GET_BROKER_RUNTIME_INFO = _Row(28, "status.get_figures", answer_body="JSON: names and values")
     VIEW_BROKER_STATS_DATA = _Row(
-        315, "status.rates", (_must("statsName"), _must("statsKey")),
+        315, "status.get_rates", (_must("statsName"), _must("statsKey")),
         answer_body="JSON: counts of a minute, an hour and a day",
     )
     GET_CONSUMER_CONNECTION_LIST = _Row(
-        203, "clients.consumers", (_must("consumerGroup"),), answer_body="JSON: members and subscriptions",
+        203, "tools.list_consumers", (_must("consumerGroup"),), answer_body="JSON: members and subscriptions",
     )
     GET_PRODUCER_CONNECTION_LIST = _Row(
-        204, "clients.producers", (_must("producerGroup"),), answer_body="JSON: producers",
+        204, "tools.list_producers", (_must("producerGroup"),), answer_body="JSON: producers",
     )
-    GET_ALL_PRODUCER_INFO = _Row(328, "clients.all_producers", answer_body="JSON: producers by group")
-    QUERY_TOPIC_CONSUME_BY_WHO = _Row(300, "clients.readers", (_must("topic"),), answer_body="JSON: names of groups")
+    GET_ALL_PRODUCER_INFO = _Row(328, "tools.list_all_producers", answer_body="JSON: producers by group")
+    QUERY_TOPIC_CONSUME_BY_WHO = _Row(300, "tools.list_readers", (_must("topic"),), answer_body="JSON: names of groups")
     GET_CONSUMER_RUNNING_INFO = _Row(
-        307, "clients.running_info", (_must("consumerGroup"), _must("clientId"), _may("jstackEnable", False, _FLAG)),
+        307, "tools.relay_running_info",
+        (_must("consumerGroup"), _must("clientId"), _may("jstackEnable", False, _FLAG)),
         answer_body="what the client answers",
     )
     CONSUME_MESSAGE_DIRECTLY = _Row(
-        309, "clients.consume_directly", (_must("consumerGroup"), _must("clientId"), _must("msgId")),
+        309, "tools.relay_message", (_must("consumerGroup"), _must("clientId"), _must("msgId")),
         answer_body="what the client answers",
     )
     GET_BROKER_CONSUME_STATS = _Row(
-        317, "progress.of_all", (_may("isOrder", False, _FLAG),), answer_body="JSON: offsets by queue, of all groups",
+        317, "tools.get_all_progress", (_may("isOrder", False, _FLAG),),
+        answer_body="JSON: offsets by queue, of all groups",
     )
     INVOKE_BROKER_TO_RESET_OFFSET = _Row(
-        222, "progress.reset",
+        222, "tools.reset_offsets",
         (_must("group"), _must("topic"), _must("timestamp", _NUMBER), _may("queueId", -1, _NUMBER),
          _may("offset", None, _NUMBER)),
         answer_body="JSON: offsets by queue",
     )
     QUERY_CONSUME_QUEUE = _Row(
-        321, "messages.entries", (*_QUEUE, _must("index", _NUMBER), _must("count", _NUMBER), _may("consumerGroup")),
+        321, "find.list_entries", (*_QUEUE, _must("index", _NUMBER), _must("count", _NUMBER), _may("consumerGroup")),
         answer_body="JSON: entries of a queue",
     )
     GET_PENDING = _Row(
-        9_801, "pending.pending", (_may("topic"), _may("unit", "minute"), _may("limit", 100, _NUMBER)),
+        9_801, "pending.count", (_may("topic"), _may("unit", "minute"), _may("limit", 100, _NUMBER)),
         answer_body="JSON: what waits, by topic and by time",
     )
     GET_BULK_STATE = _Row(9_802, "pipeline.state", answer_body="JSON: where the pipeline is")
@@ -239,7 +242,7 @@ class Request(enum.IntEnum):
     )
     STAGE = _Row(9_805, "pipeline.stage", body="JSON: epoch, far, horizon, chunks, rows in and out")
     REPORT_BATCH = _Row(9_806, "pipeline.report", body="JSON: names and values, as the pipeline likes")
-    GET_STATUS = _Row(9_807, "status.overview", answer_body="JSON: broker, far queue, pipeline and parts")
+    GET_STATUS = _Row(9_807, "status.get_overview", answer_body="JSON: broker, far queue, pipeline and parts")
     ATTACH_TABLE = _Row(9_808, "table.attach")
     GET_CHUNKS = _Row(9_810, "pipeline.chunks", answer_body="JSON: staged chunks")
     GET_FORECAST = _Row(

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from postdate.clock import ManualClock
-from postdate.server.sessions import relays
+from postdate.server.sessions import questions
 from postdate.wire import codes
 from postdate.wire.frame import BINARY, Command, encode
 from postdate.wire.records import decode_records
@@ -85,7 +85,7 @@ def connections(answer: Command) -> list[dict[str, Any]]:
 
 def wait_until_gone(served: Served, peer: Peer, count: int) -> None:
     """A socket that was closed is noticed by the broker when it reads it."""
-    while served.call(lambda: len(served.service.connections)) > count:
+    while served.call(lambda: len(served.dispatcher.connections)) > count:
         peer.round_trip()
 
 
@@ -106,7 +106,7 @@ def test_producers_beyond_the_limit_are_not_kept_and_send_all_the_same(tmp_path:
         for _ in range(2):
             produce(peer, "p1", *(f"g{n}" for n in range(10)))
             served.pass_ms(100_000)
-            served.call(served.service.consumers.expire)
+            served.call(served.dispatcher.groups.expire)
         told = orjson.loads(peer.ask(Request.GET_ALL_PRODUCER_INFO).body)["data"]
         assert told.keys() == {"g0", "g1", "g2"}, "the second heartbeat has kept them"
         sent(peer, "orders")
@@ -116,7 +116,7 @@ def test_silent_producers_are_forgotten(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         produce(peer, "p1", "senders")
         served.pass_ms(120_001)
-        served.call(served.service.consumers.expire)
+        served.call(served.dispatcher.groups.expire)
         assert orjson.loads(peer.ask(Request.GET_ALL_PRODUCER_INFO).body) == {"data": {}}
 
 
@@ -176,7 +176,7 @@ def test_a_consumer_that_is_not_there_cannot_be_asked(tmp_path: Path, group: str
 
 
 def test_a_consumer_that_does_not_answer_is_answered_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relays, "_WAIT_S", 0.01)
+    monkeypatch.setattr(questions, "_RELAY_S", 0.01)
     with serving(tmp_path) as served, connected(served) as client, connected(served) as operator:
         heartbeat(client, "c1", {"orders": "*"})
         answer = operator.answer_to(ask_about(operator))

@@ -180,7 +180,7 @@ def bad_port(peer: Peer) -> int:
 
 
 def connections(served: Served) -> int:
-    return served.call(lambda: len(served.service.connections))
+    return served.call(lambda: len(served.dispatcher.connections))
 
 
 def test_a_connection_that_ends_within_a_frame_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -255,7 +255,7 @@ def test_a_pull_with_an_odd_field_is_answered_and_the_server_lives_on(
         peer.socket.sendall(raw_frame(command.code, command.opaque, {**texts(command.fields), **fields}))
         peer.answer_to(command.opaque)
         # Offsets that came with it are written as usual, with those of others.
-        served.call(served.service.consumers.write_offsets)
+        served.call(served.dispatcher.groups.write_offsets)
         assert read_bodies(peer, "orders") == ["hello"]
         assert warnings_of(caplog) == []
 
@@ -322,7 +322,7 @@ def test_a_client_that_does_not_read_its_answers_is_not_read_from_further(tmp_pa
             pulls = [pull_command(slow, "orders") for _ in range(PULLS)]
             slow.write(*pulls)
             other.round_trip()
-            connection = served.call(lambda: next(each for each in served.service.connections if each.is_paused))
+            connection = served.call(lambda: next(each for each in served.dispatcher.connections if each.is_paused))
             # What is written and what waits to be handled, together far less than what was asked for.
             transport = connection._transport
             assert transport is not None

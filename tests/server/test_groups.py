@@ -115,7 +115,7 @@ def test_a_client_that_has_come_back_by_another_connection_stays_when_the_old_on
         with connected(served) as old:
             joined(old, "c1")
             heartbeat(new, "c1", {"orders": "*"})
-        while served.call(lambda: len(served.service.connections)) > 1:
+        while served.call(lambda: len(served.dispatcher.connections)) > 1:
             new.round_trip()
         assert members(new) == ["c1"]
 
@@ -127,10 +127,10 @@ def test_a_member_that_is_silent_for_too_long_is_gone_and_the_others_are_told(tm
         joined(second, "c2", first)
         served.pass_ms(EXPIRY_MS)
         heartbeat(first, "c1", {"orders": "*"})
-        served.call(served.service.consumers.expire)
+        served.call(served.dispatcher.groups.expire)
         assert members(first) == ["c1", "c2"], "it has just been silent for as long as it may"
         served.pass_ms(1)
-        served.call(served.service.consumers.expire)
+        served.call(served.dispatcher.groups.expire)
         assert members(first) == ["c1"]
         expect_notice(first)
 
@@ -140,7 +140,7 @@ def test_a_clock_that_is_set_forward_makes_nobody_silent(tmp_path: Path) -> None
     with serving(tmp_path, clock) as served, connected(served) as peer:
         joined(peer, "c1")
         clock.step_ms(10 * EXPIRY_MS)
-        served.call(served.service.consumers.expire)
+        served.call(served.dispatcher.groups.expire)
         assert members(peer) == ["c1"]
 
 
@@ -249,7 +249,7 @@ def test_a_lock_that_is_not_renewed_expires(tmp_path: Path, swept: bool) -> None
     def passes(served: Served, span_ms: int) -> None:
         served.pass_ms(span_ms)
         if swept:
-            served.call(served.service.consumers.expire)
+            served.call(served.dispatcher.groups.expire)
 
     with serving(tmp_path, clock) as served, connected(served) as peer:
         assert lock(peer, "c1", 0, 1) == [0, 1]

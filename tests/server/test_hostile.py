@@ -131,7 +131,7 @@ def test_a_held_pull_does_not_hold_what_came_with_it(tmp_path: Path) -> None:
         command = pull_command(peer, "orders", wait_ms=LONG_POLL_MS)
         peer.write(command._replace(body=bytes(1 << 20)))
         peer.round_trip()
-        ((held,),) = served.call(lambda: list(served.service.pulls._held.values()))
+        ((held,),) = served.call(lambda: list(served.dispatcher.pulls._held.values()))
         assert (held.command.body, held.command.fields) == (b"", {})
         sent(peer, "orders", "woken")
         assert got(peer.answer_to(command.opaque)).bodies == ["woken"]
@@ -189,7 +189,7 @@ def test_an_answer_that_cannot_be_given_keeps_nobody_else_waiting(
 
         def commit() -> None:
             ticket = served.broker.commit_offsets(GROUP, [("orders", 0, 1)], served.clock.now_ms())
-            served.service.pulse.expect(next(iter(served.service.connections)), ticket, answer)
+            served.dispatcher.pulse.expect(next(iter(served.dispatcher.connections)), ticket, answer)
 
         served.call(commit)
         sent(peer, "orders", TIMER_DELAY_MS=5)
@@ -239,7 +239,7 @@ def test_when_the_fold_breaks_everybody_who_waits_is_told_and_the_alarm_is_silen
             assert peer.answer_to(opaque).code == codes.SERVICE_NOT_AVAILABLE
         for _ in range(3):
             served.pass_ms(1_000)
-        assert served.call(lambda: served.service.pulse._alarm.at_ms) == NEVER, "it would ring without end"
+        assert served.call(lambda: served.dispatcher.pulse._alarm.at_ms) == NEVER, "it would ring without end"
         errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
         assert len(errors) == 1, errors
 
@@ -258,7 +258,7 @@ def test_a_clock_that_is_set_back_does_not_prolong_the_pause_after_a_failed_fire
         sent(peer, "orders", "first", TIMER_DELAY_MS=1_000)
         served.call(lambda: _fail_next_fire(served))
         served.pass_ms(1_000)
-        pulse = served.service.pulse
+        pulse = served.dispatcher.pulse
         assert served.call(lambda: pulse._alarm.at_ms) == served.broker.retry_at_ms > T0 + 1_000
         clock.step_ms(-500_000)
         sent(peer, "orders", "second", TIMER_DELAY_MS=2_000)

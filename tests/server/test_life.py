@@ -36,7 +36,7 @@ from tests.support.serving import WAIT_S, Served, serving
 
 
 def alarm_at_ms(served: Served) -> int:
-    return served.call(lambda: served.service.pulse._alarm.at_ms)
+    return served.call(lambda: served.dispatcher.pulse._alarm.at_ms)
 
 
 # --------------------------------------------------------------------------------------------------------- stops
@@ -250,8 +250,8 @@ def test_a_server_rings_once_for_a_due_instant_and_is_silent_otherwise(tmp_path:
     with serving(tmp_path) as served, connected(served) as peer:
         make_topic(peer, "orders")
         rings = []
-        alarm = served.service.pulse._alarm
-        ring = served.service.pulse.ring
+        alarm = served.dispatcher.pulse._alarm
+        ring = served.dispatcher.pulse.ring
 
         def counted() -> None:
             rings.append(served.clock.now_ms())

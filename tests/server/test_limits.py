@@ -46,14 +46,14 @@ def messages_of(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) 
 
 
 def connections(served: Served) -> int:
-    return served.call(lambda: len(served.service.connections))
+    return served.call(lambda: len(served.dispatcher.connections))
 
 
 def sweep(served: Served, span_ms: int = 0) -> None:
     """Lets time pass, then does what the server does every second."""
     if span_ms:
         served.pass_ms(span_ms)
-    served.call(lambda: list(served.service.connections.sweep()))
+    served.call(lambda: list(served.dispatcher.connections.sweep()))
 
 
 def until(served: Served, holds: Callable[[], bool]) -> None:
@@ -71,7 +71,7 @@ def connection_of(served: Served, peer: Peer) -> Connection:
     port = peer.socket.getsockname()[1]
 
     def found() -> list[Connection]:
-        return [each for each in served.service.connections if each.host.port == port]
+        return [each for each in served.dispatcher.connections if each.host.port == port]
 
     until(served, lambda: bool(found()))
     return served.call(found)[0]
@@ -95,11 +95,11 @@ def test_one_address_cannot_take_all_connections(tmp_path: Path, caplog: pytest.
                 other = socket.socket()
                 other.bind(("127.0.0.3", 0))
                 other.connect(("127.0.0.1", served.port))
-                until(served, lambda: len(served.service.connections) == 3)
+                until(served, lambda: len(served.dispatcher.connections) == 3)
                 other.close()
                 elsewhere.expect_closed()  # it comes from 127.0.0.1 too, wherever it went
-        until(served, lambda: not len(served.service.connections))
-        assert not served.call(lambda: served.service.connections._count_of), "an address that is gone is forgotten"
+        until(served, lambda: not len(served.dispatcher.connections))
+        assert not served.call(lambda: served.dispatcher.connections._count_of), "an address that is gone is forgotten"
         with connected(served) as again:
             again.round_trip()
 
@@ -229,7 +229,7 @@ def test_a_client_that_does_not_read_for_long_is_ended(tmp_path: Path, caplog: p
         sweep(served, STALLED_MS - 1)
         assert connections(served) == 2
         sweep(served, 1)
-        until(served, lambda: len(served.service.connections) == 1)
+        until(served, lambda: len(served.dispatcher.connections) == 1)
         assert "stalled_ms_max" in messages_of(caplog)[0]
         other.round_trip()
 
@@ -282,7 +282,7 @@ def test_all_connections_together_hold_only_so_much(tmp_path: Path, caplog: pyte
         greedy.expect_closed()
         assert any("buffered_bytes_max" in line for line in messages_of(caplog))
         assert served.call(lambda: connection.buffered_bytes) > 1 << 20, "the modest one may go on"
-        assert served.call(lambda: sum(each.buffered_bytes for each in served.service.connections)) <= 4 << 20
+        assert served.call(lambda: sum(each.buffered_bytes for each in served.dispatcher.connections)) <= 4 << 20
         good.round_trip()
 
 
@@ -295,7 +295,7 @@ def test_unread_answers_are_counted_with_what_all_connections_hold(
         with connected(served) as slow:
             deaf(served, slow)  # at 4 MiB, after what the system's own buffers take
             sweep(served)
-            until(served, lambda: len(served.service.connections) == 1)
+            until(served, lambda: len(served.dispatcher.connections) == 1)
             assert any("buffered_bytes_max" in line for line in messages_of(caplog))
             other.round_trip()
 
@@ -475,7 +475,7 @@ def test_what_a_held_request_said_besides_is_not_kept(tmp_path: Path) -> None:
         held = pull_command(peer, "orders", wait_ms=LONG_POLL_MS)
         peer.write(held._replace(remark="r" * 10_000, language="l" * 10_000, body=b"b" * 10_000))
         peer.round_trip()
-        kept = served.call(lambda: next(iter(next(iter(served.service.pulls._held.values())))).command)
+        kept = served.call(lambda: next(iter(next(iter(served.dispatcher.pulls._held.values())))).command)
         assert len(encode(kept)) < 300
 
 
@@ -605,7 +605,7 @@ def beat(peer: Peer, client_id: str, *consumers: tuple[str, list[str]]) -> Any:
 
 
 def member_ids(served: Served, group: str) -> set[str]:
-    return served.call(lambda: {member.client_id for member in served.service.consumers._members.of(group)})
+    return served.call(lambda: {member.client_id for member in served.dispatcher.groups._members.of(group)})
 
 
 def test_a_connection_stands_for_a_few_members(tmp_path: Path) -> None:
@@ -630,9 +630,9 @@ def test_a_member_that_comes_by_another_connection_is_counted_there(tmp_path: Pa
             assert beat(old, "c1", ("a", [])).code == codes.SUCCESS
             assert beat(peer, "c1", ("a", [])).code == codes.SUCCESS
             assert beat(old, "c2", ("a", [])).code == codes.SUCCESS
-        until(served, lambda: len(served.service.connections) == 1)
+        until(served, lambda: len(served.dispatcher.connections) == 1)
         assert member_ids(served, "a") == {"c1"}
-    members = served.service.consumers._members
+    members = served.dispatcher.groups._members
     assert (members._groups, members._places_of, members._size_bytes) == ({}, {}, 0)
 
 
@@ -689,5 +689,5 @@ def test_locks_are_bounded_and_those_that_are_held_are_renewed(tmp_path: Path) -
         assert locked(lock(peer, "c1", ["x" * 256])) == [], "no topic has such a name"
         refused(lock(peer, "c1", ["e"]), "locks_max")
         served.pass_ms(1_001)
-        served.call(served.service.consumers.expire)
+        served.call(served.dispatcher.groups.expire)
         assert locked(lock(peer, "c2", ["a", "b", "e"])) == ["a", "b", "e"]

@@ -134,9 +134,9 @@ def test_a_sweep_gives_others_their_turn(tmp_path: Path) -> None:
         peer.round_trip()
         many = [socket.create_connection(("127.0.0.1", served.port), WAIT_S) for _ in range(count)]
         try:
-            while served.call(lambda: len(served.service.connections)) <= count:
+            while served.call(lambda: len(served.dispatcher.connections)) <= count:
                 peer.round_trip()
-            assert served.call(lambda: len(list(served.service.connections.sweep()))) == 1 + count // 128
+            assert served.call(lambda: len(list(served.dispatcher.connections.sweep()))) == 1 + count // 128
         finally:
             for connection in many:
                 connection.close()

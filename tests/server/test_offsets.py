@@ -96,7 +96,7 @@ def test_the_last_offset_counts_however_it_was_committed(tmp_path: Path) -> None
         assert committed(peer) == 2, "an older one is a commit like any other: somebody reads again"
         peer.say(Request.UPDATE_CONSUMER_OFFSET, oneway=True, **commit_fields(3))
         assert committed(peer) == 3
-        served.call(served.service.consumers.write_offsets)
+        served.call(served.dispatcher.groups.write_offsets)
         peer.say(Request.UPDATE_CONSUMER_OFFSET, oneway=True, **commit_fields(2))
         assert committed(peer) == 2
     with serving(tmp_path) as served, connected(served) as peer:
@@ -114,7 +114,7 @@ def test_an_offset_noted_for_a_queue_that_is_gone_hinders_no_other(tmp_path: Pat
         peer.ask(Request.DELETE_TOPIC_IN_BROKER, topic="orders")
         make_topic(peer, "orders", 1)
         assert committed(peer, setZeroIfNotFound="false") == NONE, "the topic is another one"
-        served.call(served.service.consumers.write_offsets)
+        served.call(served.dispatcher.groups.write_offsets)
         served.settle()
         assert served.call(lambda: served.broker.fold.groups.offsets(GROUP)) == {("others", 0): 1}
 
@@ -131,11 +131,11 @@ def test_a_commit_of_what_is_not_there_is_refused_and_nothing_else_suffers(
         opaque = peer.say(Request.UPDATE_CONSUMER_OFFSET, oneway=oneway, **{**commit_fields(0), **fields})
         if not oneway:
             assert peer.answer_to(opaque).code in (codes.INVALID_PARAMETER, codes.TOPIC_NOT_EXIST)
-        served.call(served.service.consumers.write_offsets)
+        served.call(served.dispatcher.groups.write_offsets)
         sent(peer, "orders")
         peer.say(Request.UPDATE_CONSUMER_OFFSET, oneway=True, **commit_fields(1))
         peer.expect_no_more()
-        served.call(served.service.consumers.write_offsets)
+        served.call(served.dispatcher.groups.write_offsets)
         served.settle()
         assert served.call(lambda: served.broker.fold.groups.offset(GROUP, "orders", 0)) == 1
 

@@ -368,7 +368,7 @@ def test_the_last_reports_of_batches_are_shown(tmp_path: Path) -> None:
             assert peer.ask(Request.REPORT_BATCH, orjson.dumps({"batch": number, "ok": True})).code == codes.SUCCESS
         shown = told(peer.ask(Request.GET_STATUS))["reports"]
         assert [each["batch"] for each in shown] == list(range(110, 130))
-        kept = served.call(lambda: served.service._pipelines.last_reports(1_000))
+        kept = served.call(lambda: served.dispatcher.pipelines.last_reports(1_000))
         assert [each["batch"] for each in kept] == list(range(30, 130))
 
 

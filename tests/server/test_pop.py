@@ -290,7 +290,7 @@ def test_of_several_pops_that_wait_the_first_is_given_the_message(tmp_path: Path
         sent(peer, "orders", "one")
         assert taken(peer.answer_to(commands[0].opaque)).bodies == ["one"]
         peer.expect_no_more()
-        assert served.call(lambda: served.service.pulls.held_count) == 2
+        assert served.call(lambda: served.dispatcher.pulls.held_count) == 2
 
 
 def test_a_pop_whose_time_is_over_is_told_so(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_a_pop_whose_time_is_over_is_told_so(tmp_path: Path) -> None:
         answer = pop(peer, wait_ms=20)
         assert answer.code == codes.POLLING_TIMEOUT
         assert answer.fields["restNum"] == "0", "the Java client insists on the fields"
-        assert served.call(lambda: served.service.pulls.held_count) == 0
+        assert served.call(lambda: served.dispatcher.pulls.held_count) == 0
 
 
 def test_pops_that_wait_are_bounded(tmp_path: Path) -> None:
@@ -317,11 +317,11 @@ def test_a_connection_that_ends_leaves_no_pop_behind(tmp_path: Path) -> None:
         with connected(served) as other:
             other.write(pop_command(other, wait_ms=LONG_POLL_MS))
             other.round_trip()
-            assert served.call(lambda: served.service.pulls.held_count) == 1
+            assert served.call(lambda: served.dispatcher.pulls.held_count) == 1
             other.socket.shutdown(2)
             other.expect_closed()
         peer.round_trip()
-        assert served.call(lambda: served.service.pulls.held_count) == 0
+        assert served.call(lambda: served.dispatcher.pulls.held_count) == 0
         sent(peer, "orders", "for the living")
         assert pop(peer).bodies == ["for the living"]
 

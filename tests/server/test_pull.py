@@ -31,7 +31,7 @@ SHORT_POLL_MS = 50
 
 
 def held_count(served: Served) -> int:
-    return served.call(lambda: served.service.pulls.held_count)
+    return served.call(lambda: served.dispatcher.pulls.held_count)
 
 
 # ------------------------------------------------------------------------------------------------------- answers
@@ -295,10 +295,10 @@ def test_a_client_that_goes_while_it_waits_leaves_nothing_behind(tmp_path: Path)
             leaving.write(*[pull_command(leaving, "orders", queue_id=n, wait_ms=LONG_POLL_MS) for n in range(4)])
             leaving.round_trip()
             assert held_count(served) == 4
-        while served.call(lambda: len(served.service.connections)) > 1:
+        while served.call(lambda: len(served.dispatcher.connections)) > 1:
             peer.round_trip()
         assert held_count(served) == 0
-        assert served.call(lambda: (served.service.pulls._held, served.service.pulls._held_of)) == ({}, {})
+        assert served.call(lambda: (served.dispatcher.pulls._held, served.dispatcher.pulls._held_of)) == ({}, {})
         sent(peer, "orders", "nobody waits")
 
 

@@ -97,7 +97,7 @@ def test_no_key_value_settings_are_kept(tmp_path: Path) -> None:
         answer = peer.ask(Request.GET_KV_CONFIG, **asked)
         assert (answer.code, answer.remark) == (
             codes.QUERY_NOT_FOUND,
-            "nothing is kept under 'orders': there are no key-value settings",
+            "nothing is stored under 'orders': there are no key-value settings",
         )
         assert peer.ask(Request.DELETE_KV_CONFIG, **asked).code == codes.SUCCESS
         assert peer.ask(Request.DELETE_KV_CONFIG, namespace="x").code == codes.INVALID_PARAMETER
@@ -172,7 +172,7 @@ def test_totals_of_a_day_begin_at_midnight(tmp_path: Path) -> None:
             sent(peer, "orders")
         pull(peer, "orders")
         served.pass_ms(2 * MINUTE_MS)
-        served.call(served.service.status.tick)
+        served.call(served.dispatcher.status.tick)
         sent(peer, "orders")
         told = figures(peer)
         names = ("msgPutTotalYesterdayMorning", "msgPutTotalTodayMorning", "msgPutTotalTodayNow")
@@ -213,7 +213,7 @@ def test_rates_are_kept_by_topic_and_by_group_for_a_minute_an_hour_and_a_day(tmp
         assert went["statsMinute"] == {"sum": 4, "tps": 2.0, "avgpt": 0.0}
         for _ in range(30):
             served.pass_ms(10_000)
-            served.call(served.service.status.tick)
+            served.call(served.dispatcher.status.tick)
         came = rates(peer, "TOPIC_PUT_NUMS", "orders")
         assert [came[span]["sum"] for span in ("statsMinute", "statsHour", "statsDay")] == [0, 6, 6]
         assert rates(peer, "GROUP_GET_NUMS", "orders@nobody")["statsDay"]["sum"] == 0
@@ -224,7 +224,7 @@ def test_rates_that_nobody_counts_are_refused_by_name(tmp_path: Path) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         answer = peer.ask(Request.VIEW_BROKER_STATS_DATA, statsName="BROKER_PUT_NUMS", statsKey="x")
         assert answer.code == codes.INVALID_PARAMETER
-        assert "'BROKER_PUT_NUMS' are not kept" in (answer.remark or "")
+        assert "there are no statistics 'BROKER_PUT_NUMS'" in (answer.remark or "")
 
 
 # -- settings -------------------------------------------------------------------------------------------------------

@@ -343,7 +343,7 @@ class Piped:
     def reports(self) -> list[dict[str, Any]]:
         """What the batches of the pipeline said of themselves; a broker keeps the last hundred, and `follow` asks."""
         assert self.served is not None
-        for report in self.served.service._pipelines.last_reports(100):
+        for report in self.served.dispatcher.pipelines.last_reports(100):
             self._reports[report["epoch"], report["batch"]] = report
         return list(self._reports.values())
 
@@ -455,7 +455,7 @@ class Piped:
         def write() -> None:
             served.broker.send(messages, self.now)
             served.broker.flush()
-            served.service.pulse._settle()
+            served.dispatcher.pulse._settle()
 
         served.call(write)
         self.sent += found

@@ -15,7 +15,7 @@ from postdate.check import check_folder
 from postdate.clock import Clock, ManualClock, SystemClock
 from postdate.config import MIB, Settings
 from postdate.server import Server
-from postdate.server.dispatch import Service
+from postdate.server.dispatch import Dispatcher
 from postdate.storage.disk import Disk, RealDisk
 
 WAIT_S = 30.0
@@ -66,10 +66,10 @@ class Served:
         return int(self.server.broker_address.rpartition(":")[2])
 
     @property
-    def service(self) -> Service:
-        service = self.server._service
-        assert service is not None
-        return service
+    def dispatcher(self) -> Dispatcher:
+        dispatcher = self.server._dispatcher
+        assert dispatcher is not None
+        return dispatcher
 
     def _run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(WAIT_S)
@@ -105,7 +105,7 @@ class Served:
             for _ in range(self.STEPS_MAX):
                 self.server.ring()
                 self.broker.flush()
-                self.service.pulse._settle()
+                self.dispatcher.pulse._settle()
                 # Waking consumers may have written something itself.
                 is_durable = self.broker.log.durable == self.broker.log.end
                 if is_durable and self.broker.wake_at_ms > self.clock.now_ms():
@@ -130,15 +130,15 @@ class Served:
         self._is_ended = True
         self._run(self._cut())
         self._end_loop()
-        self.service.pulse._flushes.put(False)
+        self.dispatcher.pulse._flushes.put(False)
         self.broker.abandon()
 
     async def _cut(self) -> None:
         for listener in self.server._listeners:
             listener.close()
-        for connection in list(self.service.connections):
+        for connection in list(self.dispatcher.connections):
             connection.abort()
-        pulse = self.service.pulse
+        pulse = self.dispatcher.pulse
         pulse._is_stopped = True
         pulse._alarm.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
