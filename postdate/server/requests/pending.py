@@ -89,9 +89,8 @@ class Pending:
             await _count_rows(self._broker.fold.waiting_far(), queues, far)
             return _Counted(near, far, table, unread)
 
-        return reply(
-            command, codes.SUCCESS, body=orjson.dumps(_body_of(await self._count_steadily(count_once), asked["unit"]))
-        )
+        counted = await self._count_steadily(count_once)
+        return reply(command, codes.SUCCESS, body=orjson.dumps(_body_of(counted, asked["unit"])))
 
     # -- what is ahead ------------------------------------------------------------------------------------------
 
