@@ -19,10 +19,9 @@ disk.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from postdate.broker import retention
 from postdate.broker.cancelling import Cancels
+from postdate.broker.changes import Changes
 from postdate.broker.jobs import Commands
 from postdate.broker.leasing import Leases
 from postdate.broker.lookup import Found, Lookup
@@ -30,7 +29,7 @@ from postdate.broker.rescuing import Rescues
 from postdate.broker.sending import DUE, Intake, Prepared
 from postdate.broker.staging import Stage, Staging, refuse
 from postdate.broker.topics import Definitions
-from postdate.broker.view import Reader
+from postdate.broker.view import View
 from postdate.broker.writing import NO_SECONDS, Seconds, Ticket, Writer
 from postdate.config import Settings, changed
 from postdate.errors import CorruptData, CorruptSnapshot, DiskFull, FlowControl, LogFailed, PostdateError, UsageError
@@ -62,7 +61,7 @@ class Broker:
         self.fire_error: PostdateError | None = None
         self._failed_at_ms = self.retry_at_ms = 0
         self._kept: list[saved.Kept] = []  # newest last
-        self._batches_replayed = 0
+        self._batches_replayed = self._batches_reported = 0
         self._batches_saved = 0  # of those that were replayed or applied, how many the last snapshot has
         self._snapshot_running = False
         refuse_foreign(disk)
@@ -100,10 +99,10 @@ class Broker:
         self.levels = self._intake.levels
         self._writer = Writer(self.log, self.fold, self._intake, is_async=self.settings.flush == "async")
         self._lookup = Lookup(self.fold, self.levels, batch_bytes_max)
-        self.reader = Reader(self.fold, self._segments)
+        self.view = View(self.fold, self.log, self._segments)
         # Bound, as `prepare` is, so that the hot paths cost no call more. Other calls of rooms are methods below: from
         # 30 attributes on Python reads each of them more slowly.
-        self.pull = self.reader.pull
+        self.pull = self.view.pull
         self.staging = Staging(self._disk, self.fold, self._writer, settings=settings)
         self.commands = Commands(self.fold, self._writer, settings=settings)
         self.cancels = Cancels(
@@ -112,11 +111,11 @@ class Broker:
         )  # fmt: skip
         self.definitions = Definitions(
             self.fold, self._writer, self._intake,
-            settings=settings, queue=self.reader.queue, cancelled_far_count=self.cancels.cancelled_far_count,
+            settings=settings, queue=self.view.queue, cancelled_far_count=self.cancels.cancelled_far_count,
         )  # fmt: skip
         self.leases = Leases(
             self.fold, self._writer, self._intake,
-            settings=settings, admit=self.definitions.admit_popper, queue=self.reader.queue,
+            settings=settings, admit=self.definitions.admit_popper, queue=self.view.queue,
         )  # fmt: skip
 
     def _replay(self) -> None:
@@ -248,27 +247,40 @@ class Broker:
 
     # -- durable and applied ------------------------------------------------------------------------------------
 
-    def flush(self) -> None:
+    def flush(self) -> Changes:
         """Makes everything written durable and applies it. Raises LogFailed."""
         self._writer.flush()
+        return self._take_changes()
 
-    def settle(self) -> int:
-        """Applies the batches that are durable; returns how many. Called after `log.flush` ran on another thread."""
-        return self._writer.settle()
+    def settle(self) -> Changes:
+        """Applies the batches that are durable. Called after `log.flush` ran on another thread. Raises LogFailed."""
+        self._writer.settle()
+        return self._take_changes()
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether something has changed that no call has returned yet."""
+        fold = self.fold
+        return bool(fold.grown or fold.pops.freed) or self._writer.applied_count > self._batches_reported
+
+    def _take_changes(self) -> Changes:
+        fold, applied_count = self.fold, self._writer.applied_count
+        changes = Changes(applied_count - self._batches_reported, fold.grown, fold.pops.freed)
+        self._batches_reported, fold.grown, fold.pops.freed = applied_count, set(), set()
+        return changes
 
     # -- time ---------------------------------------------------------------------------------------------------
 
-    def advance(self, at_ms: int) -> int:
-        """Fires what is due at `at_ms` and rescues what Spark is not serving; returns when to come back.
+    def advance(self, at_ms: int) -> Changes:
+        """Fires what is due at `at_ms` and rescues what Spark is not serving. `wake_at_ms` says when to come back.
 
         What it writes shows after the next flush, like everything. Raises DiskFull or LogFailed where it could not
         write: nothing is half done, `fire_error` says why, and it tries again after a growing pause (until then a
         call does nothing).
         """
-        paused_until_ms = self.paused_until_ms(at_ms)
-        if paused_until_ms:
-            return paused_until_ms
-        self.settle()
+        if self.paused_until_ms(at_ms):
+            return self._take_changes()
+        self._writer.settle()
         try:
             self._fire_if_due(at_ms)
             self.rescues.write_if_due(at_ms)
@@ -280,7 +292,7 @@ class Broker:
             self._note_failure(failure, at_ms)
             raise failure from error
         self.fire_failures, self.fire_error, self.retry_at_ms = 0, None, 0
-        return self.wake_at_ms
+        return self._take_changes()
 
     def paused_until_ms(self, at_ms: int) -> int:
         """When `advance` tries again after it has failed; 0 where it need not wait, as after a clock was set back."""
@@ -319,28 +331,16 @@ class Broker:
         self.definitions.check_size("what a pipeline says of itself", said)
         return self._writer.write_system(PIPELINE, said, at_ms)
 
-    @property
-    def far_first(self) -> int:
-        """The first far row that is still there: older ones were rescued, or taken, long ago."""
-        return self.fold.far.rows.first
-
-    def read_far(self, start: int, count: int) -> np.ndarray:
-        """Rows of the far queue (far.FAR) that are durable, from number `start` on."""
-        if start < self.far_first or count < 0:
-            raise UsageError(f"far rows from {start} and {count} of them: the first that is there is {self.far_first}")
-        rows = self.fold.far.rows.read(start, start + count)
-        return rows[rows["arrival"] < self.log.durable]
-
     def stage(self, stage: Stage, at_ms: int) -> None:
         """Takes uploaded chunks into the wheel and moves taken and horizon, durable on return: the three steps of
         `staging`, on the caller's thread.
 
         Raises Refused for a stage that is stale, repeated or overtaken; CorruptChunk for a file that is not whole.
         """
-        self.flush()
+        self._writer.flush()
         self.staging.check(stage)
         ticket = self.staging.write(stage, self.staging.verified(stage), at_ms)
-        self.flush()
+        self._writer.flush()
         refuse(ticket.answer)
 
     # -- topics, groups, offsets --------------------------------------------------------------------------------
@@ -382,13 +382,13 @@ class Broker:
 
     def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
         """The smallest offset that is not gone, and the next one that will be given."""
-        return self.reader.offsets(topic, queue_id)
+        return self.view.offsets(topic, queue_id)
 
     def search(self, topic: str, queue_id: int, at_ms: int) -> int:
         """The first offset that became visible at or after an instant; the max offset where none did."""
-        return self.reader.search(topic, queue_id, at_ms)
+        return self.view.search(topic, queue_id, at_ms)
 
-    def look(self, offset: int) -> bytes:
+    def read_record(self, offset: int) -> bytes:
         """The record of a message at an offset of the log or a chunk, visible or not; empty where there is none.
 
         The offset may be anything: a client names it.
@@ -399,8 +399,8 @@ class Broker:
     def _may_be_looked_at(self, offset: int) -> bool:
         return 0 <= offset < self.log.durable or CHUNK_BIT <= offset <= CHUNK_OFFSET_MAX
 
-    def view(self, offset: int, *, store_host: Host | None = None) -> Iterator[Found | None]:
-        """As `look`, with the truth about the message: at most one Found, behind steps that are None."""
+    def find_at(self, offset: int, *, store_host: Host | None = None) -> Iterator[Found | None]:
+        """As `read_record`, with the truth about the message: at most one Found, behind steps that are None."""
         return self._lookup.view(offset, store_host) if self._may_be_looked_at(offset) else iter(())
 
     def find(

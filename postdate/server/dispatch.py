@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from postdate.broker.broker import Broker
+from postdate.broker.changes import Changes
 from postdate.clock import Clock
 from postdate.config import Settings
 from postdate.errors import PostdateError, ProtocolError
@@ -69,7 +70,6 @@ class Dispatcher:
 
     def __init__(self, broker: Broker, clock: Clock, address: Address) -> None:
         self._broker = broker
-        self._fold = broker.fold
         self._clock = clock
         self._turn_ns = broker.settings.turn_ms_max * 1_000_000
         self.address = address
@@ -102,16 +102,13 @@ class Dispatcher:
             }
         )
 
-    def _wake(self) -> None:
+    def _wake(self, changes: Changes) -> None:
         """Gives what has become visible to the consumers that wait for it. The pulse calls it after a flush."""
-        fold = self._fold
-        if not (fold.grown or fold.pops.freed or fold.pops.spent):
-            return
-        grown = set(fold.grown)
-        fold.grown.clear()
-        self.sessions.meter.grew(grown)
-        self.pulls.wake(grown)
-        self.pops.wake(grown)
+        if changes.grown_queues:
+            self.sessions.meter.grew(changes.grown_queues)
+            self.pulls.wake(changes.grown_queues)
+        if changes.grown_queues or changes.ready_again or self._broker.view.has_spent_leases:
+            self.pops.wake(changes)
 
     def _counts(self) -> Mapping[str, int]:
         """Returns the figures of the server itself, for operators."""

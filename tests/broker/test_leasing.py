@@ -280,7 +280,7 @@ def test_what_a_pop_will_give_stays_though_its_record_is_not_durable_yet(data: D
     broker.retain(at_ms)
     broker.flush()
     assert records.decode(ticket.answer.body).body == b"far"
-    assert broker.look(broker.reader.place(TOPIC, 0, 0)), "its record is there, to be given again"
+    assert broker.read_record(broker.view.place(TOPIC, 0, 0)), "its record is there, to be given again"
 
 
 def test_a_chunk_stays_while_somebody_has_a_message_of_it(data: Data) -> None:

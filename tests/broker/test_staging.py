@@ -62,12 +62,12 @@ def test_the_far_queue_shows_the_pipeline_durable_rows_alone(data: Data) -> None
     broker = data.open(dataclasses.replace(SMALL, flush="async"))
     broker.send([message(due=T0 + FAR_MS)], T0)
     assert broker.fold.far.length == 1
-    assert len(broker.read_far(0, 10)) == 0
+    assert len(broker.view.read_far(0, 10)) == 0
     broker.flush()
-    assert broker.read_far(0, 10)["due"].tolist() == [T0 + FAR_MS]
-    assert len(broker.read_far(1, 10)) == 0
+    assert broker.view.read_far(0, 10)["due"].tolist() == [T0 + FAR_MS]
+    assert len(broker.view.read_far(1, 10)) == 0
     with pytest.raises(UsageError, match="far rows from -1 and 10 of them: the first that is there is 0"):
-        broker.read_far(-1, 10)
+        broker.view.read_far(-1, 10)
 
 
 def test_stages_that_are_stale_repeated_or_overtaken_are_refused_by_name(data: Data) -> None:
@@ -298,8 +298,10 @@ def test_imported_rows_fire_though_a_rescue_covers_their_arrival(data: Data) -> 
     broker, epoch, messages = far_pair(data)
     due = T0 + FAR_MS
     advance_to(broker, T0, due - 1)
-    arrival = int(broker.read_far(0, 1)["arrival"][0])
-    write_chunk(data.disk, "imported", [(due, arrival, int(broker.read_far(0, 1)["queue"][0]), messages[0])], flags=1)
+    arrival = int(broker.view.read_far(0, 1)["arrival"][0])
+    write_chunk(
+        data.disk, "imported", [(due, arrival, int(broker.view.read_far(0, 1)["queue"][0]), messages[0])], flags=1
+    )
     stage(broker, epoch, 2, due + 1, ["imported"], due - 1)
     advance(broker, due)
     assert bodies(broker) == ["0", "0"]

@@ -310,7 +310,7 @@ def no_new_segments(data: Data) -> None:
 
 def upload(broker: Broker, data: Data, name: str, messages: list[Message], numbers: list[int]) -> None:
     """A chunk of far messages by their row numbers in the far queue."""
-    rows = broker.read_far(0, broker.fold.far.length)
+    rows = broker.view.read_far(0, broker.fold.far.length)
     write_chunk(
         data.disk,
         name,

@@ -506,7 +506,7 @@ class Piped:
         while at < end:
             pulled = self.broker.pull(topic, queue_id, at, count_max=1)
             for record in pulled.records:
-                yield Shown(records.decode(record).body.decode(), self.broker.reader.visible_at_ms(topic, queue_id, at))
+                yield Shown(records.decode(record).body.decode(), self.broker.view.visible_at_ms(topic, queue_id, at))
             at = pulled.next_offset
 
     # -- the judge ----------------------------------------------------------------------------------------------

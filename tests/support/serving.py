@@ -104,7 +104,7 @@ class Served:
         def run() -> None:
             for _ in range(self.STEPS_MAX):
                 self.server.ring()
-                self.broker.flush()
+                self.broker.log.flush()
                 self.dispatcher.pulse._settle()
                 # Waking consumers may have written something itself.
                 is_durable = self.broker.log.durable == self.broker.log.end

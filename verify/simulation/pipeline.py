@@ -138,10 +138,10 @@ class SimulatedPipeline:
         steps of a command. If another has written to the table, nothing is taken, and it must register again.
         """
         while count > 0 and self.epoch:
-            start = max(self._table.read_until, broker.far_first)
+            start = max(self._table.read_until, broker.view.far.first)
             job = next((job for job in broker.fold.jobs.open() if job.far >= start), None)
-            rows = broker.read_far(start, count if job is None else min(count, job.far - start))
-            if job is not None and job.far == start and len(broker.read_far(start, 1)):
+            rows = broker.view.read_far(start, count if job is None else min(count, job.far - start))
+            if job is not None and job.far == start and len(broker.view.read_far(start, 1)):
                 self._carry_out(broker, job, at_ms)
                 count -= 1
             else:

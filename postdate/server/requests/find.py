@@ -13,11 +13,11 @@ import orjson
 
 from postdate.broker.broker import Broker
 from postdate.broker.lookup import BY_ANY, BY_UNIQUE, Found
+from postdate.broker.view import NEVER
 from postdate.errors import UsageError
 from postdate.message import PROPERTIES_BYTES_MAX, PROPERTY_DUE_MS, PROPERTY_STATE, Host, encode_properties
 from postdate.server.connection import Connection
 from postdate.server.tasks import Tasks
-from postdate.state.wheel import NEVER
 from postdate.storage import record as records
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
@@ -65,12 +65,12 @@ class Lookups:
         if not found:
             remark = f"no message of topic {asked['topic']!r} has the key {asked['key']!r} in that range of time"
             return reply(command, codes.QUERY_NOT_FOUND, remark=remark)
-        fold = self._broker.fold
-        fields = {"indexLastUpdateTimestamp": fold.at_ms, "indexLastUpdatePhyoffset": fold.position}
+        view = self._broker.view
+        fields = {"indexLastUpdateTimestamp": view.applied_at_ms, "indexLastUpdatePhyoffset": view.position}
         return reply(command, codes.SUCCESS, fields, body=b"".join(found))
 
     def view_message(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
-        steps = self._broker.view(asked["offset"], store_host=connection.broker_host)
+        steps = self._broker.find_at(asked["offset"], store_host=connection.broker_host)
         self._tasks.answer(connection, command, self._answer_view(command, asked["offset"], steps))
 
     async def _answer_view(self, command: Command, offset: int, steps: Iterator[Found | None]) -> bytes:
@@ -84,7 +84,7 @@ class Lookups:
         index, count = asked["index"], asked["count"]
         if not index >= 0 or not 1 <= count <= _ENTRIES_MAX:
             raise UsageError(f"index {index} and count {count}, expected 0 or more and 1 to {_ENTRIES_MAX}")
-        found = self._broker.reader.entries(asked["topic"], asked["queueId"], max(index, low), min(index + count, high))
+        found = self._broker.view.entries(asked["topic"], asked["queueId"], max(index, low), min(index + count, high))
         rows = [{"physicOffset": place, "physicSize": size, "tagsCode": tag} for place, size, tag in found]
         body = {"maxQueueIndex": high, "minQueueIndex": low, "queueData": rows}
         return reply(command, codes.SUCCESS, body=orjson.dumps(body))
@@ -108,7 +108,7 @@ def _with_state(found: Found) -> bytes:
 
 def delivered_record(broker: Broker, offset: int, store_host: Host) -> bytes:
     """Returns the record at an offset of the log as a client reads it, visible or not; empty where there is none."""
-    data = broker.look(offset)
+    data = broker.read_record(offset)
     if not data:
         return b""
     record, body = records.decode(data), bytearray(data)

@@ -104,17 +104,17 @@ class Groups:
         are left it is refused, and its client sends it again; topics that are left are created by the next heartbeats,
         or by the first request that uses them.
         """
-        topics, left = self._broker.fold.topics.by_name, self._broker.settings.heartbeat_topics_max
+        has_topic, left = self._broker.view.has_topic, self._broker.settings.heartbeat_topics_max
         for consumer in heartbeat.consumers:
-            if RETRY_TOPIC_PREFIX + consumer.group not in topics:
+            if not has_topic(RETRY_TOPIC_PREFIX + consumer.group):
                 if not left:
                     raise FlowControl("heartbeat_topics_max: one heartbeat creates no more groups; send it again")
                 self._creation.use_retry_topic(consumer.group)
                 left -= 1
         for name in {each.topic for consumer in heartbeat.consumers for each in consumer.subscriptions}:
-            if left and name not in topics:
+            if left and not has_topic(name):
                 self._creation.subscribe(name)
-                left -= name in topics
+                left -= has_topic(name)
 
     def unregister(self, _connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         group = asked["consumerGroup"]
@@ -183,7 +183,7 @@ class Groups:
         low, high = self._broker.offsets(topic, queue_id)
         if low > 0:
             return False
-        head = self._broker.reader.place(topic, queue_id, 0) if high else self._broker.log.end
+        head = self._broker.view.place(topic, queue_id, 0) if high else self._broker.log.end
         return head < CHUNK_BIT and self._broker.log.end - head <= self._broker.settings.fresh_queue_bytes
 
     def commit_offset(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes | None:
@@ -256,7 +256,7 @@ class Groups:
     def _mode(self, group: str, topic: str) -> str:
         if topic.startswith(RETRY_TOPIC_PREFIX):
             return PULL
-        modes = self._broker.fold.groups.settings.get(group, {}).get(_MODES_SETTING, {})
+        modes = self._broker.view.group_settings(group).get(_MODES_SETTING, {})
         return PULL if modes.get(topic) == PULL else POP
 
     def _all_queues(self, topic: str) -> Sequence[int]:
@@ -277,7 +277,7 @@ class Groups:
         if request.mode not in (POP, PULL):
             raise UsageError(f"mode {request.mode[:100]!r}, expected {POP} or {PULL}")
         self._creation.use_group(request.group)
-        settings = self._broker.fold.groups.settings.get(request.group, {})
+        settings = dict(self._broker.view.group_settings(request.group))
         modes = settings.get(_MODES_SETTING, {}) | {request.topic: request.mode}
         self._broker.put_group(request.group, settings | {_MODES_SETTING: modes}, self._clock.now_ms())
         return reply(command, codes.SUCCESS)
@@ -286,7 +286,7 @@ class Groups:
 
     def send_back(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes | None:
         """Takes back a message that a consumer could not handle: it comes again later, or is a dead letter."""
-        data = self._broker.look(asked["offset"])
+        data = self._broker.read_record(asked["offset"])
         if not data:
             return reply(command, codes.SYSTEM_ERROR, remark=f"there is no message at offset {asked['offset']}")
         record, now_ms = records.decode(data), self._clock.now_ms()
@@ -320,7 +320,7 @@ class Groups:
         if not isinstance(name, str):
             raise ProtocolError("a group's settings need the field groupName")
         # SET_MESSAGE_REQUEST_MODE sets how the group reads its topics, and this request leaves it as it is.
-        modes = self._broker.fold.groups.settings.get(name, {}).get(_MODES_SETTING)
+        modes = self._broker.view.group_settings(name).get(_MODES_SETTING)
         settings |= {_MODES_SETTING: modes} if modes else {}
         self._broker.put_group(name, settings, self._clock.now_ms())
         return reply(command, codes.SUCCESS)
@@ -328,10 +328,10 @@ class Groups:
     def delete(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         """Deletes a group with its offsets and its retry and dead letter topics."""
         name = asked["groupName"]
-        if name not in self._broker.fold.groups:
+        if not self._broker.view.has_group(name):
             raise GroupNotFound(f"group {name!r} does not exist")
         for topic in (RETRY_TOPIC_PREFIX + name, DLQ_TOPIC_PREFIX + name):
-            if topic in self._broker.fold.topics.by_name:
+            if self._broker.view.has_topic(topic):
                 self._topics.remove(topic)
         self._broker.delete_group(name, self._clock.now_ms())
         self._offsets.forget_group(name)
@@ -345,7 +345,7 @@ class Groups:
                 "retryQueueNums": 1,
                 **settings,
             }
-            for name, settings in self._broker.fold.groups.all_settings().items()
+            for name, settings in self._broker.view.all_group_settings().items()
         }
         return reply(command, codes.SUCCESS, body=orjson.dumps({"subscriptionGroupTable": table}))
 
@@ -376,5 +376,5 @@ def retry_times_max(broker: Broker, group: str, asked: int | None) -> int:
     group's settings, else by the broker's.
     """
     if asked is None or asked < 0:
-        asked = broker.fold.groups.settings.get(group, {}).get("retryMaxTimes")
+        asked = broker.view.group_settings(group).get("retryMaxTimes")
     return asked if isinstance(asked, int) and asked >= 0 else broker.settings.retry_times_max

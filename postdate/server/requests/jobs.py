@@ -13,14 +13,13 @@ import orjson
 
 from postdate.broker.broker import Broker
 from postdate.broker.jobs import Selected, answered
+from postdate.broker.view import CANCEL, FAILED, Job, TopicInfo
 from postdate.broker.writing import Ticket
 from postdate.clock import Clock
 from postdate.errors import ProtocolError, Refused, UsageError
 from postdate.server.connection import Connection
 from postdate.server.requests.fields import number, text
 from postdate.server.tasks import Tasks
-from postdate.state.jobs import CANCEL, FAILED, Job
-from postdate.state.topics import Topic
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command, reply
 
@@ -59,16 +58,16 @@ class Jobs:
 
     async def _begin(self, connection: Connection, said: Said) -> dict[str, Any]:
         job_id, name = text(said, "id"), text(said, "topic")
-        table = self._broker.fold.far.table
+        table = self._broker.view.far.table
         if not table:
             raise Refused("there is no table to import into: no pipeline has registered yet")
-        known = self._broker.fold.jobs.find(job_id)
+        known = self._broker.view.find_job(job_id)
         is_new = known is None or known.state == FAILED
         job = await self._written(connection, self._broker.commands.begin(job_id, name, self._clock.now_ms()))
         return {
             "job": self._told(job), "is_new": is_new, "table": table, "now_ms": self._clock.now_ms(),
             "delay_ms_max": self._broker.settings.delay_ms_max,
-            "queues": _write_queues(self._broker.fold.topics.get(job.topic)),
+            "queues": _write_queues(self._broker.view.topic(job.topic)),
         }  # fmt: skip
 
     async def _ask(self, connection: Connection, said: Said) -> dict[str, Any]:
@@ -107,7 +106,7 @@ class Jobs:
             return (await self._written(connection, ticket)).command()
 
     async def _command(self, _: Connection, said: Said) -> dict[str, Any]:
-        job = self._broker.fold.jobs.get(number(said, "number"))
+        job = self._broker.view.job(number(said, "number"))
         if job is None:
             raise UsageError(f"there is no job of number {said['number']}")
         return job.command()
@@ -118,7 +117,7 @@ class Jobs:
         return self._told(self._broker.commands.find(text(said, "id")))
 
     async def _list(self, _: Connection, _said: Said) -> dict[str, Any]:
-        return {"now_ms": self._clock.now_ms(), "jobs": [self._told(job) for job in self._broker.fold.jobs.all()]}
+        return {"now_ms": self._clock.now_ms(), "jobs": [self._told(job) for job in self._broker.view.jobs()]}
 
     async def _note_progress(self, _: Connection, said: Said) -> dict[str, Any]:
         job = self._broker.commands.find(text(said, "id"))
@@ -133,7 +132,7 @@ class Jobs:
         return job.told() | self._progress.get(job.id, {"step": "", "done": 0, "total": 0})
 
 
-def _write_queues(topic: Topic) -> list[list[int]]:
+def _write_queues(topic: TopicInfo) -> list[list[int]]:
     """The queues that messages may be sent to: id in the topic, and number."""
     return [[queue_id, topic.numbers[queue_id]] for queue_id in range(topic.write_queue_count)]
 

@@ -14,8 +14,10 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from postdate.broker.broker import Broker
+from postdate.broker.changes import Changes
 from postdate.broker.handout import PopAsk
 from postdate.broker.leasing import Given, Handle, Popped
+from postdate.broker.view import Key, TopicInfo
 from postdate.broker.writing import Ticket
 from postdate.clock import Clock
 from postdate.errors import DiskFull, FlowControl, LogFailed, PopsFull, PostdateError, UsageError
@@ -27,8 +29,6 @@ from postdate.server.requests.group import retry_message, retry_times_max
 from postdate.server.requests.pull import Pulls, check_expression, tag_hashes_of
 from postdate.server.requests.topic import AutoCreation
 from postdate.server.sessions.meter import Meter
-from postdate.state.leases import Key
-from postdate.state.topics import Topic
 from postdate.storage import record as records
 from postdate.storage.record import Record
 from postdate.wire import bodies, codes
@@ -122,7 +122,7 @@ class Pops:
             store_host=connection.broker_host,
         )
 
-    def _queue_ids(self, topic: Topic, queue_id: int) -> list[int]:
+    def _queue_ids(self, topic: TopicInfo, queue_id: int) -> list[int]:
         """Returns the queues to try. A pop of any queue starts one further than the last, so that no queue starves."""
         if queue_id >= 0:
             return [queue_id]
@@ -152,13 +152,13 @@ class Pops:
 
     def _rest_count(self, ask: PopAsk) -> int:
         """Returns how many messages the group has not been given yet. The topic may be gone by now."""
-        topic = self._broker.fold.topics.by_name.get(ask.topic)
-        if topic is None:
+        view = self._broker.view
+        if not view.has_topic(ask.topic):
             return 0
         count = 0
         for queue_id in ask.queue_ids:
-            queue = self._broker.fold.queues[topic.numbers[queue_id]]
-            count += queue.length - (self._broker.fold.groups.offset(ask.group, ask.topic, queue_id) or queue.first)
+            low, high = view.offsets(ask.topic, queue_id)
+            count += high - (view.committed_offset(ask.group, ask.topic, queue_id) or low)
         return count
 
     # -- held pops ----------------------------------------------------------------------------------------------
@@ -181,18 +181,16 @@ class Pops:
         self._release(held)
         held.connection.write(_nothing(held.command, codes.POLLING_TIMEOUT, held.ask, self._clock.now_ms()))
 
-    def wake(self, grown: set[int]) -> None:
+    def wake(self, changes: Changes) -> None:
         """Serves the pops that wait for queues that have grown or leases that have ended. The pulse calls it before it
         decides whether to flush.
         """
-        places = self._broker.fold.topics.places
-        freed = self._broker.fold.pops.freed
-        topics = {places[number][0] for number in grown}
-        back = {_Place(group, places[number][0]) for group, number in freed}
-        freed.clear()
+        topic_of = self._broker.view.topic_of_queue
+        topics = {topic_of(number) for number in changes.grown_queues}
+        back = {_Place(group, topic_of(number)) for group, number in changes.ready_again}
         for place in [place for place in self._held if place.topic in topics or place in back]:
             self._serve_place(place)
-        if self._broker.fold.pops.spent:
+        if self._broker.view.has_spent_leases:
             self._bury()
 
     def serve(self, group: str, topic: str) -> None:
@@ -287,14 +285,14 @@ class Pops:
         self._broker.leases.bury(key, letter, self._clock.now_ms())
 
     def _dead_letter(self, key: Key, record: Record) -> Message:
-        lease = self._broker.fold.pops.leases[key]
+        lease = self._broker.view.lease(key)
         topic = self._creation.use_dead_letter_topic(key[0]).name
         origin = message_id(record.store_host, lease.place)
         return retry_message(record, topic, origin, record.reconsume_times + lease.times + 1)
 
     def tick(self) -> None:
         """Buries dead letters that did not fit on the disk before. Called from time to time."""
-        if self._broker.fold.pops.spent:
+        if self._broker.view.has_spent_leases:
             self._bury()
             self._pulse.nudge()
 

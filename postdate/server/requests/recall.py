@@ -42,7 +42,7 @@ class Recalls:
 
     def recall(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         topic, now_ms = asked["topic"], self._clock.now_ms()
-        self._broker.fold.topics.get(topic)
+        self._broker.view.topic(topic)
         try:
             if asked["recallHandle"] or not asked["key"]:
                 handle = self._read_handle(topic, asked["recallHandle"])

@@ -142,7 +142,7 @@ class Sends:
         """Moves a message to a queue that exists. A route that was promised before the topic was created may have named
         more queues than the topic then got.
         """
-        topic = self._broker.fold.topics.by_name.get(message.topic)
+        topic = self._broker.view.find_topic(message.topic)
         if topic is None or not topic.write_queue_count <= message.queue_id < self._creation.new_queue_count:
             return message
         return message._replace(queue_id=message.queue_id % topic.write_queue_count)
@@ -173,7 +173,7 @@ class Sends:
 
     def _pick_queue(self, name: str) -> int:
         """Picks one queue after the other, for a producer that leaves the choice to the broker."""
-        topic = self._broker.fold.topics.by_name.get(name)
+        topic = self._broker.view.find_topic(name)
         self._next_queue += 1
         return self._next_queue % topic.write_queue_count if topic else 0
 

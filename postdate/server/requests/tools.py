@@ -99,7 +99,7 @@ class Tools:
         self._tasks.answer(connection, command, self._list_readers(command, asked["topic"]))
 
     async def _list_readers(self, command: Command, topic: str) -> bytes:
-        groups = self._broker.fold.groups.all_settings()
+        groups = self._broker.view.all_group_settings()
         names = sorted(groups.keys() | set(self._members.names()))
         found = [group async for group in paced(names, _NAMES_PER_STEP) if self._reads(group, topic)]
         return reply(command, codes.SUCCESS, body=reports.encode_groups(found))
@@ -146,7 +146,7 @@ class Tools:
         self._tasks.answer(connection, command, self._get_progress(command, group, asked["topic"]))
 
     def _check_group(self, group: str) -> None:
-        if group not in self._broker.fold.groups:
+        if not self._broker.view.has_group(group):
             raise GroupNotFound(f"group {group!r} does not exist")
 
     async def _get_progress(self, command: Command, group: str, topic: str) -> bytes:
@@ -156,7 +156,7 @@ class Tools:
 
     def get_all_progress(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         """Answers the same for all groups. No topic counts as ordered, so for ordered topics there is nothing."""
-        groups = [] if asked["isOrder"] else list(self._broker.fold.groups.all_settings())
+        groups = [] if asked["isOrder"] else list(self._broker.view.all_group_settings())
         self._tasks.answer(connection, command, self._get_all_progress(connection, command, groups))
 
     async def _get_all_progress(self, connection: Connection, command: Command, groups: list[str]) -> bytes:
@@ -164,7 +164,7 @@ class Tools:
         self._meter.tick(now_ns)
         rows, behind_count, in_work_count = [], 0, 0
         async for group in paced(groups, _GROUPS_PER_STEP):
-            topics = sorted({topic for topic, _ in self._offsets.of(group)} & self._broker.fold.topics.by_name.keys())
+            topics = sorted({topic for topic, _ in self._offsets.of(group) if self._broker.view.has_topic(topic)})
             progress = [await self._progress(group, topic, now_ns) for topic in topics]
             rows.append({group: [each.body for each in progress]})
             behind_count += sum(each.behind_count for each in progress)
@@ -185,13 +185,13 @@ class Tools:
         return _Progress(table, sum(rate.per_second for rate in rates))
 
     def _exists(self, topic: str, queue_id: int) -> bool:
-        found = self._broker.fold.topics.by_name.get(topic)
+        found = self._broker.view.find_topic(topic)
         return found is not None and queue_id < len(found.numbers)
 
     def _progress_in_queue(self, group: str, place: Place, offset: int) -> dict[str, int]:
         low, high = self._broker.offsets(*place)
         # When the message that the group read last became visible: how old its work is.
-        read_at_ms = self._broker.reader.visible_at_ms(*place, offset - 1) if low < offset <= high else 0
+        read_at_ms = self._broker.view.visible_at_ms(*place, offset - 1) if low < offset <= high else 0
         pulled = max(self._pulls.reached(group, *place), offset)
         return {"brokerOffset": high, "consumerOffset": offset, "lastTimestamp": read_at_ms, "pullOffset": pulled}
 
@@ -207,7 +207,7 @@ class Tools:
         from before the move, and do not count.
         """
         group, topic = asked["group"], asked["topic"]
-        count = self._broker.fold.topics.get(topic).read_queue_count
+        count = self._broker.view.topic(topic).read_queue_count
         self._check_group(group)
         queue_ids = range(count) if asked["queueId"] < 0 else [asked["queueId"]]
         targets = {(topic, queue_id): self._target(topic, queue_id, asked) for queue_id in queue_ids}

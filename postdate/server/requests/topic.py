@@ -1,13 +1,15 @@
 """Topics: operators define them, clients ask how far their queues go, and some are created on first use."""
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import orjson
 
 from postdate.broker.broker import Broker
 from postdate.broker.sending import refuse_system_topic
+from postdate.broker.view import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicInfo
 from postdate.clock import Clock
 from postdate.config import Settings
 from postdate.errors import GroupNotFound, IllegalMessage, NoPermission, TopicNotFound
@@ -15,7 +17,6 @@ from postdate.message import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, TOPIC_CHARACT
 from postdate.server.connection import Connection
 from postdate.server.sessions import Sessions
 from postdate.server.sessions.meter import Came, Span
-from postdate.state.topics import PERM_INHERIT, PERM_READ, PERM_WRITE, Topic
 from postdate.wire import bodies, codes
 from postdate.wire.bodies import QueueName
 from postdate.wire.frame import Command, reply
@@ -38,7 +39,7 @@ class Topics:
     # -- definitions --------------------------------------------------------------------------------------------
 
     def put(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
-        known = self._broker.fold.topics.by_name.get(asked["topic"])
+        known = self._broker.view.find_topic(asked["topic"])
         attributes = _change_attributes(known.attributes if known else {}, asked["attributes"])
         self._broker.put_topic(
             asked["topic"],
@@ -55,7 +56,7 @@ class Topics:
         group, which are deleted with the group or were never created.
         """
         name = asked["topic"]
-        if name.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)) and name not in self._broker.fold.topics.by_name:
+        if name.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)) and not self._broker.view.has_topic(name):
             return reply(command, codes.SUCCESS, {"cancelled": 0})
         return reply(command, codes.SUCCESS, {"cancelled": self.remove(name)})
 
@@ -66,7 +67,7 @@ class Topics:
         return count
 
     def get_settings(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
-        topic = self._broker.fold.topics.get(asked["topic"])
+        topic = self._broker.view.topic(asked["topic"])
         settings = {
             "attributes": topic.attributes, "order": False, "perm": topic.perm, "readQueueNums": topic.read_queue_count,
             "topicFilterType": "SINGLE_TAG", "topicName": topic.name, "topicSysFlag": 0,
@@ -77,11 +78,11 @@ class Topics:
     # -- how far queues go --------------------------------------------------------------------------------------
 
     def get_stats(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
-        topic = self._broker.fold.topics.get(asked["topic"])
+        topic = self._broker.view.topic(asked["topic"])
         table = {}
         for queue_id in range(max(topic.read_queue_count, topic.write_queue_count)):
             low, high = self._broker.offsets(topic.name, queue_id)
-            last_at_ms = self._broker.reader.visible_at_ms(topic.name, queue_id, high - 1) if low < high else 0
+            last_at_ms = self._broker.view.visible_at_ms(topic.name, queue_id, high - 1) if low < high else 0
             table[QueueName(topic.name, self._broker.settings.broker_name, queue_id)] = {
                 "lastUpdateTimestamp": last_at_ms, "maxOffset": high, "minOffset": low,
             }  # fmt: skip
@@ -111,7 +112,7 @@ class Topics:
     def get_earliest_time(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         """Answers when the first message of a queue became visible; -1 for an empty queue."""
         low, high = self._bounds(asked)
-        at_ms = self._broker.reader.visible_at_ms(asked["topic"], asked["queueId"], low) if low < high else -1
+        at_ms = self._broker.view.visible_at_ms(asked["topic"], asked["queueId"], low) if low < high else -1
         return reply(command, codes.SUCCESS, {"timestamp": at_ms})
 
 
@@ -124,6 +125,17 @@ def _change_attributes(known: Mapping[str, str], text: str) -> dict[str, str]:
         else:
             attributes.pop(removed, None)
     return attributes
+
+
+class PromisedTopic(NamedTuple):
+    """A topic that does not exist yet, as it will be when it is first used."""
+
+    name: str
+    read_queue_count: int
+    write_queue_count: int
+    perm: int = PERM_READ | PERM_WRITE
+    attributes: Mapping[str, str] = MappingProxyType({})
+    numbers: Sequence[int] = ()
 
 
 class AutoCreation:
@@ -142,9 +154,9 @@ class AutoCreation:
         """How many queues a new topic gets where nobody asks for a number."""
         return min(_NEW_TOPIC_QUEUES, self._settings.default_queue_count)
 
-    def use_topic(self, name: str, queue_count: int = _NEW_TOPIC_QUEUES) -> Topic:
+    def use_topic(self, name: str, queue_count: int = _NEW_TOPIC_QUEUES) -> TopicInfo:
         """Returns a topic, created if need be. Raises TopicNotFound where it may not be created."""
-        known = self._broker.fold.topics.by_name.get(name)
+        known = self._broker.view.find_topic(name)
         if known is not None:
             return known
         check_topic(name)
@@ -154,23 +166,23 @@ class AutoCreation:
             raise TopicNotFound(f"topic {name!r} does not exist, and auto_create_topics is off: create it first")
         return self._put_topic(name, max(1, min(queue_count, self._settings.default_queue_count)))
 
-    def promise_topic(self, name: str) -> Topic:
+    def promise_topic(self, name: str) -> TopicInfo:
         """Returns a topic, or how it will look when it is first used. Creates nothing. Raises TopicNotFound.
 
         A client that hears "unknown" asks again half a minute later. A consumer that starts before the first message
         of its topic would be late by that, and so would the first retry of a new group.
         """
-        known = self._broker.fold.topics.by_name.get(name)
+        known = self._broker.view.find_topic(name)
         if known is not None:
             return known
         if name == DEFAULT_TOPIC and self._settings.auto_create_topics:
             count = self._settings.default_queue_count
-            return Topic(name, count, count, PERM_READ | PERM_WRITE | PERM_INHERIT)
+            return PromisedTopic(name, count, count, PERM_READ | PERM_WRITE | PERM_INHERIT)
         if name.startswith(RETRY_TOPIC_PREFIX):
             if self._may_have_group(name.removeprefix(RETRY_TOPIC_PREFIX)):
-                return Topic(name, _GROUP_TOPIC_QUEUES, _GROUP_TOPIC_QUEUES)
+                return PromisedTopic(name, _GROUP_TOPIC_QUEUES, _GROUP_TOPIC_QUEUES)
         elif self._settings.auto_create_topics and _may_be_created(name):
-            return Topic(name, self.new_queue_count, self.new_queue_count)
+            return PromisedTopic(name, self.new_queue_count, self.new_queue_count)
         raise TopicNotFound(f"there is no route for topic {name[:TOPIC_CHARACTERS_MAX]!r}: it does not exist")
 
     def subscribe(self, name: str) -> None:
@@ -185,30 +197,30 @@ class AutoCreation:
             check_group(name)
         except IllegalMessage:
             return False
-        return self._settings.auto_create_groups or name in self._broker.fold.groups
+        return self._settings.auto_create_groups or self._broker.view.has_group(name)
 
-    def use_retry_topic(self, group: str) -> Topic:
+    def use_retry_topic(self, group: str) -> TopicInfo:
         """Returns the topic for messages that a group sends back. Raises GroupNotFound where the group may not be
         created.
         """
         self.use_group(group)
         return self._use_group_topic(RETRY_TOPIC_PREFIX + group)
 
-    def use_dead_letter_topic(self, group: str) -> Topic:
+    def use_dead_letter_topic(self, group: str) -> TopicInfo:
         self.use_group(group)
         return self._use_group_topic(DLQ_TOPIC_PREFIX + group)
 
-    def _use_group_topic(self, name: str) -> Topic:
-        known = self._broker.fold.topics.by_name.get(name)
+    def _use_group_topic(self, name: str) -> TopicInfo:
+        known = self._broker.view.find_topic(name)
         return known if known is not None else self._put_topic(name, _GROUP_TOPIC_QUEUES)
 
-    def _put_topic(self, name: str, queue_count: int) -> Topic:
+    def _put_topic(self, name: str, queue_count: int) -> TopicInfo:
         self._broker.put_topic(name, self._clock.now_ms(), read_queue_count=queue_count, write_queue_count=queue_count)
-        return self._broker.fold.topics.get(name)
+        return self._broker.view.topic(name)
 
     def use_group(self, name: str) -> None:
         """Creates a consumer group unless it exists. Raises GroupNotFound where it may not be created."""
-        if name in self._broker.fold.groups:
+        if self._broker.view.has_group(name):
             return
         check_group(name)
         if not self._settings.auto_create_groups:
