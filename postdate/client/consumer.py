@@ -31,7 +31,7 @@ from postdate.wire import codes
 from postdate.wire.allocation import allocate
 from postdate.wire.bodies import QueueName
 from postdate.wire.frame import Command, Fields
-from postdate.wire.records import Columns, Pieces, joined, split_records
+from postdate.wire.records import Columns, Pieces, join_pieces, split_records
 from postdate.wire.requests import Request
 
 log = logging.getLogger("postdate.client")
@@ -417,7 +417,7 @@ _PULLED = (codes.SUCCESS, codes.PULL_NOT_FOUND, codes.PULL_RETRY_IMMEDIATELY, co
 
 
 def _tag(pieces: Pieces) -> str | None:
-    return readable_properties(joined(pieces).properties).get(PROPERTY_TAGS)
+    return readable_properties(join_pieces(pieces).properties).get(PROPERTY_TAGS)
 
 
 def _shown(name: QueueName) -> str:

@@ -35,9 +35,9 @@ PULL_COMMIT_OFFSET = 1
 PULL_SUSPEND = 2
 PULL_SUBSCRIPTION = 4
 
-# Where a group that pops begins a queue of which it has no offset.
+# Where a group that pops starts a queue without an offset.
 POP_FROM_END = 1
 
-# The version of RocketMQ whose protocol we speak, as its ordinal (5.4.0): clients decide by it what they may ask for.
+# The version of RocketMQ whose protocol we speak (5.4.0), as its ordinal: clients decide by it what they may ask for.
 PROTOCOL_VERSION = 493
 LANGUAGE = "PYTHON"

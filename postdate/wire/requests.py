@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from postdate.errors import ProtocolError
-from postdate.wire.frame import HEADER_AT, JSON, header_end, plain_text, shown, whole_number
+from postdate.wire.frame import HEADER_AT, JSON, header_end, plain_text, show_value, whole_number
 
 
 class Kind(enum.Enum):
@@ -298,7 +298,7 @@ def _read_field(request: Request, field: Field, fields: Mapping[str, Any]) -> An
         return _READ[field.kind](found)
     except ValueError as error:
         raise ProtocolError(
-            f"{request.name} has {field.name} = {shown(found)}, expected a {field.kind.value}"
+            f"{request.name} has {field.name} = {show_value(found)}, expected a {field.kind.value}"
         ) from error
 
 

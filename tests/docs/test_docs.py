@@ -761,7 +761,7 @@ def test_what_waits_is_told_as_shown(tmp_path: Path) -> None:
 def test_headers_that_are_shown_are_those_of_the_code() -> None:
     text = sections_of(PROTOCOL.read_text())["Frames"]
     header = shown_json("Frames").replace(b"\n", b"")
-    assert frame.decode(frame.framed(header)[4:]).code == Request.GET_ROUTEINFO_BY_TOPIC
+    assert frame.decode(frame.encode_frame(header)[4:]).code == Request.GET_ROUTEINFO_BY_TOPIC
     assert ", ".join(frame.LANGUAGES) in " ".join(text.split())
     assert f"we write {wire_codes.PROTOCOL_VERSION}" in text
     assert f"we write `{wire_codes.LANGUAGE}`" in text

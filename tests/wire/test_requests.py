@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postdate.errors import ProtocolError
-from postdate.wire.frame import BINARY, Command, decode, encode, framed
+from postdate.wire.frame import BINARY, Command, decode, encode, encode_frame
 from postdate.wire.requests import REQUESTS, ClientRequest, Kind, Request, decode_send
 
 # What a request must have, and what it has then. Code by code, written down from the protocol and not from the table.
@@ -393,7 +393,7 @@ def test_what_is_read_in_one_step_is_what_the_general_way_reads(changed: dict[st
 @given(st.binary(max_size=200))
 def test_garbage_is_left_to_the_general_way(garbage: bytes) -> None:
     assert decode_send(garbage) is None
-    assert decode_send(framed(b'{"code":310,' + garbage)[4:]) is None
+    assert decode_send(encode_frame(b'{"code":310,' + garbage)[4:]) is None
 
 
 @pytest.mark.parametrize("letter", "befghij")
@@ -405,4 +405,4 @@ def test_other_serializations_codes_and_deep_nests_are_left_to_the_general_way()
     assert decode_send(frame_of(JAVA, serialization=BINARY)) is None
     assert decode_send(encode(Command(Request.SEND_MESSAGE, JAVA))[4:]) is None
     assert decode_send(b"\x02" + frame_of(JAVA)[1:]) is None, "no serialization that there is"
-    assert decode_send(framed(b'{"code":310,"x":' + b"[" * 100_000)[4:]) is None
+    assert decode_send(encode_frame(b'{"code":310,"x":' + b"[" * 100_000)[4:]) is None

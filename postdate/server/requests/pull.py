@@ -20,7 +20,7 @@ from postdate.server.sessions import Sessions
 from postdate.server.sessions.offsets import Place
 from postdate.wire import codes
 from postdate.wire.bodies import parse_subscription
-from postdate.wire.frame import JSON, Command, framed, plain_text, reply, shown
+from postdate.wire.frame import JSON, Command, encode_frame, plain_text, reply, show_value
 from postdate.wire.requests import REQUESTS
 
 _CODES = {
@@ -258,7 +258,7 @@ def _wants_to_wait(ask: _Ask) -> bool:
 def check_filter(kind: object) -> None:
     """Raises UsageError for all filters but tags. The kind comes from a client, and may be of any type."""
     if kind != "TAG":
-        raise UsageError(f"the broker filters by tag, not by {kind if type(kind) is str else shown(kind)}")
+        raise UsageError(f"the broker filters by tag, not by {kind if type(kind) is str else show_value(kind)}")
 
 
 def check_expression(expression: str, limit: int) -> None:
@@ -330,7 +330,7 @@ def _answer(command: Command, pulled: Pulled) -> bytes:
     if command.serialization != JSON:
         fields = {"suggestWhichBrokerId": 0, "nextBeginOffset": next_offset, "minOffset": low, "maxOffset": high}
         return reply(command, code, fields, body=body)
-    return framed(
+    return encode_frame(
         f'{{"code":{code},"extFields":{{"suggestWhichBrokerId":"0","nextBeginOffset":"{next_offset}",'
         f'"minOffset":"{low}","maxOffset":"{high}"}},"flag":1,"language":"PYTHON","opaque":{command.opaque},'
         f'"serializeTypeCurrentRPC":"JSON","version":{codes.PROTOCOL_VERSION}}}'.encode(),

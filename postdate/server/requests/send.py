@@ -31,7 +31,7 @@ from postdate.server.requests.group import retry_times_max, without_delay
 from postdate.server.requests.recall import Recalls
 from postdate.server.requests.topic import AutoCreation
 from postdate.wire import bodies, codes
-from postdate.wire.frame import JSON, Command, framed, reply
+from postdate.wire.frame import JSON, Command, encode_frame, reply
 from postdate.wire.ids import encode_recall_handle, message_id
 from postdate.wire.requests import REQUESTS, Request, decode_send
 
@@ -277,7 +277,7 @@ class Sends:
                 header = _SENT_TIMED % (prefix, offset, queue_id, shown, unique, handle_of(entry), ask)
             else:
                 header = _SENT % (prefix, offset, queue_id, shown, unique, ask)
-            frames.append(framed(header))
+            frames.append(encode_frame(header))
         if frames:
             connection.write(frames[0] if len(frames) == 1 else b"".join(frames))
 
