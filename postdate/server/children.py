@@ -42,7 +42,7 @@ _KILL_S = 0.2  # to stop, for a part whose turn comes when all time is used up
 _OURS = re.compile(r"[0-9-]{10}T[0-9:.]+Z (debug|info|warning|error|critical) +(.*)")
 _FRAME = re.compile(
     r"\s|Traceback |Caused by: |$"
-)  # a line of a stack, Python's or Java's: the message is on another line
+)  # a line of a stack, Python's or Java's
 
 
 class Part:

@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
         self._is_reading = True
         self.in_flight = 0  # requests whose answers wait for the disk
         self.held_count = 0  # requests that wait for messages; pulls and pops count theirs here
-        # For the sweep: whether a request came since the last one, when it came, and since when the client reads nothing.
+        # For the sweep: whether a request came since the last one, when it came, and since when no answer is read.
         self.is_heard = False
         self.heard_at_ns = 0
         self.paused_at_ns: int | None = None
