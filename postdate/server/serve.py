@@ -5,20 +5,17 @@ import contextlib
 import errno
 import gc
 import logging
-import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-import uvloop
-
 from postdate.broker.broker import Broker
 from postdate.clock import Clock, SystemClock
 from postdate.config import Settings
 from postdate.errors import UsageError
-from postdate.process import give_freed_memory_back
+from postdate.process import give_freed_memory_back, new_event_loop
 from postdate.server.address import Address
 from postdate.server.children import Parts
 from postdate.server.connection import Connection
@@ -159,6 +156,8 @@ def run(settings: Settings, ready: Callable[[Server], None], parts: Parts | None
 
     Raises what opening the folder raises, and UsageError where it cannot listen.
     """
+    if sys.platform != "linux":
+        raise UsageError(f"a broker needs Linux, and this is {sys.platform}; the client and its commands work here too")
     Path(settings.data).mkdir(parents=True, exist_ok=True)
     broker = Broker(RealDisk(Path(settings.data)), settings)
     try:
@@ -167,7 +166,7 @@ def run(settings: Settings, ready: Callable[[Server], None], parts: Parts | None
         _spare_the_collector()
         sys.setswitchinterval(_SWITCH_S)
         give_freed_memory_back()
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(serve(broker, SystemClock(), ready, parts))
     finally:
         broker.close()
@@ -175,20 +174,19 @@ def run(settings: Settings, ready: Callable[[Server], None], parts: Parts | None
 
 def allow_files(connections_max: int) -> None:
     """Raises this process' limit of open files as far as it may and must; says so where that is not enough."""
+    import resource  # here, as Windows has none and this module is imported there for postdate.testing
+
     wanted = connections_max + _FILES_BESIDE
-    soft, hard = (wanted if limit == resource.RLIM_INFINITY else limit for limit in _file_limits())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (wanted if limit == resource.RLIM_INFINITY else limit for limit in limits)
     if soft < min(wanted, hard):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), _file_limits()[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), limits[1]))
     if hard < wanted:
         logger.warning(
             "connections_max is %d, but this process may open %d files, which is enough for about %d connections: "
             "raise the system's limit (ulimit -Hn), or lower connections_max",
             connections_max, hard, max(hard - _FILES_BESIDE, 0),
         )  # fmt: skip
-
-
-def _file_limits() -> tuple[int, int]:
-    return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def _spare_the_collector() -> None:
