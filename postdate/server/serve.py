@@ -111,6 +111,11 @@ class Server:
         assert self._service is not None
         self._service.pulse.ring()
 
+    def catch_up(self) -> None:
+        """Fires what is due by a clock that is moved by hand. When it returns, consumers see all of it."""
+        assert self._service is not None
+        self._service.pulse.catch_up()
+
     async def stop(self, spent_ms: int = 0) -> None:
         """Takes no more connections, answers what was written, and lets the clients go. What was spent on stopping
         before is taken from the time that they have for that.

@@ -2,7 +2,7 @@
 
     from postdate.broker import Broker
     from postdate.clock import ManualClock
-    from verify.simulation import VirtualDisk
+    from postdate.testing import VirtualDisk
 
     clock, disk = ManualClock(), VirtualDisk()
     broker = Broker(disk)                # nothing touches your file system
