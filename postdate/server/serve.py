@@ -15,6 +15,7 @@ from postdate.broker.broker import Broker
 from postdate.clock import Clock, SystemClock
 from postdate.config import Settings
 from postdate.errors import UsageError
+from postdate.extras import has_extra, install
 from postdate.process import give_freed_memory_back, new_event_loop
 from postdate.server.address import Address
 from postdate.server.children import Parts
@@ -166,6 +167,7 @@ def run(settings: Settings, ready: Callable[[Server], None], parts: Parts | None
     Path(settings.data).mkdir(parents=True, exist_ok=True)
     broker = Broker(RealDisk(Path(settings.data)), settings)
     try:
+        _refuse_stranded_rows(broker)
         broker.start_keeper()
         allow_files(settings.connections_max)
         _spare_the_collector()
@@ -175,6 +177,22 @@ def run(settings: Settings, ready: Callable[[Server], None], parts: Parts | None
             runner.run(serve(broker, SystemClock(), ready, parts))
     finally:
         broker.close()
+
+
+def _refuse_stranded_rows(broker: Broker) -> None:
+    """Raises UsageError where messages wait in the table and what would bring them back is not installed. An operator
+    who starts the broker without bulk, or without a pipeline of its own, has decided that.
+    """
+    settings, count = broker.settings, broker.fold.far.in_table
+    if not count or settings.bulk_port < 0:
+        return
+    waiting = f"{count:,} messages wait in the table of {settings.data}: to deliver them, a broker"
+    if not has_extra("table"):
+        otherwise = "or give --bulk-port -1 to leave them there"
+        raise UsageError(f"{waiting} needs postdate[table] ({install('table')}), {otherwise}")
+    if settings.pipeline == "embedded" and not has_extra("spark"):
+        otherwise = "or give --pipeline none and run postdate pipeline elsewhere"
+        raise UsageError(f"{waiting} needs postdate[spark] ({install('spark')}), {otherwise}")
 
 
 def allow_files(connections_max: int) -> None:
