@@ -36,6 +36,7 @@ NEIGHBOURS = {
     ("__main__", "cli"),
     ("__init__", "client"),
     ("__init__", "spark"),
+    ("__init__", "extras"),
     ("storage", "table"),
     ("state", "table"),
     ("broker", "table"),
