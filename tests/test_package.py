@@ -124,10 +124,10 @@ def test_a_broker_the_client_and_the_commands_work_without_the_extras(tmp_path: 
             address,
         ) == ["cancelled", "k1 near", "[]"]
         base.postdate("send", "orders", "hello", "--delay", "1h", address=address)
-        base.postdate("send", "orders", "now", "--key", "k2", address=address)
-        (line,) = base.postdate("consume", "orders", "--group", "other", "--tag", "*", "--count", "1", address=address)
-        assert "near" in line
-        for command in ("status", "pending", "forecast", "find orders k2", "topic list", "group list", "jobs"):
+        base.postdate("send", "mails", "now", "--key", "k2", address=address)
+        (line,) = base.postdate("consume", "mails", "--group", "billing", "--count", "1", address=address)
+        assert "now" in line
+        for command in ("status", "pending", "forecast", "find mails k2", "topic list", "group list", "jobs"):
             assert base.postdate(*command.split(), address=address)
     finally:
         broker.stop()
@@ -274,12 +274,12 @@ def test_the_in_process_broker_works_where_there_is_no_linux(elsewhere: Place) -
 
 
 @pytest.mark.full  # asks the package index for what the base package needs
-def test_a_wheel_of_a_clone_is_small_and_sends_and_receives(tmp_path: Path) -> None:
+def test_the_wheel_of_a_clone_is_small_and_sends_and_receives(tmp_path: Path) -> None:
     clone, wheels = tmp_path / "clone", tmp_path / "wheels"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-    venv.create(tmp_path / "venv", with_pip=True)
+    venv.create(tmp_path / "venv")  # without pip, which would count
     python = tmp_path / "venv" / "bin" / "python"
-    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "--quiet"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(wheels), str(clone)], check=True)
     (wheel,) = wheels.glob("postdate-*.whl")
     names = subprocess.run([python, "-m", "zipfile", "-l", wheel], capture_output=True, text=True, check=True).stdout
@@ -290,9 +290,9 @@ def test_a_wheel_of_a_clone_is_small_and_sends_and_receives(tmp_path: Path) -> N
     (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
     installed = {path.name.partition("-")[0] for path in packages.glob("*.dist-info")}
     assert not installed & set(EXTRAS)
-    size_mb = sum(path.stat().st_size for path in packages.rglob("*") if path.is_file()) / 1_000_000
-    pip_mb = sum(path.stat().st_size for path in (packages / "pip").rglob("*") if path.is_file()) / 1_000_000
-    assert size_mb - pip_mb <= BASE_MB_MAX, f"{size_mb - pip_mb:.0f} MB"
+    size_mb = sum(path.stat().st_blocks * 512 for path in packages.rglob("*")) >> 20  # on disk, as du counts it
+    print(f"the base package takes {size_mb} MB")
+    assert size_mb <= BASE_MB_MAX, f"{size_mb} MB"
     send_and_receive(tmp_path, [str(python.with_name("postdate"))])
 
 
