@@ -33,6 +33,7 @@ from postdate.check.rows import Pointers, Tables
 from postdate.check.walk import Hole, place_of, walk
 from postdate.config import KIB, Settings
 from postdate.errors import ForeignFolder, UsageError
+from postdate.extras import require_extra
 from postdate.state.wheel import NEVER
 from postdate.storage.batch import MESSAGE
 from postdate.storage.disk import Disk
@@ -45,7 +46,8 @@ def check_folder(disk: Disk) -> Report:
     """Checks a folder that no broker has open, and changes nothing in it but the file LOCK.
 
     Raises FolderInUse where a broker runs, ForeignFolder where the folder is not ours or from a newer version, OSError
-    where the disk cannot be read. Damage is never raised.
+    where the disk cannot be read, UsageError where the folder has a table and the extra that reads it is not installed.
+    Damage is never raised.
     """
     if disk.size(FORMAT_FILE) < 0:
         raise ForeignFolder(
@@ -93,6 +95,7 @@ def _check(folder: Folder) -> None:
     check_selections(folder, refold)
     path = find_local_table(folder, refold)
     if path is not None:
+        require_extra("table", f"the check of the table {path}")
         from postdate.check.table import check_table  # a folder without a table needs no pyarrow
 
         check_table(folder, path, tables, refold, index)

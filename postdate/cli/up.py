@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from postdate import __version__, config
-from postdate.cli.children import PIPELINE, beside, is_embedded
+from postdate.cli.children import BULK, PIPELINE, beside, is_embedded
 from postdate.cli.command import OK, USAGE, add_json, print_json, runs
 from postdate.cli.logs import add_log_level, start_logging
 from postdate.cli.show import count
@@ -136,7 +136,7 @@ def _print_ready(parts: Parts, server: Server) -> None:
     print(f"postdate {__version__}")
     print(f"  route     {server.route_address}  (the name server address of RocketMQ clients)")
     print(f"  broker    {broker}")
-    print(f"  bulk      {_bulk_text(settings)}")
+    print(f"  bulk      {_bulk_text(settings, parts)}")
     print(f"  pipeline  {_pipeline_text(settings, parts)}")
     print(f"  data      {Path(settings.data).resolve()}, flush {settings.flush}")
     print(f"  waiting   {'' if is_exact else 'about '}{count(waiting, 'message')}")
@@ -145,15 +145,17 @@ def _print_ready(parts: Parts, server: Server) -> None:
     print("Ctrl-C stops the broker.", flush=True)
 
 
-def _bulk_text(settings: Settings) -> str:
+def _bulk_text(settings: Settings, parts: Parts) -> str:
     if settings.bulk_port < 0:
         return "off"
+    if parts[BULK].startswith("off"):
+        return parts[BULK]
     return f"{address_text(settings.host, settings.bulk_port)}, starting" if settings.bulk_port else "a free port"
 
 
 def _pipeline_text(settings: Settings, parts: Parts) -> str:
     """What it will be: it comes up some seconds later."""
-    if is_embedded(settings) and not parts[PIPELINE].startswith("no Java"):
+    if is_embedded(settings) and not parts[PIPELINE].startswith(("no Java", "off")):
         return f"Spark {settings.spark_master}, starting"
     return parts[PIPELINE]
 

@@ -30,6 +30,8 @@ logger = logging.getLogger("postdate.server")
 Answer = Callable[[Ticket], None]
 Tell = Callable[[LogFailed | None], None]
 
+_CATCH_UP_STEPS_MAX = 100_000  # each fires or rescues up to a batch; more means that the broker makes no progress
+
 # What may go wrong again and again.
 _LOG_FAILED = "nothing is stored or fired any more"
 _NOT_FIRED = "what is due cannot be fired, trying again"
@@ -189,6 +191,18 @@ class Pulse:
             self._log_once(_NOT_FIRED if self.broker.log.failure is None else _LOG_FAILED, error)
         self.nudge()
         self._set_alarm()
+
+    def catch_up(self) -> None:
+        """Fires, makes durable and shows everything that is due by now, and returns when nothing more is."""
+        for _ in range(_CATCH_UP_STEPS_MAX):
+            self.ring()
+            self.broker.flush()
+            self._settle()
+            # Waking consumers may have written something itself.
+            is_durable = self.broker.log.durable == self.broker.log.end
+            if is_durable and self.broker.wake_at_ms > self.clock.now_ms():
+                return
+        raise AssertionError(f"the broker asks to be called again and again at {self.clock.now_ms()}")
 
     def _log_once(self, trouble: str, error: PostdateError | OSError) -> None:
         """One line, not one for each try: a full disk stays full for a while."""

@@ -5,20 +5,18 @@ import contextlib
 import errno
 import gc
 import logging
-import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-import uvloop
-
 from postdate.broker.broker import Broker
 from postdate.clock import Clock, SystemClock
 from postdate.config import Settings
 from postdate.errors import UsageError
-from postdate.process import give_freed_memory_back
+from postdate.extras import has_extra, install
+from postdate.process import give_freed_memory_back, new_event_loop
 from postdate.server.address import Address
 from postdate.server.children import Parts
 from postdate.server.connection import Connection
@@ -114,6 +112,11 @@ class Server:
         assert self._service is not None
         self._service.pulse.ring()
 
+    def catch_up(self) -> None:
+        """Fires what is due by a clock that is moved by hand. When it returns, consumers see all of it."""
+        assert self._service is not None
+        self._service.pulse.catch_up()
+
     async def stop(self, spent_ms: int = 0) -> None:
         """Takes no more connections, answers what was written, and lets the clients go. What was spent on stopping
         before is taken from the time that they have for that.
@@ -159,36 +162,54 @@ def run(settings: Settings, ready: Callable[[Server], None], parts: Parts | None
 
     Raises what opening the folder raises, and UsageError where it cannot listen.
     """
+    if sys.platform != "linux":
+        raise UsageError(f"a broker needs Linux, and this is {sys.platform}; the client and its commands work here too")
     Path(settings.data).mkdir(parents=True, exist_ok=True)
     broker = Broker(RealDisk(Path(settings.data)), settings)
     try:
+        _refuse_stranded_rows(broker)
         broker.start_keeper()
         allow_files(settings.connections_max)
         _spare_the_collector()
         sys.setswitchinterval(_SWITCH_S)
         give_freed_memory_back()
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(serve(broker, SystemClock(), ready, parts))
     finally:
         broker.close()
 
 
+def _refuse_stranded_rows(broker: Broker) -> None:
+    """Raises UsageError where messages wait in the table and what would bring them back is not installed. An operator
+    who starts the broker without bulk, or without a pipeline of its own, has decided that.
+    """
+    settings, count = broker.settings, broker.fold.far.in_table
+    if not count or settings.bulk_port < 0:
+        return
+    waiting = f"{count:,} messages wait in the table of {settings.data}: to deliver them, a broker"
+    if not has_extra("table"):
+        otherwise = "or give --bulk-port -1 to leave them there"
+        raise UsageError(f"{waiting} needs postdate[table] ({install('table')}), {otherwise}")
+    if settings.pipeline == "embedded" and not has_extra("spark"):
+        otherwise = "or give --pipeline none and run postdate pipeline elsewhere"
+        raise UsageError(f"{waiting} needs postdate[spark] ({install('spark')}), {otherwise}")
+
+
 def allow_files(connections_max: int) -> None:
     """Raises this process' limit of open files as far as it may and must; says so where that is not enough."""
+    import resource  # here, as Windows has none and this module is imported there for postdate.testing
+
     wanted = connections_max + _FILES_BESIDE
-    soft, hard = (wanted if limit == resource.RLIM_INFINITY else limit for limit in _file_limits())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (wanted if limit == resource.RLIM_INFINITY else limit for limit in limits)
     if soft < min(wanted, hard):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), _file_limits()[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), limits[1]))
     if hard < wanted:
         logger.warning(
             "connections_max is %d, but this process may open %d files, which is enough for about %d connections: "
             "raise the system's limit (ulimit -Hn), or lower connections_max",
             connections_max, hard, max(hard - _FILES_BESIDE, 0),
         )  # fmt: skip
-
-
-def _file_limits() -> tuple[int, int]:
-    return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def _spare_the_collector() -> None:

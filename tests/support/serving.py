@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import uvloop
-
 from postdate.broker.broker import Broker
 from postdate.check import check_folder
 from postdate.clock import Clock, ManualClock, SystemClock
 from postdate.config import MIB, Settings
+from postdate.process import new_event_loop
 from postdate.server import Server
 from postdate.server.dispatch import Service
 from postdate.storage.disk import Disk, RealDisk
@@ -37,13 +36,11 @@ SERVED: dict[str, Any] = {
 class Served:
     """A running server. `call` runs something on its loop, `kill` ends it like a crash."""
 
-    STEPS_MAX = 1_000  # of driving a broker to one instant; more means that it spins
-
     def __init__(self, disk: Disk, settings: Settings, clock: Clock) -> None:
         self.disk = disk
         self.clock = clock
         self._is_ended = False
-        self._loop = uvloop.new_event_loop()
+        self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="serving", daemon=True)
         self._thread.start()
         self.broker = Broker(disk, settings)
@@ -100,19 +97,7 @@ class Served:
 
     def settle(self) -> None:
         """Makes everything written durable and visible, and fires and rescues until nothing more is due."""
-
-        def run() -> None:
-            for _ in range(self.STEPS_MAX):
-                self.server.ring()
-                self.broker.flush()
-                self.service.pulse._settle()
-                # Waking consumers may have written something itself.
-                is_durable = self.broker.log.durable == self.broker.log.end
-                if is_durable and self.broker.wake_at_ms > self.clock.now_ms():
-                    return
-            raise AssertionError(f"the broker wants to be called again and again at {self.clock.now_ms()}")
-
-        self.call(run)
+        self.call(self.server.catch_up)
 
     def stop(self) -> None:
         """Ends it politely. Does nothing where it has ended already."""

@@ -11,8 +11,8 @@ from postdate.broker.broker import Broker
 from postdate.clock import ManualClock
 from postdate.config import Settings
 from postdate.errors import LogFailed
+from postdate.testing.disk import Killed, VirtualDisk
 from verify.simulation.digest import Digest
-from verify.simulation.disk import Killed, VirtualDisk
 from verify.simulation.model import Model, Sent
 from verify.simulation.pipeline import SimulatedTable
 

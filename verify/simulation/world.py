@@ -18,9 +18,9 @@ from postdate.config import Settings
 from postdate.errors import DiskFull, LogFailed
 from postdate.storage import record as records
 from postdate.storage.segment import SPARE_COUNT
+from postdate.testing.disk import Killed
 from verify.simulation.cancellers import Cancellers
 from verify.simulation.carriers import Carriers
-from verify.simulation.disk import Killed
 from verify.simulation.model import Broken
 from verify.simulation.operators import Operators
 from verify.simulation.owners import Owners
