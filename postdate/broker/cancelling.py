@@ -21,7 +21,7 @@ from postdate.keys import key_hash
 from postdate.message import Cancelled
 from postdate.state.far import Rescue, rescued_by
 from postdate.state.fold import CancelAnswer, Fold
-from postdate.state.tombstones import BY_COLUMN, Tombstone
+from postdate.state.cancels import BY_COLUMN, Tombstone
 from postdate.state.wheel import DEAD, NEVER
 from postdate.storage.batch import CANCEL, MESSAGE
 

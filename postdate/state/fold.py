@@ -32,7 +32,7 @@ from postdate.state.leases import NOT_GIVEN, Key, Pops
 from postdate.state.quotas import Bursts
 from postdate.state.references import Holds
 from postdate.state.takings import Takings
-from postdate.state.tombstones import Tombstone, Tombstones
+from postdate.state.cancels import Tombstone, Tombstones
 from postdate.state.topics import GONE, SCHEDULE_TOPIC, Topics
 from postdate.state.verdicts import Verdicts, Wanted
 from postdate.state.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, SINGLE_STRUCT, Due, Run, Waiting, Wheel

@@ -19,7 +19,7 @@ from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
 from postdate.state.arrays import among, places_of
 from postdate.state.far import Far
 from postdate.state.jobs import Jobs
-from postdate.state.tombstones import Tombstone, Tombstones
+from postdate.state.cancels import Tombstone, Tombstones
 from postdate.state.topics import Topics
 from postdate.storage import record as records
 

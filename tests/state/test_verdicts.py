@@ -9,7 +9,7 @@ from postdate.keys import key_hash
 from postdate.message import LOOPBACK, PROPERTY_UNIQ_KEY, Message, encode_properties
 from postdate.state.far import FAR, FAR_STRUCT, Far
 from postdate.state.jobs import Jobs
-from postdate.state.tombstones import Tombstone, Tombstones
+from postdate.state.cancels import Tombstone, Tombstones
 from postdate.state.topics import Topics
 from postdate.state.verdicts import Verdicts
 from postdate.storage import record as records

@@ -19,7 +19,7 @@ from postdate.errors import Refused
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
 from postdate.state.far import FAR
 from postdate.state.jobs import IMPORT, WAITING, Job, Part
-from postdate.state.tombstones import Tombstone
+from postdate.state.cancels import Tombstone
 from postdate.state.topics import GONE
 from postdate.storage import chunk, selection
 from postdate.storage import record as records

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from postdate.state.tombstones import Tombstone, Tombstones
+from postdate.state.cancels import Tombstone, Tombstones
 
 
 def tombstone(due: int, arrival: int, far_offset: int = -1, far_before: int = 0, key: str = "k") -> Tombstone:
