@@ -24,14 +24,14 @@ import numpy as np
 from postdate.broker import retention
 from postdate.broker.cancelling import Cancels
 from postdate.broker.jobs import Commands
-from postdate.broker.leasing import Leases
+from postdate.broker.leasing import Leasing
 from postdate.broker.lookup import Found, Lookup
 from postdate.broker.rescuing import Rescues
 from postdate.broker.sending import DUE, Intake, Prepared
 from postdate.broker.staging import Stage, Staging, refuse
 from postdate.broker.topics import Definitions
 from postdate.broker.view import Reader
-from postdate.broker.writing import NO_SECONDS, Seconds, Ticket, Writer
+from postdate.broker.writing import NO_SECONDS, Changes, Seconds, Ticket, Writer
 from postdate.config import Settings, changed
 from postdate.errors import CorruptData, CorruptSnapshot, DiskFull, FlowControl, LogFailed, PostdateError, UsageError
 from postdate.message import LOOPBACK, Due, Host, Message, decode_properties, due
@@ -114,7 +114,7 @@ class Broker:
             self.fold, self._writer, self._intake,
             settings=settings, queue=self.reader.queue, cancelled_far_count=self.cancels.cancelled_far_count,
         )  # fmt: skip
-        self.leases = Leases(
+        self.leases = Leasing(
             self.fold, self._writer, self._intake,
             settings=settings, admit=self.definitions.admit_popper, queue=self.reader.queue,
         )  # fmt: skip
@@ -238,7 +238,7 @@ class Broker:
                 place = (due_at_ms // 1_000, message.topic)
                 asked[place] = asked.get(place, 0) + 1
         for (second, name), count in asked.items():
-            waiting = self.fold.bursts.count(second, name) + self._writer.pending_seconds.get((second, name), 0)
+            waiting = self.fold.quotas.count(second, name) + self._writer.pending_seconds.get((second, name), 0)
             if waiting + count > limit:
                 raise FlowControl(
                     f"due_second_messages_max: topic {name!r} has {waiting} messages due in second {second}, "
@@ -252,9 +252,16 @@ class Broker:
         """Makes everything written durable and applies it. Raises LogFailed."""
         self._writer.flush()
 
-    def settle(self) -> int:
-        """Applies the batches that are durable; returns how many. Called after `log.flush` ran on another thread."""
+    def settle(self) -> Changes:
+        """Applies the batches that are durable; returns what has changed since the last call. Called after `log.flush`
+        ran on another thread.
+        """
         return self._writer.settle()
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether the next `settle` has changes to return even if it applies nothing."""
+        return self._writer.has_changes
 
     # -- time ---------------------------------------------------------------------------------------------------
 
@@ -268,7 +275,7 @@ class Broker:
         paused_until_ms = self.paused_until_ms(at_ms)
         if paused_until_ms:
             return paused_until_ms
-        self.settle()
+        self._writer.apply_durable()
         try:
             self._fire_if_due(at_ms)
             self.rescues.write_if_due(at_ms)

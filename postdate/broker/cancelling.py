@@ -4,7 +4,7 @@ A cancel is written like every call, and leaves a tombstone when it is applied. 
 direction in which messages move: the wheel, the untaken far queue, the queues. What only the pipeline's table holds is
 not known here: whoever can read it is asked by the server, and `is_cancelled_by` judges what it says.
 
-When a tombstone is forgotten is in tombstones.py and decided by the fold.
+What a cancel changes and when its tombstone is forgotten is in state/cancels.py.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +19,9 @@ from postdate.config import Settings
 from postdate.errors import FlowControl, UsageError
 from postdate.keys import key_hash
 from postdate.message import Cancelled
+from postdate.state.cancels import BY_COLUMN, CancelAnswer, Tombstone
 from postdate.state.far import Rescue, rescued_by
-from postdate.state.fold import CancelAnswer, Fold
-from postdate.state.cancels import BY_COLUMN, Tombstone
+from postdate.state.fold import Fold
 from postdate.state.wheel import DEAD, NEVER
 from postdate.storage.batch import CANCEL, MESSAGE
 
@@ -73,7 +73,7 @@ class Cancels:
         ticket = self._writer.write_system(CANCEL, body, at_ms, self._traced)
         # A job may have postponed it, and a handle knows its first due alone. Of a user's key others may be due there,
         # which nobody has named.
-        for moved_to in self._fold.takings.moved_dues(topic, key, due_at_ms) if by == "unique" else ():
+        for moved_to in self._fold.jobs.moved_dues(topic, key, due_at_ms) if by == "unique" else ():
             ticket = self._writer.write_system(CANCEL, body | {"due": moved_to}, at_ms, self._or_traced(ticket))
         return ticket
 
@@ -91,9 +91,9 @@ class Cancels:
                 f"the due time of a cancel is {due_at_ms}, expected epoch milliseconds, "
                 f"at most delay_ms_max ({settings.delay_ms_max}) from now"
             )
-        if self._fold.tombstones.count >= settings.tombstones_max:
+        if self._fold.cancels.count >= settings.tombstones_max:
             raise FlowControl(
-                f"tombstones_max: {self._fold.tombstones.count} cancels wait for their messages, the limit; try later"
+                f"tombstones_max: {self._fold.cancels.count} cancels wait for their messages, the limit; try later"
             )
 
     # -- what became of it --------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Cancels:
             found.state is State.VISIBLE
             and found.due_at_ms == tombstone.due
             and tombstone.is_after(found.arrival)
-            and self._fold.verdicts.matches(tombstone, found.offset, len(found.record))
+            and self._fold.cancels.matches(tombstone, found.offset, len(found.record))
             for found in islice(steps, self._settings().delivered_search_steps)
             if found is not None
         )
@@ -148,7 +148,7 @@ class Cancels:
         rows = self._lookup.untaken(tombstone.due, tombstone.column, tombstone.key_hash, tombstone.far_before)
         for row in rows[rows["kind"] == MESSAGE]:
             arrival = int(row["arrival"])
-            if self._fold.verdicts.matches(tombstone, arrival, int(row["size"])) and not self._fold.takings.is_moved(
+            if self._fold.cancels.matches(tombstone, arrival, int(row["size"])) and not self._fold.jobs.has_moved(
                 tombstone.due, arrival
             ):
                 yield int(row["queue"]), arrival
@@ -169,9 +169,9 @@ class Cancels:
         entries = self._fold.wheel.find(tombstone.due, tombstone.column, tombstone.key_hash)
         return any(
             entry.queue == DEAD
-            and not self._fold.takings.is_moved(entry.due, entry.arrival)
+            and not self._fold.jobs.has_moved(entry.due, entry.arrival)
             and tombstone.is_after(entry.arrival)
-            and self._fold.verdicts.matches(tombstone, entry.offset, entry.size)
+            and self._fold.cancels.matches(tombstone, entry.offset, entry.size)
             for entry in entries
         )
 
@@ -180,7 +180,7 @@ class Cancels:
         numbers = set(self._fold.topics.get(topic).numbers)  # not those of an earlier topic of that name
         arrivals = {
             arrival
-            for tombstone in self._fold.tombstones.between(0, NEVER)
+            for tombstone in self._fold.cancels.between(0, NEVER)
             if tombstone.topic == topic
             for queue, arrival in self._untaken_matches(tombstone)
             if queue in numbers

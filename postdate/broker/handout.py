@@ -117,7 +117,7 @@ class Handout:
 
     def promised_places(self) -> set[int]:
         """Where the records lie that will be given, or are changed to come again later: they must stay."""
-        leases = self._fold.pops.leases
+        leases = self._fold.leases.by_key
         return {*self._promised.values(), *(leases[key].place for key in self._touched if key in leases)}
 
     def touch(self, keys: Iterable[Key]) -> None:
@@ -157,16 +157,16 @@ class Handout:
         return picked
 
     def _is_away(self, group: str, number: int) -> bool:
-        if (group, number) in self._fold.pops.leased:
+        if (group, number) in self._fold.leases.leased:
             return True
         on_their_way = chain(self._promised, self._touched)
         return any(key[0] == group and key[1] == number for key in on_their_way)
 
     def _pick_ready(self, picked: Picked, queue_id: int, queue: Queue) -> None:
         group, number = picked.ask.group, queue.number
-        ready = self._fold.pops.ready.get((group, number), {})
+        ready = self._fold.leases.ready.get((group, number), {})
         for offset in sorted(ready) if picked.ask.in_order else ready:
-            lease = self._fold.pops.leases[group, number, offset]
+            lease = self._fold.leases.by_key[group, number, offset]
             if not picked.has_room(lease.size):
                 return
             if (group, number, offset) in self._promised or (group, number, offset) in self._touched:
@@ -197,7 +197,7 @@ class Handout:
 
     def _pick_range(self, picked: Picked, queue_id: int, queue: Queue, start: int, room: int) -> int:
         """Picks what is wanted of the next entries; returns where to go on."""
-        ask, leases = picked.ask, self._fold.pops.leases
+        ask, leases = picked.ask, self._fold.leases.by_key
         stop = min(start + (FILTER_ROWS if ask.tag_hashes else min(ask.count_max, room)), queue.length)
         entries = queue.entries.read(start, stop)
         visible_at = queue.visible_at_ms(start, stop)
@@ -214,18 +214,18 @@ class Handout:
         return stop
 
     def _room(self, picked: Picked) -> int:
-        group, pops, new_count = picked.ask.group, self._fold.pops, _new_count(picked)
-        own = picked.popped_max - pops.counts.get(group, 0) - self._promised_new.get(group, 0)
+        group, leases, new_count = picked.ask.group, self._fold.leases, _new_count(picked)
+        own = picked.popped_max - leases.counts.get(group, 0) - self._promised_new.get(group, 0)
         promised = sum(self._promised_new.values())
-        return min(own, picked.entries_max - self._fold.wheel.count - len(pops.leases) - promised) - new_count
+        return min(own, picked.entries_max - self._fold.wheel.count - len(leases.by_key) - promised) - new_count
 
     def _refuse_if_nothing(self, picked: Picked) -> None:
         if not picked.is_nothing:
             return
-        count = self._fold.pops.counts.get(picked.ask.group, 0)
+        count = self._fold.leases.counts.get(picked.ask.group, 0)
         raise PopsFull(
             f"group {picked.ask.group!r} has {count} messages that it has not acknowledged (group_popped_max: "
-            f"{picked.popped_max}), all groups have {len(self._fold.pops.leases)} (with what is due soon, "
+            f"{picked.popped_max}), all groups have {len(self._fold.leases.by_key)} (with what is due soon, "
             f"wheel_entries_max: {picked.entries_max})"
         )
 

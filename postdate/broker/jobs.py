@@ -17,9 +17,8 @@ from postdate.broker.sending import refuse_system_topic
 from postdate.broker.writing import Ticket, Writer
 from postdate.config import Settings
 from postdate.errors import CorruptSelection, FlowControl, Refused, UsageError
-from postdate.state.decisions import JobAnswer
 from postdate.state.fold import Fold
-from postdate.state.jobs import CANCEL, IMPORT, POSTPONE, Job
+from postdate.state.jobs import CANCEL, IMPORT, POSTPONE, Job, JobAnswer
 from postdate.storage import selection
 from postdate.storage.batch import JOB
 from postdate.table.format import OWN
@@ -117,7 +116,7 @@ class Commands:
                 raise UsageError(f"the name of a selection is {name!r:.100}, expected the job's number and more")
         for file in selected.files:
             _file(file)
-        reason = self._fold.decisions.problem(selected._asdict())
+        reason = self._fold.jobs.refuse_decision(selected._asdict())
         if reason:
             raise Refused(reason)
 

@@ -1,7 +1,7 @@
 """Leases, as calls: pop, acknowledge, change the invisible time, bury.
 
 Each writes one record and gives a ticket, like every call of the broker. What is popped and not acknowledged is in
-pops.py; which messages a pop gives is decided in handout.py.
+state/leases.py; which messages a pop gives is decided in handout.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +46,7 @@ class Handle(NamedTuple):
     popped_at_ms: int
 
 
-class Leases:
+class Leasing:
     """Of one broker. `settings` gives those that hold now; `admit` lets a group commit so many offsets that are new, or
     raises FlowControl; `queue` finds a queue, or raises TopicNotFound or UsageError.
     """
@@ -157,7 +157,7 @@ class Leases:
 
     def _is_lost(self, key: Key) -> bool:
         """Whether a message has come back and its record is gone."""
-        lease = self._fold.pops.leases.get(key)
+        lease = self._fold.leases.by_key.get(key)
         return lease is not None and lease.until_ms == OVER and not self._fold.read(lease.place, lease.size)
 
     def _number(self, handle: Handle) -> int:
@@ -189,15 +189,15 @@ class Leases:
         """Messages that were given as often as they may be, and that nobody buries yet, with their records (empty where
         those are gone).
         """
-        leases = self._fold.pops.leases
-        keys = islice((key for key in self._fold.pops.spent if not self._handout.is_touched(key)), count_max)
+        leases = self._fold.leases.by_key
+        keys = islice((key for key in self._fold.leases.spent if not self._handout.is_touched(key)), count_max)
         return [(key, self._fold.read(leases[key].place, leases[key].size)) for key in keys]
 
     def bury(self, key: Key, letter: Message | None, at_ms: int) -> Ticket:
         """Forgets a spent message and, in the same batch, sends its dead letter; None where its record is gone."""
         group, number, offset = key
         prepared = [] if letter is None else [self._intake.prepare(letter, at_ms)]
-        body = {"group": group, "messages": [[number, offset, self._fold.pops.leases[key].popped_at_ms]]}
+        body = {"group": group, "messages": [[number, offset, self._fold.leases.by_key[key].popped_at_ms]]}
         leave = self._leaving([key])
         self._handout.touch([key])
         try:

@@ -2,7 +2,7 @@
 
     write, write_system, ...   append a batch to the log, give a ticket
     flush                      makes all that was written durable
-    settle                     applies what is durable, in order; its tickets get their answers
+    settle                     applies what is durable, in order; its tickets get their answers, the caller the changes
 
 In flush mode "async" a batch is applied as soon as it is written.
 """
@@ -13,13 +13,24 @@ from typing import Any
 
 from postdate.broker.sending import Intake, Packed, Prepared, system_body
 from postdate.errors import LogFailed, PostdateError, UsageError
-from postdate.state.fold import Fold
+from postdate.state.fold import Applied, Fold
 from postdate.storage.batch import HEADER_BYTES, Batch
 from postdate.storage.log import Log
 
 Seconds = dict[tuple[int, str], int]  # (second of due time, topic) -> messages
 NO_SECONDS: Seconds = {}
 Finish = Callable[[Any], Any]  # makes the answer that a caller is told of what the fold has answered
+
+
+class Changes:
+    """What applying some batches came to, for the caller who wakes consumers."""
+
+    __slots__ = ("batch_count", "grown", "ready")
+
+    def __init__(self) -> None:
+        self.batch_count = 0  # batches that the call itself applied; those of earlier flushes are in the sets only
+        self.grown: set[int] = set()  # numbers of the queues that got entries
+        self.ready: set[tuple[str, int]] = set()  # (group, queue number) that have messages ready again
 
 
 class Ticket:
@@ -66,6 +77,7 @@ class Writer:
         self._pending: deque[tuple[Batch, Ticket]] = deque()
         self.broken: LogFailed | None = None  # why the fold must not go on
         self.applied_count = 0  # batches
+        self._changes = Changes()  # since the last `settle`
         # Messages that will wait, in batches that are not applied yet: they count for flow control already.
         self.pending_timed = 0
         self.pending_seconds: Seconds = {}
@@ -132,24 +144,39 @@ class Writer:
     def flush(self) -> None:
         """Makes everything written durable and applies it. Raises LogFailed."""
         self._log.flush()
-        self.settle()
+        self.apply_durable()
 
-    def settle(self) -> int:
-        """Applies the batches that are durable; returns how many. Raises LogFailed."""
+    def settle(self) -> Changes:
+        """Applies the batches that are durable; returns what has changed since the last call. Raises LogFailed."""
+        count_before = self.applied_count
+        self.apply_durable()
+        changes, self._changes = self._changes, Changes()
+        changes.batch_count = self.applied_count - count_before
+        return changes
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether a flush has applied something that the next `settle` returns."""
+        return bool(self._changes.grown or self._changes.ready)
+
+    def apply_durable(self) -> None:
+        """Applies the batches that are durable; `settle` returns what that changes. Raises LogFailed."""
         limit = self._log.end if self._is_async else self._log.durable
-        pending, settled = self._pending, 0
+        pending, changes = self._pending, self._changes
         while pending and pending[0][0].end <= limit:
             batch, ticket = pending[0]
-            answers = self._applied(batch)
+            answers, grown, ready = self._apply(batch)
             pending.popleft()
+            if grown:
+                changes.grown |= grown
+            if ready:
+                changes.ready |= ready
+            self.applied_count += 1
             ticket.settle(answers)
-            settled += 1
             if ticket.timed:
                 self._forget(ticket)
-        self.applied_count += settled
-        return settled
 
-    def _applied(self, batch: Batch) -> list[Any]:
+    def _apply(self, batch: Batch) -> Applied:
         """Applies a batch. A fold that could not (a file cannot be read) may be half changed: it is used no more."""
         if self.broken is not None:
             raise self.broken
@@ -161,7 +188,7 @@ class Writer:
 
     def _settle_async(self) -> None:
         if self._is_async:
-            self.settle()
+            self.apply_durable()
 
     # -- what will wait -----------------------------------------------------------------------------------------
 

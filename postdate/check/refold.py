@@ -179,7 +179,7 @@ class Refold:
         )
 
     def _check_held(self) -> None:
-        held = self.fold.holds.held if self.fold is not None and not self.is_stopped else {}
+        held = self.fold.references.held if self.fold is not None and not self.is_stopped else {}
         segments = self._folder.segments
         for number, count in held.items():
             if number << segments.shift not in segments.bases:

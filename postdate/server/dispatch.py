@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from postdate.broker.broker import Broker
+from postdate.broker.writing import Changes
 from postdate.clock import Clock
 from postdate.config import Settings
 from postdate.errors import PostdateError, ProtocolError
@@ -107,16 +108,13 @@ class Service:
         self._lookups = Lookups(broker)
         self._handlers = self._table()
 
-    def _wake(self) -> None:
-        """After a flush: whoever waits for messages is given what has come."""
-        fold = self._fold
-        if not (fold.grown or fold.pops.freed or fold.pops.spent):
+    def _wake(self, changes: Changes) -> None:
+        """After a flush: gives consumers that wait for messages what has come."""
+        if not (changes.grown or changes.ready or self._fold.leases.spent):
             return
-        grown = set(fold.grown)
-        fold.grown.clear()
-        self._meter.grew(grown)
-        self.pulls.wake(grown)
-        self.pops.wake(grown)
+        self._meter.grew(changes.grown)
+        self.pulls.wake(changes.grown)
+        self.pops.wake(changes)
 
     def _table(self) -> dict[int, Handler]:
         consumers, admin, pops = self.consumers, self.admin, self.pops

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from postdate.broker.broker import Broker
-from postdate.broker.writing import Ticket
+from postdate.broker.writing import Changes, Ticket
 from postdate.clock import Clock, ManualClock
 from postdate.errors import DiskFull, LogFailed, PostdateError
 from postdate.server.alarm import Alarm, SilentAlarm
@@ -42,7 +42,7 @@ _NOT_REMOVED = "old files cannot be removed"
 class Pulse:
     """Drives one broker. Everything but the flush itself is called on the loop's thread."""
 
-    def __init__(self, broker: Broker, clock: Clock, on_settled: Callable[[], None]) -> None:
+    def __init__(self, broker: Broker, clock: Clock, on_settled: Callable[[Changes], None]) -> None:
         self.broker = broker
         self.clock = clock
         self._on_settled = on_settled
@@ -110,8 +110,7 @@ class Pulse:
     def _is_settled_already(self) -> bool:
         """Whether a call that waits for the disk itself, as making a topic does, has settled what others wait for."""
         expected = self._expected
-        fold = self.broker.fold
-        return bool(fold.grown or fold.pops.freed) or (bool(expected) and expected[0][0].answers is not None)
+        return self.broker.has_changes or (bool(expected) and expected[0][0].answers is not None)
 
     def _wants_flush(self) -> bool:
         """Also where the log has failed and somebody waits: the flush then finds the error, and all are told."""
@@ -144,12 +143,12 @@ class Pulse:
     def _settle(self) -> None:
         """Applies what is durable, answers, wakes, and sets the alarm."""
         try:
-            self.broker.settle()
+            changes = self.broker.settle()
         except LogFailed as error:
             self._fail(error)
             return
         self._answer_settled()
-        self._on_settled()
+        self._on_settled(changes)
         if self._is_async:
             self._answer_settled()  # a pop that was woken has written, and what is written is settled
         self._set_alarm()

@@ -14,6 +14,7 @@ Little-endian; sums are xxh3. A staged chunk gets a range of offsets of its own,
 
 import struct
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -196,6 +197,18 @@ class Chunk:
         ends = index["position"] + index["size"].astype(np.int64)
         if len(index) and (index["position"].min() < records_at or ends.max() > self.head.file_bytes):
             raise CorruptChunk(f"{place}: a row points outside the records")
+
+
+class Records:
+    """Reads a record by its offset, wherever it lies: in the log or in a staged chunk."""
+
+    def __init__(self, read_log: Callable[[int, int], bytes], chunks: "Chunks") -> None:
+        self._read_log = read_log
+        self._chunks = chunks
+
+    def read(self, offset: int, size: int) -> bytes:
+        """The bytes of a record; empty where its segment or chunk is gone."""
+        return self._read_log(offset, size) if offset < CHUNK_BIT else self._chunks.read(offset, size)
 
 
 class Chunks:

@@ -184,7 +184,7 @@ def test_a_burial_is_one_batch_and_is_done_once(data: Data) -> None:
     assert broker.leases.spent(10) == [], "it is on its way"
     broker.flush()
     assert broker.offsets(DEAD, 0) == (0, 1)
-    assert not broker.fold.pops.leases
+    assert not broker.fold.leases.by_key
     data.crash(broker)
     broker = data.open()
     assert broker.offsets(DEAD, 0) == (0, 1)
@@ -257,8 +257,8 @@ def test_a_change_of_what_came_back_and_is_gone_is_refused_and_forgets_it(data: 
     broker.retain(at_ms + 3 * DAY_MS)
     assert broker.offsets(TOPIC, 0)[0] > 0
     assert not settled(broker, broker.leases.change_invisible(GROUP, again, HOUR_MS, at_ms + 3 * DAY_MS))
-    assert broker.fold.pops.leases == {}
-    assert 0 not in broker.fold.holds.held
+    assert broker.fold.leases.by_key == {}
+    assert 0 not in broker.fold.references.held
 
 
 @pytest.mark.parametrize("in_chunk", [False, True])
@@ -324,7 +324,7 @@ def test_what_came_back_and_has_no_record_any_more_is_forgotten(data: Data) -> N
     assert broker.retain(T0 + 3 * DAY_MS) > 0
     popped = pop(broker, T0 + 3 * DAY_MS)
     assert "gone" not in texts(popped)
-    assert (GROUP, broker.fold.topics.get(TOPIC).numbers[0], 0) not in broker.fold.pops.leases
+    assert (GROUP, broker.fold.topics.get(TOPIC).numbers[0], 0) not in broker.fold.leases.by_key
 
 
 # ------------------------------------------------------------------------------------------------------- restarts
@@ -343,13 +343,13 @@ def test_a_snapshot_with_many_leases_is_loaded_as_it_was(data: Data) -> None:
     data.close(broker)
     broker = data.open(dataclasses.replace(SMALL, rows_by_column=64))
     assert saved.state_json(broker.fold) == before
-    assert broker.fold.pops.leased == {
+    assert broker.fold.leases.leased == {
         (GROUP, broker.fold.topics.get(TOPIC).numbers[0]): sum(
-            lease.until_ms != 0 for lease in broker.fold.pops.leases.values()
+            lease.until_ms != 0 for lease in broker.fold.leases.by_key.values()
         )
     }
     advance(broker, T0 + 10_000)
-    assert len(broker.fold.pops.ready[GROUP, broker.fold.topics.get(TOPIC).numbers[0]]) == 60
+    assert len(broker.fold.leases.ready[GROUP, broker.fold.topics.get(TOPIC).numbers[0]]) == 60
 
 
 def test_after_a_restart_leases_of_one_instant_still_end_in_the_order_of_giving(data: Data) -> None:
@@ -372,4 +372,4 @@ def test_a_snapshot_of_an_earlier_version_has_no_leases(data: Data) -> None:
         del state[part]
     fold = broker._fresh_fold({"queue_file_rows": 64, "far_block_rows": 8})
     saved._load_tables(fold, state)
-    assert not fold.pops.leases
+    assert not fold.leases.by_key

@@ -206,7 +206,7 @@ def test_a_tombstone_is_forgotten_though_no_pipeline_ever_takes_anything(data: D
     if pipeline:
         registered(broker)
     cancelled_again_and_again(broker, 20)
-    assert broker.fold.tombstones.count == 0
+    assert broker.fold.cancels.count == 0
 
 
 def test_a_tombstone_of_nothing_is_forgotten_after_its_due(data: Data) -> None:
@@ -217,7 +217,7 @@ def test_a_tombstone_of_nothing_is_forgotten_after_its_due(data: Data) -> None:
         assert cancel(broker, "nobody", due, T0) == Cancelled.UNKNOWN
     advance_to(broker, T0, T0 + HOUR_MS)
     send(broker, T0 + HOUR_MS, message("time passes"))
-    assert broker.fold.tombstones.count == 0
+    assert broker.fold.cancels.count == 0
 
 
 def forgotten_rows(data: Data) -> tuple[Broker, int]:
@@ -263,7 +263,9 @@ def test_a_first_pipeline_begins_at_the_first_far_row_that_is_there(data: Data, 
     advance_to(broker, at_ms, at_ms + DAY_MS)
     assert bodies(broker)[-1] == "far"
     assert waiting_count(broker) == 0
-    assert broker.fold.holds.held.keys() <= {broker.log.end >> 16}, "nothing but the last cancel may hold a segment"
+    assert broker.fold.references.held.keys() <= {broker.log.end >> 16}, (
+        "nothing but the last cancel may hold a segment"
+    )
 
 
 def upload_last(broker: Broker, data: Data, name: str) -> None:

@@ -55,7 +55,7 @@ def test_a_staged_message_is_delivered_on_time_once(data: Data) -> None:
     advance_to(broker, T0 + FAR_MS, T0 + DAY_MS)
     assert bodies(broker) == ["0", "1"]
     assert [record.stored_at_ms for record in pulled(broker)] == [T0 + FAR_MS, T0 + FAR_MS + 1]
-    assert (broker.fold.holds.held, waiting_count(broker)) == ({}, 0)
+    assert (broker.fold.references.held, waiting_count(broker)) == ({}, 0)
 
 
 def test_the_far_queue_shows_the_pipeline_durable_rows_alone(data: Data) -> None:
@@ -108,7 +108,7 @@ def test_rows_that_were_counted_aside_are_taken_once(data: Data, count: int, sto
     broker.staging.write(wanted, verified, T0 + FAR_MS - 1)
     broker.flush()
     assert (broker.fold.far.taken, sum(broker.fold.untaken)) == (count, 0)
-    assert sum(broker.fold.holds.held.values()) == broker.fold.wheel.count == count * is_rescued
+    assert sum(broker.fold.references.held.values()) == broker.fold.wheel.count == count * is_rescued
 
 
 def test_a_count_that_retention_has_overtaken_is_not_used(data: Data) -> None:
@@ -118,7 +118,7 @@ def test_a_count_that_retention_has_overtaken_is_not_used(data: Data) -> None:
     assert broker.staging.verified(Stage(epoch, (0, 2), (0, T0), (), 2, 0)).tally is None
     (data.folder / "aside").rename(data.folder / "far" / f"{0:020d}")
     stage(broker, epoch, 2, T0)
-    assert (sum(broker.fold.untaken), broker.fold.holds.held) == (0, {})
+    assert (sum(broker.fold.untaken), broker.fold.references.held) == (0, {})
 
 
 def test_a_chunk_that_is_not_whole_is_refused(data: Data) -> None:
@@ -213,7 +213,7 @@ def test_what_a_rescue_fired_is_not_fired_again_by_a_stage(data: Data) -> None:
     stage(broker, epoch, 2, due + 1, ["c1"], due)
     advance_to(broker, due, due + HOUR_MS)
     assert bodies(broker) == ["0", "1"]
-    assert (broker.fold.holds.held, waiting_count(broker)) == ({}, 0)
+    assert (broker.fold.references.held, waiting_count(broker)) == ({}, 0)
 
 
 def test_a_cancel_between_rescue_and_stage_removes_both(data: Data) -> None:
@@ -238,7 +238,7 @@ def test_a_dead_pipelines_messages_are_rescued_from_the_log_and_fire_once(data: 
     stage(broker, registered(broker, due + 1), 2, due + 1, ["c1"], due + 1)
     advance_to(broker, due + 1, due + HOUR_MS)
     assert bodies(broker) == ["0", "1"]
-    assert (broker.fold.holds.held, waiting_count(broker)) == ({}, 0)
+    assert (broker.fold.references.held, waiting_count(broker)) == ({}, 0)
 
 
 def test_a_cancel_that_the_pipeline_took_along_holds_when_the_pipeline_dies(data: Data) -> None:
@@ -272,13 +272,13 @@ def test_a_rescue_honours_the_taken_cancel_of_its_own_topic_key_and_due_alone(da
     send(broker, T0 + 2, message("key used again", due=due, unique=unique, keys=keys))
     epoch = registered(broker)
     stage(broker, epoch, broker.fold.far.length, T0 + 3)
-    assert broker.fold.tombstones.count == 0, "the table carries the cancel from now on"
+    assert broker.fold.cancels.count == 0, "the table carries the cancel from now on"
     data.crash(broker)
     broker = data.open()
     advance_to(broker, T0 + 3, due + DAY_MS)
     assert bodies(broker) == ["other key", "key used again", "other due"]
     assert bodies(broker, "second") == ["other topic"]
-    assert (broker.fold.holds.held, waiting_count(broker)) == ({}, 0)
+    assert (broker.fold.references.held, waiting_count(broker)) == ({}, 0)
 
 
 def test_a_restart_after_a_rescue_of_taken_messages_finds_the_same(data: Data) -> None:

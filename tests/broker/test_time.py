@@ -37,7 +37,7 @@ def test_without_a_pipeline_a_message_of_ten_years_is_delivered_on_time(data: Da
     advance(broker, due)
     assert bodies(broker) == ["a day", "ten years"]
     assert broker.wake_at_ms == NEVER
-    assert broker.fold.holds.held == {}
+    assert broker.fold.references.held == {}
 
 
 def test_ram_holds_only_what_is_due_within_the_lead(data: Data) -> None:

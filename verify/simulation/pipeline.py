@@ -17,9 +17,9 @@ from postdate.broker.staging import Stage
 from postdate.broker.writing import Ticket
 from postdate.errors import Refused
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
+from postdate.state.cancels import Tombstone
 from postdate.state.far import FAR
 from postdate.state.jobs import IMPORT, WAITING, Job, Part
-from postdate.state.cancels import Tombstone
 from postdate.state.topics import GONE
 from postdate.storage import chunk, selection
 from postdate.storage import record as records

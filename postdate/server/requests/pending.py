@@ -158,7 +158,7 @@ class Pending:
         fold = self._broker.fold
         number_of = {name: number for number, name in enumerate(queues.names)}
         found: list[tuple[int, ...]] = []
-        for tombstone in fold.tombstones.between(fold.far.horizon_at_ms + 1, 1 << 62):
+        for tombstone in fold.cancels.between(fold.far.horizon_at_ms + 1, 1 << 62):
             signed = int(np.uint64(tombstone.key_hash).view(np.int64))
             hashes = (signed, 0) if tombstone.by == "unique" else (0, signed)
             place = (tombstone.due, tombstone.arrival, number_of.get(tombstone.topic, -1))

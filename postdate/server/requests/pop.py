@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from postdate.broker.broker import Broker
 from postdate.broker.handout import PopAsk
 from postdate.broker.leasing import Given, Handle, Popped
-from postdate.broker.writing import Ticket
+from postdate.broker.writing import Changes, Ticket
 from postdate.clock import Clock
 from postdate.errors import DiskFull, FlowControl, LogFailed, PopsFull, PostdateError, UsageError
 from postdate.message import Message, check_group
@@ -180,18 +180,16 @@ class Pops:
         self._release(held)
         held.connection.write(_nothing(held.command, codes.POLLING_TIMEOUT, held.ask, self._clock.now_ms()))
 
-    def wake(self, grown: set[int]) -> None:
+    def wake(self, changes: Changes) -> None:
         """Queues have grown, or leases have ended: gives to those that waited for it. Called before a look at what is
         to be flushed.
         """
         places = self._broker.fold.topics.places
-        freed = self._broker.fold.pops.freed
-        topics = {places[number][0] for number in grown}
-        back = {_Place(group, places[number][0]) for group, number in freed}
-        freed.clear()
+        topics = {places[number][0] for number in changes.grown}
+        back = {_Place(group, places[number][0]) for group, number in changes.ready}
         for place in [place for place in self._held if place.topic in topics or place in back]:
             self._serve(place)
-        if self._broker.fold.pops.spent:
+        if self._broker.fold.leases.spent:
             self._bury()
 
     def _serve(self, place: _Place) -> None:
@@ -284,14 +282,14 @@ class Pops:
         self._broker.leases.bury(key, letter, self._clock.now_ms())
 
     def _dead_letter(self, key: Key, record: Record) -> Message:
-        lease = self._broker.fold.pops.leases[key]
+        lease = self._broker.fold.leases.by_key[key]
         topic = self._birth.dead_letter_topic(key[0]).name
         origin = message_id(record.store_host, lease.place)
         return returned(record, topic, origin, record.reconsume_times + lease.times + 1)
 
     def tick(self) -> None:
         """From time to time: what could not be buried for want of room is tried again."""
-        if self._broker.fold.pops.spent:
+        if self._broker.fold.leases.spent:
             self._bury()
             self._pulse.nudge()
 

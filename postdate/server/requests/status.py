@@ -145,7 +145,7 @@ class Status:
             "postdate_late_ms": self._late_ms(),
             "postdate_timed_total": self._broker.timed_count,
             "postdate_fired_per_second": self._rates(Whole.FIRED),
-            "postdate_tombstones": fold.tombstones.count,
+            "postdate_tombstones": fold.cancels.count,
             **{f"postdate_pipeline_{name}": value for name, value in self._of_pipeline().items()},
             "postdate_topics": len(fold.topics.by_name) - 1,  # without the schedule topic
             "postdate_groups": len(fold.groups),
@@ -182,7 +182,7 @@ class Status:
             "waiting_near": near,
             "waiting_far": far,
             "late_ms": self._late_ms(),
-            "tombstones": broker.fold.tombstones.count,
+            "tombstones": broker.fold.cancels.count,
             "disk_bytes": total,
             "disk_free_bytes": free,
             "log_bytes": sum(min(stop, broker.log.end) - start for start, stop in broker.log.ranges()),
