@@ -34,7 +34,8 @@ from postdate.message import (
 from postdate.state.fold import Fold
 from postdate.state.topics import PERM_WRITE, RESERVED_TOPICS, Topic
 from postdate.storage import record as records
-from postdate.storage.batch import ALIGNMENT, KIND_NAMES, MESSAGE, MORE_KEYS, ROW_STRUCT, batch_bytes, records_position
+from postdate.storage.batch import ALIGNMENT, KIND_NAMES, MESSAGE, MORE_KEYS, batch_bytes, records_position
+from postdate.storage.layout import ROW_STRUCT
 
 SYSTEM_TOPIC_PREFIX = "postdate_sys_"
 _NOT_FROM_PRODUCERS = INTERNAL_PROPERTIES | {PROPERTY_TIMER_DEL_UNIQKEY, PROPERTY_TRANSACTION}

@@ -14,7 +14,8 @@ from typing import Any
 from postdate.broker.sending import Intake, Packed, Prepared, system_body
 from postdate.errors import LogFailed, PostdateError, UsageError
 from postdate.state.fold import Applied, Fold
-from postdate.storage.batch import HEADER_BYTES, Batch
+from postdate.storage.batch import Batch
+from postdate.storage.layout import BATCH_HEADER_BYTES
 from postdate.storage.log import Log
 
 Seconds = dict[tuple[int, str], int]  # (second of due time, topic) -> messages
@@ -121,8 +122,8 @@ class Writer:
 
     def write_fire(self, at_ms: int) -> None:
         """Writes an empty batch: applying it fires what is due."""
-        start = self._log.place(HEADER_BYTES, at_ms, urgent=True)
-        self._append(start, HEADER_BYTES, at_ms, 0, Packed(b"", []))
+        start = self._log.place(BATCH_HEADER_BYTES, at_ms, urgent=True)
+        self._append(start, BATCH_HEADER_BYTES, at_ms, 0, Packed(b"", []))
         self._settle_async()
 
     def will_fire(self, due_at_ms: int) -> bool:

@@ -30,7 +30,7 @@ from postdate.errors import IllegalMessage
 from postdate.keys import key_hash
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
 from postdate.state.columns import among, places_of
-from postdate.state.far import FAR_STRUCT, Far
+from postdate.state.far import Far
 from postdate.state.jobs import Jobs
 from postdate.state.references import References
 from postdate.state.topics import Topics
@@ -38,6 +38,7 @@ from postdate.state.wheel import DEAD, Wheel
 from postdate.storage import record as records
 from postdate.storage.batch import CANCEL
 from postdate.storage.chunk import Records
+from postdate.storage.layout import FAR_STRUCT
 from postdate.table.format import came_before
 
 BY_COLUMN = {"unique": "unique_hash", "key": "key_hash"}

@@ -7,11 +7,9 @@ much.
 
 import numpy as np
 
-from postdate.state.far import FAR
 from postdate.state.topics import GONE
-from postdate.state.wheel import SINGLE
 from postdate.storage.batch import MORE_KEYS
-from postdate.storage.queue import ENTRY
+from postdate.storage.layout import ENTRY, FAR, SINGLE
 
 
 class Grouped:

@@ -33,7 +33,7 @@ from postdate.state.columns import (
     singles_of,
     subtract,
 )
-from postdate.state.far import BLOCK_ROWS_DEFAULT, FAR_STRUCT, Far, Rescue
+from postdate.state.far import BLOCK_ROWS_DEFAULT, Far, Rescue
 from postdate.state.groups import Groups
 from postdate.state.index import KEYS_MAX, Index
 from postdate.state.jobs import DECIDE, Job, JobAnswer, Jobs
@@ -41,7 +41,7 @@ from postdate.state.leases import NOT_GIVEN, Key, Leases
 from postdate.state.quotas import Quotas
 from postdate.state.references import References
 from postdate.state.topics import GONE, SCHEDULE_TOPIC, Topics
-from postdate.state.wheel import CANCELLED, ELSEWHERE, LIVING, SINGLE_STRUCT, Due, Run, Waiting, Wheel
+from postdate.state.wheel import CANCELLED, ELSEWHERE, LIVING, Due, Run, Waiting, Wheel
 from postdate.storage import record as records
 from postdate.storage.batch import (
     ACK,
@@ -55,7 +55,6 @@ from postdate.storage.batch import (
     PIPELINE,
     POP,
     RESCUE,
-    ROW_STRUCT,
     SETTINGS,
     STAGE,
     TOPIC,
@@ -63,7 +62,8 @@ from postdate.storage.batch import (
 )
 from postdate.storage.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk, Chunks, Records
 from postdate.storage.disk import Disk
-from postdate.storage.queue import ENTRY_STRUCT, Queue
+from postdate.storage.layout import ENTRY_STRUCT, FAR_STRUCT, ROW_STRUCT, SINGLE_STRUCT
+from postdate.storage.queue import Queue
 from postdate.storage.rows import Rows
 from postdate.storage.selection import Selections
 

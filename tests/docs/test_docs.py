@@ -63,6 +63,7 @@ from postdate.storage import record as records
 from postdate.storage import selection, snapshot
 from postdate.storage.batch import KIND_NAMES
 from postdate.storage.folder import FIXED_SETTINGS, FORMAT
+from postdate.storage.layout import SELECTED
 from postdate.storage.rows import BLOCK_ROWS
 from postdate.table import merging, slices
 from postdate.table.format import CHECKPOINT, HISTORY, MESSAGES, ROW_GROUP_ROWS, SCHEMA
@@ -1048,18 +1049,21 @@ def test_numbers_of_a_ruler_stand_above_their_corners(section: Section) -> None:
 def test_every_stored_layout_has_its_section() -> None:
     named = {name for section in layout_sections() for name in codes(section.source)[1:]}
     assert named >= {
-        "_HEAD",
-        "_CHECKSUM",
+        "BATCH_HEAD",
+        "CHECKSUM",
         "ROW",
         "ENTRY",
         "TIME",
         "FAR",
-        "CHUNK_ROW",
-        "SELECTED",
-        "_SUM",
-        "_SECTION",
-        "SINGLE",
         "INDEX",
+        "CHUNK_HEAD",
+        "CHUNK_ROW",
+        "SELECTION_HEAD",
+        "SELECTED",
+        "SNAPSHOT_HEAD",
+        "SECTION",
+        "SLOT_HEAD",
+        "SINGLE",
     }
     assert len(layout_sections()) == 15
 
@@ -1077,11 +1081,9 @@ def test_versions_are_those_of_the_code() -> None:
     shown: dict[str, int] = {}
     for section in layout_sections():
         versions = [cells[3] for cells in section.rows if cells[1] == "`version`"]
-        shown |= {codes(section.source)[0]: int(version) for version in versions}
+        shown |= {codes(section.source)[1]: int(version) for version in versions}
     names = ("batch", "chunk", "selection", "snapshot")
-    held = {
-        f"postdate/storage/{name}.py": importlib.import_module(f"postdate.storage.{name}").VERSION for name in names
-    }
+    held = {f"{name.upper()}_HEAD": importlib.import_module(f"postdate.storage.{name}").VERSION for name in names}
     assert shown == held
 
 
@@ -1124,7 +1126,7 @@ def ask_for_jobs(broker: Broker) -> None:
     settled(broker, jobs.begin("given-up", TOPIC, at_ms))
     settled(broker, jobs.fail("given-up", "no more", at_ms))
     job = answered(settled(broker, jobs.ask("cancel", "cancel", "true", 0, at_ms)))
-    rows = np.zeros(1, selection.SELECTED)
+    rows = np.zeros(1, SELECTED)
     rows["due"], rows["arrival"] = T0 + 24 * HOUR_MS, 1
     name = f"{job.number:08d}-part"
     selection.write(broker._disk, name, rows)

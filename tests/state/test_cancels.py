@@ -11,16 +11,17 @@ import pytest
 from postdate.keys import key_hash
 from postdate.message import LOOPBACK, PROPERTY_UNIQ_KEY, Message, encode_properties
 from postdate.state.cancels import Cancels, Tombstone
-from postdate.state.far import FAR, FAR_STRUCT, Far
+from postdate.state.far import Far
 from postdate.state.jobs import Jobs
 from postdate.state.references import References
 from postdate.state.topics import Topics
 from postdate.state.wheel import Wheel
 from postdate.storage import record as records
 from postdate.storage.batch import CANCEL, MESSAGE
-from postdate.storage.chunk import CHUNK_ROW, Chunks, Records
+from postdate.storage.chunk import Chunks, Records
 from postdate.storage.disk import RealDisk
-from postdate.storage.selection import SELECTED, Selections
+from postdate.storage.layout import CHUNK_ROW, FAR, FAR_STRUCT, SELECTED
+from postdate.storage.selection import Selections
 
 DUE, BASE = 5_000, 1 << 62
 HASH = key_hash("k")

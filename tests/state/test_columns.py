@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from postdate.state.columns import Grouped, add, among, counts, key_rows_of, places_of, subtract
 from postdate.state.topics import GONE
-from postdate.storage.batch import MORE_KEYS, ROW
+from postdate.storage.batch import MORE_KEYS
+from postdate.storage.layout import ROW
 
 NOWHERE = -7
 numbers = st.lists(st.integers(-1, 30), max_size=40)

@@ -13,8 +13,10 @@ from postdate.state import saved
 from postdate.state.fold import WAITS, Fold
 from postdate.state.topics import SCHEDULE_TOPIC
 from postdate.storage import record as records
-from postdate.storage.batch import HEADER_BYTES, MESSAGE, ROW_BYTES, ROW_STRUCT, TOPIC, Batch
+from postdate.storage.batch import MESSAGE, TOPIC, Batch
 from postdate.storage.disk import RealDisk
+from postdate.storage.layout import BATCH_HEADER_BYTES as HEADER_BYTES
+from postdate.storage.layout import ROW_BYTES, ROW_STRUCT
 from tests.support.helpers import T0
 
 Row = tuple[int, int, int]  # queue number, due, level

@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 
 from postdate.keys import key_hash
-from postdate.state.far import FAR, NEVER, Far
+from postdate.state.far import NEVER, Far
 from postdate.state.jobs import CANCEL, DONE, FAILED, IMPORT, LOADING, POSTPONE, RUNNING, WAITING, Job, Jobs, Part
 from postdate.state.references import References
 from postdate.state.topics import Topics
-from postdate.state.wheel import SINGLE_STRUCT, Wheel
+from postdate.state.wheel import Wheel
 from postdate.storage import selection
 from postdate.storage.batch import JOB
 from postdate.storage.chunk import Chunks
 from postdate.storage.disk import RealDisk
+from postdate.storage.layout import FAR, SELECTED, SINGLE_STRUCT
 from postdate.table.format import NEAR
 
 BY_MS = 100
@@ -65,7 +66,7 @@ class World:
         job = self.jobs.begin(op, f"j{self.jobs.next_number}", 0, WAITING)
         job.by_ms = BY_MS if op == POSTPONE else 0
         self.jobs.enqueue(job, job.number, 0)
-        selected = np.zeros(len(rows), selection.SELECTED)
+        selected = np.zeros(len(rows), SELECTED)
         selected["due"], selected["arrival"] = np.array(rows).T
         selected["unique_hash"] = key_hash("k")
         name = f"{job.number:08}-0"
@@ -119,7 +120,7 @@ def test_a_job_that_has_failed_may_be_asked_for_again(world: World) -> None:
 def test_a_decision_takes_what_waits_and_tells_what_came_too_late(world: World) -> None:
     world.begin("ask", CANCEL)
     world.far.horizon_at_ms, world.far.taken = HORIZON, 1
-    rows = np.zeros(5, selection.SELECTED)
+    rows = np.zeros(5, SELECTED)
     # Staged and fired; in the wheel; in the table; cancelled; found in the wheel, and fired since.
     rows["due"], rows["arrival"] = [50, 60, 200, 200, 200], [5, 8, 6, 7, 9]
     rows["flags"][4] = NEAR

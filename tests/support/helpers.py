@@ -23,6 +23,7 @@ from postdate.storage import chunk as chunks
 from postdate.storage import record as records
 from postdate.storage.disk import Data as Bytes
 from postdate.storage.disk import RealDisk, RealFile, View
+from postdate.storage.layout import CHUNK_ROW
 
 T0 = 1_700_000_000_000
 SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
@@ -140,7 +141,7 @@ def snapshot(broker: Broker) -> None:
 
 def write_chunk(disk: RealDisk, name: str, rows: Sequence[tuple[int, int, int, Message]], flags: int = 0) -> None:
     """Uploads a chunk of (due, arrival, queue number, message), as the pipeline would after sorting."""
-    index = np.zeros(len(rows), chunks.CHUNK_ROW)
+    index = np.zeros(len(rows), CHUNK_ROW)
     data = b""
     for number, (due, arrival, queue, entry) in enumerate(sorted(rows, key=lambda row: row[:2])):
         record = records.encode(entry, entry.topic.encode(), arrival, T0, LOOPBACK)

@@ -18,11 +18,11 @@ from postdate.broker.writing import Ticket
 from postdate.errors import DiskFull, FlowControl, Refused
 from postdate.keys import key_hash
 from postdate.message import Message
-from postdate.state.far import FAR
 from postdate.state.jobs import CANCEL, DONE, FAILED, IMPORT, LOADING, POSTPONE, RUNNING, WAITING, Job, JobAnswer
 from postdate.state.topics import GONE
 from postdate.storage import record as records
 from postdate.storage.batch import MESSAGE
+from postdate.storage.layout import FAR
 from postdate.table.format import own_arrival
 from verify.simulation.model import Broken, Sent
 from verify.simulation.pipeline import TableRow, selects

@@ -18,13 +18,13 @@ from postdate.broker.writing import Ticket
 from postdate.errors import Refused
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
 from postdate.state.cancels import Tombstone
-from postdate.state.far import FAR
 from postdate.state.jobs import IMPORT, WAITING, Job, Part
 from postdate.state.topics import GONE
 from postdate.storage import chunk, selection
 from postdate.storage import record as records
 from postdate.storage.batch import CANCEL, JOB, MESSAGE
 from postdate.storage.disk import Disk
+from postdate.storage.layout import CHUNK_ROW, FAR, SELECTED
 from postdate.table.format import DROP, NEAR, OWN, came_before, own_arrival
 from verify.simulation.digest import Digest
 
@@ -274,7 +274,7 @@ class SimulatedPipeline:
         return [self._write_chunk(half) for half in halves]
 
     def _write_chunk(self, rows: list[TableRow]) -> str:
-        index = np.zeros(len(rows), chunk.CHUNK_ROW)
+        index = np.zeros(len(rows), CHUNK_ROW)
         position = 0
         for place, (_, row, data) in enumerate(rows):
             for name in ("due", "arrival", "size", "queue", "tag_hash", "unique_hash", "key_hash"):
@@ -318,7 +318,7 @@ def without_drops(rows: list[TableRow]) -> list[TableRow]:
 
 
 def _selected_rows(found: list[Found]) -> np.ndarray:
-    rows = np.zeros(len(found), selection.SELECTED)
+    rows = np.zeros(len(found), SELECTED)
     for index, each in enumerate(found):
         for name in ("due", "arrival", "unique_hash", "key_hash", "queue"):
             rows[name][index] = each.row.row[name]
