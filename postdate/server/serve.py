@@ -16,7 +16,7 @@ import uvloop
 
 from postdate.broker.broker import Broker
 from postdate.clock import Clock, SystemClock
-from postdate.config import Settings
+from postdate.config import Limits, Settings
 from postdate.errors import UsageError
 from postdate.process import give_freed_memory_back
 from postdate.server.address import Address
@@ -73,7 +73,7 @@ class Server:
         self._every(_EXPIRE_EVERY_MS, service.consumers.expire)
         self._every(_EXPIRE_EVERY_MS, service.pops.tick)
         self._every(TICK_MS, service.status.tick)
-        self._every(settings.offsets_interval_ms, service.consumers.write_offsets)
+        self._every(self.broker.limits.offsets_interval_ms, service.consumers.write_offsets)
 
     async def _listen(self, name: str, port: int) -> str:
         assert self._service is not None
@@ -153,14 +153,16 @@ def _listen_problem(name: str, host: str, port: int, error: OSError) -> str:
     return f"cannot listen on port {port} of {host} ({name}): {error.strerror or error}"
 
 
-def run(settings: Settings, ready: Callable[[Server], None], parts: Parts | None = None) -> None:
+def run(
+    settings: Settings, ready: Callable[[Server], None], parts: Parts | None = None, *, limits: Limits | None = None
+) -> None:
     """Opens the data folder and serves it until SIGINT or SIGTERM, and keeps the parts running beside it. `ready` is
     called when it listens.
 
     Raises what opening the folder raises, and UsageError where it cannot listen.
     """
     Path(settings.data).mkdir(parents=True, exist_ok=True)
-    broker = Broker(RealDisk(Path(settings.data)), settings)
+    broker = Broker(RealDisk(Path(settings.data)), settings, limits=limits)
     try:
         broker.start_keeper()
         allow_files(settings.connections_max)
