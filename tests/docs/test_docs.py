@@ -133,7 +133,7 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
 )
 SERVED = {ROOT / "README.md", CLIENT, CLI}
 JAVA = ROOT / "tests" / "interop" / "java" / "src"
-TESTS = sorted((ROOT / "tests").glob("test_*.py"))
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 # Named in the pages and made later.
 NOT_YET = {"tests/formats"}
