@@ -32,7 +32,7 @@ from postdate.broker.staging import Stage, Staging, refuse
 from postdate.broker.topics import Definitions
 from postdate.broker.view import Reader
 from postdate.broker.writing import NO_SECONDS, Changes, Seconds, Ticket, Writer
-from postdate.config import Settings, changed
+from postdate.config import Limits, Settings, changed
 from postdate.errors import CorruptData, CorruptSnapshot, DiskFull, FlowControl, LogFailed, PostdateError, UsageError
 from postdate.message import LOOPBACK, Due, Host, Message, decode_properties, due
 from postdate.state import saved
@@ -53,8 +53,16 @@ CHUNK_OFFSET_MAX = (1 << 63) - 1
 class Broker:
     """One open data folder. Raises FolderInUse, ForeignFolder, CorruptData on opening."""
 
-    def __init__(self, disk: Disk, settings: Settings | None = None, store_host: Host = LOOPBACK) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        settings: Settings | None = None,
+        store_host: Host = LOOPBACK,
+        *,
+        limits: Limits | None = None,
+    ) -> None:
         self.settings = settings or Settings()
+        self.limits = limits or Limits()
         self._disk = disk
         # Messages written since the folder was opened, and those of them that had to wait.
         self.accepted_count = self.timed_count = 0
@@ -76,24 +84,24 @@ class Broker:
     # -- opening and closing ------------------------------------------------------------------------------------
 
     def _open(self, store_host: Host) -> None:
-        fixed = open_folder(self._disk, self.settings)
+        fixed = open_folder(self._disk, self.settings, self.limits)
         self._segments = Segments(self._disk, fixed["segment_bytes"])
         self._segments.remove_unfinished()
-        self.log = Log(self._disk, self._segments, self.settings.unflushed_bytes_max)
+        self.log = Log(self._disk, self._segments, self.limits.unflushed_bytes_max)
         snapshot.remove_unfinished(self._disk)
         self.fold, damaged = self._loaded(fixed)
         self._make_rooms(min(self.settings.batch_bytes_max, fixed["segment_bytes"]), store_host)
         self._replay()
         snapshot.remove(self._disk, damaged)  # they would count among the two that are kept
         retention.forget_dead_entries(self.log, self.fold)
-        self.rescues = Rescues(self.log, self.fold, self._writer, self.settings)  # counts from here on
+        self.rescues = Rescues(self.log, self.fold, self._writer, self.settings, self.limits)  # counts from here on
         self._write_changed_settings()
 
     def _make_rooms(self, batch_bytes_max: int, store_host: Host) -> None:
         def settings() -> Settings:
             return self.settings  # those that hold now: they may be changed
 
-        self._intake = Intake(self.fold, self.settings, batch_bytes_max, store_host)
+        self._intake = Intake(self.fold, self.settings, self.limits, batch_bytes_max, store_host)
         # The first half of `send`, for a caller who gathers a batch one message after the other: checks a message and
         # finds out when it is due. Changes nothing. Raises IllegalMessage, TopicNotFound, NoPermission.
         self.prepare: Callable[[Message, int], Prepared] = self._intake.prepare
@@ -104,15 +112,16 @@ class Broker:
         # Bound, as `prepare` is, so that the hot paths cost no call more. Other calls of rooms are methods below: from
         # 30 attributes on Python reads each of them more slowly.
         self.pull = self.reader.pull
-        self.staging = Staging(self._disk, self.fold, self._writer, settings=settings)
+        self.staging = Staging(self._disk, self.fold, self._writer, self.limits)
         self.commands = Commands(self.fold, self._writer, settings=settings)
         self.cancels = Cancels(
             self.fold, self._writer, self._lookup,
-            settings=settings, is_deciding=lambda: self.commands.is_deciding,
+            settings=settings, limits=self.limits, is_deciding=lambda: self.commands.is_deciding,
         )  # fmt: skip
         self.definitions = Definitions(
             self.fold, self._writer, self._intake,
-            settings=settings, queue=self.reader.queue, cancelled_far_count=self.cancels.cancelled_far_count,
+            settings=settings, limits=self.limits, queue=self.reader.queue,
+            cancelled_far_count=self.cancels.cancelled_far_count,
         )  # fmt: skip
         self.leases = Leasing(
             self.fold, self._writer, self._intake,
@@ -160,9 +169,9 @@ class Broker:
             self.log.read,
             self._segments.shift,
             fixed["queue_file_rows"],
-            self.settings.queue_tail_rows,
+            self.limits.queue_tail_rows,
             far_block_rows=fixed["far_block_rows"],
-            rows_by_column=self.settings.rows_by_column,
+            rows_by_column=self.limits.rows_by_column,
             count_seconds=self.settings.due_second_messages_max > 0,
         )
 
@@ -307,8 +316,8 @@ class Broker:
     def _note_failure(self, error: PostdateError, at_ms: int) -> None:
         self.fire_failures += 1
         self.fire_error = error
-        pause_ms = self.settings.fire_pause_ms_min << min(self.fire_failures - 1, 20)
-        self._failed_at_ms, self.retry_at_ms = at_ms, at_ms + min(pause_ms, self.settings.fire_pause_ms_max)
+        pause_ms = self.limits.fire_pause_ms_min << min(self.fire_failures - 1, 20)
+        self._failed_at_ms, self.retry_at_ms = at_ms, at_ms + min(pause_ms, self.limits.fire_pause_ms_max)
 
     # -- cancelling ---------------------------------------------------------------------------------------------
 
@@ -442,7 +451,7 @@ class Broker:
         base = self._kept[-1].position if self._kept else 0
         return (
             self.fold.position - base >= self.settings.snapshot_bytes
-            or self.batches_since_snapshot >= self.settings.snapshot_batches
+            or self.batches_since_snapshot >= self.limits.snapshot_batches
         )
 
     @property

@@ -15,7 +15,7 @@ import numpy as np
 
 from postdate.broker.lookup import Lookup, State
 from postdate.broker.writing import Ticket, Writer
-from postdate.config import Settings
+from postdate.config import Limits, Settings
 from postdate.errors import FlowControl, UsageError
 from postdate.keys import key_hash
 from postdate.message import Cancelled
@@ -47,12 +47,14 @@ class Cancels:
         lookup: Lookup,
         *,
         settings: Callable[[], Settings],
+        limits: Limits,
         is_deciding: Callable[[], bool],
     ) -> None:
         self._fold = fold
         self._writer = writer
         self._lookup = lookup
         self._settings = settings
+        self._limits = limits
         self._is_deciding = is_deciding
         self._unsought: dict[int, None] = {}  # hashes of keys of cancels whose messages are to be looked for
 
@@ -78,13 +80,13 @@ class Cancels:
         return ticket
 
     def _admit(self, key: str, by: str, due_at_ms: int, at_ms: int) -> None:
-        settings = self._settings()
+        settings, limits = self._settings(), self._limits
         if not key or by not in BY_COLUMN:
             raise UsageError(f"a cancel needs a key and by='unique' or 'key', got key {key!r} and by={by!r}")
-        if len(key) > settings.key_characters_max:  # tombstones are kept in RAM
+        if len(key) > limits.key_characters_max:  # tombstones are kept in RAM
             raise UsageError(
                 f"key_characters_max: the key of a cancel has {len(key)} characters, the limit is "
-                f"{settings.key_characters_max}"
+                f"{limits.key_characters_max}"
             )
         if not 0 < due_at_ms <= at_ms + settings.delay_ms_max:
             raise UsageError(
@@ -139,7 +141,7 @@ class Cancels:
             and found.due_at_ms == tombstone.due
             and tombstone.is_after(found.arrival)
             and self._fold.cancels.matches(tombstone, found.offset, len(found.record))
-            for found in islice(steps, self._settings().delivered_search_steps)
+            for found in islice(steps, self._limits.delivered_search_steps)
             if found is not None
         )
 

@@ -7,7 +7,8 @@ Which rows may be rescued, and what is remembered of a rescue, is in far.py.
 """
 
 from postdate.broker.writing import Writer
-from postdate.config import Settings
+from postdate.config import Limits, Settings
+from postdate.errors import UsageError
 from postdate.state.far import Range, Rescue
 from postdate.state.fold import Fold
 from postdate.state.wheel import NEVER
@@ -21,11 +22,17 @@ _STEP_LEADS_MAX = 5  # what is rescued early lies in memory
 class Rescues:
     """Of one broker."""
 
-    def __init__(self, log: Log, fold: Fold, writer: Writer, settings: Settings) -> None:
+    def __init__(self, log: Log, fold: Fold, writer: Writer, settings: Settings, limits: Limits) -> None:
         self._log = log
         self._fold = fold
         self._writer = writer
+        self._limits = limits
         self.limit(settings)
+        if limits.rescue_lead_ms >= settings.lead_ms:
+            raise UsageError(
+                f"rescue_lead_ms is {limits.rescue_lead_ms}, not less than lead_ms ({settings.lead_ms}): "
+                "a pipeline that is in time is one lead ahead"
+            )
         self._end = 0  # of the last one that was written
         self._count_before = fold.rescued_count
 
@@ -59,7 +66,7 @@ class Rescues:
 
     @property
     def rescue_lead_ms(self) -> int:
-        return self._settings.rescue_lead_ms or self._settings.lead_ms // 2
+        return self._limits.rescue_lead_ms or self._settings.lead_ms // 2
 
     # -- rescuing -----------------------------------------------------------------------------------------------
 
@@ -85,7 +92,7 @@ class Rescues:
 
     def _write(self, at_ms: int) -> None:
         """Plans until something is found: a plan looks at so many blocks, and what it finds there may be gone."""
-        for _ in range(self._settings.rescue_blocks_max):
+        for _ in range(self._limits.rescue_blocks_max):
             rescues = self._planned(at_ms)
             for rescue in rescues:
                 body = {**rescue._asdict(), "start": self._log.start}
@@ -94,17 +101,17 @@ class Rescues:
                 return
 
     def _planned(self, at_ms: int) -> list[Rescue]:
-        settings, is_served = self._settings, self.is_served(at_ms)
-        step_ms = settings.rescue_step_ms if is_served else self._long_step_ms()
+        settings, limits, is_served = self._settings, self._limits, self.is_served(at_ms)
+        step_ms = limits.rescue_step_ms if is_served else self._long_step_ms()
         until = at_ms + (self.rescue_lead_ms if is_served else settings.lead_ms) + step_ms
         room = settings.wheel_entries_max - self._fold.wheel.count
         present = [Range(start, stop) for start, stop in self._log.ranges()]
-        return self._fold.far.plan_rescue(present, until, settings.rescue_blocks_max, room, untaken_only=is_served)
+        return self._fold.far.plan_rescue(present, until, limits.rescue_blocks_max, room, untaken_only=is_served)
 
     def _long_step_ms(self) -> int:
         """How much further rescues look where nobody serves. What is due soon may lie in every block, and each is then
         looked through once a step: with more of them steps are longer, so that it takes the same share of the time.
         """
-        settings = self._settings
-        longer_ms = settings.rescue_step_ms * (self._fold.far.block_count // _BLOCKS_PER_STEP)
-        return max(settings.rescue_step_ms, min(longer_ms, _STEP_LEADS_MAX * settings.lead_ms))
+        settings, limits = self._settings, self._limits
+        longer_ms = limits.rescue_step_ms * (self._fold.far.block_count // _BLOCKS_PER_STEP)
+        return max(limits.rescue_step_ms, min(longer_ms, _STEP_LEADS_MAX * settings.lead_ms))

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, NoReturn
 
-from postdate.config import Settings
+from postdate.config import Limits, Settings
 from postdate.errors import IllegalMessage, NoPermission, UsageError
 from postdate.keys import key_hash
 from postdate.message import (
@@ -74,8 +74,9 @@ class _Parts(NamedTuple):
 class Intake:
     """Prepares and packs. Knows the fold's topics, changes nothing."""
 
-    def __init__(self, fold: Fold, settings: Settings, batch_bytes_max: int, store_host: Host) -> None:
+    def __init__(self, fold: Fold, settings: Settings, limits: Limits, batch_bytes_max: int, store_host: Host) -> None:
         self._fold = fold
+        self._properties_bytes_max = limits.properties_bytes_max
         self.limit(settings)
         self._batch_bytes_max = batch_bytes_max
         self._store_host = store_host
@@ -85,7 +86,6 @@ class Intake:
     def limit(self, settings: Settings) -> None:
         """Takes its limits from settings, once for all messages: this is the hot path."""
         self._body_bytes_max = settings.body_bytes_max
-        self._properties_bytes_max = settings.properties_bytes_max
         self._delay_ms_max = settings.delay_ms_max
 
     def forget_topics(self) -> None:

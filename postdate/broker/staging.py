@@ -9,13 +9,12 @@ is there already depends on what retention has removed, so that is asked before 
 time, or two could name the same chunk.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from postdate.broker.writing import Ticket, Writer
-from postdate.config import Settings
+from postdate.config import Limits
 from postdate.errors import CorruptChunk, CorruptQueue, Refused, UsageError
 from postdate.state.fold import Fold, StageAnswer, Tally
 from postdate.storage.batch import STAGE
@@ -53,17 +52,17 @@ class Verified(NamedTuple):
 class Staging:
     """Of one broker. All but `verified` is called on the thread that writes to the log."""
 
-    def __init__(self, disk: Disk, fold: Fold, writer: Writer, settings: Callable[[], Settings]) -> None:
+    def __init__(self, disk: Disk, fold: Fold, writer: Writer, limits: Limits) -> None:
         self._disk = disk
         self._fold = fold
         self._writer = writer
-        self._settings = settings
+        self._limits = limits
 
     def check(self, stage: Stage) -> None:
         """Raises Refused for a stage that is stale, repeated or overtaken, UsageError for one that has too many chunks
         or names no files.
         """
-        limit = self._settings().stage_chunks_max
+        limit = self._limits.stage_chunks_max
         if len(stage.chunks) > limit:
             raise UsageError(f"stage_chunks_max: the stage has {len(stage.chunks)} chunks, the limit is {limit}")
         for name in stage.chunks:

@@ -9,7 +9,7 @@ from typing import Any
 
 from postdate.broker.sending import Intake, refuse_system_topic, system_body
 from postdate.broker.writing import Ticket, Writer
-from postdate.config import Settings
+from postdate.config import Limits, Settings
 from postdate.errors import FlowControl, UsageError
 from postdate.message import check_group, check_topic
 from postdate.state.fold import Fold
@@ -32,6 +32,7 @@ class Definitions:
         intake: Intake,
         *,
         settings: Callable[[], Settings],
+        limits: Limits,
         queue: Callable[[str, int], Queue],
         cancelled_far_count: Callable[[str], int],
     ) -> None:
@@ -39,6 +40,7 @@ class Definitions:
         self._writer = writer
         self._intake = intake
         self._settings = settings
+        self._limits = limits
         self._queue = queue
         self._cancelled_far_count = cancelled_far_count
 
@@ -69,7 +71,7 @@ class Definitions:
         self._intake.forget_topics()
 
     def _check_counts(self, name: str, **counts: int) -> None:
-        limit = self._settings().topic_queues_max
+        limit = self._limits.topic_queues_max
         for label, count in counts.items():
             if not 1 <= count <= limit:
                 raise UsageError(f"{label} of topic {name!r} is {count}, expected 1 to {limit}")
@@ -83,7 +85,7 @@ class Definitions:
         """A queue's number is never given again, so that those of deleted topics count, too."""
         known = self._fold.topics.by_name.get(name)
         fresh_count = queue_count - (len(known.numbers) if known else 0)
-        count, limit = len(self._fold.topics.places), self._settings().queues_max
+        count, limit = len(self._fold.topics.places), self._limits.queues_max
         if fresh_count > 0 and count + fresh_count > limit:
             raise FlowControl(
                 f"queues_max: {count} queues were made, {fresh_count} more would exceed the limit of {limit}"
@@ -129,7 +131,7 @@ class Definitions:
 
     def check_size(self, what: str, values: Mapping[str, Any]) -> None:
         """What is defined is kept in RAM and in every snapshot. Raises UsageError where it is too long."""
-        size, limit = len(system_body(values)), self._settings().definition_bytes_max
+        size, limit = len(system_body(values)), self._limits.definition_bytes_max
         if size > limit:
             raise UsageError(f"definition_bytes_max: {what} take {size} bytes, the limit is {limit}")
 
@@ -149,7 +151,7 @@ class Definitions:
 
     def admit_offsets(self, fresh_count: int) -> None:
         """Raises FlowControl where groups would have more offsets than they may, with so many that are new."""
-        count, limit = self._fold.groups.offset_count, self._settings().offsets_max
+        count, limit = self._fold.groups.offset_count, self._limits.offsets_max
         if count + fresh_count > limit:
             raise FlowControl(f"offsets_max: groups have {count} offsets, the limit is {limit}; delete some groups")
 

@@ -18,8 +18,6 @@ The price: 10 to 15 s for a million messages, nearly all of it to decode and app
 for each message in the log; of the table each row takes as long, and 16 bytes.
 """
 
-from typing import Any
-
 from postdate.check import folder as folders
 from postdate.check.chunks import check_chunk
 from postdate.check.far import check_far, check_selections, find_local_table
@@ -31,7 +29,7 @@ from postdate.check.refold import Refold
 from postdate.check.report import Report
 from postdate.check.rows import Pointers, Tables
 from postdate.check.walk import Hole, place_of, walk
-from postdate.config import KIB, Settings
+from postdate.config import KIB, Limits, Settings
 from postdate.errors import ForeignFolder, UsageError
 from postdate.extras import require_extra
 from postdate.state.wheel import NEVER
@@ -55,7 +53,7 @@ def check_folder(disk: Disk) -> Report:
         )
     lock = disk.lock()
     try:
-        fixed = open_folder(disk, Settings())
+        fixed = open_folder(disk, Settings(), Limits())
         report = Report()
         problem = _fixed_problem(fixed)
         if problem:
@@ -69,10 +67,10 @@ def check_folder(disk: Disk) -> Report:
 
 def _fixed_problem(fixed: dict[str, int]) -> str:
     """Whether the values that are fixed for a folder's life are ones that a broker accepts."""
-    values: dict[str, Any] = {name: value for name, value in fixed.items() if name != "format"}
     try:
         # The bounds stand in one place. A batch must fit into its segment, which is not asked here: so the smallest.
-        Settings(batch_bytes_max=4 * KIB, **values)
+        Settings(batch_bytes_max=4 * KIB, segment_bytes=fixed["segment_bytes"])
+        Limits(queue_file_rows=fixed["queue_file_rows"], far_block_rows=fixed["far_block_rows"])
     except UsageError as error:
         return str(error)
     return ""

@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from typing import IO, TypeVar
 
 from postdate.clock import Clock
-from postdate.config import Settings
+from postdate.config import Limits
 
 logger = logging.getLogger("postdate.server")
 
@@ -74,15 +74,15 @@ class Part:
 
     # -- life -----------------------------------------------------------------------------------------------------
 
-    async def live(self, settings: Settings, clock: Clock, addresses: dict[str, str]) -> None:
+    async def live(self, limits: Limits, clock: Clock, addresses: dict[str, str]) -> None:
         """Keeps the process running until `stop`."""
-        pause_ms = settings.pipeline_pause_ms_min
+        pause_ms = limits.pipeline_pause_ms_min
         while True:
             environ = await _aside(self._needs)
             self.is_examined.set()
             if isinstance(environ, str):
                 self._say(environ)
-                await asyncio.sleep(settings.pipeline_pause_ms_max / 1_000)  # somebody may install it meanwhile
+                await asyncio.sleep(limits.pipeline_pause_ms_max / 1_000)  # somebody may install it meanwhile
                 continue
             if self.after is not None:
                 self._state = f"waits for {self.after.name}"
@@ -91,13 +91,13 @@ class Part:
             ending = await self._run(environ, addresses)
             if self._is_stopping:
                 break
-            if clock.elapsed_ns() - began_ns >= settings.pipeline_steady_ms * 1_000_000:
-                pause_ms = settings.pipeline_pause_ms_min
+            if clock.elapsed_ns() - began_ns >= limits.pipeline_steady_ms * 1_000_000:
+                pause_ms = limits.pipeline_pause_ms_min
             self._tell_end(ending, pause_ms)
             self._resumes_at_ns = clock.elapsed_ns() + pause_ms * 1_000_000
             await asyncio.sleep(pause_ms / 1_000)
             self._resumes_at_ns = 0
-            pause_ms = min(2 * pause_ms, settings.pipeline_pause_ms_max)
+            pause_ms = min(2 * pause_ms, limits.pipeline_pause_ms_max)
         self._state = "stopped"
 
     def _say(self, sentence: str) -> None:
@@ -199,8 +199,8 @@ class Parts(Mapping[str, str]):
     They are started in their order and stopped against it. `others` are sentences about what is not there.
     """
 
-    def __init__(self, settings: Settings, clock: Clock, parts: Sequence[Part], others: Mapping[str, str]) -> None:
-        self._settings = settings
+    def __init__(self, limits: Limits, clock: Clock, parts: Sequence[Part], others: Mapping[str, str]) -> None:
+        self._limits = limits
         self._clock = clock
         self._parts = tuple(parts)
         self._others = dict(others)
@@ -223,7 +223,7 @@ class Parts(Mapping[str, str]):
         """Returns when it is known whether what they need is there, or after a second: not when they run."""
         addresses = {"broker": broker_address}
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(part.live(self._settings, self._clock, addresses)) for part in self._parts]
+        self._tasks = [loop.create_task(part.live(self._limits, self._clock, addresses)) for part in self._parts]
         for task in self._tasks:
             task.add_done_callback(_tell_mistake)
         with contextlib.suppress(TimeoutError):
@@ -233,7 +233,7 @@ class Parts(Mapping[str, str]):
 
     async def stop(self) -> None:
         """Ends them, the last one first, all within `parts_stop_ms` and a little."""
-        end_ns = self._clock.elapsed_ns() + self._settings.parts_stop_ms * 1_000_000
+        end_ns = self._clock.elapsed_ns() + self._limits.parts_stop_ms * 1_000_000
         for part, task in reversed(list(zip(self._parts, self._tasks, strict=True))):
             await part.stop(max(_KILL_S, (end_ns - self._clock.elapsed_ns()) / 1e9))
             task.cancel()

@@ -27,10 +27,10 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, service: "Service") -> None:
         self._service = service
-        settings = service.settings
-        self._write_buffer_bytes_max = settings.write_buffer_bytes_max
+        settings, limits = service.settings, service.limits
+        self._write_buffer_bytes_max = limits.write_buffer_bytes_max
         self._frames = Frames(settings.frame_bytes_max)
-        self._in_flight_max = settings.in_flight_max
+        self._in_flight_max = limits.in_flight_max
         self._transport: asyncio.Transport | None = None
         self._backlog: deque[bytes] = deque()  # frames that wait
         self._is_paused = False

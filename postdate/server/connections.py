@@ -27,8 +27,8 @@ class Connections:
     def __init__(self, broker: Broker, clock: Clock) -> None:
         self._broker = broker
         self._clock = clock
-        settings = broker.settings
-        self._idle_ns, self._stalled_ns = settings.idle_ms_max * 1_000_000, settings.stalled_ms_max * 1_000_000
+        settings, limits = broker.settings, broker.limits
+        self._idle_ns, self._stalled_ns = settings.idle_ms_max * 1_000_000, limits.stalled_ms_max * 1_000_000
         self._all: set[Connection] = set()
         self._count_of: Counter[bytes] = Counter()  # by address
         self._unfinished_bytes = 0  # came in reads that ended no frame, since the last look
@@ -129,11 +129,11 @@ class Connections:
     def complain(self, text: str, *details: object) -> None:
         """A line in the log about a peer, if there were not too many: nobody may fill our disk with them."""
         self._said_count += 1
-        if self._said_count <= self._broker.settings.complaints_max:
+        if self._said_count <= self._broker.limits.complaints_max:
             logger.warning(text, *details)
 
     def _count_lines(self) -> None:
-        unsaid = self._said_count - self._broker.settings.complaints_max
+        unsaid = self._said_count - self._broker.limits.complaints_max
         if unsaid > 0:
             logger.warning("complaints_max: %d more lines like these within a second are left out", unsaid)
         self._said_count = 0

@@ -6,7 +6,7 @@ from typing import Any
 from postdate.broker.broker import Broker
 from postdate.broker.writing import Changes
 from postdate.clock import Clock
-from postdate.config import Settings
+from postdate.config import Limits, Settings
 from postdate.errors import PostdateError, ProtocolError
 from postdate.server.address import Address
 from postdate.server.answers import refusal
@@ -78,7 +78,7 @@ class Service:
         self._broker = broker
         self.address = address
         self._clock = clock
-        self._turn_ns = broker.settings.turn_ms_max * 1_000_000
+        self._turn_ns = broker.limits.turn_ms_max * 1_000_000
         self.connections = Connections(broker, clock)
         offsets = Offsets(broker)
         members, senders = Members[Connection](broker), Senders[Connection](broker)
@@ -202,6 +202,10 @@ class Service:
         """As they are at this moment."""
         return self._broker.settings
 
+    @property
+    def limits(self) -> Limits:
+        return self._broker.limits
+
     def _counts(self) -> Mapping[str, int]:
         """What operators are told about the server itself."""
         return {"connections": len(self.connections), "held_pulls": self.pulls.held_count}
@@ -263,7 +267,7 @@ class Service:
 
     def _decoded(self, frame: bytes) -> Command:
         """Raises ProtocolError, also for a header that is so long that others would wait for us to read it."""
-        header_bytes, limit = header_end(frame) - HEADER_AT, self._broker.settings.json_bytes_max
+        header_bytes, limit = header_end(frame) - HEADER_AT, self._broker.limits.json_bytes_max
         if header_bytes > limit:
             raise ProtocolError(f"json_bytes_max: a header of {header_bytes} bytes, the limit is {limit}")
         return decode(frame)
@@ -288,8 +292,8 @@ class Service:
         handler = self._handlers.get(command.code)
         if handler is None:
             return reply(command, codes.REQUEST_CODE_NOT_SUPPORTED, remark=_unknown(command.code))
-        if len(command.body) > self._broker.settings.json_bytes_max:  # no handler of the table takes anything but JSON
-            size, limit = len(command.body), self._broker.settings.json_bytes_max
+        if len(command.body) > self._broker.limits.json_bytes_max:  # no handler of the table takes anything but JSON
+            size, limit = len(command.body), self._broker.limits.json_bytes_max
             raise ProtocolError(f"json_bytes_max: the body has {size} bytes, the limit is {limit}")
         return handler(connection, command, values(REQUESTS[command.code], command.fields))
 

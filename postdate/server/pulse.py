@@ -232,7 +232,7 @@ class Pulse:
         except (PostdateError, OSError) as error:
             self._log_once(_NO_SNAPSHOT, error)
             self._is_snapshot_paused = True  # not at once again
-            self._loop.call_later(self.broker.settings.fire_pause_ms_max / 1_000, self._resume_snapshots)
+            self._loop.call_later(self.broker.limits.fire_pause_ms_max / 1_000, self._resume_snapshots)
         finally:
             self._snapshot = None
 
@@ -241,7 +241,7 @@ class Pulse:
         self._snapshot_if_due()
 
     def _retain_later(self) -> None:
-        self._retain_timer = self._loop.call_later(self.broker.settings.retain_interval_ms / 1_000, self._retain)
+        self._retain_timer = self._loop.call_later(self.broker.limits.retain_interval_ms / 1_000, self._retain)
 
     def _retain(self) -> None:
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from postdate.broker.broker import Broker
 from postdate.clock import Clock, SystemClock
-from postdate.config import Settings
+from postdate.config import Limits, Settings
 from postdate.errors import UsageError
 from postdate.extras import has_extra, install
 from postdate.process import give_freed_memory_back, new_event_loop
@@ -71,7 +71,7 @@ class Server:
         self._every(_EXPIRE_EVERY_MS, service.consumers.expire)
         self._every(_EXPIRE_EVERY_MS, service.pops.tick)
         self._every(TICK_MS, service.status.tick)
-        self._every(settings.offsets_interval_ms, service.consumers.write_offsets)
+        self._every(self.broker.limits.offsets_interval_ms, service.consumers.write_offsets)
 
     async def _listen(self, name: str, port: int) -> str:
         assert self._service is not None
@@ -156,7 +156,9 @@ def _listen_problem(name: str, host: str, port: int, error: OSError) -> str:
     return f"cannot listen on port {port} of {host} ({name}): {error.strerror or error}"
 
 
-def run(settings: Settings, ready: Callable[[Server], None], parts: Parts | None = None) -> None:
+def run(
+    settings: Settings, ready: Callable[[Server], None], parts: Parts | None = None, *, limits: Limits | None = None
+) -> None:
     """Opens the data folder and serves it until SIGINT or SIGTERM, and keeps the parts running beside it. `ready` is
     called when it listens.
 
@@ -165,7 +167,7 @@ def run(settings: Settings, ready: Callable[[Server], None], parts: Parts | None
     if sys.platform != "linux":
         raise UsageError(f"a broker needs Linux, and this is {sys.platform}; the client and its commands work here too")
     Path(settings.data).mkdir(parents=True, exist_ok=True)
-    broker = Broker(RealDisk(Path(settings.data)), settings)
+    broker = Broker(RealDisk(Path(settings.data)), settings, limits=limits)
     try:
         _refuse_stranded_rows(broker)
         broker.start_keeper()

@@ -6,11 +6,11 @@ from typing import Any
 
 from postdate.broker import Broker
 from postdate.client.loop import LoopThread
-from postdate.client.spans import Delay, delay_ms, instant
 from postdate.clock import ManualClock, SystemClock
 from postdate.config import MIB, Settings
 from postdate.errors import UsageError
 from postdate.server import Server
+from postdate.spans import Delay, delay_ms, instant
 from postdate.testing.disk import VirtualDisk
 
 # Free ports, small files, and a quick end even if a client is slow to read.

@@ -19,6 +19,7 @@ from tests.support.helpers import (
     KEEP_DAY,
     MINUTE_MS,
     SMALL,
+    SMALL_LIMITS,
     T0,
     TOPIC,
     Data,
@@ -331,7 +332,7 @@ def test_what_came_back_and_has_no_record_any_more_is_forgotten(data: Data) -> N
 
 
 def test_a_snapshot_with_many_leases_is_loaded_as_it_was(data: Data) -> None:
-    broker = data.open(dataclasses.replace(SMALL, rows_by_column=64))
+    broker = data.open(limits=dataclasses.replace(SMALL_LIMITS, rows_by_column=64))
     send(broker, T0, *[message(str(n)) for n in range(100)])
     for n in range(30):
         popped = pop(broker, T0 + n, count_max=3, invisible_ms=1 + n * 100)
@@ -341,7 +342,7 @@ def test_a_snapshot_with_many_leases_is_loaded_as_it_was(data: Data) -> None:
     snapshot(broker)
     before = saved.state_json(broker.fold)
     data.close(broker)
-    broker = data.open(dataclasses.replace(SMALL, rows_by_column=64))
+    broker = data.open(limits=dataclasses.replace(SMALL_LIMITS, rows_by_column=64))
     assert saved.state_json(broker.fold) == before
     assert broker.fold.leases.leased == {
         (GROUP, broker.fold.topics.get(TOPIC).numbers[0]): sum(

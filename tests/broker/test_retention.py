@@ -10,6 +10,7 @@ from tests.support.helpers import (
     FAR_MS,
     HOUR_MS,
     KEEP_DAY,
+    SMALL_LIMITS,
     T0,
     TOPIC,
     Data,
@@ -196,8 +197,8 @@ def test_the_broker_does_not_spin_over_taken_messages_whose_record_is_gone(
     data: Data, count: int, restarts: bool
 ) -> None:
     """With 140 of them whole files of the far queue go too, and the snapshots that are kept know nothing of that."""
-    settings = dataclasses.replace(KEEP_DAY, far_block_rows=4)
-    broker = data.open(settings)
+    limits = dataclasses.replace(SMALL_LIMITS, far_block_rows=4)
+    broker = data.open(KEEP_DAY, limits)
     send_each(broker, T0, [message(str(n), due=T0 + 10 * DAY_MS) for n in range(count)])
     epoch = registered(broker)
     stage(broker, epoch, count, T0 + 1)
@@ -208,7 +209,7 @@ def test_the_broker_does_not_spin_over_taken_messages_whose_record_is_gone(
     assert len(data.disk.list("far")) == 1
     if restarts:
         data.crash(broker)
-        broker = data.open(settings)
+        broker = data.open(KEEP_DAY, limits)
     at_ms = T0 + 10 * DAY_MS
     assert advance(broker, at_ms) > at_ms, "no pipeline, no record: there is nothing to do"
 

@@ -17,6 +17,7 @@ from tests.support.helpers import (
     MINUTE_MS,
     SECOND_MS,
     SMALL,
+    SMALL_LIMITS,
     T0,
     Data,
     advance,
@@ -406,14 +407,16 @@ def test_a_pipeline_that_comes_back_in_time_leaves_nothing_to_rescue(data: Data)
     assert (bodies(broker), broker.rescues.count) == (["0", "1"], 0)
 
 
-def test_the_rescue_lead_is_a_setting_that_may_change(data: Data) -> None:
-    broker = data.open(dataclasses.replace(SMALL, rescue_lead_ms=5_000))
+def test_the_rescue_lead_is_a_limit_below_the_lead(data: Data) -> None:
+    broker = data.open(limits=dataclasses.replace(SMALL_LIMITS, rescue_lead_ms=5_000))
     stage(broker, registered(broker), 0, T0 + MINUTE_MS)
     assert broker.rescues.is_served(T0 + MINUTE_MS - 5_000)
-    broker.change_settings({"rescue_lead_ms": "10s"})
+    data.close(broker)
+    broker = data.open(limits=dataclasses.replace(SMALL_LIMITS, rescue_lead_ms=10_000))
     assert not broker.rescues.is_served(T0 + MINUTE_MS - 5_000)
+    data.close(broker)
     with pytest.raises(UsageError, match=r"rescue_lead_ms is 60000, not less than lead_ms \(60000\)"):
-        broker.change_settings({"rescue_lead_ms": "60s"})
+        data.open(limits=dataclasses.replace(SMALL_LIMITS, rescue_lead_ms=60_000))
 
 
 # -- what the table must hold -----------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import itertools
 import json
 import os
 import re
@@ -54,7 +55,7 @@ from postdate.bulk.schema import IN, OF_TOPIC, OUT
 from postdate.cli import command as cli_command
 from postdate.client import admin, errors
 from postdate.clock import SystemClock
-from postdate.config import LIVE, ROCKETMQ_NAMES, Settings, load
+from postdate.config import FIELDS, GROUPS, LIMITS, LIVE, ROCKETMQ_NAMES, Limits, Settings, load
 from postdate.errors import PostdateError
 from postdate.server import answers
 from postdate.spark.formats import topic
@@ -77,6 +78,7 @@ from tests.support.helpers import (
     MINUTE_MS,
     SECOND_MS,
     SMALL,
+    SMALL_LIMITS,
     T0,
     TOPIC,
     Data,
@@ -132,7 +134,7 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
 )
 SERVED = {ROOT / "README.md", CLIENT, CLI}
 JAVA = ROOT / "tests" / "interop" / "java" / "src"
-TESTS = sorted((ROOT / "tests").glob("test_*.py"))
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 # Named in the pages and made later.
 NOT_YET = {"tests/formats"}
@@ -593,12 +595,19 @@ def setting_held(field: "dataclasses.Field[Any]") -> SettingRow:
 
 
 def test_every_setting_is_documented_as_it_is() -> None:
-    shown = [setting_shown(cells) for cells in table_in(SETTINGS, "Settings")]
-    assert shown == [setting_held(field) for field in dataclasses.fields(Settings)]
+    for group, names in GROUPS.items():
+        shown = [setting_shown(cells) for cells in table_in(SETTINGS, group.capitalize())]
+        assert shown == [setting_held(FIELDS[name]) for name in names]
+
+
+def test_every_limit_is_documented_as_it_is() -> None:
+    shown = [(code(name), value_of(value), why) for name, value, _, why in table_in(SETTINGS, "Fixed limits")]
+    assert shown == [(field.name, field.default, field.metadata["why"]) for field in LIMITS.values()]
 
 
 def test_units_of_settings_are_those_of_their_names() -> None:
-    for name, _, unit, *_ in table_in(SETTINGS, "Settings"):
+    tables = [table_in(SETTINGS, heading) for heading in (*map(str.capitalize, GROUPS), "Fixed limits")]
+    for name, _, unit, *_ in itertools.chain(*tables):
         for part in ("bytes", "ms", "rows"):
             assert (f"_{part}" in code(name) or f"{part}_" in code(name)) == (unit == part), (name, unit)
 
@@ -620,10 +629,11 @@ NOT_BY_CLIENTS = {
 def test_the_table_of_bounds_names_every_limit_with_its_default_and_a_test_that_is_there() -> None:
     rows = table_in(ARCHITECTURE, "When too much comes")
     named = {code(setting): (value_of(default), code(test)) for setting, default, _, _, test in rows}
-    assert set(named) == {name for name in Settings.__dataclass_fields__ if name.endswith("_max")} - NOT_BY_CLIENTS
+    values = vars(Settings()) | vars(Limits())
+    assert set(named) == {name for name in values if name.endswith("_max")} - NOT_BY_CLIENTS
     tests = set(re.findall(r"^def (test_\w+)", "\n".join(path.read_text() for path in TESTS), re.MULTILINE))
     for name, (default, test) in named.items():
-        assert default == getattr(Settings(), name), name
+        assert default == values[name], name
         assert test in tests, f"{name}: there is no {test}"
 
 
@@ -1089,8 +1099,8 @@ def test_versions_are_those_of_the_code() -> None:
 
 def test_the_format_file_is_as_shown() -> None:
     shown = next(json.loads(block.lines[0]) for block in blocks_of(FORMATS.read_text()) if block.kind == "json")
-    defaults = Settings()
-    assert shown == {"format": FORMAT} | {name: getattr(defaults, name) for name in FIXED_SETTINGS}
+    defaults = vars(Settings()) | vars(Limits())
+    assert shown == {"format": FORMAT} | {name: defaults[name] for name in FIXED_SETTINGS}
     assert [code(cells[0]) for cells in table_in(FORMATS, "FORMAT")] == list(shown)
 
 
@@ -1108,7 +1118,7 @@ def write_every_record(data: Data) -> None:
     broker.cancel(TOPIC, "nobody", T0 + HOUR_MS, T0)
     staged = message("staged", due=T0 + HOUR_MS)
     ticket = send(broker, T0, staged, message("rescued", due=T0 + MINUTE_MS), message("soon", due=T0 + SECOND_MS))
-    send(broker, T0, *[message(unique=f"u{n}") for n in range(SMALL.queue_file_rows)])  # a block of the index
+    send(broker, T0, *[message(unique=f"u{n}") for n in range(SMALL_LIMITS.queue_file_rows)])  # a block of the index
     advance(broker, T0 + MINUTE_MS)
     queue = broker.fold.topics.get(TOPIC).numbers[0]
     write_chunk(data.disk, "00000001", [(T0 + HOUR_MS, ticket.offsets[0], queue, staged)])

@@ -19,13 +19,13 @@ from postdate.bulk.streams import far_batches
 from postdate.check import check_folder
 from postdate.client.connection import parse_address
 from postdate.clock import ManualClock
-from postdate.config import MIB, Settings
+from postdate.config import MIB
 from postdate.spark.pipeline.history import History
 from postdate.spark.pipeline.source import horizon_of
 from postdate.storage.disk import RealDisk
 from tests.support.cluster import Cluster, Driver, bare_python, wait_for
 from tests.support.helpers import HOUR_MS, MINUTE_MS, SECOND_MS, T0, TOPIC, message, pulled
-from tests.support.serving import SERVED, Served
+from tests.support.serving import SERVED, Served, configured
 
 pytestmark = pytest.mark.full
 
@@ -50,7 +50,7 @@ class Broker:
         self.folder = folder
         self.clock = ManualClock(BEGIN)
         settings = SERVED | {"segment_bytes": 16 * MIB, "batch_bytes_max": MIB, "queue_file_rows": 65_536}
-        self.served = Served(RealDisk(folder), Settings(**settings), self.clock)
+        self.served = Served(RealDisk(folder), configured(settings), self.clock)
         self.core = self.served.broker
         self.served.call(lambda: self.core.put_topic(TOPIC, BEGIN, read_queue_count=QUEUES, write_queue_count=QUEUES))
         self.bulk = Bulk(folder, parse_address(self.served.server.broker_address), "127.0.0.1", 0)

@@ -25,7 +25,6 @@ from postdate.bulk.process import Bulk
 from postdate.check import check_folder
 from postdate.client.connection import parse_address
 from postdate.clock import ManualClock
-from postdate.config import Settings
 from postdate.errors import PostdateError
 from postdate.faultpoint import KILL_AT
 from postdate.message import Message, encode_properties
@@ -41,7 +40,7 @@ from postdate.table.files import SYNC_TRACE
 from postdate.wire import codes
 from postdate.wire.ids import recall_handle
 from tests.support.dialogue import Peer
-from tests.support.serving import SERVED, Served
+from tests.support.serving import SERVED, Served, configured
 from verify.faults.process import ROOT, free_port
 
 NOW = 1_900_000_000_000 // 60_000 * 60_000 + 5_000
@@ -206,7 +205,7 @@ class Piped:
     # -- parts --------------------------------------------------------------------------------------------------
 
     def start_broker(self, disk: Disk | None = None) -> None:
-        self.served = Served(disk or RealDisk(self.data), Settings(**self._settings), self.clock)
+        self.served = Served(disk or RealDisk(self.data), configured(self._settings), self.clock)
 
     def kill_broker(self) -> None:
         assert self.served is not None

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from postdate.broker.broker import Broker
 from postdate.check import check_folder
 from postdate.clock import Clock, ManualClock, SystemClock
-from postdate.config import MIB, Settings
+from postdate.config import LIMITS, MIB, Limits, Settings
 from postdate.process import new_event_loop
 from postdate.server import Server
 from postdate.server.dispatch import Service
@@ -33,17 +33,24 @@ SERVED: dict[str, Any] = {
 }
 
 
+def configured(values: Mapping[str, Any]) -> tuple[Settings, Limits]:
+    """Settings and limits, each from the values with its names."""
+    limits = {name: value for name, value in values.items() if name in LIMITS}
+    return Settings(**{name: value for name, value in values.items() if name not in LIMITS}), Limits(**limits)
+
+
 class Served:
     """A running server. `call` runs something on its loop, `kill` ends it like a crash."""
 
-    def __init__(self, disk: Disk, settings: Settings, clock: Clock) -> None:
+    def __init__(self, disk: Disk, configuration: tuple[Settings, Limits], clock: Clock) -> None:
         self.disk = disk
         self.clock = clock
         self._is_ended = False
         self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="serving", daemon=True)
         self._thread.start()
-        self.broker = Broker(disk, settings)
+        settings, limits = configuration
+        self.broker = Broker(disk, settings, limits=limits)
         self.broker.start_keeper()
         self.server = Server(self.broker, clock)
         try:
@@ -139,8 +146,8 @@ class Served:
 
 @contextmanager
 def serving(folder: Path, clock: Clock | None = None, disk: Disk | None = None, **settings: Any) -> Iterator[Served]:
-    """A server on a data folder, checked when it has stopped or was killed."""
-    served = Served(disk or RealDisk(folder), Settings(**(SERVED | settings)), clock or SystemClock())
+    """A server on a data folder, checked when it has stopped or was killed. `settings` may be limits, too."""
+    served = Served(disk or RealDisk(folder), configured(SERVED | settings), clock or SystemClock())
     try:
         yield served
     finally:

@@ -51,7 +51,7 @@ class Consumers:
         self._members = members
         self._senders = senders
         self._offsets = offsets
-        self._locks = Locks(broker.settings.lock_expiry_ms * 1_000_000, broker.settings.locks_max)
+        self._locks = Locks(broker.limits.lock_expiry_ms * 1_000_000, broker.limits.locks_max)
 
     # -- members ------------------------------------------------------------------------------------------------
 
@@ -60,7 +60,7 @@ class Consumers:
         for consumer in heartbeat.consumers:
             check_group(consumer.group)
             for subscription in consumer.subscriptions:
-                check_expression(subscription.expression, self._broker.settings.expression_characters_max)
+                check_expression(subscription.expression, self._broker.limits.expression_characters_max)
         self._members.admit(heartbeat, connection)
         self._make_topics(heartbeat)
         said = (connection, self._clock.elapsed_ns(), command.language, command.version)
@@ -77,7 +77,7 @@ class Consumers:
         everybody with it. Of very many groups, some are made and the rest is refused until the next heartbeat; of very
         many subscriptions, the rest is made by the next heartbeats, or by whoever uses them first.
         """
-        topics, left = self._broker.fold.topics.by_name, self._broker.settings.heartbeat_topics_max
+        topics, left = self._broker.fold.topics.by_name, self._broker.limits.heartbeat_topics_max
         for consumer in heartbeat.consumers:
             if RETRY_TOPIC_PREFIX + consumer.group not in topics:
                 if not left:
@@ -126,7 +126,7 @@ class Consumers:
 
     def expire(self) -> None:
         now_ns = self._clock.elapsed_ns()
-        silent_since_ns = now_ns - self._broker.settings.client_expiry_ms * 1_000_000
+        silent_since_ns = now_ns - self._broker.limits.client_expiry_ms * 1_000_000
         self._senders.expire(silent_since_ns)
         self.notify(self._members.expire(silent_since_ns))
         self._locks.expire(now_ns)
@@ -155,7 +155,7 @@ class Consumers:
         if low > 0:
             return False
         head = self._broker.reader.place(topic, queue_id, 0) if high else self._broker.log.end
-        return head < CHUNK_BIT and self._broker.log.end - head <= self._broker.settings.fresh_queue_bytes
+        return head < CHUNK_BIT and self._broker.log.end - head <= self._broker.limits.fresh_queue_bytes
 
     def update_offset(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes | None:
         group, topic, queue_id = asked["consumerGroup"], asked["topic"], asked["queueId"]

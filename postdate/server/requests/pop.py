@@ -104,7 +104,7 @@ class Pops:
 
     def _ask(self, connection: Connection, asked: Mapping[str, Any]) -> PopAsk:
         group, topic = asked["consumerGroup"], self._pulls.topic(asked["consumerGroup"], asked["topic"])
-        check_expression(asked["exp"] or "", self._broker.settings.expression_characters_max)
+        check_expression(asked["exp"] or "", self._broker.limits.expression_characters_max)
         if asked["maxMsgNums"] < 1:
             raise UsageError(f"maxMsgNums is {asked['maxMsgNums']}, expected at least 1")
         return PopAsk(
@@ -245,7 +245,7 @@ class Pops:
     def acknowledge_batch(self, connection: Connection, command: Command, _: Mapping[str, Any]) -> None:
         """Several groups may stand in one request; all are written, the last one is answered for."""
         by_group: dict[str, list[Handle]] = {}
-        for ack in bodies.decode_batch_ack(command.body, self._broker.settings.batch_messages_max):
+        for ack in bodies.decode_batch_ack(command.body, self._broker.limits.batch_messages_max):
             handles = [Handle(ack.topic, ack.queue_id, offset, ack.popped_at_ms) for offset in ack.offsets]
             by_group.setdefault(ack.group, []).extend(handles)
         if not by_group:

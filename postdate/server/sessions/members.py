@@ -60,12 +60,12 @@ class Members(Generic[Link]):
         """Raises FlowControl where a heartbeat asks for more than there is room for."""
         beaten = _members_in(heartbeat, link)
         places = {(member.consumer.group, member.client_id) for member in beaten} | self._places_of.get(link, set())
-        if len(places) > self._broker.settings.connection_members_max:
+        if len(places) > self._broker.limits.connection_members_max:
             raise FlowControl(
                 f"connection_members_max: {len(places)} members of groups behind one connection, "
-                f"the limit is {self._broker.settings.connection_members_max}"
+                f"the limit is {self._broker.limits.connection_members_max}"
             )
-        if self._size_bytes + sum(member.size_bytes for member in beaten) > self._broker.settings.members_bytes_max:
+        if self._size_bytes + sum(member.size_bytes for member in beaten) > self._broker.limits.members_bytes_max:
             raise FlowControl(f"members_bytes_max: the members of all groups take {self._size_bytes} bytes; try later")
 
     def _forget(self, client_id: str, group: str) -> Member[Link] | None:

@@ -43,7 +43,7 @@ class Offsets:
         if known is not None:
             return
         groups = self._broker.fold.groups
-        if groups.offset_count + len(self._fresh) >= self._broker.settings.offsets_max:
+        if groups.offset_count + len(self._fresh) >= self._broker.limits.offsets_max:
             self._fresh = {
                 (name, other)
                 for name, other in self._fresh

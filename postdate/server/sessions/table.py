@@ -66,7 +66,7 @@ class Table:
         if not traced.may_be_in_table:
             tell(Truth(traced.outcome))
             return
-        limit = self._broker.settings.table_reads_max
+        limit = self._broker.limits.table_reads_max
         if self._reader is None:
             tell(Truth(Cancelled.UNKNOWN, _NOBODY))
         elif self._count >= limit:
@@ -81,7 +81,7 @@ class Table:
             "topic": tombstone.topic, "key": tombstone.key, "by": tombstone.by, "keyHash": tombstone.key_hash,
             "due": tombstone.due, "before": tombstone.arrival,
         }  # fmt: skip
-        wait_s = self._broker.settings.table_read_ms_max / 1_000
+        wait_s = self._broker.limits.table_read_ms_max / 1_000
         self._questions.ask(reader, codes.FIND_IN_TABLE, fields, b"", wait_s, partial(self._answered, traced, tell))
 
     async def count(self, wish: bytes) -> Command | str:
