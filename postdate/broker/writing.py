@@ -2,13 +2,14 @@
 
     write, write_system, ...   append a batch to the log, give a ticket
     flush                      makes all that was written durable
-    settle                     applies what is durable, in order; its tickets get their answers, the caller the changes
+    apply_durable              applies what is durable, in order; its tickets get their answers
+    take_changes               what that has changed, for the caller who wakes consumers
 
 In flush mode "async" a batch is applied as soon as it is written.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from postdate.broker.sending import Intake, Packed, Prepared, system_body
@@ -20,43 +21,40 @@ from postdate.storage.log import Log
 
 Seconds = dict[tuple[int, str], int]  # (second of due time, topic) -> messages
 NO_SECONDS: Seconds = {}
-Finish = Callable[[Any], Any]  # makes the answer that a caller is told of what the fold has answered
 
 
 class Changes:
-    """What applying some batches came to, for the caller who wakes consumers."""
+    """What has changed since changes were last returned, for the caller who wakes consumers. Calls that wait for the
+    disk themselves, as making a topic does, leave their changes to the next one.
+    """
 
-    __slots__ = ("batch_count", "grown", "ready")
+    __slots__ = ("batch_count", "grown_queues", "ready_again")
 
     def __init__(self) -> None:
-        self.batch_count = 0  # batches that the call itself applied; those of earlier flushes are in the sets only
-        self.grown: set[int] = set()  # numbers of the queues that got entries
-        self.ready: set[tuple[str, int]] = set()  # (group, queue number) that have messages ready again
+        self.batch_count = 0  # batches that were applied
+        self.grown_queues: set[int] = set()  # numbers of the queues that got messages
+        self.ready_again: set[tuple[str, int]] = set()  # (group, queue number) where leases have ended
 
 
 class Ticket:
-    """The receipt of a written batch. `answers` is None until the batch is durable and applied."""
+    """The receipt of a written batch. `answers` is None until the batch is durable and applied. A call whose answer is
+    more than what the fold answers has a ticket of its own, with another `settle`.
+    """
 
-    __slots__ = ("_finish", "answers", "end", "error", "offsets", "prepared", "seconds", "timed")
+    __slots__ = ("answers", "end", "error", "offsets", "prepared", "seconds", "timed")
 
-    def __init__(self, end: int, offsets: list[int], finish: Finish | None = None) -> None:
-        self.end = end  # durable when the log is durable up to here
-        self.offsets = offsets  # of its records in the log
+    def __init__(self) -> None:
+        self.end = 0  # durable when the log is durable up to here
+        self.offsets: list[int] = []  # of its records in the log
         self.prepared: list[Prepared] = []  # its messages, as the intake understood them
         self.answers: list[Any] | None = None
         self.error: PostdateError | OSError | None = None
         self.timed = 0  # messages in it that will wait
         self.seconds = NO_SECONDS  # the same by (second of due time, topic), where that is limited
-        self._finish = finish
 
     def settle(self, answers: list[Any]) -> None:
-        if self._finish is None:
-            self.answers = answers
-            return
-        try:
-            self.answers = [self._finish(answer) for answer in answers]
-        except (PostdateError, OSError) as error:
-            self.answers, self.error = [], error  # it is applied; only the answer could not be found out
+        """Takes in what the fold has answered, before another batch is applied."""
+        self.answers = answers
 
     @property
     def answer(self) -> Any:
@@ -78,7 +76,7 @@ class Writer:
         self._pending: deque[tuple[Batch, Ticket]] = deque()
         self.broken: LogFailed | None = None  # why the fold must not go on
         self.applied_count = 0  # batches
-        self._changes = Changes()  # since the last `settle`
+        self._changes = Changes()  # that nobody has taken
         # Messages that will wait, in batches that are not applied yet: they count for flow control already.
         self.pending_timed = 0
         self.pending_seconds: Seconds = {}
@@ -98,24 +96,24 @@ class Writer:
         self._settle_async()
         return ticket
 
-    def write_system(self, kind: int, values: Mapping[str, Any], at_ms: int, finish: Finish | None = None) -> Ticket:
-        """Writes one record of a system topic. It may use the log's reserve."""
+    def write_system(self, kind: int, values: Mapping[str, Any], at_ms: int, ticket: Ticket | None = None) -> Ticket:
+        """Writes one record of a system topic, for the given ticket or a plain one. It may use the log's reserve."""
         text = system_body(values)
         length = self._intake.system_length(text, kind)
         start = self._log.place(length, at_ms, urgent=True)
-        ticket = self._append(start, length, at_ms, 1, self._intake.pack_system(kind, text, start, at_ms), finish)
+        ticket = self._append(start, length, at_ms, 1, self._intake.pack_system(kind, text, start, at_ms), ticket)
         self._settle_async()
         return ticket
 
     def write_mixed(
-        self, prepared: list[Prepared], kind: int, values: Mapping[str, Any], at_ms: int, finish: Finish
+        self, prepared: list[Prepared], kind: int, values: Mapping[str, Any], at_ms: int, ticket: Ticket
     ) -> Ticket:
-        """Writes messages and, behind them, one record of a system topic: together, or not at all."""
+        """Writes messages and, after them, one record of a system topic: together, or not at all."""
         text = system_body(values)
         length = self._intake.mixed_length(prepared, text, kind)
         start = self._log.place(length, at_ms, urgent=False)
         packed = self._intake.pack_mixed(prepared, kind, text, start, at_ms)
-        ticket = self._append(start, length, at_ms, len(prepared) + 1, packed, finish)
+        self._append(start, length, at_ms, len(prepared) + 1, packed, ticket)
         ticket.prepared = prepared
         self._settle_async()
         return ticket
@@ -131,10 +129,12 @@ class Writer:
         return any(batch.at_ms >= due_at_ms for batch, _ in self._pending)
 
     def _append(
-        self, start: int, length: int, at_ms: int, row_count: int, packed: Packed, finish: Finish | None = None
+        self, start: int, length: int, at_ms: int, row_count: int, packed: Packed, ticket: Ticket | None = None
     ) -> Ticket:
         body, offsets = packed
-        ticket = Ticket(start + length, offsets, finish)
+        if ticket is None:
+            ticket = Ticket()
+        ticket.end, ticket.offsets = start + length, offsets
         batch = self._log.append(start, at_ms, row_count, body)
         assert batch.end == ticket.end, f"a batch that ends at {batch.end} was planned to end at {ticket.end}"
         self._pending.append((batch, ticket))
@@ -147,21 +147,18 @@ class Writer:
         self._log.flush()
         self.apply_durable()
 
-    def settle(self) -> Changes:
-        """Applies the batches that are durable; returns what has changed since the last call. Raises LogFailed."""
-        count_before = self.applied_count
-        self.apply_durable()
+    def take_changes(self) -> Changes:
+        """Returns what has changed since the last call."""
         changes, self._changes = self._changes, Changes()
-        changes.batch_count = self.applied_count - count_before
         return changes
 
     @property
     def has_changes(self) -> bool:
-        """Whether a flush has applied something that the next `settle` returns."""
-        return bool(self._changes.grown or self._changes.ready)
+        """Whether consumers could be woken by what the next `take_changes` returns."""
+        return bool(self._changes.grown_queues or self._changes.ready_again)
 
     def apply_durable(self) -> None:
-        """Applies the batches that are durable; `settle` returns what that changes. Raises LogFailed."""
+        """Applies the batches that are durable, in order; their tickets get their answers. Raises LogFailed."""
         limit = self._log.end if self._is_async else self._log.durable
         pending, changes = self._pending, self._changes
         while pending and pending[0][0].end <= limit:
@@ -169,9 +166,10 @@ class Writer:
             answers, grown, ready = self._apply(batch)
             pending.popleft()
             if grown:
-                changes.grown |= grown
+                changes.grown_queues |= grown
             if ready:
-                changes.ready |= ready
+                changes.ready_again |= ready
+            changes.batch_count += 1
             self.applied_count += 1
             ticket.settle(answers)
             if ticket.timed:

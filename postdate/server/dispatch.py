@@ -85,7 +85,6 @@ class Service:
         birth, tasks = Birth(broker, clock), Tasks(broker, "counts_max")
         self._meter = Meter(broker, clock.elapsed_ns())
         self.pulls = Pulls(broker, offsets, members, birth, self._meter)
-        self._fold = broker.fold
         self.pulse = Pulse(broker, clock, self._wake)
         self.pops = Pops(broker, clock, self.pulse, self.pulls, birth, self._meter)
         self._assignments = Assignments(broker, clock, birth, members)
@@ -109,12 +108,12 @@ class Service:
         self._handlers = self._table()
 
     def _wake(self, changes: Changes) -> None:
-        """After a flush: gives consumers that wait for messages what has come."""
-        if not (changes.grown or changes.ready or self._fold.leases.spent):
-            return
-        self._meter.grew(changes.grown)
-        self.pulls.wake(changes.grown)
-        self.pops.wake(changes)
+        """After a flush: whoever waits for messages is given what has come."""
+        if changes.grown_queues:
+            self._meter.grew(changes.grown_queues)
+            self.pulls.wake(changes.grown_queues)
+        if changes.grown_queues or changes.ready_again or self._broker.view.has_spent_leases:
+            self.pops.wake(changes)
 
     def _table(self) -> dict[int, Handler]:
         consumers, admin, pops = self.consumers, self.admin, self.pops

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from postdate.broker.broker import Broker
-from postdate.broker.cancelling import Traced
+from postdate.broker.cancelling import CancelResult
 from postdate.broker.staging import Stage
 from postdate.broker.writing import Ticket
 from postdate.config import Limits, Settings
@@ -85,7 +85,7 @@ def cancel(broker: Broker, key: str, due: int, at_ms: int, by: str = "unique") -
     ticket = broker.cancel(TOPIC, key, due, at_ms, by=by)
     broker.flush()
     answer = ticket.answer
-    assert isinstance(answer, Traced)
+    assert isinstance(answer, CancelResult)
     return answer.outcome
 
 
@@ -319,7 +319,7 @@ def no_new_segments(data: Data) -> None:
 
 def upload(broker: Broker, data: Data, name: str, messages: list[Message], numbers: list[int]) -> None:
     """A chunk of far messages by their row numbers in the far queue."""
-    rows = broker.read_far(0, broker.fold.far.length)
+    rows = broker.view.read_far(0, broker.fold.far.length)
     write_chunk(
         data.disk,
         name,

@@ -141,10 +141,10 @@ class SimulatedPipeline:
         steps of a command. If another has written to the table, nothing is taken, and it must register again.
         """
         while count > 0 and self.epoch:
-            start = max(self._table.read_until, broker.far_first)
+            start = max(self._table.read_until, broker.view.far.first)
             job = next((job for job in broker.fold.jobs.open() if job.far >= start), None)
-            rows = broker.read_far(start, count if job is None else min(count, job.far - start))
-            if job is not None and job.far == start and len(broker.read_far(start, 1)):
+            rows = broker.view.read_far(start, count if job is None else min(count, job.far - start))
+            if job is not None and job.far == start and len(broker.view.read_far(start, 1)):
                 self._carry_out(broker, job, at_ms)
                 count -= 1
             else:
@@ -226,8 +226,8 @@ class SimulatedPipeline:
     def _decide(self, broker: Broker, selected: Selected, at_ms: int) -> None:
         self._selected = None
         try:
-            broker.commands.check(selected)
-            self._deciding = broker.commands.decide(selected, broker.commands.verified(selected), at_ms)
+            broker.jobs.check(selected)
+            self._deciding = broker.jobs.decide(selected, broker.jobs.verify(selected), at_ms)
         except Refused as error:
             self._digest.note_error(error)
             self.die()
