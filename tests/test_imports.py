@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__",),  # Every import of ours runs it, so it may know none of us, but for what it gives, on its first use.
     ("errors", "clock", "keys", "faultpoint"),
-    ("config", "message", "process", "counts"),
+    ("config", "message", "process", "counts", "extras"),
     ("storage",),
     ("state",),
     ("broker",),
@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("client", "check"),
     ("bulk",),
     ("server", "spark"),
-    ("cli", "__main__"),
+    ("cli", "testing", "__main__"),
 )
 LAYER_OF = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
 
@@ -36,6 +36,7 @@ NEIGHBOURS = {
     ("__main__", "cli"),
     ("__init__", "client"),
     ("__init__", "spark"),
+    ("__init__", "extras"),
     ("storage", "table"),
     ("state", "table"),
     ("broker", "table"),

@@ -20,10 +20,10 @@ import numpy as np
 
 from postdate.errors import UsageError
 from postdate.message import Host
+from postdate.state.cancels import Tombstone
 from postdate.state.fold import Fold
 from postdate.state.jobs import CANCEL, FAILED, Job
 from postdate.state.leases import Key, Lease
-from postdate.state.tombstones import Tombstone
 from postdate.state.topics import GONE, PERM_INHERIT, PERM_READ, PERM_WRITE, SCHEDULE_TOPIC
 from postdate.state.wheel import NEVER, Waiting
 from postdate.storage import delivery
@@ -201,12 +201,12 @@ class View:
 
     def lease(self, key: Key) -> Lease:
         """The lease of a message that a group has popped and not acknowledged. Raises KeyError where there is none."""
-        return self._fold.pops.leases[key]
+        return self._fold.leases.by_key[key]
 
     @property
     def has_spent_leases(self) -> bool:
         """Whether messages were given as often as they may be, and wait to become dead letters."""
-        return bool(self._fold.pops.spent)
+        return bool(self._fold.leases.spent)
 
     # -- what waits ---------------------------------------------------------------------------------------------
 
@@ -240,11 +240,11 @@ class View:
     @property
     def tombstone_count(self) -> int:
         """Cancels that wait for their messages."""
-        return self._fold.tombstones.count
+        return self._fold.cancels.count
 
     def tombstones_after(self, due_at_ms: int) -> Iterator[Tombstone]:
         """Cancels of messages that are due after an instant."""
-        return self._fold.tombstones.between(due_at_ms + 1, NEVER)
+        return self._fold.cancels.between(due_at_ms + 1, NEVER)
 
     # -- the pipeline -------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import orjson
 import pyarrow as pa
 
 from postdate.errors import Refused, UsageError
-from postdate.storage import selection
+from postdate.storage import layout, selection
 from postdate.storage.disk import Disk
 from postdate.table.format import SELECTED
 
@@ -40,7 +40,7 @@ class Selections:
         """Durable on return; says how many rows. Raises Refused, UsageError."""
         if selection.is_there(self._disk, name):
             raise Refused(f"selection {name} is there already: give each one a name of its own")
-        rows = np.concatenate([np.empty(0, selection.SELECTED), *(_rows(batch) for batch in batches)])
+        rows = np.concatenate([np.empty(0, layout.SELECTED), *(_rows(batch) for batch in batches)])
         if len(rows) > ROWS_MAX:
             raise UsageError(f"selection {name} has {len(rows)} rows, the limit is {ROWS_MAX}")
         if not selection.is_sorted(rows):
@@ -63,7 +63,7 @@ class Selections:
 def _rows(batch: pa.RecordBatch) -> np.ndarray:
     if batch.schema.names != SELECTED.names or batch.schema.types != SELECTED.types:
         raise UsageError(f"the columns of a selection are {batch.schema.names}, expected {SELECTED.names}")
-    rows = np.empty(batch.num_rows, selection.SELECTED)
+    rows = np.empty(batch.num_rows, layout.SELECTED)
     for name in SELECTED.names:
-        rows[name] = batch.column(name).to_numpy().view(selection.SELECTED[name])
+        rows[name] = batch.column(name).to_numpy().view(layout.SELECTED[name])
     return rows

@@ -24,7 +24,7 @@ from postdate.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, De
 from postdate.storage import chunk as chunks
 from postdate.storage.batch import MESSAGE
 from postdate.storage.chunk import CHUNK_BIT
-from postdate.storage.queue import TIME
+from postdate.storage.layout import TIME
 
 
 def topic_batches(

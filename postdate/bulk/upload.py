@@ -16,8 +16,8 @@ from postdate.bulk.texts import Bytes
 from postdate.errors import CorruptLog, Refused, UsageError
 from postdate.process import Pacer
 from postdate.storage import chunk as chunks
-from postdate.storage.chunk import CHUNK_ROW
 from postdate.storage.disk import Disk
+from postdate.storage.layout import CHUNK_ROW
 
 _NAME = re.compile(r"([0-9]{6})-[A-Za-z0-9_.-]{1,120}")
 _FIXED = ("due", "arrival", "queue", "tag_hash", "flags", "unique_hash", "key_hash")

@@ -14,6 +14,7 @@ from postdate.cli.show import table
 from postdate.cli.values import positive
 from postdate.client.connection import parse_address
 from postdate.errors import UsageError
+from postdate.extras import require_extra
 
 HELP = """\
 Answers a query of Spark SQL over the view pending: all that waits, near, far and in the pipeline's table.
@@ -50,6 +51,7 @@ def _sql(arguments: argparse.Namespace) -> int:
     if not arguments.query.lstrip("( \n\t").lower().startswith(_QUERIES):
         raise UsageError("only queries are answered here: select ... from pending ...")
     parse_address(arguments.bulk)
+    require_extra("spark", "postdate sql")
     from postdate.spark.pending import query  # Spark takes a second to load, and no other command needs it
 
     found = query.answer(arguments.query, arguments.bulk, arguments.limit, arguments.memory, os.environ)

@@ -12,6 +12,7 @@ from postdate.cli.show import body, count, moment, table
 from postdate.client import admin
 from postdate.client.connection import parse_address
 from postdate.errors import UsageError
+from postdate.extras import require_extra
 
 _PAUSE_S = 0.2
 _OVER = ("done", "failed")
@@ -77,6 +78,7 @@ def _sentence(job: dict[str, Any]) -> str:
 
 def _try(arguments: argparse.Namespace, op: str) -> int:
     parse_address(arguments.bulk)
+    require_extra("spark", f"postdate {op} --dry-run")
     from postdate.spark.pending import query  # Spark takes a second to load
 
     found = query.tried(arguments.where, arguments.bulk, arguments.memory, os.environ)

@@ -24,9 +24,9 @@ from postdate.client.producer import Producer
 from postdate.client.progress import Progress
 from postdate.client.returns import Returns
 from postdate.client.routes import DEFAULT_TOPIC, Routes, addresses_of, readable_queues
-from postdate.client.spans import Delay
 from postdate.errors import PostdateError, ProtocolError, TopicNotFound, UsageError
 from postdate.message import PROPERTY_TAGS
+from postdate.spans import Delay
 from postdate.wire import codes
 from postdate.wire.allocation import allocate
 from postdate.wire.bodies import QueueName

@@ -9,7 +9,6 @@ from postdate.client.errors import TimedOut, Unreachable, expect_success
 from postdate.client.membership import Membership
 from postdate.client.options import Wanted
 from postdate.client.producer import Producer
-from postdate.client.spans import Delay, delay_ms
 from postdate.errors import PostdateError
 from postdate.message import (
     DELAY_PROPERTIES,
@@ -20,6 +19,7 @@ from postdate.message import (
     PROPERTY_TIMER_DEL_UNIQKEY,
     PROPERTY_TIMER_DELAY_MS,
 )
+from postdate.spans import Delay, delay_ms
 from postdate.wire.requests import Request
 
 log = logging.getLogger("postdate.client")

@@ -13,7 +13,6 @@ from postdate.broker.view import NEVER
 
 _CLOCK_REALTIME = 0
 _TIMER_ABSTIME = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Times(ctypes.Structure):
@@ -32,7 +31,8 @@ class Alarm:
         self._loop = loop
         self._ring = ring
         self._times = _Times()
-        self._fd = _libc.timerfd_create(_CLOCK_REALTIME, os.O_NONBLOCK | os.O_CLOEXEC)
+        self._libc = ctypes.CDLL(None, use_errno=True)  # here, as only Linux has timerfd
+        self._fd = self._libc.timerfd_create(_CLOCK_REALTIME, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
         self.at_ms = NEVER
@@ -46,7 +46,7 @@ class Alarm:
         # A value of zero switches the timer off; instants before 1970 have passed anyway.
         seconds, rest_ms = divmod(max(at_ms, 1), 1_000) if at_ms != NEVER else (0, 0)
         self._times.value_s, self._times.value_ns = seconds, rest_ms * 1_000_000
-        if _libc.timerfd_settime(self._fd, _TIMER_ABSTIME, ctypes.byref(self._times), None) != 0:
+        if self._libc.timerfd_settime(self._fd, _TIMER_ABSTIME, ctypes.byref(self._times), None) != 0:
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
     def _take_ring(self) -> None:

@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from typing import IO, TypeVar
 
 from postdate.clock import Clock
-from postdate.config import Settings
+from postdate.config import Limits
 
 logger = logging.getLogger("postdate.server")
 
@@ -40,9 +40,7 @@ _LEFT_S = 1.0  # to read the pipes of a dead part, and for the kernel to end a k
 _KILL_S = 0.2  # to stop, for a part whose turn comes when all time is used up
 
 _OURS = re.compile(r"[0-9-]{10}T[0-9:.]+Z (debug|info|warning|error|critical) +(.*)")
-_FRAME = re.compile(
-    r"\s|Traceback |Caused by: |$"
-)  # a line of a stack, Python's or Java's
+_FRAME = re.compile(r"\s|Traceback |Caused by: |$")  # a line of a stack, Python's or Java's
 
 
 class Part:
@@ -76,15 +74,15 @@ class Part:
 
     # -- life -----------------------------------------------------------------------------------------------------
 
-    async def live(self, settings: Settings, clock: Clock, addresses: dict[str, str]) -> None:
+    async def live(self, limits: Limits, clock: Clock, addresses: dict[str, str]) -> None:
         """Keeps the process running until `stop`."""
-        pause_ms = settings.pipeline_pause_ms_min
+        pause_ms = limits.pipeline_pause_ms_min
         while True:
             environ = await _run_in_thread(self._needs)
             self.is_examined.set()
             if isinstance(environ, str):
                 self._note_missing(environ)
-                await asyncio.sleep(settings.pipeline_pause_ms_max / 1_000)  # an operator may install it meanwhile
+                await asyncio.sleep(limits.pipeline_pause_ms_max / 1_000)  # an operator may install it meanwhile
                 continue
             if self.after is not None:
                 self._state = f"waits for {self.after.name}"
@@ -93,13 +91,13 @@ class Part:
             ending = await self._run(environ, addresses)
             if self._is_stopping:
                 break
-            if clock.elapsed_ns() - began_ns >= settings.pipeline_steady_ms * 1_000_000:
-                pause_ms = settings.pipeline_pause_ms_min
+            if clock.elapsed_ns() - began_ns >= limits.pipeline_steady_ms * 1_000_000:
+                pause_ms = limits.pipeline_pause_ms_min
             self._log_end(ending, pause_ms)
             self._resumes_at_ns = clock.elapsed_ns() + pause_ms * 1_000_000
             await asyncio.sleep(pause_ms / 1_000)
             self._resumes_at_ns = 0
-            pause_ms = min(2 * pause_ms, settings.pipeline_pause_ms_max)
+            pause_ms = min(2 * pause_ms, limits.pipeline_pause_ms_max)
         self._state = "stopped"
 
     def _note_missing(self, sentence: str) -> None:
@@ -201,8 +199,8 @@ class Parts(Mapping[str, str]):
     They start in order and stop in reverse order. `others` are sentences about parts that are switched off.
     """
 
-    def __init__(self, settings: Settings, clock: Clock, parts: Sequence[Part], others: Mapping[str, str]) -> None:
-        self._settings = settings
+    def __init__(self, limits: Limits, clock: Clock, parts: Sequence[Part], others: Mapping[str, str]) -> None:
+        self._limits = limits
         self._clock = clock
         self._parts = tuple(parts)
         self._others = dict(others)
@@ -225,7 +223,7 @@ class Parts(Mapping[str, str]):
         """Starts the parts; returns when their needs are looked up, or after a second, and before they are up."""
         addresses = {"broker": broker_address}
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(part.live(self._settings, self._clock, addresses)) for part in self._parts]
+        self._tasks = [loop.create_task(part.live(self._limits, self._clock, addresses)) for part in self._parts]
         for task in self._tasks:
             task.add_done_callback(_log_mistake)
         with contextlib.suppress(TimeoutError):
@@ -235,7 +233,7 @@ class Parts(Mapping[str, str]):
 
     async def stop(self) -> None:
         """Ends the parts, the last one first, all within little more than `parts_stop_ms`."""
-        end_ns = self._clock.elapsed_ns() + self._settings.parts_stop_ms * 1_000_000
+        end_ns = self._clock.elapsed_ns() + self._limits.parts_stop_ms * 1_000_000
         for part, task in reversed(list(zip(self._parts, self._tasks, strict=True))):
             await part.stop(max(_KILL_S, (end_ns - self._clock.elapsed_ns()) / 1e9))
             task.cancel()

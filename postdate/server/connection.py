@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from typing import Protocol, cast
 
-from postdate.config import Settings
+from postdate.config import Limits, Settings
 from postdate.errors import ProtocolError
 from postdate.message import LOOPBACK, Host
 from postdate.server.address import Address
@@ -25,6 +25,9 @@ class Handler(Protocol):
 
     @property
     def settings(self) -> Settings: ...
+
+    @property
+    def limits(self) -> Limits: ...
 
     @property
     def address(self) -> Address: ...
@@ -55,10 +58,10 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
-        settings = handler.settings
-        self._write_buffer_bytes_max = settings.write_buffer_bytes_max
-        self._frames = Frames(settings.frame_bytes_max)
-        self._in_flight_max = settings.in_flight_max
+        limits = handler.limits
+        self._write_buffer_bytes_max = limits.write_buffer_bytes_max
+        self._frames = Frames(handler.settings.frame_bytes_max)
+        self._in_flight_max = limits.in_flight_max
         self._transport: asyncio.Transport | None = None
         self._backlog: deque[bytes] = deque()  # frames that wait
         self._is_paused = False

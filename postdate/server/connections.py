@@ -27,8 +27,8 @@ class Connections:
     def __init__(self, broker: Broker, clock: Clock) -> None:
         self._broker = broker
         self._clock = clock
-        settings = broker.settings
-        self._idle_ns, self._stalled_ns = settings.idle_ms_max * 1_000_000, settings.stalled_ms_max * 1_000_000
+        self._idle_ns = broker.settings.idle_ms_max * 1_000_000
+        self._stalled_ns = broker.limits.stalled_ms_max * 1_000_000
         self._all: set[Connection] = set()
         self._count_of: Counter[bytes] = Counter()  # by address
         self._unfinished_bytes = 0  # of reads that completed no frame, since memory was last summed up
@@ -129,11 +129,11 @@ class Connections:
     def complain(self, text: str, *details: object) -> None:
         """Logs a line about a peer, unless there were too many: no peer may fill our disk with them."""
         self._line_count += 1
-        if self._line_count <= self._broker.settings.complaints_max:
+        if self._line_count <= self._broker.limits.complaints_max:
             logger.warning(text, *details)
 
     def _report_left_out(self) -> None:
-        left_out = self._line_count - self._broker.settings.complaints_max
+        left_out = self._line_count - self._broker.limits.complaints_max
         if left_out > 0:
             logger.warning("complaints_max: %d more lines like these within a second are left out", left_out)
         self._line_count = 0

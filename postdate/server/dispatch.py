@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from postdate.broker.broker import Broker
-from postdate.broker.changes import Changes
+from postdate.broker.writing import Changes
 from postdate.clock import Clock
-from postdate.config import Settings
+from postdate.config import Limits, Settings
 from postdate.errors import PostdateError, ProtocolError
 from postdate.server.address import Address
 from postdate.server.answers import refusal
@@ -71,7 +71,7 @@ class Dispatcher:
     def __init__(self, broker: Broker, clock: Clock, address: Address) -> None:
         self._broker = broker
         self._clock = clock
-        self._turn_ns = broker.settings.turn_ms_max * 1_000_000
+        self._turn_ns = broker.limits.turn_ms_max * 1_000_000
         self.address = address
         self.connections = Connections(broker, clock)
         self.sessions = sessions = Sessions(broker, clock.elapsed_ns())
@@ -120,6 +120,10 @@ class Dispatcher:
     def settings(self) -> Settings:
         """The settings at this moment: some change while the broker runs."""
         return self._broker.settings
+
+    @property
+    def limits(self) -> Limits:
+        return self._broker.limits
 
     def welcome(self, connection: Connection) -> bool:
         """Returns whether there is room for one more connection."""
@@ -184,7 +188,7 @@ class Dispatcher:
 
     def _decode(self, frame: bytes) -> Command:
         """Raises ProtocolError, also for a header so long that reading it would keep all others waiting."""
-        header_bytes, limit = header_end(frame) - HEADER_AT, self._broker.settings.json_bytes_max
+        header_bytes, limit = header_end(frame) - HEADER_AT, self._broker.limits.json_bytes_max
         if header_bytes > limit:
             raise ProtocolError(f"json_bytes_max: a header of {header_bytes} bytes, the limit is {limit}")
         return decode(frame)
@@ -213,8 +217,8 @@ class Dispatcher:
             if command.code == END_TRANSACTION:
                 remark = "transactions are not supported"
             return reply(command, codes.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
-        if len(command.body) > self._broker.settings.json_bytes_max:  # all bodies are JSON, sends apart
-            size, limit = len(command.body), self._broker.settings.json_bytes_max
+        if len(command.body) > self._broker.limits.json_bytes_max:  # all bodies are JSON, sends apart
+            size, limit = len(command.body), self._broker.limits.json_bytes_max
             raise ProtocolError(f"json_bytes_max: the body has {size} bytes, the limit is {limit}")
         return method(connection, command, REQUESTS[command.code].read_fields(command.fields))
 

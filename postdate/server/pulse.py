@@ -18,9 +18,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from postdate.broker.broker import Broker
-from postdate.broker.changes import Changes
 from postdate.broker.view import NEVER
-from postdate.broker.writing import Ticket
+from postdate.broker.writing import Changes, Ticket
 from postdate.clock import Clock, ManualClock
 from postdate.errors import DiskFull, LogFailed, PostdateError
 from postdate.server.alarm import Alarm, SilentAlarm
@@ -30,6 +29,8 @@ logger = logging.getLogger("postdate.server")
 
 Answer = Callable[[Ticket], None]
 Tell = Callable[[LogFailed | None], None]
+
+_CATCH_UP_STEPS_MAX = 100_000  # each fires or rescues up to a batch; more means that the broker makes no progress
 
 # Troubles that may come again and again.
 _LOG_FAILED = "nothing is stored or fired any more"
@@ -142,16 +143,16 @@ class Pulse:
         self.nudge()
 
     def _settle(self) -> None:
-        """Applies what is durable, and deals with what that has changed."""
+        """Applies durable batches, and handles what they have changed."""
         try:
             changes = self.broker.settle()
         except LogFailed as error:
             self._fail(error)
             return
-        self._deal_with(changes)
+        self._handle_changes(changes)
 
-    def _deal_with(self, changes: Changes) -> None:
-        """Answers, wakes, and sets the alarm."""
+    def _handle_changes(self, changes: Changes) -> None:
+        """Answers tickets, wakes consumers, and sets the alarm."""
         self._answer_settled()
         self._on_settled(changes)
         if self._is_async:
@@ -191,11 +192,23 @@ class Pulse:
             changes = self.broker.advance(now_ms)
             if self.broker.fire_error is None:
                 self._logged.pop(_NOT_FIRED, None)
-            self._deal_with(changes)
+            self._handle_changes(changes)
         except (DiskFull, LogFailed) as error:
             self._log_once(_NOT_FIRED if self.broker.log.failure is None else _LOG_FAILED, error)
         self.nudge()
         self._set_alarm()
+
+    def catch_up(self) -> None:
+        """Fires everything due now and makes it durable and visible; returns when nothing more is due."""
+        for _ in range(_CATCH_UP_STEPS_MAX):
+            self.ring()
+            self.broker.log.flush()
+            self._settle()
+            # Waking consumers may have written something itself.
+            is_durable = self.broker.log.durable == self.broker.log.end
+            if is_durable and self.broker.wake_at_ms > self.clock.now_ms():
+                return
+        raise AssertionError(f"the broker asks to be called again and again at {self.clock.now_ms()}")
 
     def _log_once(self, trouble: str, error: PostdateError | OSError) -> None:
         """Logs one line, not one for each try: a full disk stays full for a while."""
@@ -226,7 +239,7 @@ class Pulse:
         except (PostdateError, OSError) as error:
             self._log_once(_NO_SNAPSHOT, error)
             self._is_snapshot_paused = True
-            self._loop.call_later(self.broker.settings.fire_pause_ms_max / 1_000, self._resume_snapshots)
+            self._loop.call_later(self.broker.limits.fire_pause_ms_max / 1_000, self._resume_snapshots)
         finally:
             self._snapshot = None
 
@@ -235,7 +248,7 @@ class Pulse:
         self._snapshot_if_due()
 
     def _retain_later(self) -> None:
-        self._retain_timer = self._loop.call_later(self.broker.settings.retain_interval_ms / 1_000, self._retain)
+        self._retain_timer = self._loop.call_later(self.broker.limits.retain_interval_ms / 1_000, self._retain)
 
     def _retain(self) -> None:
         try:

@@ -27,7 +27,7 @@ class Tasks:
         if command.is_oneway:
             work.close()
             return
-        if self._count >= getattr(self._broker.settings, self._limit):
+        if self._count >= getattr(self._broker.limits, self._limit):
             work.close()
             raise FlowControl(f"{self._limit}: {self._count} long answers are under way, the limit; try later")
         self._count += 1

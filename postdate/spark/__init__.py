@@ -19,6 +19,9 @@ __all__ = ["PostdateSource", "register"]
 
 def register(spark: Any) -> None:
     """Makes a session know the format "postdate"; docs/streams.md says what it gives."""
+    from postdate.extras import require_extra
+
+    require_extra("spark", "postdate.spark")
     from postdate.spark.formats.public import PostdateSource
 
     spark.dataSource.register(PostdateSource)

@@ -14,6 +14,7 @@ from postdate.storage.disk import RealDisk
 from tests.support.helpers import (
     FAR_MS,
     SMALL,
+    SMALL_LIMITS,
     T0,
     TOPIC,
     Data,
@@ -151,7 +152,7 @@ def test_a_damaged_format_file_is_named(data: Data, text: str) -> None:
 def test_a_folder_in_use_is_refused_and_free_after_closing(data: Data) -> None:
     broker = data.open()
     with pytest.raises(FolderInUse, match="is in use by process"):
-        Broker(RealDisk(data.folder), SMALL)
+        Broker(RealDisk(data.folder), SMALL, limits=SMALL_LIMITS)
     data.close(broker)
     data.open()
 
@@ -183,7 +184,9 @@ def test_a_corrupt_log_is_named_and_the_log_is_left_as_it_is(data: Data) -> None
 
 def test_a_folder_keeps_its_fixed_sizes_whatever_the_settings_say(data: Data) -> None:
     data.close(data.open())
-    broker = data.open(dataclasses.replace(SMALL, segment_bytes=1 << 20, queue_file_rows=128))
+    broker = data.open(
+        dataclasses.replace(SMALL, segment_bytes=1 << 20), dataclasses.replace(SMALL_LIMITS, queue_file_rows=128)
+    )
     assert broker.log.segment_end(0) == 1 << 16
     send_each(broker, T0, [message(str(n)) for n in range(100)])
     number = broker.fold.topics.get(TOPIC).numbers[0]

@@ -19,7 +19,7 @@ import uvloop
 
 import postdate
 from postdate import Cancelled, Client, Outgoing, ReceivedMessage
-from postdate.client.spans import instant, instant_ms
+from postdate.spans import instant, instant_ms
 from postdate.wire.ids import parse_recall_handle, recall_handle
 from tests.support.serving import WAIT_S, Served, serving
 

@@ -29,10 +29,10 @@ from postdate.client.outgoing import BATCH_BYTES_MAX, Outgoing, Receipt, Sealed,
 from postdate.client.progress import Progress
 from postdate.client.received import BODY_BYTES_MAX, ReceivedMessage, decompress
 from postdate.client.routes import readable_queues, targets_of
-from postdate.client.spans import Delay, delay_ms, instant, instant_ms
 from postdate.clock import ManualClock
 from postdate.errors import FlowControl, IllegalMessage, PostdateError, ProtocolError, UsageError
 from postdate.message import LOOPBACK, Host, Message, decode_properties, encode_properties
+from postdate.spans import Delay, delay_ms, instant, instant_ms
 from postdate.storage import record as stored
 from postdate.wire.allocation import allocate
 from postdate.wire.bodies import Broker, QueueData, QueueName, Route

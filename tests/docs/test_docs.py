@@ -25,6 +25,7 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import itertools
 import json
 import os
 import re
@@ -47,14 +48,13 @@ import pytest
 import postdate
 from postdate import cli, client
 from postdate.broker.broker import Broker
-from postdate.broker.handout import PopAsk
-from postdate.broker.jobs import Selected, answered
-from postdate.broker.leasing import Handle
+from postdate.broker.jobs import Selected, require_job
+from postdate.broker.leasing import LeaseHandle, PopRequest
 from postdate.bulk.schema import IN, OF_TOPIC, OUT
 from postdate.cli import command as cli_command
 from postdate.client import admin, errors
 from postdate.clock import SystemClock
-from postdate.config import LIVE, ROCKETMQ_NAMES, Settings, load
+from postdate.config import FIELDS, GROUPS, LIMITS, LIVE, ROCKETMQ_NAMES, Limits, Settings, load
 from postdate.errors import PostdateError
 from postdate.server import answers
 from postdate.spark.formats import topic
@@ -63,6 +63,7 @@ from postdate.storage import record as records
 from postdate.storage import selection, snapshot
 from postdate.storage.batch import KIND_NAMES
 from postdate.storage.folder import FIXED_SETTINGS, FORMAT
+from postdate.storage.layout import SELECTED
 from postdate.storage.rows import BLOCK_ROWS
 from postdate.table import merging, slices
 from postdate.table.format import CHECKPOINT, HISTORY, MESSAGES, ROW_GROUP_ROWS, SCHEMA
@@ -76,6 +77,7 @@ from tests.support.helpers import (
     MINUTE_MS,
     SECOND_MS,
     SMALL,
+    SMALL_LIMITS,
     T0,
     TOPIC,
     Data,
@@ -131,7 +133,7 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
 )
 SERVED = {ROOT / "README.md", CLIENT, CLI}
 JAVA = ROOT / "tests" / "interop" / "java" / "src"
-TESTS = sorted((ROOT / "tests").glob("test_*.py"))
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 # Named in the pages and made later.
 NOT_YET = {"tests/formats"}
@@ -592,12 +594,19 @@ def setting_held(field: "dataclasses.Field[Any]") -> SettingRow:
 
 
 def test_every_setting_is_documented_as_it_is() -> None:
-    shown = [setting_shown(cells) for cells in table_in(SETTINGS, "Settings")]
-    assert shown == [setting_held(field) for field in dataclasses.fields(Settings)]
+    for group, names in GROUPS.items():
+        shown = [setting_shown(cells) for cells in table_in(SETTINGS, group.capitalize())]
+        assert shown == [setting_held(FIELDS[name]) for name in names]
+
+
+def test_every_limit_is_documented_as_it_is() -> None:
+    shown = [(code(name), value_of(value), why) for name, value, _, why in table_in(SETTINGS, "Fixed limits")]
+    assert shown == [(field.name, field.default, field.metadata["why"]) for field in LIMITS.values()]
 
 
 def test_units_of_settings_are_those_of_their_names() -> None:
-    for name, _, unit, *_ in table_in(SETTINGS, "Settings"):
+    tables = [table_in(SETTINGS, heading) for heading in (*map(str.capitalize, GROUPS), "Fixed limits")]
+    for name, _, unit, *_ in itertools.chain(*tables):
         for part in ("bytes", "ms", "rows"):
             assert (f"_{part}" in code(name) or f"{part}_" in code(name)) == (unit == part), (name, unit)
 
@@ -619,10 +628,11 @@ NOT_BY_CLIENTS = {
 def test_the_table_of_bounds_names_every_limit_with_its_default_and_a_test_that_is_there() -> None:
     rows = table_in(ARCHITECTURE, "When too much comes")
     named = {code(setting): (value_of(default), code(test)) for setting, default, _, _, test in rows}
-    assert set(named) == {name for name in Settings.__dataclass_fields__ if name.endswith("_max")} - NOT_BY_CLIENTS
+    values = vars(Settings()) | vars(Limits())
+    assert set(named) == {name for name in values if name.endswith("_max")} - NOT_BY_CLIENTS
     tests = set(re.findall(r"^def (test_\w+)", "\n".join(path.read_text() for path in TESTS), re.MULTILINE))
     for name, (default, test) in named.items():
-        assert default == getattr(Settings(), name), name
+        assert default == values[name], name
         assert test in tests, f"{name}: there is no {test}"
 
 
@@ -1048,18 +1058,21 @@ def test_numbers_of_a_ruler_stand_above_their_corners(section: Section) -> None:
 def test_every_stored_layout_has_its_section() -> None:
     named = {name for section in layout_sections() for name in codes(section.source)[1:]}
     assert named >= {
-        "_HEAD",
-        "_CHECKSUM",
+        "BATCH_HEAD",
+        "CHECKSUM",
         "ROW",
         "ENTRY",
         "TIME",
         "FAR",
-        "CHUNK_ROW",
-        "SELECTED",
-        "_SUM",
-        "_SECTION",
-        "SINGLE",
         "INDEX",
+        "CHUNK_HEAD",
+        "CHUNK_ROW",
+        "SELECTION_HEAD",
+        "SELECTED",
+        "SNAPSHOT_HEAD",
+        "SECTION",
+        "SLOT_HEAD",
+        "SINGLE",
     }
     assert len(layout_sections()) == 15
 
@@ -1077,18 +1090,16 @@ def test_versions_are_those_of_the_code() -> None:
     shown: dict[str, int] = {}
     for section in layout_sections():
         versions = [cells[3] for cells in section.rows if cells[1] == "`version`"]
-        shown |= {codes(section.source)[0]: int(version) for version in versions}
+        shown |= {codes(section.source)[1]: int(version) for version in versions}
     names = ("batch", "chunk", "selection", "snapshot")
-    held = {
-        f"postdate/storage/{name}.py": importlib.import_module(f"postdate.storage.{name}").VERSION for name in names
-    }
+    held = {f"{name.upper()}_HEAD": importlib.import_module(f"postdate.storage.{name}").VERSION for name in names}
     assert shown == held
 
 
 def test_the_format_file_is_as_shown() -> None:
     shown = next(json.loads(block.lines[0]) for block in blocks_of(FORMATS.read_text()) if block.kind == "json")
-    defaults = Settings()
-    assert shown == {"format": FORMAT} | {name: getattr(defaults, name) for name in FIXED_SETTINGS}
+    defaults = vars(Settings()) | vars(Limits())
+    assert shown == {"format": FORMAT} | {name: defaults[name] for name in FIXED_SETTINGS}
     assert [code(cells[0]) for cells in table_in(FORMATS, "FORMAT")] == list(shown)
 
 
@@ -1106,7 +1117,7 @@ def write_every_record(data: Data) -> None:
     broker.cancel(TOPIC, "nobody", T0 + HOUR_MS, T0)
     staged = message("staged", due=T0 + HOUR_MS)
     ticket = send(broker, T0, staged, message("rescued", due=T0 + MINUTE_MS), message("soon", due=T0 + SECOND_MS))
-    send(broker, T0, *[message(unique=f"u{n}") for n in range(SMALL.queue_file_rows)])  # a block of the index
+    send(broker, T0, *[message(unique=f"u{n}") for n in range(SMALL_LIMITS.queue_file_rows)])  # a block of the index
     advance(broker, T0 + MINUTE_MS)
     queue = broker.fold.topics.get(TOPIC).numbers[0]
     write_chunk(data.disk, "00000001", [(T0 + HOUR_MS, ticket.offsets[0], queue, staged)])
@@ -1118,26 +1129,26 @@ def write_every_record(data: Data) -> None:
 
 def ask_for_jobs(broker: Broker) -> None:
     """An import that waits, one that is given up, and a cancel that is decided, at a minute past T0."""
-    at_ms, jobs = T0 + MINUTE_MS, broker.commands
+    at_ms, jobs = T0 + MINUTE_MS, broker.jobs
     settled(broker, jobs.begin("import", TOPIC, at_ms))
     settled(broker, jobs.adopt("import", [["_import-1.parquet", 1, 1, 1, 1, 1, 1]], 0, at_ms))
     settled(broker, jobs.begin("given-up", TOPIC, at_ms))
     settled(broker, jobs.fail("given-up", "no more", at_ms))
-    job = answered(settled(broker, jobs.ask("cancel", "cancel", "true", 0, at_ms)))
-    rows = np.zeros(1, selection.SELECTED)
+    job = require_job(settled(broker, jobs.ask("cancel", "cancel", "true", 0, at_ms)))
+    rows = np.zeros(1, SELECTED)
     rows["due"], rows["arrival"] = T0 + 24 * HOUR_MS, 1
     name = f"{job.number:08d}-part"
     selection.write(broker._disk, name, rows)
     selected = Selected(broker.fold.far.epoch, job.number, ((name, 0),))
-    settled(broker, jobs.decide(selected, jobs.verified(selected), at_ms))
+    settled(broker, jobs.decide(selected, jobs.verify(selected), at_ms))
 
 
 def pop_everything(broker: Broker) -> None:
     """Pops, changes and acknowledges, at a minute past T0."""
     at_ms = T0 + MINUTE_MS
-    ask = PopAsk("readers", TOPIC, [0], 32, 1 << 20, SECOND_MS, 16)
+    ask = PopRequest("readers", TOPIC, [0], 32, 1 << 20, SECOND_MS, 16)
     popped = settled(broker, broker.leases.pop(ask, at_ms))
-    handles = [Handle(TOPIC, 0, given.offset, at_ms) for given in popped.messages]
+    handles = [LeaseHandle(TOPIC, 0, given.offset, at_ms) for given in popped.messages]
     settled(broker, broker.leases.change_invisible("readers", handles[0], MINUTE_MS, at_ms))
     settled(broker, broker.leases.acknowledge("readers", handles, at_ms))
 

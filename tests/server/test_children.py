@@ -15,7 +15,7 @@ import pytest
 import uvloop
 
 from postdate.clock import SystemClock
-from postdate.config import Settings
+from postdate.config import Limits
 from postdate.server import Addresses, Part, Parts
 from postdate.server import children as parts_module
 
@@ -38,8 +38,8 @@ def run(story: Coroutine[Any, Any, None]) -> None:
 
 
 @asynccontextmanager
-async def running(*parts: Part, **settings: Any) -> Any:
-    all_parts = Parts(Settings(**(FAST | settings)), SystemClock(), parts, {})
+async def running(*parts: Part, **limits: Any) -> Any:
+    all_parts = Parts(Limits(**(FAST | limits)), SystemClock(), parts, {})
     await all_parts.start("127.0.0.1:1")
     try:
         yield all_parts

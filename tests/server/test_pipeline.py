@@ -11,8 +11,8 @@ import pytest
 
 from postdate.clock import ManualClock
 from postdate.server.requests import pipeline
-from postdate.state.far import FAR, NEVER
-from postdate.storage.queue import ENTRY, TIME
+from postdate.state.far import NEVER
+from postdate.storage.layout import ENTRY, FAR, TIME
 from postdate.wire import codes
 from postdate.wire.frame import Command
 from postdate.wire.requests import Request

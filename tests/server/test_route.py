@@ -8,7 +8,6 @@ import pytest
 
 from postdate.broker.broker import Broker
 from postdate.clock import SystemClock
-from postdate.config import Settings
 from postdate.errors import UsageError
 from postdate.message import LOOPBACK
 from postdate.server import Server
@@ -19,7 +18,7 @@ from postdate.wire.ids import host_of, message_id, parse_message_id
 from postdate.wire.records import decode_records
 from postdate.wire.requests import Request
 from tests.support.dialogue import connected, heartbeat, make_topic, read_all, read_bodies, sent
-from tests.support.serving import SERVED, Served, serving
+from tests.support.serving import SERVED, Served, configured, serving
 
 
 def port_of(address: str | None) -> int:
@@ -199,8 +198,8 @@ def test_an_address_of_ipv6_is_in_ids_and_not_in_records_of_ipv4(tmp_path: Path)
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     with serving(tmp_path / "first") as first:
-        settings = Settings(**(SERVED | {"broker_port": first.port}))
-        broker = Broker(RealDisk(tmp_path / "second"), settings)
+        settings, limits = configured(SERVED | {"broker_port": first.port})
+        broker = Broker(RealDisk(tmp_path / "second"), settings, limits=limits)
         with pytest.raises(UsageError, match=rf"port {first.port} of 127.0.0.1 is in use .* --broker-port"):
             asyncio.run(Server(broker, SystemClock()).start())
         broker.close()

@@ -246,7 +246,7 @@ def test_all_settings_are_told_and_which_of_them_may_change(tmp_path: Path) -> N
     with serving(tmp_path, data="a\\folder of ü") as served, connected(served) as peer:
         told = settings_of(peer)
         assert told.keys() == FIELDS.keys() | {"live_settings"}
-        assert (told["auto_create_topics"], told["offsets_interval_ms"]) == ("true", "50")
+        assert (told["auto_create_topics"], told["shutdown_ms"]) == ("true", "500")
         assert told["data"] == "a\\folder of ü"
         assert told["live_settings"].split() == sorted(LIVE)
         assert settings_of(peer, Request.GET_NAMESRV_CONFIG) == told
@@ -273,6 +273,7 @@ def test_a_change_counts_at_once_and_until_the_broker_stops(tmp_path: Path) -> N
         ({"topics_max": "7", "lead_ms": "1s"}, "lead_ms cannot change while the broker runs"),
         ({"topics_max": "7", "groups_max": "0"}, "groups_max is 0, expected 1 to"),
         ({"topics_max": "7", "colour": "red"}, "'colour' is no setting"),
+        ({"topics_max": "7", "locks_max": "5"}, "locks_max is fixed at 100,000 and cannot change"),
     ],
 )
 def test_one_refusal_refuses_the_whole_change(tmp_path: Path, texts: dict[str, str], sentence: str) -> None:

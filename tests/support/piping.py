@@ -25,7 +25,6 @@ from postdate.bulk.process import Bulk
 from postdate.check import check_folder
 from postdate.client.connection import parse_address
 from postdate.clock import ManualClock
-from postdate.config import Settings
 from postdate.errors import PostdateError
 from postdate.faultpoint import KILL_AT
 from postdate.message import Message, encode_properties
@@ -41,7 +40,7 @@ from postdate.table.files import SYNC_TRACE
 from postdate.wire.ids import recall_handle
 from postdate.wire.requests import Request
 from tests.support.dialogue import Peer
-from tests.support.serving import SERVED, Served
+from tests.support.serving import SERVED, Served, configured
 from verify.faults.process import ROOT, free_port
 
 NOW = 1_900_000_000_000 // 60_000 * 60_000 + 5_000
@@ -206,11 +205,11 @@ class Piped:
     # -- parts --------------------------------------------------------------------------------------------------
 
     def start_broker(self, disk: Disk | None = None) -> None:
-        self.served = Served(disk or RealDisk(self.data), Settings(**self._settings), self.clock)
+        self.served = Served(disk or RealDisk(self.data), configured(self._settings), self.clock)
 
     def kill_broker(self) -> None:
         assert self.served is not None
-        self.rescued_before += self.broker.rescues.count
+        self.rescued_before += self.broker.rescuer.rescued_count
         self.served.kill()
         self.served = None
 
@@ -454,7 +453,7 @@ class Piped:
 
         def write() -> None:
             served.broker.send(messages, self.now)
-            served.broker.flush()
+            served.broker.log.flush()
             served.dispatcher.pulse._settle()
 
         served.call(write)
@@ -521,7 +520,7 @@ class Piped:
         for topic, queues in everything.items():
             for queue_id, queue in queues.items():
                 self._judge_queue(topic, queue_id, queue)
-        rescued = self.rescued_before + self.broker.rescues.count
+        rescued = self.rescued_before + self.broker.rescuer.rescued_count
         assert self.may_rescue or rescued == 0, f"{rescued} were rescued"
 
     def _judge_queue(self, topic: str, queue_id: int, queue: list[Shown]) -> None:

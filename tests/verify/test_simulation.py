@@ -1,26 +1,33 @@
 """The simulation: planted races, random histories, a model that notices each kind of wrong, and its command."""
 
+import os
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 
-from postdate.broker.rescuing import Rescues
+from postdate.broker.broker import Broker
+from postdate.broker.rescuing import Rescuer
 from postdate.errors import CorruptLog
 from postdate.message import Cancelled
 from postdate.table.format import own_arrival
 from verify import simulation
-from verify.simulation import Broken, Failure, Model, Op, World, random_history, run_history, run_seed
+from verify.simulation import Broken, Failure, Model, Op, VirtualDisk, World, random_history, run_history, run_seed
 from verify.simulation import __main__ as command
 from verify.simulation import history as histories
 from verify.simulation import pipeline as pipelines
+from verify.simulation.digest import Digest
+from verify.simulation.history import digest_seed
 from verify.simulation.model import Asked, Sent
 from verify.simulation.pipeline import SimulatedPipeline, SimulatedTable, TableRow
-from verify.simulation.planted import PLANTED, Planted, run_planted
+from verify.simulation.planted import PLANTED, Planted, digest_planted, run_planted
 
 ROOT = Path(__file__).parents[2]
 POWER_SEEDS = range(12)
@@ -281,7 +288,7 @@ SERVED = [Op("serve", (3,)), Op("send", (3, 20_000, 0, 0, 3)), Op("serve", (5,))
 
 def test_a_pipeline_in_time_from_which_something_is_rescued_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     run_history(SERVED)
-    monkeypatch.setattr(Rescues, "rescue_lead_ms", 9_900)
+    monkeypatch.setattr(Rescuer, "rescue_lead_ms", 9_900)
     with pytest.raises(Broken, match="messages were rescued from a pipeline in time"):
         run_history(SERVED)
 
@@ -386,6 +393,65 @@ def test_an_unanswered_cancel_may_have_worked_or_not(model: Model) -> None:
     model.complete(T0, frozenset())
 
 
+# ------------------------------------------------------------------------------------------------------- digests
+
+
+def test_a_seed_has_one_digest_and_another_seed_has_another() -> None:
+    assert digest_seed(4) == digest_seed(4)
+    assert digest_seed(4) != digest_seed(5)
+
+
+def test_one_answer_that_differs_changes_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted = Planted("retention", (Op("send", (0, 0, 0, 0, 1)), Op("flush"), Op("retain"), Op("flush")))
+    before, retain = digest_planted(planted), Broker.retain
+    monkeypatch.setattr(Broker, "retain", lambda self, at_ms: retain(self, at_ms) + 1)
+    assert digest_planted(planted) != before
+
+
+def test_one_bit_on_the_disk_that_differs_changes_the_digest() -> None:
+    def digest_of(disk: VirtualDisk) -> str:
+        digest = Digest()
+        digest.note_disk(disk)
+        return digest.hex()
+
+    disk = VirtualDisk()
+    disk.write("folder/file", 0, b"content")
+    twin = disk.copy()
+    assert digest_of(twin) == digest_of(disk)
+    twin.flip("folder/file", 3)
+    assert digest_of(twin) != digest_of(disk)
+
+
+def test_a_broken_promise_is_part_of_the_digest() -> None:
+    delivered = (Op("send", (3, 1_000, 0, 0, 1)), Op("flush"), Op("pass", (2_000,)))
+    held, broken = Planted("a name", delivered, seen=("m1",)), Planted("a name", delivered, unseen=("m1",))
+    assert digest_planted(broken) != digest_planted(held)
+    assert digest_planted(broken) == digest_planted(broken)
+
+
+def test_a_digest_depends_on_values_and_not_on_names() -> None:
+    class Pair(NamedTuple):
+        first: int
+        second: Cancelled
+
+    @dataclass
+    class Renamed:
+        one: np.int64
+        two: str
+
+    def digest_of(*answers: object) -> str:
+        digest = Digest()
+        digest.note("call", *answers)
+        return digest.hex()
+
+    assert (
+        digest_of(Pair(7, Cancelled.UNKNOWN)) == digest_of(Renamed(np.int64(7), "unknown")) == digest_of([7, "unknown"])
+    )
+    assert digest_of(7, "unknown") != digest_of([7, "unknown"])
+    with pytest.raises(TypeError, match="a object has no place in a digest"):
+        digest_of(object())
+
+
 # ------------------------------------------------------------------------------------------------------- the command
 
 
@@ -393,6 +459,20 @@ def test_the_command_runs_seeds_and_says_how_many_held() -> None:
     arguments = [sys.executable, "-m", "verify.simulation", "--seeds", "4"]
     ran = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (0, "4 seeds held, 0 failed (seeds 0 to 3)\n"), ran.stderr
+
+
+def test_the_command_prints_digests_in_the_order_of_seeds_whatever_the_order_of_hashes() -> None:
+    arguments = [sys.executable, "-m", "verify.simulation", "--digest", "--from", "20", "--seeds", "6"]
+    first, second = (
+        subprocess.run(
+            arguments, cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+        for seed in ("1", "2")
+    )
+    assert first == second
+    names = [f"seed {seed}" for seed in range(20, 26)] + [f"planted {planted.name}" for planted in PLANTED]
+    assert [line.rpartition(" ")[0] for line in first] == names
+    assert first[0] == f"seed 20 {digest_seed(20)}"
 
 
 @pytest.mark.parametrize("arguments", [["--seeds", "0"], ["--seeds", "many"], ["--workers", "-1"], ["--colour"], ["7"]])

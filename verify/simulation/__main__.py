@@ -9,15 +9,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from verify.simulation.history import Failure, run_seed
+from verify.simulation.history import Failure, digest_seed, run_seed
+from verify.simulation.planted import PLANTED, digest_planted
 
 _BAR_WIDTH = 40
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
+    run = _print_digests if options.digest else _run
     try:
-        return _run(range(options.start, options.start + options.seeds), options.workers)
+        return run(range(options.start, options.start + options.seeds), options.workers)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
@@ -28,7 +30,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m verify.simulation",
         description="Runs random histories of the core on a virtual clock and disk.",
         epilog="examples:\n  python -m verify.simulation --seeds 2000\n"
-        "  python -m verify.simulation --seeds 1 --from 4711     run one seed again\n\n"
+        "  python -m verify.simulation --seeds 1 --from 4711     run one seed again\n"
+        "  python -m verify.simulation --digest > before.txt     compare with `diff` after a change\n\n"
         "exit codes: 0 all held, 1 a promise was broken, 2 usage, 130 interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -36,6 +39,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--from", dest="start", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument(
         "--workers", type=_positive, default=os.cpu_count() or 1, help="processes (default: one a core)"
+    )
+    parser.add_argument(
+        "--digest",
+        action="store_true",
+        help="print a digest of what the broker answered and wrote, for each seed and each planted history, to compare "
+        "two versions of the code; judges nothing, the exit code is 0",
     )
     return parser
 
@@ -56,6 +65,16 @@ def _run(seeds: range, workers: int) -> int:
                 print(f"\n{failure}\n", file=sys.stderr)
     print(f"{len(seeds) - len(failures)} seeds held, {len(failures)} failed (seeds {seeds.start} to {seeds.stop - 1})")
     return 1 if failures else 0
+
+
+def _print_digests(seeds: range, workers: int) -> int:
+    with ProcessPoolExecutor(workers) as pool:
+        digests = pool.map(digest_seed, seeds, chunksize=4)
+        for seed, digest in zip(seeds, digests, strict=True):
+            print(f"seed {seed} {digest}", flush=True)
+        for planted, digest in zip(PLANTED, pool.map(digest_planted, PLANTED), strict=True):
+            print(f"planted {planted.name} {digest}", flush=True)
+    return 0
 
 
 def _with_progress(results: Iterator[Failure | None], total: int) -> Iterator[Failure | None]:

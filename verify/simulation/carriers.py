@@ -5,9 +5,7 @@
 - One that may take everything leaves no job open.
 """
 
-from contextlib import suppress
-
-from postdate.broker.staging import Stage, Verified
+from postdate.broker.staging import Stage, VerifiedStage
 from postdate.errors import DiskFull, Refused
 from verify.simulation.model import Broken
 from verify.simulation.pipeline import SimulatedPipeline
@@ -25,9 +23,9 @@ class Carriers:
         self._site = site
         self._watch = watch
         self._time = time
-        self._pipelines = [SimulatedPipeline(site.disk, site.table) for _ in range(2)]
+        self._pipelines = [SimulatedPipeline(site.disk, site.table, site.digest) for _ in range(2)]
         self._last: Stage | None = None
-        self._begun: tuple[Stage, Verified] | None = None  # its chunks are read, its record is not written
+        self._begun: tuple[Stage, VerifiedStage] | None = None  # its chunks are read, its record is not written
 
     def _pipeline(self, which: int) -> SimulatedPipeline:
         return self._pipelines[which % len(self._pipelines)]
@@ -40,7 +38,7 @@ class Carriers:
     def register(self, which: int = 0) -> None:
         """One of the pipelines begins, or begins anew; the other one, if it runs, does not know."""
         self._watch.flush()  # an answer is judged by what was true when it was given
-        with suppress(DiskFull):
+        with self._site.digest.suppress(DiskFull):
             self._pipeline(which).register(self._site.broker, self._site.now_ms())
 
     def die(self, which: int) -> None:
@@ -60,12 +58,13 @@ class Carriers:
         rescued: int | None = None
         for _ in range(minutes):
             self._time.let_pass(minute_ms - self._site.now_ms() % minute_ms)
-            if rescued is not None and self._site.broker.rescues.count > rescued:
-                count = self._site.broker.rescues.count - rescued
+            if rescued is not None and self._site.broker.rescuer.rescued_count > rescued:
+                count = self._site.broker.rescuer.rescued_count - rescued
                 raise Broken(f"{count} messages were rescued from a pipeline in time")
             self.work(_ALL, which)
             self.stage(2 * minute_ms, which)
-            rescued = self._site.broker.rescues.count if self._is_in_time() else None
+            rescued = self._site.broker.rescuer.rescued_count if self._is_in_time() else None
+            self._site.digest.note("serve", rescued)
 
     def _is_in_time(self) -> bool:
         """Whether the pipeline has done its work of this minute, and nothing is in the way, such as a full disk."""
@@ -89,7 +88,7 @@ class Carriers:
         """Far rows come into the table, and commands among them are carried out."""
         self._watch.flush()
         if self._pipeline(which).epoch:
-            with suppress(DiskFull, OSError):  # no room for a selection, or for a decision
+            with self._site.digest.suppress(DiskFull, OSError):  # no room for a selection, or for a decision
                 self._pipeline(which).read(self._site.broker, count, self._site.now_ms())
         self._watch.look()
 
@@ -108,7 +107,7 @@ class Carriers:
         if not pipeline.epoch:
             return
         self._watch.flush()
-        with suppress(DiskFull, OSError):  # no room for the log or for the chunk
+        with self._site.digest.suppress(DiskFull, OSError):  # no room for the log or for the chunk
             is_newest = self._is_newest(pipeline)
             is_staged = self._is_staged(self._planned(pipeline, ahead_ms))
             if is_staged != is_newest:
@@ -127,10 +126,12 @@ class Carriers:
         self._last = stage
         try:
             self._site.broker.stage(stage, self._site.now_ms())
-        except Refused:
+        except Refused as error:
+            self._site.digest.note_error(error)
             return False
         finally:
             self._note_chunks(stage)
+        self._site.digest.note("stage", *stage)
         return True
 
     def _note_chunks(self, stage: Stage) -> None:
@@ -147,7 +148,8 @@ class Carriers:
             return
         try:
             self._site.broker.stage(last, self._site.now_ms())
-        except (Refused, DiskFull):
+        except (Refused, DiskFull) as error:
+            self._site.digest.note_error(error)
             return
         raise Broken(
             f"the stage {last} was accepted though the broker is at far {far.taken}, horizon {far.horizon_at_ms}"
@@ -166,7 +168,7 @@ class Carriers:
         """A pipeline uploads the chunks of a stage and dies."""
         pipeline = self._pipeline(which)
         if pipeline.epoch:
-            with suppress(OSError):
+            with self._site.digest.suppress(OSError):
                 self._planned(pipeline, ahead_ms)
             pipeline.die()
 
@@ -177,10 +179,10 @@ class Carriers:
         pipeline, staging = self._pipeline(which), self._site.broker.staging
         if not pipeline.epoch or not self._is_newest(pipeline):
             return
-        with suppress(OSError):
+        with self._site.digest.suppress(OSError):
             stage = self._planned(pipeline, ahead_ms)
             staging.check(stage)
-            self._begun = stage, staging.verified(stage)
+            self._begun = stage, staging.verify(stage)
 
     def end_stage(self) -> None:
         """Its record is written, and is compared with where the broker is when it is applied."""
@@ -193,12 +195,15 @@ class Carriers:
         is_next = self._is_next(stage)
         try:
             ticket = self._site.broker.staging.write(stage, chunks, self._site.now_ms())
-        except DiskFull:
+        except DiskFull as error:
+            self._site.digest.note_error(error)
             return
         except Refused as error:
+            self._site.digest.note_error(error)
             if is_next:
                 raise Broken(f"a stage that nobody has overtaken is refused: {error}") from None
             return
         self._watch.flush()
+        self._site.digest.note("staged", ticket.answer.accepted)
         if not is_next and ticket.answer.accepted:
             raise Broken(f"{stage} was accepted though the broker had moved on")

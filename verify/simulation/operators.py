@@ -4,8 +4,6 @@
 - What waited for a topic is cancelled when that is deleted.
 """
 
-from contextlib import suppress
-
 from postdate.broker.lookup import Found, State
 from postdate.errors import DiskFull
 from postdate.state.wheel import NEVER
@@ -32,7 +30,7 @@ class Operators:
             self._find(target.topic, target.keys[variant % len(target.keys)])
 
     def find_all(self) -> None:
-        for topic, key in {(m.topic, key) for m in self._site.model.messages.values() for key in m.keys}:
+        for topic, key in sorted({(m.topic, key) for m in self._site.model.messages.values() for key in m.keys}):
             if self._site.has_topic(topic):
                 self._find(topic, key)
 
@@ -40,6 +38,7 @@ class Operators:
         names = []
         for found in self._site.broker.find(topic, key):
             if found is not None:
+                self._site.digest.note("find", found)
                 name = records.decode(found.record).body.decode()
                 message = self._site.model.messages.get(name)
                 if message is None or message.own < 0:  # a lookup tells of each place where a job had it
@@ -79,14 +78,16 @@ class Operators:
     # -- topics and groups --------------------------------------------------------------------------------------
 
     def commit(self, place: int, offset: int) -> None:
-        with suppress(DiskFull):
-            self._site.broker.commit_offsets("group", [(topic_at(place), 0, offset)], self._site.now_ms())
+        with self._site.digest.suppress(DiskFull):
+            ticket = self._site.broker.commit_offsets("group", [(topic_at(place), 0, offset)], self._site.now_ms())
+            self._site.digest.note("commit", ticket.offsets)
 
     def resize(self, place: int, count: int) -> None:
         self._watch.flush()
         try:
             self._put_topic(topic_at(place), count)
-        except DiskFull:
+        except DiskFull as error:
+            self._site.digest.note_error(error)
             return
         self._watch.flush()
 
@@ -96,7 +97,7 @@ class Operators:
     def delete(self, place: int) -> None:
         """Deletes a topic and makes it anew: what waited for the old one is cancelled."""
         self._watch.flush()
-        with suppress(DiskFull):
+        with self._site.digest.suppress(DiskFull):
             waited = self._delete(topic_at(place))
             self._put_topic(topic_at(place), 2)
             if waited < 0:
@@ -108,6 +109,7 @@ class Operators:
         model.topic_deleting(topic)
         numbers = list(broker.fold.topics.get(topic).numbers)
         waited = broker.delete_topic(topic, self._site.now_ms())
+        self._site.digest.note("delete", waited)
         model.topic_deleted(topic)
         self._poppers.forget(numbers)
         return waited

@@ -9,7 +9,6 @@
 """
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,11 +18,11 @@ from postdate.broker.writing import Ticket
 from postdate.errors import DiskFull, FlowControl, Refused
 from postdate.keys import key_hash
 from postdate.message import Message
-from postdate.state.far import FAR
-from postdate.state.jobs import CANCEL, DONE, FAILED, IMPORT, LOADING, POSTPONE, RUNNING, WAITING, Job
+from postdate.state.jobs import CANCEL, DONE, FAILED, IMPORT, LOADING, POSTPONE, RUNNING, WAITING, Job, JobAnswer
 from postdate.state.topics import GONE
 from postdate.storage import record as records
 from postdate.storage.batch import MESSAGE
+from postdate.storage.layout import FAR
 from postdate.table.format import own_arrival
 from verify.simulation.model import Broken, Sent
 from verify.simulation.pipeline import TableRow, selects
@@ -61,8 +60,8 @@ class Owners:
         """Somebody asks to cancel (by 0 ms), or to postpone, what a predicate selects; the id may be known already."""
         job_id, op = f"job-{name}", POSTPONE if by_ms else CANCEL
         predicate = f"topic={topic_at(where)}" if where < len(TOPICS) else f"key=k{where - len(TOPICS)}"
-        with suppress(DiskFull, FlowControl, Refused):
-            ticket = self._site.broker.commands.ask(job_id, op, predicate, by_ms, self._site.now_ms())
+        with self._site.digest.suppress(DiskFull, FlowControl, Refused):
+            ticket = self._site.broker.jobs.ask(job_id, op, predicate, by_ms, self._site.now_ms())
             self._asked.append((ticket, job_id))
 
     def load(self, name: int, amount: int, key: int, place: int, count: int) -> None:
@@ -77,10 +76,11 @@ class Owners:
     def _begun(self, job_id: str, topic: str) -> int | None:
         """The number of an import that is to be filled; none where the id is known, or no import is taken."""
         broker = self._site.broker
-        with suppress(DiskFull, FlowControl, Refused):
-            ticket = broker.commands.begin(job_id, topic, self._site.now_ms())
+        with self._site.digest.suppress(DiskFull, FlowControl, Refused):
+            ticket = broker.jobs.begin(job_id, topic, self._site.now_ms())
             broker.flush()
             job: Job = ticket.answer.job
+            self._note_job(job)
             if job.state == LOADING and job.number not in self._files:
                 return job.number
         return None
@@ -111,8 +111,8 @@ class Owners:
         number = sorted(self._files)[pick % len(self._files)]
         job = self._site.broker.fold.jobs.get(number)
         if job is not None:
-            with suppress(DiskFull, Refused):
-                ticket = self._site.broker.commands.adopt(job.id, [self._files[number]], 0, self._site.now_ms())
+            with self._site.digest.suppress(DiskFull, Refused):
+                ticket = self._site.broker.jobs.adopt(job.id, [self._files[number]], 0, self._site.now_ms())
                 self._asked.append((ticket, job.id))
 
     def fail(self, pick: int) -> None:
@@ -120,8 +120,8 @@ class Owners:
         jobs = self._site.broker.fold.jobs.all()
         if jobs:
             job = jobs[pick % len(jobs)]
-            with suppress(DiskFull, Refused):
-                ticket = self._site.broker.commands.fail(job.id, "given up", self._site.now_ms())
+            with self._site.digest.suppress(DiskFull, Refused):
+                ticket = self._site.broker.jobs.fail(job.id, "given up", self._site.now_ms())
                 self._asked.append((ticket, job.id))
 
     def doubt(self) -> None:
@@ -133,8 +133,8 @@ class Owners:
     def collect(self) -> None:
         """Before the queues are looked at: what jobs have decided changes what may be seen there."""
         for ticket, job_id in self._asked:
-            if ticket.answers is not None and (ticket.answer.job is None or ticket.answer.job.id != job_id):
-                raise Broken(f"somebody who asked about job {job_id} was told of {ticket.answer}")
+            if ticket.answers is not None:
+                self._take_in(ticket.answer, job_id)
         self._asked = [(ticket, job_id) for ticket, job_id in self._asked if ticket.answers is None]
         jobs = self._site.broker.fold.jobs.all()
         fresh = sorted((job for job in jobs if self._is_fresh(job)), key=lambda job: job.decided_at)
@@ -144,6 +144,17 @@ class Owners:
             self._check_told(job, there)
             if job.op == IMPORT:
                 self._note_import(job)
+
+    def _take_in(self, answer: JobAnswer, job_id: str) -> None:
+        self._site.digest.note("job", job_id, bool(answer.reason))
+        if answer.job is None or answer.job.id != job_id:
+            raise Broken(f"somebody who asked about job {job_id} was told of {answer}")
+        self._note_job(answer.job)
+
+    def _note_job(self, job: Job) -> None:
+        counts = (job.rows, job.bad, job.changed, job.late)
+        places = (job.far, job.arrival, job.decided_at, job.ended_at_ms)
+        self._site.digest.note("job", job.number, job.id, job.op, job.state, counts, places, job.reason)
 
     def _is_fresh(self, job: Job) -> bool:
         known = self._told.get(job.number)
@@ -160,6 +171,8 @@ class Owners:
                 raise Broken(f"job {job.number} is decided and was {known}, is {told} now")
         if job.op != IMPORT and job.changed + job.late != job.rows:
             raise Broken(f"job {job.number} has {job.rows} rows, {job.changed} changed and {job.late} late")
+        if known != told:
+            self._note_job(job)
         self._told[job.number] = told
 
     def _check_new(self, job: Job, there: set[int]) -> None:

@@ -17,15 +17,16 @@ from postdate.broker.staging import Stage
 from postdate.broker.writing import Ticket
 from postdate.errors import Refused
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
-from postdate.state.far import FAR
+from postdate.state.cancels import Tombstone
 from postdate.state.jobs import IMPORT, WAITING, Job, Part
-from postdate.state.tombstones import Tombstone
 from postdate.state.topics import GONE
 from postdate.storage import chunk, selection
 from postdate.storage import record as records
 from postdate.storage.batch import CANCEL, JOB, MESSAGE
 from postdate.storage.disk import Disk
+from postdate.storage.layout import CHUNK_ROW, FAR, SELECTED
 from postdate.table.format import DROP, NEAR, OWN, came_before, own_arrival
+from verify.simulation.digest import Digest
 
 _KEEP_MS = 60_000  # what is promoted stays so long behind the horizon: a cancel may still look for it
 
@@ -100,9 +101,10 @@ class SimulatedTable:
 class SimulatedPipeline:
     """One of those that share a table. `epoch` is 0 while it does not run, or has to register again."""
 
-    def __init__(self, disk: Disk, table: SimulatedTable) -> None:
+    def __init__(self, disk: Disk, table: SimulatedTable, digest: Digest) -> None:
         self._disk = disk
         self._table = table
+        self._digest = digest
         self._seen = 0  # the table's last commit that it knows
         self._chunk_count = 0
         self._selection_count = 0
@@ -115,6 +117,7 @@ class SimulatedPipeline:
         ticket = broker.register_pipeline(at_ms, table="simulated")
         broker.flush()
         self.epoch = ticket.answer
+        self._digest.note("register", self.epoch)
         self._seen = self._table.commit_count
         self._remove_strangers(broker)
 
@@ -154,6 +157,7 @@ class SimulatedPipeline:
             for index, row in enumerate(rows)
             if row["kind"] != JOB and (data := broker.fold.read(int(row["arrival"]), int(row["size"])))
         ]
+        self._digest.note("taken", start, taken)
         self._commit(taken, start + len(rows))
 
     def _commit(self, rows: list[TableRow], read_until: int) -> None:
@@ -172,6 +176,7 @@ class SimulatedPipeline:
         """One step of the job whose command comes next: select (an import does not), decide, wait for that, follow."""
         if self._deciding is not None:
             broker.flush()
+            self._digest.note("decided", bool(self._deciding.answer.reason))
             self._deciding = None
         elif job.state != WAITING:
             self._commit(self._drops(job) + self._moved_in(job), job.far + 1)
@@ -221,9 +226,10 @@ class SimulatedPipeline:
     def _decide(self, broker: Broker, selected: Selected, at_ms: int) -> None:
         self._selected = None
         try:
-            broker.commands.check(selected)
-            self._deciding = broker.commands.decide(selected, broker.commands.verified(selected), at_ms)
-        except Refused:
+            broker.jobs.check(selected)
+            self._deciding = broker.jobs.decide(selected, broker.jobs.verify(selected), at_ms)
+        except Refused as error:
+            self._digest.note_error(error)
             self.die()
 
     def _drops(self, job: Job) -> list[TableRow]:
@@ -268,7 +274,7 @@ class SimulatedPipeline:
         return [self._write_chunk(half) for half in halves]
 
     def _write_chunk(self, rows: list[TableRow]) -> str:
-        index = np.zeros(len(rows), chunk.CHUNK_ROW)
+        index = np.zeros(len(rows), CHUNK_ROW)
         position = 0
         for place, (_, row, data) in enumerate(rows):
             for name in ("due", "arrival", "size", "queue", "tag_hash", "unique_hash", "key_hash"):
@@ -312,7 +318,7 @@ def without_drops(rows: list[TableRow]) -> list[TableRow]:
 
 
 def _selected_rows(found: list[Found]) -> np.ndarray:
-    rows = np.zeros(len(found), selection.SELECTED)
+    rows = np.zeros(len(found), SELECTED)
     for index, each in enumerate(found):
         for name in ("due", "arrival", "unique_hash", "key_hash", "queue"):
             rows[name][index] = each.row.row[name]

@@ -239,6 +239,19 @@ PLANTED = (
 def run_planted(planted: Planted, power_seed: int = 0) -> World:
     """Runs one, with these dice where power is lost. Raises Broken."""
     world = World()
+    _run_in(world, planted, power_seed)
+    return world
+
+
+def digest_planted(planted: Planted) -> str:
+    """As history.digest_seed."""
+    world = World()
+    with world.site.digest.suppress(Broken):
+        _run_in(world, planted, power_seed=0)
+    return world.site.digest.hex()
+
+
+def _run_in(world: World, planted: Planted, power_seed: int) -> None:
     for op in planted.history:
         world.run(Op("power", (power_seed,)) if op.verb == "power" else op)
     world.finish()
@@ -248,4 +261,3 @@ def run_planted(planted: Planted, power_seed: int = 0) -> World:
     for name in planted.unseen:
         if world.model.messages[name].seen_at is not None:
             raise Broken(f"{planted.name}: {name} was seen")
-    return world

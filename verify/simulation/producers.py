@@ -54,9 +54,11 @@ class Producers:
         self._end_before = broker.log.end
         try:
             ticket = broker.send(batch, self._site.now_ms())
-        except (DiskFull, FlowControl):
+        except (DiskFull, FlowControl) as error:
+            self._site.digest.note_error(error)
             self._sending = []
             return
+        self._site.digest.note("send", ticket.offsets)
         for sent, offset in zip(self._sending, ticket.offsets, strict=True):
             sent.arrival = offset
             self._site.model.sent(sent)
@@ -89,6 +91,7 @@ class Producers:
     def collect(self) -> None:
         for ticket, batch in self._waiting:
             if ticket.answers is not None:
+                self._site.digest.note("sent", ticket.answers)
                 for message in batch:
                     message.acknowledged = True
         self._waiting = [(ticket, batch) for ticket, batch in self._waiting if ticket.answers is None]
@@ -101,6 +104,7 @@ class Producers:
             for message in batch:
                 message.exists = self._is_in_log(message, ticket.end)
                 message.acknowledged = message.exists
+                self._site.digest.note("exists", message.name, message.exists)
         self._waiting.clear()
         self._settle_call()
         self._check_kept()
@@ -127,7 +131,7 @@ class Producers:
 
     def _bodies_in_log(self) -> dict[str, int]:
         disk, settings = self._site.disk, self._site.settings
-        log = Log(disk, Segments(disk, settings.segment_bytes), settings.unflushed_bytes_max)
+        log = Log(disk, Segments(disk, settings.segment_bytes), self._site.limits.unflushed_bytes_max)
         places = {}
         for batch in log.scanned(self._end_before, 0):
             for row in batch.array():

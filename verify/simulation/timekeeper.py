@@ -61,16 +61,20 @@ class Timekeeper:
         for _ in range(100):
             self.advance()
             self._watch.flush()
+            self._site.digest.note("wake", broker.wake_at_ms)
             if broker.wake_at_ms > now or broker.fire_error is not None:
                 return
         raise Broken(f"after 100 rounds at {now} the broker still wants to be called at {broker.wake_at_ms}")
 
     def advance(self) -> None:
         """Fires what is due now, without a flush behind it."""
+        broker, now_ms = self._site.broker, self._site.now_ms()
         try:
-            self._site.broker.advance(self._site.now_ms())
-        except DiskFull:
-            assert self._site.broker.fire_error is not None, "a failed fire can be seen"
+            broker.advance(now_ms)
+            self._site.digest.note("advance", broker.paused_until_ms(now_ms) or broker.wake_at_ms)
+        except DiskFull as error:
+            self._site.digest.note_error(error)
+            assert broker.fire_error is not None, "a failed fire can be seen"
 
     def step(self, span_ms: int) -> None:
         """The clock jumps."""

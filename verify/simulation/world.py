@@ -9,25 +9,24 @@ do it: producers, cancellers, owners, poppers, operators, carriers, and the time
 
 import random
 from collections.abc import Callable
-from contextlib import suppress
 from typing import NamedTuple
 
 from postdate.broker.broker import Broker
 from postdate.broker.view import PullStatus
 from postdate.check import check_folder
-from postdate.config import Settings
+from postdate.config import Limits, Settings
 from postdate.errors import DiskFull, LogFailed
 from postdate.storage import record as records
 from postdate.storage.segment import SPARE_COUNT
+from postdate.testing.disk import Killed
 from verify.simulation.cancellers import Cancellers
 from verify.simulation.carriers import Carriers
-from verify.simulation.disk import Killed
 from verify.simulation.model import Broken
 from verify.simulation.operators import Operators
 from verify.simulation.owners import Owners
 from verify.simulation.poppers import DEAD_LETTERS, Poppers
 from verify.simulation.producers import Producers
-from verify.simulation.site import SETTINGS, TOPICS, Site
+from verify.simulation.site import LIMITS, SETTINGS, TOPICS, Site
 from verify.simulation.timekeeper import Timekeeper
 
 _QUEUE_COUNTS = {**dict.fromkeys(TOPICS, 2), DEAD_LETTERS: 1}
@@ -44,8 +43,8 @@ class Op(NamedTuple):
 class World:
     """Runs ops one after another; raises model.Broken where a promise is broken."""
 
-    def __init__(self, settings: Settings = SETTINGS) -> None:
-        self.site = Site(settings)
+    def __init__(self, settings: Settings = SETTINGS, limits: Limits = LIMITS) -> None:
+        self.site = Site(settings, limits)
         self.disk, self.clock, self.model = self.site.disk, self.site.clock, self.site.model
         self._producers = Producers(self.site)
         self._owners = Owners(self.site, self, self._producers)
@@ -110,17 +109,18 @@ class World:
         try:
             self.verbs[op.verb](*op.numbers)
             self._keep_spares()
-        except (Killed, LogFailed):  # an operator restarts a broker that takes no more writes
+        except Killed:
+            self._crash(power_seed=None)
+        except LogFailed as error:  # an operator restarts a broker that takes no more writes
+            self.site.digest.note_error(error)
             self._crash(power_seed=None)
         self.look()
 
     def _keep_spares(self) -> None:
         """What the helper thread of a running broker does."""
-        try:
+        with self.site.digest.suppress(DiskFull, OSError):
             while self.broker.log.spare_count < SPARE_COUNT:
                 self.broker.log.prepare_segment()
-        except (DiskFull, OSError):
-            return
 
     def finish(self) -> None:
         """Lets everything come due and looks once more; then the folder is checked."""
@@ -135,6 +135,7 @@ class World:
         self._poppers.pop_the_rest()
         self.broker.close()
         self.site.stop()
+        self.site.digest.note_disk(self.disk)
         self._check_folder()
 
     # -- looking ------------------------------------------------------------------------------------------------
@@ -157,6 +158,7 @@ class World:
     def _look_at(self, topic: str, queue_id: int, number: int, everything: bool) -> None:
         broker = self.broker
         low, high = broker.offsets(topic, queue_id)
+        self.site.digest.note("offsets", number, low, high)
         self.model.shorter(number, high)
         offset = low if everything else max(low, len(self.model.shown.get(number, [])))
         if offset > len(self.model.shown.get(number, [])):
@@ -165,6 +167,7 @@ class World:
             )
         while offset < high:
             pulled = broker.pull(topic, queue_id, offset, count_max=7)
+            self.site.digest.note("pull", pulled.status, pulled.next_offset, pulled.body)
             if pulled.status is not PullStatus.FOUND:
                 if pulled.next_offset <= offset:
                     raise Broken(f"a pull of queue {number} at {offset} gives {pulled.status} and does not move on")
@@ -210,6 +213,7 @@ class World:
             self.disk.kill()
         else:
             self.disk.lose_power(random.Random(power_seed))
+        self.site.digest.note_disk(self.disk)
         self._check_folder()
         if then is not None:
             then()
@@ -220,16 +224,19 @@ class World:
 
     def _check_folder(self) -> None:
         """What lies on the disk, after a crash or a clean end, is whole."""
-        findings = [f for f in check_folder(self.disk.copy()).findings if not f.startswith(tuple(self._spoilt))]
+        found = check_folder(self.disk.copy()).findings
+        self.site.digest.note("check", len(found))
+        findings = [finding for finding in found if not finding.startswith(tuple(self._spoilt))]
         if findings:
             raise Broken("check: " + "; ".join(findings[:3]))
 
     def _close(self) -> None:
         """A clean stop and start."""
         self.flush()
-        with suppress(OSError):  # no room for the last snapshot: the next start replays more
+        with self.site.digest.suppress(OSError):  # no room for the last snapshot: the next start replays more
             self.broker.close()
         self.site.stop()
+        self.site.digest.note_disk(self.disk)
         self._start()
         self.look(everything=True)
 
@@ -273,14 +280,12 @@ class World:
     def _take_snapshot(self, other: int) -> None:
         """After every step the broker does something else, chosen by `other`."""
         dice = random.Random(other)
-        try:
+        with self.site.digest.suppress(OSError):
             for step in self.broker.snapshot():
                 if step is not None:
                     step()
                 if dice.random() < 0.3:
                     self._meanwhile(dice)
-        except OSError:
-            return
 
     def _meanwhile(self, dice: random.Random) -> None:
         choice = dice.randrange(4)
@@ -296,5 +301,5 @@ class World:
         self.flush()
 
     def _retain(self) -> None:
-        self.broker.retain(self.clock.now_ms())
+        self.site.digest.note("retain", self.broker.retain(self.clock.now_ms()))
         self._poppers.note_gone()

@@ -46,8 +46,8 @@ class Lookups:
             end_ms=NEVER if asked["endTimestamp"] is None else asked["endTimestamp"],
             store_host=connection.broker_host,
         )
-        limit = self._broker.settings.lookup_count_max if is_unique else asked["maxNum"]
-        count_max = max(1, min(limit, self._broker.settings.lookup_count_max))
+        limit = self._broker.limits.lookup_count_max if is_unique else asked["maxNum"]
+        count_max = max(1, min(limit, self._broker.limits.lookup_count_max))
         self._tasks.answer(connection, command, self._answer_query(command, asked, steps, count_max))
 
     async def _answer_query(

@@ -85,7 +85,7 @@ class Groups:
         for consumer in heartbeat.consumers:
             check_group(consumer.group)
             for subscription in consumer.subscriptions:
-                check_expression(subscription.expression, self._broker.settings.expression_characters_max)
+                check_expression(subscription.expression, self._broker.limits.expression_characters_max)
         self._members.admit(heartbeat, connection)
         self._create_topics(heartbeat)
         sender = (connection, self._clock.elapsed_ns(), command.language, command.version)
@@ -104,7 +104,7 @@ class Groups:
         are left it is refused, and its client sends it again; topics that are left are created by the next heartbeats,
         or by the first request that uses them.
         """
-        has_topic, left = self._broker.view.has_topic, self._broker.settings.heartbeat_topics_max
+        has_topic, left = self._broker.view.has_topic, self._broker.limits.heartbeat_topics_max
         for consumer in heartbeat.consumers:
             if not has_topic(RETRY_TOPIC_PREFIX + consumer.group):
                 if not left:
@@ -155,7 +155,7 @@ class Groups:
     def expire(self) -> None:
         """Removes clients that have been silent for too long, and locks that nobody has renewed."""
         now_ns = self._clock.elapsed_ns()
-        silent_since_ns = now_ns - self._broker.settings.client_expiry_ms * 1_000_000
+        silent_since_ns = now_ns - self._broker.limits.client_expiry_ms * 1_000_000
         self._senders.expire(silent_since_ns)
         self.notify(self._members.expire(silent_since_ns))
         self._locks.expire(now_ns)
@@ -184,7 +184,7 @@ class Groups:
         if low > 0:
             return False
         head = self._broker.view.place(topic, queue_id, 0) if high else self._broker.log.end
-        return head < CHUNK_BIT and self._broker.log.end - head <= self._broker.settings.fresh_queue_bytes
+        return head < CHUNK_BIT and self._broker.log.end - head <= self._broker.limits.fresh_queue_bytes
 
     def commit_offset(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes | None:
         group, topic, queue_id = asked["consumerGroup"], asked["topic"], asked["queueId"]

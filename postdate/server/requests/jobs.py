@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from postdate.broker.broker import Broker
-from postdate.broker.jobs import Selected, answered
+from postdate.broker.jobs import Selected, require_job
 from postdate.broker.view import CANCEL, FAILED, Job, TopicInfo
 from postdate.broker.writing import Ticket
 from postdate.clock import Clock
@@ -63,7 +63,7 @@ class Jobs:
             raise Refused("there is no table to import into: no pipeline has registered yet")
         known = self._broker.view.find_job(job_id)
         is_new = known is None or known.state == FAILED
-        job = await self._written(connection, self._broker.commands.begin(job_id, name, self._clock.now_ms()))
+        job = await self._written(connection, self._broker.jobs.begin(job_id, name, self._clock.now_ms()))
         return {
             "job": self._told(job), "is_new": is_new, "table": table, "now_ms": self._clock.now_ms(),
             "delay_ms_max": self._broker.settings.delay_ms_max,
@@ -73,7 +73,7 @@ class Jobs:
     async def _ask(self, connection: Connection, said: Said) -> dict[str, Any]:
         op, by_ms = text(said, "op") or CANCEL, number(said, "by_ms") if "by_ms" in said else 0
         job_id, where = text(said, "id"), text(said, "where")
-        ticket = self._broker.commands.ask(job_id, op, where, by_ms, self._clock.now_ms())
+        ticket = self._broker.jobs.ask(job_id, op, where, by_ms, self._clock.now_ms())
         return self._told(await self._written(connection, ticket))
 
     async def _adopt(self, connection: Connection, said: Said) -> dict[str, Any]:
@@ -81,28 +81,26 @@ class Jobs:
         if not isinstance(files, list):
             raise ProtocolError("an import needs files, a list")
         job_id, bad = text(said, "id"), number(said, "bad")
-        ticket = self._broker.commands.adopt(job_id, files, bad, self._clock.now_ms())
+        ticket = self._broker.jobs.adopt(job_id, files, bad, self._clock.now_ms())
         return self._told(await self._written(connection, ticket))
 
     async def _fail(self, connection: Connection, said: Said) -> dict[str, Any]:
         job_id, reason = text(said, "id"), text(said, "reason")
-        return self._told(
-            await self._written(connection, self._broker.commands.fail(job_id, reason, self._clock.now_ms()))
-        )
+        return self._told(await self._written(connection, self._broker.jobs.fail(job_id, reason, self._clock.now_ms())))
 
     async def _written(self, connection: Connection, ticket: Ticket) -> Job:
         await self._settled(connection, ticket)
-        return answered(ticket.answer)
+        return require_job(ticket.answer)
 
     # -- deciding -----------------------------------------------------------------------------------------------
 
     async def _decide(self, connection: Connection, said: Said) -> dict[str, Any]:
         """Reading what was selected takes long, so that happens on another thread."""
-        commands, selected = self._broker.commands, _selected(said)
+        jobs, selected = self._broker.jobs, _selected(said)
         async with self._deciding:
-            commands.check(selected)
-            parts = await asyncio.to_thread(commands.verified, selected)
-            ticket = commands.decide(selected, parts, self._clock.now_ms())
+            jobs.check(selected)
+            parts = await asyncio.to_thread(jobs.verify, selected)
+            ticket = jobs.decide(selected, parts, self._clock.now_ms())
             return (await self._written(connection, ticket)).command()
 
     async def _command(self, _: Connection, said: Said) -> dict[str, Any]:
@@ -114,13 +112,13 @@ class Jobs:
     # -- looking ------------------------------------------------------------------------------------------------
 
     async def _find(self, _: Connection, said: Said) -> dict[str, Any]:
-        return self._told(self._broker.commands.find(text(said, "id")))
+        return self._told(self._broker.jobs.find(text(said, "id")))
 
     async def _list(self, _: Connection, _said: Said) -> dict[str, Any]:
         return {"now_ms": self._clock.now_ms(), "jobs": [self._told(job) for job in self._broker.view.jobs()]}
 
     async def _note_progress(self, _: Connection, said: Said) -> dict[str, Any]:
-        job = self._broker.commands.find(text(said, "id"))
+        job = self._broker.jobs.find(text(said, "id"))
         if not job.is_over:
             names = ("done", "total")
             self._progress[job.id] = {"step": text(said, "step")[:100]} | {name: number(said, name) for name in names}

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from postdate.broker.broker import Broker
-from postdate.broker.staging import Stage, refuse
+from postdate.broker.staging import Stage, raise_if_refused
 from postdate.broker.writing import Ticket
 from postdate.clock import Clock
 from postdate.errors import LogFailed, ProtocolError, UsageError
@@ -62,7 +62,7 @@ class Pipelines:
             "arrival_of_taken": far.arrival_of_taken,
             "rows_in": far.rows_in,
             "rows_out": far.rows_out,
-            "rescued": self._broker.rescues.count,
+            "rescued": self._broker.rescuer.rescued_count,
             "table": far.table,
             "commands": [[job.number, job.far] for job in self._broker.view.open_jobs()],
             "gone": self._broker.view.deleted_queues(),
@@ -144,10 +144,10 @@ class Pipelines:
         staging = self._broker.staging
         async with self._stage_lock:
             staging.check(stage)
-            verified = await asyncio.to_thread(staging.verified, stage)
+            verified = await asyncio.to_thread(staging.verify, stage)
             ticket = staging.write(stage, verified, self._clock.now_ms())
             await self.settled(connection, ticket)
-        refuse(ticket.answer)
+        raise_if_refused(ticket.answer)
         return reply(command, codes.SUCCESS)
 
     async def settled(self, connection: Connection, ticket: Ticket) -> None:

@@ -14,11 +14,9 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from postdate.broker.broker import Broker
-from postdate.broker.changes import Changes
-from postdate.broker.handout import PopAsk
-from postdate.broker.leasing import Given, Handle, Popped
+from postdate.broker.leasing import LeaseHandle, Popped, PoppedMessage, PopRequest
 from postdate.broker.view import Key, TopicInfo
-from postdate.broker.writing import Ticket
+from postdate.broker.writing import Changes, Ticket
 from postdate.clock import Clock
 from postdate.errors import DiskFull, FlowControl, LogFailed, PopsFull, PostdateError, UsageError
 from postdate.message import Message, check_group
@@ -45,7 +43,7 @@ class _Held:
 
     __slots__ = ("ask", "command", "connection", "timer")
 
-    def __init__(self, connection: Connection, command: Command, ask: PopAsk) -> None:
+    def __init__(self, connection: Connection, command: Command, ask: PopRequest) -> None:
         self.connection = connection
         self.command = command
         self.ask = ask
@@ -57,7 +55,7 @@ class _Ack(NamedTuple):
 
     connection: Connection
     command: Command
-    handle: Handle
+    handle: LeaseHandle
 
 
 class _Place(NamedTuple):
@@ -103,12 +101,12 @@ class Pops:
         self._hold(connection, command, ask, min(asked["pollTime"], _POLL_MS_MAX))
         return None
 
-    def _ask(self, connection: Connection, asked: Mapping[str, Any]) -> PopAsk:
+    def _ask(self, connection: Connection, asked: Mapping[str, Any]) -> PopRequest:
         group, topic = asked["consumerGroup"], self._pulls.readable_topic(asked["consumerGroup"], asked["topic"])
-        check_expression(asked["exp"] or "", self._broker.settings.expression_characters_max)
+        check_expression(asked["exp"] or "", self._broker.limits.expression_characters_max)
         if asked["maxMsgNums"] < 1:
             raise UsageError(f"maxMsgNums is {asked['maxMsgNums']}, expected at least 1")
-        return PopAsk(
+        return PopRequest(
             group,
             topic.name,
             self._queue_ids(topic, asked["queueId"]),
@@ -130,7 +128,7 @@ class Pops:
         self._turn += 1
         return [(self._turn + index) % count for index in range(count)]
 
-    def _give(self, connection: Connection, command: Command, ask: PopAsk) -> bool:
+    def _give(self, connection: Connection, command: Command, ask: PopRequest) -> bool:
         """Leases what there is; returns whether there is something. The answer follows when the lease is durable."""
         ticket = self._broker.leases.pop(ask, self._clock.now_ms())
         if ticket is None:
@@ -138,7 +136,7 @@ class Pops:
         self._pulse.expect(connection, ticket, lambda ticket: self._answer(connection, command, ask, ticket))
         return True
 
-    def _answer(self, connection: Connection, command: Command, ask: PopAsk, ticket: Ticket) -> None:
+    def _answer(self, connection: Connection, command: Command, ask: PopRequest, ticket: Ticket) -> None:
         if ticket.error is not None:
             connection.write(refusal(command, ticket.error))
             return
@@ -150,7 +148,7 @@ class Pops:
         fields = _fields(ask, popped.popped_at_ms, self._rest_count(ask)) | _places(popped.messages, ask.in_order)
         connection.write(reply(command, codes.SUCCESS, fields, body=popped.body))
 
-    def _rest_count(self, ask: PopAsk) -> int:
+    def _rest_count(self, ask: PopRequest) -> int:
         """Returns how many messages the group has not been given yet. The topic may be gone by now."""
         view = self._broker.view
         if not view.has_topic(ask.topic):
@@ -163,7 +161,7 @@ class Pops:
 
     # -- held pops ----------------------------------------------------------------------------------------------
 
-    def _hold(self, connection: Connection, command: Command, ask: PopAsk, poll_ms: int) -> None:
+    def _hold(self, connection: Connection, command: Command, ask: PopRequest, poll_ms: int) -> None:
         held = _Held(connection, command, ask)
         self._held.setdefault(_Place(ask.group, ask.topic), {})[held] = None
         self._held_of.setdefault(connection, {})[held] = None
@@ -247,9 +245,9 @@ class Pops:
 
     def acknowledge_batch(self, connection: Connection, command: Command, _: Mapping[str, Any]) -> None:
         """Acknowledges messages of several groups. The answer comes with the last group, which is durable last."""
-        by_group: dict[str, list[Handle]] = {}
-        for ack in bodies.decode_batch_ack(command.body, self._broker.settings.batch_messages_max):
-            handles = [Handle(ack.topic, ack.queue_id, offset, ack.popped_at_ms) for offset in ack.offsets]
+        by_group: dict[str, list[LeaseHandle]] = {}
+        for ack in bodies.decode_batch_ack(command.body, self._broker.limits.batch_messages_max):
+            handles = [LeaseHandle(ack.topic, ack.queue_id, offset, ack.popped_at_ms) for offset in ack.offsets]
             by_group.setdefault(ack.group, []).extend(handles)
         if not by_group:
             raise UsageError("a batch of acknowledgements names no message")
@@ -275,7 +273,7 @@ class Pops:
     def _bury(self) -> None:
         """Moves messages that were given as often as allowed to the dead letter queue of their group."""
         try:
-            for key, record in self._broker.leases.spent(_BURIED_AT_ONCE):
+            for key, record in self._broker.leases.spent_messages(_BURIED_AT_ONCE):
                 self._bury_one(key, record)
         except (DiskFull, LogFailed):
             return  # the pulse has logged it; the next flush or tick tries again
@@ -297,12 +295,12 @@ class Pops:
             self._pulse.nudge()
 
 
-def _handle(asked: Mapping[str, Any]) -> Handle:
+def _handle(asked: Mapping[str, Any]) -> LeaseHandle:
     """Returns the lease that a request names. The handle, eight words in RocketMQ, says when the message was popped."""
     words = asked["extraInfo"].split(" ")
     if len(words) < 7 or not words[1].isdecimal() or len(words[1]) > 18:
         raise UsageError(f"extraInfo {asked['extraInfo'][:200]!r} is no handle of a popped message")
-    return Handle(asked["topic"], asked["queueId"], asked["offset"], int(words[1]))
+    return LeaseHandle(asked["topic"], asked["queueId"], asked["offset"], int(words[1]))
 
 
 _STALE = "the handle is no longer valid: the message is acknowledged, or was given again"
@@ -328,21 +326,21 @@ def _changed(command: Command, fields: Mapping[str, Any], good: bool) -> bytes:
     return reply(command, codes.SUCCESS, fields) if good else reply(command, codes.NO_MESSAGE, fields, remark=_STALE)
 
 
-def _fields(ask: PopAsk, popped_at_ms: int, rest_count: int) -> dict[str, Any]:
+def _fields(ask: PopRequest, popped_at_ms: int, rest_count: int) -> dict[str, Any]:
     mark = _IN_ORDER_QUEUE if ask.in_order else 0
     return {
         "popTime": popped_at_ms, "invisibleTime": ask.invisible_ms, "reviveQid": mark, "restNum": rest_count,
     }  # fmt: skip
 
 
-def _nothing(command: Command, code: int, ask: PopAsk, now_ms: int, remark: str = "") -> bytes:
+def _nothing(command: Command, code: int, ask: PopRequest, now_ms: int, remark: str = "") -> bytes:
     """Returns an answer without messages. It has the fields all the same: the Java client insists on them."""
     return reply(command, code, _fields(ask, now_ms, 0), remark=remark)
 
 
-def _places(messages: list[Given], in_order: bool) -> dict[str, str]:
+def _places(messages: list[PoppedMessage], in_order: bool) -> dict[str, str]:
     """Returns the places of messages in the order of their records: of each queue the first offset, and all of them."""
-    by_queue: dict[int, list[Given]] = {}
+    by_queue: dict[int, list[PoppedMessage]] = {}
     for message in messages:
         by_queue.setdefault(message.queue_id, []).append(message)
     places = {

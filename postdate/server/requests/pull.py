@@ -122,7 +122,7 @@ class Pulls:
                 expression, kind = plain_text(get("subscription") or ""), plain_text(get("expressionType") or "TAG")
             except ValueError as error:
                 raise ProtocolError(f"subscription or expressionType of a pull: {error}") from error
-            check_expression(expression, self._broker.settings.expression_characters_max)
+            check_expression(expression, self._broker.limits.expression_characters_max)
             return tag_hashes_of(expression, kind)
         subscription = self._members.subscription(ask.group, ask.topic, connection)
         if subscription is None:
@@ -172,10 +172,10 @@ class Pulls:
 
     def why_full(self, connection: Connection) -> str:
         """Returns why no more pulls and pops of a connection may wait; empty where they may."""
-        settings = self._broker.settings
-        if self.held_count >= settings.held_pulls_max:
+        limits = self._broker.limits
+        if self.held_count >= limits.held_pulls_max:
             return f"held_pulls_max: {self.held_count} pulls and pops wait for messages, the limit; try later"
-        if connection.held_count >= settings.held_pulls_per_connection_max:
+        if connection.held_count >= limits.held_pulls_per_connection_max:
             return (
                 f"held_pulls_per_connection_max: {connection.held_count} pulls and pops of this connection wait for "
                 "messages, the limit; try later"

@@ -54,7 +54,7 @@ class Sends:
         self._creation = creation
         self._recalls = recalls
         self._name = broker.settings.broker_name
-        self._key_characters_max = broker.settings.key_characters_max
+        self._key_characters_max = broker.limits.key_characters_max
         self._next_queue = 0
         # The sends collected since the last write: what to answer each by (a usual one by its opaque alone), and its
         # message.
@@ -202,17 +202,15 @@ class Sends:
 
     def _messages(self, connection: Connection, command: Command) -> list[Message]:
         """Returns the messages of a batch. Topic, queue and times are the frame's, the rest is each message's own."""
-        settings = self._broker.settings
+        settings, limits = self._broker.settings, self._broker.limits
         if len(command.body) > settings.body_bytes_max:
             raise IllegalMessage(f"the batch has {len(command.body)} bytes, the limit is {settings.body_bytes_max}")
         outer = self._message(connection, command)
-        inner = bodies.decode_batch(command.body, settings.batch_messages_max + 1)
+        inner = bodies.decode_batch(command.body, limits.batch_messages_max + 1)
         if not inner:
             raise IllegalMessage("the batch holds no message")
-        if len(inner) > settings.batch_messages_max:
-            raise IllegalMessage(
-                f"batch_messages_max: the batch holds more than {settings.batch_messages_max} messages"
-            )
+        if len(inner) > limits.batch_messages_max:
+            raise IllegalMessage(f"batch_messages_max: the batch holds more than {limits.batch_messages_max} messages")
         return [outer._replace(body=each.body, properties=each.properties, flag=each.flag) for each in inner]
 
     def _send(self, command: Command, messages: list[Message], now_ms: int) -> Ticket:

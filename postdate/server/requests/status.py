@@ -189,8 +189,8 @@ class Status:
             "backlog": far.length - far.taken,
             "horizon": far.horizon_at_ms,
             "epoch": far.epoch,
-            "is_served": self._broker.rescues.is_served(self._clock.now_ms()),
-            "rescued": self._broker.rescues.count,
+            "is_served": self._broker.rescuer.is_served(self._clock.now_ms()),
+            "rescued": self._broker.rescuer.rescued_count,
             "rows_in": far.rows_in,
             "rows_out": far.rows_out,
         }

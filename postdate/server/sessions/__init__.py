@@ -22,10 +22,9 @@ class Sessions:
     """The sessions of one server, as the requests share them."""
 
     def __init__(self, broker: Broker, now_ns: int) -> None:
-        settings = broker.settings
         self.members = Members[Connection](broker)
         self.senders = Senders[Connection](broker)
-        self.locks = Locks(settings.lock_expiry_ms * 1_000_000, settings.locks_max)
+        self.locks = Locks(broker.limits.lock_expiry_ms * 1_000_000, broker.limits.locks_max)
         self.offsets = Offsets(broker)
         self.meter = Meter(broker, now_ns)
         self.questions = Questions()

@@ -50,12 +50,12 @@ class Members(Generic[Link]):
         """Raises FlowControl where a heartbeat asks for more than there is room for."""
         members = _members_in(heartbeat, link)
         places = {(member.consumer.group, member.client_id) for member in members} | self._places_of.get(link, set())
-        if len(places) > self._broker.settings.connection_members_max:
+        if len(places) > self._broker.limits.connection_members_max:
             raise FlowControl(
                 f"connection_members_max: one connection has {len(places)} members of groups, "
-                f"the limit is {self._broker.settings.connection_members_max}"
+                f"the limit is {self._broker.limits.connection_members_max}"
             )
-        if self._size_bytes + sum(member.size_bytes for member in members) > self._broker.settings.members_bytes_max:
+        if self._size_bytes + sum(member.size_bytes for member in members) > self._broker.limits.members_bytes_max:
             raise FlowControl(f"members_bytes_max: the members of all groups take {self._size_bytes} bytes; try later")
 
     def beat(self, heartbeat: Heartbeat, link: Link, now_ns: int, language: str, version: int) -> set[str]:

@@ -43,13 +43,13 @@ class Offsets:
         if known is not None:
             return
         view = self._broker.view
-        if view.committed_offset_count + len(self._fresh) >= self._broker.settings.offsets_max:
+        if view.committed_offset_count + len(self._fresh) >= self._broker.limits.offsets_max:
             self._fresh = {
                 (name, other)
                 for name, other in self._fresh
                 if view.committed_offset(name, *other) is None and other in self._latest.get(name, ())
             }
-            self._broker.definitions.admit_offsets(len(self._fresh) + 1)
+            self._broker.topics.admit_offsets(len(self._fresh) + 1)
         self._fresh.add((group, place))
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:

@@ -94,7 +94,7 @@ class Relays:
         self, asker: Connection, question: Command, client: Connection, fields: Mapping[str, Any], body: bytes = b""
     ) -> None:
         """Hands a question on with these fields and this body. Raises FlowControl."""
-        limit = self._broker.settings.relays_max
+        limit = self._broker.limits.relays_max
         if self._count >= limit:
             raise FlowControl(f"relays_max: {limit} questions wait for their clients, the limit; try later")
         self._count += 1

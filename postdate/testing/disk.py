@@ -41,9 +41,9 @@ class Content:
         del self.seen[size:]
 
     def sync(self) -> None:
-        for position, data in self.unsynced:
+        unsynced, self.unsynced = self.unsynced, []  # a server writes on another thread meanwhile
+        for position, data in unsynced:
             self._keep(position, data)
-        self.unsynced.clear()
 
     def _keep(self, position: int, data: bytes) -> None:
         if position < 0:

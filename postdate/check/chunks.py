@@ -1,10 +1,9 @@
-"""A staged chunk: its sums, its order, and every record against its row."""
+"""Checks a staged chunk: its sums, its order, and every record against its row."""
 
 import numpy as np
 
 from postdate.check.folder import Folder
-from postdate.check.known import known_of_chunk
-from postdate.check.record import Places, keys_problem
+from postdate.check.records import Places, keys_problem, known_of_chunk
 from postdate.errors import CorruptChunk, CorruptLog, IllegalMessage
 from postdate.message import decode_properties
 from postdate.storage import chunk as chunks

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from postdate.errors import FolderInUse
-from verify.simulation.disk import SECTOR_BYTES, Killed, VirtualDisk
+from postdate.testing.disk import SECTOR_BYTES, Killed, VirtualDisk
 
 ROLLS = 60  # power losses with other dice each; a fate of one in five is missed by all of them once in a million
 Seen = bytes | None
