@@ -5,7 +5,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from postdate.bulk.columns import Columns
+from postdate.bulk.arrow import Columns
 from postdate.storage import record as records
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from postdate.bulk.broker_link import Link
-from postdate.bulk.columns import columns
+from postdate.bulk.arrow import columns
 from postdate.bulk.maps import Maps
 from postdate.bulk.places import Places
 from postdate.bulk.schema import OUT

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from postdate.bulk.cancels import with_cancels
-from postdate.bulk.columns import columns
+from postdate.bulk.arrow import columns
 from postdate.bulk.maps import Maps
 from postdate.bulk.rows import QueueRows
 from postdate.bulk.schema import OUT

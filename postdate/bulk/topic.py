@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from postdate.bulk.broker_link import Link
-from postdate.bulk.columns import Records
+from postdate.bulk.arrow import Records
 from postdate.bulk.dues import Dues, dues
 from postdate.bulk.maps import Maps
 from postdate.bulk.places import Place, Places

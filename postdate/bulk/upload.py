@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from postdate.bulk.columns import check_records
+from postdate.bulk.arrow import check_records
 from postdate.bulk.schema import IN
 from postdate.bulk.texts import Bytes
 from postdate.errors import CorruptLog, Refused, UsageError

@@ -15,7 +15,7 @@ from postdate.bulk.properties import Properties
 from postdate.clock import ManualClock
 from postdate.errors import IllegalMessage
 from postdate.message import INT64_MAX, DelayLevels, decode_properties, due_and_level
-from tests.bulk.test_columns import PROPERTIES
+from tests.bulk.test_arrow import PROPERTIES
 from tests.support.bulking import Client, bulking
 from tests.support.carrying import BEGIN, World
 from tests.support.helpers import MINUTE_MS, T0, TOPIC, message, pulled

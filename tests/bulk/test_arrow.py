@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from postdate.bulk.columns import columns
+from postdate.bulk.arrow import columns
 from postdate.bulk.texts import Bytes
 from postdate.errors import CorruptLog
 from postdate.message import Host, Message, decode_properties
