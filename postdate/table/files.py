@@ -15,7 +15,8 @@ from pyarrow import fs
 from postdate.errors import CorruptTable
 from postdate.faultpoint import reach
 from postdate.process import Pacer
-from postdate.table.format import CANCEL, MESSAGE, ORDER, OWN, ROW_GROUP_ROWS, SCHEMA, File, writer_options
+from postdate.table.format import CANCEL, MESSAGE, ORDER, ROW_GROUP_ROWS, SCHEMA, File, writer_options
+from postdate.table.living import is_unpromoted
 
 NEVER = (1 << 63) - 1
 _OF_WINDOW = ("due", "arrival", "kind")  # what tells whether a row is in one
@@ -378,9 +379,7 @@ def _in_window(rows: pa.Table, window: Window) -> pa.ChunkedArray:
     due, arrival = rows.column("due"), rows.column("arrival")
     mask = pc.and_(pc.greater(due, window.due_low), pc.less_equal(due, window.due_high))
     if window.after > window.due_low:
-        # What jobs have brought is late in its own batch alone, whose files are looked at as a whole.
-        is_late = pc.and_(pc.greater_equal(arrival, window.late_from), pc.less(arrival, OWN))
-        mask = pc.and_(mask, pc.or_(pc.greater(due, window.after), is_late))
+        mask = pc.and_(mask, is_unpromoted(due, arrival, window.after, window.late_from))
     if window.arrival_low or window.arrival_high != NEVER:
         within = pc.and_(pc.greater_equal(arrival, window.arrival_low), pc.less(arrival, window.arrival_high))
         mask = pc.and_(mask, pc.or_(within, pc.equal(rows.column("kind"), CANCEL)))

@@ -31,9 +31,9 @@ from postdate.table.format import (
     SCHEMA,
     File,
     batch_file,
-    came_before,
     writer_options,
 )
+from postdate.table.living import Removals
 
 Task = dict[str, Any]
 Result = dict[str, Any]
@@ -190,12 +190,11 @@ def _living(rows: pa.Table, window: Window, told: Result) -> pa.Table:
         # Of the cancels of one instant every task of it is told; each counts those that arrived in its own part.
         told["read"] += messages.num_rows + _arrived_within(cancels, window) + drops.num_rows
         before = messages.num_rows
-        if drops.num_rows:
-            gone = pc.is_in(messages.column("arrival"), drops.column("arrival").combine_chunks())
-            messages = messages.filter(pc.invert(gone))
-        dead = _cancelled(messages, cancels)
-        if dead:
-            messages = messages.take(pa.array(sorted(set(range(messages.num_rows)) - dead), pa.int64()))
+        record, cancel_record = messages.column("record"), cancels.column("record")
+        living = Removals(cancels, drops).living(
+            messages, lambda message, cancel: _has_key(record[message].as_py(), cancel_record[cancel].as_py())
+        )
+        messages = messages.filter(living)
         cancelled = before - messages.num_rows
     told["cancelled"] += cancelled
     told["rows"] += messages.num_rows
@@ -215,30 +214,8 @@ def _arrived_within(rows: pa.Table, window: Window) -> int:
     return int(pc.sum(_arrived(rows, window)).as_py() or 0)
 
 
-def _cancelled(messages: pa.Table, cancels: pa.Table) -> set[int]:
-    """Which messages a cancel is for: the same topic, key and due, and the message arrived before it."""
-    dead: set[int] = set()
-    for column in ("unique_hash", "key_hash"):
-        own = cancels.filter(pc.not_equal(cancels.column(column), 0))
-        if not own.num_rows:
-            continue
-        wanted: dict[tuple[int, int], list[tuple[int, int, str, bytes]]] = {}
-        names = ("due", column, "arrival", "tag_hash", "topic", "record")
-        for due, hashed, *rest in zip(*(own.column(name).to_pylist() for name in names), strict=True):
-            wanted.setdefault((due, hashed), []).append(tuple(rest))
-        hits = pc.indices_nonzero(pc.is_in(messages.column(column), own.column(column).combine_chunks()))
-        found = messages.take(hits)
-        for hit, *message in zip(hits.to_pylist(), *(found.column(name).to_pylist() for name in names), strict=True):
-            due, hashed, arrival, _, topic, record = message
-            for cancel_arrival, jobs, cancel_topic, cancel in wanted.get((due, hashed), ()):
-                is_earlier = came_before(arrival, cancel_arrival, jobs)
-                if is_earlier and topic == cancel_topic and _is_of_key(record, cancel):
-                    dead.add(hit)
-    return dead
-
-
-def _is_of_key(message: bytes, cancel: bytes) -> bool:
-    """Whether the message has the key that is cancelled: equal hashes are only a hint."""
+def _has_key(message: bytes, cancel: bytes) -> bool:
+    """Whether a message has the key that a cancel names: equal hashes are only a hint."""
     asked = json.loads(records.decode(cancel).body)
     properties = records.properties_of(message)
     if asked["by"] == "unique":
