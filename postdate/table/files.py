@@ -1,4 +1,4 @@
-"""Files of the table: sorted Parquet in, windows of due out. On a local disk everything is synced before it counts."""
+"""Files of the table: writes sorted Parquet, reads windows of due. On a local disk it syncs a file before it counts."""
 
 import json
 import os
@@ -19,13 +19,13 @@ from postdate.table.format import CANCEL, MESSAGE, ORDER, ROW_GROUP_ROWS, SCHEMA
 from postdate.table.living import is_unpromoted
 
 NEVER = (1 << 63) - 1
-_OF_WINDOW = ("due", "arrival", "kind")  # what tells whether a row is in one
-_PIECE_ROWS, _PIECE_BYTES = 32_768, 16 << 20  # sorted and given at once, or a little more
-SYNC_TRACE = "POSTDATE_SYNC_TRACE"  # a file: one line per sync, for tests of a power loss
+_WINDOW_COLUMNS = ("due", "arrival", "kind")  # they tell whether a row is in a window
+PIECE_ROWS, PIECE_BYTES = 32_768, 16 << 20  # sorted at once, or a little more
+SYNC_TRACE = "POSTDATE_SYNC_TRACE"  # a file that gets one line per sync, for tests of a power loss
 
 
 class Group(NamedTuple):
-    """A row group of a file, by its statistics."""
+    """The statistics of a row group."""
 
     rows: int
     bytes: int
@@ -33,21 +33,21 @@ class Group(NamedTuple):
     due_high: int
     arrival_low: int
     arrival_high: int
-    has_cancels: bool
+    has_cancels: bool  # or drops
 
 
 class Written(NamedTuple):
-    """A new file of the table."""
+    """A new file of the table and its row groups."""
 
     file: File
     groups: list[Group]
 
 
 class Window(NamedTuple):
-    """Rows that a task is after: due_low < due <= due_high and arrival_low <= arrival < arrival_high.
+    """The rows that a task reads: due_low < due <= due_high and arrival_low <= arrival < arrival_high.
 
-    Of rows due at or before `after`, which were promoted before, only the late ones count: those that arrived at or
-    after `late_from`.
+    Rows due at or before `after` are promoted already. Of them only the late ones count: those that arrived at or after
+    `late_from`.
     """
 
     due_low: int
@@ -59,15 +59,15 @@ class Window(NamedTuple):
 
     @property
     def whole(self) -> "Window":
-        """The same for files of which nothing was promoted before."""
+        """The same window for files of which nothing is promoted yet."""
         return self._replace(after=-1)
 
 
-# -- where the table is -----------------------------------------------------------------------------------------
+# -- the folder -------------------------------------------------------------------------------------------------
 
 
 class Place:
-    """The folder of a table, on whatever file system its URI names."""
+    """The folder of a table, on the file system that its URI names."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -81,18 +81,18 @@ class Place:
         return f"{self.base}/{name}"
 
     def sizes(self, folder: str = "") -> dict[str, int]:
-        """The files of the folder, or of one inside it, with their sizes."""
+        """Returns the sizes of the files of the folder, or of one inside it, by name."""
         selector = fs.FileSelector(self.path(folder) if folder else self.base)
         found = self.files.get_file_info(selector)
         return {info.base_name: info.size for info in found if info.type is fs.FileType.File}
 
     def output(self, name: str) -> Any:
-        """A new file to write to."""
+        """Opens a new file for writing."""
         path = self.path(name)
-        return pa.PythonFile(_Paced(path), "w") if self.is_local else self.files.open_output_stream(path)
+        return pa.PythonFile(_PacedFile(path), "w") if self.is_local else self.files.open_output_stream(path)
 
     def sync(self, names: Iterable[str]) -> None:
-        """Makes files and the folders that name them durable. An object store's are so on success."""
+        """Makes files and the folders that name them durable. An object store does so by itself."""
         if not self.is_local:
             return
         folders = set()
@@ -103,7 +103,7 @@ class Place:
             sync_path(folder)
 
     def set_aside(self, name: str) -> None:
-        """Nobody reads this file soon: it need not be in memory, where it would take the place of others."""
+        """Drops a file from the page cache: nothing reads it soon, and it would displace others."""
         if self.is_local:
             handle = os.open(self.path(name), os.O_RDONLY)
             try:
@@ -112,7 +112,9 @@ class Place:
                 os.close(handle)
 
     def rename(self, source: str, target: str) -> None:
-        """Durable on return. Does nothing where it was done before; raises FileNotFoundError where neither is there."""
+        """Renames a file, durable on return; does nothing where that is done. Raises FileNotFoundError where neither
+        exists.
+        """
         kinds = [info.type for info in self.files.get_file_info([self.path(source), self.path(target)])]
         if fs.FileType.File not in kinds:
             raise FileNotFoundError(f"{source} of the table {self.uri} is missing")
@@ -121,19 +123,19 @@ class Place:
             self.sync([target])
 
     def remove(self, name: str) -> None:
-        """Does nothing where it is gone: whoever gives an import up and a pipeline that tidies may meet there."""
+        """Removes a file. It may be gone: an aborted import and a pipeline that cleans up remove the same files."""
         with suppress(FileNotFoundError):
             self.files.delete_file(self.path(name))
 
     def sync_folders(self) -> None:
-        """Makes the table's own folder, and what stands above it, durable: for a table that was just made."""
+        """Makes the folder of a new table and the two folders above it durable."""
         if self.is_local:
             for folder in (self.base, os.path.dirname(self.base), os.path.dirname(os.path.dirname(self.base))):
                 sync_path(folder)
 
 
-class _Paced:
-    """A local file whose bytes go to the disk as they come."""
+class _PacedFile:
+    """A local file whose bytes go to the disk while it is written, so that its last sync is short."""
 
     def __init__(self, path: str) -> None:
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - pyarrow closes it
@@ -155,7 +157,7 @@ class _Paced:
         return self._file.tell()
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Nothing is buffered."""
 
     def close(self) -> None:
         try:
@@ -165,7 +167,7 @@ class _Paced:
 
 
 def sync_path(path: str) -> None:
-    """fsync of a file or folder."""
+    """Syncs a file or folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -175,11 +177,8 @@ def sync_path(path: str) -> None:
     trace = os.environ.get(SYNC_TRACE)
     if trace:
         with open(trace, "a", encoding="utf-8") as lines:
-            lines.write(json.dumps({"path": path, "size": size, "names": _names(path)}) + "\n")
-
-
-def _names(path: str) -> list[str] | None:
-    return sorted(os.listdir(path)) if os.path.isdir(path) else None
+            names = sorted(os.listdir(path)) if os.path.isdir(path) else None
+            lines.write(json.dumps({"path": path, "size": size, "names": names}) + "\n")
 
 
 # -- writing ----------------------------------------------------------------------------------------------------
@@ -201,7 +200,7 @@ def write(place: Place, name: str, rows: pa.Table) -> Written:
 
 
 def described(place: Place, name: str) -> Written:
-    """A file that is there, by what it says itself."""
+    """Describes an existing file by its own statistics."""
     groups = read_groups(place, name)
     file = File(
         name,
@@ -226,17 +225,8 @@ def groups_of(metadata: Any) -> list[Group]:
     for index in range(metadata.num_row_groups):
         group = metadata.row_group(index)
         dues, arrivals, kinds = (group.column(column).statistics for column in (due, arrival, kind))
-        groups.append(
-            Group(
-                group.num_rows,
-                group.total_byte_size,
-                dues.min,
-                dues.max,
-                arrivals.min,
-                arrivals.max,
-                kinds.max != MESSAGE,
-            )
-        )
+        ranges = (dues.min, dues.max, arrivals.min, arrivals.max)
+        groups.append(Group(group.num_rows, group.total_byte_size, *ranges, kinds.max != MESSAGE))
     return groups
 
 
@@ -244,7 +234,7 @@ def groups_of(metadata: Any) -> list[Group]:
 
 
 def touches(group: Group | File, window: Window) -> bool:
-    """Whether a file or row group may hold rows of a window, as far as its statistics tell."""
+    """Whether a file or row group may hold rows of a window, by its statistics."""
     if group.due_low > window.due_high or group.due_high <= window.due_low:
         return False
     if group.due_high <= window.after and group.arrival_high < window.late_from:
@@ -254,13 +244,13 @@ def touches(group: Group | File, window: Window) -> bool:
 
 
 class _Source:
-    """An open file of the table, and those of its row groups that a window touches. Raises CorruptTable."""
+    """An open file of the table and those of its row groups that a window touches. Raises CorruptTable."""
 
     def __init__(self, place: Place, name: str, window: Window) -> None:
         self._place = place
         self._name = name
         self._window = window
-        with self._told():
+        with self._naming():
             self._handle = place.files.open_input_file(place.path(name))
             self._file = pq.ParquetFile(self._handle, page_checksum_verification=True)
             groups = enumerate(groups_of(self._file.metadata))
@@ -273,19 +263,20 @@ class _Source:
         self._handle.close()
 
     def read(self, indexes: Sequence[int], columns: Sequence[str]) -> pa.Table:
-        """The rows of the window in some row groups."""
+        """Reads the rows of the window in some row groups."""
         wanted = pa.schema([SCHEMA.field(name) for name in columns])
         if not indexes:
             return wanted.empty_table()
-        needed = dict.fromkeys([*columns, *_OF_WINDOW])
-        with self._told():
+        needed = dict.fromkeys([*columns, *_WINDOW_COLUMNS])
+        with self._naming():
             rows = self._file.read_row_groups(list(indexes), columns=list(needed), use_threads=False)
         mask = _in_window(rows, self._window)
         rows = rows if pc.all(mask).as_py() else rows.filter(mask)
         return rows.select(wanted.names).cast(wanted)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _naming(self) -> Iterator[None]:
+        """Turns an error of reading into one that names the file."""
         try:
             yield
         except (OSError, ValueError) as error:
@@ -295,7 +286,9 @@ class _Source:
 def read_window(
     place: Place, names: Sequence[str], window: Window, columns: Sequence[str] = tuple(SCHEMA.names)
 ) -> pa.Table:
-    """The messages of a window and the cancels due in it (whenever they arrived), in no order. Raises CorruptTable."""
+    """Reads the messages of a window and all cancels due in it, whenever they arrived, in no order. Raises
+    CorruptTable.
+    """
     pieces = []
     for name in names:
         with _Source(place, name, window) as source:
@@ -304,11 +297,20 @@ def read_window(
 
 
 class Sorted:
-    """The rows of a window in the table's order, piece by piece. Files are sorted, and their row groups know what they
-    hold, so that few of them are in memory at a time: fresh memory is dearer than reading. Raises CorruptTable.
+    """Reads the rows of a window in (due, arrival) order, piece by piece. Files are sorted and row groups have
+    statistics, so few row groups are in memory at a time: allocating memory costs more than reading. `untaken` are the
+    files of which nothing is promoted yet. Raises CorruptTable.
     """
 
-    def __init__(self, place: Place, names: Sequence[str], window: Window, untaken: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        place: Place,
+        names: Sequence[str],
+        window: Window,
+        untaken: Sequence[str] = (),
+        piece: tuple[int, int] = (PIECE_ROWS, PIECE_BYTES),
+    ) -> None:
+        self._piece_rows, self._piece_bytes = piece
         self._open = ExitStack()
         try:
             windows = [(name, window.whole if name in untaken else window) for name in names]
@@ -325,15 +327,15 @@ class Sorted:
 
     @property
     def has_cancels(self) -> bool:
-        """Whether there may be some."""
+        """Whether there may be cancels or drops."""
         return any(group.has_cancels for source in self._sources for group in source.groups.values())
 
     def count(self) -> int:
-        """How many rows there are."""
-        return sum(source.read(list(source.groups), _OF_WINDOW).num_rows for source in self._sources)
+        """Returns how many rows the window holds."""
+        return sum(source.read(list(source.groups), _WINDOW_COLUMNS).num_rows for source in self._sources)
 
     def pieces(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Rows due at one instant are in one piece."""
+        """Yields rows in order. Rows due at one instant are in one piece."""
         groups = sorted(
             (group.due_low, number, index)
             for number, source in enumerate(self._sources)
@@ -344,34 +346,33 @@ class Sorted:
         tried = -1
         for (_, number, index), edge in zip(groups, edges, strict=True):
             held.append(self._sources[number].read([index], columns))
-            if edge > NEVER or (edge > tried and _is_enough(held)):
+            if edge > NEVER or (edge > tried and self._is_enough(held)):
                 rows, tried = in_order(pa.concat_tables(held)), edge
                 count = rows.num_rows if edge > NEVER else pc.sum(pc.less(rows.column("due"), edge)).as_py() or 0
                 held = [rows.slice(count)]
                 if count:
                     yield rows.slice(0, count)
 
-
-def _is_enough(held: list[pa.Table]) -> bool:
-    rows, size = (sum(getattr(table, name) for table in held) for name in ("num_rows", "nbytes"))
-    return bool(rows >= _PIECE_ROWS or size >= _PIECE_BYTES)
+    def _is_enough(self, held: list[pa.Table]) -> bool:
+        rows, size = (sum(getattr(table, name) for table in held) for name in ("num_rows", "nbytes"))
+        return bool(rows >= self._piece_rows or size >= self._piece_bytes)
 
 
 def repeated(value: object, kind: pa.DataType, count: int) -> pa.Array:
-    """A column of one value."""
+    """Returns a column that repeats one value."""
     return pa.array([value], kind).take(pa.repeat(0, count))
 
 
 def in_order(rows: pa.Table) -> pa.Table:
-    """As the table has them."""
+    """Sorts rows by (due, arrival)."""
     return rows.take(pc.sort_indices(rows, sort_keys=ORDER))
 
 
 def unreadable(place: Place, name: str, error: Exception) -> CorruptTable:
-    """Says what to do about it: a file that is missing is found so at the start, and its rows are read again."""
+    """Tells what to do: a pipeline that starts restores the rows of a missing file."""
     return CorruptTable(
-        f"{name} of the table {place.uri} cannot be read: {error}. Move it away and start the pipeline again: what the "
-        "log still has of it is restored."
+        f"{name} of the table {place.uri} cannot be read: {error}. Move it away and start the pipeline again: it "
+        "restores what the log still has of it."
     )
 
 

@@ -141,14 +141,12 @@ def test_pieces_are_the_window_in_order_and_no_instant_is_cut(
 ) -> None:
     """Files of several row groups each; all rows due at one instant in the extreme."""
     monkeypatch.setattr(files, "ROW_GROUP_ROWS", 5)
-    monkeypatch.setattr(files, "_PIECE_ROWS", limits[0])
-    monkeypatch.setattr(files, "_PIECE_BYTES", limits[1])
     dice = random.Random(span)
     everything = [row(dice.randrange(span), arrival) for arrival in range(300)]
     names = [write(table.place, f"soon-{n}.parquet", table_of(*everything[n::7])).file.path for n in range(7)]
     window = Window(-1, span // 2)
     wanted = sorted((each["due"], each["arrival"]) for each in everything if each["due"] <= span // 2)
-    with files.Sorted(table.place, names, window) as rows:
+    with files.Sorted(table.place, names, window, piece=limits) as rows:
         assert rows.count() == len(wanted)
         pieces = list(rows.pieces(["due", "arrival"]))
     pairs = [
@@ -353,7 +351,7 @@ def test_a_table_knows_its_place_and_its_files(table: Table) -> None:
 def test_of_two_writers_the_second_is_refused(table: Table) -> None:
     other = Table(table.place.uri)
     added(table, "soon-1.parquet", messages(1), far=1)
-    with pytest.raises(Refused, match=r"version 1 of the table .* exists: another writer lives"):
+    with pytest.raises(Refused, match=r"version 1 of the table .* exists: another writer is at work"):
         added(other, "soon-2.parquet", messages(1), far=1)
     assert list(Table(table.place.uri).files) == ["soon-1.parquet"]
     other.refresh()
