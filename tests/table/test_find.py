@@ -21,7 +21,7 @@ from tests.support.bulking import bulking
 from tests.support.dialogue import connected, make_topic, sent
 from tests.support.helpers import DAY_MS, T0, TOPIC
 from tests.support.serving import serving
-from tests.support.table_rows import append, row, signed
+from tests.support.table_rows import append, keyed_row, signed
 
 
 def question(key: str, due: int, *, by: str = "unique", before: int = 1 << 60, topic: str = TOPIC) -> Question:
@@ -29,9 +29,14 @@ def question(key: str, due: int, *, by: str = "unique", before: int = 1 << 60, t
 
 
 def test_a_message_is_found_by_its_keys_and_verified(tmp_path: Path) -> None:
-    append(tmp_path, *[row(1_000 + n // 2, n, unique=f"U{n}", keys=f"K{n} other") for n in range(100)])
-    append(tmp_path, row(1_010, 500, unique="U20"), row(1_010, 501, unique="U20"), row(1_011, 502, unique="U20"))
-    append(tmp_path, row(1_010, 503, unique="U20", topic="others"), row(1_010, 504, unique="U20", kind=2))
+    append(tmp_path, *[keyed_row(1_000 + n // 2, n, unique=f"U{n}", keys=f"K{n} other") for n in range(100)])
+    append(
+        tmp_path,
+        keyed_row(1_010, 500, unique="U20"),
+        keyed_row(1_010, 501, unique="U20"),
+        keyed_row(1_011, 502, unique="U20"),
+    )
+    append(tmp_path, keyed_row(1_010, 503, unique="U20", topic="others"), keyed_row(1_010, 504, unique="U20", kind=2))
     table = TableReader()
     uri = str(tmp_path)
     assert table.find(uri, question("U20", 1_010)) == [20, 500, 501]
@@ -45,13 +50,17 @@ def test_a_message_is_found_by_its_keys_and_verified(tmp_path: Path) -> None:
 
 
 def test_equal_hashes_are_told_apart_by_the_record(tmp_path: Path) -> None:
-    append(tmp_path, row(1_000, 1, unique="A") | {"unique_hash": signed(key_hash("B"))}, row(1_000, 2, unique="B"))
+    append(
+        tmp_path,
+        keyed_row(1_000, 1, unique="A") | {"unique_hash": signed(key_hash("B"))},
+        keyed_row(1_000, 2, unique="B"),
+    )
     assert TableReader().find(str(tmp_path), question("B", 1_000)) == [2]
 
 
 def test_statistics_spare_files_and_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for day in range(10):
-        append(tmp_path, *[row(day * 1_000 + n, day * 1_000 + n, unique=f"U{day}-{n}") for n in range(100)])
+        append(tmp_path, *[keyed_row(day * 1_000 + n, day * 1_000 + n, unique=f"U{day}-{n}") for n in range(100)])
     read: list[tuple[str, int]] = []
 
     class Counted(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
@@ -72,20 +81,20 @@ def test_statistics_spare_files_and_row_groups(tmp_path: Path, monkeypatch: pyte
 
 def test_a_table_that_changes_is_followed(tmp_path: Path) -> None:
     table = TableReader()
-    append(tmp_path, row(1_000, 1, unique="A"))
+    append(tmp_path, keyed_row(1_000, 1, unique="A"))
     assert table.find(str(tmp_path), question("A", 1_000)) == [1]
-    append(tmp_path, row(1_000, 2, unique="A"))
+    append(tmp_path, keyed_row(1_000, 2, unique="A"))
     assert table.find(str(tmp_path), question("A", 1_000)) == [1, 2]
     DeltaTable(tmp_path / "messages").delete("arrival = 1")
     assert table.find(str(tmp_path), question("A", 1_000)) == [2]
     other = tmp_path / "other"
-    append(other, row(1_000, 3, unique="A"))
+    append(other, keyed_row(1_000, 3, unique="A"))
     assert table.find(str(other), question("A", 1_000)) == [3]
     assert table.find(str(tmp_path), question("A", 1_000)) == [2]
     shutil.rmtree(tmp_path / "messages")
     with pytest.raises(TableUnreadable):
         table.find(str(tmp_path), question("A", 1_000))
-    append(tmp_path, row(1_000, 4, unique="A"))
+    append(tmp_path, keyed_row(1_000, 4, unique="A"))
     assert table.find(str(tmp_path), question("A", 1_000)) == [4], "a table made anew is another one"
 
 
@@ -93,14 +102,14 @@ def test_a_file_that_goes_between_two_looks_is_looked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a merge or a promotion commits while the question is answered."""
-    append(tmp_path, row(1_000, 1, unique="A"))
+    append(tmp_path, keyed_row(1_000, 1, unique="A"))
     real, merges = tables._choose_files, iter([True])
 
     def merged_meanwhile(files: pa.Table, due: int) -> list[str]:
         chosen = real(files, due)
         if next(merges, False):
             delta = DeltaTable(tmp_path / "messages")
-            write_deltalake(delta, pa.Table.from_pylist([row(1_000, 1, unique="A")], SCHEMA), mode="overwrite")
+            write_deltalake(delta, pa.Table.from_pylist([keyed_row(1_000, 1, unique="A")], SCHEMA), mode="overwrite")
             for path in chosen:
                 (tmp_path / "messages" / path).unlink()
         return chosen
@@ -127,13 +136,13 @@ def test_a_table_that_cannot_be_read_is_no_empty_answer(
 
 
 def _damage(folder: Path) -> None:
-    append(folder, row(1_000, 1, unique="A"))
+    append(folder, keyed_row(1_000, 1, unique="A"))
     for path in (folder / "messages").glob("*.parquet"):
         path.write_bytes(path.read_bytes()[:100])
 
 
 def _lose(folder: Path) -> None:
-    append(folder, row(1_000, 1, unique="A"))
+    append(folder, keyed_row(1_000, 1, unique="A"))
     for path in (folder / "messages").glob("*.parquet"):
         path.unlink()
 

@@ -1,18 +1,24 @@
 """Which messages wait: columns and SQL give the same answer on any table, and so do the queries of docs/readers.md."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import duckdb
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from postdate.table.format import CANCEL, DROP, MESSAGE, OWN, SCHEMA, own_arrival
+from postdate.clock import SystemClock
+from postdate.table import files
+from postdate.table.format import CANCEL, DROP, MESSAGE, ORDER, OWN, SCHEMA, own_arrival
 from postdate.table.living import HAS_ARRIVED, IS_UNPROMOTED, WAITING, Removals, has_arrived, is_unpromoted
 from tests.docs.test_docs import READERS, blocks_of
+from tests.support.carrying import World
+from tests.support.helpers import HOUR_MS, MINUTE_MS, TOPIC
 
 Row = dict[str, Any]
 
@@ -140,3 +146,86 @@ def test_what_an_untaken_job_brought_has_not_arrived() -> None:
     arrival = pa.array([1, 5, own_arrival(1), own_arrival(2), own_arrival(3)])
     assert has_arrived(arrival, 5).to_pylist() == [True, False, True, True, True]
     assert has_arrived(arrival, 5, {2, 7}).to_pylist() == [True, False, True, False, True]
+
+
+# -- the readers of docs/readers.md, on a table that broker and pipeline made --------------------------------------
+
+
+def reader_row(key: str, due: int, arrival: int, kind: int = MESSAGE, **more: Any) -> dict[str, Any]:
+    plain = {"topic": TOPIC, "queue": 0, "level": 0, "tag_hash": 0, "unique_hash": 0, "key_hash": 0, "flags": 0}
+    known = {"key": key, "tag": None, "size": 1, "record": b"x", "due": due, "arrival": arrival, "kind": kind}
+    return plain | known | more
+
+
+def add(world: World, rows: list[dict[str, Any]]) -> None:
+    """Rows as nobody here can send them yet."""
+    table = world.pipeline.table
+    made = pa.Table.from_pylist(rows, SCHEMA).sort_by(ORDER)
+    table.commit([files.write(table.place, "soon-by-hand.parquet", made)])
+
+
+def sent(world: World, due: int) -> set[str]:
+    """Messages and cancels through broker and batches, in several files; the keys of those that wait."""
+    world.send("a", [due, due + 1, due + 2, due + 3], keys=["stays", "by-id", "by-key", "again"])
+    world.batch()
+    world.cancel("a-u1", due + 1, "unique")
+    world.cancel("by-key", due + 2, "key")
+    world.cancel("again", due + 3, "key")
+    world.cancel("stays", due + 5, "key")  # of another due: it is for nobody
+    world.served.pass_ms(MINUTE_MS)
+    world.batch()
+    world.send("b", [due + 3], keys=["again"])
+    world.served.pass_ms(MINUTE_MS)
+    world.batch()
+    return {"stays", "again"}
+
+
+def made(due: int, now_ms: int) -> tuple[list[dict[str, Any]], set[str]]:
+    """Rows by hand, and the keys of those that wait."""
+    late = 1 << 50  # an arrival behind all that was sent
+    of_key = {"key_hash": -7, "unique_hash": 0}
+    rows = [
+        reader_row("promoted", now_ms + MINUTE_MS, late),
+        reader_row("cancel-7", due, late + 9, CANCEL, tag_hash=4, **of_key),
+        reader_row("cancelled", due, late + 1, **of_key),
+        reader_row("of-another-due", due + 1, late + 2, **of_key),
+        reader_row("of-another-topic", due, late + 3, topic="bills", **of_key),
+        reader_row("of-no-key", due, late + 4),
+        reader_row("sent-later", due, late + 10, **of_key),
+        reader_row("of-an-earlier-job", due, own_arrival(3, 1, 17), **of_key),
+        reader_row("of-a-later-job", due, own_arrival(4), **of_key),
+        reader_row("cancel-8", due, late + 11, CANCEL, unique_hash=8),
+        reader_row("has-its-key-for-an-id", due, late + 5, key_hash=8),
+        reader_row("dropped", due, late + 6),
+        reader_row("", due, late + 6, DROP),
+        reader_row("dropped-of-a-job", due, own_arrival(9, 2, 3)),
+        reader_row("", due, own_arrival(9, 2, 3), DROP),
+        reader_row("beside-a-drop", due, late + 7),
+        reader_row("", due + 1, late + 7, DROP),
+    ]
+    waits = {
+        "of-another-due", "of-another-topic", "of-no-key", "sent-later", "of-a-later-job", "has-its-key-for-an-id",
+        "beside-a-drop",
+    }  # fmt: skip
+    return rows, waits
+
+
+def test_both_readers_find_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    now_ms = SystemClock().now_ms()
+    due = now_ms + HOUR_MS
+    world = World(tmp_path / "postdate-data", now_ms)
+    try:
+        waits = sent(world, due)
+        rows, more = made(due + MINUTE_MS, now_ms)
+        add(world, rows)
+    finally:
+        world.close()
+    names: dict[str, Any] = {}
+    for block in blocks_of(READERS.read_text()):
+        if block.kind == "python" and "record.decode" not in "\n".join(block.lines):  # those by hand have none
+            exec("\n".join(block.lines), names)
+    by_duckdb = [key for key, _ in names["rows"]]
+    by_polars = names["ahead"]["key"].to_list()
+    assert sorted(by_duckdb) == sorted(waits | more)
+    assert by_polars == by_duckdb, "in the same order"
