@@ -24,7 +24,7 @@ PIECE_ROWS, PIECE_BYTES = 32_768, 16 << 20  # sorted at once, or a little more
 SYNC_TRACE = "POSTDATE_SYNC_TRACE"  # a file that gets one line per sync, for tests of a power loss
 
 
-class Group(NamedTuple):
+class RowGroup(NamedTuple):
     """The statistics of a row group."""
 
     rows: int
@@ -36,11 +36,11 @@ class Group(NamedTuple):
     has_cancels: bool  # or drops
 
 
-class Written(NamedTuple):
+class WrittenFile(NamedTuple):
     """A new file of the table and its row groups."""
 
     file: File
-    groups: list[Group]
+    groups: list[RowGroup]
 
 
 class Window(NamedTuple):
@@ -66,7 +66,7 @@ class Window(NamedTuple):
 # -- the folder -------------------------------------------------------------------------------------------------
 
 
-class Place:
+class TableFolder:
     """The folder of a table, on the file system that its URI names."""
 
     def __init__(self, uri: str) -> None:
@@ -86,7 +86,7 @@ class Place:
         found = self.files.get_file_info(selector)
         return {info.base_name: info.size for info in found if info.type is fs.FileType.File}
 
-    def output(self, name: str) -> Any:
+    def open_output(self, name: str) -> Any:
         """Opens a new file for writing."""
         path = self.path(name)
         return pa.PythonFile(_PacedFile(path), "w") if self.is_local else self.files.open_output_stream(path)
@@ -102,7 +102,7 @@ class Place:
         for folder in sorted(folders):
             sync_path(folder)
 
-    def set_aside(self, name: str) -> None:
+    def drop_from_cache(self, name: str) -> None:
         """Drops a file from the page cache: nothing reads it soon, and it would displace others."""
         if self.is_local:
             handle = os.open(self.path(name), os.O_RDONLY)
@@ -184,41 +184,41 @@ def sync_path(path: str) -> None:
 # -- writing ----------------------------------------------------------------------------------------------------
 
 
-def write(place: Place, name: str, rows: pa.Table) -> Written:
+def write_file(folder: TableFolder, name: str, rows: pa.Table) -> WrittenFile:
     """Writes sorted rows as one file, durable on return."""
     rows = rows.select(SCHEMA.names).cast(SCHEMA)
-    with place.output(name) as out:
+    with folder.open_output(name) as out:
         writer = pq.ParquetWriter(out, SCHEMA, **writer_options(name))
         writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
         writer.close()
     reach("file.written")
-    place.sync([name])
+    folder.sync([name])
     reach("file.synced")
     if name.startswith(("later", "month")):
-        place.set_aside(name)
-    return described(place, name)
+        folder.drop_from_cache(name)
+    return describe_file(folder, name)
 
 
-def described(place: Place, name: str) -> Written:
+def describe_file(folder: TableFolder, name: str) -> WrittenFile:
     """Describes an existing file by its own statistics."""
-    groups = read_groups(place, name)
+    groups = read_row_groups(folder, name)
     file = File(
         name,
-        place.files.get_file_info(place.path(name)).size,
+        folder.files.get_file_info(folder.path(name)).size,
         sum(group.rows for group in groups),
         min(group.due_low for group in groups),
         max(group.due_high for group in groups),
         min(group.arrival_low for group in groups),
         max(group.arrival_high for group in groups),
     )
-    return Written(file, groups)
+    return WrittenFile(file, groups)
 
 
-def read_groups(place: Place, name: str) -> list[Group]:
-    return groups_of(pq.read_metadata(place.path(name), filesystem=place.files))
+def read_row_groups(folder: TableFolder, name: str) -> list[RowGroup]:
+    return parse_row_groups(pq.read_metadata(folder.path(name), filesystem=folder.files))
 
 
-def groups_of(metadata: Any) -> list[Group]:
+def parse_row_groups(metadata: Any) -> list[RowGroup]:
     names = [metadata.schema.column(index).name for index in range(metadata.num_columns)]
     due, arrival, kind = (names.index(name) for name in ("due", "arrival", "kind"))
     groups = []
@@ -226,34 +226,34 @@ def groups_of(metadata: Any) -> list[Group]:
         group = metadata.row_group(index)
         dues, arrivals, kinds = (group.column(column).statistics for column in (due, arrival, kind))
         ranges = (dues.min, dues.max, arrivals.min, arrivals.max)
-        groups.append(Group(group.num_rows, group.total_byte_size, *ranges, kinds.max != MESSAGE))
+        groups.append(RowGroup(group.num_rows, group.total_byte_size, *ranges, kinds.max != MESSAGE))
     return groups
 
 
 # -- reading ----------------------------------------------------------------------------------------------------
 
 
-def touches(group: Group | File, window: Window) -> bool:
+def touches(group: RowGroup | File, window: Window) -> bool:
     """Whether a file or row group may hold rows of a window, by its statistics."""
     if group.due_low > window.due_high or group.due_high <= window.due_low:
         return False
     if group.due_high <= window.after and group.arrival_high < window.late_from:
         return False
     within = group.arrival_low < window.arrival_high and group.arrival_high >= window.arrival_low
-    return within or (isinstance(group, Group) and group.has_cancels)
+    return within or (isinstance(group, RowGroup) and group.has_cancels)
 
 
 class _Source:
     """An open file of the table and those of its row groups that a window touches. Raises CorruptTable."""
 
-    def __init__(self, place: Place, name: str, window: Window) -> None:
-        self._place = place
+    def __init__(self, folder: TableFolder, name: str, window: Window) -> None:
+        self._folder = folder
         self._name = name
         self._window = window
         with self._naming():
-            self._handle = place.files.open_input_file(place.path(name))
+            self._handle = folder.files.open_input_file(folder.path(name))
             self._file = pq.ParquetFile(self._handle, page_checksum_verification=True)
-            groups = enumerate(groups_of(self._file.metadata))
+            groups = enumerate(parse_row_groups(self._file.metadata))
             self.groups = {index: group for index, group in groups if touches(group, window)}
 
     def __enter__(self) -> "_Source":
@@ -280,23 +280,23 @@ class _Source:
         try:
             yield
         except (OSError, ValueError) as error:
-            raise unreadable(self._place, self._name, error) from error
+            raise unreadable_error(self._folder, self._name, error) from error
 
 
 def read_window(
-    place: Place, names: Sequence[str], window: Window, columns: Sequence[str] = tuple(SCHEMA.names)
+    folder: TableFolder, names: Sequence[str], window: Window, columns: Sequence[str] = tuple(SCHEMA.names)
 ) -> pa.Table:
     """Reads the messages of a window and all cancels due in it, whenever they arrived, in no order. Raises
     CorruptTable.
     """
     pieces = []
     for name in names:
-        with _Source(place, name, window) as source:
+        with _Source(folder, name, window) as source:
             pieces.append(source.read(list(source.groups), columns))
     return pa.concat_tables(pieces) if pieces else pa.schema([SCHEMA.field(name) for name in columns]).empty_table()
 
 
-class Sorted:
+class SortedRows:
     """Reads the rows of a window in (due, arrival) order, piece by piece. Files are sorted and row groups have
     statistics, so few row groups are in memory at a time: allocating memory costs more than reading. `untaken` are the
     files of which nothing is promoted yet. Raises CorruptTable.
@@ -304,7 +304,7 @@ class Sorted:
 
     def __init__(
         self,
-        place: Place,
+        folder: TableFolder,
         names: Sequence[str],
         window: Window,
         untaken: Sequence[str] = (),
@@ -314,12 +314,12 @@ class Sorted:
         self._open = ExitStack()
         try:
             windows = [(name, window.whole if name in untaken else window) for name in names]
-            self._sources = [self._open.enter_context(_Source(place, name, own)) for name, own in windows]
+            self._sources = [self._open.enter_context(_Source(folder, name, own)) for name, own in windows]
         except BaseException:
             self._open.close()
             raise
 
-    def __enter__(self) -> "Sorted":
+    def __enter__(self) -> "SortedRows":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -347,7 +347,7 @@ class Sorted:
         for (_, number, index), edge in zip(groups, edges, strict=True):
             held.append(self._sources[number].read([index], columns))
             if edge > NEVER or (edge > tried and self._is_enough(held)):
-                rows, tried = in_order(pa.concat_tables(held)), edge
+                rows, tried = sort_rows(pa.concat_tables(held)), edge
                 count = rows.num_rows if edge > NEVER else pc.sum(pc.less(rows.column("due"), edge)).as_py() or 0
                 held = [rows.slice(count)]
                 if count:
@@ -358,20 +358,20 @@ class Sorted:
         return bool(rows >= self._piece_rows or size >= self._piece_bytes)
 
 
-def repeated(value: object, kind: pa.DataType, count: int) -> pa.Array:
+def constant_column(value: object, kind: pa.DataType, count: int) -> pa.Array:
     """Returns a column that repeats one value."""
     return pa.array([value], kind).take(pa.repeat(0, count))
 
 
-def in_order(rows: pa.Table) -> pa.Table:
+def sort_rows(rows: pa.Table) -> pa.Table:
     """Sorts rows by (due, arrival)."""
     return rows.take(pc.sort_indices(rows, sort_keys=ORDER))
 
 
-def unreadable(place: Place, name: str, error: Exception) -> CorruptTable:
+def unreadable_error(folder: TableFolder, name: str, error: Exception) -> CorruptTable:
     """Tells what to do: a pipeline that starts restores the rows of a missing file."""
     return CorruptTable(
-        f"{name} of the table {place.uri} cannot be read: {error}. Move it away and start the pipeline again: it "
+        f"{name} of the table {folder.uri} cannot be read: {error}. Move it away and start the pipeline again: it "
         "restores what the log still has of it."
     )
 

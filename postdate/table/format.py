@@ -17,7 +17,7 @@ import pyarrow as pa
 
 MESSAGES, HISTORY, CHECKPOINT = "messages", "history", "checkpoint"
 LOG = "_delta_log"
-FAR, ROWS = "postdate-far", "postdate-rows"  # names of the transaction versions
+FAR_TRANSACTION, ROWS_TRANSACTION = "postdate-far", "postdate-rows"  # names of the transaction versions
 ACTIONS = "postdate-actions"  # how many actions a commit has: without it, one cut between two lines would look whole
 
 # -- columns ----------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def came_before(arrival: int, cancel: int, jobs: int) -> bool:
 BATCH_TIERS = ("soon", "later")  # of the files that a batch writes, named by the far row where the batch begins
 
 
-def batch_file(tier: str, far: int, name: str) -> str:
+def batch_file_name(tier: str, far: int, name: str) -> str:
     return f"{tier}-{far:020d}-{name}.parquet"
 
 
@@ -156,7 +156,7 @@ class File(NamedTuple):
 _ADDED = ("path", "size_bytes", "num_records", "min.due", "max.due", "min.arrival", "max.arrival")
 
 
-def files_of(delta: Any) -> list[File]:
+def list_files(delta: Any) -> list[File]:
     """Lists the files of a DeltaTable. A statistic that the Delta log lacks is None."""
     actions = delta.get_add_actions(flatten=True)
     if not actions.num_rows:
@@ -167,19 +167,19 @@ def files_of(delta: Any) -> list[File]:
     return list(map(File, *columns))
 
 
-def entry(version: int) -> str:
+def entry_path(version: int) -> str:
     """Returns the path of an entry of the Delta log."""
     return f"{LOG}/{version:020d}.json"
 
 
-def versions(names: Sequence[str]) -> list[int]:
+def parse_versions(names: Sequence[str]) -> list[int]:
     """Returns the versions whose entries are among the names of the Delta log's files, ascending."""
     return sorted(
         int(name[:20]) for name in names if len(name) == 25 and name.endswith(".json") and name[:20].isdigit()
     )
 
 
-def sound_count(known: Sequence[int], read: Callable[[int], bytes]) -> int:
+def count_sound(known: Sequence[int], read: Callable[[int], bytes]) -> int:
     """Returns how many of the ascending versions of the Delta log count. A power loss may cut or take the newest
     entries before they are synced. A commit is synced before anything relies on it, so only notes stand after the last
     one that counts.

@@ -43,7 +43,7 @@ class Merge(NamedTuple):
 
     files: list[File]
     buckets: list[Bucket]
-    ends_cut: bool = False  # it splits the last month that has to be split
+    ends_split: bool = False  # it splits the last month that has to be split
 
 
 def edge_ms(now_ms: int) -> int:
@@ -51,21 +51,21 @@ def edge_ms(now_ms: int) -> int:
     return (now_ms + EDGE_MS) // HOUR_MS * HOUR_MS
 
 
-def planned(
-    files: Iterable[File], now_ms: int, promoted_ms: int, last_cut_ms: int, limits: Limits = DEFAULT
+def plan_merge(
+    files: Iterable[File], now_ms: int, promoted_ms: int, last_split_ms: int, limits: Limits = DEFAULT
 ) -> Merge | None:
     """Returns the merge that is due, if one is. It may leave out rows due at or before `promoted_ms`.
 
-    Months were split last at `last_cut_ms`: once a day is enough.
+    Months were split last at `last_split_ms`: once a day is enough.
     """
     by_tier: dict[str, list[File]] = {}
     for file in files:
         by_tier.setdefault(file.tier, []).append(file)
     month = sorted(by_tier.get("month", ()), key=lambda file: file.due_low)
     urgent = [file for file in month if file.due_low < now_ms + _SPLIT_MS]
-    if urgent and (now_ms - last_cut_ms >= DAY_MS or urgent[0].due_low < now_ms + DAY_MS):
+    if urgent and (now_ms - last_split_ms >= DAY_MS or urgent[0].due_low < now_ms + DAY_MS):
         merge = _merge(urgent, promoted_ms, NO_MONTHS, limits)
-        return merge._replace(ends_cut=len(merge.files) == len(urgent))
+        return merge._replace(ends_split=len(merge.files) == len(urgent))
     later = sorted(by_tier.get("later", ()), key=lambda file: file.arrival_low)
     if len(later) >= limits.later_files or any(file.due_low < now_ms + DAY_MS for file in later):
         return _merge(later, promoted_ms, now_ms + _SPLIT_MS, limits)
@@ -86,10 +86,10 @@ def _merge(files: list[File], promoted_ms: int, months_from_ms: int, limits: Lim
         chosen.append(file)
     low = max(promoted_ms, min(file.due_low for file in chosen) - 1)
     high = max(file.due_high for file in chosen)
-    return Merge(chosen, buckets(low, high, months_from_ms))
+    return Merge(chosen, split_buckets(low, high, months_from_ms))
 
 
-def buckets(low: int, high: int, months_from_ms: int) -> list[Bucket]:
+def split_buckets(low: int, high: int, months_from_ms: int) -> list[Bucket]:
     """Splits low < due <= high into hours and months. Each ends with the last millisecond of its hour or month."""
     found: list[Bucket] = []
     while low < high:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from postdate.table.files import Group, Window
+from postdate.table.files import RowGroup, Window
 
 TASK_ROWS, TASK_BYTES = 250_000, 128 << 20
 
@@ -30,7 +30,7 @@ _TOLERANCE = 0.1  # a task may be fuller by this share: estimates are no better
 class _Spread:
     """Row groups as columns, to estimate what a window holds."""
 
-    def __init__(self, groups: Iterable[Group]) -> None:
+    def __init__(self, groups: Iterable[RowGroup]) -> None:
         table = np.array([group[:6] for group in groups], np.float64).reshape(-1, 6)
         self.rows, self.bytes, self.due_low, self.due_high, self.arrival_low, self.arrival_high = table.T
 
@@ -49,7 +49,7 @@ def _share(low: np.ndarray, high: np.ndarray, start: int, stop: int) -> np.ndarr
     return share
 
 
-def slices(groups: list[Group], window: Window, limits: Limits = DEFAULT) -> list[Window]:
+def split_window(groups: list[RowGroup], window: Window, limits: Limits = DEFAULT) -> list[Window]:
     """Splits a window into slices that one task can hold, in order."""
     spread = _Spread(groups)
     if not len(spread.rows):

@@ -11,7 +11,7 @@ from deltalake import CommitProperties, Transaction, WriterProperties, write_del
 from postdate.keys import key_hash
 from postdate.message import LOOPBACK, Message, encode_properties, first_key
 from postdate.storage import record as records
-from postdate.table.format import FAR, MESSAGE, ROWS, SCHEMA
+from postdate.table.format import FAR_TRANSACTION, MESSAGE, ROWS_TRANSACTION, SCHEMA
 from tests.support.helpers import T0, TOPIC
 
 
@@ -39,7 +39,9 @@ def append(folder: Path, *rows: Row, taken: int = 0) -> None:
     write_deltalake(
         folder / "messages", pa.Table.from_pylist(ordered, SCHEMA), mode="append",
         writer_properties=WriterProperties(max_row_group_size=8),
-        commit_properties=CommitProperties(app_transactions=[Transaction(FAR, taken), Transaction(ROWS, taken)]),
+        commit_properties=CommitProperties(
+            app_transactions=[Transaction(name, taken) for name in (FAR_TRANSACTION, ROWS_TRANSACTION)]
+        ),
     )  # fmt: skip
 
 

@@ -12,8 +12,8 @@ from deltalake import DeltaTable
 
 from postdate.errors import CorruptTable, Refused
 from postdate.table.delta import Table
-from postdate.table.files import NEVER, Place, Window, Written, write
-from postdate.table.format import entry
+from postdate.table.files import NEVER, TableFolder, Window, WrittenFile, write_file
+from postdate.table.format import entry_path
 from tests.support.carrying import World
 from tests.support.helpers import HOUR_MS
 from tests.support.table_rows import damage_cut, damage_gone, messages
@@ -24,8 +24,8 @@ def table(tmp_path: Path) -> Table:
     return Table(str(tmp_path / "messages"))
 
 
-def added(table: Table, name: str, rows: pa.Table, far: int | None = None) -> Written:
-    written = write(table.place, name, rows)
+def added(table: Table, name: str, rows: pa.Table, far: int | None = None) -> WrittenFile:
+    written = write_file(table.folder, name, rows)
     total = table.rows + rows.num_rows if far is not None else None
     table.commit([written], far=far, rows=total)
     return written
@@ -34,24 +34,24 @@ def added(table: Table, name: str, rows: pa.Table, far: int | None = None) -> Wr
 def test_a_table_knows_its_place_and_its_files(table: Table) -> None:
     one = added(table, "soon-1.parquet", messages(10), far=10)
     two = added(table, "soon-2.parquet", messages(5, due=9_000, arrival=50), far=17)
-    for seen in (table, Table(table.place.uri)):
+    for seen in (table, Table(table.folder.uri)):
         assert (seen.far, seen.rows) == (17, 15)
         assert seen.files == {file.path: file for file, _ in (one, two)}
-        assert seen.touched(Window(8_000, NEVER)) == [two.file]
-        assert seen.groups("soon-1.parquet") == one.groups
-        assert seen.missing() == []
+        assert seen.files_touching(Window(8_000, NEVER)) == [two.file]
+        assert seen.row_groups("soon-1.parquet") == one.groups
+        assert seen.missing_files() == []
         assert seen.bytes == one.file.bytes + two.file.bytes
     table.commit(removed=[one.file])
-    assert list(Table(table.place.uri).files) == ["soon-2.parquet"]
-    assert Table(table.place.uri).far == 17, "a commit that takes nothing in leaves the place as it is"
+    assert list(Table(table.folder.uri).files) == ["soon-2.parquet"]
+    assert Table(table.folder.uri).far == 17, "a commit that takes nothing in leaves the place as it is"
 
 
 def test_of_two_writers_the_second_is_refused(table: Table) -> None:
-    other = Table(table.place.uri)
+    other = Table(table.folder.uri)
     added(table, "soon-1.parquet", messages(1), far=1)
     with pytest.raises(Refused, match=r"version 1 of the table .* exists: another writer is at work"):
         added(other, "soon-2.parquet", messages(1), far=1)
-    assert list(Table(table.place.uri).files) == ["soon-1.parquet"]
+    assert list(Table(table.folder.uri).files) == ["soon-1.parquet"]
     other.refresh()
     assert (other.far, list(other.files)) == (1, ["soon-1.parquet"])
 
@@ -60,35 +60,35 @@ def test_of_two_writers_the_second_is_refused(table: Table) -> None:
 def test_files_that_are_missing_or_cut_are_found(table: Table, spoil: Callable[[Path], None]) -> None:
     written = added(table, "soon-1.parquet", messages(10), far=10)
     added(table, "soon-2.parquet", messages(10), far=20)
-    spoil(Path(table.place.path("soon-1.parquet")))
-    assert table.missing() == [written.file]
+    spoil(Path(table.folder.path("soon-1.parquet")))
+    assert table.missing_files() == [written.file]
 
 
 def log_of(table: Table) -> Path:
-    return Path(table.place.path("_delta_log"))
+    return Path(table.folder.path("_delta_log"))
 
 
 def test_an_entry_that_is_cut_anywhere_does_not_count(table: Table) -> None:
     """At every byte: between two lines it is still good JSON, with files and without the place, or the other way."""
     added(table, "soon-1.parquet", messages(10), far=10)
     first = added(table, "soon-2.parquet", messages(5), far=15).file
-    path = Path(table.place.path(entry(2)))
+    path = Path(table.folder.path(entry_path(2)))
     whole = path.read_bytes()
     for size in [0, *range(1, len(whole), 37), *(n for n, byte in enumerate(whole) if byte == 10)]:
         path.write_bytes(whole[:size])
-        again = Table(table.place.uri)
+        again = Table(table.folder.uri)
         assert (again.far, list(again.files), again.torn) == (10, ["soon-1.parquet"], [path.name]), size
         path.with_name(f"{path.name}.torn").unlink()
     path.write_bytes(bytes(len(whole)))
-    assert Table(table.place.uri).far == 10
+    assert Table(table.folder.uri).far == 10
     path.write_bytes(whole)
-    again = Table(table.place.uri)
+    again = Table(table.folder.uri)
     assert (again.far, again.torn) == (15, [])
     assert first.path in again.files
 
 
 def test_a_table_whose_first_entry_is_cut_is_made_again(tmp_path: Path) -> None:
-    path = Path(Table(str(tmp_path / "messages")).place.path(entry(0)))
+    path = Path(Table(str(tmp_path / "messages")).folder.path(entry_path(0)))
     whole = path.read_bytes()
     for size in (0, 20, whole.index(b"\n"), len(whole) - 3):
         path.write_bytes(whole[:size])
@@ -96,17 +96,17 @@ def test_a_table_whose_first_entry_is_cut_is_made_again(tmp_path: Path) -> None:
         assert again.torn == [path.name]
         added(again, "soon-1.parquet", messages(10), far=10)
         assert Table(str(tmp_path / "messages")).far == 10
-        Path(again.place.path(entry(1))).unlink()
+        Path(again.folder.path(entry_path(1))).unlink()
         path.write_bytes(whole)
 
 
 def test_an_entry_in_the_middle_that_is_damaged_is_an_error(table: Table) -> None:
     for number in range(3):
         added(table, f"soon-{number}.parquet", messages(10), far=10 * number + 10)
-    path = Path(table.place.path(entry(2)))
+    path = Path(table.folder.path(entry_path(2)))
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(CorruptTable, match="cannot be opened"):
-        Table(table.place.uri)
+        Table(table.folder.uri)
 
 
 def test_what_removing_old_files_notes_in_the_log_may_be_torn(table: Table) -> None:
@@ -121,7 +121,7 @@ def test_what_removing_old_files_notes_in_the_log_may_be_torn(table: Table) -> N
             path.unlink(missing_ok=True)
             if text is not None:
                 path.write_bytes(text)
-        again = Table(table.place.uri)
+        again = Table(table.folder.uri)
         assert (again.far, again.rows) == (10, 10)
         for path in log_of(table).glob("*.torn"):
             path.unlink()
@@ -137,7 +137,7 @@ def test_a_tidy_table_is_as_good_without_its_old_entries(table: Table) -> None:
     assert table.tidy()
     assert len(list(log_of(table).glob("*.json"))) < 10
     added(table, "soon-after.parquet", messages(1), far=101)
-    again = Table(table.place.uri)
+    again = Table(table.folder.uri)
     assert (again.far, again.rows, len(again.files)) == (101, 101, 101)
 
 
@@ -154,20 +154,20 @@ def test_a_checkpoint_of_the_log_that_is_torn_is_not_needed(
     spoil(checkpoint)
     if not has_hint:
         (log_of(table) / "_last_checkpoint").unlink()
-    again = Table(table.place.uri)
+    again = Table(table.folder.uri)
     assert (again.far, sorted(again.files)) == (20, ["soon-1.parquet", "soon-2.parquet"])
     added(again, "soon-3.parquet", messages(10), far=30)
-    assert Table(table.place.uri).far == 30
+    assert Table(table.folder.uri).far == 30
 
 
 def test_files_that_nothing_names_are_removed_when_they_are_old(table: Table) -> None:
     """A task that fails leaves one; one that a batch writes just now is none of them."""
     for name in ("soon-old.parquet", "soon-new.parquet"):
-        write(table.place, name, messages(3))
-    os.utime(table.place.path("soon-old.parquet"), (time.time() - 7_200,) * 2)
+        write_file(table.folder, name, messages(3))
+    os.utime(table.folder.path("soon-old.parquet"), (time.time() - 7_200,) * 2)
     added(table, "soon-1.parquet", messages(3), far=3)
     table.remove_old_files()
-    found = {path.name for path in Path(table.place.base).glob("*.parquet")}
+    found = {path.name for path in Path(table.folder.base).glob("*.parquet")}
     assert found == {"soon-new.parquet", "soon-1.parquet"}
     added(table, "soon-2.parquet", messages(3), far=6)
 
@@ -176,7 +176,7 @@ def test_a_table_has_a_place_by_uri_too(tmp_path: Path) -> None:
     table = Table(f"file://{tmp_path}/messages")
     added(table, "soon-1.parquet", messages(3), far=3)
     assert Table(str(tmp_path / "messages")).far == 3
-    assert Place(f"file://{tmp_path}/messages").is_local
+    assert TableFolder(f"file://{tmp_path}/messages").is_local
 
 
 def test_a_filter_by_any_column_finds_its_rows(tmp_path: Path) -> None:

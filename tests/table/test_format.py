@@ -12,14 +12,14 @@ from postdate.table.format import (
     PART_ROWS_MAX,
     PARTS_MAX,
     File,
-    batch_file,
+    batch_file_name,
     came_before,
-    entry,
+    count_sound,
+    entry_path,
     is_untaken,
     job_of,
     own_arrival,
-    sound_count,
-    versions,
+    parse_versions,
     writer_options,
 )
 
@@ -41,7 +41,8 @@ def test_of_places_in_the_log_the_smaller_came_before() -> None:
 @pytest.mark.parametrize(
     ("path", "wanted"),
     [
-        (batch_file("soon", 10, "a"), True), (batch_file("later", 11, "a"), True), (batch_file("soon", 9, "a"), False),
+        (batch_file_name("soon", 10, "a"), True), (batch_file_name("later", 11, "a"), True),
+        (batch_file_name("soon", 9, "a"), False),
         ("hour-00000000000000000010-a.parquet", False), ("soon-by-hand.parquet", False), ("soon", False),
     ],
 )  # fmt: skip
@@ -56,8 +57,8 @@ def test_files_that_stay_are_written_smaller() -> None:
 
 
 def test_versions_are_those_of_whole_names() -> None:
-    names = [entry(version).rpartition("/")[2] for version in (2, 0)]
-    assert versions([*names, "_last_checkpoint", f"{names[0]}.torn", "0.json"]) == [0, 2]
+    names = [entry_path(version).rpartition("/")[2] for version in (2, 0)]
+    assert parse_versions([*names, "_last_checkpoint", f"{names[0]}.torn", "0.json"]) == [0, 2]
 
 
 def commit(actions: int, wanted: int) -> bytes:
@@ -83,8 +84,8 @@ NOTE = json.dumps({"commitInfo": {"operation": "VACUUM END"}}).encode()
     ids=str,
 )
 def test_a_log_counts_up_to_its_first_torn_entry_after_the_last_commit(entries: list[bytes], wanted: int) -> None:
-    assert sound_count(range(len(entries)), entries.__getitem__) == wanted
+    assert count_sound(range(len(entries)), entries.__getitem__) == wanted
 
 
 def test_an_entry_after_a_gap_does_not_count() -> None:
-    assert sound_count([3, 5], {3: commit(1, 1), 5: NOTE}.__getitem__) == 1
+    assert count_sound([3, 5], {3: commit(1, 1), 5: NOTE}.__getitem__) == 1

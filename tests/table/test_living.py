@@ -161,7 +161,7 @@ def add(world: World, rows: list[dict[str, Any]]) -> None:
     """Rows as nobody here can send them yet."""
     table = world.pipeline.table
     made = pa.Table.from_pylist(rows, SCHEMA).sort_by(ORDER)
-    table.commit([files.write(table.place, "soon-by-hand.parquet", made)])
+    table.commit([files.write_file(table.folder, "soon-by-hand.parquet", made)])
 
 
 def sent(world: World, due: int) -> set[str]:

@@ -22,7 +22,7 @@ from pyspark.sql.pandas.functions import arrow_udf
 from postdate.spark.executor.bulk_client import Gate
 from postdate.spark.executor.selecting import HIDDEN
 from postdate.spark.executor.waiting import COLUMNS, IS_NEAR, NAME, WaitingSource, body, properties
-from postdate.table.format import CANCEL, DROP, MESSAGE, MESSAGES, File, files_of
+from postdate.table.format import CANCEL, DROP, MESSAGE, MESSAGES, File, list_files
 from postdate.table.living import HAS_ARRIVED, IS_CANCELLED, IS_DROPPED, IS_UNPROMOTED
 
 VIEW = "pending"
@@ -92,7 +92,7 @@ def _listed(state: State) -> tuple[str, list[File]]:
         delta = DeltaTable(f"{state['table'].rstrip('/')}/{MESSAGES}")
     except TableNotFoundError:
         return "", []
-    return delta.table_uri.rstrip("/"), files_of(delta)
+    return delta.table_uri.rstrip("/"), list_files(delta)
 
 
 def _read(spark: SparkSession, base: str, files: list[File]) -> DataFrame:
