@@ -150,7 +150,6 @@ def _fired(world: Served, instants: int, spans: Spans) -> None:
         broker.log.flush()
         with spans.of(FIRE):
             broker.settle()
-    broker.fold.grown.clear()
     assert not broker.fold.wheel.count, f"{broker.fold.wheel.count} messages still wait"
 
 

@@ -50,6 +50,7 @@ STRANGERS = {
     ("wire", "broker"),
     ("wire", "state"),
     ("server", "bulk"),
+    ("server", "state"),
     ("server", "table"),
 }
 
@@ -247,6 +248,16 @@ def test_a_part_is_of_one_layer_only() -> None:
     assert len(LAYER_OF) == sum(len(parts) for parts in LAYERS)
 
 
+def test_the_server_knows_the_state_only_through_the_view_of_the_broker() -> None:
+    for path, source in sources().items():
+        if part_of(path) == "server":
+            tree = ast.parse(source, str(path))
+            reached = [
+                node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "fold"
+            ]
+            assert not reached, f"{path}:{reached[0]} reaches for the fold; ask broker.view, or give it the question"
+
+
 def test_no_modules_import_each_other() -> None:
     cycles = [cycle for cycle in cycles_of(graph_of(sources())) if not cycle[0].startswith("postdate.server")]
     assert not cycles, "\n".join(map(", ".join, cycles))
@@ -287,6 +298,11 @@ REFUSED = [
     ("postdate/client/loop.py", "from postdate.broker import Broker", "client imports broker, which it must not know"),
     ("postdate/table/find.py", "from postdate.state.fold import Fold", "table imports state, which it must not know"),
     ("postdate/server/serve.py", "from postdate.spark import session", "server imports spark, which is of the same"),
+    (
+        "postdate/server/serve.py",
+        "from postdate.state.fold import Fold",
+        "server imports state, which it must not know",
+    ),
     ("postdate/clock.py", "from postdate.errors import UsageError", "clock imports errors, which is of the same layer"),
     # Nowhere.
     ("postdate/gadget.py", "", "gadget is not in the table"),

@@ -16,7 +16,7 @@ from postdate.client.connection import Address, Answer, Connection, Connections
 from postdate.client.errors import Pause, expect_success
 from postdate.client.loop import LoopThread
 from postdate.errors import PostdateError, ProtocolError
-from postdate.state.wheel import NEAR
+from postdate.storage.layout import NEAR
 from postdate.wire import codes
 from postdate.wire.frame import NO_FIELDS, Command
 from postdate.wire.reports import decode_properties_text

@@ -12,8 +12,7 @@ import numpy as np
 
 from postdate.bulk.broker_link import Link, QueueRange
 from postdate.errors import PostdateError
-from postdate.state.far import FAR
-from postdate.storage.queue import ENTRY, TIME
+from postdate.storage.layout import ENTRY, FAR, TIME
 
 BLOCK_ROWS = 65_536  # read at once: 3 MB of far rows
 _TRIES = 3

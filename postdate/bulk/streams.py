@@ -32,7 +32,7 @@ from postdate.storage import chunk as chunks
 from postdate.storage import segment
 from postdate.storage.batch import CANCEL, JOB, MESSAGE
 from postdate.storage.chunk import CHUNK_BIT
-from postdate.storage.queue import TIME
+from postdate.storage.layout import TIME
 
 BATCH_ROWS_MAX = 16_384
 BATCH_BYTES_MAX = 8 * 1024 * 1024  # of records; a larger record has a batch to itself

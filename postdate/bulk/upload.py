@@ -19,9 +19,9 @@ from postdate.bulk.schema import IN
 from postdate.errors import CorruptLog, Refused, UsageError
 from postdate.process import Pacer
 from postdate.storage import chunk as chunks
-from postdate.storage import selection
-from postdate.storage.chunk import CHUNK_ROW
+from postdate.storage import layout, selection
 from postdate.storage.disk import Disk
+from postdate.storage.layout import CHUNK_ROW
 from postdate.table.format import SELECTED
 
 _NAME = re.compile(r"([0-9]{6})-[A-Za-z0-9_.-]{1,120}")
@@ -216,7 +216,7 @@ class Selections:
         """Writes a selection, durable on return; returns its rows. Raises Refused, UsageError."""
         if selection.is_there(self._disk, name):
             raise Refused(f"selection {name} exists already: give each selection a name of its own")
-        rows = np.concatenate([np.empty(0, selection.SELECTED), *(_read_selected_rows(batch) for batch in batches)])
+        rows = np.concatenate([np.empty(0, layout.SELECTED), *(_read_selected_rows(batch) for batch in batches)])
         if len(rows) > SELECTION_ROWS_MAX:
             raise UsageError(f"selection {name} has {len(rows)} rows, the limit is {SELECTION_ROWS_MAX}")
         if not selection.is_sorted(rows):
@@ -239,7 +239,7 @@ class Selections:
 def _read_selected_rows(batch: pa.RecordBatch) -> np.ndarray:
     if batch.schema.names != SELECTED.names or batch.schema.types != SELECTED.types:
         raise UsageError(f"the columns of a selection are {batch.schema.names}, expected {SELECTED.names}")
-    rows = np.empty(batch.num_rows, selection.SELECTED)
+    rows = np.empty(batch.num_rows, layout.SELECTED)
     for name in SELECTED.names:
-        rows[name] = batch.column(name).to_numpy().view(selection.SELECTED[name])
+        rows[name] = batch.column(name).to_numpy().view(layout.SELECTED[name])
     return rows

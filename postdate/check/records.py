@@ -25,8 +25,9 @@ from postdate.message import (
 )
 from postdate.state.wheel import NEVER
 from postdate.storage import record as records
-from postdate.storage.batch import KIND_NAMES, MESSAGE, MORE_KEYS, ROW, Batch
+from postdate.storage.batch import KIND_NAMES, MESSAGE, MORE_KEYS, Batch
 from postdate.storage.chunk import FLAG_OWN_ARRIVAL
+from postdate.storage.layout import ROW
 
 _LEVELS = DelayLevels.parse(DEFAULT_LEVELS_TEXT)
 

@@ -26,10 +26,10 @@ from postdate.check.rows import Tables
 from postdate.errors import CorruptLog, CorruptQueue, IllegalMessage
 from postdate.keys import key_hash
 from postdate.message import PROPERTY_KEYS, PROPERTY_TAGS, decode_properties
-from postdate.state.far import FAR as FAR_ROW
 from postdate.state.far import Far
 from postdate.storage import record as records
 from postdate.storage.batch import JOB
+from postdate.storage.layout import FAR as FAR_ROW
 from postdate.table.format import (
     CANCEL,
     DROP,

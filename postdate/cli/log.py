@@ -17,8 +17,9 @@ from postdate.config import Limits, Settings
 from postdate.errors import CorruptLog
 from postdate.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
 from postdate.storage import record as records
-from postdate.storage.batch import KIND_FILLER, KIND_NAMES, MESSAGE, ROW_STRUCT, Batch
+from postdate.storage.batch import KIND_FILLER, KIND_NAMES, MESSAGE, Batch
 from postdate.storage.folder import open_folder
+from postdate.storage.layout import ROW_STRUCT
 from postdate.storage.segment import Segments
 
 HELP = """\

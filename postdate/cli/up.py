@@ -144,7 +144,7 @@ def _waiting(server: Server) -> tuple[int, bool]:
     fold = server.broker.fold
     numbers = [number for topic in fold.topics.by_name.values() for number in topic.numbers]
     waiting = sum(fold.near[number] + fold.untaken[number] for number in numbers) + fold.far.in_table
-    return waiting, not (fold.tombstones.count or fold.far.in_table)
+    return waiting, not (fold.cancels.count or fold.far.in_table)
 
 
 def _address_flag(server: Server) -> str:

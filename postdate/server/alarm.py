@@ -9,7 +9,7 @@ import os
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
 
-from postdate.state.wheel import NEVER
+from postdate.broker.view import NEVER
 
 _CLOCK_REALTIME = 0
 _TIMER_ABSTIME = 1

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from postdate.broker.broker import Broker
+from postdate.broker.writing import Changes
 from postdate.clock import Clock
 from postdate.config import Limits, Settings
 from postdate.errors import PostdateError, ProtocolError
@@ -84,7 +85,6 @@ class Service:
         birth, tasks = Birth(broker, clock), Tasks(broker, "counts_max")
         self._meter = Meter(broker, clock.elapsed_ns())
         self.pulls = Pulls(broker, offsets, members, birth, self._meter)
-        self._fold = broker.fold
         self.pulse = Pulse(broker, clock, self._wake)
         self.pops = Pops(broker, clock, self.pulse, self.pulls, birth, self._meter)
         self._assignments = Assignments(broker, clock, birth, members)
@@ -107,16 +107,13 @@ class Service:
         self._lookups = Lookups(broker)
         self._handlers = self._table()
 
-    def _wake(self) -> None:
+    def _wake(self, changes: Changes) -> None:
         """After a flush: whoever waits for messages is given what has come."""
-        fold = self._fold
-        if not (fold.grown or fold.pops.freed or fold.pops.spent):
-            return
-        grown = set(fold.grown)
-        fold.grown.clear()
-        self._meter.grew(grown)
-        self.pulls.wake(grown)
-        self.pops.wake(grown)
+        if changes.grown_queues:
+            self._meter.grew(changes.grown_queues)
+            self.pulls.wake(changes.grown_queues)
+        if changes.grown_queues or changes.ready_again or self._broker.view.has_spent_leases:
+            self.pops.wake(changes)
 
     def _table(self) -> dict[int, Handler]:
         consumers, admin, pops = self.consumers, self.admin, self.pops

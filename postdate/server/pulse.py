@@ -18,12 +18,12 @@ from queue import SimpleQueue
 from typing import Any
 
 from postdate.broker.broker import Broker
-from postdate.broker.writing import Ticket
+from postdate.broker.view import NEVER
+from postdate.broker.writing import Changes, Ticket
 from postdate.clock import Clock, ManualClock
 from postdate.errors import DiskFull, LogFailed, PostdateError
 from postdate.server.alarm import Alarm, SilentAlarm
 from postdate.server.connection import Connection
-from postdate.state.wheel import NEVER
 
 logger = logging.getLogger("postdate.server")
 
@@ -42,7 +42,7 @@ _NOT_REMOVED = "old files cannot be removed"
 class Pulse:
     """Drives one broker. Everything but the flush itself is called on the loop's thread."""
 
-    def __init__(self, broker: Broker, clock: Clock, on_settled: Callable[[], None]) -> None:
+    def __init__(self, broker: Broker, clock: Clock, on_settled: Callable[[Changes], None]) -> None:
         self.broker = broker
         self.clock = clock
         self._on_settled = on_settled
@@ -110,8 +110,7 @@ class Pulse:
     def _is_settled_already(self) -> bool:
         """Whether a call that waits for the disk itself, as making a topic does, has settled what others wait for."""
         expected = self._expected
-        fold = self.broker.fold
-        return bool(fold.grown or fold.pops.freed) or (bool(expected) and expected[0][0].answers is not None)
+        return self.broker.has_changes or (bool(expected) and expected[0][0].answers is not None)
 
     def _wants_flush(self) -> bool:
         """Also where the log has failed and somebody waits: the flush then finds the error, and all are told."""
@@ -142,14 +141,18 @@ class Pulse:
         self.nudge()
 
     def _settle(self) -> None:
-        """Applies what is durable, answers, wakes, and sets the alarm."""
+        """Applies what is durable, and deals with what that has changed."""
         try:
-            self.broker.settle()
+            changes = self.broker.settle()
         except LogFailed as error:
             self._fail(error)
             return
+        self._deal_with(changes)
+
+    def _deal_with(self, changes: Changes) -> None:
+        """Answers, wakes, and sets the alarm."""
         self._answer_settled()
-        self._on_settled()
+        self._on_settled(changes)
         if self._is_async:
             self._answer_settled()  # a pop that was woken has written, and what is written is settled
         self._set_alarm()
@@ -184,9 +187,10 @@ class Pulse:
         """Fires what is due by now."""
         now_ms = self.clock.now_ms()
         try:
-            self.broker.advance(now_ms)
+            changes = self.broker.advance(now_ms)
             if self.broker.fire_error is None:
                 self._said.pop(_NOT_FIRED, None)
+            self._deal_with(changes)
         except (DiskFull, LogFailed) as error:
             self._log_once(_NOT_FIRED if self.broker.log.failure is None else _LOG_FAILED, error)
         self.nudge()
@@ -196,7 +200,7 @@ class Pulse:
         """Fires, makes durable and shows everything that is due by now, and returns when nothing more is."""
         for _ in range(_CATCH_UP_STEPS_MAX):
             self.ring()
-            self.broker.flush()
+            self.broker.log.flush()
             self._settle()
             # Waking consumers may have written something itself.
             is_durable = self.broker.log.durable == self.broker.log.end

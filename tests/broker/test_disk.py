@@ -61,14 +61,15 @@ def test_a_fire_that_fails_pauses_longer_each_time_and_recovers(data: Data) -> N
             broker.flush()
     assert broker.fire_failures == 1
     visible = len(bodies(broker))
-    pauses = [broker.advance(at_ms) - at_ms]
+    pauses = [broker.paused_until_ms(at_ms) - at_ms]
     for _ in range(11):
         at_ms += pauses[-1]
-        assert broker.advance(at_ms - 1) == at_ms, "until then a call does nothing"
+        broker.advance(at_ms - 1)
+        assert broker.retry_at_ms == at_ms, "until then a call does nothing"
         with pytest.raises(DiskFull):
             broker.advance(at_ms)
         assert isinstance(broker.fire_error, DiskFull)
-        pauses.append(broker.advance(at_ms) - at_ms)
+        pauses.append(broker.paused_until_ms(at_ms) - at_ms)
     assert pauses == [10, 20, 40, 80, 160, 320, 640, 1_280, 2_560, 5_000, 5_000, 5_000]
     assert broker.fire_failures == 12
     assert len(bodies(broker)) == visible < broker.offsets(TOPIC, 0)[1] + 50

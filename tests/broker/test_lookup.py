@@ -310,14 +310,14 @@ def test_a_record_that_is_only_in_a_chunk_is_found_there(data: Data) -> None:
     stage(broker, registered(broker), 0, T0 + 2 * HOUR_MS, ["c1"])
     seen = only(broker, "K")
     assert (seen.state, seen.due_at_ms, seen.offset >= CHUNK_BIT) == (State.WAITING, T0 + HOUR_MS, True)
-    assert [each.state for each in broker.view(seen.offset) if each] == [State.WAITING]
+    assert [each.state for each in broker.find_at(seen.offset) if each] == [State.WAITING]
     advance(broker, T0 + HOUR_MS)
-    for fired in (only(broker, "I"), *[each for each in broker.view(seen.offset) if each]):
+    for fired in (only(broker, "I"), *[each for each in broker.find_at(seen.offset) if each]):
         assert (fired.state, fired.queue_offset) == (State.VISIBLE, 0)
         assert records.decode(fired.record).offset == seen.offset
     cancel(broker, "I", T0 + HOUR_MS, T0 + HOUR_MS)
     broker.delete_topic(TOPIC, T0 + HOUR_MS)
-    assert [each.state for each in broker.view(seen.offset) if each] == [State.DELETED]
+    assert [each.state for each in broker.find_at(seen.offset) if each] == [State.DELETED]
 
 
 # ------------------------------------------------------------------------------------- restarts and retention

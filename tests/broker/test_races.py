@@ -167,7 +167,7 @@ def test_a_taken_row_in_the_first_block_does_not_starve_the_blocks_behind_it(dat
     send(broker, T0, message("taken", due=due))
     send_each(broker, T0, [message(str(n), due=due + n) for n in range(30)])
     stage(broker, registered(broker), 1, due + HOUR_MS)
-    assert broker.rescues.is_served(due), "so that only untaken rows are rescued"
+    assert broker.rescuer.is_served(due), "so that only untaken rows are rescued"
     advance_to(broker, T0, due + MINUTE_MS)
     assert bodies(broker) == [str(n) for n in range(30)]
 
@@ -203,7 +203,7 @@ def test_a_tombstone_is_forgotten_though_no_pipeline_ever_takes_anything(data: D
     if pipeline:
         registered(broker)
     cancelled_again_and_again(broker, 20)
-    assert broker.fold.tombstones.count == 0
+    assert broker.fold.cancels.count == 0
 
 
 def test_a_tombstone_of_nothing_is_forgotten_after_its_due(data: Data) -> None:
@@ -214,7 +214,7 @@ def test_a_tombstone_of_nothing_is_forgotten_after_its_due(data: Data) -> None:
         assert cancel(broker, "nobody", due, T0) == Cancelled.UNKNOWN
     advance_to(broker, T0, T0 + HOUR_MS)
     send(broker, T0 + HOUR_MS, message("time passes"))
-    assert broker.fold.tombstones.count == 0
+    assert broker.fold.cancels.count == 0
 
 
 def forgotten_rows(data: Data) -> tuple[Broker, int]:
@@ -233,15 +233,15 @@ def forgotten_rows(data: Data) -> tuple[Broker, int]:
 
 def test_without_a_pipeline_far_rows_are_forgotten_with_their_segments(data: Data) -> None:
     broker, _ = forgotten_rows(data)
-    assert broker.far_first >= 64
+    assert broker.view.far.first >= 64
     assert data.disk.list("far")[0] > f"{0:020d}", "whole files are gone"
-    with pytest.raises(UsageError, match=f"the first that is there is {broker.far_first}"):
-        broker.read_far(0, 10)
-    first, offsets = broker.far_first, broker.offsets(TOPIC, 0)
+    with pytest.raises(UsageError, match=f"the first that is there is {broker.view.far.first}"):
+        broker.view.read_far(0, 10)
+    first, offsets = broker.view.far.first, broker.offsets(TOPIC, 0)
     data.crash(broker)
     broker = data.open(broker.settings, broker.limits)
     assert broker.offsets(TOPIC, 0) == offsets
-    assert 64 <= broker.far_first <= first
+    assert 64 <= broker.view.far.first <= first
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -252,19 +252,21 @@ def test_a_first_pipeline_begins_at_the_first_far_row_that_is_there(data: Data, 
         broker = data.open(broker.settings, broker.limits)
     send(broker, at_ms, message("far", unique="k", due=at_ms + FAR_MS))
     epoch = registered(broker, at_ms)
-    rows = broker.read_far(broker.far_first, 1_000)
-    assert broker.far_first + len(rows) == broker.fold.far.length == 201
+    rows = broker.view.read_far(broker.view.far.first, 1_000)
+    assert broker.view.far.first + len(rows) == broker.fold.far.length == 201
     upload_last(broker, data, "c1")
     stage(broker, epoch, 201, at_ms + FAR_MS, ["c1"], at_ms)
     assert cancel(broker, "k", at_ms + FAR_MS + 1, at_ms) == Cancelled.UNKNOWN
     advance_to(broker, at_ms, at_ms + DAY_MS)
     assert bodies(broker)[-1] == "far"
     assert waiting_count(broker) == 0
-    assert broker.fold.holds.held.keys() <= {broker.log.end >> 16}, "nothing but the last cancel may hold a segment"
+    assert broker.fold.references.held.keys() <= {broker.log.end >> 16}, (
+        "nothing but the last cancel may hold a segment"
+    )
 
 
 def upload_last(broker: Broker, data: Data, name: str) -> None:
     """A chunk of the last far row."""
-    row = broker.read_far(broker.fold.far.length - 1, 1)[0]
+    row = broker.view.read_far(broker.fold.far.length - 1, 1)[0]
     far = message("far", unique="k", due=int(row["due"]))
     write_chunk(data.disk, name, [(int(row["due"]), int(row["arrival"]), int(row["queue"]), far)])

@@ -156,7 +156,7 @@ def test_a_long_list_lies_in_several_sections_and_survives_a_restart(data: Data)
     data.crash(broker)
     broker = data.open()
     assert saved.state_json(broker.fold) == state
-    assert broker.fold.tombstones.count == count
+    assert broker.fold.cancels.count == count
 
 
 def test_only_one_snapshot_is_taken_at_a_time_and_none_for_nothing(data: Data) -> None:

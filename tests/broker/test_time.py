@@ -38,7 +38,7 @@ def test_without_a_pipeline_a_message_of_ten_years_is_delivered_on_time(data: Da
     advance(broker, due)
     assert bodies(broker) == ["a day", "ten years"]
     assert broker.wake_at_ms == NEVER
-    assert broker.fold.holds.held == {}
+    assert broker.fold.references.held == {}
 
 
 def test_ram_holds_only_what_is_due_within_the_lead(data: Data) -> None:
@@ -79,7 +79,8 @@ def test_a_full_wheel_does_not_make_the_broker_spin(data: Data) -> None:
         broker.flush()
     assert broker.fold.wheel.count == 2
     end = broker.log.end
-    assert broker.advance(due - 1_000) > due - 1_000, "nothing can be done before a message is due"
+    broker.advance(due - 1_000)
+    assert broker.wake_at_ms > due - 1_000, "nothing can be done before a message is due"
     assert broker.log.end == end
 
 

@@ -67,7 +67,7 @@ def test_far_rows_come_as_the_broker_has_them(tmp_path: Path) -> None:
         with bulking(served, tmp_path / "data") as client:
             found = client.read()
             part = client.read(start=100, stop=1_400)
-        rows = served.call(lambda: served.broker.read_far(0, 2_000))
+        rows = served.call(lambda: served.broker.view.read_far(0, 2_000))
         numbers = {name: topic.numbers for name, topic in served.broker.fold.topics.by_name.items()}
     assert found.schema == OUT
     assert part.equals(found.slice(100, 1_300))

@@ -20,6 +20,7 @@ from postdate.storage import chunk as chunks
 from postdate.storage import record as records
 from postdate.storage.chunk import Chunk
 from postdate.storage.disk import RealDisk
+from postdate.storage.layout import CHUNK_ROW
 from tests.support.bulking import Client, bulking, wait_until
 from tests.support.helpers import T0
 from tests.support.serving import serving
@@ -102,7 +103,7 @@ def test_an_empty_chunk_is_a_chunk(client: Client, folder: Path) -> None:
 
 def test_a_chunk_is_the_same_whether_it_comes_whole_or_in_pieces(tmp_path: Path) -> None:
     disk = RealDisk(tmp_path)
-    index = np.zeros(100, chunks.CHUNK_ROW)
+    index = np.zeros(100, CHUNK_ROW)
     index["due"] = index["arrival"] = np.arange(100)
     index["size"], index["position"] = 3, np.arange(100) * 3
     data = bytes(range(150)) * 2
@@ -229,7 +230,7 @@ def test_what_a_crash_leaves_is_removed_at_the_next_start(tmp_path: Path, point:
     disk = StoppingDisk(tmp_path)
     Uploads(disk)
     disk.point = point
-    index = np.zeros(1, chunks.CHUNK_ROW)
+    index = np.zeros(1, CHUNK_ROW)
     index["size"] = 3
     with pytest.raises(Stop):
         chunks.write(disk, NAME, index, b"abc")

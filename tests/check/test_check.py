@@ -17,12 +17,11 @@ from postdate.config import Limits, Settings
 from postdate.errors import FolderInUse, ForeignFolder
 from postdate.keys import key_hash
 from postdate.message import LOOPBACK, Message, encode_properties
-from postdate.state.wheel import SINGLE
 from postdate.storage import record as records
 from postdate.storage import snapshot as snapshots
 from postdate.storage.batch import MESSAGE, MORE_KEYS
 from postdate.storage.disk import RealDisk
-from postdate.storage.queue import ENTRY, TIME
+from postdate.storage.layout import ENTRY, SINGLE, TIME
 from tests.support.helpers import (
     HOUR_MS,
     MINUTE_MS,

@@ -47,7 +47,7 @@ def accepted(served: Served) -> int:
 
 
 def tombstones(served: Served) -> int:
-    return served.call(lambda: served.broker.fold.tombstones.count)
+    return served.call(lambda: served.broker.fold.cancels.count)
 
 
 @contextmanager

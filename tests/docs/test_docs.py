@@ -48,9 +48,8 @@ import pytest
 import postdate
 from postdate import cli, client
 from postdate.broker.broker import Broker
-from postdate.broker.handout import PopAsk
-from postdate.broker.jobs import Selected, answered
-from postdate.broker.leasing import Handle
+from postdate.broker.jobs import Selected, require_job
+from postdate.broker.leasing import LeaseHandle, PopRequest
 from postdate.bulk.schema import IN, OF_TOPIC, OUT
 from postdate.cli import command as cli_command
 from postdate.client import admin, errors
@@ -64,6 +63,7 @@ from postdate.storage import record as records
 from postdate.storage import selection, snapshot
 from postdate.storage.batch import KIND_NAMES
 from postdate.storage.folder import FIXED_SETTINGS, FORMAT
+from postdate.storage.layout import SELECTED
 from postdate.storage.rows import BLOCK_ROWS
 from postdate.table import merging, slices
 from postdate.table.format import CHECKPOINT, HISTORY, MESSAGES, ROW_GROUP_ROWS, SCHEMA
@@ -1058,18 +1058,21 @@ def test_numbers_of_a_ruler_stand_above_their_corners(section: Section) -> None:
 def test_every_stored_layout_has_its_section() -> None:
     named = {name for section in layout_sections() for name in codes(section.source)[1:]}
     assert named >= {
-        "_HEAD",
-        "_CHECKSUM",
+        "BATCH_HEAD",
+        "CHECKSUM",
         "ROW",
         "ENTRY",
         "TIME",
         "FAR",
-        "CHUNK_ROW",
-        "SELECTED",
-        "_SUM",
-        "_SECTION",
-        "SINGLE",
         "INDEX",
+        "CHUNK_HEAD",
+        "CHUNK_ROW",
+        "SELECTION_HEAD",
+        "SELECTED",
+        "SNAPSHOT_HEAD",
+        "SECTION",
+        "SLOT_HEAD",
+        "SINGLE",
     }
     assert len(layout_sections()) == 15
 
@@ -1087,11 +1090,9 @@ def test_versions_are_those_of_the_code() -> None:
     shown: dict[str, int] = {}
     for section in layout_sections():
         versions = [cells[3] for cells in section.rows if cells[1] == "`version`"]
-        shown |= {codes(section.source)[0]: int(version) for version in versions}
+        shown |= {codes(section.source)[1]: int(version) for version in versions}
     names = ("batch", "chunk", "selection", "snapshot")
-    held = {
-        f"postdate/storage/{name}.py": importlib.import_module(f"postdate.storage.{name}").VERSION for name in names
-    }
+    held = {f"{name.upper()}_HEAD": importlib.import_module(f"postdate.storage.{name}").VERSION for name in names}
     assert shown == held
 
 
@@ -1128,26 +1129,26 @@ def write_every_record(data: Data) -> None:
 
 def ask_for_jobs(broker: Broker) -> None:
     """An import that waits, one that is given up, and a cancel that is decided, at a minute past T0."""
-    at_ms, jobs = T0 + MINUTE_MS, broker.commands
+    at_ms, jobs = T0 + MINUTE_MS, broker.jobs
     settled(broker, jobs.begin("import", TOPIC, at_ms))
     settled(broker, jobs.adopt("import", [["_import-1.parquet", 1, 1, 1, 1, 1, 1]], 0, at_ms))
     settled(broker, jobs.begin("given-up", TOPIC, at_ms))
     settled(broker, jobs.fail("given-up", "no more", at_ms))
-    job = answered(settled(broker, jobs.ask("cancel", "cancel", "true", 0, at_ms)))
-    rows = np.zeros(1, selection.SELECTED)
+    job = require_job(settled(broker, jobs.ask("cancel", "cancel", "true", 0, at_ms)))
+    rows = np.zeros(1, SELECTED)
     rows["due"], rows["arrival"] = T0 + 24 * HOUR_MS, 1
     name = f"{job.number:08d}-part"
     selection.write(broker._disk, name, rows)
     selected = Selected(broker.fold.far.epoch, job.number, ((name, 0),))
-    settled(broker, jobs.decide(selected, jobs.verified(selected), at_ms))
+    settled(broker, jobs.decide(selected, jobs.verify(selected), at_ms))
 
 
 def pop_everything(broker: Broker) -> None:
     """Pops, changes and acknowledges, at a minute past T0."""
     at_ms = T0 + MINUTE_MS
-    ask = PopAsk("readers", TOPIC, [0], 32, 1 << 20, SECOND_MS, 16)
+    ask = PopRequest("readers", TOPIC, [0], 32, 1 << 20, SECOND_MS, 16)
     popped = settled(broker, broker.leases.pop(ask, at_ms))
-    handles = [Handle(TOPIC, 0, given.offset, at_ms) for given in popped.messages]
+    handles = [LeaseHandle(TOPIC, 0, given.offset, at_ms) for given in popped.messages]
     settled(broker, broker.leases.change_invisible("readers", handles[0], MINUTE_MS, at_ms))
     settled(broker, broker.leases.acknowledge("readers", handles, at_ms))
 

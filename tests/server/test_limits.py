@@ -335,7 +335,7 @@ def test_what_waits_for_the_disk_is_counted_whatever_it_is(tmp_path: Path) -> No
     with serving(tmp_path, disk=gate.disk) as served, connected(served) as peer, connected(served) as other:
         make_topic(peer, "orders")
         sent(peer, "orders")
-        place = served.call(lambda: served.broker.reader.place("orders", 0, 0))
+        place = served.call(lambda: served.broker.view.place("orders", 0, 0))
         back: dict[str, Any] = {"group": GROUP, "offset": place}
         assert peer.ask(codes.CONSUMER_SEND_MSG_BACK, **back).code == codes.SUCCESS
         connection = connection_of(served, peer)

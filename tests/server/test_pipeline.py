@@ -11,8 +11,8 @@ import pytest
 
 from postdate.clock import ManualClock
 from postdate.server.requests import pipeline
-from postdate.state.far import FAR, NEVER
-from postdate.storage.queue import ENTRY, TIME
+from postdate.state.far import NEVER
+from postdate.storage.layout import ENTRY, FAR, TIME
 from postdate.wire import codes
 from postdate.wire.frame import Command
 from tests.support.dialogue import Gate, Peer, connected, make_topic, read_bodies, sent
@@ -51,7 +51,7 @@ def sent_far(peer: Peer, count: int) -> None:
 
 def upload(served: Served, name: str, count: int) -> None:
     """A chunk of the first far messages, as `sent_far` sent them."""
-    rows = served.call(lambda: served.broker.read_far(0, count))
+    rows = served.call(lambda: served.broker.view.read_far(0, count))
     messages = [message(f"m{number}", unique=f"K{number}", due=DUE + number) for number in range(count)]
     places = [(int(row["due"]), int(row["arrival"]), int(row["queue"])) for row in rows]
     write_chunk(served.disk, name, [(*place, each) for place, each in zip(places, messages, strict=True)])  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ def test_a_pipeline_is_told_where_it_is(tmp_path: Path) -> None:
         assert peer.ask(codes.STAGE, body).code == codes.SUCCESS
         body = stage_body(1, (2, 2), (T0 + 2 * MINUTE_MS, T0 + 3 * MINUTE_MS), rows_in=2, rows_out=1)
         assert peer.ask(codes.STAGE, body).code == codes.SUCCESS
-        arrival = served.call(lambda: int(served.broker.read_far(2, 1)["arrival"][0]))
+        arrival = served.call(lambda: int(served.broker.view.read_far(2, 1)["arrival"][0]))
         assert state(peer) == {
             "now_ms": T0, "lead_ms": 60_000, "delay_ms_max": DELAY_MS_MAX,
             "epoch": 1, "taken": 2, "horizon": T0 + 3 * MINUTE_MS, "far_first": 0,
@@ -137,7 +137,7 @@ def test_rows_of_a_queue_are_its_entries(tmp_path: Path) -> None:
         number = served.call(lambda: served.broker.fold.topics.get("orders").numbers[1])
         of_queue = {"number": number, "first": 0, "stored": 0, "fileRows": 4_096}
         assert fields == {**of_queue, "length": 3, "timeRow": 0}
-        entries = served.call(lambda: served.broker.reader.entries("orders", 1, 0, 3))
+        entries = served.call(lambda: served.broker.view.entries("orders", 1, 0, 3))
         assert [tuple(entry) for entry in np.frombuffer(body, ENTRY).tolist()] == entries
 
 

@@ -433,7 +433,7 @@ def test_past_the_limit_a_message_is_a_dead_letter(tmp_path: Path) -> None:
         properties = properties_of(letter)
         assert (properties["RETRY_TOPIC"], properties["KEYS"]) == ("orders", "k1")
         assert "TIMER_DELAY_MS" not in properties
-        assert not served.broker.fold.pops.leases
+        assert not served.broker.fold.leases.by_key
 
 
 def test_the_limit_of_the_group_counts(tmp_path: Path) -> None:
@@ -595,10 +595,10 @@ def test_deleting_a_topic_or_a_group_forgets_its_leases(tmp_path: Path) -> None:
             sent(peer, topic, topic)
             pop(peer, topic)
         assert peer.ask(codes.DELETE_TOPIC_IN_BROKER, topic="orders").code == codes.SUCCESS
-        assert len(served.broker.fold.pops.leases) == 1
+        assert len(served.broker.fold.leases.by_key) == 1
         assert peer.ask(codes.DELETE_SUBSCRIPTIONGROUP, groupName=GROUP).code == codes.SUCCESS
-        pops = served.broker.fold.pops
-        assert not any((pops.leases, pops.ready, pops.spent, pops.counts, pops.leased))
+        leases = served.broker.fold.leases
+        assert not any((leases.by_key, leases.ready, leases.spent, leases.counts, leases.leased))
         served.pass_ms(MINUTE_MS)
         served.settle()
         assert pop(peer, "letters").bodies == ["letters"], "a new group of that name begins anew"
@@ -613,7 +613,7 @@ def test_a_topic_deleted_while_a_pop_is_on_its_way_gives_nothing(tmp_path: Path)
         answer = taken(peer.answer_to(command.opaque))
         assert answer.code in (codes.SUCCESS, codes.PULL_NOT_FOUND)
         peer.round_trip()
-        assert not served.broker.fold.pops.leases
+        assert not served.broker.fold.leases.by_key
 
 
 # ----------------------------------------------------------------------------------------------------- assignments

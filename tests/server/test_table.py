@@ -23,7 +23,7 @@ def taken(served: Served, peer: Peer, count: int = 1) -> list[int]:
     sent_far(peer, count)
     register(peer)
     assert peer.ask(codes.STAGE, stage_body(1, (0, count), (0, T0), rows_in=count)).code == codes.SUCCESS
-    arrivals: list[int] = served.call(lambda: served.broker.read_far(0, count)["arrival"].tolist())
+    arrivals: list[int] = served.call(lambda: served.broker.view.read_far(0, count)["arrival"].tolist())
     return arrivals
 
 
@@ -81,7 +81,7 @@ def test_a_message_in_the_table_is_cancelled_by_its_user_key(tmp_path: Path) -> 
         opaque = say_cancel(peer, "order-7", way="key")
         question = reader.next_notice()
         assert (question.fields["by"], question.fields["key"]) == ("key", "order-7")
-        answer(reader, question, served.call(lambda: served.broker.read_far(0, 1)["arrival"].tolist()))
+        answer(reader, question, served.call(lambda: served.broker.view.read_far(0, 1)["arrival"].tolist()))
         assert outcome(peer.answer_to(opaque)) == CANCELLED
 
 

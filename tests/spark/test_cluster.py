@@ -135,7 +135,7 @@ def test_messages_are_carried_by_several_executors(broker: Broker, driver: Drive
     broker.send(dues)
     served(broker, driver)
     pass_minutes(broker, driver, 9)
-    assert broker.core.rescues.count == 0
+    assert broker.core.rescuer.rescued_count == 0
     assert broker.shown() == [(due, due) for due in dues]
     reports = History(str(driver.table / "history")).last(20)
     assert max(report["workers"] for report in reports) == 2
@@ -167,6 +167,6 @@ def test_an_executor_that_dies_in_a_batch_costs_nothing(
     assert reading.acquire(timeout=60)  # what the dead one read, another reads again
     served(broker, driver)
     pass_minutes(broker, driver, 9)
-    assert broker.core.rescues.count == 0
+    assert broker.core.rescuer.rescued_count == 0
     assert broker.shown() == [(due, due) for due in dues]
     assert driver.stop() == 0, driver.log.read_text()

@@ -155,17 +155,17 @@ def test_an_hour_without_a_pipeline_is_noticed_by_nobody(tmp_path: Path, spark: 
         if is_away:
             piped.stop_driver()
             without()
-            assert piped.broker.rescues.count > 50
+            assert piped.broker.rescuer.rescued_count > 50
             piped.start_driver()
         else:
             with piped.lagging():
                 without()
-            assert piped.broker.rescues.count > 50
+            assert piped.broker.rescuer.rescued_count > 50
         piped.follow()
-        rescued = piped.broker.rescues.count
+        rescued = piped.broker.rescuer.rescued_count
         piped.send(*(piped.now + n * 50_021 for n in range(3, 6)))
         piped.finish()
-        assert piped.broker.rescues.count == rescued, "once it is back, it serves"
+        assert piped.broker.rescuer.rescued_count == rescued, "once it is back, it serves"
 
 
 def test_of_two_pipelines_the_older_one_is_fenced(tmp_path: Path, spark: Any) -> None:

@@ -93,7 +93,7 @@ def test_rows_that_were_rescued_are_there_once(tmp_path: Path, spark: Any) -> No
         for _ in range(19):
             world.served.pass_ms(MINUTE_MS // 4)  # and nobody promotes
             world.served.settle()
-        assert world.broker.rescues.count == 1
+        assert world.broker.rescuer.rescued_count == 1
         assert names(spark, world) == ["a 0", "a 1"]
     finally:
         world.close()

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from postdate.errors import CorruptQueue
 from postdate.state import index as indexes
-from postdate.state.index import INDEX, Index, block_rows, index_file_rows
+from postdate.state.index import Index, block_rows, index_file_rows
 from postdate.storage.disk import RealDisk
+from postdate.storage.layout import INDEX
 from postdate.testing.disk import VirtualDisk
 from tests.support.helpers import FaultyDisk
 

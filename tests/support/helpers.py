@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from postdate.broker.broker import Broker
-from postdate.broker.cancelling import Traced
+from postdate.broker.cancelling import CancelResult
 from postdate.broker.staging import Stage
 from postdate.broker.writing import Ticket
 from postdate.config import Limits, Settings
@@ -23,6 +23,7 @@ from postdate.storage import chunk as chunks
 from postdate.storage import record as records
 from postdate.storage.disk import Data as Bytes
 from postdate.storage.disk import RealDisk, RealFile, View
+from postdate.storage.layout import CHUNK_ROW
 
 T0 = 1_700_000_000_000
 SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
@@ -84,7 +85,7 @@ def cancel(broker: Broker, key: str, due: int, at_ms: int, by: str = "unique") -
     ticket = broker.cancel(TOPIC, key, due, at_ms, by=by)
     broker.flush()
     answer = ticket.answer
-    assert isinstance(answer, Traced)
+    assert isinstance(answer, CancelResult)
     return answer.outcome
 
 
@@ -141,7 +142,7 @@ def snapshot(broker: Broker) -> None:
 
 def write_chunk(disk: RealDisk, name: str, rows: Sequence[tuple[int, int, int, Message]], flags: int = 0) -> None:
     """Uploads a chunk of (due, arrival, queue number, message), as the pipeline would after sorting."""
-    index = np.zeros(len(rows), chunks.CHUNK_ROW)
+    index = np.zeros(len(rows), CHUNK_ROW)
     data = b""
     for number, (due, arrival, queue, entry) in enumerate(sorted(rows, key=lambda row: row[:2])):
         record = records.encode(entry, entry.topic.encode(), arrival, T0, LOOPBACK)
@@ -318,7 +319,7 @@ def no_new_segments(data: Data) -> None:
 
 def upload(broker: Broker, data: Data, name: str, messages: list[Message], numbers: list[int]) -> None:
     """A chunk of far messages by their row numbers in the far queue."""
-    rows = broker.read_far(0, broker.fold.far.length)
+    rows = broker.view.read_far(0, broker.fold.far.length)
     write_chunk(
         data.disk,
         name,

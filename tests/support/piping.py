@@ -209,7 +209,7 @@ class Piped:
 
     def kill_broker(self) -> None:
         assert self.served is not None
-        self.rescued_before += self.broker.rescues.count
+        self.rescued_before += self.broker.rescuer.rescued_count
         self.served.kill()
         self.served = None
 
@@ -453,7 +453,7 @@ class Piped:
 
         def write() -> None:
             served.broker.send(messages, self.now)
-            served.broker.flush()
+            served.broker.log.flush()
             served.service.pulse._settle()
 
         served.call(write)
@@ -505,7 +505,7 @@ class Piped:
         while at < end:
             pulled = self.broker.pull(topic, queue_id, at, count_max=1)
             for record in pulled.records:
-                yield Shown(records.decode(record).body.decode(), self.broker.reader.visible_at_ms(topic, queue_id, at))
+                yield Shown(records.decode(record).body.decode(), self.broker.view.visible_at_ms(topic, queue_id, at))
             at = pulled.next_offset
 
     # -- the judge ----------------------------------------------------------------------------------------------
@@ -520,7 +520,7 @@ class Piped:
         for topic, queues in everything.items():
             for queue_id, queue in queues.items():
                 self._judge_queue(topic, queue_id, queue)
-        rescued = self.rescued_before + self.broker.rescues.count
+        rescued = self.rescued_before + self.broker.rescuer.rescued_count
         assert self.may_rescue or rescued == 0, f"{rescued} were rescued"
 
     def _judge_queue(self, topic: str, queue_id: int, queue: list[Shown]) -> None:

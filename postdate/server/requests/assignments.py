@@ -50,7 +50,7 @@ class Assignments:
     def _mode(self, group: str, topic: str) -> str:
         if topic.startswith(RETRY_TOPIC_PREFIX):
             return PULL
-        modes = self._broker.fold.groups.settings.get(group, {}).get(MODES_SETTING, {})
+        modes = self._broker.view.group_settings(group).get(MODES_SETTING, {})
         return PULL if modes.get(topic) == PULL else POP
 
     def _all_queues(self, topic: str) -> Sequence[int]:
@@ -71,7 +71,7 @@ class Assignments:
         if request.mode not in (POP, PULL):
             raise UsageError(f"mode {request.mode[:100]!r}, expected {POP} or {PULL}")
         self._birth.group(request.group)
-        settings = self._broker.fold.groups.settings.get(request.group, {})
+        settings = dict(self._broker.view.group_settings(request.group))
         modes = settings.get(MODES_SETTING, {}) | {request.topic: request.mode}
         self._broker.put_group(request.group, settings | {MODES_SETTING: modes}, self._clock.now_ms())
         return reply(command, codes.SUCCESS)

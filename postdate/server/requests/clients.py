@@ -73,7 +73,7 @@ class Clients:
         self._tasks.answer(connection, command, self._readers(command, asked["topic"]))
 
     async def _readers(self, command: Command, topic: str) -> bytes:
-        groups = self._broker.fold.groups.all_settings()
+        groups = self._broker.view.all_group_settings()
         names = sorted(groups.keys() | set(self._members.names()))
         found = [group async for group in paced(names, _GROUPS_PER_STEP) if self._reads(group, topic)]
         return reply(command, codes.SUCCESS, body=reports.encode_groups(found))

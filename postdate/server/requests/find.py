@@ -11,11 +11,11 @@ from typing import Any
 
 from postdate.broker.broker import Broker
 from postdate.broker.lookup import BY_ANY, BY_UNIQUE, Found
+from postdate.broker.view import NEVER
 from postdate.errors import UsageError
 from postdate.message import PROPERTIES_BYTES_MAX, PROPERTY_DUE_MS, PROPERTY_STATE, encode_properties
 from postdate.server.connection import Connection
 from postdate.server.tasks import Tasks
-from postdate.state.wheel import NEVER
 from postdate.storage import record as records
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
@@ -48,7 +48,7 @@ class Lookups:
         self._tasks.answer(connection, command, self._answer_query(command, asked, steps, count_max))
 
     def view(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
-        steps = self._broker.view(asked["offset"], store_host=connection.broker_host)
+        steps = self._broker.find_at(asked["offset"], store_host=connection.broker_host)
         self._tasks.answer(connection, command, self._answer_view(command, asked["offset"], steps))
 
     # -- step by step -------------------------------------------------------------------------------------------
@@ -68,8 +68,8 @@ class Lookups:
         if not found:
             remark = f"no message of topic {asked['topic']!r} has the key {asked['key']!r} in that range of time"
             return reply(command, codes.QUERY_NOT_FOUND, remark=remark)
-        fold = self._broker.fold
-        fields = {"indexLastUpdateTimestamp": fold.at_ms, "indexLastUpdatePhyoffset": fold.position}
+        view = self._broker.view
+        fields = {"indexLastUpdateTimestamp": view.applied_at_ms, "indexLastUpdatePhyoffset": view.position}
         return reply(command, codes.SUCCESS, fields, body=b"".join(found))
 
     async def _answer_view(self, command: Command, offset: int, steps: Iterator[Found | None]) -> bytes:

@@ -77,17 +77,17 @@ class Consumers:
         everybody with it. Of very many groups, some are made and the rest is refused until the next heartbeat; of very
         many subscriptions, the rest is made by the next heartbeats, or by whoever uses them first.
         """
-        topics, left = self._broker.fold.topics.by_name, self._broker.limits.heartbeat_topics_max
+        has_topic, left = self._broker.view.has_topic, self._broker.limits.heartbeat_topics_max
         for consumer in heartbeat.consumers:
-            if RETRY_TOPIC_PREFIX + consumer.group not in topics:
+            if not has_topic(RETRY_TOPIC_PREFIX + consumer.group):
                 if not left:
                     raise FlowControl("heartbeat_topics_max: so many groups are made by one heartbeat; send it again")
                 self._birth.retry_topic(consumer.group)
                 left -= 1
         for name in {each.topic for consumer in heartbeat.consumers for each in consumer.subscriptions}:
-            if left and name not in topics:
+            if left and not has_topic(name):
                 self._birth.subscribed(name)
-                left -= name in topics
+                left -= has_topic(name)
 
     def unregister(self, _connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         group = asked["consumerGroup"]
@@ -154,7 +154,7 @@ class Consumers:
         low, high = self._broker.offsets(topic, queue_id)
         if low > 0:
             return False
-        head = self._broker.reader.place(topic, queue_id, 0) if high else self._broker.log.end
+        head = self._broker.view.place(topic, queue_id, 0) if high else self._broker.log.end
         return head < CHUNK_BIT and self._broker.log.end - head <= self._broker.limits.fresh_queue_bytes
 
     def update_offset(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes | None:
@@ -208,7 +208,7 @@ class Consumers:
     def earliest_time(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         """When the first message that is still there became visible; -1 where there is none."""
         low, high = self._bounds(asked)
-        at_ms = self._broker.reader.visible_at_ms(asked["topic"], asked["queueId"], low) if low < high else -1
+        at_ms = self._broker.view.visible_at_ms(asked["topic"], asked["queueId"], low) if low < high else -1
         return reply(command, codes.SUCCESS, {"timestamp": at_ms})
 
     # -- locks --------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class Consumers:
 
     def send_back(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes | None:
         """A consumer could not do its work: the message comes again later, or, past the limit, is a dead letter."""
-        data = self._broker.look(asked["offset"])
+        data = self._broker.read_record(asked["offset"])
         if not data:
             return reply(command, codes.SYSTEM_ERROR, remark=f"there is no message at offset {asked['offset']}")
         record, now_ms = records.decode(data), self._clock.now_ms()

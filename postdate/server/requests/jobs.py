@@ -12,15 +12,14 @@ from typing import Any
 import orjson
 
 from postdate.broker.broker import Broker
-from postdate.broker.jobs import Selected, answered
+from postdate.broker.jobs import Selected, require_job
+from postdate.broker.view import CANCEL, FAILED, Job, TopicInfo
 from postdate.broker.writing import Ticket
 from postdate.clock import Clock
 from postdate.errors import ProtocolError, Refused, UsageError
 from postdate.server.connection import Connection
 from postdate.server.requests.fields import number, text
 from postdate.server.tasks import Tasks
-from postdate.state.jobs import CANCEL, FAILED, Job
-from postdate.state.topics import Topic
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command, reply
 
@@ -59,22 +58,22 @@ class Jobs:
 
     async def _begin(self, connection: Connection, said: Said) -> dict[str, Any]:
         job_id, name = text(said, "id"), text(said, "topic")
-        table = self._broker.fold.far.table
+        table = self._broker.view.far.table
         if not table:
             raise Refused("there is no table to import into: no pipeline has registered yet")
-        known = self._broker.fold.jobs.find(job_id)
+        known = self._broker.view.find_job(job_id)
         is_new = known is None or known.state == FAILED
-        job = await self._written(connection, self._broker.commands.begin(job_id, name, self._clock.now_ms()))
+        job = await self._written(connection, self._broker.jobs.begin(job_id, name, self._clock.now_ms()))
         return {
             "job": self._told(job), "is_new": is_new, "table": table, "now_ms": self._clock.now_ms(),
             "delay_ms_max": self._broker.settings.delay_ms_max,
-            "queues": _write_queues(self._broker.fold.topics.get(job.topic)),
+            "queues": _write_queues(self._broker.view.topic(job.topic)),
         }  # fmt: skip
 
     async def _ask(self, connection: Connection, said: Said) -> dict[str, Any]:
         op, by_ms = text(said, "op") or CANCEL, number(said, "by_ms") if "by_ms" in said else 0
         job_id, where = text(said, "id"), text(said, "where")
-        ticket = self._broker.commands.ask(job_id, op, where, by_ms, self._clock.now_ms())
+        ticket = self._broker.jobs.ask(job_id, op, where, by_ms, self._clock.now_ms())
         return self._told(await self._written(connection, ticket))
 
     async def _adopt(self, connection: Connection, said: Said) -> dict[str, Any]:
@@ -82,32 +81,30 @@ class Jobs:
         if not isinstance(files, list):
             raise ProtocolError("an import needs files, a list")
         job_id, bad = text(said, "id"), number(said, "bad")
-        ticket = self._broker.commands.adopt(job_id, files, bad, self._clock.now_ms())
+        ticket = self._broker.jobs.adopt(job_id, files, bad, self._clock.now_ms())
         return self._told(await self._written(connection, ticket))
 
     async def _fail(self, connection: Connection, said: Said) -> dict[str, Any]:
         job_id, reason = text(said, "id"), text(said, "reason")
-        return self._told(
-            await self._written(connection, self._broker.commands.fail(job_id, reason, self._clock.now_ms()))
-        )
+        return self._told(await self._written(connection, self._broker.jobs.fail(job_id, reason, self._clock.now_ms())))
 
     async def _written(self, connection: Connection, ticket: Ticket) -> Job:
         await self._settled(connection, ticket)
-        return answered(ticket.answer)
+        return require_job(ticket.answer)
 
     # -- deciding -----------------------------------------------------------------------------------------------
 
     async def _decide(self, connection: Connection, said: Said) -> dict[str, Any]:
         """Reading what was selected takes long, so that happens on another thread."""
-        commands, selected = self._broker.commands, _selected(said)
+        jobs, selected = self._broker.jobs, _selected(said)
         async with self._deciding:
-            commands.check(selected)
-            parts = await asyncio.to_thread(commands.verified, selected)
-            ticket = commands.decide(selected, parts, self._clock.now_ms())
+            jobs.check(selected)
+            parts = await asyncio.to_thread(jobs.verify, selected)
+            ticket = jobs.decide(selected, parts, self._clock.now_ms())
             return (await self._written(connection, ticket)).command()
 
     async def _command(self, _: Connection, said: Said) -> dict[str, Any]:
-        job = self._broker.fold.jobs.get(number(said, "number"))
+        job = self._broker.view.job(number(said, "number"))
         if job is None:
             raise UsageError(f"there is no job of number {said['number']}")
         return job.command()
@@ -115,13 +112,13 @@ class Jobs:
     # -- looking ------------------------------------------------------------------------------------------------
 
     async def _find(self, _: Connection, said: Said) -> dict[str, Any]:
-        return self._told(self._broker.commands.find(text(said, "id")))
+        return self._told(self._broker.jobs.find(text(said, "id")))
 
     async def _list(self, _: Connection, _said: Said) -> dict[str, Any]:
-        return {"now_ms": self._clock.now_ms(), "jobs": [self._told(job) for job in self._broker.fold.jobs.all()]}
+        return {"now_ms": self._clock.now_ms(), "jobs": [self._told(job) for job in self._broker.view.jobs()]}
 
     async def _note_progress(self, _: Connection, said: Said) -> dict[str, Any]:
-        job = self._broker.commands.find(text(said, "id"))
+        job = self._broker.jobs.find(text(said, "id"))
         if not job.is_over:
             names = ("done", "total")
             self._progress[job.id] = {"step": text(said, "step")[:100]} | {name: number(said, name) for name in names}
@@ -133,7 +130,7 @@ class Jobs:
         return job.told() | self._progress.get(job.id, {"step": "", "done": 0, "total": 0})
 
 
-def _write_queues(topic: Topic) -> list[list[int]]:
+def _write_queues(topic: TopicInfo) -> list[list[int]]:
     """The queues that messages may be sent to: id in the topic, and number."""
     return [[queue_id, topic.numbers[queue_id]] for queue_id in range(topic.write_queue_count)]
 

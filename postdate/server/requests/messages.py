@@ -28,7 +28,7 @@ class Messages:
         index, count = asked["index"], asked["count"]
         if not index >= 0 or not 1 <= count <= _ENTRIES_MAX:
             raise UsageError(f"index {index} and count {count}, expected 0 or more and 1 to {_ENTRIES_MAX}")
-        found = self._broker.reader.entries(asked["topic"], asked["queueId"], max(index, low), min(index + count, high))
+        found = self._broker.view.entries(asked["topic"], asked["queueId"], max(index, low), min(index + count, high))
         rows = [{"physicOffset": place, "physicSize": size, "tagsCode": tag} for place, size, tag in found]
         body = {"maxQueueIndex": high, "minQueueIndex": low, "queueData": rows}
         return reply(command, codes.SUCCESS, body=orjson.dumps(body))
@@ -36,7 +36,7 @@ class Messages:
 
 def delivered(broker: Broker, offset: int, store_host: Host) -> bytes:
     """The record at an offset of the log as a client reads it, visible or not; empty where there is none."""
-    data = broker.look(offset)
+    data = broker.read_record(offset)
     if not data:
         return b""
     record, body = records.decode(data), bytearray(data)

@@ -13,14 +13,13 @@ import numpy as np
 import orjson
 
 from postdate.broker.broker import Broker
+from postdate.broker.view import Waiting
 from postdate.clock import Clock
 from postdate.counts import NOTHING, UNITS_MS, Counts, Seconds
 from postdate.errors import ProtocolError
 from postdate.server.connection import Connection
 from postdate.server.sessions.table import Table
 from postdate.server.tasks import Tasks
-from postdate.state.topics import GONE
-from postdate.state.wheel import Waiting
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
 
@@ -75,7 +74,7 @@ class Pending:
         if asked["unit"] not in UNITS_MS:
             raise ProtocolError(f"unit {asked['unit']!r}, expected one of {', '.join(UNITS_MS)}")
         if asked["topic"]:
-            self._broker.fold.topics.get(asked["topic"])
+            self._broker.view.topic(asked["topic"])
 
     # -- what waits ---------------------------------------------------------------------------------------------
 
@@ -86,8 +85,8 @@ class Pending:
             queues = self._queues(asked["topic"])
             table, near, far = (Counts(**by) for _ in range(3))
             unread = await self._count_table(queues, by, lambda body: table.merge(Counts.of(orjson.loads(body), **by)))
-            await _count(self._broker.fold.wheel.waiting(), queues, near)
-            await _count(self._broker.fold.waiting_far(), queues, far)
+            await _count(self._broker.view.waiting_near(), queues, near)
+            await _count(self._broker.view.waiting_far(), queues, far)
             return _Counted(near, far, table, unread)
 
         return reply(command, codes.SUCCESS, body=orjson.dumps(_told(await self._steadily(once), asked["unit"])))
@@ -103,8 +102,8 @@ class Pending:
             queues = self._queues(asked["topic"])
             seconds = Seconds(by["from_ms"], by["seconds"])
             unread = await self._count_table(queues, by, seconds.merge)
-            await _count(self._broker.fold.wheel.waiting(), queues, seconds)
-            await _count(self._broker.fold.waiting_far(), queues, seconds)
+            await _count(self._broker.view.waiting_near(), queues, seconds)
+            await _count(self._broker.view.waiting_far(), queues, seconds)
             return _Ahead(seconds, unread)
 
         ahead = await self._steadily(once)
@@ -116,31 +115,30 @@ class Pending:
 
     async def _steadily(self, once: Callable[[], Awaitable[T]]) -> T:
         """Counts until no stage has come in between, or often enough."""
-        far = self._broker.fold.far
         for _ in range(_TRIES):
-            place = (far.taken, far.horizon_at_ms)
+            far = self._broker.view.far
             counted = await once()
-            if (far.taken, far.horizon_at_ms) == place:
+            if self._broker.view.far[:3] == far[:3]:  # epoch, taken and horizon
                 break
         return counted
 
     def _queues(self, topic: str) -> _Queues:
-        topics = self._broker.fold.topics
-        names = [topic] if topic else sorted({name for name, _ in topics.places})
+        by_queue = self._broker.view.topics_by_queue()
+        names = [topic] if topic else sorted(set(by_queue))
         number_of = {name: number for number, name in enumerate(names)}
-        codes_of = np.array([number_of.get(name, -1) for name, _ in topics.places], np.int64)
-        codes_of[topics.target_array == GONE] = -1
+        codes_of = np.array([number_of.get(name, -1) for name in by_queue], np.int64)
+        codes_of[self._broker.view.deleted_queues()] = -1
         return _Queues(names, codes_of)
 
     async def _count_table(self, queues: _Queues, by: Mapping[str, int], merge: Callable[[bytes], None]) -> str:
         """Asks for what the table holds, and merges the answer; says why where that was not possible."""
-        far = self._broker.fold.far
+        far = self._broker.view.far
         if not far.in_table:
             return ""
         wish = {
-            **by, "horizon": far.horizon_at_ms, "before": far.arrival_of(far.taken), "names": queues.names,
+            **by, "horizon": far.horizon_at_ms, "before": far.arrival_of_taken, "names": queues.names,
             "codes": queues.codes.tolist(), "cancels": self._cancels(queues),
-            "untaken_jobs": [job.number for job in self._broker.fold.jobs.all() if job.far >= far.taken],
+            "untaken_jobs": [job.number for job in self._broker.view.jobs() if job.far >= far.taken],
         }  # fmt: skip
         answer = await self._table.count(orjson.dumps(wish))
         if isinstance(answer, str):
@@ -155,10 +153,10 @@ class Pending:
 
     def _cancels(self, queues: _Queues) -> list[tuple[int, ...]]:
         """Those that the table does not have yet, and that may be for one of its rows."""
-        fold = self._broker.fold
+        view = self._broker.view
         number_of = {name: number for number, name in enumerate(queues.names)}
         found: list[tuple[int, ...]] = []
-        for tombstone in fold.tombstones.between(fold.far.horizon_at_ms + 1, 1 << 62):
+        for tombstone in view.tombstones_after(view.far.horizon_at_ms):
             signed = int(np.uint64(tombstone.key_hash).view(np.int64))
             hashes = (signed, 0) if tombstone.by == "unique" else (0, signed)
             place = (tombstone.due, tombstone.arrival, number_of.get(tombstone.topic, -1))

@@ -9,11 +9,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import orjson
 
 from postdate.broker.broker import Broker
-from postdate.broker.staging import Stage, refuse
+from postdate.broker.staging import Stage, raise_if_refused
 from postdate.broker.writing import Ticket
 from postdate.clock import Clock
 from postdate.errors import LogFailed, ProtocolError, UsageError
@@ -22,7 +21,6 @@ from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
 from postdate.server.requests.fields import number, pair, text
 from postdate.server.tasks import Tasks
-from postdate.state.topics import GONE
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command, reply
 
@@ -51,7 +49,7 @@ class Pipelines:
         self._answer(connection, command, reply(command, codes.SUCCESS, body=orjson.dumps(self._state())))
 
     def _state(self) -> dict[str, Any]:
-        far = self._broker.fold.far
+        far = self._broker.view.far
         return {
             "now_ms": self._clock.now_ms(),
             "lead_ms": self._broker.settings.lead_ms,
@@ -59,15 +57,15 @@ class Pipelines:
             "epoch": far.epoch,
             "taken": far.taken,
             "horizon": far.horizon_at_ms,
-            "far_first": far.rows.first,
+            "far_first": far.first,
             "far_length": far.length,
-            "arrival_of_taken": far.arrival_of(far.taken),
+            "arrival_of_taken": far.arrival_of_taken,
             "rows_in": far.rows_in,
             "rows_out": far.rows_out,
-            "rescued": self._broker.rescues.count,
+            "rescued": self._broker.rescuer.rescued_count,
             "table": far.table,
-            "commands": [[job.number, job.far] for job in self._broker.fold.jobs.open()],
-            "gone": np.flatnonzero(self._broker.fold.topics.target_array == GONE).tolist(),
+            "commands": [[job.number, job.far] for job in self._broker.view.open_jobs()],
+            "gone": self._broker.view.deleted_queues(),
         }
 
     def rows(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
@@ -75,14 +73,14 @@ class Pipelines:
         topic, queue_id, start = asked["topic"], asked["queueId"], asked["start"]
         if start < 0:
             raise UsageError(f"rows from {start}: there is none before 0")
-        rows = (self._broker.reader.times_of if asked["times"] else self._broker.reader.rows_of)(topic, queue_id)
+        rows = (self._broker.view.times_of if asked["times"] else self._broker.view.rows_of)(topic, queue_id)
         begin = max(start, rows.stored)
         fields = {
-            "number": self._broker.fold.topics.get(topic).numbers[queue_id] if topic else NO_QUEUE,
-            "first": rows.first, "length": rows.length, "stored": rows.stored, "fileRows": self._broker.fold.file_rows,
+            "number": self._broker.view.queue_number(topic, queue_id) if topic else NO_QUEUE,
+            "first": rows.first, "length": rows.length, "stored": rows.stored, "fileRows": self._broker.view.file_rows,
         }  # fmt: skip
         if topic and not asked["times"]:
-            fields["timeRow"] = self._broker.reader.time_row(topic, queue_id, start)
+            fields["timeRow"] = self._broker.view.time_row(topic, queue_id, start)
         body = rows.read(begin, begin + RANGE_ROWS_MAX).tobytes()
         self._answer(connection, command, reply(command, codes.SUCCESS, fields, body=body))
 
@@ -91,25 +89,24 @@ class Pipelines:
         name, broker = asked["topic"], self._broker
         queues = [
             (queue_id, number, *broker.offsets(name, queue_id), broker.search(name, queue_id, asked["at"]))
-            for queue_id, number in enumerate(broker.fold.topics.get(name).numbers)
+            for queue_id, number in enumerate(broker.view.topic(name).numbers)
         ]
         self._answer(connection, command, reply(command, codes.SUCCESS, body=orjson.dumps({"queues": queues})))
 
     def chunks(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> None:
         """The staged chunks that are there, for whoever reads queues whose entries point into them."""
-        told = orjson.dumps(self._broker.fold.chunks.all())
+        told = orjson.dumps(self._broker.view.chunks())
         self._answer(connection, command, reply(command, codes.SUCCESS, body=told))
 
     def near(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         """A page of what waits in the wheel, and where the next begins."""
-        rows, place = self._broker.fold.wheel.page((asked["due"], asked["arrival"]), NEAR_ROWS)
-        rows = rows[self._broker.fold.topics.target_array[rows["queue"]] != GONE]
+        rows, place = self._broker.view.wheel_page((asked["due"], asked["arrival"]), NEAR_ROWS)
         fields = {} if place is None else {"due": place[0], "arrival": place[1]}
         self._answer(connection, command, reply(command, codes.SUCCESS, fields, body=rows.tobytes()))
 
     def _answer(self, connection: Connection, command: Command, frame: bytes) -> None:
         """Answers with what is true now, when it is durable."""
-        self._tell(connection, command, self._broker.fold.position, lambda: frame)
+        self._tell(connection, command, self._broker.view.position, lambda: frame)
 
     def _tell(self, connection: Connection, command: Command, position: int, frame: Callable[[], bytes]) -> None:
         asked_by = command.without_content()
@@ -133,7 +130,7 @@ class Pipelines:
         if ticket.error is not None:
             connection.write(refusal(command, ticket.error))
             return
-        told = self._state() | {"epoch": ticket.answer, "staged": sorted(self._broker.fold.chunks.names())}
+        told = self._state() | {"epoch": ticket.answer, "staged": sorted(self._broker.view.chunk_names())}
         self._tell(connection, command, ticket.end, lambda: reply(command, codes.SUCCESS, body=orjson.dumps(told)))
 
     # -- staging ------------------------------------------------------------------------------------------------
@@ -147,10 +144,10 @@ class Pipelines:
         staging = self._broker.staging
         async with self._stage_lock:
             staging.check(stage)
-            verified = await asyncio.to_thread(staging.verified, stage)
+            verified = await asyncio.to_thread(staging.verify, stage)
             ticket = staging.write(stage, verified, self._clock.now_ms())
             await self.settled(connection, ticket)
-        refuse(ticket.answer)
+        raise_if_refused(ticket.answer)
         return reply(command, codes.SUCCESS)
 
     async def settled(self, connection: Connection, ticket: Ticket) -> None:

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from postdate.broker.broker import Broker
-from postdate.broker.handout import PopAsk
-from postdate.broker.leasing import Given, Handle, Popped
-from postdate.broker.writing import Ticket
+from postdate.broker.leasing import LeaseHandle, Popped, PoppedMessage, PopRequest
+from postdate.broker.view import Key, TopicInfo
+from postdate.broker.writing import Changes, Ticket
 from postdate.clock import Clock
 from postdate.errors import DiskFull, FlowControl, LogFailed, PopsFull, PostdateError, UsageError
 from postdate.message import Message, check_group
@@ -28,8 +28,6 @@ from postdate.server.requests.pull import Pulls, check_expression, hashes_of
 from postdate.server.requests.retries import returned
 from postdate.server.requests.send import retry_times_max
 from postdate.server.sessions.meter import Meter
-from postdate.state.leases import Key
-from postdate.state.topics import Topic
 from postdate.storage import record as records
 from postdate.storage.record import Record
 from postdate.wire import bodies, codes
@@ -46,7 +44,7 @@ class _Held:
 
     __slots__ = ("ask", "command", "connection", "timer")
 
-    def __init__(self, connection: Connection, command: Command, ask: PopAsk) -> None:
+    def __init__(self, connection: Connection, command: Command, ask: PopRequest) -> None:
         self.connection = connection
         self.command = command
         self.ask = ask
@@ -58,7 +56,7 @@ class _Ack(NamedTuple):
 
     connection: Connection
     command: Command
-    handle: Handle
+    handle: LeaseHandle
 
 
 class _Place(NamedTuple):
@@ -102,12 +100,12 @@ class Pops:
         self._hold(connection, command, ask, min(asked["pollTime"], _POLL_MS_MAX))
         return None
 
-    def _ask(self, connection: Connection, asked: Mapping[str, Any]) -> PopAsk:
+    def _ask(self, connection: Connection, asked: Mapping[str, Any]) -> PopRequest:
         group, topic = asked["consumerGroup"], self._pulls.topic(asked["consumerGroup"], asked["topic"])
         check_expression(asked["exp"] or "", self._broker.limits.expression_characters_max)
         if asked["maxMsgNums"] < 1:
             raise UsageError(f"maxMsgNums is {asked['maxMsgNums']}, expected at least 1")
-        return PopAsk(
+        return PopRequest(
             group,
             topic.name,
             self._queue_ids(topic, asked["queueId"]),
@@ -121,7 +119,7 @@ class Pops:
             store_host=connection.broker_host,
         )
 
-    def _queue_ids(self, topic: Topic, queue_id: int) -> list[int]:
+    def _queue_ids(self, topic: TopicInfo, queue_id: int) -> list[int]:
         """The queues to look at. Of any queue: each pop begins one further, so that none starves."""
         if queue_id >= 0:
             return [queue_id]
@@ -129,7 +127,7 @@ class Pops:
         self._turn += 1
         return [(self._turn + index) % count for index in range(count)]
 
-    def _give(self, connection: Connection, command: Command, ask: PopAsk) -> bool:
+    def _give(self, connection: Connection, command: Command, ask: PopRequest) -> bool:
         """Begins to give what there is; returns whether there is something. The answer follows when it is durable."""
         ticket = self._broker.leases.pop(ask, self._clock.now_ms())
         if ticket is None:
@@ -137,7 +135,7 @@ class Pops:
         self._pulse.expect(connection, ticket, lambda ticket: self._answer(connection, command, ask, ticket))
         return True
 
-    def _answer(self, connection: Connection, command: Command, ask: PopAsk, ticket: Ticket) -> None:
+    def _answer(self, connection: Connection, command: Command, ask: PopRequest, ticket: Ticket) -> None:
         if ticket.error is not None:
             connection.write(refusal(command, ticket.error))
             return
@@ -149,20 +147,20 @@ class Pops:
         fields = _fields(ask, popped.popped_at_ms, self._rest_count(ask)) | _places(popped.messages, ask.in_order)
         connection.write(reply(command, codes.SUCCESS, fields, body=popped.body))
 
-    def _rest_count(self, ask: PopAsk) -> int:
+    def _rest_count(self, ask: PopRequest) -> int:
         """Messages that the group was not given yet. The topic may be gone by now."""
-        topic = self._broker.fold.topics.by_name.get(ask.topic)
-        if topic is None:
+        view = self._broker.view
+        if not view.has_topic(ask.topic):
             return 0
         count = 0
         for queue_id in ask.queue_ids:
-            queue = self._broker.fold.queues[topic.numbers[queue_id]]
-            count += queue.length - (self._broker.fold.groups.offset(ask.group, ask.topic, queue_id) or queue.first)
+            low, high = view.offsets(ask.topic, queue_id)
+            count += high - (view.committed_offset(ask.group, ask.topic, queue_id) or low)
         return count
 
     # -- held pops ----------------------------------------------------------------------------------------------
 
-    def _hold(self, connection: Connection, command: Command, ask: PopAsk, poll_ms: int) -> None:
+    def _hold(self, connection: Connection, command: Command, ask: PopRequest, poll_ms: int) -> None:
         held = _Held(connection, command, ask)
         self._held.setdefault(_Place(ask.group, ask.topic), {})[held] = None
         self._held_of.setdefault(connection, {})[held] = None
@@ -180,18 +178,16 @@ class Pops:
         self._release(held)
         held.connection.write(_nothing(held.command, codes.POLLING_TIMEOUT, held.ask, self._clock.now_ms()))
 
-    def wake(self, grown: set[int]) -> None:
+    def wake(self, changes: Changes) -> None:
         """Queues have grown, or leases have ended: gives to those that waited for it. Called before a look at what is
         to be flushed.
         """
-        places = self._broker.fold.topics.places
-        freed = self._broker.fold.pops.freed
-        topics = {places[number][0] for number in grown}
-        back = {_Place(group, places[number][0]) for group, number in freed}
-        freed.clear()
+        topic_of = self._broker.view.topic_of_queue
+        topics = {topic_of(number) for number in changes.grown_queues}
+        back = {_Place(group, topic_of(number)) for group, number in changes.ready_again}
         for place in [place for place in self._held if place.topic in topics or place in back]:
             self._serve(place)
-        if self._broker.fold.pops.spent:
+        if self._broker.view.has_spent_leases:
             self._bury()
 
     def _serve(self, place: _Place) -> None:
@@ -246,9 +242,9 @@ class Pops:
 
     def acknowledge_batch(self, connection: Connection, command: Command, _: Mapping[str, Any]) -> None:
         """Several groups may stand in one request; all are written, the last one is answered for."""
-        by_group: dict[str, list[Handle]] = {}
+        by_group: dict[str, list[LeaseHandle]] = {}
         for ack in bodies.decode_batch_ack(command.body, self._broker.limits.batch_messages_max):
-            handles = [Handle(ack.topic, ack.queue_id, offset, ack.popped_at_ms) for offset in ack.offsets]
+            handles = [LeaseHandle(ack.topic, ack.queue_id, offset, ack.popped_at_ms) for offset in ack.offsets]
             by_group.setdefault(ack.group, []).extend(handles)
         if not by_group:
             raise UsageError("a batch of acknowledgements names no message")
@@ -274,7 +270,7 @@ class Pops:
     def _bury(self) -> None:
         """Moves messages that were given as often as they may be to the dead letter queue of their group."""
         try:
-            for key, record in self._broker.leases.spent(_BURIED_AT_ONCE):
+            for key, record in self._broker.leases.spent_messages(_BURIED_AT_ONCE):
                 self._bury_one(key, record)
         except (DiskFull, LogFailed):
             return  # said already by whoever fires; the next look comes with the next flush or tick
@@ -284,24 +280,24 @@ class Pops:
         self._broker.leases.bury(key, letter, self._clock.now_ms())
 
     def _dead_letter(self, key: Key, record: Record) -> Message:
-        lease = self._broker.fold.pops.leases[key]
+        lease = self._broker.view.lease(key)
         topic = self._birth.dead_letter_topic(key[0]).name
         origin = message_id(record.store_host, lease.place)
         return returned(record, topic, origin, record.reconsume_times + lease.times + 1)
 
     def tick(self) -> None:
         """From time to time: what could not be buried for want of room is tried again."""
-        if self._broker.fold.pops.spent:
+        if self._broker.view.has_spent_leases:
             self._bury()
             self._pulse.nudge()
 
 
-def _handle(asked: Mapping[str, Any]) -> Handle:
+def _handle(asked: Mapping[str, Any]) -> LeaseHandle:
     """Which lease a request means. The handle says when the message was popped; RocketMQ's has eight words."""
     words = asked["extraInfo"].split(" ")
     if len(words) < 7 or not words[1].isdecimal() or len(words[1]) > 18:
         raise UsageError(f"extraInfo {asked['extraInfo'][:200]!r} is no handle of a popped message")
-    return Handle(asked["topic"], asked["queueId"], asked["offset"], int(words[1]))
+    return LeaseHandle(asked["topic"], asked["queueId"], asked["offset"], int(words[1]))
 
 
 _STALE = "the handle is not good any more: the message is acknowledged, or was given again"
@@ -327,21 +323,21 @@ def _changed(command: Command, fields: Mapping[str, Any], good: bool) -> bytes:
     return reply(command, codes.SUCCESS, fields) if good else reply(command, codes.NO_MESSAGE, fields, remark=_STALE)
 
 
-def _fields(ask: PopAsk, popped_at_ms: int, rest_count: int) -> dict[str, Any]:
+def _fields(ask: PopRequest, popped_at_ms: int, rest_count: int) -> dict[str, Any]:
     mark = _IN_ORDER_QUEUE if ask.in_order else 0
     return {
         "popTime": popped_at_ms, "invisibleTime": ask.invisible_ms, "reviveQid": mark, "restNum": rest_count,
     }  # fmt: skip
 
 
-def _nothing(command: Command, code: int, ask: PopAsk, now_ms: int, remark: str = "") -> bytes:
+def _nothing(command: Command, code: int, ask: PopRequest, now_ms: int, remark: str = "") -> bytes:
     """An answer without messages. It has the fields all the same: the Java client insists on them."""
     return reply(command, code, _fields(ask, now_ms, 0), remark=remark)
 
 
-def _places(messages: list[Given], in_order: bool) -> dict[str, str]:
+def _places(messages: list[PoppedMessage], in_order: bool) -> dict[str, str]:
     """Where the messages stand, in the order of the records: per queue the first offset, then all of them."""
-    by_queue: dict[int, list[Given]] = {}
+    by_queue: dict[int, list[PoppedMessage]] = {}
     for message in messages:
         by_queue.setdefault(message.queue_id, []).append(message)
     places = {

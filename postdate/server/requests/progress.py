@@ -80,7 +80,7 @@ class Progress:
         self._tasks.answer(connection, command, self._of_group(command, group, asked["topic"]))
 
     def _check_group(self, group: str) -> None:
-        if group not in self._broker.fold.groups:
+        if not self._broker.view.has_group(group):
             raise GroupNotFound(f"group {group!r} does not exist")
 
     async def _of_group(self, command: Command, group: str, topic: str) -> bytes:
@@ -99,19 +99,19 @@ class Progress:
         return _Stats(table, sum(rate.per_second for rate in rates))
 
     def _is_there(self, topic: str, queue_id: int) -> bool:
-        found = self._broker.fold.topics.by_name.get(topic)
+        found = self._broker.view.find_topic(topic)
         return found is not None and queue_id < len(found.numbers)
 
     def _row(self, group: str, place: Place, offset: int) -> dict[str, int]:
         low, high = self._broker.offsets(*place)
         # When what the group read last became visible: how old its work is.
-        read_at_ms = self._broker.reader.visible_at_ms(*place, offset - 1) if low < offset <= high else 0
+        read_at_ms = self._broker.view.visible_at_ms(*place, offset - 1) if low < offset <= high else 0
         pulled = max(self._pulls.reached(group, *place), offset)
         return {"brokerOffset": high, "consumerOffset": offset, "lastTimestamp": read_at_ms, "pullOffset": pulled}
 
     def of_all(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         """The same of all groups. Where only ordered topics are asked for there are none: no topic is marked so."""
-        groups = [] if asked["isOrder"] else list(self._broker.fold.groups.all_settings())
+        groups = [] if asked["isOrder"] else list(self._broker.view.all_group_settings())
         self._tasks.answer(connection, command, self._of_all(connection, command, groups))
 
     async def _of_all(self, connection: Connection, command: Command, groups: list[str]) -> bytes:
@@ -119,7 +119,7 @@ class Progress:
         self._meter.tick(now_ns)
         rows, behind, in_work = [], 0, 0
         async for group in paced(groups, _GROUPS_PER_STEP):
-            topics = sorted({topic for topic, _ in self._offsets.of(group)} & self._broker.fold.topics.by_name.keys())
+            topics = sorted({topic for topic, _ in self._offsets.of(group) if self._broker.view.has_topic(topic)})
             stats = [await self._stats(group, topic, now_ns) for topic in topics]
             rows.append({group: [each.shown for each in stats]})
             behind += sum(each.behind for each in stats)
@@ -139,7 +139,7 @@ class Progress:
         from before, and does not count.
         """
         group, topic = asked["group"], asked["topic"]
-        count = self._broker.fold.topics.get(topic).read_queue_count
+        count = self._broker.view.topic(topic).read_queue_count
         self._check_group(group)
         queue_ids = range(count) if asked["queueId"] < 0 else [asked["queueId"]]
         moved = {(topic, queue_id): self._target(topic, queue_id, asked) for queue_id in queue_ids}

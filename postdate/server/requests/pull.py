@@ -5,12 +5,12 @@ when its time is over. Messages that its filter leaves out do not wake the consu
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from postdate.broker.broker import Broker
-from postdate.broker.view import Pulled, PullStatus
+from postdate.broker.view import PERM_READ, Pulled, PullStatus, TopicInfo
 from postdate.errors import FlowControl, NoPermission, PostdateError, ProtocolError, SubscriptionMissing, UsageError
 from postdate.message import INT64_MAX, RETRY_TOPIC_PREFIX, tag_hash
 from postdate.server.answers import refusal
@@ -19,7 +19,6 @@ from postdate.server.requests.auto_creation import Birth
 from postdate.server.sessions.members import Members
 from postdate.server.sessions.meter import Meter
 from postdate.server.sessions.offsets import Offsets, Place
-from postdate.state.topics import PERM_READ, Topic
 from postdate.wire import codes
 from postdate.wire.bodies import parse_subscription
 from postdate.wire.frame import JSON, Command, framed, plain_text, reply, shown
@@ -107,13 +106,13 @@ class Pulls:
         low, high = self._broker.offsets(ask.topic, ask.queue_id)
         return Pulled(PullStatus.ILLEGAL_OFFSET, target, low, high)
 
-    def topic(self, group: str, name: str) -> Topic:
+    def topic(self, group: str, name: str) -> TopicInfo:
         """A topic that a group reads. Raises TopicNotFound, GroupNotFound, NoPermission."""
         if name == RETRY_TOPIC_PREFIX + group:
-            topic = self._birth.retry_topic(group)
+            topic: TopicInfo = self._birth.retry_topic(group)
         else:
-            topic = self._broker.fold.topics.get(name)
-        if group not in self._broker.fold.groups:
+            topic = self._broker.view.topic(name)
+        if not self._broker.view.has_group(group):
             self._birth.group(group)
         if not topic.perm & PERM_READ:
             raise NoPermission(f"topic {name!r} may not be read: its perm is {topic.perm}")
@@ -163,7 +162,7 @@ class Pulls:
             # An answer without messages would be worse: a client asks again at once after that, but only after seconds
             # where it was refused.
             raise FlowControl(full)
-        number = self._broker.fold.topics.get(ask.topic).numbers[ask.queue_id]
+        number = self._broker.view.queue_number(ask.topic, ask.queue_id)
         held = _Held(connection, command, ask, tag_hashes, number)
         self._held.setdefault(number, set()).add(held)
         self._held_of.setdefault(connection, set()).add(held)
@@ -193,7 +192,7 @@ class Pulls:
         if held.timer is not None:
             held.timer.cancel()
 
-    def wake(self, grown: set[int]) -> None:
+    def wake(self, grown: Set[int]) -> None:
         """These queues have grown: answers the pulls that waited for it."""
         for number in grown & self._held.keys():
             for held in list(self._held[number]):
@@ -234,7 +233,7 @@ class Pulls:
         """An operator has moved a group: its pulls that are held in these queues are told at once."""
         for (topic, queue_id), target in targets.items():
             self._reached.pop((group, topic, queue_id), None)
-            number = self._broker.fold.topics.get(topic).numbers[queue_id]
+            number = self._broker.view.queue_number(topic, queue_id)
             for held in [each for each in self._held.get(number, ()) if each.ask.group == group]:
                 self._offsets.take_move(group, topic, queue_id)
                 self._finish(held, _answer(held.command, self._moved(held.ask, target)))

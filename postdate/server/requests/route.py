@@ -11,10 +11,10 @@ from typing import Any
 import orjson
 
 from postdate.broker.broker import Broker
+from postdate.broker.view import PERM_WRITE
 from postdate.errors import Refused, UsageError
 from postdate.server.connection import Connection
 from postdate.server.requests.auto_creation import Birth
-from postdate.state.topics import PERM_WRITE, SCHEDULE_TOPIC
 from postdate.wire import bodies, codes, reports
 from postdate.wire.frame import Command, reply
 
@@ -48,11 +48,11 @@ class Routes:
         return reply(command, codes.SUCCESS, body=orjson.dumps({"brokerAddr": None, "topicList": names}))
 
     def _names(self) -> list[str]:
-        return [name for name in self._broker.fold.topics.by_name if name != SCHEDULE_TOPIC]
+        return self._broker.view.topic_names()
 
     def forget_topic(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         """Asked after the topic was deleted from all brokers: there is no route any more that could be forgotten."""
-        if asked["topic"] in self._broker.fold.topics.by_name:
+        if self._broker.view.has_topic(asked["topic"]):
             raise Refused(f"topic {asked['topic']!r} exists: delete it from the broker, and its route is gone")
         return reply(command, codes.SUCCESS)
 
@@ -72,8 +72,8 @@ class Routes:
         if is_writable == self._is_writable:
             return 0
         self._is_writable = is_writable
-        topics = self._broker.fold.topics.by_name
-        return len([name for name in self._names() if topics[name].perm & PERM_WRITE])
+        view = self._broker.view
+        return len([name for name in view.topic_names() if view.topic(name).perm & PERM_WRITE])
 
     # -- key-value settings: there are none ---------------------------------------------------------------------
 

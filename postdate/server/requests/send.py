@@ -153,7 +153,7 @@ class Producers:
 
     def _within_queues(self, message: Message) -> Message:
         """A route that was promised before anybody made the topic may have named more queues than it then got."""
-        topic = self._broker.fold.topics.by_name.get(message.topic)
+        topic = self._broker.view.find_topic(message.topic)
         if topic is None or not topic.write_queue_count <= message.queue_id < self._birth.new_queue_count:
             return message
         return message._replace(queue_id=message.queue_id % topic.write_queue_count)
@@ -187,7 +187,7 @@ class Producers:
 
     def _with_queue(self, message: Message) -> Message:
         """The broker picks: one queue after the other."""
-        topic = self._broker.fold.topics.by_name.get(message.topic)
+        topic = self._broker.view.find_topic(message.topic)
         self._next_queue += 1
         return message._replace(queue_id=self._next_queue % topic.write_queue_count if topic else 0)
 
@@ -342,7 +342,7 @@ class Producers:
     def recall(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         """370: by the handle of the send's answer or, our addition, by key and due."""
         topic, now_ms = asked["topic"], self._clock.now_ms()
-        self._broker.fold.topics.get(topic)
+        self._broker.view.topic(topic)
         try:
             if asked["recallHandle"] or not asked["key"]:
                 handle = self._checked_handle(topic, asked["recallHandle"])
@@ -439,5 +439,5 @@ def retry_times_max(broker: Broker, group: str, asked: int | None) -> int:
     set, else as the broker is.
     """
     if asked is None or asked < 0:
-        asked = broker.fold.groups.settings.get(group, {}).get("retryMaxTimes")
+        asked = broker.view.group_settings(group).get("retryMaxTimes")
     return asked if isinstance(asked, int) and asked >= 0 else broker.settings.retry_times_max

@@ -8,18 +8,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 
 from postdate import __version__
 from postdate.broker.broker import Broker
+from postdate.broker.view import NEVER
 from postdate.clock import Clock
 from postdate.config import DAY_MS, LIVE, Settings
 from postdate.errors import UsageError
 from postdate.server.connection import Connection
 from postdate.server.sessions.meter import Came, Meter, Span, Went, Whole
-from postdate.state.topics import GONE
-from postdate.state.wheel import NEVER
 from postdate.wire import codes, reports
 from postdate.wire.frame import Command, reply
 
@@ -119,36 +117,29 @@ class Status:
         return {
             "timerReadBehind": str(late_ms // 1_000),
             "timerOffsetBehind": _NONE,
-            "timerCongestNum": str(sum(self._waiting())),
+            "timerCongestNum": str(sum(self._broker.view.waiting_counts())),
             "timerEnqueueTps": self._rates(Whole.TIMED).split(" ")[0],
             "timerDequeueTps": self._rates(Whole.FIRED).split(" ")[0],
         }
 
     def _late_ms(self) -> int:
         """By how much the earliest message that waits is late: nothing, unless the disk is full or fails."""
-        due_at_ms = self._broker.fold.wheel.next_due_at_ms
+        due_at_ms = self._broker.view.next_due_at_ms
         return 0 if due_at_ms == NEVER else max(0, self._clock.now_ms() - due_at_ms)
 
-    def _waiting(self) -> tuple[int, int]:
-        """Messages that wait near and far; of the far ones also those whose cancel nobody has met yet."""
-        fold = self._broker.fold
-        gone = np.flatnonzero(fold.topics.target_array == GONE).tolist()  # queues of deleted topics
-        near, far = (sum(counts) - sum(counts[number] for number in gone) for counts in (fold.near, fold.untaken))
-        return near, far
-
     def _own(self) -> dict[str, str]:
-        fold = self._broker.fold
-        near, far = self._waiting()
+        view = self._broker.view
+        near, far = view.waiting_counts()
         figures: dict[str, Any] = {
             "postdate_waiting_near": near,
             "postdate_waiting_far": far,
             "postdate_late_ms": self._late_ms(),
             "postdate_timed_total": self._broker.timed_count,
             "postdate_fired_per_second": self._rates(Whole.FIRED),
-            "postdate_tombstones": fold.tombstones.count,
+            "postdate_tombstones": view.tombstone_count,
             **{f"postdate_pipeline_{name}": value for name, value in self._of_pipeline().items()},
-            "postdate_topics": len(fold.topics.by_name) - 1,  # without the schedule topic
-            "postdate_groups": len(fold.groups),
+            "postdate_topics": len(view.topic_names()),
+            "postdate_groups": view.group_count,
             **{f"postdate_{name}": count for name, count in self._counts().items()},
             "postdate_log_problem": self._broker.log.failure or self._broker.fire_error or "none",
         }
@@ -165,7 +156,7 @@ class Status:
         told = {
             "broker": self._of_broker(),
             "far": self._of_far(),
-            "table": self._broker.fold.far.table,
+            "table": self._broker.view.far.table,
             "reports": self._last_reports(_REPORTS_SHOWN),
             "parts": dict(self.parts),
         }
@@ -173,7 +164,7 @@ class Status:
 
     def _of_broker(self) -> dict[str, Any]:
         broker = self._broker
-        (near, far), (total, free) = self._waiting(), broker.disk_space()
+        (near, far), (total, free) = self._broker.view.waiting_counts(), broker.disk_space()
         return {
             "version": __version__,
             "data": str(Path(broker.settings.data).resolve()),
@@ -182,7 +173,7 @@ class Status:
             "waiting_near": near,
             "waiting_far": far,
             "late_ms": self._late_ms(),
-            "tombstones": broker.fold.tombstones.count,
+            "tombstones": broker.view.tombstone_count,
             "disk_bytes": total,
             "disk_free_bytes": free,
             "log_bytes": sum(min(stop, broker.log.end) - start for start, stop in broker.log.ranges()),
@@ -191,15 +182,15 @@ class Status:
 
     def _of_far(self) -> dict[str, Any]:
         """The far queue, and what the pipeline has of it."""
-        far = self._broker.fold.far
+        far = self._broker.view.far
         return {
             "taken": far.taken,
             "length": far.length,
             "backlog": far.length - far.taken,
             "horizon": far.horizon_at_ms,
             "epoch": far.epoch,
-            "is_served": self._broker.rescues.is_served(self._clock.now_ms()),
-            "rescued": self._broker.rescues.count,
+            "is_served": self._broker.rescuer.is_served(self._clock.now_ms()),
+            "rescued": self._broker.rescuer.rescued_count,
             "rows_in": far.rows_in,
             "rows_out": far.rows_out,
         }

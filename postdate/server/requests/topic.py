@@ -39,7 +39,7 @@ class Admin:
     # -- topics -------------------------------------------------------------------------------------------------
 
     def put_topic(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
-        known = self._broker.fold.topics.by_name.get(asked["topic"])
+        known = self._broker.view.find_topic(asked["topic"])
         attributes = _changed_attributes(known.attributes if known else {}, asked["attributes"])
         self._broker.put_topic(
             asked["topic"],
@@ -56,7 +56,7 @@ class Admin:
         made, and tools ask to delete them all the same.
         """
         name = asked["topic"]
-        if _is_of_group(name) and name not in self._broker.fold.topics.by_name:
+        if _is_of_group(name) and not self._broker.view.has_topic(name):
             return reply(command, codes.SUCCESS, {"cancelled": 0})
         return reply(command, codes.SUCCESS, {"cancelled": self._delete_topic(asked["topic"])})
 
@@ -66,7 +66,7 @@ class Admin:
         return count
 
     def topic_settings(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
-        topic = self._broker.fold.topics.get(asked["topic"])
+        topic = self._broker.view.topic(asked["topic"])
         shown = {
             "attributes": topic.attributes, "order": False, "perm": topic.perm, "readQueueNums": topic.read_queue_count,
             "topicFilterType": "SINGLE_TAG", "topicName": topic.name, "topicSysFlag": 0,
@@ -75,11 +75,11 @@ class Admin:
         return reply(command, codes.SUCCESS, body=orjson.dumps(shown))
 
     def topic_stats(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
-        topic = self._broker.fold.topics.get(asked["topic"])
+        topic = self._broker.view.topic(asked["topic"])
         table = {}
         for queue_id in range(max(topic.read_queue_count, topic.write_queue_count)):
             low, high = self._broker.offsets(topic.name, queue_id)
-            last_at_ms = self._broker.reader.visible_at_ms(topic.name, queue_id, high - 1) if low < high else 0
+            last_at_ms = self._broker.view.visible_at_ms(topic.name, queue_id, high - 1) if low < high else 0
             table[QueueName(topic.name, self._broker.settings.broker_name, queue_id)] = {
                 "lastUpdateTimestamp": last_at_ms, "maxOffset": high, "minOffset": low,
             }  # fmt: skip
@@ -97,7 +97,7 @@ class Admin:
         if not isinstance(name, str):
             raise ProtocolError("a group's settings need the field groupName")
         # How the group reads its topics is set by another request, and stays.
-        kept = self._broker.fold.groups.settings.get(name, {}).get(MODES_SETTING)
+        kept = self._broker.view.group_settings(name).get(MODES_SETTING)
         settings |= {MODES_SETTING: kept} if kept else {}
         self._broker.put_group(name, settings, self._clock.now_ms())
         return reply(command, codes.SUCCESS)
@@ -105,10 +105,10 @@ class Admin:
     def delete_group(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         """Forgets a group with its offsets and its retry and dead letter topics."""
         name = asked["groupName"]
-        if name not in self._broker.fold.groups:
+        if not self._broker.view.has_group(name):
             raise GroupNotFound(f"group {name!r} does not exist")
         for topic in (RETRY_TOPIC_PREFIX + name, DLQ_TOPIC_PREFIX + name):
-            if topic in self._broker.fold.topics.by_name:
+            if self._broker.view.has_topic(topic):
                 self._delete_topic(topic)
         self._broker.delete_group(name, self._clock.now_ms())
         self._offsets.forget_group(name)
@@ -122,7 +122,7 @@ class Admin:
                 "retryQueueNums": 1,
                 **settings,
             }
-            for name, settings in self._broker.fold.groups.all_settings().items()
+            for name, settings in self._broker.view.all_group_settings().items()
         }
         return reply(command, codes.SUCCESS, body=orjson.dumps({"subscriptionGroupTable": table}))
 

@@ -86,7 +86,7 @@ class Meter:
         self._windows = {span: _Window(span, now_ns) for span in Span}
         self._fresh: Counts = {}  # not in the windows yet
         self._grown: set[int] = set()  # numbers of queues to look at
-        self._lengths = [queue.length for queue in broker.fold.queues]  # as last seen; by number
+        self._lengths = broker.view.queue_lengths()  # as last seen; by number
         self._sent = (broker.accepted_count, broker.timed_count)  # as last seen
         self.pulled_total = 0
 
@@ -117,12 +117,11 @@ class Meter:
 
     def _count_growth(self, counts: Counts) -> int:
         grown, self._grown = self._grown, set()
-        fold, lengths = self._broker.fold, self._lengths
-        queues, places = fold.queues, fold.topics.places
-        lengths += [0] * (len(queues) - len(lengths))
+        view, lengths = self._broker.view, self._lengths
+        lengths += [0] * (view.queue_count - len(lengths))
         total = 0
         for number in grown:
-            topic, length = places[number][0], queues[number].length
+            topic, length = view.topic_of_queue(number), view.queue_length(number)
             growth, lengths[number] = length - lengths[number], length
             counts[Came(topic)] = counts.get(Came(topic), 0) + growth
             total += growth

@@ -21,10 +21,10 @@ class Offsets:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._rows_max = broker.settings.batch_bytes_max // _ROW_BYTES_MAX
-        self._latest: dict[str, dict[Place, int]] = {}  # since the start; the fold lags behind it by a flush
+        self._latest: dict[str, dict[Place, int]] = {}  # since the start; the broker lags behind it by a flush
         self._noted: dict[str, set[Place]] = {}  # of those, what is not written
         self._moves: dict[str, dict[Place, int]] = {}  # where an operator has moved a group, until a member is told
-        self._fresh: set[tuple[str, Place]] = set()  # of those, where the fold has none yet; may hold some more
+        self._fresh: set[tuple[str, Place]] = set()  # of those, where the broker has none yet; may hold some more
 
     @property
     def is_empty(self) -> bool:
@@ -39,26 +39,26 @@ class Offsets:
             self._noted.setdefault(group, set()).add((topic, queue_id))
 
     def _admit(self, group: str, place: Place, known: int | None) -> None:
-        """Offsets of queues for which a group has none yet are counted, those on their way to the fold too."""
+        """Offsets of queues for which a group has none yet are counted, those on their way to the broker too."""
         if known is not None:
             return
-        groups = self._broker.fold.groups
-        if groups.offset_count + len(self._fresh) >= self._broker.limits.offsets_max:
+        view = self._broker.view
+        if view.committed_offset_count + len(self._fresh) >= self._broker.limits.offsets_max:
             self._fresh = {
                 (name, other)
                 for name, other in self._fresh
-                if groups.offset(name, *other) is None and other in self._latest.get(name, ())
+                if view.committed_offset(name, *other) is None and other in self._latest.get(name, ())
             }
-            self._broker.definitions.admit_offsets(len(self._fresh) + 1)
+            self._broker.topics.admit_offsets(len(self._fresh) + 1)
         self._fresh.add((group, place))
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         latest = self._latest.get(group, {}).get((topic, queue_id))
-        return latest if latest is not None else self._broker.fold.groups.offset(group, topic, queue_id)
+        return latest if latest is not None else self._broker.view.committed_offset(group, topic, queue_id)
 
     def of(self, group: str) -> dict[Place, int]:
         """All that a group has committed."""
-        return self._broker.fold.groups.offsets(group) | self._latest.get(group, {})
+        return self._broker.view.committed_offsets(group) | self._latest.get(group, {})
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int, at_ms: int) -> Ticket:
         """Writes an offset at once. Raises FlowControl, and what the broker raises."""
@@ -82,7 +82,7 @@ class Offsets:
         return ticket
 
     def written(self, group: str, targets: Mapping[Place, int]) -> None:
-        """These offsets are durable: the fold knows them, and goes on from there where the group pops."""
+        """These offsets are durable: the broker knows them, and goes on from there where the group pops."""
         latest = self._latest.get(group, {})
         for place, offset in targets.items():
             if latest.get(place) == offset and place not in self._noted.get(group, ()):
