@@ -23,7 +23,7 @@ from postdate.counts import Seconds
 from postdate.errors import ProtocolError, UsageError
 from postdate.process import keep_freed_memory, let_others_go_first
 from postdate.storage.disk import Disk, RealDisk
-from postdate.table.find import Question, Table
+from postdate.table.find import Question, TableReader
 from postdate.wire.frame import Command
 from postdate.wire.requests import ClientRequest
 
@@ -38,7 +38,7 @@ class Bulk:
 
     def __init__(self, folder: Path, broker: Address, host: str, port: int, disk: Disk | None = None) -> None:
         """Raises ForeignFolder, and UsageError where the port cannot be had."""
-        self._table = Table()
+        self._table = TableReader()
         self._questions = ThreadPoolExecutor(_QUESTION_THREADS, "table")
         self._link = Link(broker, {ClientRequest.FIND_IN_TABLE: self._find, ClientRequest.COUNT_TABLE: self._count})
         try:

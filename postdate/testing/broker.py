@@ -7,7 +7,7 @@ from typing import Any
 from postdate.broker import Broker
 from postdate.client.loop import LoopThread
 from postdate.clock import ManualClock, SystemClock
-from postdate.config import MIB, Settings
+from postdate.config import MIB, Limits, Settings
 from postdate.errors import UsageError
 from postdate.server import Server
 from postdate.spans import Delay, delay_ms, instant
@@ -20,9 +20,9 @@ _SETTINGS: dict[str, Any] = {
     "vip_port": -1,
     "segment_bytes": MIB,
     "batch_bytes_max": MIB,
-    "queue_file_rows": 4_096,
     "shutdown_ms": 500,
 }
+_LIMITS = Limits(queue_file_rows=4_096)
 
 
 class InProcessBroker:
@@ -44,7 +44,7 @@ class InProcessBroker:
         """Raises UsageError for settings that are refused, and where it cannot listen."""
         self.clock = clock or ManualClock(SystemClock().now_ms())
         self.disk = disk or VirtualDisk()
-        self._broker = Broker(self.disk, Settings(**(_SETTINGS | settings)))
+        self._broker = Broker(self.disk, Settings(**(_SETTINGS | settings)), limits=_LIMITS)
         self._server = Server(self._broker, self.clock)
         self._loop = LoopThread()
         self._is_closed = False

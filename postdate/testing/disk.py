@@ -1,9 +1,9 @@
-"""A disk in memory that keeps the promises of a real one and not one more.
+"""A disk in memory that keeps the promises of a real one and no more.
 
-What is written is seen at once, and is on disk only when its file has been synced; a name only when its folder has
-been. `lose_power` keeps what was synced and, of the rest, whatever the dice say: any subset of the writes, torn in
-pieces, in any order of arrival. `kill` ends the process alone: what was written stays. On demand a sync fails (and
-drops what it should have written, as Linux does), bits flip, there is no more room, and a fault point kills.
+A write is visible at once, but on disk only after a sync of its file; a name only after a sync of its folder.
+`lose_power` keeps what was synced and lets dice decide about the rest: any subset of the writes, torn into sectors.
+`kill` ends the process alone, so that all writes stay. On demand a sync fails (and drops its writes, as Linux does), a
+bit flips, the disk is full, or a fault point kills.
 """
 
 import errno
@@ -15,22 +15,22 @@ import numpy as np
 from postdate.errors import FolderInUse
 from postdate.storage.disk import Data
 
-SECTOR_BYTES = 64  # what is written whole or not at all; small, so that small files tear too
+SECTOR_BYTES = 64  # a sector is written whole or not at all; small, so that small files tear too
 
 
 class Killed(BaseException):
-    """The process dies here. Not an Exception: nobody may handle it."""
+    """The process dies at a fault point. Not an Exception, so that no code of the broker handles it."""
 
 
 class Content:
-    """A file's bytes: as seen, as on disk, and the writes between the two."""
+    """The bytes of a file: as programs see them, as they are on disk, and the writes between the two."""
 
     __slots__ = ("on_disk", "seen", "unsynced")
 
     def __init__(self) -> None:
         self.seen = bytearray()
         self.on_disk = bytearray()
-        self.unsynced: list[tuple[int, bytes]] = []  # (position, data); position -1: truncate to int(data)
+        self.unsynced: list[tuple[int, bytes]] = []  # (position, data); at position -1, truncate to int(data)
 
     def write(self, position: int, data: bytes) -> None:
         self.unsynced.append((position, data))
@@ -52,16 +52,16 @@ class Content:
             _put(self.on_disk, position, data)
 
     def drop_unsynced(self) -> None:
-        """A failed sync: what is seen stays, but nobody will ever write it to the disk."""
+        """Fails a sync: programs still see the writes, but they never reach the disk."""
         self.unsynced.clear()
 
     def lose_power(self, dice: random.Random) -> None:
         for position, data in self.unsynced:
-            self._maybe(dice, position, data)
+            self._keep_perhaps(dice, position, data)
         self.unsynced.clear()
         self.seen = bytearray(self.on_disk)
 
-    def _maybe(self, dice: random.Random, position: int, data: bytes) -> None:
+    def _keep_perhaps(self, dice: random.Random, position: int, data: bytes) -> None:
         fate = dice.random()
         if fate < 0.4:
             return
@@ -94,7 +94,7 @@ class VirtualFile:
     def __init__(self, disk: "VirtualDisk", path: str) -> None:
         self._disk = disk
         self._path = path
-        self._content = disk.made(path)
+        self._content = disk.create(path)
 
     def write(self, position: int, *parts: Data) -> None:
         self._disk.write_content(self._content, position, parts)
@@ -103,7 +103,7 @@ class VirtualFile:
         self._disk.sync_content(self._content)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no descriptor is open."""
 
 
 class VirtualLock:
@@ -112,17 +112,17 @@ class VirtualLock:
 
 
 class VirtualDisk:
-    """Implements postdate.storage.disk.Disk in memory."""
+    """A data folder in memory, for `Broker` and `InProcessBroker`. Implements postdate.storage.disk.Disk."""
 
     def __init__(self, capacity_bytes: int = 1 << 40) -> None:
         self._seen: dict[str, Content] = {}
         self._on_disk: dict[str, Content] = {}
-        self._changes: list[tuple[str, Callable[[dict[str, Content]], object]]] = []  # (folder, change) not synced
+        self._changes: list[tuple[str, Callable[[dict[str, Content]], object]]] = []  # unsynced: (folder, change)
         self._locked = False
         self.capacity_bytes = capacity_bytes
         self.reached: dict[str, int] = {}  # how often each fault point was passed
-        self.kill_at: tuple[str, int] | None = None  # (point, how many more times it is passed)
-        self.kill_after: int | None = None  # how many more points of any name
+        self.kill_at: tuple[str, int] | None = None  # (point, how many more times it is passed first)
+        self.kill_after: int | None = None  # how many more points of any name are passed first
         self.failing_syncs = 0  # how many of the next syncs fail
 
     # -- faults -------------------------------------------------------------------------------------------------
@@ -141,11 +141,11 @@ class VirtualDisk:
                 raise Killed(point)
 
     def kill(self) -> None:
-        """The process is gone; the machine, and with it everything written, is not."""
+        """Ends the process, which lets go of the lock. The machine runs on, and every write stays."""
         self._forget_process()
 
     def lose_power(self, dice: random.Random) -> None:
-        """The machine is gone. Names are journalled: of the unsynced changes in a folder the first ones survive."""
+        """Ends the machine. Names are journalled: of the unsynced changes in a folder, the first ones survive."""
         self._forget_process()
         for folder in sorted({place for place, _ in self._changes}):
             changes = [change for place, change in self._changes if place == folder]
@@ -162,7 +162,7 @@ class VirtualDisk:
         self.failing_syncs = 0
 
     def flip(self, path: str, bit: int) -> None:
-        """One bit of a file goes wrong, on the disk and in memory."""
+        """Inverts one bit of a file, on the disk and in memory."""
         content = self._seen[path]
         for data in (content.seen, content.on_disk):
             if bit // 8 < len(data):
@@ -170,12 +170,12 @@ class VirtualDisk:
 
     # -- Disk ---------------------------------------------------------------------------------------------------
 
-    def made(self, path: str) -> Content:
+    def create(self, path: str) -> Content:
+        """Returns the content of a file, which is made where there is none."""
         content = self._seen.get(path)
         if content is None:
-            content = self._seen[path] = Content()
-            made = content
-            self._changes.append((_folder(path), lambda names: names.__setitem__(path, made)))
+            content = new = self._seen[path] = Content()
+            self._changes.append((_folder(path), lambda names: names.__setitem__(path, new)))
         return content
 
     def write_content(self, content: Content, position: int, parts: tuple[Data, ...]) -> None:
@@ -211,7 +211,7 @@ class VirtualDisk:
         return bytes(self._existing(path).seen[position : position + size])
 
     def write(self, path: str, position: int, *parts: Data) -> None:
-        self.write_content(self.made(path), position, parts)
+        self.write_content(self.create(path), position, parts)
 
     def truncate(self, path: str, size: int) -> None:
         self._existing(path).truncate(size)
@@ -268,7 +268,7 @@ class VirtualDisk:
         return sorted(self._seen)
 
     def copy(self) -> "VirtualDisk":
-        """A disk with room and the same files as they are seen now, all of them synced."""
+        """Returns a disk with room and the same files as programs see them now, all of them synced."""
         twin = VirtualDisk()
         for path, content in self._seen.items():
             twin.write(path, 0, bytes(content.seen))

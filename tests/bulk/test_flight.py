@@ -9,7 +9,7 @@ import pyarrow.flight as flight
 import pytest
 
 from postdate.bulk import flight as doors
-from postdate.bulk import maps, streams
+from postdate.bulk import streams
 from postdate.bulk.schema import OUT
 from postdate.clock import ManualClock
 from postdate.config import MIB
@@ -187,25 +187,6 @@ def test_rows_whose_record_is_gone_are_left_out(tmp_path: Path) -> None:
             assert client.read()["offset"].to_pylist() == [1]
             (tmp_path / "aside").rename(segment)
             assert client.read().equals(first)
-
-
-def test_few_files_stay_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maps, "MAPS_MAX", 3)
-    held = maps.Maps(tmp_path)
-    for name in "abcdef":
-        (tmp_path / name).write_bytes(name.encode())
-        found = held.get(name)
-        assert found is not None
-        assert found.array.tobytes() == name.encode()
-        assert held.count <= 3
-    (tmp_path / "e").unlink()
-    (tmp_path / "f").unlink()
-    (tmp_path / "f").write_bytes(b"another")
-    assert held.get("e") is None
-    assert held.count == 1, "a map holds the disk's space of a file that is gone"
-    found = held.get("f")
-    assert found is not None
-    assert found.array.tobytes() == b"another"
 
 
 # -- topics -----------------------------------------------------------------------------------------------------

@@ -125,10 +125,10 @@ NULL_RECORD = pa.RecordBatch.from_pylist([batch((1, 1)).to_pylist()[0] | {"recor
         ([batch((5, 1), (6, 1)), batch((5, 3))], -1, -1, r"row 2 is not in \(due, arrival\) order"),
         ([batch((5, 3)), batch((5, 2))], -1, -1, r"row 1 is not in \(due, arrival\) order"),
         ([batch((5, 1), (5, 2))], 3, -1, "2 rows and .* bytes came, 3 and"),
-        ([batch((5, 1), (5, 2))], 1, -1, "2 rows and .* bytes have come, 1 and"),
+        ([batch((5, 1), (5, 2))], 1, -1, "2 rows and .* bytes came, 1 and"),
         ([batch((5, 1))], -1, 200, "1 rows and 98 bytes came, 1 and 200 were announced"),
-        ([batch((5, 1))], -1, 10, "1 rows and 98 bytes have come, 1 and 10 were announced"),
-        ([batch((5, 1), size_of=1)], -1, -1, "chunk 000001-a, behind row 0: no record of 99 bytes stands at byte 0"),
+        ([batch((5, 1))], -1, 10, "1 rows and 98 bytes came, 1 and 10 were announced"),
+        ([batch((5, 1), size_of=1)], -1, -1, "chunk 000001-a, after row 0: no record of 99 bytes stands at byte 0"),
         ([NULL_RECORD], 1, 0, "column record has a null"),
         ([batch((5, 1)).drop_columns(["flags"])], -1, -1, "the columns are due int64, .* expected due int64"),
     ],
@@ -166,7 +166,7 @@ def test_a_chunk_that_is_not_announced_is_refused(client: Client, descriptor: fl
 def test_a_name_is_used_once(client: Client, folder: Path) -> None:
     client.put(NAME, [batch((1, 1))])
     before = (folder / "chunks" / NAME).read_bytes()
-    with pytest.raises(flight.FlightServerError, match="is there already"):
+    with pytest.raises(flight.FlightServerError, match="exists already"):
         client.put(NAME, [batch((2, 2))])
     assert (folder / "chunks" / NAME).read_bytes() == before
 
@@ -175,7 +175,7 @@ def test_two_uploads_of_one_name_do_not_meet(client: Client, folder: Path) -> No
     writer, answers = client.writer(NAME, 1, 98)
     writer.write_batch(batch((5, 1)))
     wait_until(lambda: names(folder) == [NAME + ".new"])
-    with pytest.raises(flight.FlightServerError, match="is there already"):
+    with pytest.raises(flight.FlightServerError, match="exists already"):
         client.put(NAME, [batch((2, 2))])
     writer.done_writing()
     answers.read()

@@ -282,6 +282,7 @@ def turn_clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     return clock
 
 
+@pytest.mark.usefixtures("turn_clock")
 def test_queues_take_turns_and_each_is_given_to_one_at_a_time() -> None:
     backlog, _ = new_backlog()
     first, second = owned(0), owned(1)

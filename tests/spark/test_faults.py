@@ -178,7 +178,7 @@ def test_of_two_pipelines_the_older_one_is_fenced(tmp_path: Path, spark: Any) ->
         send_some(piped)
         piped.pass_ms(MINUTE_MS)
         piped.wait(lambda: not old._query.isActive)
-        with pytest.raises(Refused, match=r"another pipeline has registered|another writer lives"):
+        with pytest.raises(Refused, match=r"another pipeline has registered|another writer is at work"):
             old.watch()
         piped.travel(piped.now + 2 * HOUR_MS)
 
@@ -197,7 +197,7 @@ def test_a_pipeline_that_wakes_up_behind_a_newer_one_is_refused(tmp_path: Path, 
         piped.follow()
         held.let_go()
         piped.wait(lambda: not old._query.isActive)
-        with pytest.raises(Refused, match=r"another pipeline has registered|another writer lives"):
+        with pytest.raises(Refused, match=r"another pipeline has registered|another writer is at work"):
             old.watch()
         piped.travel(piped.now + 2 * HOUR_MS)
 

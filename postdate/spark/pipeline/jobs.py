@@ -33,8 +33,8 @@ from postdate.spark.executor.tasks import results, written
 from postdate.spark.pending import view
 from postdate.table import merging
 from postdate.table.delta import Table
-from postdate.table.files import Written, described
-from postdate.table.format import BATCH_TIERS, batch_file
+from postdate.table.files import WrittenFile, describe_file
+from postdate.table.format import BATCH_TIERS, batch_file_name
 
 # Whoever wrote the predicate is to blame; another try would end in the same way.
 _THEIRS = (
@@ -88,7 +88,7 @@ class Jobs:
         """Removes files beside the table of jobs that are over: of imports that nobody has given up, because they died,
         or that tasks went on with behind that. Files are listed first: what is written later is none of our business.
         """
-        place = self._table.place
+        place = self._table.folder
         names = [name for name in place.sizes() if name.startswith(_BESIDE)]
         if not names:
             return
@@ -116,12 +116,12 @@ class Jobs:
         reach("job.adopted")
         self._table.take(files, far + 1)
 
-    def _moved_in(self, file: list[Any], far: int) -> Written:
+    def _moved_in(self, file: list[Any], far: int) -> WrittenFile:
         """A file beside the table gets the name of a batch's own file. Its own words count, not those of its maker."""
         source = str(file[0])
-        target = batch_file(_tier_of(source), far, uuid.uuid5(uuid.NAMESPACE_OID, source).hex[:12])
-        self._table.place.rename(source, target)
-        return described(self._table.place, target)
+        target = batch_file_name(_tier_of(source), far, uuid.uuid5(uuid.NAMESPACE_OID, source).hex[:12])
+        self._table.folder.rename(source, target)
+        return describe_file(self._table.folder, target)
 
     # -- selecting ----------------------------------------------------------------------------------------------
 
@@ -149,11 +149,11 @@ class Jobs:
         spark, by_ms = self._spark, job["by_ms"]
         spark.conf.set("spark.sql.session.timeZone", "UTC")
         files = list(self._table.files.values())
-        with view.selectable(spark, self._bulk, state, self._table.place.uri, files, job["arrival"]) as rows:
+        with view.selectable(spark, self._bulk, state, self._table.folder.uri, files, job["arrival"]) as rows:
             view.chosen(rows.select(*view.SHOWN), job["where"])  # neither it nor what Spark says may speak of others
             chosen = rows.where(job["where"]).select(*selecting.columns(by_ms))
             task = {
-                "bulk": self._bulk, "table": self._table.place.uri, "number": job["number"], "by_ms": by_ms,
+                "bulk": self._bulk, "table": self._table.folder.uri, "number": job["number"], "by_ms": by_ms,
                 "edge": merging.edge_ms(state["now_ms"]),
             }  # fmt: skip
             answers = chosen.mapInArrow(selecting.select(task), "result string").collect()

@@ -1,71 +1,21 @@
-"""A topic's queue by columns: what each record says by itself, whatever stands in it; and what may be asked for."""
+"""Queues as record batches, over Flight: a topic's queue by columns, and the messages that wait in the wheel."""
 
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as some
 
-from postdate.bulk import properties as bulk_properties
-from postdate.bulk.dues import dues
-from postdate.bulk.properties import Properties
 from postdate.clock import ManualClock
-from postdate.errors import IllegalMessage
-from postdate.message import INT64_MAX, DelayLevels, decode_properties, due_and_level
-from tests.bulk.test_columns import PROPERTIES
+from postdate.message import decode_properties
+from postdate.server.requests import pipeline
+from postdate.storage import record as records
 from tests.support.bulking import Client, bulking
 from tests.support.carrying import BEGIN, World
 from tests.support.helpers import MINUTE_MS, T0, TOPIC, message, pulled
 from tests.support.serving import Served, serving
 
-LEVELS = DelayLevels.parse("1s 5s 2h")
-NUMBERS = some.one_of(
-    some.integers(-3, 12).map(str),
-    some.integers(T0 - 5, T0 + 5).map(str),
-    some.sampled_from(["+7", "007", "-0", "-9223372036854775807", "-9223372036854775808", "9007199254740993", "x"]),
-)
-NAMES = some.sampled_from(
-    ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "__STARTDELIVERTIME", "XDELAY", "KEYS"]
-)
-TIMED = some.lists(some.tuples(NAMES, NUMBERS), max_size=5).map(
-    lambda named: b"".join(f"{name}\x01{value}\x02".encode() for name, value in named)
-)
-
-
-@settings(max_examples=400, deadline=None)
-@given(some.lists(PROPERTIES, max_size=12), some.sampled_from([0, 1 << 22]))
-def test_maps_hold_what_each_message_has(encoded: list[bytes], table_max: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bulk_properties, "_TABLE_MAX", table_max)
-        found = Properties(pa.array(encoded, pa.binary())).maps()
-    assert [dict(row) for row in found.to_pylist()] == [decode_properties(each) for each in encoded]
-    assert all(len(dict(row)) == len(row) for row in found.to_pylist())
-
-
-def test_what_is_no_text_is_left_out_of_a_map() -> None:
-    encoded = [b"a\x01\xff\x02b\x01c\x02", b"\xff\x01d\x02b\x01e\x02"]
-    found = Properties(pa.array(encoded, pa.binary())).maps()
-    assert found.to_pylist() == [[("b", "c")], [("b", "e")]]
-
-
-@settings(max_examples=400, deadline=None)
-@given(some.lists(TIMED, max_size=8))
-def test_dues_are_those_of_each_message(encoded: list[bytes]) -> None:
-    stored_at = np.full(len(encoded), T0)
-    try:
-        wanted = [due_and_level(decode_properties(each), T0, LEVELS, INT64_MAX) for each in encoded]
-    except IllegalMessage:
-        with pytest.raises(IllegalMessage):  # nobody can have sent it
-            dues(Properties(pa.array(encoded, pa.binary())), stored_at, LEVELS)
-        return
-    found = dues(Properties(pa.array(encoded, pa.binary())), stored_at, LEVELS)
-    assert list(zip(found.due.tolist(), found.level.tolist(), strict=True)) == wanted
-
-
-# -- over Flight ------------------------------------------------------------------------------------------------
+# -- a topic's queue --------------------------------------------------------------------------------------------
 
 
 def read(client: Client, columns: list[str], **where: object) -> pa.Table:
@@ -139,3 +89,33 @@ def test_a_topic_is_asked_for_by_name(tmp_path: Path, wish: object) -> None:
         pytest.raises(flight.FlightServerError, match="expected JSON with topic and at"),
     ):
         client.act("topic", wish)
+
+
+# -- the wheel --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_rows", [1, 3, 32_768])
+def test_what_waits_in_the_wheel_is_given_wherever_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page_rows: int
+) -> None:
+    monkeypatch.setattr(pipeline, "NEAR_ROWS", page_rows)
+    world = World(tmp_path)
+    try:
+        assert list(world.gate.near()) == []
+        soon = BEGIN + 3 * MINUTE_MS
+        world.send("far", [soon, soon + 5, soon + 5, soon + 9])
+        world.batch()
+        world.pass_minutes(2)  # promoted: in a chunk
+        world.send("near", [soon + 5, soon + 1])
+        world.cancel("far-u3", soon + 9, "unique")
+        rows = pa.Table.from_batches(list(world.gate.near()))
+        bodies = [records.decode(record).body.decode() for record in rows["record"].to_pylist()]
+        assert bodies == ["far 0", "near 1", "far 1", "far 2", "near 0"]
+        assert rows["due"].to_pylist() == [soon, soon + 1, soon + 5, soon + 5, soon + 5]
+        assert set(rows["topic"].to_pylist()) == {TOPIC}
+        assert rows["key"].to_pylist()[0] == "far-k0 other"
+        assert rows["tag"].to_pylist() == ["a"] * 5
+        world.served.call(lambda: world.broker.delete_topic(TOPIC, world.clock.now_ms()))
+        assert list(world.gate.near()) == []
+    finally:
+        world.close()
