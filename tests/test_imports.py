@@ -259,8 +259,15 @@ def test_the_server_knows_the_state_only_through_the_view_of_the_broker() -> Non
 
 
 def test_no_modules_import_each_other() -> None:
-    cycles = [cycle for cycle in cycles_of(graph_of(sources())) if not cycle[0].startswith("postdate.server")]
+    cycles = cycles_of(graph_of(sources()))
     assert not cycles, "\n".join(map(", ".join, cycles))
+
+
+def test_sessions_of_the_server_know_no_requests() -> None:
+    above = ("postdate.server.requests", "postdate.server.dispatch", "postdate.server.serve")
+    sessions = {name: found for name, found in graph_of(sources()).items() if name.startswith("postdate.server.sess")}
+    assert sessions
+    assert not [(name, target) for name, found in sessions.items() for target in found if target.startswith(above)]
 
 
 # -- the checker, on small sources -------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from postdate.storage.layout import NEAR
 from postdate.wire import codes
 from postdate.wire.frame import NO_FIELDS, Command
 from postdate.wire.reports import decode_properties_text
+from postdate.wire.requests import Request
 
 logger = logging.getLogger("postdate.bulk")
 
@@ -64,7 +65,7 @@ class Link:
         pause = Pause()
         while True:
             try:
-                self._note(await self._asked(codes.GET_BULK_STATE, NO_FIELDS, b"", _ASK_SECONDS))
+                self._note(await self._asked(Request.GET_BULK_STATE, NO_FIELDS, b"", _ASK_SECONDS))
                 pause.reset()
                 await asyncio.sleep(_STATE_PAUSE_SECONDS)
             except PostdateError:
@@ -88,25 +89,25 @@ class Link:
     # -- requests; all of them raise what the broker's refusal means, Unreachable, Disconnected or TimedOut
 
     def state(self) -> dict[str, Any]:
-        return self._note(self._ask(codes.GET_BULK_STATE))
+        return self._note(self._ask(Request.GET_BULK_STATE))
 
     def register(self, wish: bytes) -> dict[str, Any]:
-        return self._note(self._ask(codes.REGISTER_PIPELINE, body=wish, timeout=_WRITE_SECONDS))
+        return self._note(self._ask(Request.REGISTER_PIPELINE, body=wish, timeout=_WRITE_SECONDS))
 
     def stage(self, wish: bytes) -> None:
-        self._ask(codes.STAGE, body=wish, timeout=_STAGE_SECONDS)
+        self._ask(Request.STAGE, body=wish, timeout=_STAGE_SECONDS)
 
     def job(self, wish: bytes) -> dict[str, Any]:
-        answer: dict[str, Any] = orjson.loads(self._ask(codes.JOB, body=wish, timeout=_STAGE_SECONDS).body)
+        answer: dict[str, Any] = orjson.loads(self._ask(Request.JOB, body=wish, timeout=_STAGE_SECONDS).body)
         return answer
 
     def report(self, report: bytes) -> None:
-        self._ask(codes.REPORT_BATCH, body=report)
+        self._ask(Request.REPORT_BATCH, body=report)
 
     def range(self, topic: str, queue_id: int, times: bool, start: int) -> QueueRange:
         """The rows of a topic's queue or their times, or of the far queue where the topic is empty."""
         asked = {"topic": topic, "queueId": queue_id, "start": start, "times": str(times).lower()}
-        answer = self._ask(codes.GET_BULK_RANGE, asked)
+        answer = self._ask(Request.GET_BULK_RANGE, asked)
         try:
             number, first, length, stored, file_rows = (
                 int(answer.fields[name]) for name in ("number", "first", "length", "stored", "fileRows")
@@ -118,20 +119,20 @@ class Link:
 
     def topic(self, name: str, at_ms: int) -> list[list[int]]:
         """How far each queue goes: [id, number, first offset, next offset, first one visible since an instant]."""
-        found: list[list[int]] = orjson.loads(self._ask(codes.GET_BULK_TOPIC, {"topic": name, "at": at_ms}).body)[
+        found: list[list[int]] = orjson.loads(self._ask(Request.GET_BULK_TOPIC, {"topic": name, "at": at_ms}).body)[
             "queues"
         ]
         return found
 
     def chunks(self) -> list[StagedChunk]:
         """All staged chunks that are there, ascending by base."""
-        return [StagedChunk(*each) for each in orjson.loads(self._ask(codes.GET_CHUNKS).body)]
+        return [StagedChunk(*each) for each in orjson.loads(self._ask(Request.GET_CHUNKS).body)]
 
     def near(self) -> Iterator[np.ndarray]:
         """What waits in the wheel (wheel.NEAR), page by page, in the order of (due, arrival)."""
         place = ("-1", "-1")
         while True:
-            answer = self._ask(codes.GET_NEAR, {"due": place[0], "arrival": place[1]})
+            answer = self._ask(Request.GET_NEAR, {"due": place[0], "arrival": place[1]})
             yield np.frombuffer(answer.body, NEAR)
             if "due" not in answer.fields:
                 return
@@ -139,7 +140,7 @@ class Link:
 
     def delay_levels(self) -> str:
         """The broker's delay levels, as it is set."""
-        settings = decode_properties_text(self._ask(codes.GET_BROKER_CONFIG).body)
+        settings = decode_properties_text(self._ask(Request.GET_BROKER_CONFIG).body)
         return settings["message_delay_level"]
 
     def close(self) -> None:
@@ -150,6 +151,6 @@ class Link:
 
 async def _greet(connection: Connection) -> None:
     """Says that questions about the table are answered here. A broker that wants none is served all the same."""
-    answer = await connection.request(codes.ATTACH_TABLE, timeout=_ASK_SECONDS)
+    answer = await connection.request(Request.ATTACH_TABLE, timeout=_ASK_SECONDS)
     if answer.code != codes.SUCCESS:
         logger.warning("the broker will ask nothing about the table: %s", answer.remark)

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from postdate.client.connection import Address, Connections
 from postdate.client.errors import TimedOut, Unreachable, expect_success
 from postdate.errors import UsageError
-from postdate.wire import bodies, codes
+from postdate.wire import bodies
 from postdate.wire.frame import NO_FIELDS
+from postdate.wire.requests import Request
 
 _PAUSE_SECONDS = 0.2
 
@@ -53,5 +54,5 @@ class Jobs:
 
     async def _asked(self, address: Address, body: bytes) -> dict[str, Any]:
         connection = await self._connections.to(address, self._timeout)
-        answer = await connection.request(codes.JOB, NO_FIELDS, body, timeout=self._timeout)
+        answer = await connection.request(Request.JOB, NO_FIELDS, body, timeout=self._timeout)
         return bodies.load(expect_success(answer).body, "what is said of a job")

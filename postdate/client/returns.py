@@ -20,7 +20,7 @@ from postdate.message import (
     PROPERTY_TIMER_DELAY_MS,
 )
 from postdate.spans import Delay, delay_ms
-from postdate.wire import codes
+from postdate.wire.requests import Request
 
 log = logging.getLogger("postdate.client")
 
@@ -69,7 +69,9 @@ class Returns:
         }  # fmt: skip
         if self._wanted.reconsume_times_max is not None:
             fields["maxReconsumeTimes"] = self._wanted.reconsume_times_max
-        expect_success(await self._membership.ask(delivery.origin.queue.address, codes.CONSUMER_SEND_MSG_BACK, fields))
+        expect_success(
+            await self._membership.ask(delivery.origin.queue.address, Request.CONSUMER_SEND_MSG_BACK, fields)
+        )
 
     async def _send_on(self, delivery: Delivery, timing: Mapping[str, str]) -> None:
         """A message like it, to the retry topic."""

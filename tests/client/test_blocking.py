@@ -521,7 +521,7 @@ def test_a_consumer_goes_on_when_the_server_is_back(tmp_path: Path) -> None:
 
 
 def test_a_connection_that_was_dropped_is_made_anew(client: Client, served: Served) -> None:
-    service = served.server._service
+    service = served.server._dispatcher
     assert service is not None
 
     def cut() -> None:

@@ -38,7 +38,7 @@ from postdate.wire.allocation import allocate
 from postdate.wire.bodies import Broker, QueueData, QueueName, Route
 from postdate.wire.frame import Command
 from postdate.wire.ids import recall_handle
-from postdate.wire.records import Record, decode_records, joined, split_records
+from postdate.wire.records import Record, decode_records, join_pieces, split_records
 from tests.support.serving import WAIT_S
 
 # -- the package
@@ -687,7 +687,7 @@ def test_records_that_are_split_are_those_that_are_read(data: st.DataObject) -> 
 
 
 def all_joined(data: bytes) -> list[Record]:
-    return [joined(pieces) for pieces in zip(*split_records(data), strict=True)]
+    return [join_pieces(pieces) for pieces in zip(*split_records(data), strict=True)]
 
 
 def read_or_refused(read: Callable[[bytes], list[Record]], answer: bytes) -> list[Record] | str:

@@ -69,7 +69,7 @@ from postdate.table import merging, slices
 from postdate.table.format import CHECKPOINT, HISTORY, MESSAGES, ROW_GROUP_ROWS, SCHEMA
 from postdate.wire import bodies, frame, ids
 from postdate.wire import codes as wire_codes
-from postdate.wire.schema import REQUESTS, Field, Request
+from postdate.wire.requests import REQUESTS, Field, Request
 from tests.support.bulking import bulking
 from tests.support.carrying import BEGIN, World
 from tests.support.helpers import (
@@ -664,7 +664,7 @@ def test_every_request_is_documented_as_it_is() -> None:
     for cells, request in zip(rows, REQUESTS.values(), strict=True):
         shown = set(names_in(cells[2])) | set(names_in(cells[3]))
         assert shown == {field.name for field in request.fields}, request.name
-        assert tuple(names_in(cells[4])) == request.reply, request.name
+        assert tuple(names_in(cells[4])) == request.answer, request.name
         if not cells[2].startswith("*"):
             assert codes(cells[2]) == fields_of(request, required=True), request.name
             assert codes(cells[3]) == fields_of(request, required=False), request.name
@@ -690,7 +690,7 @@ def field_held(field: Field, *, required: bool | None) -> FieldRow:
 
 
 def test_fields_of_a_send_are_those_of_the_code() -> None:
-    for request in (wire_codes.SEND_MESSAGE, wire_codes.SEND_MESSAGE_V2, wire_codes.SEND_BATCH_MESSAGE):
+    for request in (Request.SEND_MESSAGE, Request.SEND_MESSAGE_V2, Request.SEND_BATCH_MESSAGE):
         held = [field_held(field, required=field.required) for field in REQUESTS[request].fields]
         assert held == [
             FieldRow(code(name), kind, default_of(default), required == "yes", code(letter))
@@ -699,7 +699,7 @@ def test_fields_of_a_send_are_those_of_the_code() -> None:
 
 
 def test_fields_of_a_pull_are_those_of_the_code() -> None:
-    for request in (wire_codes.PULL_MESSAGE, wire_codes.LITE_PULL_MESSAGE):
+    for request in (Request.PULL_MESSAGE, Request.LITE_PULL_MESSAGE):
         held = [field_held(field, required=field.required) for field in REQUESTS[request].fields]
         assert held == [
             FieldRow(code(name), kind, default_of(default), required == "yes")
@@ -708,7 +708,7 @@ def test_fields_of_a_pull_are_those_of_the_code() -> None:
 
 
 def test_fields_of_other_requests_are_those_of_the_code() -> None:
-    common = {REQUESTS[wire_codes.SEND_MESSAGE].fields, REQUESTS[wire_codes.PULL_MESSAGE].fields}
+    common = {REQUESTS[Request.SEND_MESSAGE].fields, REQUESTS[Request.PULL_MESSAGE].fields}
     held: dict[str, FieldRow] = {}
     for request in REQUESTS.values():
         for field in () if request.fields in common else request.fields:
@@ -727,7 +727,7 @@ def test_answer_codes_are_those_that_the_server_gives() -> None:
     rows = table_in(PROTOCOL, "Answer codes")
     assert all(getattr(wire_codes, code(name)) == int(number) for number, name, _ in rows)
     known = (ROOT / "postdate" / "wire" / "codes.py").read_text().partition("# Answers.")[2].partition("\n\n")[0]
-    sources = "".join(file.read_text() for file in sorted((ROOT / "postdate" / "server").glob("*.py")))
+    sources = "".join(file.read_text() for file in sorted((ROOT / "postdate" / "server").rglob("*.py")))
     given = set(re.findall(r"codes\.([A-Z_]+)", sources)) & set(re.findall(r"^([A-Z_]+) =", known, re.MULTILINE))
     assert {code(name) for _, name, _ in rows} == given
 
@@ -771,7 +771,7 @@ def test_what_waits_is_told_as_shown(tmp_path: Path) -> None:
 def test_headers_that_are_shown_are_those_of_the_code() -> None:
     text = sections_of(PROTOCOL.read_text())["Frames"]
     header = shown_json("Frames").replace(b"\n", b"")
-    assert frame.decode(frame.framed(header)[4:]).code == wire_codes.GET_ROUTEINFO_BY_TOPIC
+    assert frame.decode(frame.encode_frame(header)[4:]).code == Request.GET_ROUTEINFO_BY_TOPIC
     assert ", ".join(frame.LANGUAGES) in " ".join(text.split())
     assert f"we write {wire_codes.PROTOCOL_VERSION}" in text
     assert f"we write `{wire_codes.LANGUAGE}`" in text
@@ -818,8 +818,8 @@ def test_commands_of_mqadmin_are_those_that_interop_types() -> None:
 def test_figures_are_those_that_the_broker_tells(tmp_path: Path) -> None:
     with serving(tmp_path) as served, client.connect(served.address) as sender:
         sender.send("orders", "hello")
-        body = served.call(lambda: served.service.status._known_to_tools() | served.service.status._own())
-        body |= served.call(lambda: served.service.status._timer_known_to_tools())
+        body = served.call(lambda: served.dispatcher.status._known_to_tools() | served.dispatcher.status._own())
+        body |= served.call(lambda: served.dispatcher.status._timer_known_to_tools())
     told = {name for name in body if not name.endswith(("Mills", "QueueSize", "Morning"))}
     told -= {"getTransferedTps", "timerOffsetBehind", "brokerActive", "brokerVersion", "brokerVersionDesc"}
     assert {name for names, _ in table_in(MQADMIN, "Figures") for name in codes(names)} == told

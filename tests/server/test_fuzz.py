@@ -7,7 +7,7 @@ import pytest
 from postdate.config import Limits, Settings
 from postdate.errors import ProtocolError
 from postdate.wire.frame import Frames, decode
-from postdate.wire.schema import REQUESTS
+from postdate.wire.requests import REQUESTS
 from tests.support.fuzzing import BOUNDS, Fuzz, Good, run
 from tests.support.serving import configured
 

@@ -37,8 +37,8 @@ from postdate.spark.session.session import session
 from postdate.storage.disk import Disk, RealDisk
 from postdate.table import delta, merging
 from postdate.table.files import SYNC_TRACE
-from postdate.wire import codes
 from postdate.wire.ids import recall_handle
+from postdate.wire.requests import Request
 from tests.support.dialogue import Peer
 from tests.support.serving import SERVED, Served, configured
 from verify.faults.process import ROOT, free_port
@@ -342,7 +342,7 @@ class Piped:
     def reports(self) -> list[dict[str, Any]]:
         """What the batches of the pipeline said of themselves; a broker keeps the last hundred, and `follow` asks."""
         assert self.served is not None
-        for report in self.served.service._pipelines.last_reports(100):
+        for report in self.served.dispatcher.pipelines.last_reports(100):
             self._reports[report["epoch"], report["batch"]] = report
         return list(self._reports.values())
 
@@ -454,7 +454,7 @@ class Piped:
         def write() -> None:
             served.broker.send(messages, self.now)
             served.broker.log.flush()
-            served.service.pulse._settle()
+            served.dispatcher.pulse._settle()
 
         served.call(write)
         self.sent += found
@@ -470,7 +470,7 @@ class Piped:
             asked |= {"key": sent.key, "due": sent.due}
         peer = Peer(self.served.port)
         try:
-            outcome = str(peer.ask(codes.RECALL_MESSAGE, producerGroup="p", **asked).fields["outcome"])
+            outcome = str(peer.ask(Request.RECALL_MESSAGE, producerGroup="p", **asked).fields["outcome"])
         finally:
             peer.close()
         alike = sent.unique if by == "unique" else sent.key

@@ -14,7 +14,7 @@ from postdate.clock import Clock, ManualClock, SystemClock
 from postdate.config import LIMITS, MIB, Limits, Settings
 from postdate.process import new_event_loop
 from postdate.server import Server
-from postdate.server.dispatch import Service
+from postdate.server.dispatch import Dispatcher
 from postdate.storage.disk import Disk, RealDisk
 
 WAIT_S = 30.0
@@ -70,10 +70,10 @@ class Served:
         return int(self.server.broker_address.rpartition(":")[2])
 
     @property
-    def service(self) -> Service:
-        service = self.server._service
-        assert service is not None
-        return service
+    def dispatcher(self) -> Dispatcher:
+        dispatcher = self.server._dispatcher
+        assert dispatcher is not None
+        return dispatcher
 
     def _run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(WAIT_S)
@@ -122,15 +122,15 @@ class Served:
         self._is_ended = True
         self._run(self._cut())
         self._end_loop()
-        self.service.pulse._flushes.put(False)
+        self.dispatcher.pulse._flushes.put(False)
         self.broker.abandon()
 
     async def _cut(self) -> None:
         for listener in self.server._listeners:
             listener.close()
-        for connection in list(self.service.connections):
+        for connection in list(self.dispatcher.connections):
             connection.abort()
-        pulse = self.service.pulse
+        pulse = self.dispatcher.pulse
         pulse._is_stopped = True
         pulse._alarm.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}

@@ -17,6 +17,7 @@ from postdate.table.find import Question, TableReader, TableUnreadable
 from postdate.table.format import SCHEMA
 from postdate.wire import codes
 from postdate.wire.frame import Command
+from postdate.wire.requests import Request
 from tests.support.bulking import bulking
 from tests.support.dialogue import connected, make_topic, sent
 from tests.support.helpers import DAY_MS, T0, TOPIC
@@ -168,7 +169,7 @@ def test_a_cancel_finds_its_message_in_the_table(tmp_path: Path) -> None:
             assert client.act("stage", stage) == {"accepted": True}
 
             def cancelled(key: str) -> Command:
-                return peer.ask(codes.RECALL_MESSAGE, topic=TOPIC, key=key, due=due)
+                return peer.ask(Request.RECALL_MESSAGE, topic=TOPIC, key=key, due=due)
 
             unread = cancelled("order-7")
             assert (unread.code, unread.fields["outcome"]) == (codes.ILLEGAL_OPERATION, "unknown")

@@ -1,8 +1,7 @@
-"""What waits, by topic and by time, and what is due in the time ahead: in the wheel, in the far queue, and in the
-pipeline's table.
+"""Counts of waiting messages: by topic and by time, and how many are due in the time ahead.
 
-Broker and pipeline go on meanwhile. A stage moves messages from one place to the next, so where one has come in between
-all is counted again.
+They wait in the wheel, in the far queue and in the pipeline's table. Broker and pipeline go on while they are counted.
+A stage moves messages from one of these to the next, so all are counted again where one came in between.
 """
 
 import asyncio
@@ -25,14 +24,14 @@ from postdate.wire.frame import Command, reply
 
 T = TypeVar("T")
 
-_ROWS_MAX = 10_000  # of an answer about what waits
-_SECONDS_MAX = 31 * 86_400  # of a look ahead
+_ROWS_MAX = 10_000  # of an answer
+_SECONDS_MAX = 31 * 86_400  # of a forecast
 _COUNT_ROWS = 16_384  # counted in one go: about a millisecond
 _TRIES = 5
 
 
 class _Queues(NamedTuple):
-    """The topics that are counted, and by queue number which of them it belongs to; -1 is not counted."""
+    """The topics to count, and for each queue number the index of its topic, or -1 if it does not count."""
 
     names: list[str]
     codes: np.ndarray
@@ -51,7 +50,7 @@ class _Ahead(NamedTuple):
 
 
 class Pending:
-    """Of one service. Counted step by step, so that nothing that is due waits for it."""
+    """Answers how many messages wait. It counts step by step, so that firing does not wait for it."""
 
     def __init__(self, broker: Broker, clock: Clock, table: Table, tasks: Tasks) -> None:
         self._broker = broker
@@ -59,9 +58,9 @@ class Pending:
         self._table = table
         self._tasks = tasks
 
-    def pending(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+    def count(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         self._check(asked)
-        self._tasks.answer(connection, command, self._pending(command, asked))
+        self._tasks.answer(connection, command, self._count(command, asked))
 
     def forecast(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         self._check(asked)
@@ -78,18 +77,19 @@ class Pending:
 
     # -- what waits ---------------------------------------------------------------------------------------------
 
-    async def _pending(self, command: Command, asked: Mapping[str, Any]) -> bytes:
+    async def _count(self, command: Command, asked: Mapping[str, Any]) -> bytes:
         by = {"unit_ms": UNITS_MS[asked["unit"]], "limit": max(1, min(asked["limit"], _ROWS_MAX))}
 
-        async def once() -> _Counted:
+        async def count_once() -> _Counted:
             queues = self._queues(asked["topic"])
             table, near, far = (Counts(**by) for _ in range(3))
             unread = await self._count_table(queues, by, lambda body: table.merge(Counts.of(orjson.loads(body), **by)))
-            await _count(self._broker.view.waiting_near(), queues, near)
-            await _count(self._broker.view.waiting_far(), queues, far)
+            await _count_rows(self._broker.view.waiting_near(), queues, near)
+            await _count_rows(self._broker.view.waiting_far(), queues, far)
             return _Counted(near, far, table, unread)
 
-        return reply(command, codes.SUCCESS, body=orjson.dumps(_told(await self._steadily(once), asked["unit"])))
+        counted = await self._count_steadily(count_once)
+        return reply(command, codes.SUCCESS, body=orjson.dumps(_body_of(counted, asked["unit"])))
 
     # -- what is ahead ------------------------------------------------------------------------------------------
 
@@ -98,26 +98,26 @@ class Pending:
         from_ms = self._clock.now_ms() // unit_ms * unit_ms
         by = {"from_ms": from_ms, "seconds": asked["bars"] * unit_ms // 1_000}
 
-        async def once() -> _Ahead:
+        async def count_once() -> _Ahead:
             queues = self._queues(asked["topic"])
             seconds = Seconds(by["from_ms"], by["seconds"])
             unread = await self._count_table(queues, by, seconds.merge)
-            await _count(self._broker.view.waiting_near(), queues, seconds)
-            await _count(self._broker.view.waiting_far(), queues, seconds)
+            await _count_rows(self._broker.view.waiting_near(), queues, seconds)
+            await _count_rows(self._broker.view.waiting_far(), queues, seconds)
             return _Ahead(seconds, unread)
 
-        ahead = await self._steadily(once)
+        ahead = await self._count_steadily(count_once)
         bars = [bar._asdict() for bar in ahead.seconds.bars(unit_ms // 1_000)]
-        told = {"unit": asked["unit"], "topic": asked["topic"], "unread": ahead.unread, "bars": bars}
-        return reply(command, codes.SUCCESS, body=orjson.dumps(told))
+        body = {"unit": asked["unit"], "topic": asked["topic"], "unread": ahead.unread, "bars": bars}
+        return reply(command, codes.SUCCESS, body=orjson.dumps(body))
 
     # -- counting -----------------------------------------------------------------------------------------------
 
-    async def _steadily(self, once: Callable[[], Awaitable[T]]) -> T:
-        """Counts until no stage has come in between, or often enough."""
+    async def _count_steadily(self, count_once: Callable[[], Awaitable[T]]) -> T:
+        """Counts until no stage came in between, at most _TRIES times."""
         for _ in range(_TRIES):
             far = self._broker.view.far
-            counted = await once()
+            counted = await count_once()
             if self._broker.view.far[:3] == far[:3]:  # epoch, taken and horizon
                 break
         return counted
@@ -131,7 +131,7 @@ class Pending:
         return _Queues(names, codes_of)
 
     async def _count_table(self, queues: _Queues, by: Mapping[str, int], merge: Callable[[bytes], None]) -> str:
-        """Asks for what the table holds, and merges the answer; says why where that was not possible."""
+        """Asks for the counts of the table and merges them; returns why where that is not possible."""
         far = self._broker.view.far
         if not far.in_table:
             return ""
@@ -152,7 +152,7 @@ class Pending:
         return ""
 
     def _cancels(self, queues: _Queues) -> list[tuple[int, ...]]:
-        """Those that the table does not have yet, and that may be for one of its rows."""
+        """Returns the cancels that the table does not have yet, and that may be for one of its rows."""
         view = self._broker.view
         number_of = {name: number for number, name in enumerate(queues.names)}
         found: list[tuple[int, ...]] = []
@@ -164,7 +164,7 @@ class Pending:
         return found
 
 
-async def _count(pieces: Iterable[Waiting], queues: _Queues, counts: Counts | Seconds) -> None:
+async def _count_rows(pieces: Iterable[Waiting], queues: _Queues, counts: Counts | Seconds) -> None:
     for piece in pieces:
         for start in range(0, len(piece.due), _COUNT_ROWS):
             part = slice(start, start + _COUNT_ROWS)
@@ -174,8 +174,8 @@ async def _count(pieces: Iterable[Waiting], queues: _Queues, counts: Counts | Se
             await asyncio.sleep(0)
 
 
-def _told(counted: _Counted, unit: str) -> dict[str, Any]:
-    """As the answer has it. `near`, `far` and `table` are messages."""
+def _body_of(counted: _Counted, unit: str) -> dict[str, Any]:
+    """Returns the body of an answer. `near`, `far` and `table` are numbers of messages."""
     tiers = {"near": counted.near, "far": counted.far, "table": counted.table}
     topics = [
         {"topic": name}

@@ -21,6 +21,7 @@ from postdate.server.connection import Connection
 from postdate.server.sessions.questions import Questions
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
+from postdate.wire.requests import ClientRequest
 
 _NOBODY = "nobody is connected who can read the table"
 _COUNT_S = 60.0  # ten million rows take a second or two; a busy machine may need more
@@ -82,7 +83,9 @@ class Table:
             "due": tombstone.due, "before": tombstone.arrival,
         }  # fmt: skip
         wait_s = self._broker.limits.table_read_ms_max / 1_000
-        self._questions.ask(reader, codes.FIND_IN_TABLE, fields, b"", wait_s, partial(self._answered, result, tell))
+        self._questions.ask(
+            reader, ClientRequest.FIND_IN_TABLE, fields, b"", wait_s, partial(self._answered, result, tell)
+        )
 
     async def count(self, wish: bytes) -> Command | str:
         """How much waits in the table, as JSON of `counts.Counts`, or in a sentence why that is not known."""
@@ -94,7 +97,7 @@ class Table:
             if not done.done():  # whoever asked may be gone
                 done.set_result(answer)
 
-        self._questions.ask(self._reader, codes.COUNT_TABLE, {}, wish, _COUNT_S, tell)
+        self._questions.ask(self._reader, ClientRequest.COUNT_TABLE, {}, wish, _COUNT_S, tell)
         return await done
 
     def _answered(self, result: CancelResult, tell: Tell, answer: Command | str) -> None:

@@ -1,5 +1,6 @@
 """The table of requests: which fields each has, and how leniently they are read."""
 
+import re
 from typing import Any
 
 import pytest
@@ -7,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postdate.errors import ProtocolError
-from postdate.wire import codes
-from postdate.wire.schema import REQUESTS, Kind, Request, values
+from postdate.wire.frame import BINARY, Command, decode, encode, encode_frame
+from postdate.wire.requests import REQUESTS, ClientRequest, Kind, Request, decode_send
 
 # What a request must have, and what it has then. Code by code, written down from the protocol and not from the table.
 SEND = {"topic": "orders", "queueId": "-1"}
@@ -147,15 +148,15 @@ field_values = st.recursive(
 
 
 def number(found: object) -> Any:
-    return values(REQUESTS[33], {"offset": found})["offset"]
+    return REQUESTS[33].read_fields({"offset": found})["offset"]
 
 
 def flag(found: object) -> Any:
-    return values(REQUESTS[14], {**GROUP_QUEUE, "setZeroIfNotFound": found})["setZeroIfNotFound"]
+    return REQUESTS[14].read_fields({**GROUP_QUEUE, "setZeroIfNotFound": found})["setZeroIfNotFound"]
 
 
 def text(found: object) -> Any:
-    return values(REQUESTS[105], {"topic": found})["topic"]
+    return REQUESTS[105].read_fields({"topic": found})["topic"]
 
 
 # -------------------------------------------------------------------------------------------------------- the rows
@@ -166,15 +167,15 @@ def test_every_row_is_tested_here() -> None:
     assert all(row.code == code for code, row in REQUESTS.items())
 
 
-@pytest.mark.parametrize("row", REQUESTS.values(), ids=lambda row: row.name)
-def test_a_row_has_the_name_of_its_code(row: Request) -> None:
-    assert getattr(codes, row.name) == row.code
+def test_no_two_requests_have_one_code() -> None:
+    assert [request.name for request in Request] == list(Request.__members__)
+    assert {request.code for request in Request}.isdisjoint(ClientRequest)
 
 
 @pytest.mark.parametrize("code", LEAST)
 def test_a_request_with_the_least_has_the_defaults(code: int) -> None:
     _, least, expected = LEAST[code]
-    assert values(REQUESTS[code], least) == expected
+    assert REQUESTS[code].read_fields(least) == expected
 
 
 @pytest.mark.parametrize(("code", "missing"), MUST, ids=lambda value: str(value))
@@ -183,7 +184,7 @@ def test_a_field_that_is_missing_is_named(code: int, missing: str) -> None:
     rest = {field: value for field, value in least.items() if field != missing}
     for fields in (rest, {**rest, missing: None}):
         with pytest.raises(ProtocolError) as refusal:
-            values(REQUESTS[code], fields)
+            REQUESTS[code].read_fields(fields)
         assert str(refusal.value) == f"{name} lacks the field {missing}"
 
 
@@ -191,7 +192,7 @@ def test_a_field_that_is_missing_is_named(code: int, missing: str) -> None:
 def test_fields_that_no_row_names_are_left_alone(code: int) -> None:
     _, least, expected = LEAST[code]
     foreign = {"ns": "x", "bname": "b", "AccessKey": "", "ReqT": 0, "later": {"a": [1]}}
-    assert values(REQUESTS[code], {**least, **foreign}) == expected
+    assert REQUESTS[code].read_fields({**least, **foreign}) == expected
 
 
 @settings(deadline=None)
@@ -201,7 +202,7 @@ def test_any_values_are_read_by_their_kinds_or_a_protocol_error(row: Request, da
     least: dict[str, Any] = dict(LEAST[row.code][1])
     fields = least | data.draw(st.dictionaries(st.sampled_from(names or ["none"]), field_values, max_size=3))
     try:
-        read = values(row, fields)
+        read = row.read_fields(fields)
     except ProtocolError:
         return
     types = {Kind.TEXT: str, Kind.NUMBER: int, Kind.FLAG: bool}
@@ -230,23 +231,23 @@ SENT = {
 @pytest.mark.parametrize("code", SEND_CODES)
 @pytest.mark.parametrize("fields", [LETTERS, LONG_NAMES], ids=["letters", "long names"])
 def test_each_send_is_read_by_letters_and_by_long_names(code: int, fields: dict[str, str]) -> None:
-    assert values(REQUESTS[code], fields) == SENT
+    assert REQUESTS[code].read_fields(fields) == SENT
 
 
 @pytest.mark.parametrize("code", SEND_CODES)
 def test_a_send_with_letters_that_lacks_one_names_the_field(code: int) -> None:
     for letter, name in (("b", "topic"), ("e", "queueId")):
         with pytest.raises(ProtocolError, match=f"lacks the field {name}$"):
-            values(REQUESTS[code], {key: value for key, value in LETTERS.items() if key != letter})
+            REQUESTS[code].read_fields({key: value for key, value in LETTERS.items() if key != letter})
 
 
 def test_the_long_name_wins_over_the_letter() -> None:
-    assert values(REQUESTS[10], {**LETTERS, "topic": "other"})["topic"] == "other"
+    assert REQUESTS[10].read_fields({**LETTERS, "topic": "other"})["topic"] == "other"
 
 
 def test_a_letter_means_nothing_outside_of_sends() -> None:
     with pytest.raises(ProtocolError, match="lacks the field topic"):
-        values(REQUESTS[105], {"b": "orders"})
+        REQUESTS[105].read_fields({"b": "orders"})
 
 
 def test_a_send_of_the_cpp_client_is_read() -> None:
@@ -256,7 +257,7 @@ def test_a_send_of_the_cpp_client_is_read() -> None:
         "reconsumeTimes": "2", "unitMode": "1", "maxReconsumeTimes": 16, "batch": "0", "brokerName": "broker-a",
         "AccessKey": "", "OnsChannel": "ALIYUN", "Signature": "x",
     }  # fmt: skip
-    assert values(REQUESTS[10], fields) == SENT
+    assert REQUESTS[10].read_fields(fields) == SENT
 
 
 # ----------------------------------------------------------------------------------------------------------- kinds
@@ -289,7 +290,7 @@ def test_what_is_no_whole_number_of_64_bits_is_refused_with_request_and_field(fo
 
 
 def test_a_number_that_may_be_left_out_may_be_empty() -> None:
-    read = values(REQUESTS[310], {**LETTERS, "d": "", "l": ""})
+    read = REQUESTS[310].read_fields({**LETTERS, "d": "", "l": ""})
     assert (read["defaultTopicQueueNums"], read["maxReconsumeTimes"]) == (4, None)
 
 
@@ -334,3 +335,74 @@ def test_a_value_nested_deep_is_refused_without_walking_into_it() -> None:
     for read in (number, flag, text):
         with pytest.raises(ProtocolError, match="= a list, expected a"):
             read(deep)
+
+
+# -------------------------------------------------------------------------------------- sends, read in one step
+
+PROPERTIES = "UNIQ_KEY\x010A0B\x02TIMER_DELAY_MS\x01500\x02"
+JAVA: dict[str, Any] = {
+    "a": "shop", "b": "orders", "c": "TBW102", "d": "4", "e": "3", "f": "0", "g": "1700000000000", "h": "7",
+    "i": PROPERTIES, "j": "2", "k": "false", "m": "false", "n": "postdate",
+}  # fmt: skip
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+numbers = st.integers(-(2**31), 2**31 - 1).map(str)
+send_values = texts | numbers | st.sampled_from(["", "0", "1_0", " 5 ", "1.5", "true", "1e3"])
+
+
+def frame_of(fields: dict[str, Any], body: bytes = b"body", **more: Any) -> bytes:
+    """As it comes out of a stream: without its length."""
+    return encode(Command(Request.SEND_MESSAGE_V2, fields, body, 77, language="JAVA", **more))[4:]
+
+
+def test_a_send_of_the_java_client_is_read() -> None:
+    found = decode_send(frame_of(JAVA))
+    assert found is not None
+    header, body = found
+    fields = header.fields
+    assert (body, header.opaque, header.flag) == (b"body", 77, 0)
+    assert (fields.topic, fields.queue_id, fields.sys_flag, fields.flag) == ("orders", 3, 0, 7)
+    assert (fields.born_at_ms, fields.properties, fields.reconsume_times) == (1_700_000_000_000, PROPERTIES, 2)
+    assert fields.batch == "false"
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from("abcefghijn"), send_values), st.binary(max_size=20))
+def test_what_is_read_in_one_step_is_what_the_general_way_reads(changed: dict[str, str], body: bytes) -> None:
+    frame = frame_of(JAVA | changed, body)
+    found = decode_send(frame)
+    if found is None:
+        return
+    header, rest = found
+    command = decode(frame)
+    try:
+        asked = REQUESTS[command.code].read_fields(command.fields)
+    except ProtocolError:
+        # It takes whole numbers that are written as 1.0 or 1e3 too, which no client does.
+        assert any(re.fullmatch(r"-?[0-9]+(\.0+)?([eE][+-]?[0-9]+)?", text) for text in changed.values())
+        return
+    fields = header.fields
+    assert (rest, header.opaque, header.flag) == (command.body, command.opaque, command.flag)
+    assert (fields.topic, fields.properties, fields.queue_id) == (asked["topic"], asked["properties"], asked["queueId"])
+    assert (fields.sys_flag, fields.flag, fields.born_at_ms, fields.reconsume_times) == (
+        asked["sysFlag"], asked["flag"], asked["bornTimestamp"], asked["reconsumeTimes"],
+    )  # fmt: skip
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200))
+def test_garbage_is_left_to_the_general_way(garbage: bytes) -> None:
+    assert decode_send(garbage) is None
+    assert decode_send(encode_frame(b'{"code":310,' + garbage)[4:]) is None
+
+
+@pytest.mark.parametrize("letter", "befghij")
+def test_a_send_without_a_field_is_left_to_the_general_way(letter: str) -> None:
+    assert decode_send(frame_of({name: value for name, value in JAVA.items() if name != letter})) is None
+
+
+def test_other_serializations_codes_and_deep_nests_are_left_to_the_general_way() -> None:
+    assert decode_send(frame_of(JAVA, serialization=BINARY)) is None
+    assert decode_send(encode(Command(Request.SEND_MESSAGE, JAVA))[4:]) is None
+    assert decode_send(b"\x02" + frame_of(JAVA)[1:]) is None, "no serialization that there is"
+    assert decode_send(encode_frame(b'{"code":310,"x":' + b"[" * 100_000)[4:]) is None
