@@ -62,8 +62,9 @@ class Running:
     """A server on free ports; on these cores only, where given. Returns from making it when it listens."""
 
     def __init__(self, folder: Path, flags: Sequence[str], cores: set[int] | None = None) -> None:
+        self.data = folder / "data"
         command = [
-            sys.executable, "-m", "postdate", "up", "--json", "--data", str(folder / "data"), "--route-port", "0",
+            sys.executable, "-m", "postdate", "up", "--json", "--data", str(self.data), "--route-port", "0",
             "--broker-port", "0", "--vip-port", "-1", "--bulk-port", "-1", *flags,
         ]  # fmt: skip
         allowed = cores or os.sched_getaffinity(0)
