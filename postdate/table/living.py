@@ -20,7 +20,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from postdate.table.format import CANCEL, DROP, JOB_SHIFT, MESSAGE, OWN, SCHEMA, came_before
+from postdate.arrival import JOB_SHIFT, OWN, came_before
+from postdate.table.format import CANCEL, DROP, MESSAGE, SCHEMA
 
 # Whether a message has the key that a cancel names, by their row numbers: equal hashes are only a hint.
 HasKey = Callable[[int, int], bool]

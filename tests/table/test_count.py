@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from postdate.arrival import own_arrival
 from postdate.client import admin
 from postdate.counts import Counts, Seconds
 from postdate.keys import key_hash
 from postdate.table.find import TableReader
-from postdate.table.format import DROP, own_arrival
+from postdate.table.format import DROP
 from tests.support.carrying import BEGIN, World
 from tests.support.helpers import HOUR_MS, MINUTE_MS, TOPIC
 from tests.support.table_rows import Row, append, keyed_row, signed

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from postdate.arrival import OWN, own_arrival
 from postdate.clock import SystemClock
 from postdate.table import files
-from postdate.table.format import CANCEL, DROP, MESSAGE, ORDER, OWN, SCHEMA, own_arrival
+from postdate.table.format import CANCEL, DROP, MESSAGE, ORDER, SCHEMA
 from postdate.table.living import HAS_ARRIVED, IS_UNPROMOTED, WAITING, Removals, has_arrived, is_unpromoted
 from tests.docs.test_docs import READERS, blocks_of
 from tests.support.carrying import World
