@@ -81,8 +81,8 @@ class Applied(NamedTuple):
     ready: AbstractSet[tuple[str, int]]  # (group, queue number) that have messages ready again, because leases ended
 
 
-_NO_QUEUES: AbstractSet[int] = frozenset()
-_NO_PLACES: AbstractSet[tuple[str, int]] = frozenset()
+NO_QUEUES: AbstractSet[int] = frozenset()
+NO_PLACES: AbstractSet[tuple[str, int]] = frozenset()
 
 
 class StageAnswer(NamedTuple):
@@ -183,7 +183,7 @@ class Fold:
         self.references.batch_end = batch.end
         if self.wheel.next_due_at_ms <= at_ms:
             self._fire(at_ms)
-        ready = self.leases.end_due(at_ms) if self.leases.next_at_ms <= at_ms else _NO_PLACES
+        ready = self.leases.end_due(at_ms) if self.leases.next_at_ms <= at_ms else NO_PLACES
         if at_ms > self.fired_at_ms:
             self.fired_at_ms = at_ms
             self.cancels.forget_fired(at_ms)
@@ -194,7 +194,7 @@ class Fold:
             seen[segment] = at_ms
         self.position = batch.end
         if not self._grown:
-            return Applied(answers, _NO_QUEUES, ready)
+            return Applied(answers, NO_QUEUES, ready)
         grown, self._grown = self._grown, set()
         return Applied(answers, grown, ready)
 
