@@ -69,6 +69,7 @@ from postdate.storage.selection import Selections
 
 ROWS_BY_COLUMN_DEFAULT = 64
 SCHEDULE_QUEUES = 18
+_NEW = tuple.__new__  # past the constructor of a named tuple: `apply` runs for every batch
 WAITS = -1  # answer for a message that is not in its queue yet
 LEAD_MS_DEFAULT = 60_000
 
@@ -194,9 +195,9 @@ class Fold:
             seen[segment] = at_ms
         self.position = batch.end
         if not self._grown:
-            return Applied(answers, NO_QUEUES, ready)
+            return _NEW(Applied, (answers, NO_QUEUES, ready))
         grown, self._grown = self._grown, set()
-        return Applied(answers, grown, ready)
+        return _NEW(Applied, (answers, grown, ready))
 
     def _apply_rows(self, batch: Batch) -> list[Any]:
         if batch.row_count >= self._rows_by_column:

@@ -27,13 +27,13 @@ chunks the offset, are known for good only when the message becomes visible: `de
 This module computes; it reads and writes no file.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from struct import Struct, calcsize
 from typing import NamedTuple
 from zlib import crc32
 
-from postdate.errors import CorruptLog, UsageError
-from postdate.message import Host, Message, decode_properties
+from postdate.errors import CorruptLog, IllegalMessage, UsageError
+from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, Host, Message, decode_properties, first_key
 
 MAGIC_V1 = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
@@ -358,6 +358,32 @@ def properties_of(record: bytes) -> dict[str, str]:
     """Return a record's properties. Raises IllegalMessage if the producer's bytes are not UTF-8."""
     _, topic_end = _topic_bounds(record)
     return decode_properties(record[topic_end + _INT16.size :])
+
+
+# Which messages a key names. Equal hashes are only a hint: of a record that was found by its hash, these two decide.
+
+
+def is_of_key(record: bytes, topic: str, key: str, by: str) -> bool:
+    """Whether a cancel of this topic and key means the record's message. `by` says which key is compared: "unique" is
+    UNIQ_KEY, "key" the first of KEYS, the one that rows have a hash of.
+    """
+    if topic_of(record) != topic:
+        return False
+    try:
+        properties = properties_of(record)
+    except IllegalMessage:
+        return False  # a producer's bytes that are no text: they have no key either
+    if by == "unique":
+        return properties.get(PROPERTY_UNIQ_KEY) == key
+    return first_key(properties.get(PROPERTY_KEYS, "")) == key
+
+
+def has_key(properties: Mapping[str, str], key: str, by: str) -> bool:
+    """Whether a lookup by this key finds a message of these properties: by "unique" in UNIQ_KEY, by "key" among all of
+    KEYS, by "any" in either.
+    """
+    is_unique = by != "key" and properties.get(PROPERTY_UNIQ_KEY) == key
+    return is_unique or (by != "unique" and key in properties.get(PROPERTY_KEYS, "").split(" "))
 
 
 def head_bytes_of(record: bytes) -> int:
