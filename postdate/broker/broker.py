@@ -121,7 +121,7 @@ class Broker:
         """Applies what the log has behind the snapshot."""
         saved.cut_rows(self.fold)
         known_durable = max(snapshot.positions(self._disk), default=0)
-        for batch in self.log.recovered(self.fold.position, known_durable):
+        for batch in self.log.recover(self.fold.position, known_durable):
             self.fold.apply(batch)
             self._batches_replayed += 1
 

@@ -5,7 +5,7 @@
     | magic  |kind |ver. | 0      | length  | count  | offset  | at_ms  | durable  | checksum  |
     +--------+-----+-----+--------+---------+--------+---------+--------+----------+-----------+
     | count rows of 48 bytes (ROW)                                                             |
-    | the records, one behind the other, in RocketMQ's layout (record.py)                      |
+    | the records, one after the other, in RocketMQ's layout (record.py)                       |
     | zeros up to a multiple of 8                                                              |
     +------------------------------------------------------------------------------------------+
 
@@ -14,7 +14,7 @@ All little-endian (the records inside are big-endian, as RocketMQ wants them). `
 `durable` is the position that was known to be on disk when the batch was written: an open that finds damage below it
 knows that an acknowledged message is hurt. The checksum (xxh3, 64 bits) covers everything but itself.
 
-A filler (kind 2) has no rows, takes the rest of its segment and is zeros behind its header.
+A filler (kind 2) has no rows, takes the rest of its segment and is zeros after its header.
 
 The rows say all that the fold needs, so that neither the live path nor a replay parses a property twice.
 
@@ -60,7 +60,7 @@ KIND_NAMES = {
     JOB: "job",
 }
 
-MORE_KEYS = 1  # a bit of `flags`: KEYS has keys behind the first one; they stand in the record only
+MORE_KEYS = 1  # a bit of `flags`: KEYS has more keys than the first; those stand in the record only
 
 
 class Batch(NamedTuple):
@@ -83,7 +83,7 @@ class Batch(NamedTuple):
 
 
 def batch_bytes(count: int, records_bytes: int) -> int:
-    """The length of a batch of so many rows and record bytes."""
+    """The length of a batch of `count` rows and this many bytes of records."""
     return (BATCH_HEADER_BYTES + count * ROW_BYTES + records_bytes + ALIGNMENT - 1) & -ALIGNMENT
 
 
@@ -93,13 +93,13 @@ def records_position(count: int) -> int:
 
 
 def header(kind: int, offset: int, at_ms: int, durable: int, count: int, body: bytes) -> bytes:
-    """The header in front of `body`, which is everything behind it."""
+    """The header of a batch; `body` is everything after it."""
     head = BATCH_HEAD.pack(MAGIC, kind, VERSION, 0, BATCH_HEADER_BYTES + len(body), count, offset, at_ms, durable)
     return head + CHECKSUM.pack(_checksum(head, body))
 
 
 def written_at_ms(head: bytes) -> int:
-    """The instant in a header that was found to be one before."""
+    """The instant in a header that was checked before."""
     return int(BATCH_HEAD.unpack_from(head)[7])
 
 
@@ -108,7 +108,7 @@ def _checksum(head: bytes, body: bytes) -> int:
 
 
 class Found(NamedTuple):
-    """What stands at a place where a batch should begin: a batch, or the reason why it is none."""
+    """The batch at a place, or the reason why none begins there."""
 
     batch: Batch | None
     problem: str
@@ -117,8 +117,7 @@ class Found(NamedTuple):
 def parse(view: View, position: int, offset: int) -> Found:
     """Reads the batch at a position of a segment's view, which should be the one at this offset of the log.
 
-    Never raises for what the bytes say: damage and the end of the log look alike from here, and the log tells them
-    apart.
+    Never raises because of the bytes: damage and the end of the log look alike here, and the log tells them apart.
     """
     data = view[position : position + BATCH_HEADER_BYTES]
     if len(data) < BATCH_HEADER_BYTES:
