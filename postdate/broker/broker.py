@@ -26,7 +26,7 @@ from postdate.broker.jobs import JobCalls
 from postdate.broker.leasing import LeaseCalls
 from postdate.broker.lookup import Found, Lookup
 from postdate.broker.rescuing import Rescuer
-from postdate.broker.sending import DUE, Intake, Prepared
+from postdate.broker.sending import Intake
 from postdate.broker.settings import CurrentSettings
 from postdate.broker.staging import Stage, Staging, raise_if_refused
 from postdate.broker.topics import TopicCalls
@@ -39,7 +39,7 @@ from postdate.state import saved
 from postdate.state.fold import Fold
 from postdate.storage import record as records
 from postdate.storage import snapshot
-from postdate.storage.batch import PIPELINE, SETTINGS
+from postdate.storage.batch import PIPELINE, SETTINGS, Packer, Prepared
 from postdate.storage.chunk import CHUNK_BIT
 from postdate.storage.disk import Disk, LockedFolder
 from postdate.storage.folder import open_folder, refuse_foreign
@@ -98,12 +98,14 @@ class Broker:
 
     def _make_rooms(self, batch_bytes_max: int, store_host: Host) -> None:
         settings = self._settings
-        self._intake = Intake(self.fold, settings, batch_bytes_max, store_host)
+        self._intake = Intake(self.fold, settings, store_host)
         # The first half of `send`, for a caller who gathers a batch one message after the other: checks a message and
         # finds out when it is due. Changes nothing. Raises IllegalMessage, TopicNotFound, NoPermission.
         self.prepare: Callable[[Message, int], Prepared] = self._intake.prepare
         self.levels = self._intake.levels
-        self._writer = Writer(self.log, self.fold, self._intake, is_async=self.settings.flush == "async")
+        self._writer = Writer(
+            self.log, self.fold, Packer(batch_bytes_max, store_host), is_async=self.settings.flush == "async"
+        )
         self._lookup = Lookup(self.fold, self.levels, batch_bytes_max)
         self.view = View(self.fold, self.log, self._segments)
         # Bound, as `prepare` is, so that the hot paths cost no call more. Other calls of rooms are methods below: from
@@ -119,7 +121,7 @@ class Broker:
         """Applies what the log has behind the snapshot."""
         saved.cut_rows(self.fold)
         known_durable = max(snapshot.positions(self._disk), default=0)
-        for batch in self.log.recovered(self.fold.position, known_durable):
+        for batch in self.log.recover(self.fold.position, known_durable):
             self.fold.apply(batch)
             self._batches_replayed += 1
 
@@ -208,7 +210,7 @@ class Broker:
         """The second half: writes one batch, at the instant for which its messages were prepared. No topic may have
         changed in between. Raises IllegalMessage, FlowControl, DiskFull, LogFailed.
         """
-        timed = len([None for entry in prepared if entry[DUE]])
+        timed = len([None for entry in prepared if entry.due_at_ms])
         seconds = self._admitted(prepared, timed) if timed else NO_SECONDS
         ticket = self._writer.write(prepared, at_ms, timed, seconds)
         self.accepted_count += len(prepared)
@@ -229,9 +231,9 @@ class Broker:
 
     def _admitted_seconds(self, prepared: list[Prepared], limit: int) -> Seconds:
         asked: Seconds = {}
-        for message, _, _, _, _, due_at_ms, *_ in prepared:
-            if due_at_ms:
-                place = (due_at_ms // 1_000, message.topic)
+        for entry in prepared:
+            if entry.due_at_ms:
+                place = (entry.due_at_ms // 1_000, entry.message.topic)
                 asked[place] = asked.get(place, 0) + 1
         for (second, name), count in asked.items():
             waiting = self.fold.quotas.count(second, name) + self._writer.pending_seconds.get((second, name), 0)

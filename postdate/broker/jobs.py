@@ -119,7 +119,7 @@ class JobCalls:
                 raise UsageError(f"the name of a selection is {name!r:.100}, expected the job's number and more")
         for file in selected.files:
             _check_file(file)
-        reason = self._fold.jobs.refuse_decision(selected._asdict())
+        reason = self._fold.jobs.decision_problem(selected._asdict())
         if reason:
             raise Refused(reason)
 

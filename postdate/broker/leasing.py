@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-from postdate.broker.sending import Intake, Prepared
+from postdate.broker.sending import Intake
 from postdate.broker.settings import CurrentSettings
 from postdate.broker.topics import TopicCalls
 from postdate.broker.view import View
@@ -29,7 +29,7 @@ from postdate.message import Host, Message, check_group
 from postdate.state.fold import Fold
 from postdate.state.leases import NOT_GIVEN, OVER, Key
 from postdate.storage import record as records
-from postdate.storage.batch import ACK, INVISIBLE, POP
+from postdate.storage.batch import ACK, INVISIBLE, POP, Prepared
 from postdate.storage.queue import FILTER_ROWS, Queue, tagged
 
 _PASSED_MAX = 10_000  # places remembered, see `_move`: forgetting them costs another look

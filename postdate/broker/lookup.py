@@ -20,15 +20,14 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from postdate.arrival import NEVER
-from postdate.broker.sending import SYSTEM_TOPIC_PREFIX
 from postdate.errors import CorruptData, IllegalMessage, UsageError
 from postdate.keys import key_hash
-from postdate.message import PROPERTY_DELAY, PROPERTY_KEYS, PROPERTY_UNIQ_KEY, DelayLevels, Host, decode_properties, due
+from postdate.message import PROPERTY_DELAY, DelayLevels, Host, decode_properties, due
 from postdate.state.fold import Fold
 from postdate.state.topics import GONE, SCHEDULE_TOPIC, Topic
 from postdate.state.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING
 from postdate.storage import record as records
-from postdate.storage.batch import MESSAGE
+from postdate.storage.batch import MESSAGE, SYSTEM_TOPIC_PREFIX
 from postdate.storage.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk
 
 BY_ANY, BY_UNIQUE, BY_KEY = "any", "unique", "key"
@@ -76,10 +75,6 @@ class Logged(NamedTuple):
     data: bytes
     record: records.Record
     properties: dict[str, str]
-
-    def has(self, key: str, by: str) -> bool:
-        unique = by != BY_KEY and self.properties.get(PROPERTY_UNIQ_KEY) == key
-        return unique or (by != BY_UNIQUE and key in self.properties.get(PROPERTY_KEYS, "").split(" "))
 
 
 class _Staged(NamedTuple):
@@ -131,7 +126,7 @@ class Lookup:
         for staged, offset in self._once(key_hash(key)):
             yield None
             logged = self.logged(offset) if offset else None
-            if logged is None or logged.record.topic != topic or not logged.has(key, by):
+            if logged is None or logged.record.topic != topic or not records.has_key(logged.properties, key, by):
                 continue
             for found in run_steps(self._message(logged, staged, store_host)):
                 is_within = found is not None and found.stored_at_ms <= end_ms and found.until_ms >= begin_ms

@@ -89,7 +89,7 @@ class Staging:
     def _count_taken(self, stage: Stage) -> Tally | None:
         """Returns None where retention was quicker: then the fold counts what is left."""
         try:
-            return self._fold.counted(*stage.far)
+            return self._fold.count_far(*stage.far)
         except (CorruptQueue, FileNotFoundError):
             return None
 

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from postdate.broker.cancelling import CancelCalls
-from postdate.broker.sending import Intake, refuse_system_topic, system_body
+from postdate.broker.sending import Intake, refuse_system_topic
 from postdate.broker.settings import CurrentSettings
 from postdate.broker.view import View
 from postdate.broker.writing import Ticket, Writer
 from postdate.errors import FlowControl, UsageError
 from postdate.message import check_group, check_topic
 from postdate.state.fold import Fold
-from postdate.storage.batch import GROUP, OFFSETS, TOPIC
+from postdate.storage.batch import GROUP, OFFSETS, TOPIC, system_body
 
 # RocketMQ's own settings have three levels. A record must stay readable, and a reader of JSON has a stack.
 _GROUP_SETTINGS_LEVELS_MAX = 32

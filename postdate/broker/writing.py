@@ -10,30 +10,28 @@ In flush mode "async" a batch is applied as soon as it is written.
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple
 
-from postdate.broker.sending import Intake, Packed, Prepared, system_body
 from postdate.errors import LogFailed, PostdateError, UsageError
-from postdate.state.fold import Applied, Fold
-from postdate.storage.batch import Batch
+from postdate.state.fold import NO_PLACES, NO_QUEUES, Applied, Fold
+from postdate.storage.batch import Batch, Packed, Packer, Prepared, system_body
 from postdate.storage.layout import BATCH_HEADER_BYTES
 from postdate.storage.log import Log
 
 Seconds = dict[tuple[int, str], int]  # (second of due time, topic) -> messages
 NO_SECONDS: Seconds = {}
+_NEW = tuple.__new__  # past the constructor of a named tuple: changes are taken after every flush
 
 
-class Changes:
+class Changes(NamedTuple):
     """What has changed since changes were last returned, for the caller who wakes consumers. Calls that wait for the
     disk themselves, as making a topic does, leave their changes to the next one.
     """
 
-    __slots__ = ("batch_count", "grown_queues", "ready_again")
-
-    def __init__(self) -> None:
-        self.batch_count = 0  # batches that were applied
-        self.grown_queues: set[int] = set()  # numbers of the queues that got messages
-        self.ready_again: set[tuple[str, int]] = set()  # (group, queue number) where leases have ended
+    batch_count: int  # batches that were applied
+    grown_queues: AbstractSet[int]  # numbers of the queues that got messages
+    ready_again: AbstractSet[tuple[str, int]]  # (group, queue number) where leases have ended
 
 
 class Ticket:
@@ -46,7 +44,7 @@ class Ticket:
     def __init__(self) -> None:
         self.end = 0  # durable when the log is durable up to here
         self.offsets: list[int] = []  # of its records in the log
-        self.prepared: list[Prepared] = []  # its messages, as the intake understood them
+        self.prepared: list[Prepared] = []  # its messages
         self.answers: list[Any] | None = None
         self.error: PostdateError | OSError | None = None
         self.timed = 0  # messages in it that will wait
@@ -66,17 +64,19 @@ class Ticket:
 
 
 class Writer:
-    """Writes to one log for one fold."""
+    """Writes batches to the log and applies them to the fold."""
 
-    def __init__(self, log: Log, fold: Fold, intake: Intake, *, is_async: bool) -> None:
+    def __init__(self, log: Log, fold: Fold, packer: Packer, *, is_async: bool) -> None:
         self._log = log
         self._fold = fold
-        self._intake = intake
+        self._packer = packer
         self._is_async = is_async
         self._pending: deque[tuple[Batch, Ticket]] = deque()
         self.broken: LogFailed | None = None  # why the fold must not go on
         self.applied_count = 0  # batches
-        self._changes = Changes()  # that nobody has taken
+        # Since the last `take_changes`; a set of the fold is adopted as it is where it is the only one.
+        self._returned_count = 0
+        self._grown, self._ready = NO_QUEUES, NO_PLACES
         # Messages that will wait, in batches that are not applied yet: they count for flow control already.
         self.pending_timed = 0
         self.pending_seconds: Seconds = {}
@@ -84,12 +84,12 @@ class Writer:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def write(self, prepared: list[Prepared], at_ms: int, timed: int = 0, seconds: Seconds = NO_SECONDS) -> Ticket:
-        """Writes messages as one batch; so many of them will wait. Raises IllegalMessage, DiskFull, LogFailed."""
+        """Writes messages as one batch; `timed` of them will wait. Raises IllegalMessage, DiskFull, LogFailed."""
         if not prepared:
             raise UsageError("a batch needs at least one message")
-        length = self._intake.batch_length(prepared)
+        length = self._packer.length_of(prepared)
         start = self._log.place(length, at_ms, urgent=False)
-        ticket = self._append(start, length, at_ms, len(prepared), self._intake.pack(prepared, start, at_ms))
+        ticket = self._append(start, length, at_ms, len(prepared), self._packer.pack(prepared, start, at_ms))
         ticket.prepared = prepared
         if timed:
             self._note(ticket, timed, seconds)
@@ -99,9 +99,9 @@ class Writer:
     def write_system(self, kind: int, values: Mapping[str, Any], at_ms: int, ticket: Ticket | None = None) -> Ticket:
         """Writes one record of a system topic, for the given ticket or a plain one. It may use the log's reserve."""
         text = system_body(values)
-        length = self._intake.system_length(text, kind)
+        length = self._packer.system_length_of(kind, text)
         start = self._log.place(length, at_ms, urgent=True)
-        ticket = self._append(start, length, at_ms, 1, self._intake.pack_system(kind, text, start, at_ms), ticket)
+        ticket = self._append(start, length, at_ms, 1, self._packer.pack_system(kind, text, start, at_ms), ticket)
         self._settle_async()
         return ticket
 
@@ -110,9 +110,9 @@ class Writer:
     ) -> Ticket:
         """Writes messages and, after them, one record of a system topic: together, or not at all."""
         text = system_body(values)
-        length = self._intake.mixed_length(prepared, text, kind)
+        length = self._packer.mixed_length_of(prepared, kind, text)
         start = self._log.place(length, at_ms, urgent=False)
-        packed = self._intake.pack_mixed(prepared, kind, text, start, at_ms)
+        packed = self._packer.pack_mixed(prepared, kind, text, start, at_ms)
         self._append(start, length, at_ms, len(prepared) + 1, packed, ticket)
         ticket.prepared = prepared
         self._settle_async()
@@ -149,27 +149,27 @@ class Writer:
 
     def take_changes(self) -> Changes:
         """Returns what has changed since the last call."""
-        changes, self._changes = self._changes, Changes()
+        changes = _NEW(Changes, (self.applied_count - self._returned_count, self._grown, self._ready))
+        self._returned_count, self._grown, self._ready = self.applied_count, NO_QUEUES, NO_PLACES
         return changes
 
     @property
     def has_changes(self) -> bool:
         """Whether consumers could be woken by what the next `take_changes` returns."""
-        return bool(self._changes.grown_queues or self._changes.ready_again)
+        return bool(self._grown or self._ready)
 
     def apply_durable(self) -> None:
         """Applies the batches that are durable, in order; their tickets get their answers. Raises LogFailed."""
         limit = self._log.end if self._is_async else self._log.durable
-        pending, changes = self._pending, self._changes
+        pending = self._pending
         while pending and pending[0][0].end <= limit:
             batch, ticket = pending[0]
             answers, grown, ready = self._apply(batch)
             pending.popleft()
             if grown:
-                changes.grown_queues |= grown
+                self._grown = self._grown | grown if self._grown else grown
             if ready:
-                changes.ready_again |= ready
-            changes.batch_count += 1
+                self._ready = self._ready | ready if self._ready else ready
             self.applied_count += 1
             ticket.settle(answers)
             if ticket.timed:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from postdate.arrival import NEVER
-from postdate.broker.sending import SYSTEM_TOPIC_PREFIX
 from postdate.errors import IllegalMessage
 from postdate.keys import key_hash
 from postdate.message import (
@@ -25,7 +24,7 @@ from postdate.message import (
     tag_hash,
 )
 from postdate.storage import record as records
-from postdate.storage.batch import KIND_NAMES, MESSAGE, MORE_KEYS, Batch
+from postdate.storage.batch import KIND_NAMES, MESSAGE, MORE_KEYS, SYSTEM_TOPIC_PREFIX, Batch
 from postdate.storage.chunk import FLAG_OWN_ARRIVAL
 from postdate.storage.layout import ROW
 

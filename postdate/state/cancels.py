@@ -27,9 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from postdate.arrival import came_before
-from postdate.errors import IllegalMessage
 from postdate.keys import key_hash
-from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
 from postdate.state.columns import among, places_of
 from postdate.state.far import Far
 from postdate.state.jobs import Jobs
@@ -172,15 +170,7 @@ class Cancels:
     def matches(self, tombstone: Tombstone, offset: int, size: int) -> bool:
         """Whether the record at an offset has the tombstone's topic and key: equal hashes are only a hint."""
         data = self._stored.read(offset, size)
-        if not data or records.topic_of(data) != tombstone.topic:
-            return False
-        try:
-            properties = records.properties_of(data)
-        except IllegalMessage:
-            return False  # a producer's bytes that are no text: they have no key either
-        if tombstone.by == "unique":
-            return properties.get(PROPERTY_UNIQ_KEY) == tombstone.key
-        return first_key(properties.get(PROPERTY_KEYS, "")) == tombstone.key
+        return bool(data) and records.is_of_key(data, tombstone.topic, tombstone.key, tombstone.by)
 
     def find_untaken(self, rows: np.ndarray) -> np.ndarray:
         """Which far rows a tombstone cancels; of those that Spark has taken, `find_far` knows all."""

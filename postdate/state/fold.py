@@ -69,6 +69,7 @@ from postdate.storage.selection import Selections
 
 ROWS_BY_COLUMN_DEFAULT = 64
 SCHEDULE_QUEUES = 18
+_NEW = tuple.__new__  # past the constructor of a named tuple: `apply` runs for every batch
 WAITS = -1  # answer for a message that is not in its queue yet
 LEAD_MS_DEFAULT = 60_000
 
@@ -81,8 +82,8 @@ class Applied(NamedTuple):
     ready: AbstractSet[tuple[str, int]]  # (group, queue number) that have messages ready again, because leases ended
 
 
-_NO_QUEUES: AbstractSet[int] = frozenset()
-_NO_PLACES: AbstractSet[tuple[str, int]] = frozenset()
+NO_QUEUES: AbstractSet[int] = frozenset()
+NO_PLACES: AbstractSet[tuple[str, int]] = frozenset()
 
 
 class StageAnswer(NamedTuple):
@@ -96,7 +97,7 @@ Counts = Iterable[tuple[int, int]]
 
 
 class Tally(NamedTuple):
-    """Far rows start..stop-1, counted: messages by queue, records by segment."""
+    """How many messages by queue and records by segment the far rows start..stop-1 hold."""
 
     start: int
     stop: int
@@ -105,7 +106,7 @@ class Tally(NamedTuple):
 
 
 class Fold:
-    """The state, and `apply`. `read` gives the bytes of a record by its offset, empty where it is gone."""
+    """The state of the broker. `read` gives the bytes of a record in the log by its offset, empty where it is gone."""
 
     def __init__(
         self,
@@ -162,7 +163,7 @@ class Fold:
         self.make_queues()
 
     def make_queues(self) -> None:
-        """A queue for every number that has none."""
+        """Makes a queue for every number that has none."""
         for number in range(len(self.queues), len(self.topics.places)):
             self.queues.append(Queue(self.disk, number, self.file_rows, self.tail_rows))
             self.near.append(0)
@@ -183,7 +184,7 @@ class Fold:
         self.references.batch_end = batch.end
         if self.wheel.next_due_at_ms <= at_ms:
             self._fire(at_ms)
-        ready = self.leases.end_due(at_ms) if self.leases.next_at_ms <= at_ms else _NO_PLACES
+        ready = self.leases.end_due(at_ms) if self.leases.next_at_ms <= at_ms else NO_PLACES
         if at_ms > self.fired_at_ms:
             self.fired_at_ms = at_ms
             self.cancels.forget_fired(at_ms)
@@ -194,9 +195,9 @@ class Fold:
             seen[segment] = at_ms
         self.position = batch.end
         if not self._grown:
-            return Applied(answers, _NO_QUEUES, ready)
+            return _NEW(Applied, (answers, NO_QUEUES, ready))
         grown, self._grown = self._grown, set()
-        return Applied(answers, grown, ready)
+        return _NEW(Applied, (answers, grown, ready))
 
     def _apply_rows(self, batch: Batch) -> list[Any]:
         if batch.row_count >= self._rows_by_column:
@@ -215,7 +216,7 @@ class Fold:
         if level:
             self.queues[self._level_number(level)].push(ENTRY_STRUCT.pack(offset, size, due), batch.at_ms)
         if due <= batch.at_ms:
-            return self._show(queue, offset, size, tag_hash, batch.at_ms)
+            return self._append_entry(queue, offset, size, tag_hash, batch.at_ms)
         held, segment = self.references.held, offset >> self._shift
         held[segment] = held.get(segment, 0) + 1
         if self._count_seconds:
@@ -230,7 +231,7 @@ class Fold:
             )
         return WAITS
 
-    def _show(self, queue: int, offset: int, size: int, tag_hash: int, at_ms: int) -> int:
+    def _append_entry(self, queue: int, offset: int, size: int, tag_hash: int, at_ms: int) -> int:
         """Appends one entry to the queue it goes to now."""
         target = self.topics.target[queue]
         if target == GONE:
@@ -246,7 +247,7 @@ class Fold:
         return [key_hash(key) for key in other_keys(keys)[: KEYS_MAX - 1]]
 
     def _level_number(self, level: int) -> int:
-        """Level messages also stand in SCHEDULE_TOPIC_XXXX, for looking with RocketMQ's tools."""
+        """The number of a level's queue in SCHEDULE_TOPIC_XXXX: its messages stand there, too, for RocketMQ's tools."""
         topic = self.topics.get(SCHEDULE_TOPIC)
         if level > len(topic.numbers):
             self.topics.put(SCHEDULE_TOPIC, level, level, topic.perm, topic.attributes)
@@ -254,7 +255,7 @@ class Fold:
         return topic.numbers[level - 1]
 
     def _apply_messages(self, batch: Batch, rows: np.ndarray) -> list[Any]:
-        """The same as _apply_message for each row, by columns."""
+        """Does what `_apply_message` does for each row, by columns."""
         at_ms, due = batch.at_ms, rows["due"]
         offset = rows["position"].astype(np.int64) + batch.offset
         has_more = np.flatnonzero(rows["flags"] & MORE_KEYS).tolist()
@@ -267,7 +268,9 @@ class Fold:
         far = ~now & ~near
         answers = np.full(len(rows), WAITS, np.int64)
         if now.any():
-            shown = self._show_many(rows["queue"][now], offset[now], rows["size"][now], rows["tag_hash"][now], at_ms)
+            shown = self._append_entries(
+                rows["queue"][now], offset[now], rows["size"][now], rows["tag_hash"][now], at_ms
+            )
             answers[now] = shown.places(WAITS)
         self._hold(rows[~now], offset[~now])
         if near.any():
@@ -286,13 +289,13 @@ class Fold:
                 self.queues[self._level_number(level)].extend(entries, at_ms)
 
     def _hold(self, rows: np.ndarray, offset: np.ndarray) -> None:
-        """Counts messages that begin to wait."""
+        """Counts messages that begin to wait, so that their records stay."""
         self.references.hold_many(offset)
         if self._count_seconds:
             for due, queue in zip(rows["due"].tolist(), rows["queue"].tolist(), strict=True):
                 self.quotas.add(due, self.topics.places[queue][0])
 
-    def _show_many(
+    def _append_entries(
         self, queue: np.ndarray, offset: np.ndarray, size: np.ndarray, tag_hash: np.ndarray, at_ms: int
     ) -> Grouped:
         """Appends many entries, in order, to the queues they go to now."""
@@ -324,12 +327,12 @@ class Fold:
                     self._fire_many(piece, at_ms)
             else:
                 for _, queue, offset, size, tag_hash in few:
-                    self._show(queue, offset, size, tag_hash, at_ms)
+                    self._append_entry(queue, offset, size, tag_hash, at_ms)
                     self.near[queue] -= 1
                     self.references.release_segment(offset >> self._shift, 1, at_ms)
 
     def _fire_many(self, piece: Due, at_ms: int) -> None:
-        self._show_many(piece.queue, piece.offset, piece.size, piece.tag_hash, at_ms)
+        self._append_entries(piece.queue, piece.offset, piece.size, piece.tag_hash, at_ms)
         subtract(self.near, piece.queue)
         in_log = piece.offset < CHUNK_BIT
         self.references.release_many(piece.offset if in_log.all() else piece.offset[in_log], at_ms)
@@ -417,7 +420,7 @@ class Fold:
         return ""
 
     def _take_far(self, until: int, at_ms: int) -> None:
-        """The log need not hold for Spark's sake what Spark has taken now."""
+        """Releases the records that Spark takes now: the log need not keep them for Spark any more."""
         start, tally = max(self.far.taken, self.far.rows.first), self.tally
         if tally is not None and tally.start == start and tally.stop <= until and not self.far.rescues:
             self._take(tally.queues.items(), tally.segments.items(), at_ms)
@@ -426,7 +429,7 @@ class Fold:
         for rows in self.far.pieces(start, until):
             if self.far.rescues:
                 rows = rows[~self.far.rescued(rows["arrival"], rows["due"])]
-            self._take(*self._counted(rows), at_ms)
+            self._take(*self._count_rows(rows), at_ms)
 
     def _take(self, queues: Counts, segments: Counts, at_ms: int) -> None:
         for queue, count in queues:
@@ -434,21 +437,21 @@ class Fold:
         for segment, count in segments:
             self.references.release_segment(segment, count, at_ms)
 
-    def _counted(self, rows: np.ndarray) -> tuple[Counts, Counts]:
-        """Messages by queue, records by segment."""
+    def _count_rows(self, rows: np.ndarray) -> tuple[Counts, Counts]:
+        """Counts messages by queue and records by segment."""
         queues, is_message = np.ascontiguousarray(rows["queue"]), rows["kind"] == MESSAGE
         by_queue = counts(queues if is_message.all() else queues[is_message])
         return by_queue, counts(rows["arrival"] >> self._shift)
 
-    def counted(self, start: int, stop: int) -> Tally:
-        """The far rows start..stop-1 that are there and in files. May run on another thread: rows do not change, and
-        none of those in memory is looked at. Raises CorruptQueue, FileNotFoundError where retention removes some
-        meanwhile.
+    def count_far(self, start: int, stop: int) -> Tally:
+        """Counts the far rows start..stop-1 that are not gone and in files. May run on another thread: rows do not
+        change, and it looks at none of those in memory. Raises CorruptQueue, FileNotFoundError where retention removes
+        some meanwhile.
         """
         start, stop = max(start, self.far.rows.first), min(stop, self.far.rows.stored)
         queues, segments = Counter[int](), Counter[int]()
         for rows in self.far.pieces(start, stop):
-            by_queue, by_segment = self._counted(rows)
+            by_queue, by_segment = self._count_rows(rows)
             queues.update(dict(by_queue))
             segments.update(dict(by_segment))
         return Tally(start, max(start, stop), queues, segments)
@@ -522,7 +525,7 @@ class Fold:
     # -- leases -------------------------------------------------------------------------------------------------
 
     def _apply_pop(self, batch: Batch, row: tuple[int, ...]) -> list[int]:
-        """Answers how often each message was given before; NOT_GIVEN for those that somebody has, or whose topic was
+        """Answers how often each message was given before; NOT_GIVEN for those that a consumer has, or whose topic was
         deleted meanwhile.
         """
         body = self._body(batch, row)
@@ -560,7 +563,7 @@ class Fold:
         self.lead_ms = self._body(batch, row)["lead_ms"]
 
     def _apply_pipeline(self, batch: Batch, row: tuple[int, ...]) -> int:
-        """A pipeline registers: whatever an older one brings is refused from now on."""
+        """A pipeline registers: stages and decisions of older ones are refused from now on. Answers its epoch."""
         self.far.epoch += 1
         self.far.table = self._body(batch, row).get("table", "")  # a record of an earlier version has no table
         return self.far.epoch

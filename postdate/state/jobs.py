@@ -8,7 +8,7 @@
 
 A job is known by the id that its owner chose, so that asking again answers with the first result, and by a number,
 which is part of the arrival of every row that it brings. The log decides: what a job changes is settled when the record
-of its decision is applied, and stays so whatever crashes afterwards.
+of its decision is applied, and stays so whatever crashes later.
 
 A job that cancels takes messages away; one that postpones takes them away and brings them again later. What it has
 taken are the rows of its selections that did not come too late. The table follows a decision only with time: until then
@@ -103,7 +103,7 @@ class Job:
         return self.decided_at >= 0
 
     def told(self) -> dict[str, Any]:
-        """For people."""
+        """What operators see of the job."""
         names = (
             "id", "number", "op", "state", "topic", "where", "by_ms", "rows", "changed", "late", "bad", "at_ms",
             "ended_at_ms", "reason",
@@ -111,7 +111,7 @@ class Job:
         return {name: getattr(self, name) for name in names}
 
     def command(self) -> dict[str, Any]:
-        """For the pipeline that carries it out."""
+        """What the pipeline that carries the job out needs to know."""
         return asdict(self)
 
 
@@ -239,7 +239,7 @@ class Jobs:
 
     # -- deciding -----------------------------------------------------------------------------------------------
 
-    def refuse_decision(self, body: dict[str, Any]) -> str:
+    def decision_problem(self, body: dict[str, Any]) -> str:
         """Why a decision is refused; empty where it is accepted."""
         job, epoch = self.get(body["number"]), self._far.epoch
         if body["epoch"] != epoch:
@@ -252,7 +252,7 @@ class Jobs:
 
     def decide(self, body: dict[str, Any], batch_end: int) -> JobAnswer:
         """Applies a decision: from here on the job cannot be withdrawn. `take_selected` follows for each part."""
-        reason, job = self.refuse_decision(body), self.get(body["number"])
+        reason, job = self.decision_problem(body), self.get(body["number"])
         if reason or job is None:
             return JobAnswer(None, reason)
         self.run(job, batch_end, [Part(**part) for part in body["parts"]])
@@ -363,7 +363,7 @@ class Jobs:
         return False
 
     def forget_passed(self, until_ms: int) -> None:
-        """Forgets what jobs have taken and nobody can ask for any more. The horizon has passed `until_ms`, and
+        """Forgets what jobs have taken and no call can ask for any more. The horizon has passed `until_ms`, and
         everything due by then is fired.
 
         What a job has taken away cannot come back when the horizon has passed it. Where it moved something, a handle

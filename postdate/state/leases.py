@@ -14,7 +14,7 @@ dead letter queue.
 
 A record is held (references.py) while a consumer has its message: a lease may last longer than the log is kept.
 
-The ends of leases stand in slots of one millisecond, as messages do in the wheel, whatever their length. The broker
+The ends of leases stand in slots of one millisecond, as messages do in the wheel, however long they last. The broker
 decides which messages a pop gives and writes them into its record, so that applying it reads no file.
 """
 

@@ -1,7 +1,7 @@
 """The wheel: the near tier, slots of 1 ms that hold what is due soon.
 
-    slots   08:00:00.000  | e e e |            single entries: 36 packed bytes each, one bytearray a slot,
-            08:00:00.001  | e |                no Python object per waiting message
+    slots   08:00:00.000  | e e e |            single entries: 36 packed bytes each (layout.SINGLE), one bytearray a
+            08:00:00.001  | e |                slot, no Python object per waiting message
             08:00:00.250  | e e e e e e e |
     runs    sorted rows of a staged chunk, read where they lie, with a cursor
 
@@ -148,7 +148,7 @@ class Run:
 
 
 class Wheel:
-    """Slots and runs. `count` is the number of living single entries: they are what costs RAM."""
+    """Slots and runs. `count` is the number of living single entries, the part that costs RAM."""
 
     def __init__(self) -> None:
         self._slots: dict[int, bytearray] = {}
@@ -160,12 +160,12 @@ class Wheel:
     # -- in -----------------------------------------------------------------------------------------------------
 
     def add(self, due: int, entry: bytes) -> None:
-        """One packed SINGLE."""
+        """Adds one packed SINGLE."""
         self._slot_to_grow(due).extend(entry)
         self.count += 1
 
     def add_many(self, due: np.ndarray, entries: np.ndarray) -> None:
-        """Many SINGLEs with their dues, in arrival order."""
+        """Adds many SINGLEs with their dues, in arrival order."""
         if not len(due):
             return
         order = np.argsort(due, kind="stable")
@@ -225,7 +225,7 @@ class Wheel:
         return taken
 
     def take(self, at_ms: int) -> list[Due]:
-        """Everything due at or before `at_ms`, without what was cancelled: pieces, one behind the other in order."""
+        """Everything due at or before `at_ms`, without what was cancelled: in pieces, one after the other in order."""
         pieces = self._take_slots(at_ms)
         pieces += [due for run in self.runs if (due := run.take(at_ms)) is not None]
         self.runs = [run for run in self.runs if run.next_due != NEVER]
@@ -302,7 +302,7 @@ class Wheel:
         return Killed(killed, single)
 
     def _kill_singles(self, due: int, arrival: np.ndarray) -> np.ndarray:
-        """Ours only until we return: a slot that is seen cannot grow."""
+        """The view of the slot must not outlive this call: a bytearray that has a view cannot grow."""
         slot = self._slots[due]
         singles = np.frombuffer(slot, SINGLE)
         hits = np.flatnonzero(np.isin(singles["offset"], arrival) & (singles["queue"] != DEAD))
@@ -346,13 +346,13 @@ class Wheel:
         return Waiting(due[living], singles["queue"][living], singles["size"][living])
 
     def page(self, after: Place, limit: int) -> tuple[np.ndarray, Place | None]:
-        """What waits (NEAR) behind a place in the order of (due, arrival), about so many, and the place to go on from;
-        none at the end.
+        """Returns about `limit` rows (NEAR) of what waits after a place in the order of (due, arrival), and the place
+        to go on from; None at the end.
         """
         parts = [self._slots_after(after, limit), *(_run_after(run, after, limit) for run in self.runs)]
         edge = min((edge for _, edge in parts if edge is not None), default=None)
         rows: np.ndarray = np.concatenate([rows for rows, _ in parts])
-        if edge is not None:  # a part that was cut says nothing about what lies behind its last row
+        if edge is not None:  # a part that was cut says nothing about what comes after its last row
             rows = rows[(rows["due"] < edge[0]) | ((rows["due"] == edge[0]) & (rows["arrival"] <= edge[1]))]
         return rows[np.lexsort((rows["arrival"], rows["due"]))], edge
 
@@ -360,7 +360,7 @@ class Wheel:
         found, left = [np.empty(0, NEAR)], limit
         dues = np.fromiter(self._slots, np.int64, len(self._slots))
         for due in np.sort(dues[dues >= after[0]]).tolist():
-            # Ours only until we return: a slot that is seen cannot grow.
+            # The view must not outlive this call: a bytearray that has a view cannot grow.
             singles = _by_arrival(np.frombuffer(self._slots[due], SINGLE))
             start = int(np.searchsorted(singles["offset"], after[1], "right")) if due == after[0] else 0
             singles = singles[start : start + left]
@@ -374,7 +374,7 @@ class Wheel:
     # -- snapshots ----------------------------------------------------------------------------------------------
 
     def freeze(self) -> "_Frozen":
-        """Holds the singles as they are now, for `pieces` to be taken while the wheel goes on. One at a time."""
+        """Keeps the singles as they are now, for `pieces` to be taken while the wheel goes on. One at a time."""
         assert self._frozen is None, "a snapshot is under way"
         self._frozen = _Frozen(self._slots, self._dues.copy())
         return self._frozen
@@ -395,7 +395,7 @@ class Wheel:
 
 
 class _Frozen:
-    """The slots at one moment. The wheel says which slots it is about to change; their length then is what counted."""
+    """The slots at one moment. The wheel says which slots it is about to change; their length at that time counts."""
 
     def __init__(self, slots: dict[int, bytearray], dues: list[int]) -> None:
         self._slots = slots
@@ -461,7 +461,7 @@ def _in_order(pieces: list[Due]) -> list[Due]:
 
 
 def _sorted(piece: Due) -> Due:
-    """Sorts a piece, if it is not sorted: a rescued message comes into its slot behind younger ones."""
+    """Sorts a piece, if it is not sorted: a rescued message comes into its slot after younger ones."""
     due, arrival = piece.due, piece.arrival
     if ((due[1:] > due[:-1]) | ((due[1:] == due[:-1]) & (arrival[1:] >= arrival[:-1]))).all():
         return piece

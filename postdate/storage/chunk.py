@@ -1,4 +1,4 @@
-"""A chunk: the records of a promoted window with their sorted index, uploaded once and read in place.
+"""A chunk: the records of a promoted window with their sorted index, uploaded once and read where they lie.
 
     0       4      8        16            24           32          40        48       56         64
     +-------+------+--------+-------------+------------+-----------+---------+--------+----------+
@@ -50,11 +50,11 @@ def write(disk: Disk, name: str, index: np.ndarray, records: bytes) -> None:
 
 
 class Writer:
-    """Writes a chunk piece by piece: how many rows there will be is known from the start, so that rows and records grow
-    side by side, each at its place, and nothing is kept in memory.
+    """Writes a chunk piece by piece. The number of rows is known from the start, so that rows and records grow side by
+    side, each at its place, and nothing is kept in memory.
 
-    The file has a name that ends in `.new` until it is whole and synced. What is written is not looked at: `verify` is
-    for the broker, order and counts are for whoever takes pieces from a stranger.
+    The file has a name that ends in `.new` until it is whole and synced. The content is not checked here: bulk checks
+    order and counts of what it receives, and the broker calls `verify`.
     """
 
     def __init__(self, disk: Disk, name: str, row_count: int) -> None:
@@ -70,7 +70,7 @@ class Writer:
         disk.write(self._path + NEW, 0, bytes(CHUNK_HEADER_BYTES))
 
     def add(self, index: np.ndarray, records: Data) -> None:
-        """The next rows and the next records. Positions count from the chunk's first record and are moved here."""
+        """Appends rows and records. Positions count from the chunk's first record; the file has them from its start."""
         rows = index.astype(CHUNK_ROW)
         if not len(rows):
             return
@@ -88,7 +88,7 @@ class Writer:
         self.records_bytes += len(records)
 
     def sync(self) -> None:
-        """What was written so far reaches the disk. May run on another thread than `add`."""
+        """Makes durable what was written so far. May run on another thread than `add`."""
         self._disk.sync(self._path + NEW)
 
     def finish(self) -> None:
@@ -111,7 +111,7 @@ class Writer:
 
 
 def remove_unfinished(disk: Disk) -> None:
-    """Removes what writers that died have left. For the one process that writes chunks, before it writes any."""
+    """Removes unfinished files of writers that died. For the one process that writes chunks, before it writes any."""
     for name in disk.list(FOLDER):
         if name.endswith(NEW):
             disk.remove(path_of(name))
@@ -122,7 +122,7 @@ def path_of(name: str) -> str:
 
 
 def index_of(data: np.ndarray) -> np.ndarray:
-    """The rows of a chunk by its bytes, whose header has been checked. In place: they cost no memory of ours."""
+    """The rows in the bytes of a chunk whose header has been checked. In place: they cost no memory of ours."""
     row_count = Head(*CHUNK_HEAD.unpack_from(data.data)[2:]).row_count
     return data[CHUNK_HEADER_BYTES : CHUNK_HEADER_BYTES + row_count * CHUNK_ROW.itemsize].view(CHUNK_ROW)
 
@@ -193,8 +193,9 @@ class Records:
 
 
 class Chunks:
-    """The staged chunks, by the offset range that staging gave each. An open one holds a file descriptor: a chunk stays
-    open while its rows wait (its run holds it), the others are opened again when they are read."""
+    """The staged chunks, by the offset range that staging gave each. An open chunk holds a file descriptor: it stays
+    open while its rows wait, because its run refers to it; others are opened again when they are read.
+    """
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk

@@ -10,7 +10,7 @@ from struct import Struct
 
 import numpy as np
 
-CHECKSUM = Struct("<Q")  # xxh3, behind the head that it covers
+CHECKSUM = Struct("<Q")  # xxh3, after the head that it covers
 
 # -- the log ----------------------------------------------------------------------------------------------------
 

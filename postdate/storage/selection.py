@@ -1,4 +1,4 @@
-"""A selection: rows that a job has found, as a file that the broker reads when it decides.
+"""A selection: a file of the rows that a job has found, which the broker reads when it decides.
 
     0       4      8       16     24
     +-------+------+-------+------+
@@ -32,12 +32,12 @@ def path_of(name: str) -> str:
 
 
 def is_name(name: str) -> bool:
-    """Eight digits of the job, -, then a-z A-Z 0-9 -."""
+    """Whether a name is eight digits of the job, -, then a-z A-Z 0-9 -."""
     return _NAME.fullmatch(name) is not None
 
 
 def job_of(name: str) -> int:
-    """The number of the job that a selection is of."""
+    """The number of the job that a selection belongs to."""
     return int(name.partition("-")[0])
 
 
@@ -55,7 +55,7 @@ def write(disk: Disk, name: str, rows: np.ndarray) -> None:
 
 
 def remove_unfinished(disk: Disk) -> None:
-    """Removes what writers that died have left. For the one process that writes selections, before it writes any."""
+    """Removes unfinished files of writers that died. The one process that writes selections calls it before it does."""
     for name in disk.list(FOLDER):
         if name.endswith(NEW):
             disk.remove(path_of(name))
@@ -78,7 +78,7 @@ def rows_of(disk: Disk, name: str) -> np.ndarray:
 
 
 def verify(disk: Disk, name: str) -> np.ndarray:
-    """The rows, every byte of which was read. Raises CorruptSelection."""
+    """Reads and checks every byte; returns the rows. Raises CorruptSelection."""
     rows = rows_of(disk, name)
     *_, wanted = SELECTION_HEAD.unpack_from(disk.read(path_of(name), 0, SELECTION_HEAD.size))
     if xxh3_64_intdigest(rows.tobytes()) != wanted:
@@ -94,7 +94,7 @@ def is_sorted(rows: np.ndarray) -> bool:
 
 
 class Selections:
-    """Those of a folder, the last ones open."""
+    """The selections of a folder. It keeps the last ones open."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -110,7 +110,7 @@ class Selections:
         return found
 
     def rows_left(self, name: str) -> np.ndarray:
-        """None where retention has let the file go."""
+        """The rows; empty where retention has removed the file."""
         return self.rows(name) if name in self._open or is_there(self._disk, name) else np.empty(0, SELECTED)
 
     def verify(self, name: str) -> np.ndarray:

@@ -32,6 +32,8 @@ _NEW = ".new"
 
 
 class Section(NamedTuple):
+    """A part of a snapshot, under its own checksum."""
+
     kind: int
     data: bytes
 
@@ -48,7 +50,7 @@ class Writer:
         self._at = SNAPSHOT_HEAD.size
         self._count = 0
         disk.reach("snapshot.begin")
-        self.discard()  # what an earlier try may have left
+        self.discard()  # of an earlier try
         disk.write(self._path + _NEW, 0, SNAPSHOT_HEAD.pack(MAGIC, VERSION, position))
 
     def write(self, kind: int, data: bytes) -> None:
@@ -70,7 +72,7 @@ class Writer:
         self._disk.reach("snapshot.done")
 
     def discard(self) -> None:
-        """Something went wrong: leaves nothing behind."""
+        """Removes the unfinished file."""
         if self._disk.size(self._path + _NEW) >= 0:
             self._disk.remove(self._path + _NEW)
 

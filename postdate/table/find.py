@@ -19,7 +19,6 @@ from deltalake.fs import DeltaStorageHandler
 
 from postdate.counts import Counts, Seconds
 from postdate.errors import PostdateError
-from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
 from postdate.storage import record as records
 from postdate.table.count import count, parse_request
 from postdate.table.format import DROP, MESSAGE, MESSAGES
@@ -152,11 +151,8 @@ def _find_messages(file: Any, group: int, rows: pa.Table, question: Question) ->
     if not alike.num_rows:
         return alike
     candidates = file.read_row_group(group, ["record"])["record"].take(alike["row"]).to_pylist()
-    return alike.filter(pa.array([_is_meant(record, question) for record in candidates]))
+    return alike.filter(pa.array([_has_key(record, question) for record in candidates]))
 
 
-def _is_meant(record: bytes, question: Question) -> bool:
-    properties = records.properties_of(record)
-    unique, keys = properties.get(PROPERTY_UNIQ_KEY, ""), properties.get(PROPERTY_KEYS, "")
-    key = unique if question.by == "unique" else first_key(keys)
-    return key == question.key and records.topic_of(record) == question.topic
+def _has_key(record: bytes, question: Question) -> bool:
+    return records.is_of_key(record, question.topic, question.key, question.by)

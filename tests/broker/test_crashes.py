@@ -248,7 +248,7 @@ def known_durable(disk: VirtualDisk) -> int:
     """Up to where the files themselves say that everything was on disk: snapshots do, and batches of those before."""
     log = Log(disk, Segments(disk, SETTINGS.segment_bytes), 1 << 20)
     known = max(snapshots.positions(disk))
-    return max(known, *(batch.durable for batch in log.scanned(log.start, 0)))
+    return max(known, *(batch.durable for batch in log.scan(log.start, 0)))
 
 
 def test_a_batch_knows_what_was_durable_before_it_whatever_the_snapshots_know() -> None:

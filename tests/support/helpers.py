@@ -223,7 +223,7 @@ class FaultyDisk(RealDisk):
 
     def open(self, path: str) -> FaultyFile:
         self.call("open", path)
-        return FaultyFile(self, path, self._made(path))
+        return FaultyFile(self, path, self._prepare_path(path))
 
     def map(self, path: str) -> View:
         self.call("map", path)

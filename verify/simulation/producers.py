@@ -132,7 +132,7 @@ class Producers:
         disk, settings = self._site.disk, self._site.settings
         log = Log(disk, Segments(disk, settings.segment_bytes), self._site.limits.unflushed_bytes_max)
         places = {}
-        for batch in log.scanned(self._end_before, 0):
+        for batch in log.scan(self._end_before, 0):
             for row in batch.array():
                 offset = batch.offset + int(row["position"])
                 places[records.decode(log.read(offset, int(row["size"]))).body.decode()] = offset

@@ -10,7 +10,6 @@ from typing import Any
 import orjson
 
 from postdate.broker.broker import Broker
-from postdate.broker.sending import DUE, MESSAGE_SENT, UNIQUE_KEY, Prepared
 from postdate.broker.writing import Ticket
 from postdate.errors import (
     IllegalMessage,
@@ -30,6 +29,7 @@ from postdate.server.pulse import Pulse
 from postdate.server.requests.group import retry_times_max, without_delay
 from postdate.server.requests.recall import Recalls
 from postdate.server.requests.topic import AutoCreation
+from postdate.storage.batch import Prepared
 from postdate.wire import bodies, codes
 from postdate.wire.frame import JSON, Command, encode_frame, reply
 from postdate.wire.ids import encode_recall_handle, message_id
@@ -265,12 +265,12 @@ class Sends:
             if type(ask) is not int:
                 frames += self._unusual_answer(connection, ask, entry, offset, answer)
                 continue
-            key = entry[UNIQUE_KEY] or ""
-            has_handle = entry[DUE] and 0 < len(key) <= key_characters_max
+            key = entry.unique_key or ""
+            has_handle = entry.due_at_ms and 0 < len(key) <= key_characters_max
             unique = key.encode()
             if not unique.isalnum():
                 unique = orjson.dumps(unique.decode())[1:-1]
-            queue_id, shown = entry[MESSAGE_SENT][3], answer if answer > 0 else 0
+            queue_id, shown = entry.message.queue_id, answer if answer > 0 else 0
             if has_handle:
                 header = _SENT_TIMED % (prefix, offset, queue_id, shown, unique, handle_of(entry), ask)
             else:
@@ -301,10 +301,10 @@ class Sends:
 
     def _has_handle(self, entry: Prepared) -> bool:
         """Returns whether a message can be recalled: it waits, and its unique key is one that a cancel may name."""
-        return bool(entry[DUE]) and 0 < len(entry[UNIQUE_KEY] or "") <= self._key_characters_max
+        return bool(entry.due_at_ms) and 0 < len(entry.unique_key or "") <= self._key_characters_max
 
     def _handle(self, entry: Prepared) -> bytes:
-        return encode_recall_handle(entry[MESSAGE_SENT][0], self._name, entry[DUE], entry[UNIQUE_KEY] or "")
+        return encode_recall_handle(entry.message.topic, self._name, entry.due_at_ms, entry.unique_key or "")
 
     def _fields(
         self, connection: Connection, entries: list[Prepared], offsets: list[int], answer: int
@@ -313,9 +313,9 @@ class Sends:
         handles = [self._handle(entry).decode() if self._has_handle(entry) else "-" for entry in entries]
         fields: dict[str, Any] = {
             "msgId": ",".join(message_id(connection.broker_host, offset) for offset in offsets),
-            "queueId": entries[0][MESSAGE_SENT].queue_id,
+            "queueId": entries[0].message.queue_id,
             "queueOffset": max(answer, 0),
-            "transactionId": entries[0][UNIQUE_KEY] or "",
+            "transactionId": entries[0].unique_key or "",
             **REGION_FIELDS,
         }
         if len(entries) > 1:

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 
 from postdate.errors import CorruptTable
 from postdate.faultpoint import reach
-from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
 from postdate.process import keep_freed_memory
 from postdate.spark.executor.bulk_client import Gate
 from postdate.storage import record as records
@@ -228,10 +227,7 @@ def _arrived_within(rows: pa.Table, window: Window) -> int:
 def _has_key(message: bytes, cancel: bytes) -> bool:
     """Whether a message has the key that a cancel names: equal hashes are only a hint."""
     asked = json.loads(records.decode(cancel).body)
-    properties = records.properties_of(message)
-    if asked["by"] == "unique":
-        return bool(properties.get(PROPERTY_UNIQ_KEY) == asked["key"])
-    return bool(first_key(properties.get(PROPERTY_KEYS, "")) == asked["key"])
+    return records.is_of_key(message, asked["topic"], asked["key"], asked["by"])
 
 
 # -- merge ------------------------------------------------------------------------------------------------------
