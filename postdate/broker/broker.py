@@ -28,11 +28,12 @@ from postdate.broker.leasing import Leases
 from postdate.broker.lookup import Found, Lookup
 from postdate.broker.rescuing import Rescues
 from postdate.broker.sending import DUE, Intake, Prepared
-from postdate.broker.staging import Stage, Staging, refuse
+from postdate.broker.staging import Staging, refuse
 from postdate.broker.topics import Definitions
 from postdate.broker.view import Reader
 from postdate.broker.writing import NO_SECONDS, Seconds, Ticket, Writer
 from postdate.config import Settings, changed
+from postdate.contract import Stage
 from postdate.errors import CorruptData, CorruptSnapshot, DiskFull, FlowControl, LogFailed, PostdateError, UsageError
 from postdate.message import LOOPBACK, Due, Host, Message, decode_properties, due
 from postdate.state import saved

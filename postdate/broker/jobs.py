@@ -11,11 +11,12 @@ moved on, answers where the job is.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from postdate.broker.sending import refuse_system_topic
 from postdate.broker.writing import Ticket, Writer
 from postdate.config import Settings
+from postdate.contract import Selection
 from postdate.errors import CorruptSelection, FlowControl, Refused, UsageError
 from postdate.state.decisions import JobAnswer
 from postdate.state.fold import Fold
@@ -30,15 +31,6 @@ _BESIDE = re.compile(r"_(import|job)-[A-Za-z0-9._-]{1,200}\.parquet")
 _WHERE_MAX = 16_384
 _REASON_MAX = 1_000
 _FILE_FIELDS = 7
-
-
-class Selected(NamedTuple):
-    """What a pipeline has selected for a job."""
-
-    epoch: int
-    number: int
-    parts: tuple[tuple[str, int], ...]  # names of files, and the arrival of the first row when that is brought again
-    files: tuple[Any, ...] = ()  # beside the table: the rows as they are brought again, where the job postpones
 
 
 class Commands:
@@ -110,7 +102,7 @@ class Commands:
 
     # -- deciding -----------------------------------------------------------------------------------------------
 
-    def check(self, selected: Selected) -> None:
+    def check(self, selected: Selection) -> None:
         """Raises Refused, UsageError."""
         for name, _ in selected.parts:
             if not selection.is_name(name) or selection.job_of(name) != selected.number:
@@ -121,7 +113,7 @@ class Commands:
         if reason:
             raise Refused(reason)
 
-    def verified(self, selected: Selected) -> list[dict[str, Any]]:
+    def verified(self, selected: Selection) -> list[dict[str, Any]]:
         """Reads every selection from its first byte to its last. May run on another thread. Raises CorruptSelection."""
         return [self._part(name, own) for name, own in selected.parts]
 
@@ -138,9 +130,14 @@ class Commands:
             "arrival_high": int(logged.max()) if len(logged) else -1, "own": own,
         }  # fmt: skip
 
-    def decide(self, selected: Selected, parts: list[dict[str, Any]], at_ms: int) -> Ticket:
+    def decide(self, selected: Selection, parts: list[dict[str, Any]], at_ms: int) -> Ticket:
         self.check(selected)  # much may have happened while its files were read
-        body = {"epoch": selected.epoch, "number": selected.number, "parts": parts, "files": list(selected.files)}
+        body = {
+            "epoch": selected.epoch,
+            "number": selected.number,
+            "parts": parts,
+            "files": [_file(file) for file in selected.files],
+        }
         self._decision = self._write({"call": "decide", **body}, at_ms)
         return self._decision
 
@@ -157,7 +154,7 @@ def answered(answer: JobAnswer) -> Job:
 
 def _file(plain: Any) -> list[Any]:
     """A file as table_format.File has it. Raises UsageError."""
-    is_whole = isinstance(plain, list) and len(plain) == _FILE_FIELDS and isinstance(plain[0], str)
+    is_whole = isinstance(plain, list | tuple) and len(plain) == _FILE_FIELDS and isinstance(plain[0], str)
     if not is_whole or not all(type(number) is int and number >= 0 for number in plain[1:]):
         raise UsageError(f"a file is {plain!r:.200}, expected its path, bytes, rows, and bounds of due and arrival")
     if not _BESIDE.fullmatch(plain[0]):

@@ -101,7 +101,7 @@ class Service:
             broker, clock, self.pulse, self.pulls, self.pops, members, offsets, self._meter, tasks
         )
         self._messages = Messages(broker)
-        self._pipelines = Pipelines(broker, clock, self.pulse, tasks)
+        self._pipelines = Pipelines(broker, clock, self.pulse, tasks, self._table_reader)
         self._jobs = Jobs(broker, clock, tasks, self._pipelines.settled)
         self.status = Status(broker, clock, self._meter, self._counts, self._pipelines.last_reports)
         self._lookups = Lookups(broker)

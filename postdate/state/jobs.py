@@ -14,11 +14,17 @@ of its decision is applied (fold.py), and stays so whatever crashes behind that.
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from postdate.contract import CANCEL as CANCEL
+from postdate.contract import DONE as DONE
+from postdate.contract import ENDED
+from postdate.contract import FAILED as FAILED
+from postdate.contract import IMPORT as IMPORT
+from postdate.contract import LOADING as LOADING
+from postdate.contract import POSTPONE as POSTPONE
+from postdate.contract import RUNNING as RUNNING
+from postdate.contract import WAITING as WAITING
 from postdate.state.wheel import NEVER
 
-LOADING, WAITING, RUNNING, DONE, FAILED = "loading", "waiting", "running", "done", "failed"
-IMPORT, CANCEL, POSTPONE = "import", "cancel", "postpone"
-_ENDED = (DONE, FAILED)
 ENDED_KEPT = 1_000  # jobs that have ended; older ones are forgotten, and so are their ids
 
 
@@ -59,23 +65,11 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        return self.state in _ENDED
+        return self.state in ENDED
 
     @property
     def is_decided(self) -> bool:
         return self.decided_at >= 0
-
-    def told(self) -> dict[str, Any]:
-        """For people."""
-        names = (
-            "id", "number", "op", "state", "topic", "where", "by_ms", "rows", "changed", "late", "bad", "at_ms",
-            "ended_at_ms", "reason",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names}
-
-    def command(self) -> dict[str, Any]:
-        """For the pipeline that carries it out."""
-        return asdict(self)
 
 
 class Jobs:

@@ -236,7 +236,11 @@ _ROWS = (
         codes.GET_PENDING, "GET_PENDING", (_may("topic"), _may("unit", "minute"), _may("limit", 100, NUMBER)),
         reply_body="JSON: what waits, by topic and by time",
     ),
-    Request(codes.GET_BULK_STATE, "GET_BULK_STATE", (), reply_body="JSON: where the pipeline is"),
+    Request(
+        codes.GET_BULK_STATE, "GET_BULK_STATE",
+        (_may("start", 0, NUMBER), _may("rowsMax", 0, NUMBER), _may("bytesMax", 0, NUMBER)),
+        reply_body="JSON: where the pipeline is",
+    ),
     Request(
         codes.GET_BULK_RANGE, "GET_BULK_RANGE",
         (_may("topic"), _may("queueId", 0, NUMBER), _may("start", 0, NUMBER), _may("times", False, FLAG)),
@@ -249,7 +253,7 @@ _ROWS = (
     Request(codes.STAGE, "STAGE", (), body="JSON: epoch, far, horizon, chunks, rows in and out"),
     Request(codes.REPORT_BATCH, "REPORT_BATCH", (), body="JSON: names and values, as the pipeline likes"),
     Request(codes.GET_STATUS, "GET_STATUS", (), reply_body="JSON: broker, far queue, pipeline and parts"),
-    Request(codes.ATTACH_TABLE, "ATTACH_TABLE", ()),
+    Request(codes.ATTACH_TABLE, "ATTACH_TABLE", (_may("bulk"),)),
     Request(codes.GET_CHUNKS, "GET_CHUNKS", (), reply_body="JSON: staged chunks"),
     Request(
         codes.GET_FORECAST, "GET_FORECAST", (_may("topic"), _may("unit", "minute"), _may("bars", 60, NUMBER)),

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from postdate import cli
-from postdate.broker.staging import Stage
 from postdate.cli.show import moment
 from postdate.clock import ManualClock
+from postdate.contract import Stage
 from tests.support.helpers import HOUR_MS, MINUTE_MS, T0
 from tests.support.serving import WAIT_S, Served, serving
 

@@ -48,13 +48,14 @@ import postdate
 from postdate import cli, client
 from postdate.broker.broker import Broker
 from postdate.broker.handout import PopAsk
-from postdate.broker.jobs import Selected, answered
+from postdate.broker.jobs import answered
 from postdate.broker.leasing import Handle
 from postdate.bulk.schema import IN, OF_TOPIC, OUT
 from postdate.cli import command as cli_command
 from postdate.client import admin, errors
 from postdate.clock import SystemClock
 from postdate.config import LIVE, ROCKETMQ_NAMES, Settings, load
+from postdate.contract import Selection
 from postdate.errors import PostdateError
 from postdate.server import answers
 from postdate.spark.formats import topic
@@ -1128,7 +1129,7 @@ def ask_for_jobs(broker: Broker) -> None:
     rows["due"], rows["arrival"] = T0 + 24 * HOUR_MS, 1
     name = f"{job.number:08d}-part"
     selection.write(broker._disk, name, rows)
-    selected = Selected(broker.fold.far.epoch, job.number, ((name, 0),))
+    selected = Selection(broker.fold.far.epoch, job.number, ((name, 0),))
     settled(broker, jobs.decide(selected, jobs.verified(selected), at_ms))
 
 

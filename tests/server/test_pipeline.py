@@ -65,7 +65,7 @@ def test_a_pipeline_is_told_where_it_is(tmp_path: Path) -> None:
         assert state(peer) == {
             "now_ms": T0, "lead_ms": 60_000, "delay_ms_max": DELAY_MS_MAX,
             "epoch": 0, "taken": 0, "horizon": 0, "far_first": 0, "far_length": 0,
-            "arrival_of_taken": NEVER, "rows_in": 0, "rows_out": 0, "rescued": 0, "table": "",
+            "arrival_of_taken": NEVER, "rows_in": 0, "rows_out": 0, "rescued": 0, "table": "", "bulk": "",
             "commands": [], "gone": [],
         }  # fmt: skip
         sent_far(peer, 3)
@@ -268,7 +268,7 @@ def test_staged_chunks_are_told_by_their_offsets(tmp_path: Path) -> None:
     ("body", "said"),
     [
         (b"[]", "a stage"),
-        (b"{}", "a stage needs chunks, a list of names"),
+        (b"{}", "a stage cannot be read: epoch is missing, expected a whole number"),
         (stage_body(1, (0, 0), (0, 0)).replace(b'"epoch":1', b'"epoch":true'), "epoch is True, expected a whole"),
         (stage_body(1, (0, 0), (0, 0)).replace(b"[0,0]", b"[0]", 1), "far is [0], expected two whole numbers"),
         (stage_body(1, (0, 0), (0, 1 << 63)), "horizon is [0, 9223372036854775808], expected two"),

@@ -23,6 +23,7 @@ from postdate.wire import codes
 from postdate.wire.frame import Command, reply
 
 _NOBODY = "nobody is connected who can read the table"
+_ADDRESS_MAX = 300  # characters: a name has 255 at most
 _COUNT_S = 60.0  # ten million rows take a second or two; a busy machine may need more
 
 
@@ -37,19 +38,21 @@ Tell = Callable[[Truth], None]
 
 
 class Table:
-    """Of one service. Whoever attached last answers."""
+    """Asks the process that attached last, which is bulk, and knows where that listens."""
 
     def __init__(self, broker: Broker, questions: Questions) -> None:
         self._broker = broker
         self._questions = questions
         self._reader: Connection | None = None
+        self.bulk_address = ""  # of the one that is attached
         self._count = 0  # questions on their way
 
-    def attach(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+    def attach(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         if self._reader is not connection:
             self._detach()
             self._reader = connection
             connection.held_count += 1  # it may be silent for long: it waits for questions
+        self.bulk_address = asked["bulk"][:_ADDRESS_MAX]
         return reply(command, codes.SUCCESS)
 
     def drop(self, connection: Connection) -> None:
@@ -60,6 +63,7 @@ class Table:
         if self._reader is not None:
             self._reader.held_count -= 1
             self._reader = None
+            self.bulk_address = ""
 
     def find(self, traced: Traced, tell: Tell) -> None:
         """Tells the truth about a cancel, at once where the table need not or cannot be asked."""
