@@ -65,7 +65,7 @@ def test_a_pipeline_is_told_where_it_is(tmp_path: Path) -> None:
         assert state(peer) == {
             "now_ms": T0, "lead_ms": 60_000, "delay_ms_max": DELAY_MS_MAX,
             "epoch": 0, "taken": 0, "horizon": 0, "far_first": 0, "far_length": 0,
-            "arrival_of_taken": NEVER, "rows_in": 0, "rows_out": 0, "rescued": 0, "table": "", "bulk": "",
+            "arrival_of_taken": NEVER, "rows_in": 0, "rows_out": 0, "rescued": 0, "table": "", "bulk": "", "bulk": "",
             "commands": [], "gone": [],
         }  # fmt: skip
         sent_far(peer, 3)
