@@ -65,7 +65,7 @@ def test_a_pipeline_is_told_where_it_is(tmp_path: Path) -> None:
         assert state(peer) == {
             "now_ms": T0, "lead_ms": 60_000, "delay_ms_max": DELAY_MS_MAX,
             "epoch": 0, "taken": 0, "horizon": 0, "far_first": 0, "far_length": 0,
-            "arrival_of_taken": NEVER, "rows_in": 0, "rows_out": 0, "rescued": 0, "table": "", "bulk": "", "bulk": "",
+            "arrival_of_taken": NEVER, "rows_in": 0, "rows_out": 0, "rescued": 0, "table": "", "bulk": "",
             "commands": [], "gone": [],
         }  # fmt: skip
         sent_far(peer, 3)
@@ -79,7 +79,7 @@ def test_a_pipeline_is_told_where_it_is(tmp_path: Path) -> None:
             "now_ms": T0, "lead_ms": 60_000, "delay_ms_max": DELAY_MS_MAX,
             "epoch": 1, "taken": 2, "horizon": T0 + 3 * MINUTE_MS, "far_first": 0,
             "far_length": 3, "arrival_of_taken": arrival, "rows_in": 2, "rows_out": 1, "rescued": 0,
-            "table": "s3://bucket/t", "commands": [], "gone": [],
+            "table": "s3://bucket/t", "bulk": "", "commands": [], "gone": [],
         }  # fmt: skip
 
 
