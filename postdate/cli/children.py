@@ -22,7 +22,7 @@ def beside(settings: Settings) -> Parts:
         return Parts(settings, SystemClock(), [], others)
     bulk = Part(BULK, lambda addresses: _bulk(settings, addresses))
     if not is_embedded(settings):
-        others = {PIPELINE: "none here: start one with postdate pipeline --bulk HOST:PORT"}
+        others = {PIPELINE: "none here: start one with postdate pipeline --addr HOST:PORT"}
         return Parts(settings, SystemClock(), [bulk], others)
     pipeline = Part(
         PIPELINE, lambda addresses: _pipeline(settings, addresses), needs=lambda: _java(settings.java_home), after=bulk
@@ -45,7 +45,7 @@ def _bulk(settings: Settings, addresses: Addresses) -> list[str]:
 
 def _pipeline(settings: Settings, addresses: Addresses) -> list[str]:
     return [
-        sys.executable, "-m", "postdate", "pipeline", "--bulk", _from_here(addresses[BULK]),
+        sys.executable, "-m", "postdate", "pipeline", "--addr", _from_here(addresses["broker"]),
         "--table", _table(settings), "--master", settings.spark_master,
         "--memory", str(settings.spark_memory_bytes), "--parent-pid", str(os.getpid()), "--log-level", _level(),
     ]  # fmt: skip

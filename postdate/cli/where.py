@@ -9,7 +9,6 @@ from postdate.cli.command import INTERRUPTED, NEGATIVE, OK, add_bulk, print_json
 from postdate.cli.line import Line
 from postdate.cli.show import body, count, moment, table
 from postdate.client import admin
-from postdate.client.connection import parse_address
 from postdate.contract import ENDED, JobStatus
 from postdate.errors import UsageError
 
@@ -77,10 +76,11 @@ def _sentence(job: dict[str, Any]) -> str:
 
 
 def _try(arguments: argparse.Namespace, op: str) -> int:
-    parse_address(arguments.bulk)
+    from postdate.spark.executor.broker_client import BrokerClient
     from postdate.spark.pending import query  # Spark takes a second to load
 
-    found = query.tried(arguments.where, arguments.bulk, arguments.memory, os.environ)
+    broker = BrokerClient(arguments.addr, arguments.bulk)
+    found = query.try_predicate(arguments.where, broker, arguments.memory, os.environ)
     if arguments.json:
         rows = [row | {"due": moment(row["due"]), "body": body(row["body"], whole=False)} for row in found.sample]
         print_json({"count": found.total, "sample": rows})

@@ -13,7 +13,7 @@ from postdate.bulk import properties as bulk_properties
 from postdate.bulk.dues import dues
 from postdate.bulk.properties import Properties
 from postdate.clock import ManualClock
-from postdate.errors import IllegalMessage
+from postdate.errors import IllegalMessage, TopicNotFound
 from postdate.message import INT64_MAX, DelayLevels, decode_properties, due_and_level
 from tests.bulk.test_columns import PROPERTIES
 from tests.support.bulking import Client, bulking
@@ -84,7 +84,7 @@ def test_visible_properties_and_body_are_those_of_a_pull(tmp_path: Path) -> None
                 world.send(f"now{n}", [0])
                 world.served.pass_ms(7)
         world.pass_minutes(4)
-        client = Client(world.bulk.address.port)
+        client = Client(world.bulk.address.port, world.served.port)
         rows = read(client, ["visible", "properties", "body", "offset"]).to_pylist()
         some_rows = client.read({"topic": TOPIC, "id": 0}, 37, 45, columns=["offset", "visible"]).to_pylist()  # type: ignore[arg-type]
         client.close()
@@ -109,14 +109,14 @@ def test_a_queue_of_an_earlier_topic_is_not_taken_for_the_new_one(tmp_path: Path
         served.call(lambda: served.broker.put_topic(TOPIC, T0))
         sent(served, "a", "b")
         with bulking(served, tmp_path / "data") as client:
-            (first, *_) = client.act("topic", {"topic": TOPIC, "at": T0 + 1})["queues"]
-            assert (first[0], first[2:]) == (0, [0, 2, 2])
-            assert read(client, ["body"], number=first[1])["body"].to_pylist() == [b"a", b"b"]
+            (first, *_) = client.broker.topic(TOPIC, T0 + 1)
+            assert (first.id, first.first, first.next, first.since) == (0, 0, 2, 2)
+            assert read(client, ["body"], number=first.number)["body"].to_pylist() == [b"a", b"b"]
             served.call(lambda: served.broker.delete_topic(TOPIC, T0))
             served.call(lambda: served.broker.put_topic(TOPIC, T0))
             sent(served, "c")
             with pytest.raises(flight.FlightServerError, match="is another one now: the topic was deleted and made"):
-                read(client, ["body"], number=first[1])
+                read(client, ["body"], number=first.number)
             assert read(client, ["body"])["body"].to_pylist() == [b"c"]
 
 
@@ -131,11 +131,11 @@ def test_columns_that_are_not_there_are_named(tmp_path: Path, columns: list[str]
             read(client, columns)
 
 
-@pytest.mark.parametrize("wish", [None, {}, {"topic": ""}, {"topic": "t", "at": "x"}, [1]])
-def test_a_topic_is_asked_for_by_name(tmp_path: Path, wish: object) -> None:
+@pytest.mark.parametrize("name", ["nobody", ""])
+def test_a_topic_is_asked_for_by_name(tmp_path: Path, name: str) -> None:
     with (
         serving(tmp_path / "data", ManualClock(T0)) as served,
         bulking(served, tmp_path / "data") as client,
-        pytest.raises(flight.FlightServerError, match="expected JSON with topic and at"),
+        pytest.raises(TopicNotFound, match=f"topic '{name}' does not exist"),
     ):
-        client.act("topic", wish)
+        client.broker.topic(name)

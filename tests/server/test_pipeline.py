@@ -227,6 +227,26 @@ def test_in_async_mode_a_failed_flush_is_told(tmp_path: Path, ask: Any) -> None:
 # --------------------------------------------------------------------------------------------- registering, staging
 
 
+def test_the_state_tells_how_far_a_batch_goes(tmp_path: Path) -> None:
+    """By rows, by bytes of the log, and never beyond the durable end."""
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        sent_far(peer, 64)
+        arrivals = served.call(lambda: served.broker.read_far(0, 64)["arrival"].tolist())
+        step = arrivals[1] - arrivals[0]
+
+        def stop(start: int, rows_max: int, bytes_max: int) -> int:
+            answer = peer.ask(codes.GET_BULK_STATE, start=start, rowsMax=rows_max, bytesMax=bytes_max)
+            return int(told(answer)["stop"])
+
+        assert stop(0, 1_000, 1 << 40) == 64
+        assert stop(0, 10, 1 << 40) == 10
+        assert stop(60, 10, 1 << 40) == 64
+        assert stop(64, 10, 1 << 40) == 64
+        assert 4 <= stop(0, 1_000, 8 * step) <= 9
+        assert stop(0, 1_000, 0) == 1, "one is always taken"
+        assert "stop" not in state(peer)
+
+
 def test_a_pipeline_that_registers_learns_what_is_staged_and_fences_older_ones(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         sent_far(peer, 2)

@@ -194,7 +194,7 @@ def test_a_damaged_file_is_named_and_says_what_to_do(table: Table, spoil: Callab
     answer = tasks.over_numbers(tasks.merge, {"table": table.place.uri}, [task])
     (batch,) = answer(iter([pa.RecordBatch.from_pydict({"id": [0]})]))
     with pytest.raises(CorruptTable, match=r"soon-1.parquet"):
-        tasks.results(batch.column(0).to_pylist())
+        tasks.read_results(batch.column(0).to_pylist())
 
 
 def test_every_sync_is_traced_where_that_is_asked_for(
@@ -218,7 +218,7 @@ def bulk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]
     """Where a task uploads to, and the data folder in which that ends."""
     folder = tmp_path_factory.mktemp("bulk")
     with serving(folder) as served, bulking(served, folder) as client:
-        assert client.act("register", {"table": "", "master": ""})["epoch"] == 1
+        assert client.broker.register("", "").epoch == 1
         yield f"127.0.0.1:{client.port}", folder
 
 

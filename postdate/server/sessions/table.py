@@ -83,7 +83,7 @@ class Table:
         tombstone = traced.tombstone
         fields = {
             "topic": tombstone.topic, "key": tombstone.key, "by": tombstone.by, "keyHash": tombstone.key_hash,
-            "due": tombstone.due, "before": tombstone.arrival,
+            "due": tombstone.due, "before": tombstone.arrival, "table": self._broker.fold.far.table,
         }  # fmt: skip
         wait_s = self._broker.settings.table_read_ms_max / 1_000
         self._questions.ask(reader, codes.FIND_IN_TABLE, fields, b"", wait_s, partial(self._answered, traced, tell))
@@ -98,7 +98,9 @@ class Table:
             if not done.done():  # whoever asked may be gone
                 done.set_result(answer)
 
-        self._questions.ask(self._reader, codes.COUNT_TABLE, {}, wish, _COUNT_S, tell)
+        self._questions.ask(
+            self._reader, codes.COUNT_TABLE, {"table": self._broker.fold.far.table}, wish, _COUNT_S, tell
+        )
         return await done
 
     def _answered(self, traced: Traced, tell: Tell, answer: Command | str) -> None:

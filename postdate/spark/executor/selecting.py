@@ -14,7 +14,7 @@ from pyspark import TaskContext
 
 from postdate.faultpoint import reach
 from postdate.process import keep_freed_memory
-from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.executor.bulk_client import BulkClient
 from postdate.spark.executor.tasks import RESULT, Batches, Result, Task, in_tiers, pieces, plain, write_tiers
 from postdate.spark.executor.waiting import IS_NEAR
 from postdate.table.files import Place, in_order, repeated, write
@@ -57,8 +57,8 @@ def _shown(rows: pa.Table) -> pa.Table:
 def _selected(task: Task, rows: pa.Table, own: int) -> Result:
     """Uploads sorted rows and, where they are postponed, writes them beside the table as they will be."""
     name = f"{task['number']:08d}-{uuid.uuid4().hex}"
-    with Gate(task["bulk"]) as gate:
-        gate.select(name, _narrow(rows))
+    with BulkClient(task["bulk"]) as bulk:
+        bulk.select(name, _narrow(rows))
     reach("selection.uploaded")
     files = _write_moved(task, rows, own) if task["by_ms"] else []
     return {"name": name, "own": own, "rows": rows.num_rows, "files": files, "due_high": rows.column("due")[-1].as_py()}
@@ -93,8 +93,8 @@ def drop(task: Task) -> Result:
     """Takes what a part has changed out of the table: a row for each, of the same due and arrival. What came too late
     stays; where it was written anew, the new row goes.
     """
-    with Gate(task["bulk"]) as gate:
-        rows = gate.selection(task["name"])
+    with BulkClient(task["bulk"]) as bulk:
+        rows = bulk.selection(task["name"])
     is_late = pc.is_in(pa.array(range(rows.num_rows), pa.int64()), pa.array(task["late"], pa.int64()))
     gone = [_drops(rows.filter(pc.invert(is_late)))]
     if task["by_ms"] and task["late"]:

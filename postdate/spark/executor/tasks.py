@@ -19,7 +19,7 @@ from postdate.errors import CorruptTable
 from postdate.faultpoint import reach
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
 from postdate.process import keep_freed_memory
-from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.executor.bulk_client import BulkClient
 from postdate.storage import record as records
 from postdate.table.files import NEVER, Group, Place, Sorted, Window, Written, in_order, read_window, repeated, write
 from postdate.table.format import (
@@ -69,8 +69,8 @@ def _answer(work: Callable[[Task], Result], task: Task) -> Result:
         return {"damage": str(error)}
 
 
-def results(lines: Iterable[str]) -> list[Result]:
-    """The answers of tasks. Raises CorruptTable where one of them met damage."""
+def read_results(lines: Iterable[str]) -> list[Result]:
+    """Reads the answers of tasks. Raises CorruptTable where one of them met damage."""
     found: list[Result] = [json.loads(line) for line in lines]
     for result in found:
         if "damage" in result:
@@ -78,8 +78,8 @@ def results(lines: Iterable[str]) -> list[Result]:
     return found
 
 
-def written(found: Iterable[Result]) -> list[Written]:
-    """The files that tasks have made."""
+def written_files(found: Iterable[Result]) -> list[Written]:
+    """The files that tasks have written."""
     return [
         Written(File(*file), [Group(*group) for group in groups])
         for result in found
@@ -87,8 +87,8 @@ def written(found: Iterable[Result]) -> list[Written]:
     ]
 
 
-def warm(task: Task) -> Result:
-    """What the first task of a worker would have to wait for: everything is loaded, a little is sorted and written."""
+def warm_up(task: Task) -> Result:
+    """Loads everything, and sorts and writes a little, so that the first real task of a worker need not wait."""
     rows = SCHEMA.empty_table()
     sink = pa.BufferOutputStream()
     pq.write_table(in_order(rows), sink, **writer_options("soon"))
@@ -101,9 +101,9 @@ def warm(task: Task) -> Result:
 def ingest(task: Task) -> Result:
     """Far rows start..stop-1 into files: rows due before `edge` apart from the others."""
     place, files = Place(task["table"]), []
-    with Gate(task["bulk"]) as gate:
+    with BulkClient(task["bulk"]) as bulk:
         # By map: no name here holds on to a piece that is sorted by now.
-        for rows in map(in_order, map(_as_rows, pieces(gate.far(task["start"], task["stop"])))):
+        for rows in map(in_order, map(_as_rows, pieces(bulk.far(task["start"], task["stop"])))):
             files += write_tiers(place, rows, task["edge"], task["start"])
     return {"files": plain(files)}
 
@@ -172,8 +172,8 @@ def promote(task: Task) -> Result:
             count = rows.count()
         if count:
             reach("chunk.upload")
-            with Gate(task["bulk"]) as gate:
-                uploaded = gate.upload(_chunk_name(task["epoch"]), count, (p.select(CHUNK_COLUMNS) for p in pieces))
+            with BulkClient(task["bulk"]) as bulk:
+                uploaded = bulk.upload(_chunk_name(task["epoch"]), count, (p.select(CHUNK_COLUMNS) for p in pieces))
             reach("chunk.uploaded")
             told |= {"chunk": uploaded.name, "bytes": uploaded.bytes}
     return told
@@ -279,8 +279,8 @@ def restore(task: Task) -> Result:
     arrived at or after a place.
     """
     place, files = Place(task["table"]), []
-    with Gate(task["bulk"]) as gate:
-        for piece in pieces(gate.far(task["start"], task["stop"])):
+    with BulkClient(task["bulk"]) as bulk:
+        for piece in pieces(bulk.far(task["start"], task["stop"])):
             rows = _as_rows(piece)
             is_due = pc.greater(rows.column("due"), task["due_after"])
             rows = rows.filter(pc.or_(is_due, pc.greater_equal(rows.column("arrival"), task["late_from"])))

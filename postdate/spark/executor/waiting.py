@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from postdate.message import decode_properties
-from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.executor.bulk_client import BulkClient
 from postdate.storage import record as records
 from postdate.table.files import repeated
 
@@ -52,8 +52,8 @@ class WaitingReader(DataSourceReader):
         return [InputPartition(each) for each in (None, *ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        with Gate(self._bulk) as gate:
-            batches = gate.near() if partition.value is None else gate.far(*partition.value)
+        with BulkClient(self._bulk) as bulk:
+            batches = bulk.near() if partition.value is None else bulk.far(*partition.value)
             for batch in batches:
                 yield _columns(batch, is_near=partition.value is None)
 
