@@ -171,7 +171,7 @@ class State(NamedTuple):
     commands: tuple[OpenJob, ...]
     gone: tuple[int, ...]  # numbers of the queues of deleted topics
     stop: int | None = None  # where a batch of the size that was asked about ends
-    staged: tuple[str, ...] | None = None  # names of staged chunks; told to a pipeline that registers
+    staged: tuple[str, ...] | None = None  # names of staged chunks, for a pipeline that registers
 
     def plain(self) -> dict[str, Any]:
         return {name: value for name, value in self._asdict().items() if value is not None}

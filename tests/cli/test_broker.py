@@ -124,9 +124,9 @@ def test_a_table_that_nobody_can_read_is_told(served: Served, capsys: Capsys) ->
 
     served.call(take)
     found = run_json(capsys, "pending")
-    assert (found["total"], found["unread"]) == (0, "nobody is connected who can read the table")
+    assert (found["total"], found["unread"]) == (0, "no process is attached that can read the table")
     assert run(capsys, "pending") == [
-        "nothing waits", "", "without what the pipeline's table holds: nobody is connected who can read the table",
+        "nothing waits", "", "without what the pipeline's table holds: no process is attached that can read the table",
     ]  # fmt: skip
 
 

@@ -123,7 +123,7 @@ def test_a_queue_is_cut_into_ranges_that_leave_nothing_out() -> None:
 
 WRONG = [
     ({}, "the option 'topic' is missing"),
-    ({"topic": "t", "colour": "red"}, "there is no option 'colour', but bulk, topic, start, stop, rows, columns"),
+    ({"topic": "t", "colour": "red"}, "there is no option 'colour', but addr, bulk, topic, start, stop, rows, columns"),
     (
         {"topic": "t", "start": "yesterday"},
         "the option 'start' is 'yesterday', expected earliest, latest or an instant",

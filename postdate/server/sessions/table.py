@@ -1,10 +1,10 @@
-"""The pipeline's table, as the broker knows it: a connection that answers questions about it.
+"""Asks bulk about the pipeline's table, over the connection that bulk has attached.
 
     client --370---> broker --9809--> bulk, which reads the table
     client --9801--> broker --9811--> bulk
 
-A cancel whose message nobody here knows, due behind the horizon, may have it in the table. Whoever cancels waits for
-the answer, nobody else does; without one in time it is "unknown", and the cancel stands.
+A cancel whose message the broker does not know, due after the horizon, may have its message in the table. Only the
+client that cancels waits for the answer; without one in time the outcome is "unknown", and the cancel stands.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from postdate.server.sessions.questions import Questions
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
 
-_NOBODY = "nobody is connected who can read the table"
+_NOBODY = "no process is attached that can read the table"
 _ADDRESS_MAX = 300  # characters: a name has 255 at most
 _COUNT_S = 60.0  # ten million rows take a second or two; a busy machine may need more
 
 
 class Truth(NamedTuple):
-    """What a cancel is answered. `unread` says why the table was not asked, or has not answered."""
+    """The answer to a cancel. `unread` says why the table was not asked, or has not answered."""
 
     outcome: Cancelled
     unread: str = ""
@@ -95,7 +95,7 @@ class Table:
         done: asyncio.Future[Command | str] = asyncio.get_running_loop().create_future()
 
         def tell(answer: Command | str) -> None:
-            if not done.done():  # whoever asked may be gone
+            if not done.done():  # the client may be gone
                 done.set_result(answer)
 
         self._questions.ask(
@@ -107,7 +107,7 @@ class Table:
         self._count -= 1
         arrivals = answer if isinstance(answer, str) else _arrivals(answer)
         if isinstance(arrivals, str):
-            # It may have come into the wheel meanwhile, where everybody can see it.
+            # The message may have come into the wheel meanwhile, where the broker sees it.
             found = self._broker.cancels.is_cancelled_by(traced, [])
             tell(Truth(Cancelled.CANCELLED) if found else Truth(Cancelled.UNKNOWN, arrivals))
         else:
@@ -124,5 +124,5 @@ def _arrivals(answer: Command) -> list[int] | str:
     except orjson.JSONDecodeError:
         found = None
     if not isinstance(found, list) or not all(type(each) is int for each in found):
-        return f"what the table is said to hold cannot be read: {answer.body[:64]!r}"
+        return f"the answer about the table cannot be read: {answer.body[:64]!r}"
     return found

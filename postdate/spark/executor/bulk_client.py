@@ -37,7 +37,7 @@ class BulkClient:
         self.close()
 
     def probe(self) -> None:
-        """Asks for no row at all. Raises FlightError where bulk, or the broker behind it, does not answer."""
+        """Asks for no row at all. Raises FlightError where bulk or its broker does not answer."""
         ticket = {"queue": "far", "start": 0, "stop": 0}
         for _ in self._get(ticket, _PROBE_S):
             pass

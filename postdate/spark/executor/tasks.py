@@ -1,7 +1,7 @@
-"""What executors do: ranges of the far queue into files, windows of due into chunks or into merged files.
+"""What executors do: turn ranges of the far queue into files, and windows of due into chunks or merged files.
 
-A task is told what to do by a plain dict and answers with one. It can be run again: what an earlier attempt has left
-is a file that nothing names.
+A task gets a plain dict and answers with one. It can run again: an earlier attempt leaves at most a file that nothing
+names.
 """
 
 import json
@@ -40,11 +40,11 @@ Result = dict[str, Any]
 Batches = Iterator[pa.RecordBatch]
 
 RESULT = pa.schema([pa.field("result", pa.string())])
-_PIECE_BYTES = 128 << 20  # of records: what a task holds in memory before it writes a file
+_PIECE_BYTES = 128 << 20  # of records that a task holds in memory before it writes a file
 
 
 def over_numbers(work: Callable[[Task], Result], common: Task, tasks: list[Task]) -> Callable[[Batches], Batches]:
-    """For mapInArrow over rows that are numbers of tasks."""
+    """The function for mapInArrow over rows that are numbers of tasks."""
     return lambda batches: _answers(work, (common | tasks[number] for number in _values(batches)))
 
 
@@ -54,7 +54,7 @@ def _values(batches: Batches) -> Iterator[Any]:
 
 
 def _answers(work: Callable[[Task], Result], tasks: Iterator[Task]) -> Batches:
-    """One row per task, with the executor that did it: all workers of an executor have one parent."""
+    """One row per task, with the executor that ran it: all workers of an executor have one parent."""
     keep_freed_memory()
     worker = {"worker": f"{socket.gethostname()}:{os.getppid()}"}
     for task in tasks:
@@ -62,7 +62,7 @@ def _answers(work: Callable[[Task], Result], tasks: Iterator[Task]) -> Batches:
 
 
 def _answer(work: Callable[[Task], Result], task: Task) -> Result:
-    """What a task has done. A damaged table is told as a sentence: trying again would not mend it."""
+    """Runs a task. A damaged table becomes part of the answer: Spark would try again, which would not mend it."""
     try:
         return work(task)
     except CorruptTable as error:
@@ -102,14 +102,14 @@ def ingest(task: Task) -> Result:
     """Far rows start..stop-1 into files: rows due before `edge` apart from the others."""
     place, files = Place(task["table"]), []
     with BulkClient(task["bulk"]) as bulk:
-        # By map: no name here holds on to a piece that is sorted by now.
+        # By map, so that no name here holds a piece that is sorted already.
         for rows in map(in_order, map(_as_rows, pieces(bulk.far(task["start"], task["stop"])))):
             files += write_tiers(place, rows, task["edge"], task["start"])
     return {"files": plain(files)}
 
 
 def pieces(batches: Batches) -> Iterator[pa.Table]:
-    """Batches brought together, so many bytes at a time."""
+    """Joins batches into tables of about 128 MB."""
     held: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -123,7 +123,7 @@ def pieces(batches: Batches) -> Iterator[pa.Table]:
 
 
 def _emptied(held: list[pa.RecordBatch]) -> pa.Table:
-    """All that is held, and held no more: a piece is large, and whoever has it wants to let it go."""
+    """Joins the batches and empties the list: a piece is large, and its reader must be able to free it."""
     table = pa.Table.from_batches(held)
     held.clear()
     return table
@@ -136,7 +136,7 @@ def _as_rows(far: pa.Table) -> pa.Table:
 
 
 def write_tiers(place: Place, rows: pa.Table, edge: int, far: int) -> list[Written]:
-    """Sorted rows as files of a batch that begins at that far row: rows due before `edge` apart from the others."""
+    """Writes sorted rows as files of a batch that begins at a far row: rows due before `edge` apart from the others."""
     return [write(place, batch_file(tier, far, _fresh()), part) for tier, part in in_tiers(rows, edge)]
 
 
@@ -147,7 +147,7 @@ def in_tiers(rows: pa.Table, edge: int) -> list[tuple[str, pa.Table]]:
 
 
 def plain(files: list[Written]) -> list[Any]:
-    """As JSON takes them."""
+    """Files as JSON lists."""
     return [[list(file), [list(group) for group in groups]] for file, groups in files]
 
 
@@ -159,15 +159,15 @@ def _fresh() -> str:
 
 
 def promote(task: Task) -> Result:
-    """A window of the table into one chunk, without what is cancelled."""
-    told: Result = {"read": 0, "cancelled": 0, "rows": 0, "chunk": None}
+    """Uploads a window of the table as one chunk, without what is cancelled."""
+    counts: Result = {"read": 0, "cancelled": 0, "rows": 0, "chunk": None}
     window = Window(*task["window"])
     with Sorted(Place(task["table"]), task["files"], window, task["untaken"]) as rows:
         columns = [*CHUNK_COLUMNS, "kind", "topic"] if rows.has_cancels else [*CHUNK_COLUMNS, "kind"]
-        pieces: Iterable[pa.Table] = (_living(piece, window, told) for piece in rows.pieces(columns))
+        pieces: Iterable[pa.Table] = (_living(piece, window, counts) for piece in rows.pieces(columns))
         if rows.has_cancels:
-            pieces = list(pieces)  # a chunk is announced with its rows, and only now it is known which are left
-            count = told["rows"]
+            pieces = list(pieces)  # a chunk is announced with its count of rows, which is known only now
+            count = counts["rows"]
         else:
             count = rows.count()
         if count:
@@ -175,20 +175,20 @@ def promote(task: Task) -> Result:
             with BulkClient(task["bulk"]) as bulk:
                 uploaded = bulk.upload(_chunk_name(task["epoch"]), count, (p.select(CHUNK_COLUMNS) for p in pieces))
             reach("chunk.uploaded")
-            told |= {"chunk": uploaded.name, "bytes": uploaded.bytes}
-    return told
+            counts |= {"chunk": uploaded.name, "bytes": uploaded.bytes}
+    return counts
 
 
-def _living(rows: pa.Table, window: Window, told: Result) -> pa.Table:
-    """The messages among sorted rows that no cancel is for. What was met is added to what is told."""
+def _living(rows: pa.Table, window: Window, counts: Result) -> pa.Table:
+    """The messages among sorted rows that no cancel is for. Adds the counts to the task's answer."""
     kind = rows.column("kind")
     if pc.all(pc.equal(kind, MESSAGE)).as_py():
         messages, cancelled = rows, 0
-        told["read"] += rows.num_rows
+        counts["read"] += rows.num_rows
     else:
         messages, cancels, drops = (rows.filter(pc.equal(kind, each)) for each in (MESSAGE, CANCEL, DROP))
-        # Of the cancels of one instant every task of it is told; each counts those that arrived in its own part.
-        told["read"] += messages.num_rows + _arrived_within(cancels, window) + drops.num_rows
+        # Every task of one instant sees all its cancels; each counts those that arrived in its own part.
+        counts["read"] += messages.num_rows + _arrived_within(cancels, window) + drops.num_rows
         before = messages.num_rows
         if drops.num_rows:
             gone = pc.is_in(messages.column("arrival"), drops.column("arrival").combine_chunks())
@@ -197,8 +197,8 @@ def _living(rows: pa.Table, window: Window, told: Result) -> pa.Table:
         if dead:
             messages = messages.take(pa.array(sorted(set(range(messages.num_rows)) - dead), pa.int64()))
         cancelled = before - messages.num_rows
-    told["cancelled"] += cancelled
-    told["rows"] += messages.num_rows
+    counts["cancelled"] += cancelled
+    counts["rows"] += messages.num_rows
     return messages
 
 
@@ -216,7 +216,7 @@ def _arrived_within(rows: pa.Table, window: Window) -> int:
 
 
 def _cancelled(messages: pa.Table, cancels: pa.Table) -> set[int]:
-    """Which messages a cancel is for: the same topic, key and due, and the message arrived before it."""
+    """The messages that a cancel is for: it has the same topic, key and due, and arrived after them."""
     dead: set[int] = set()
     for column in ("unique_hash", "key_hash"):
         own = cancels.filter(pc.not_equal(cancels.column(column), 0))
@@ -238,7 +238,7 @@ def _cancelled(messages: pa.Table, cancels: pa.Table) -> set[int]:
 
 
 def _is_of_key(message: bytes, cancel: bytes) -> bool:
-    """Whether the message has the key that is cancelled: equal hashes are only a hint."""
+    """Whether a message has the key that a cancel names: equal hashes are only a hint."""
     asked = json.loads(records.decode(cancel).body)
     properties = records.properties_of(message)
     if asked["by"] == "unique":
@@ -250,7 +250,7 @@ def _is_of_key(message: bytes, cancel: bytes) -> bool:
 
 
 def merge(task: Task) -> Result:
-    """A window of the table into new files, one for each bucket of due."""
+    """Writes a window of the table as new files, one for each bucket of due."""
     place, window = Place(task["table"]), Window(*task["window"])
     rows = read_window(place, task["files"], window)
     rows = in_order(rows.filter(_arrived(rows, window)))  # cancels come whole; here each part keeps its own
@@ -267,7 +267,7 @@ def merge(task: Task) -> Result:
 
 
 def count(task: Task) -> Result:
-    """How many rows of its files lie in some windows that do not overlap."""
+    """Counts the rows of its files that lie in some windows, which do not overlap."""
     place, found = Place(task["table"]), 0
     for window in (Window(*each) for each in task["windows"]):
         found += _arrived_within(read_window(place, task["files"], window, ["due", "arrival", "kind"]), window)
@@ -275,8 +275,8 @@ def count(task: Task) -> Result:
 
 
 def restore(task: Task) -> Result:
-    """Far rows start..stop-1 that none of the files holds, into new files: those due after an instant, and all that
-    arrived at or after a place.
+    """Writes far rows start..stop-1 that none of the files holds as new files: those due after an instant, and all
+    that arrived at or after a place.
     """
     place, files = Place(task["table"]), []
     with BulkClient(task["bulk"]) as bulk:

@@ -76,7 +76,7 @@ def run(request: Request, environ: Mapping[str, str], look: Look) -> Outcome:
     broker.state()  # a broker that is away is noticed before Spark takes its seconds
     # What Spark raises is read while its Java lives: after that nobody knows what it said.
     with (
-        _give_up_on_error(broker, request) as begun,
+        _give_up_on_error(broker, request) as plans,
         embedded_spark(request.memory, environ) as spark,
         spark_errors(),
     ):
@@ -86,30 +86,32 @@ def run(request: Request, environ: Mapping[str, str], look: Look) -> Outcome:
         known = imports.begin(broker, request.id, request.topic, wanted)
         loaded: list[Loaded] = []
         if known.plan is not None:
-            begun.append(known.plan)
+            plans.append(known.plan)
             with _watched(broker, known.plan, look):
                 loaded = load_frame(frame, known.plan) if parts is None else load_groups(frame, known.plan, parts)
     return _finish(broker, request, known, loaded, look)
 
 
-def _finish(broker: BrokerClient, request: Request, begun: imports.Import, loaded: list[Loaded], look: Look) -> Outcome:
+def _finish(
+    broker: BrokerClient, request: Request, import_: imports.Import, loaded: list[Loaded], look: Look
+) -> Outcome:
     """Adopts what is loaded and waits for it. Spark is not needed any more."""
-    job, bad, bad_count = begun.job, imports.bad_rows(loaded), sum(part.bad_count for part in loaded)
-    if begun.plan is not None:
+    job, bad, bad_count = import_.job, imports.bad_rows(loaded), sum(part.bad_count for part in loaded)
+    if import_.plan is not None:
         if bad_count and not request.skip_bad:
-            imports.give_up(broker, begun.plan, imports.counted(bad_count))
+            imports.give_up(broker, import_.plan, imports.counted(bad_count))
             return Outcome(job, bad_count, bad, is_given_up=True)
         if bad_count:
             imports.write_bad(request.skip_bad, bad)
-        job = imports.adopt(broker, begun.plan, [file for part in loaded for file in part.files], bad_count)
+        job = imports.adopt(broker, import_.plan, [file for part in loaded for file in part.files], bad_count)
     if request.is_waiting:
         try:
             job = imports.wait(broker, request.id, lambda at: look(at.step or at.state, at.done))
         except KeyboardInterrupt:
             raise Interrupted(f"import {request.id} goes on without us: see postdate jobs") from None
         except PipelineFailed:
-            if begun.plan is not None:
-                imports.give_up(broker, begun.plan, "")
+            if import_.plan is not None:
+                imports.give_up(broker, import_.plan, "")
             raise
     return Outcome(job, bad_count, bad)
 
@@ -119,12 +121,12 @@ def _give_up_on_error(broker: BrokerClient, request: Request) -> Iterator[list[P
     """Gives an import up when its loading fails. Spark runs inside the block, so that no task writes after it. The
     block appends the plan of an import that has begun to the list.
     """
-    begun: list[Plan] = []
+    plans: list[Plan] = []
     try:
-        yield begun
+        yield plans
     except BaseException as error:
         is_ours = isinstance(error, KeyboardInterrupt)
-        for plan in begun:
+        for plan in plans:
             imports.give_up(broker, plan, "interrupted" if is_ours else str(error))
         if is_ours:
             raise Interrupted(f"import {request.id} is given up: nothing is scheduled") from None

@@ -61,7 +61,7 @@ class Pipeline:
     ) -> None:
         self._spark = spark
         self._broker = broker
-        self._bulk = ""  # where the tasks reach bulk, as the broker told last
+        self._bulk = ""  # where the tasks reach bulk; the broker tells with its state
         self.table = table
         self._history = history
         self._limits = limits

@@ -92,9 +92,9 @@ class Jobs:
         if not names:
             return
         open_jobs = [job for job in self._broker.jobs() if not job.is_over]
-        kept = (*(f"_import-{job.id}-" for job in open_jobs), *(f"_job-{job.number:08d}-" for job in open_jobs))
+        stems = (*(f"_import-{job.id}-" for job in open_jobs), *(f"_job-{job.number:08d}-" for job in open_jobs))
         for name in names:
-            if not name.startswith(kept):
+            if not name.startswith(stems):
                 place.remove(name)
 
     # -- imports ------------------------------------------------------------------------------------------------
