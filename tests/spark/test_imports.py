@@ -56,7 +56,7 @@ def session(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     def shared(_memory: str, _environ: Any) -> Iterator[Any]:
         yield spark
 
-    monkeypatch.setattr(inputs, "embedded", shared)
+    monkeypatch.setattr(inputs, "embedded_spark", shared)
     return spark
 
 
