@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, NoReturn
 
-from postdate.config import Settings
+from postdate.broker.settings import CurrentSettings
 from postdate.errors import IllegalMessage, NoPermission, UsageError
 from postdate.keys import key_hash
 from postdate.message import (
@@ -34,7 +34,8 @@ from postdate.message import (
 from postdate.state.fold import Fold
 from postdate.state.topics import PERM_WRITE, RESERVED_TOPICS, Topic
 from postdate.storage import record as records
-from postdate.storage.batch import ALIGNMENT, KIND_NAMES, MESSAGE, MORE_KEYS, ROW_STRUCT, batch_bytes, records_position
+from postdate.storage.batch import ALIGNMENT, KIND_NAMES, MESSAGE, MORE_KEYS, batch_bytes, records_position
+from postdate.storage.layout import ROW_STRUCT
 
 SYSTEM_TOPIC_PREFIX = "postdate_sys_"
 _NOT_FROM_PRODUCERS = INTERNAL_PROPERTIES | {PROPERTY_TIMER_DEL_UNIQKEY, PROPERTY_TRANSACTION}
@@ -73,19 +74,14 @@ class _Parts(NamedTuple):
 class Intake:
     """Prepares and packs. Knows the fold's topics, changes nothing."""
 
-    def __init__(self, fold: Fold, settings: Settings, batch_bytes_max: int, store_host: Host) -> None:
+    def __init__(self, fold: Fold, settings: CurrentSettings, batch_bytes_max: int, store_host: Host) -> None:
         self._fold = fold
-        self.limit(settings)
+        self._settings = settings
+        self._properties_bytes_max = settings.limits.properties_bytes_max
         self._batch_bytes_max = batch_bytes_max
         self._store_host = store_host
-        self.levels = DelayLevels.parse(settings.message_delay_level)
+        self.levels = DelayLevels.parse(settings.now.message_delay_level)
         self._known: dict[str, _Known] = {}
-
-    def limit(self, settings: Settings) -> None:
-        """Takes its limits from settings, once for all messages: this is the hot path."""
-        self._body_bytes_max = settings.body_bytes_max
-        self._properties_bytes_max = settings.properties_bytes_max
-        self._delay_ms_max = settings.delay_ms_max
 
     def forget_topics(self) -> None:
         """A topic was put or deleted."""
@@ -98,8 +94,9 @@ class Intake:
         known = self._known.get(name)
         topic, shapes = known if known is not None else self._look_up(name)
         shape = shapes.get(len(born_host.address))
+        settings = self._settings.now
         if (
-            len(body) > self._body_bytes_max
+            len(body) > settings.body_bytes_max
             or len(encoded_properties) > self._properties_bytes_max
             or not 0 <= queue_id < topic.write_queue_count
             or shape is None
@@ -108,7 +105,7 @@ class Intake:
         properties = decode_properties(encoded_properties)
         if not _NOT_FROM_PRODUCERS.isdisjoint(properties):
             _refuse(properties)
-        due_at_ms, level = due_and_level(properties, at_ms, self.levels, self._delay_ms_max)
+        due_at_ms, level = due_and_level(properties, at_ms, self.levels, settings.delay_ms_max)
         get = properties.get
         unique, keys, tags = get(PROPERTY_UNIQ_KEY), get(PROPERTY_KEYS), get(PROPERTY_TAGS)
         return (
@@ -126,10 +123,14 @@ class Intake:
         )
 
     def _refuse_fields(self, message: Message, topic: Topic) -> NoReturn:
-        check_message(message, self._body_bytes_max, self._properties_bytes_max)
+        self._check(message)
         raise IllegalMessage(
             f"queue {message.queue_id} of topic {topic.name!r} does not exist: it has {topic.write_queue_count}"
         )
+
+    def _check(self, message: Message) -> None:
+        settings = self._settings.now
+        check_message(message, settings.body_bytes_max, self._properties_bytes_max)
 
     def _look_up(self, name: str) -> "_Known":
         refuse_system_topic(name)
@@ -157,7 +158,7 @@ class Intake:
             return self._packed(prepared, start, at_ms)
         except struct.error:
             for entry in prepared:
-                check_message(entry[MESSAGE_SENT], self._body_bytes_max, self._properties_bytes_max)
+                self._check(entry[MESSAGE_SENT])
             raise
 
     def _packed(self, prepared: list[Prepared], start: int, at_ms: int) -> Packed:

@@ -2,49 +2,59 @@
 
     write, write_system, ...   append a batch to the log, give a ticket
     flush                      makes all that was written durable
-    settle                     applies what is durable, in order; its tickets get their answers
+    apply_durable              applies what is durable, in order; its tickets get their answers
+    take_changes               what that has changed, for the caller who wakes consumers
 
 In flush mode "async" a batch is applied as soon as it is written.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from postdate.broker.sending import Intake, Packed, Prepared, system_body
 from postdate.errors import LogFailed, PostdateError, UsageError
-from postdate.state.fold import Fold
-from postdate.storage.batch import HEADER_BYTES, Batch
+from postdate.state.fold import Applied, Fold
+from postdate.storage.batch import Batch
+from postdate.storage.layout import BATCH_HEADER_BYTES
 from postdate.storage.log import Log
 
 Seconds = dict[tuple[int, str], int]  # (second of due time, topic) -> messages
 NO_SECONDS: Seconds = {}
-Finish = Callable[[Any], Any]  # makes the answer that a caller is told of what the fold has answered
+
+
+class Changes:
+    """What has changed since changes were last returned, for the caller who wakes consumers. Calls that wait for the
+    disk themselves, as making a topic does, leave their changes to the next one.
+    """
+
+    __slots__ = ("batch_count", "grown_queues", "ready_again")
+
+    def __init__(self) -> None:
+        self.batch_count = 0  # batches that were applied
+        self.grown_queues: set[int] = set()  # numbers of the queues that got messages
+        self.ready_again: set[tuple[str, int]] = set()  # (group, queue number) where leases have ended
 
 
 class Ticket:
-    """The receipt of a written batch. `answers` is None until the batch is durable and applied."""
+    """The receipt of a written batch. `answers` is None until the batch is durable and applied. A call whose answer is
+    more than what the fold answers has a ticket of its own, with another `settle`.
+    """
 
-    __slots__ = ("_finish", "answers", "end", "error", "offsets", "prepared", "seconds", "timed")
+    __slots__ = ("answers", "end", "error", "offsets", "prepared", "seconds", "timed")
 
-    def __init__(self, end: int, offsets: list[int], finish: Finish | None = None) -> None:
-        self.end = end  # durable when the log is durable up to here
-        self.offsets = offsets  # of its records in the log
+    def __init__(self) -> None:
+        self.end = 0  # durable when the log is durable up to here
+        self.offsets: list[int] = []  # of its records in the log
         self.prepared: list[Prepared] = []  # its messages, as the intake understood them
         self.answers: list[Any] | None = None
         self.error: PostdateError | OSError | None = None
         self.timed = 0  # messages in it that will wait
         self.seconds = NO_SECONDS  # the same by (second of due time, topic), where that is limited
-        self._finish = finish
 
     def settle(self, answers: list[Any]) -> None:
-        if self._finish is None:
-            self.answers = answers
-            return
-        try:
-            self.answers = [self._finish(answer) for answer in answers]
-        except (PostdateError, OSError) as error:
-            self.answers, self.error = [], error  # it is applied; only the answer could not be found out
+        """Takes in what the fold has answered, before another batch is applied."""
+        self.answers = answers
 
     @property
     def answer(self) -> Any:
@@ -66,6 +76,7 @@ class Writer:
         self._pending: deque[tuple[Batch, Ticket]] = deque()
         self.broken: LogFailed | None = None  # why the fold must not go on
         self.applied_count = 0  # batches
+        self._changes = Changes()  # that nobody has taken
         # Messages that will wait, in batches that are not applied yet: they count for flow control already.
         self.pending_timed = 0
         self.pending_seconds: Seconds = {}
@@ -85,32 +96,32 @@ class Writer:
         self._settle_async()
         return ticket
 
-    def write_system(self, kind: int, values: Mapping[str, Any], at_ms: int, finish: Finish | None = None) -> Ticket:
-        """Writes one record of a system topic. It may use the log's reserve."""
+    def write_system(self, kind: int, values: Mapping[str, Any], at_ms: int, ticket: Ticket | None = None) -> Ticket:
+        """Writes one record of a system topic, for the given ticket or a plain one. It may use the log's reserve."""
         text = system_body(values)
         length = self._intake.system_length(text, kind)
         start = self._log.place(length, at_ms, urgent=True)
-        ticket = self._append(start, length, at_ms, 1, self._intake.pack_system(kind, text, start, at_ms), finish)
+        ticket = self._append(start, length, at_ms, 1, self._intake.pack_system(kind, text, start, at_ms), ticket)
         self._settle_async()
         return ticket
 
     def write_mixed(
-        self, prepared: list[Prepared], kind: int, values: Mapping[str, Any], at_ms: int, finish: Finish
+        self, prepared: list[Prepared], kind: int, values: Mapping[str, Any], at_ms: int, ticket: Ticket
     ) -> Ticket:
-        """Writes messages and, behind them, one record of a system topic: together, or not at all."""
+        """Writes messages and, after them, one record of a system topic: together, or not at all."""
         text = system_body(values)
         length = self._intake.mixed_length(prepared, text, kind)
         start = self._log.place(length, at_ms, urgent=False)
         packed = self._intake.pack_mixed(prepared, kind, text, start, at_ms)
-        ticket = self._append(start, length, at_ms, len(prepared) + 1, packed, finish)
+        self._append(start, length, at_ms, len(prepared) + 1, packed, ticket)
         ticket.prepared = prepared
         self._settle_async()
         return ticket
 
     def write_fire(self, at_ms: int) -> None:
         """Writes an empty batch: applying it fires what is due."""
-        start = self._log.place(HEADER_BYTES, at_ms, urgent=True)
-        self._append(start, HEADER_BYTES, at_ms, 0, Packed(b"", []))
+        start = self._log.place(BATCH_HEADER_BYTES, at_ms, urgent=True)
+        self._append(start, BATCH_HEADER_BYTES, at_ms, 0, Packed(b"", []))
         self._settle_async()
 
     def will_fire(self, due_at_ms: int) -> bool:
@@ -118,10 +129,12 @@ class Writer:
         return any(batch.at_ms >= due_at_ms for batch, _ in self._pending)
 
     def _append(
-        self, start: int, length: int, at_ms: int, row_count: int, packed: Packed, finish: Finish | None = None
+        self, start: int, length: int, at_ms: int, row_count: int, packed: Packed, ticket: Ticket | None = None
     ) -> Ticket:
         body, offsets = packed
-        ticket = Ticket(start + length, offsets, finish)
+        if ticket is None:
+            ticket = Ticket()
+        ticket.end, ticket.offsets = start + length, offsets
         batch = self._log.append(start, at_ms, row_count, body)
         assert batch.end == ticket.end, f"a batch that ends at {batch.end} was planned to end at {ticket.end}"
         self._pending.append((batch, ticket))
@@ -132,24 +145,37 @@ class Writer:
     def flush(self) -> None:
         """Makes everything written durable and applies it. Raises LogFailed."""
         self._log.flush()
-        self.settle()
+        self.apply_durable()
 
-    def settle(self) -> int:
-        """Applies the batches that are durable; returns how many. Raises LogFailed."""
+    def take_changes(self) -> Changes:
+        """Returns what has changed since the last call."""
+        changes, self._changes = self._changes, Changes()
+        return changes
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether consumers could be woken by what the next `take_changes` returns."""
+        return bool(self._changes.grown_queues or self._changes.ready_again)
+
+    def apply_durable(self) -> None:
+        """Applies the batches that are durable, in order; their tickets get their answers. Raises LogFailed."""
         limit = self._log.end if self._is_async else self._log.durable
-        pending, settled = self._pending, 0
+        pending, changes = self._pending, self._changes
         while pending and pending[0][0].end <= limit:
             batch, ticket = pending[0]
-            answers = self._applied(batch)
+            answers, grown, ready = self._apply(batch)
             pending.popleft()
+            if grown:
+                changes.grown_queues |= grown
+            if ready:
+                changes.ready_again |= ready
+            changes.batch_count += 1
+            self.applied_count += 1
             ticket.settle(answers)
-            settled += 1
             if ticket.timed:
                 self._forget(ticket)
-        self.applied_count += settled
-        return settled
 
-    def _applied(self, batch: Batch) -> list[Any]:
+    def _apply(self, batch: Batch) -> Applied:
         """Applies a batch. A fold that could not (a file cannot be read) may be half changed: it is used no more."""
         if self.broken is not None:
             raise self.broken
@@ -161,7 +187,7 @@ class Writer:
 
     def _settle_async(self) -> None:
         if self._is_async:
-            self.settle()
+            self.apply_durable()
 
     # -- what will wait -----------------------------------------------------------------------------------------
 

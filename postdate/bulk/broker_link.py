@@ -18,10 +18,11 @@ from postdate.client.errors import Pause, expect_success
 from postdate.client.loop import LoopThread
 from postdate.contract import State, load
 from postdate.errors import PostdateError, ProtocolError
-from postdate.state.wheel import NEAR
+from postdate.storage.layout import NEAR
 from postdate.wire import codes
 from postdate.wire.frame import NO_FIELDS, Command
 from postdate.wire.reports import decode_properties_text
+from postdate.wire.requests import Request
 
 logger = logging.getLogger("postdate.bulk")
 
@@ -76,7 +77,7 @@ class Link:
                 if not is_attached:
                     await self._attach(connection)
                     is_attached = True
-                await connection.request(codes.GET_BULK_STATE, timeout=_ASK_SECONDS)
+                await connection.request(Request.GET_BULK_STATE, timeout=_ASK_SECONDS)
                 pause.reset()
                 await asyncio.sleep(_STATE_PAUSE_SECONDS)
             except PostdateError:
@@ -87,7 +88,7 @@ class Link:
         """Tells where bulk listens. A broker that refuses is served all the same."""
         if not self._bulk:
             return
-        answer = await connection.request(codes.ATTACH_TABLE, {"bulk": self._bulk}, timeout=_ASK_SECONDS)
+        answer = await connection.request(Request.ATTACH_TABLE, {"bulk": self._bulk}, timeout=_ASK_SECONDS)
         if answer.code != codes.SUCCESS:
             logger.warning("the broker asks nothing about the table: %s", answer.remark)
 
@@ -103,12 +104,12 @@ class Link:
     # -- requests; all raise what the broker's refusal means, Unreachable, Disconnected or TimedOut ---------------
 
     def state(self) -> State:
-        return State.read(load(self._ask(codes.GET_BULK_STATE).body, "the state of the broker"))
+        return State.read(load(self._ask(Request.GET_BULK_STATE).body, "the state of the broker"))
 
     def range(self, topic: str, queue_id: int, times: bool, start: int) -> QueueRange:
         """The rows of a topic's queue or their times, or of the far queue where the topic is empty."""
         asked = {"topic": topic, "queueId": queue_id, "start": start, "times": str(times).lower()}
-        answer = self._ask(codes.GET_BULK_RANGE, asked)
+        answer = self._ask(Request.GET_BULK_RANGE, asked)
         try:
             number, first, length, stored, file_rows = (
                 int(answer.fields[name]) for name in ("number", "first", "length", "stored", "fileRows")
@@ -120,13 +121,13 @@ class Link:
 
     def chunks(self) -> list[StagedChunk]:
         """All staged chunks that are there, ascending by base."""
-        return [StagedChunk(*each) for each in orjson.loads(self._ask(codes.GET_CHUNKS).body)]
+        return [StagedChunk(*each) for each in orjson.loads(self._ask(Request.GET_CHUNKS).body)]
 
     def near(self) -> Iterator[np.ndarray]:
         """What waits in the wheel (wheel.NEAR), page by page, in the order of (due, arrival)."""
         place = ("-1", "-1")
         while True:
-            answer = self._ask(codes.GET_NEAR, {"due": place[0], "arrival": place[1]})
+            answer = self._ask(Request.GET_NEAR, {"due": place[0], "arrival": place[1]})
             yield np.frombuffer(answer.body, NEAR)
             if "due" not in answer.fields:
                 return
@@ -134,7 +135,7 @@ class Link:
 
     def delay_levels(self) -> str:
         """The broker's delay levels, as it is set."""
-        settings = decode_properties_text(self._ask(codes.GET_BROKER_CONFIG).body)
+        settings = decode_properties_text(self._ask(Request.GET_BROKER_CONFIG).body)
         return settings["message_delay_level"]
 
     def close(self) -> None:

@@ -23,13 +23,10 @@ import pyarrow.flight as flight
 
 from postdate.bulk.broker_link import Link
 from postdate.bulk.maps import Maps
-from postdate.bulk.near import near_batches
 from postdate.bulk.rows import Queue, QueueRows, RowsMissing
 from postdate.bulk.schema import OF_TOPIC, OUT
-from postdate.bulk.selections import Selections, selection_name
-from postdate.bulk.streams import DueRange, far_batches
-from postdate.bulk.topic import topic_batches
-from postdate.bulk.upload import Uploads, announced, epoch_of
+from postdate.bulk.streams import DueRange, far_batches, near_batches, topic_batches
+from postdate.bulk.upload import Selections, Uploads, epoch_of, parse_announcement, selection_name
 from postdate.client.errors import TimedOut, Unavailable, Unreachable
 from postdate.errors import FlowControl, PostdateError, Refused, UsageError
 from postdate.storage.disk import Disk
@@ -156,7 +153,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
                 rows = self._selections.write(name, [piece.data for piece in reader])
                 writer.write(pa.py_buffer(orjson.dumps({"rows": rows})))
                 return
-            chunk = announced(descriptor.command or b"")
+            chunk = parse_announcement(descriptor.command or b"")
             self._refuse_old(chunk.name)
             with self._uploads.receive(chunk) as upload:
                 for piece in reader:

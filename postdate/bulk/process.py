@@ -23,9 +23,9 @@ from postdate.counts import Seconds
 from postdate.errors import ProtocolError, UsageError
 from postdate.process import keep_freed_memory, let_others_go_first
 from postdate.storage.disk import Disk, RealDisk
-from postdate.table.find import Question, Table
-from postdate.wire import codes
+from postdate.table.find import Question, TableReader
 from postdate.wire.frame import Command
+from postdate.wire.requests import ClientRequest
 
 NICENESS = 5  # the broker fires on the same cores
 _QUESTION_THREADS = 2
@@ -38,9 +38,9 @@ class Bulk:
 
     def __init__(self, folder: Path, broker: Address, host: str, port: int, disk: Disk | None = None) -> None:
         """Raises ForeignFolder, and UsageError where the port cannot be had."""
-        self._table = Table()
+        self._table = TableReader()
         self._questions = ThreadPoolExecutor(_QUESTION_THREADS, "table")
-        self._link = Link(broker, {codes.FIND_IN_TABLE: self._find, codes.COUNT_TABLE: self._count})
+        self._link = Link(broker, {ClientRequest.FIND_IN_TABLE: self._find, ClientRequest.COUNT_TABLE: self._count})
         try:
             self.server = BulkServer(host, port, disk or RealDisk(folder), folder, self._link)
         except pa.ArrowException as error:  # all that Flight says of a port that is taken

@@ -1,26 +1,77 @@
-"""The folder under check: what every part of the check works on, and what retention has let go of it."""
+"""The folder under check: its segments, its readable snapshots, and its rows against the checksums in them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from postdate.check import saved as saves
 from postdate.check.report import Report
-from postdate.check.saved import Saved
-from postdate.errors import CorruptSnapshot
+from postdate.errors import CorruptQueue, CorruptSnapshot
 from postdate.state import index
-from postdate.state.far import FAR
+from postdate.state.saved import read_state, read_sums
 from postdate.storage import chunk as chunks
 from postdate.storage import segment, snapshot
 from postdate.storage.chunk import CHUNK_BIT
 from postdate.storage.disk import Disk
-from postdate.storage.queue import ENTRY, TIME
-from postdate.storage.rows import Rows
+from postdate.storage.layout import ENTRY, FAR, INDEX, TIME
+from postdate.storage.rows import BLOCK_ROWS, Rows
 from postdate.storage.segment import Segments
 
-_DTYPES = {"far": FAR, index.FOLDER: index.INDEX}
+
+@dataclass(frozen=True)
+class Saved:
+    position: int
+    sections: list[snapshot.Section]
+    state: dict[str, Any]
+
+    @property
+    def path(self) -> str:
+        return snapshot.path_of(self.position)
+
+    @cached_property
+    def lengths(self) -> dict[str, int]:
+        """How many rows each folder of rows must have."""
+        lengths = {name: self.state[name]["length"] for name in ("far", "index")}
+        for number, (length, times_length, _) in enumerate(self.state["queues"]):
+            lengths[entries_folder(number)], lengths[times_folder(number)] = length, times_length
+        return lengths
+
+    @cached_property
+    def firsts(self) -> dict[str, int]:
+        """Which rows retention had let go, by folder: those before this one. Of times it is not written down."""
+        firsts = {name: self.state[name]["first"] for name in ("far", "index")}
+        for number, (_, _, first) in enumerate(self.state["queues"]):
+            firsts[entries_folder(number)] = first
+        return firsts
+
+    def sums(self) -> dict[str, list[int]]:
+        """The checksums of the blocks of rows, by folder."""
+        return dict(read_sums(section) for section in self.sections if section.kind == snapshot.SUMS)
+
+    def slots(self) -> list[bytes]:
+        return [section.data for section in self.sections if section.kind == snapshot.SLOTS]
+
+    def chunk_names(self) -> dict[int, str]:
+        return dict(self.state["chunks"])
+
+
+def read(disk: Disk, position: int) -> Saved:
+    """Raises CorruptSnapshot."""
+    sections = snapshot.read(disk, position)
+    return Saved(position, sections, read_state(sections))
+
+
+def entries_folder(number: int) -> str:
+    return f"queues/{number}/entries"
+
+
+def times_folder(number: int) -> str:
+    return f"queues/{number}/times"
+
+
+_DTYPES = {"far": FAR, index.FOLDER: INDEX}
 
 
 @dataclass(frozen=True)
@@ -95,7 +146,7 @@ def opened(disk: Disk, fixed: dict[str, int], report: Report) -> Folder:
 def _readable_snapshots(disk: Disk, report: Report) -> Iterator[Saved]:
     for position in snapshot.positions(disk):
         try:
-            yield saves.read(disk, position)
+            yield read(disk, position)
         except CorruptSnapshot as error:
             report.find(str(error))
 
@@ -123,3 +174,27 @@ def dtype_of(name: str) -> np.dtype:
 def named(row: np.void) -> str:
     names = row.dtype.names or ()
     return ", ".join(f"{name} {value}" for name, value in zip(names, row.item(), strict=True) if name != "reserved")
+
+
+def check_sums(folder: Folder) -> None:
+    for saved in folder.saved:
+        for name, sums in saved.sums().items():
+            rows = folder.rows(saved, name)
+            try:
+                rows.check_files()
+                _check_blocks(folder.report, saved, rows, sums)
+            except CorruptQueue as error:
+                folder.report.find(str(error))
+
+
+def _check_blocks(report: Report, saved: Saved, rows: Rows, sums: list[int]) -> None:
+    for block, expected in enumerate(sums):
+        found = rows.block_sum(block, rows.length) if expected else 0
+        if not found:
+            continue  # retention has let go of rows in it, or there is no such block
+        report.count("blocks of rows equal to their checksum", 1)
+        if found != expected:
+            start, stop = block * BLOCK_ROWS, min((block + 1) * BLOCK_ROWS, rows.length)
+            first, *_, last = [*rows.paths(start, start + 1), *rows.paths(stop - 1, stop)]
+            paths = first if first == last else f"{first} and {last}"
+            report.find(f"{paths}: rows {start} to {stop - 1} are not as {saved.path} knew them (checksum)")

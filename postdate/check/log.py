@@ -1,4 +1,4 @@
-"""The log: every batch, every record in it, every byte behind its end."""
+"""Checks the log: every batch, every record in it, every byte after its end."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -6,15 +6,15 @@ from functools import partial
 import numpy as np
 
 from postdate.check.folder import Folder
-from postdate.check.known import Collected
-from postdate.check.record import Places, message_problem, system_problem
+from postdate.check.records import Collected, Places, message_problem, system_problem
 from postdate.check.refold import Refold
 from postdate.check.walk import Hole, place_of, walk
 from postdate.errors import CorruptLog
 from postdate.storage import batch as batches
 from postdate.storage import record as records
 from postdate.storage import snapshot
-from postdate.storage.batch import KIND_FILLER, MESSAGE, ROW_STRUCT, Batch
+from postdate.storage.batch import KIND_FILLER, MESSAGE, Batch
+from postdate.storage.layout import ROW_STRUCT
 
 
 class LogCheck:

@@ -1,14 +1,11 @@
-"""The queues: every entry against its record, its time and its neighbours; no message twice."""
+"""Checks the queues: every entry against its record, its time and its neighbours; no message twice."""
 
 from typing import NamedTuple
 
 import numpy as np
 
-from postdate.check.folder import Folder
-from postdate.check.order import overtaken, ranks
-from postdate.check.pointers import Pointers, check_ascending
-from postdate.check.saved import entries_folder, times_folder
-from postdate.check.tables import Tables
+from postdate.check.folder import Folder, entries_folder, times_folder
+from postdate.check.rows import Pointers, Tables, check_ascending
 from postdate.errors import CorruptQueue
 from postdate.state.topics import SCHEDULE_TOPIC
 from postdate.storage.batch import KIND_NAMES, MESSAGE
@@ -189,3 +186,29 @@ class QueueCheck:
                 f"stands at {place(again[hit])} too"
             ),
         )
+
+
+def overtaken(rank: np.ndarray, low: np.ndarray) -> np.ndarray:
+    """For each place b: whether some a with low[b] <= a < b has a larger rank.
+
+    A maximum over ranges: windows of 1, 2, 4, ... places; a range is answered at the width where two windows cover it.
+    """
+    places = np.arange(len(rank))
+    lengths = places - low
+    found = np.zeros(len(rank), np.bool_)
+    windows, width = rank, 1
+    while width <= len(rank):
+        chosen = places[(lengths >= width) & (lengths < 2 * width)]
+        if len(chosen):
+            largest = np.maximum(windows[low[chosen]], windows[chosen - width])
+            found[chosen] = largest > rank[chosen]
+        windows = np.maximum(windows[:-width], windows[width:])
+        width *= 2
+    return found
+
+
+def ranks(due_at_ms: np.ndarray, arrival: np.ndarray) -> np.ndarray:
+    """The place of each in (due, arrival) order."""
+    ranks = np.empty(len(due_at_ms), np.int64)
+    ranks[np.lexsort((arrival, due_at_ms))] = np.arange(len(due_at_ms))
+    return ranks

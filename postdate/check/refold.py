@@ -1,16 +1,20 @@
-"""The second fold: the log applied anew, from as far back as it can be, and compared with what the broker left.
+"""Applies the log anew and compares the result with the snapshots and row files that the broker left.
 
-From the beginning where nothing is gone yet, since that proves most; else from the older snapshot. After a hole it
-stands still: what follows cannot be applied without what is missing.
+It starts at the beginning of the log if nothing is gone yet, since that proves most, otherwise at the older snapshot.
+After a hole it stands still: what follows cannot be applied without what is missing.
+
+The comparison with a snapshot leaves out what two folds of one log need not share: what the settings of a run decide
+(counts per second), what lookups or retention move (saved.LOCAL_FAR_STATE, where rows begin), and what retention makes
+a broker forget.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
-from postdate.check import state
-from postdate.check.folder import Folder, dtype_of, named
-from postdate.check.overlay import Overlay
+from postdate.check.folder import Folder, Saved, dtype_of, named
 from postdate.check.walk import place_of
 from postdate.errors import CorruptData, PostdateError
 from postdate.state import saved as recovery
@@ -18,6 +22,8 @@ from postdate.state.fold import Fold
 from postdate.state.wheel import NEVER
 from postdate.storage import segment
 from postdate.storage.batch import KIND_FILLER, STAGE, Batch
+from postdate.storage.disk import Data, Disk, File, LockedFolder, View
+from postdate.storage.layout import SINGLE, SLOT_HEAD
 from postdate.storage.log import Log
 from postdate.storage.rows import Rows
 
@@ -118,11 +124,11 @@ class Refold:
         saved = self._uncompared.pop(self.fold.position, None) if self.fold else None
         if saved is None or self.fold is None:
             return
-        sentences = [f"{saved.path}: {sentence}" for sentence in state.differences(self._folder, saved, self.fold)]
+        sentences = [f"{saved.path}: {sentence}" for sentence in differences(self._folder, saved, self.fold)]
         self._report.find_each(np.ones(len(sentences), np.bool_), sentences.__getitem__)
-        slots = state.slots_of(self.fold)
+        slots = slots_of(self.fold)
         self._report.count("waiting messages equal to the log", sum(map(len, slots.values())))
-        for sentence in state.slot_differences(saved, slots):
+        for sentence in slot_differences(saved, slots):
             self._report.find(f"{saved.path}: {sentence}")
         self._report.count("snapshots equal to the log", 1)
 
@@ -174,9 +180,162 @@ class Refold:
         )
 
     def _check_held(self) -> None:
-        held = self.fold.holds.held if self.fold is not None and not self.is_stopped else {}
+        held = self.fold.references.held if self.fold is not None and not self.is_stopped else {}
         segments = self._folder.segments
         for number, count in held.items():
             if number << segments.shift not in segments.bases:
                 path = segment.path_of(number << segments.shift)
                 self._report.find(f"{path} is missing, and {count} records in it are still needed")
+
+
+class Overlay:
+    """A disk for the second fold: what it writes is kept in memory, and only where it differs from what is there."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._own: dict[str, bytearray] = {}
+
+    def map(self, path: str) -> View:
+        return self._disk.map(path)
+
+    def array(self, path: str) -> np.ndarray:
+        return self._disk.array(path)
+
+    def list(self, folder: str) -> list[str]:
+        return self._disk.list(folder)
+
+    def size(self, path: str) -> int:
+        return len(self._own[path]) if path in self._own else self._disk.size(path)
+
+    def read(self, path: str, position: int, size: int) -> bytes:
+        if path in self._own:
+            return bytes(self._own[path][position : position + size])
+        return self._disk.read(path, position, size)
+
+    def write(self, path: str, position: int, *parts: Data) -> None:
+        data = b"".join(parts)
+        if path not in self._own:
+            there = max(self._disk.size(path), 0)
+            if there >= position + len(data) and self._disk.read(path, position, len(data)) == data:
+                return
+            self._own[path] = bytearray(self._disk.read(path, 0, position) if there else b"")
+        self._own[path][position : position + len(data)] = data
+
+    def space(self) -> tuple[int, int]:
+        return self._disk.space()
+
+    def reach(self, point: str) -> None:
+        """No fault point: nothing is written here that could be lost."""
+
+    def open(self, path: str) -> File:
+        raise _changes(path)
+
+    def truncate(self, path: str, size: int) -> None:
+        raise _changes(path, size)
+
+    def sync(self, path: str) -> None:
+        raise _changes(path)
+
+    def rename(self, source: str, target: str) -> None:
+        raise _changes(source, target)
+
+    def remove(self, path: str) -> None:
+        raise _changes(path)
+
+    def sync_folder(self, folder: str) -> None:
+        raise _changes(folder)
+
+    def lock(self) -> LockedFolder:
+        raise _changes("LOCK")
+
+
+def _changes(*what: object) -> AssertionError:
+    return AssertionError(f"applying a batch only writes rows, it does not touch {what}")
+
+
+_TEXT_MAX = 120  # characters of a value in a finding
+
+
+def differences(folder: Folder, saved: Saved, fold: Fold) -> list[str]:
+    """One sentence for each place where the small state differs."""
+    kept, folded = _comparable(saved.state), _comparable(json.loads(recovery.state_json(fold)))
+    numbers = {base >> folder.segments.shift for base in folder.segments.bases}
+    names = folded["chunks"] | kept["chunks"]
+    bases = {base for base, name in names.items() if folder.has_chunk(name)}
+    _leave_out_gone(kept, folded, "seen", numbers)
+    _leave_out_gone(kept, folded, "touched", numbers)
+    _leave_out_gone(kept, folded, "chunks", bases)
+    _leave_out_gone(kept, folded, "chunk_seen", bases)
+    return list(_differences("", kept, folded))
+
+
+def _comparable(state: dict[str, Any]) -> dict[str, Any]:
+    state = {name: value for name, value in state.items() if name != "seconds"}
+    state["far"] = {name: value for name, value in state["far"].items() if name not in recovery.LOCAL_FAR_STATE}
+    state["index"] = state["index"]["length"]
+    state["queues"] = [[length, times_length] for length, times_length, _ in state["queues"]]
+    for name in ("held", "seen", "touched", "chunks", "chunk_seen"):
+        state[name] = dict(state[name])
+    state["tombstones"] = sorted(state["tombstones"])
+    state["groups"] = state["groups"] | {"offsets": sorted(state["groups"]["offsets"])}
+    return state
+
+
+def _leave_out_gone(kept: dict[str, Any], folded: dict[str, Any], name: str, present: set[int]) -> None:
+    """Keeps, of a table by segment or chunk, those that are there.
+
+    The broker forgets what retention removes. After a crash a removed file may be there again, still forgotten.
+    """
+    kept[name] = {key: value for key, value in kept[name].items() if key in present}
+    folded[name] = {key: value for key, value in folded[name].items() if key in kept[name]}
+
+
+def _differences(name: str, kept: Any, folded: Any) -> Iterator[str]:
+    """Where two states differ, as deep as their shapes are the same."""
+    if kept == folded:
+        return
+    if isinstance(kept, dict) and isinstance(folded, dict):
+        for key in sorted(kept.keys() | folded.keys()):
+            yield from _differences(f"{name} {key}".strip(), kept.get(key), folded.get(key))
+    elif isinstance(kept, list) and isinstance(folded, list) and len(kept) == len(folded):
+        for index, (own, other) in enumerate(zip(kept, folded, strict=True)):
+            yield from _differences(f"{name} [{index}]", own, other)
+    else:
+        yield f"{name} is {_shown(kept)}, the log gives {_shown(folded)}"
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}..."
+
+
+def slot_differences(saved: Saved, folded: dict[int, np.ndarray]) -> Iterator[str]:
+    """One sentence for each slot of the wheel that differs."""
+    kept = _slots(saved.slots())
+    none = np.empty(0, SINGLE)
+    for due_at_ms in sorted(kept.keys() | folded.keys()):
+        own, other = kept.get(due_at_ms, none), folded.get(due_at_ms, none)
+        if own.tobytes() != other.tobytes():
+            yield (
+                f"the slot due at {due_at_ms} has {len(own)} entries that are not the {len(other)} which the log gives"
+            )
+
+
+def slots_of(fold: Fold) -> dict[int, np.ndarray]:
+    """The singles in a fold's wheel, by due."""
+    try:
+        return _slots(fold.wheel.freeze().pieces())
+    finally:
+        fold.wheel.thaw()
+
+
+def _slots(pieces: Iterable[bytes]) -> dict[int, np.ndarray]:
+    """The singles of a wheel's pieces (Wheel.freeze), by due, in arrival order."""
+    slots: dict[int, bytes] = {}
+    for piece in pieces:
+        heads = np.frombuffer(piece, SLOT_HEAD, int.from_bytes(piece[:8], "little"), 8)
+        at = 8 + heads.nbytes
+        for due_at_ms, count in heads.tolist():
+            slots[due_at_ms] = slots.get(due_at_ms, b"") + piece[at : at + count * SINGLE.itemsize]
+            at += count * SINGLE.itemsize
+    return {due_at_ms: np.sort(np.frombuffer(slot, SINGLE), order="offset") for due_at_ms, slot in slots.items()}

@@ -1,33 +1,308 @@
-"""The table of far messages, where it is a local one: does it hold what the log says it took, each row once and true?
+"""Checks a local table: its files against the Delta log, every row against its record, the far queue and the log.
 
-What a crash leaves by right is no damage: an entry or a checkpoint of the Delta log that was cut before it counted,
-rows that the next batch stages, files that no entry names.
+A file is checked by itself first: its order, its statistics, its rows. Then all files together: nothing twice, nothing
+missing, as many rows as the log says.
 """
 
+import json
 import shutil
 import tempfile
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from postdate.check.folder import Folder, named
-from postdate.check.known import Index
+from postdate.check.records import Index, due_problem, keys_problem
 from postdate.check.refold import Refold
-from postdate.check.table_file import Seen, Sources, check_file
-from postdate.check.tables import Tables
-from postdate.errors import CorruptQueue
-from postdate.state.far import FAR as FAR_ROW
+from postdate.check.rows import Tables
+from postdate.errors import CorruptLog, CorruptQueue, IllegalMessage
+from postdate.keys import key_hash
+from postdate.message import PROPERTY_KEYS, PROPERTY_TAGS, decode_properties
 from postdate.state.far import Far
+from postdate.storage import record as records
 from postdate.storage.batch import JOB
-from postdate.storage.disk import RealDisk
-from postdate.table.format import FAR, LOG, MESSAGES, OWN, File, entry, files_of, is_untaken, sound_count, versions
+from postdate.storage.layout import FAR as FAR_ROW
+from postdate.table.format import (
+    CANCEL,
+    DROP,
+    FAR_TRANSACTION,
+    LOG,
+    MESSAGE,
+    MESSAGES,
+    OWN,
+    SCHEMA,
+    STATISTICS,
+    File,
+    count_sound,
+    entry_path,
+    is_untaken,
+    list_files,
+    parse_versions,
+)
 
-_DEFAULT = "table"  # its name in the data folder
+# What a row shares with its far row, and how the far row's number is read as the table's.
+_SHARED = {
+    "due": np.int64, "kind": np.int8, "queue": np.int32, "level": np.int8, "tag_hash": np.int32,
+    "unique_hash": np.int64, "key_hash": np.int64,
+}  # fmt: skip
+_WORDS = {"due_low": "smallest due", "due_high": "largest due", "arrival_low": "smallest arrival"}
+_WORDS |= {"arrival_high": "largest arrival", "rows": "count of rows"}
+
+
+class Sources(NamedTuple):
+    """What the rows of the table were made from."""
+
+    folder: Folder
+    known: Index
+    far: np.ndarray  # the far rows that are there; none where they cannot be trusted
+
+
+class Seen(NamedTuple):
+    """The rows of a file, as far as all files together are of interest."""
+
+    due: np.ndarray
+    arrival: np.ndarray
+    is_drop: np.ndarray
+
+
+class Group:
+    """The rows of one row group, as columns."""
+
+    def __init__(self, rows: pa.Table, start: int, path: str) -> None:
+        self._rows = rows
+        self._start, self._path = start, path
+        self.count = rows.num_rows
+
+    def place(self, hit: int) -> str:
+        return f"{self._path}, row {self._start + hit}"
+
+    def numbers(self, name: str) -> np.ndarray:
+        column: np.ndarray = self._rows.column(name).to_numpy()
+        return column
+
+    @cached_property
+    def due(self) -> np.ndarray:
+        return self.numbers("due")
+
+    @cached_property
+    def arrival(self) -> np.ndarray:
+        return self.numbers("arrival")
+
+    @cached_property
+    def is_drop(self) -> np.ndarray:
+        drops: np.ndarray = self.numbers("kind") == DROP
+        return drops
+
+    @cached_property
+    def is_logged(self) -> np.ndarray:
+        """Which rows stand for a record of the log, as messages and cancels do that no job has brought."""
+        logged: np.ndarray = ~self.is_drop & (self.arrival < OWN)
+        return logged
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        sizes: np.ndarray = pc.binary_length(self._rows.column("record")).to_numpy()
+        return sizes
+
+    def records(self) -> list[bytes]:
+        found: list[bytes] = self._rows.column("record").to_pylist()
+        return found
+
+    def plain(self) -> Iterator[dict[str, Any]]:
+        """Row by row."""
+        for batch in self._rows.to_batches(max_chunksize=1_024):
+            yield from batch.to_pylist()
+
+
+def check_file(base: Path, file: File, sources: Sources) -> Seen | None:
+    """Gives what was seen; None where the file cannot be read, which is told."""
+    return _FileCheck(base, file, sources).run()
+
+
+class _FileCheck:
+    def __init__(self, base: Path, file: File, sources: Sources) -> None:
+        self._file, self._sources = file, sources
+        self._path = base / file.path
+        self._name = f"{base.name}/{file.path}"
+        self._report = sources.folder.report
+
+    def run(self) -> Seen | None:
+        size = self._path.stat().st_size if self._path.is_file() else -1
+        if size != self._file.bytes:
+            found = f"it has {size} bytes" if size >= 0 else "it is missing"
+            self._report.find(f"{self._name}: {found}, the Delta log says {self._file.bytes} bytes")
+            return None
+        try:
+            with pq.ParquetFile(self._path, page_checksum_verification=True) as parquet:
+                return self._read(parquet)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            self._report.find(f"{self._name} cannot be read: {str(error).partition(chr(10))[0]}")
+            return None
+
+    def _read(self, parquet: Any) -> Seen | None:
+        columns = [(field.name, field.type) for field in parquet.schema_arrow]
+        if columns != [(field.name, field.type) for field in SCHEMA]:
+            self._report.find(
+                f"{self._name} has the columns {', '.join(name for name, _ in columns)}: others belong there"
+            )
+            return None
+        dues, arrivals, drops = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.bool_)]
+        start = 0
+        for number in range(parquet.num_row_groups):
+            group = Group(parquet.read_row_group(number, use_threads=False), start, self._name)
+            self._check_group(group, parquet.metadata.row_group(number), number)
+            dues.append(group.due)
+            arrivals.append(group.arrival)
+            drops.append(group.is_drop)
+            start += group.count
+        seen = Seen(*(np.concatenate(columns) for columns in (dues, arrivals, drops)))
+        self._check_order(seen)
+        self._check_statistics(seen)
+        return seen
+
+    # -- the file as a whole ------------------------------------------------------------------------------------
+
+    def _check_order(self, seen: Seen) -> None:
+        due, arrival, is_drop = seen
+        behind = (due[1:] > due[:-1]) | ((due[1:] == due[:-1]) & (arrival[1:] > arrival[:-1]))
+        # A drop has the place of its message.
+        behind |= (due[1:] == due[:-1]) & (arrival[1:] == arrival[:-1]) & (is_drop[1:] != is_drop[:-1])
+        self._report.find_each(
+            np.concatenate([[False], ~behind]),
+            lambda hit: (
+                f"{self._name}, row {hit}: due {due[hit]}, arrival {arrival[hit]} does not stand behind "
+                f"due {due[hit - 1]}, arrival {arrival[hit - 1]}"
+            ),
+        )
+
+    def _check_statistics(self, seen: Seen) -> None:
+        """Rows that the Delta log's numbers hide would not be promoted in time."""
+        if not len(seen.due):
+            self._report.find(f"{self._name}: it has no rows")
+            return
+        true = {"rows": len(seen.due)}
+        for name, column in (("due", seen.due), ("arrival", seen.arrival)):
+            true |= {f"{name}_low": int(column.min()), f"{name}_high": int(column.max())}
+        for name, value in true.items():
+            said = getattr(self._file, name)
+            if said != value:
+                self._report.find(f"{self._name}: its {_WORDS[name]} is {value}, the Delta log says {said}")
+
+    # -- a row group --------------------------------------------------------------------------------------------
+
+    def _check_group(self, group: Group, metadata: Any, number: int) -> None:
+        for name in STATISTICS:
+            column = group.numbers(name)
+            statistics = metadata.column(SCHEMA.get_field_index(name)).statistics
+            said = (statistics.min, statistics.max) if statistics and statistics.has_min_max else None
+            if len(column) and said != (column.min(), column.max()):
+                self._report.find(
+                    f"{self._name}, row group {number}: {name} goes from {column.min()} to {column.max()}, "
+                    f"its statistics say {said}"
+                )
+        self._check_records(group)
+        self._check_sources(group)
+
+    def _check_records(self, group: Group) -> None:
+        problems = {hit: problem for hit, row in enumerate(group.plain()) if (problem := _row_problem(row))}
+        self._find(group, problems)
+
+    def _find(self, group: Group, problems: dict[int, str]) -> None:
+        mask = np.zeros(group.count, np.bool_)
+        mask[list(problems)] = True
+        self._report.find_each(mask, lambda hit: f"{group.place(hit)}: {problems[hit]}")
+
+    # -- where it came from -------------------------------------------------------------------------------------
+
+    def _check_sources(self, group: Group) -> None:
+        """Against the far row of that arrival and the record in the log, as far as they are still there."""
+        far = self._sources.far
+        if not len(far):
+            return
+        places = np.minimum(np.searchsorted(far["arrival"], group.arrival), len(far) - 1)
+        rows = far[places]
+        found = rows["arrival"] == group.arrival
+        self._report.find_each(
+            ~found & group.is_logged & (group.arrival >= far["arrival"][0]),
+            lambda hit: f"{group.place(hit)}: no far row has its arrival {group.arrival[hit]}",
+        )
+        found &= group.is_logged
+        same = rows["size"] == group.sizes
+        for name, kind in _SHARED.items():
+            same &= np.ascontiguousarray(rows[name]).view(kind) == group.numbers(name)
+        self._report.find_each(
+            found & ~same, lambda hit: f"{group.place(hit)}: it does not fit its far row, {named(rows[hit])}"
+        )
+        self._check_bytes(group, found & same)
+
+    def _check_bytes(self, group: Group, wanted: np.ndarray) -> None:
+        logged, _ = self._sources.known.find(group.arrival)
+        segments = self._sources.folder.segments
+        differs: dict[int, str] = {}
+        held = group.records()
+        for hit in np.flatnonzero(wanted & logged).tolist():
+            arrival = int(group.arrival[hit])
+            view = segments.view(arrival & -segments.segment_bytes)
+            position = arrival & (segments.segment_bytes - 1)
+            if view is not None and view[position : position + len(held[hit])] != held[hit]:
+                differs[hit] = f"its record is not the one that the log has at {arrival}"
+        self._report.count("rows of the table equal to the log", int((wanted & logged).sum()) - len(differs))
+        self._find(group, differs)
+
+
+# -- one row ----------------------------------------------------------------------------------------------------
+
+
+def _row_problem(row: dict[str, Any]) -> str:
+    if row["size"] != len(row["record"]):
+        return f"its record has {len(row['record'])} bytes, its size says {row['size']}"
+    if row["kind"] == DROP:
+        return "it takes a message away and has a record of its own" if row["record"] else ""
+    try:
+        record = records.decode(row["record"])
+        if row["kind"] == MESSAGE:
+            return _message_problem(record, row)
+        if row["kind"] == CANCEL:
+            return _cancel_problem(record, row)
+    except (CorruptLog, IllegalMessage) as error:
+        return str(error)
+    return f"it is of kind {row['kind']}, which this program does not know"
+
+
+def _message_problem(record: records.Record, row: dict[str, Any]) -> str:
+    properties = decode_properties(record.properties)
+    said = (record.topic, properties.get(PROPERTY_KEYS) or None, properties.get(PROPERTY_TAGS) or None)
+    if said != (row["topic"], row["key"], row["tag"]):
+        return f"its topic, key and tag are {row['topic']!r}, {row['key']!r}, {row['tag']!r}, its record's {said}"
+    unsigned = [row[name] % (1 << 64) for name in ("unique_hash", "key_hash")]
+    problem = keys_problem(properties, unsigned[0], unsigned[1], row["tag_hash"])
+    if row["arrival"] >= OWN:
+        return problem  # it may have been postponed, of which its record says nothing
+    return problem or due_problem(properties, row["due"], row["level"], record.stored_at_ms)
+
+
+def _cancel_problem(record: records.Record, row: dict[str, Any]) -> str:
+    try:
+        body = json.loads(record.body)
+        said = (body["topic"], body["key"], body["due"])
+        column = "unique_hash" if body["by"] == "unique" else "key_hash"
+    except (ValueError, KeyError, TypeError) as error:
+        return f"its record is no cancel: {error!r}"
+    if said != (row["topic"], row["key"], row["due"]):
+        return f"it cancels {row['key']!r} of {row['topic']!r} due at {row['due']}, its record says {said}"
+    if row[column] % (1 << 64) != key_hash(body["key"]):
+        return "the row's hash is not that of the key that it cancels"
+    return ""
+
+
 _UNREADABLE = (DeltaError, TableNotFoundError, OSError, ValueError)
 
 
@@ -39,33 +314,11 @@ class _Taken(NamedTuple):
     rows: np.ndarray
 
 
-def check_table(folder: Folder, tables: Tables, refold: Refold, index: Index) -> None:
-    """Passes over a table that is none of this machine's, and a folder that never had a pipeline which named one."""
-    path = _path(folder, _told(folder, refold))
-    if path is None:
-        return
+def check_table(folder: Folder, path: Path, tables: Tables, refold: Refold, index: Index) -> None:
+    """Checks the table at a path of this machine."""
     taken = _taken(tables, refold)
     sources = Sources(folder, index, taken.rows if taken else np.empty(0, FAR_ROW))
-    _TableCheck(path, sources, taken).run()
-
-
-def _told(folder: Folder, refold: Refold) -> str:
-    """Where the pipeline that registered last keeps its table."""
-    if refold.fold is not None and refold.fold.far.table:
-        return refold.fold.far.table
-    return str(folder.newest.state["far"].get("table", "")) if folder.newest else ""
-
-
-def _path(folder: Folder, told: str) -> Path | None:
-    """The table's messages. A data folder that was copied has a copy of its own table in it: that one is meant."""
-    if not told or not isinstance(folder.disk, RealDisk):
-        return None
-    parts = urlsplit(told)
-    if "://" in told and parts.scheme != "file":
-        return None
-    path = Path(unquote(parts.path) if "://" in told else told)
-    own = folder.disk.root / _DEFAULT
-    return (own if path.name == _DEFAULT and own.is_dir() else path) / MESSAGES
+    _TableCheck(path / MESSAGES, sources, taken).run()
 
 
 def _taken(tables: Tables, refold: Refold) -> _Taken | None:
@@ -90,7 +343,7 @@ class _TableCheck:
                 self._check(delta)
 
     def _check(self, delta: DeltaTable) -> None:
-        files = [file for file in files_of(delta) if self._has_statistics(file)]
+        files = [file for file in list_files(delta) if self._has_statistics(file)]
         self._report.count("files of the table", len(files))
         for file in files:
             seen = check_file(self._path, file, self._sources)
@@ -101,18 +354,18 @@ class _TableCheck:
         self._check_once(arrivals)
         self._check_once(drops)
         if self._taken is not None:
-            self._check_taken(self._taken, arrivals, delta.transaction_version(FAR) or 0)
+            self._check_taken(self._taken, arrivals, delta.transaction_version(FAR_TRANSACTION) or 0)
 
     # -- opening ------------------------------------------------------------------------------------------------
 
     def _opened(self, scratch: Path) -> DeltaTable | None:
         names = [path.name for path in (self._path / LOG).iterdir()] if (self._path / LOG).is_dir() else []
-        known = versions(names)
+        known = parse_versions(names)
         if not names:
             self._tell_missing()
             return None
         try:
-            count = sound_count(known, lambda version: (self._path / entry(version)).read_bytes())
+            count = count_sound(known, lambda version: (self._path / entry_path(version)).read_bytes())
             if count < len(known):
                 self._report.count("entries of the Delta log that a crash has cut", len(known) - count)
                 return DeltaTable(str(self._path), version=known[count] - 1)

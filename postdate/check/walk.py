@@ -1,4 +1,4 @@
-"""The walk over a log's bytes: batch by batch, with a name for what cannot be read.
+"""Walks over the bytes of a log, batch by batch, and names what cannot be read. `postdate log` uses it too.
 
 It reads only, so it may walk the log of a running broker.
 """

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from postdate import __version__
 from postdate.cli.command import INTERRUPTED, NEGATIVE, OK, USAGE, describe
+from postdate.config import Limits
 from postdate.errors import GroupNotFound, PostdateError, TopicNotFound, UsageError
 
 COMMANDS = {
@@ -53,10 +54,13 @@ usage, or a file, folder or port that cannot be used, 3 no broker was reached or
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code. Wrong usage ends in SystemExit(2), as argparse does it."""
+def main(argv: Sequence[str] | None = None, *, limits: Limits | None = None) -> int:
+    """Runs one command and returns its exit code. Wrong usage ends in SystemExit(2), as argparse does it.
+
+    `limits` are those of a broker that the command starts.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
-    arguments = _parser(words[0] if words else "").parse_args(words)
+    arguments = _parser(words[0] if words else "").parse_args(words, argparse.Namespace(limits=limits))
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
         code = run(arguments)

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from postdate.clock import SystemClock
-from postdate.config import Settings
+from postdate.config import Limits, Settings
+from postdate.extras import has_extra, install
 from postdate.server import Addresses, Part, Parts
 from postdate.spark.session import java
 
@@ -15,19 +16,25 @@ _STAY = "far messages stay in the log and are still on time"
 _THIS_MACHINE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
 
-def beside(settings: Settings) -> Parts:
+def beside(settings: Settings, limits: Limits) -> Parts:
     """What the settings ask for, and a sentence about each that they do not."""
     if settings.bulk_port < 0:
         others = {BULK: "off: bulk_port is -1", PIPELINE: f"off, as bulk is: {_STAY}"}
-        return Parts(settings, SystemClock(), [], others)
+        return Parts(limits, SystemClock(), [], others)
+    if not has_extra("table"):
+        others = {BULK: f"off: it needs postdate[table], {install('table')}", PIPELINE: f"off, as bulk is: {_STAY}"}
+        return Parts(limits, SystemClock(), [], others)
     bulk = Part(BULK, lambda addresses: _bulk(settings, addresses))
     if not is_embedded(settings):
         others = {PIPELINE: "none here: start one with postdate pipeline --addr HOST:PORT"}
-        return Parts(settings, SystemClock(), [bulk], others)
+        return Parts(limits, SystemClock(), [bulk], others)
+    if not has_extra("spark"):
+        others = {PIPELINE: f"off: it needs postdate[spark], {install('spark')}; {_STAY}"}
+        return Parts(limits, SystemClock(), [bulk], others)
     pipeline = Part(
         PIPELINE, lambda addresses: _pipeline(settings, addresses), needs=lambda: _java(settings.java_home), after=bulk
     )
-    return Parts(settings, SystemClock(), [bulk, pipeline], {})
+    return Parts(limits, SystemClock(), [bulk, pipeline], {})
 
 
 def is_embedded(settings: Settings) -> bool:

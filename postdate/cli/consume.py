@@ -12,9 +12,9 @@ from postdate.cli.show import body_fields, moment, span
 from postdate.cli.values import positive
 from postdate.cli.values import span as span_ms
 from postdate.client import AsyncReceivedMessage, connect_async
-from postdate.client.spans import instant_ms
 from postdate.errors import ProtocolError
 from postdate.message import DELAY_PROPERTIES
+from postdate.spans import instant_ms
 
 HELP = """\
 Prints the messages of a topic as a member of a consumer group. A message is acknowledged when it is printed.

@@ -13,6 +13,7 @@ from postdate.cli.show import count
 from postdate.cli.values import named_value
 from postdate.client.address import route_addresses
 from postdate.clock import SystemClock
+from postdate.extras import require_extra
 
 if TYPE_CHECKING:
     from postdate.spark.imports.inputs import Outcome, Request
@@ -73,6 +74,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def _import(arguments: argparse.Namespace) -> int:
     route_addresses(arguments.addr)
+    require_extra("spark", "postdate import")
     from postdate.spark.imports import inputs  # Spark takes a second to load, and no other command needs it
 
     request = _request(arguments)

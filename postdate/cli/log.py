@@ -13,12 +13,13 @@ from postdate.cli.folder import add_folder, opened
 from postdate.cli.show import body as show_body
 from postdate.cli.show import count, instant, span
 from postdate.cli.values import whole_number
-from postdate.config import Settings
+from postdate.config import Limits, Settings
 from postdate.errors import CorruptLog
 from postdate.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
 from postdate.storage import record as records
-from postdate.storage.batch import KIND_FILLER, KIND_NAMES, MESSAGE, ROW_STRUCT, Batch
+from postdate.storage.batch import KIND_FILLER, KIND_NAMES, MESSAGE, Batch
 from postdate.storage.folder import open_folder
+from postdate.storage.layout import ROW_STRUCT
 from postdate.storage.segment import Segments
 
 HELP = """\
@@ -76,7 +77,7 @@ def add(command: argparse.ArgumentParser) -> None:
 
 def _log(arguments: argparse.Namespace) -> int:
     disk = opened(arguments)
-    segments = Segments(disk, open_folder(disk, Settings())["segment_bytes"])
+    segments = Segments(disk, open_folder(disk, Settings(), Limits())["segment_bytes"])
     left = arguments.limit
     for item in _items(segments, arguments.start, arguments.stop):
         if left == 0:

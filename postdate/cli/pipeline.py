@@ -9,6 +9,7 @@ from postdate.cli.logs import add_log_level, start_logging
 from postdate.client.address import parse_address, route_addresses
 from postdate.config import MIB, Settings
 from postdate.errors import UsageError
+from postdate.extras import require_extra
 from postdate.spark.session import java
 
 HELP = """\
@@ -65,6 +66,7 @@ def _pipeline(arguments: argparse.Namespace) -> int:
         parse_address(arguments.bulk)
     master = config.checked("--master", "spark_master", arguments.master)
     memory_bytes = config.checked("--memory", "spark_memory_bytes", arguments.memory)
+    require_extra("spark", "postdate pipeline")
     found = java.find(os.environ, arguments.java_home)
     if isinstance(found, java.Missing):
         raise UsageError(f"{found.sentence}: {java.INSTALL}, or name its folder with --java-home")

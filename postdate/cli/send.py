@@ -15,9 +15,9 @@ from postdate.cli.show import instant as show_instant
 from postdate.cli.values import instant as instant_ms
 from postdate.cli.values import named_value, positive, span
 from postdate.client import Outgoing, Receipt, connect
-from postdate.client.spans import instant
 from postdate.clock import SystemClock
 from postdate.errors import PostdateError, UsageError
+from postdate.spans import instant
 
 HELP = """\
 Sends a message that is delivered at once, after a delay or at a time, and prints how to cancel it.

@@ -13,6 +13,7 @@ from postdate.cli.command import OK, add_address, add_bulk, runs
 from postdate.cli.show import table
 from postdate.cli.values import positive
 from postdate.errors import UsageError
+from postdate.extras import require_extra
 
 HELP = """\
 Answers a query of Spark SQL over the view pending: all that waits, near, far and in the pipeline's table.
@@ -49,6 +50,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _sql(arguments: argparse.Namespace) -> int:
     if not arguments.query.lstrip("( \n\t").lower().startswith(_QUERIES):
         raise UsageError("only queries are answered here: select ... from pending ...")
+    require_extra("spark", "postdate sql")
     from postdate.spark.executor.broker_client import BrokerClient
     from postdate.spark.pending import query  # Spark takes a second to load, and no other command needs it
 

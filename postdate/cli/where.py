@@ -11,6 +11,7 @@ from postdate.cli.show import body, count, moment, table
 from postdate.client import admin
 from postdate.contract import ENDED, JobStatus
 from postdate.errors import UsageError
+from postdate.extras import require_extra
 
 _AWAY_S = 60.0  # how long the broker may be away while we wait for a job
 _DONE = {"cancel": "cancelled", "postpone": "postponed"}
@@ -76,6 +77,7 @@ def _sentence(job: dict[str, Any]) -> str:
 
 
 def _try(arguments: argparse.Namespace, op: str) -> int:
+    require_extra("spark", f"postdate {op} --dry-run")
     from postdate.spark.executor.broker_client import BrokerClient
     from postdate.spark.pending import query  # Spark takes a second to load
 

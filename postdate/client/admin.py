@@ -31,6 +31,7 @@ from postdate.wire import bodies, codes
 from postdate.wire.frame import NO_FIELDS, Command
 from postdate.wire.ids import message_id
 from postdate.wire.records import Record, decode_records
+from postdate.wire.requests import Request
 
 CONNECT_SECONDS = 3.0
 _ANSWER_SECONDS = 60.0  # counting what waits, or cancelling it with its topic, goes through all of it
@@ -172,7 +173,7 @@ class Jobs:
 
     async def _status(self, request: dict[str, Any]) -> JobStatus:
         connection = await connect_first(self._connections, self._addresses, self._timeout)
-        answer = await connection.request(codes.JOB, NO_FIELDS, json.dumps(request).encode(), timeout=self._timeout)
+        answer = await connection.request(Request.JOB, NO_FIELDS, json.dumps(request).encode(), timeout=self._timeout)
         return JobStatus.read(contract.load(expect_success(answer).body, "the state of a job"))
 
 
@@ -209,7 +210,7 @@ def follow_job(
 
 
 def _job(address: str | None, request: dict[str, Any]) -> dict[str, Any]:
-    return contract.load(ask(address, codes.JOB, body=orjson.dumps(request)).body, "the answer about a job")
+    return contract.load(ask(address, Request.JOB, body=orjson.dumps(request)).body, "the answer about a job")
 
 
 # -- what waits -------------------------------------------------------------------------------------------------
@@ -218,24 +219,24 @@ def _job(address: str | None, request: dict[str, Any]) -> dict[str, Any]:
 def pending(address: str | None, topic: str = "", unit: str = "minute", limit: int = 100) -> dict[str, Any]:
     """{"total", "bytes", "near", "far", "table", "unread", "topics": [...], "unit", "times": [...], "truncated"}"""
     fields = {"topic": topic, "unit": unit, "limit": limit}
-    return bodies.load(ask(address, codes.GET_PENDING, fields).body, "what waits")
+    return bodies.load(ask(address, Request.GET_PENDING, fields).body, "what waits")
 
 
 def forecast(address: str | None, topic: str, unit: str, bars: int) -> dict[str, Any]:
     """{"unit", "topic", "unread", "bars": [{"from_ms", "rows", "busiest_ms", "busiest_rows"}]}"""
     fields = {"topic": topic, "unit": unit, "bars": bars}
-    return bodies.load(ask(address, codes.GET_FORECAST, fields).body, "what is ahead")
+    return bodies.load(ask(address, Request.GET_FORECAST, fields).body, "what is ahead")
 
 
 def status(address: str | None) -> dict[str, Any]:
     """{"broker": {...}, "far": {...}, "table", "reports": [...], "parts": {...}}"""
-    return bodies.load(ask(address, codes.GET_STATUS).body, "the state of a broker")
+    return bodies.load(ask(address, Request.GET_STATUS).body, "the state of a broker")
 
 
 def find(address: str | None, topic: str, key: str, limit: int) -> list[FoundMessage]:
     """The messages of a key, newest first."""
     try:
-        answer = ask(address, codes.QUERY_MESSAGE, {"topic": topic, "key": key, "maxNum": limit})
+        answer = ask(address, Request.QUERY_MESSAGE, {"topic": topic, "key": key, "maxNum": limit})
     except BrokerError as error:
         if error.code != codes.QUERY_NOT_FOUND:
             raise
@@ -267,21 +268,21 @@ def _body(record: Record) -> bytes:
 
 
 def topic_names(address: str | None) -> list[str]:
-    body = ask(address, codes.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body
+    body = ask(address, Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body
     return sorted(bodies.load(body, "a list of topics").get("topicList") or ())
 
 
 def topic(address: str | None, name: str) -> Topic:
     """Raises TopicNotFound, also for one that only has the route that it would have, as TBW102."""
     queue_ranges(address, name)
-    route = bodies.decode_route(ask(address, codes.GET_ROUTEINFO_BY_TOPIC, {"topic": name}).body)
+    route = bodies.decode_route(ask(address, Request.GET_ROUTEINFO_BY_TOPIC, {"topic": name}).body)
     _, read_queue_count, write_queue_count, perm = route.queues[0]
     return Topic(name, read_queue_count, write_queue_count, perm)
 
 
 def queue_ranges(address: str | None, name: str) -> list[QueueRange]:
     """Raises TopicNotFound."""
-    body = ask(address, codes.GET_TOPIC_STATS_INFO, {"topic": name}).body
+    body = ask(address, Request.GET_TOPIC_STATS_INFO, {"topic": name}).body
     table = bodies.decode_by_queue(body, "offsetTable")
     return sorted(QueueRange(queue.queue_id, row["minOffset"], row["maxOffset"]) for queue, row in table.items())
 
@@ -293,34 +294,34 @@ def put_topic(address: str | None, wanted: Topic) -> None:
         "writeQueueNums": wanted.write_queue_count, "perm": wanted.perm, "topicFilterType": "SINGLE_TAG",
         "topicSysFlag": 0, "order": "false",
     }  # fmt: skip
-    ask(address, codes.UPDATE_AND_CREATE_TOPIC, fields)
+    ask(address, Request.UPDATE_AND_CREATE_TOPIC, fields)
 
 
 def delete_topic(address: str | None, name: str) -> int:
     """Returns how many waiting messages were cancelled with it."""
-    return int(ask(address, codes.DELETE_TOPIC_IN_BROKER, {"topic": name}).fields.get("cancelled") or 0)
+    return int(ask(address, Request.DELETE_TOPIC_IN_BROKER, {"topic": name}).fields.get("cancelled") or 0)
 
 
 # -- groups -----------------------------------------------------------------------------------------------------
 
 
 def group_names(address: str | None) -> list[str]:
-    body = ask(address, codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body
+    body = ask(address, Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body
     return sorted(bodies.load(body, "a list of groups").get("subscriptionGroupTable") or ())
 
 
 def put_group(address: str | None, name: str) -> None:
-    ask(address, codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=orjson.dumps({"groupName": name}))
+    ask(address, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=orjson.dumps({"groupName": name}))
 
 
 def delete_group(address: str | None, name: str) -> None:
-    ask(address, codes.DELETE_SUBSCRIPTIONGROUP, {"groupName": name})
+    ask(address, Request.DELETE_SUBSCRIPTIONGROUP, {"groupName": name})
 
 
 def members(address: str | None, group: str) -> list[str]:
     """The ids of the clients that read for a group at this moment."""
     try:
-        answer = ask(address, codes.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group})
+        answer = ask(address, Request.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group})
     except BrokerError as error:
         if error.code != codes.SYSTEM_ERROR:
             raise
@@ -329,7 +330,7 @@ def members(address: str | None, group: str) -> list[str]:
 
 
 def progress(address: str | None, group: str) -> list[Progress]:
-    body = ask(address, codes.GET_CONSUME_STATS, {"consumerGroup": group}).body
+    body = ask(address, Request.GET_CONSUME_STATS, {"consumerGroup": group}).body
     table = bodies.decode_by_queue(body, "offsetTable")
     return sorted(
         Progress(queue.topic, queue.queue_id, row["consumerOffset"], row["brokerOffset"])

@@ -15,9 +15,9 @@ from postdate.client.outgoing import Outgoing, Receipt
 from postdate.client.producer import Producer
 from postdate.client.received import AsyncReceivedMessage
 from postdate.client.routes import Routes
-from postdate.client.spans import Delay, delay_ms, instant_ms
 from postdate.errors import PostdateError, UsageError
 from postdate.message import Cancelled
+from postdate.spans import Delay, delay_ms, instant_ms
 
 TIMEOUT_SECONDS_DEFAULT = 3.0  # RocketMQ's
 ATTEMPTS_MAX_DEFAULT = 16

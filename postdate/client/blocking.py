@@ -15,10 +15,10 @@ from postdate.client.loop import LIFE_SIGN_SECONDS, Closed, LoopThread
 from postdate.client.options import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted
 from postdate.client.outgoing import Outgoing, Receipt
 from postdate.client.received import ReceivedMessage
-from postdate.client.spans import Delay, delay_ms
 from postdate.clock import SystemClock
 from postdate.errors import UsageError
 from postdate.message import Cancelled
+from postdate.spans import Delay, delay_ms
 
 Handler = Callable[[ReceivedMessage], object]
 

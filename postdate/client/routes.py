@@ -8,9 +8,9 @@ from postdate.client.address import Address, attempts, parse_address
 from postdate.client.connection import Connections, within
 from postdate.client.errors import TimedOut, Unreachable, expect_success
 from postdate.errors import NoPermission, ProtocolError, TopicNotFound, UsageError
-from postdate.wire import codes
 from postdate.wire.bodies import QueueName, Route, decode_route
 from postdate.wire.frame import Command
+from postdate.wire.requests import Request
 
 # The topic whose route and settings a new topic inherits, and how many queues a producer asks for at most: RocketMQ's.
 DEFAULT_TOPIC = "TBW102"
@@ -127,7 +127,7 @@ class Routes:
     async def _query_at(self, address: Address, topic: str, timeout: float) -> Command:
         connection = await self._connections.to(address, timeout)
         fields = {"topic": topic, "acceptStandardJsonOnly": "true"}
-        return await connection.request(codes.GET_ROUTEINFO_BY_TOPIC, fields, timeout=timeout)
+        return await connection.request(Request.GET_ROUTEINFO_BY_TOPIC, fields, timeout=timeout)
 
 
 def targets_of(route: Route) -> list[Target]:

@@ -23,6 +23,9 @@ __all__ = ["PostdateSource", "register"]
 
 def register(spark: Any) -> None:
     """Makes the format "postdate" known to a session; docs/streams.md describes it."""
+    from postdate.extras import require_extra
+
+    require_extra("spark", "postdate.spark")
     from postdate.spark.formats.topic import PostdateSource
 
     spark.dataSource.register(PostdateSource)

@@ -11,7 +11,6 @@ and Spark has taken every row before `high`: only then can no stage bring one.
 The smallest due of each block of rows is kept, so that asking what is due soon costs nothing.
 """
 
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -20,24 +19,9 @@ import numpy as np
 
 from postdate.storage.batch import CANCEL
 from postdate.storage.disk import Disk
+from postdate.storage.layout import FAR
 from postdate.storage.rows import Rows
 
-FAR = np.dtype(
-    [
-        ("arrival", "<i8"),  # log offset of the record
-        ("due", "<i8"),
-        ("unique_hash", "<u8"),
-        ("key_hash", "<u8"),
-        ("size", "<u4"),
-        ("queue", "<i4"),
-        ("tag_hash", "<i4"),
-        ("kind", "u1"),
-        ("level", "u1"),
-        ("reserved", "<u2"),
-    ]
-)
-FAR_STRUCT = struct.Struct("<qqQQIiiBBH")
-assert FAR_STRUCT.size == FAR.itemsize == 48
 _NONE = np.empty(0, FAR)
 BLOCK_ROWS_DEFAULT = 65_536
 # A cancel is rescued only to let its segment go, so it waits for the company of others.

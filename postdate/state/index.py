@@ -12,7 +12,6 @@ block. All blocks of a file are looked into at once, by columns. A hash only poi
 the key in the record itself.
 """
 
-import struct
 from collections.abc import Iterator, Sequence
 from math import isqrt
 from typing import Any
@@ -20,11 +19,9 @@ from typing import Any
 import numpy as np
 
 from postdate.storage.disk import Disk
+from postdate.storage.layout import INDEX, INDEX_STRUCT, INDEX_TWO_STRUCT
 from postdate.storage.rows import Rows
 
-INDEX = np.dtype([("hash", "<u8"), ("offset", "<i8")])
-_ONE, _TWO = struct.Struct("<Qq"), struct.Struct("<QqQq")
-assert _ONE.size == INDEX.itemsize == 16
 FOLDER = "index"
 BLOCK_ROWS_MAX = 16_384  # sorting them takes half a millisecond, which a fire may have to wait
 KEYS_MAX = 64  # user keys of one message that are indexed: reading 16,000 of one letter each would hold up a fire
@@ -55,16 +52,16 @@ class Index:
     def add(self, unique_hash: int, first_hash: int, offset: int) -> None:
         """The keys of one message; 0 is none. The hot path of applying."""
         if unique_hash and first_hash:
-            self._tail += _TWO.pack(unique_hash, offset, first_hash, offset)
+            self._tail += INDEX_TWO_STRUCT.pack(unique_hash, offset, first_hash, offset)
         else:
-            self._tail += _ONE.pack(unique_hash or first_hash, offset)
+            self._tail += INDEX_STRUCT.pack(unique_hash or first_hash, offset)
         if len(self._tail) >= self._block_bytes:
             self._store_blocks()
 
     def add_others(self, hashes: Sequence[int], offset: int) -> None:
         """The keys of a message behind its first one."""
         for hashed in hashes:
-            self._tail += _ONE.pack(hashed, offset)
+            self._tail += INDEX_STRUCT.pack(hashed, offset)
         self._store_blocks()
 
     def extend(self, hashes: np.ndarray, offsets: np.ndarray) -> None:

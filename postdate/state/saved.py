@@ -47,7 +47,7 @@ class Kept(NamedTuple):
 
 
 def kept_of(fold: Fold) -> Kept:
-    bases = frozenset(run.base for run in fold.wheel.runs) | fold.holds.held_chunks()
+    bases = frozenset(run.base for run in fold.wheel.runs) | fold.references.held_chunks()
     lengths = {rows.folder: rows.length for rows in fold.all_rows()}
     open_jobs = frozenset(job.number for job in fold.jobs.all() if not job.is_over)
     selections = {part.name: part.arrival_high for job in fold.jobs.all() for part in job.parts}
@@ -91,7 +91,7 @@ def take(disk: Disk, fold: Fold, flush_log: Callable[[], object]) -> Iterator[St
 
 def _state(fold: Fold) -> dict[str, Any]:
     """Everything small, copied in one step."""
-    pops = fold.pops.state()
+    leases = fold.leases.state()
     return {
         "position": fold.position,
         "at_ms": fold.at_ms,
@@ -99,23 +99,23 @@ def _state(fold: Fold) -> dict[str, Any]:
         "lead_ms": fold.lead_ms,
         "topics": fold.topics.state(),
         "groups": fold.groups.state(),
-        "leases": pops["leases"],
-        "ready": pops["ready"],
-        "spent": pops["spent"],
+        "leases": leases["leases"],
+        "ready": leases["ready"],
+        "spent": leases["spent"],
         "queues": [[queue.length, queue.times.length, queue.entries.first] for queue in fold.queues],
         "near": list(fold.near),
         "untaken": list(fold.untaken),
         "far": fold.far.state(),
         "index": fold.index.state(),
         "index_tail": fold.index.tail(),
-        "tombstones": fold.tombstones.state(),
-        "held": list(fold.holds.held.items()),
-        "seen": list(fold.holds.seen.items()),
-        "touched": list(fold.holds.touched.items()),
-        "seconds": fold.bursts.state(),
+        "tombstones": fold.cancels.state(),
+        "held": list(fold.references.held.items()),
+        "seen": list(fold.references.seen.items()),
+        "touched": list(fold.references.touched.items()),
+        "seconds": fold.quotas.state(),
         "chunk_end": fold.chunk_end,
-        "chunk_seen": list(fold.holds.chunk_seen.items()),
-        "chunk_held": list(fold.holds.chunk_held.items()),
+        "chunk_seen": list(fold.references.chunk_seen.items()),
+        "chunk_held": list(fold.references.chunk_held.items()),
         "chunks": [[base, fold.chunks.name_of(base)] for base in fold.chunks.bases()],
         "runs": [[run.base, run.position, _packed(run.dead)] for run in fold.wheel.runs],
         "rescued": fold.rescued_count,
@@ -205,7 +205,7 @@ def load(fold: Fold, sections: list[snapshot.Section]) -> None:
     fold.far.load(state["far"])
     fold.index = Index(fold.disk, fold.file_rows, state["index"]["length"])
     fold.index.load(state["index"], bytes.fromhex(state["index_tail"]))
-    fold.tombstones.load(state["tombstones"], fold.fired_at_ms)
+    fold.cancels.load(state["tombstones"], fold.fired_at_ms)
     _load_chunks(fold, state)
     sums = dict(read_sums(section) for section in sections if section.kind == snapshot.SUMS)
     for rows in fold.all_rows():
@@ -234,14 +234,14 @@ def _load_tables(fold: Fold, state: dict[str, Any]) -> None:
     fold.lead_ms, fold.chunk_end, fold.rescued_count = state["lead_ms"], state["chunk_end"], state["rescued"]
     fold.topics.load(state["topics"])
     fold.groups.load(state["groups"])
-    # A snapshot of an earlier version knows nothing of pops.
-    fold.pops.load(state.get("leases", []), state.get("ready", []), state.get("spent", []))
+    # A snapshot of an earlier version knows nothing of leases.
+    fold.leases.load(state.get("leases", []), state.get("ready", []), state.get("spent", []))
     fold.jobs.load(state.get("jobs_next", 0), state.get("jobs", []))
-    fold.near, fold.untaken = list(state["near"]), list(state["untaken"])
-    holds = fold.holds
-    holds.held, holds.seen, holds.touched = (dict(state[name]) for name in ("held", "seen", "touched"))
-    holds.chunk_seen, holds.chunk_held = dict(state["chunk_seen"]), dict(state.get("chunk_held", []))
-    fold.bursts.load(state["seconds"])
+    fold.near[:], fold.untaken[:] = state["near"], state["untaken"]  # in place: cancels and jobs share them
+    references = fold.references
+    references.held, references.seen, references.touched = (dict(state[name]) for name in ("held", "seen", "touched"))
+    references.chunk_seen, references.chunk_held = dict(state["chunk_seen"]), dict(state.get("chunk_held", []))
+    fold.quotas.load(state["seconds"])
 
 
 def _load_chunks(fold: Fold, state: dict[str, Any]) -> None:

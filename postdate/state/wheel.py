@@ -21,19 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-SINGLE = np.dtype(
-    [
-        ("offset", "<i8"),  # in the log; also the arrival
-        ("size", "<u4"),
-        ("queue", "<i4"),
-        ("tag_hash", "<i4"),
-        ("unique_hash", "<u8"),
-        ("key_hash", "<u8"),
-    ]
-)
-SINGLE_STRUCT = struct.Struct("<qIiiQQ")
-SINGLE_BYTES = SINGLE.itemsize
-assert SINGLE_STRUCT.size == SINGLE_BYTES == 36
+from postdate.storage.layout import NEAR, SINGLE, SINGLE_BYTES, SINGLE_STRUCT, SLOT_COUNT, SLOT_HEAD
 
 DEAD = -1
 LIVING, CANCELLED, ELSEWHERE = range(3)  # fates of a staged row; ELSEWHERE: a rescue brought it into the wheel before
@@ -42,7 +30,6 @@ _QUEUE_POSITION = SINGLE.fields["queue"][1] if SINGLE.fields else 0
 _DEAD_BYTES = struct.pack("<i", DEAD)
 _SLOTS_PER_PIECE = 100  # of a snapshot: about 0.1 ms of work
 _BYTES_PER_PIECE = 1 << 16
-_SLOT_HEAD = np.dtype([("due", "<i8"), ("count", "<i8")])
 
 
 class Waiting(NamedTuple):
@@ -53,18 +40,6 @@ class Waiting(NamedTuple):
     size: np.ndarray
 
 
-NEAR = np.dtype(
-    [
-        ("due", "<i8"),
-        ("arrival", "<i8"),
-        ("offset", "<i8"),  # of the record, in the log or in a chunk
-        ("unique_hash", "<u8"),
-        ("key_hash", "<u8"),
-        ("size", "<u4"),
-        ("queue", "<i4"),
-        ("tag_hash", "<i4"),
-    ]
-)
 _SHARED = ("unique_hash", "key_hash", "size", "queue", "tag_hash")
 Place = tuple[int, int]  # due and arrival
 
@@ -409,9 +384,9 @@ class Wheel:
 
     def load(self, piece: bytes) -> None:
         """Takes in one piece of a snapshot."""
-        (slot_count,) = struct.unpack_from("<q", piece)
-        heads = np.frombuffer(piece, _SLOT_HEAD, slot_count, 8)
-        at = 8 + heads.nbytes
+        (slot_count,) = SLOT_COUNT.unpack_from(piece)
+        heads = np.frombuffer(piece, SLOT_HEAD, slot_count, SLOT_COUNT.size)
+        at = SLOT_COUNT.size + heads.nbytes
         for due, count in heads.tolist():
             slot = piece[at : at + count * SINGLE_BYTES]
             at += len(slot)
@@ -471,7 +446,7 @@ class _Frozen:
 
 
 def _piece(heads: list[tuple[int, int]], bodies: list[bytes]) -> bytes:
-    return struct.pack("<q", len(heads)) + np.array(heads, _SLOT_HEAD).tobytes() + b"".join(bodies)
+    return SLOT_COUNT.pack(len(heads)) + np.array(heads, SLOT_HEAD).tobytes() + b"".join(bodies)
 
 
 def _in_order(pieces: list[Due]) -> list[Due]:

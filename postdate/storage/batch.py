@@ -19,21 +19,18 @@ A filler (kind 2) has no rows, takes the rest of its segment and is zeros behind
 The rows say all that the fold needs, so that neither the live path nor a replay parses a property twice.
 """
 
-import struct
 from typing import NamedTuple
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from postdate.storage.disk import View
+from postdate.storage.layout import BATCH_HEAD, BATCH_HEADER_BYTES, CHECKSUM, ROW, ROW_BYTES
 
 MAGIC = 0x31424450  # "PDB1"
 VERSION = 1
 KIND_BATCH, KIND_FILLER = 1, 2
 
-_HEAD = struct.Struct("<IBBHIIqqq")
-_CHECKSUM = struct.Struct("<Q")
-HEADER_BYTES = _HEAD.size + _CHECKSUM.size
 ALIGNMENT = 8
 
 # What a record is (column `kind` of ROW).
@@ -54,25 +51,7 @@ KIND_NAMES = {
     JOB: "job",
 }
 
-ROW = np.dtype(
-    [
-        ("kind", "u1"),
-        ("level", "u1"),  # delay level, 0 = none
-        ("flags", "<u2"),  # MORE_KEYS
-        ("queue", "<i4"),  # queue number (topics.py), -1 for records that belong to no queue
-        ("due", "<i8"),  # epoch ms, 0 = at once
-        ("unique_hash", "<u8"),  # of UNIQ_KEY, 0 = none
-        ("key_hash", "<u8"),  # of the first of KEYS, 0 = none
-        ("tag_hash", "<i4"),
-        ("size", "<u4"),  # of the record
-        ("position", "<u4"),  # of the record, from the start of the batch
-        ("reserved2", "<u4"),
-    ]
-)
-ROW_STRUCT = struct.Struct("<BBHiqQQiIII")
 MORE_KEYS = 1  # a bit of `flags`: KEYS has keys behind the first one; they stand in the record only
-ROW_BYTES = ROW.itemsize
-assert ROW_STRUCT.size == ROW_BYTES, "the struct and the dtype are one format"
 
 
 class Batch(NamedTuple):
@@ -96,23 +75,23 @@ class Batch(NamedTuple):
 
 def batch_bytes(count: int, records_bytes: int) -> int:
     """The length of a batch of so many rows and record bytes."""
-    return (HEADER_BYTES + count * ROW_BYTES + records_bytes + ALIGNMENT - 1) & -ALIGNMENT
+    return (BATCH_HEADER_BYTES + count * ROW_BYTES + records_bytes + ALIGNMENT - 1) & -ALIGNMENT
 
 
 def records_position(count: int) -> int:
     """Where the first record stands, from the start of the batch."""
-    return HEADER_BYTES + count * ROW_BYTES
+    return BATCH_HEADER_BYTES + count * ROW_BYTES
 
 
 def header(kind: int, offset: int, at_ms: int, durable: int, count: int, body: bytes) -> bytes:
     """The header in front of `body`, which is everything behind it."""
-    head = _HEAD.pack(MAGIC, kind, VERSION, 0, HEADER_BYTES + len(body), count, offset, at_ms, durable)
-    return head + _CHECKSUM.pack(_checksum(head, body))
+    head = BATCH_HEAD.pack(MAGIC, kind, VERSION, 0, BATCH_HEADER_BYTES + len(body), count, offset, at_ms, durable)
+    return head + CHECKSUM.pack(_checksum(head, body))
 
 
 def written_at_ms(head: bytes) -> int:
     """The instant in a header that was found to be one before."""
-    return int(_HEAD.unpack_from(head)[7])
+    return int(BATCH_HEAD.unpack_from(head)[7])
 
 
 def _checksum(head: bytes, body: bytes) -> int:
@@ -132,18 +111,20 @@ def parse(view: View, position: int, offset: int) -> Found:
     Never raises for what the bytes say: damage and the end of the log look alike from here, and the log tells them
     apart.
     """
-    data = view[position : position + HEADER_BYTES]
-    if len(data) < HEADER_BYTES:
-        return Found(None, f"only {len(data)} bytes are left, a batch header has {HEADER_BYTES}")
-    magic, kind, version, _, length, count, own_offset, at_ms, durable = _HEAD.unpack_from(data)
+    data = view[position : position + BATCH_HEADER_BYTES]
+    if len(data) < BATCH_HEADER_BYTES:
+        return Found(None, f"only {len(data)} bytes are left, a batch header has {BATCH_HEADER_BYTES}")
+    magic, kind, version, _, length, count, own_offset, at_ms, durable = BATCH_HEAD.unpack_from(data)
     problem = _header_problem(magic, kind, version, length, count, own_offset, offset)
     if problem:
         return Found(None, problem)
-    body = view[position + HEADER_BYTES : position + length]
-    if len(body) != length - HEADER_BYTES:
-        return Found(None, f"the batch has {length} bytes, only {HEADER_BYTES + len(body)} are left in its segment")
-    (checksum,) = _CHECKSUM.unpack_from(data, _HEAD.size)
-    if checksum != _checksum(data[: _HEAD.size], body):
+    body = view[position + BATCH_HEADER_BYTES : position + length]
+    if len(body) != length - BATCH_HEADER_BYTES:
+        return Found(
+            None, f"the batch has {length} bytes, only {BATCH_HEADER_BYTES + len(body)} are left in its segment"
+        )
+    (checksum,) = CHECKSUM.unpack_from(data, BATCH_HEAD.size)
+    if checksum != _checksum(data[: BATCH_HEAD.size], body):
         return Found(None, f"the checksum of the batch of {length} bytes does not match")
     return Found(Batch(offset, offset + length, at_ms, durable, count, body[: count * ROW_BYTES], kind), "")
 

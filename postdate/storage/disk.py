@@ -8,7 +8,6 @@ writes, tears them and fails. Paths are relative to the data folder and use "/".
 """
 
 import errno
-import fcntl
 import mmap
 import os
 from collections.abc import Iterator
@@ -206,6 +205,8 @@ class FolderLock:
     """An advisory lock that the kernel drops when its process ends, however it ends."""
 
     def __init__(self, path: str, folder: Path) -> None:
+        import fcntl  # here, as Windows has none and this module is imported there for postdate.testing
+
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,8 +14,9 @@ import numpy as np
 
 from postdate.errors import CorruptLog, LogFailed, UsageError
 from postdate.storage import batch as batches
-from postdate.storage.batch import HEADER_BYTES, KIND_BATCH, KIND_FILLER, Batch
+from postdate.storage.batch import KIND_BATCH, KIND_FILLER, Batch
 from postdate.storage.disk import Data, Disk
+from postdate.storage.layout import BATCH_HEADER_BYTES, ROW_BYTES
 from postdate.storage.segment import Segment, Segments, path_of
 
 OFFSET_MAX = (1 << 63) - 1
@@ -68,7 +69,7 @@ class Log:
         # A filler needs a header's room, so a batch ends its segment exactly or leaves at least that.
         assert self._current is not None
         rest = self._current.base + self._segments.segment_bytes - self.end
-        return length == rest or length + HEADER_BYTES <= rest
+        return length == rest or length + BATCH_HEADER_BYTES <= rest
 
     def _roll(self, at_ms: int, *, urgent: bool) -> None:
         following = self._segments.open_next(urgent=urgent)
@@ -81,7 +82,7 @@ class Log:
             self.keeper.wake()
 
     def _write_filler(self, length: int, at_ms: int) -> None:
-        body = bytes(length - HEADER_BYTES)
+        body = bytes(length - BATCH_HEADER_BYTES)
         head = batches.header(KIND_FILLER, self.end, at_ms, self.durable, 0, body)
         self._write("log.filler", head)  # the rest is zero already
         self.end += length
@@ -92,8 +93,8 @@ class Log:
         durable = self.durable
         head = batches.header(KIND_BATCH, start, at_ms, durable, count, body)
         self._write("log.append", head + body)
-        self.end = start + HEADER_BYTES + len(body)
-        return Batch(start, self.end, at_ms, durable, count, body[: count * batches.ROW_BYTES])
+        self.end = start + BATCH_HEADER_BYTES + len(body)
+        return Batch(start, self.end, at_ms, durable, count, body[: count * ROW_BYTES])
 
     def _write(self, point: str, *parts: Data) -> None:
         assert self._current is not None
@@ -201,7 +202,7 @@ class Log:
     @property
     def begins_at_ms(self) -> int | None:
         """When the first batch that is left was written; None where there is none."""
-        return batches.written_at_ms(self.read(self.start, HEADER_BYTES)) if self.start < self.end else None
+        return batches.written_at_ms(self.read(self.start, BATCH_HEADER_BYTES)) if self.start < self.end else None
 
     @property
     def is_whole(self) -> bool:

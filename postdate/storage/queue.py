@@ -8,20 +8,13 @@ where many come at once and exact everywhere. Instants never go back here, even 
 needs order.
 """
 
-import struct
-
 import numpy as np
 
 from postdate.storage.disk import Disk
+from postdate.storage.layout import ENTRY, TIME, TIME_STRUCT
 from postdate.storage.rows import Rows
 
-ENTRY = np.dtype([("offset", "<i8"), ("size", "<i4"), ("tag", "<i8")])
-ENTRY_STRUCT = struct.Struct("<qiq")
-TIME = np.dtype([("at_ms", "<i8"), ("offset", "<i8")])
-TIME_STRUCT = struct.Struct("<qq")
 FILTER_ROWS = 2_048  # entries looked at in one step by whoever filters: a pull, a pop
-assert ENTRY_STRUCT.size == ENTRY.itemsize == 20
-assert TIME_STRUCT.size == TIME.itemsize == 16
 
 
 class Queue:

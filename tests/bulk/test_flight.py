@@ -9,7 +9,7 @@ import pyarrow.flight as flight
 import pytest
 
 from postdate.bulk import flight as doors
-from postdate.bulk import maps, streams
+from postdate.bulk import streams
 from postdate.bulk.process import Bulk
 from postdate.bulk.schema import OUT
 from postdate.client.address import parse_address
@@ -72,7 +72,7 @@ def test_far_rows_come_as_the_broker_has_them(tmp_path: Path) -> None:
         with bulking(served, tmp_path / "data") as client:
             found = client.read()
             part = client.read(start=100, stop=1_400)
-        rows = served.call(lambda: served.broker.read_far(0, 2_000))
+        rows = served.call(lambda: served.broker.view.read_far(0, 2_000))
         numbers = {name: topic.numbers for name, topic in served.broker.fold.topics.by_name.items()}
     assert found.schema == OUT
     assert part.equals(found.slice(100, 1_300))
@@ -192,25 +192,6 @@ def test_rows_whose_record_is_gone_are_left_out(tmp_path: Path) -> None:
             assert client.read()["offset"].to_pylist() == [1]
             (tmp_path / "aside").rename(segment)
             assert client.read().equals(first)
-
-
-def test_few_files_stay_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maps, "MAPS_MAX", 3)
-    held = maps.Maps(tmp_path)
-    for name in "abcdef":
-        (tmp_path / name).write_bytes(name.encode())
-        found = held.get(name)
-        assert found is not None
-        assert found.array.tobytes() == name.encode()
-        assert held.count <= 3
-    (tmp_path / "e").unlink()
-    (tmp_path / "f").unlink()
-    (tmp_path / "f").write_bytes(b"another")
-    assert held.get("e") is None
-    assert held.count == 1, "a map holds the disk's space of a file that is gone"
-    found = held.get("f")
-    assert found is not None
-    assert found.array.tobytes() == b"another"
 
 
 # -- topics -----------------------------------------------------------------------------------------------------

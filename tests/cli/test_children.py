@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from postdate.cli import children
-from postdate.config import GIB, Settings
+from postdate.config import GIB, Limits, Settings
 
 
 def words_after(command: list[str], flag: str) -> str:
@@ -52,4 +52,4 @@ def test_the_pipeline_is_told_a_table_that_means_the_same_everywhere(
     ],
 )
 def test_each_part_has_a_sentence_whether_it_is_there_or_not(settings: Settings, names: list[str]) -> None:
-    assert sorted(children.beside(settings)) == names
+    assert sorted(children.beside(settings, Limits())) == names

@@ -77,9 +77,7 @@ def test_bulk_is_started_and_comes_again_when_it_is_killed(start: Callable[..., 
     os.kill(first, signal.SIGKILL)
     assert awaited(lambda: part(broker, "bulk").startswith("starts again in"))
     assert pid_of_bulk(broker) != first
-    assert any(
-        "bulk was killed by SIGKILL; it is started again in 0.1 s" in line for line in broker.log_lines("warning")
-    )
+    assert any("bulk was killed by SIGKILL; it starts again in 0.1 s" in line for line in broker.log_lines("warning"))
     assert part(broker, "pipeline").startswith("none here: start one with postdate pipeline --addr")
 
 
@@ -146,7 +144,7 @@ def test_a_pipeline_comes_again_when_it_is_killed_and_ends_in_time(start: Callab
     assert not set(java) & set(broker.processes())
     assert_stops(broker, signal.SIGINT)
     assert len(broker.log_lines()) == 1, broker.log.read_text()
-    assert "pipeline was killed by SIGKILL; it is started again in 0.1 s" in broker.log.read_text()
+    assert "pipeline was killed by SIGKILL; it starts again in 0.1 s" in broker.log.read_text()
 
 
 def test_a_pipeline_goes_with_a_broker_that_is_killed(start: Callable[..., Broker]) -> None:
@@ -192,7 +190,7 @@ def test_a_java_that_does_not_start_is_told_in_its_own_words(start: Callable[...
     assert "it ended with code 3 (postdate: Spark does not start: out of luck" in said
     broker.stop()
     told = [line.partition(" warning  ")[2] for line in broker.log_lines()]
-    assert all(text.startswith(("pipeline ended with code 3; ", "pipeline said: postdate: Spark")) for text in told)
+    assert all(text.startswith(("pipeline ended with code 3; ", "pipeline wrote: postdate: Spark")) for text in told)
 
 
 def test_without_bulk_there_is_no_pipeline(start: Callable[..., Broker]) -> None:

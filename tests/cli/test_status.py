@@ -17,6 +17,7 @@ from postdate import cli
 from postdate.cli.overview import overview
 from postdate.clock import ManualClock
 from postdate.wire import codes
+from postdate.wire.requests import Request
 from tests.support.dialogue import connected
 from tests.support.helpers import HOUR_MS, MINUTE_MS, SECOND_MS, T0
 from tests.support.serving import WAIT_S, Served, serving
@@ -148,7 +149,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
         monkeypatch.setenv("POSTDATE_ADDR", found.address)
         found.call(lambda: found.server.show_parts({"bulk": "is resting"}))
         with connected(found) as peer:
-            assert peer.ask(codes.REPORT_BATCH, json.dumps(REPORT).encode()).code == codes.SUCCESS
+            assert peer.ask(Request.REPORT_BATCH, json.dumps(REPORT).encode()).code == codes.SUCCESS
         yield found
 
 

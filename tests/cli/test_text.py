@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from postdate.cli import logs, show, up, values
-from postdate.config import Settings
+from postdate.cli import logs, show, values
+from postdate.config import GROUPS, Settings
 from tests.support.helpers import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, T0
 
 # -- in ---------------------------------------------------------------------------------------------------------
@@ -148,5 +148,5 @@ def test_an_event_of_the_log_is_one_line_without_a_traceback() -> None:
 
 
 def test_every_setting_has_a_flag_in_one_group() -> None:
-    grouped = [name for names in up.GROUPS.values() for name in names]
+    grouped = [name for names in GROUPS.values() for name in names]
     assert sorted(grouped) == sorted(field.name for field in dataclasses.fields(Settings))

@@ -29,16 +29,16 @@ from postdate.client.outgoing import BATCH_BYTES_MAX, Outgoing, Receipt, Sealed,
 from postdate.client.progress import Progress
 from postdate.client.received import BODY_BYTES_MAX, ReceivedMessage, decompress
 from postdate.client.routes import readable_queues, targets_of
-from postdate.client.spans import Delay, delay_ms, instant, instant_ms
 from postdate.clock import ManualClock
 from postdate.errors import FlowControl, IllegalMessage, PostdateError, ProtocolError, UsageError
 from postdate.message import LOOPBACK, Host, Message, decode_properties, encode_properties
+from postdate.spans import Delay, delay_ms, instant, instant_ms
 from postdate.storage import record as stored
 from postdate.wire.allocation import allocate
 from postdate.wire.bodies import Broker, QueueData, QueueName, Route
 from postdate.wire.frame import Command
 from postdate.wire.ids import recall_handle
-from postdate.wire.records import Record, decode_records, joined, split_records
+from postdate.wire.records import Record, decode_records, join_pieces, split_records
 from tests.support.serving import WAIT_S
 
 # -- the package
@@ -282,6 +282,7 @@ def turn_clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     return clock
 
 
+@pytest.mark.usefixtures("turn_clock")
 def test_queues_take_turns_and_each_is_given_to_one_at_a_time() -> None:
     backlog, _ = new_backlog()
     first, second = owned(0), owned(1)
@@ -686,7 +687,7 @@ def test_records_that_are_split_are_those_that_are_read(data: st.DataObject) -> 
 
 
 def all_joined(data: bytes) -> list[Record]:
-    return [joined(pieces) for pieces in zip(*split_records(data), strict=True)]
+    return [join_pieces(pieces) for pieces in zip(*split_records(data), strict=True)]
 
 
 def read_or_refused(read: Callable[[bytes], list[Record]], answer: bytes) -> list[Record] | str:

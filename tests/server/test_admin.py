@@ -10,6 +10,7 @@ from postdate.clock import ManualClock
 from postdate.state.topics import Topic
 from postdate.wire import codes
 from postdate.wire.bodies import QueueName, decode_by_queue
+from postdate.wire.requests import Request
 from tests.support.dialogue import GROUP, Peer, connected, heartbeat, make_topic, pull, read_bodies, send, sent
 from tests.support.helpers import DAY_MS, FAR_MS, HOUR_MS, MINUTE_MS, T0
 from tests.support.serving import Served, serving
@@ -52,7 +53,7 @@ def test_a_topic_is_made_and_changed(tmp_path: Path) -> None:
 def test_a_topic_that_cannot_be_is_refused(tmp_path: Path, fields: dict[str, Any], code: int) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         end = served.call(lambda: served.broker.log.end)
-        assert peer.ask(codes.UPDATE_AND_CREATE_TOPIC, **{"topic": "orders", **fields}).code == code
+        assert peer.ask(Request.UPDATE_AND_CREATE_TOPIC, **{"topic": "orders", **fields}).code == code
         assert served.call(lambda: served.broker.log.end) == end
 
 
@@ -72,11 +73,11 @@ def test_deleting_a_topic_cancels_what_waits_for_it_and_says_how_many(tmp_path: 
         far = [sent(peer, "orders", UNIQ_KEY=f"F{n}", TIMER_DELAY_MS=FAR_MS) for n in range(4)]
         for answer in (near[0], far[0]):
             handle = answer.fields["recallHandle"]
-            assert peer.ask(codes.RECALL_MESSAGE, topic="orders", recallHandle=handle).code == codes.SUCCESS
-        answer = peer.ask(codes.DELETE_TOPIC_IN_BROKER, topic="orders")
+            assert peer.ask(Request.RECALL_MESSAGE, topic="orders", recallHandle=handle).code == codes.SUCCESS
+        answer = peer.ask(Request.DELETE_TOPIC_IN_BROKER, topic="orders")
         assert (answer.code, answer.fields) == (codes.SUCCESS, {"cancelled": "5"})
         assert pull(peer, "orders").code == codes.TOPIC_NOT_EXIST
-        assert peer.ask(codes.DELETE_TOPIC_IN_BROKER, topic="orders").code == codes.TOPIC_NOT_EXIST
+        assert peer.ask(Request.DELETE_TOPIC_IN_BROKER, topic="orders").code == codes.TOPIC_NOT_EXIST
         make_topic(peer, "orders")
         served.pass_ms(FAR_MS)
         served.settle()
@@ -88,7 +89,7 @@ def test_topics_are_listed(tmp_path: Path) -> None:
         for name in ("orders", "bills"):
             make_topic(peer, name)
         heartbeat(peer, "c1", {})
-        answer = peer.ask(codes.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        answer = peer.ask(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         assert orjson.loads(answer.body)["topicList"] == [f"%RETRY%{GROUP}", "bills", "orders"]
 
 
@@ -99,12 +100,12 @@ def test_the_queues_of_a_topic_are_told_by_number_and_time(tmp_path: Path) -> No
         sent(peer, "orders", TIMER_DELAY_SEC=5)
         served.pass_ms(5_000)
         served.settle()
-        answer = peer.ask(codes.GET_TOPIC_STATS_INFO, topic="orders")
+        answer = peer.ask(Request.GET_TOPIC_STATS_INFO, topic="orders")
         assert decode_by_queue(answer.body, "offsetTable") == {
             QueueName("orders", "postdate", 0): {"minOffset": 0, "maxOffset": 2, "lastUpdateTimestamp": T0 + 5_000},
             QueueName("orders", "postdate", 1): {"minOffset": 0, "maxOffset": 0, "lastUpdateTimestamp": 0},
         }
-        assert peer.ask(codes.GET_TOPIC_STATS_INFO, topic="nowhere").code == codes.TOPIC_NOT_EXIST
+        assert peer.ask(Request.GET_TOPIC_STATS_INFO, topic="nowhere").code == codes.TOPIC_NOT_EXIST
 
 
 # -------------------------------------------------------------------------------------------------------- groups
@@ -114,31 +115,31 @@ def test_groups_are_made_listed_and_deleted(tmp_path: Path) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         sent(peer, "orders")
         body = orjson.dumps({"groupName": GROUP, "retryMaxTimes": 3, "consumeEnable": True})
-        assert peer.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body).code == codes.SUCCESS
+        assert peer.ask(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body).code == codes.SUCCESS
         heartbeat(peer, "c1", {"orders": "*"}, group="others")
         asked = {"consumerGroup": GROUP, "topic": "orders", "queueId": "0", "commitOffset": "1"}
-        assert peer.ask(codes.UPDATE_CONSUMER_OFFSET, b"", **asked).code == codes.SUCCESS
+        assert peer.ask(Request.UPDATE_CONSUMER_OFFSET, b"", **asked).code == codes.SUCCESS
         sent(peer, f"%RETRY%{GROUP}", TIMER_DELAY_SEC=60)
 
-        listed = orjson.loads(peer.ask(codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)["subscriptionGroupTable"]
+        listed = orjson.loads(peer.ask(Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)["subscriptionGroupTable"]
         assert listed == {
             GROUP: {"groupName": GROUP, "retryMaxTimes": 3, "retryQueueNums": 1, "consumeEnable": True},
             "others": {"groupName": "others", "retryMaxTimes": 16, "retryQueueNums": 1},
         }
-        assert peer.ask(codes.DELETE_SUBSCRIPTIONGROUP, groupName=GROUP).code == codes.SUCCESS
-        assert peer.ask(codes.DELETE_SUBSCRIPTIONGROUP, groupName=GROUP).code == codes.SUBSCRIPTION_GROUP_NOT_EXIST
-        listed = orjson.loads(peer.ask(codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)["subscriptionGroupTable"]
+        assert peer.ask(Request.DELETE_SUBSCRIPTIONGROUP, groupName=GROUP).code == codes.SUCCESS
+        assert peer.ask(Request.DELETE_SUBSCRIPTIONGROUP, groupName=GROUP).code == codes.SUBSCRIPTION_GROUP_NOT_EXIST
+        listed = orjson.loads(peer.ask(Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)["subscriptionGroupTable"]
         assert listed.keys() == {"others"}
-        topics = orjson.loads(peer.ask(codes.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body)["topicList"]
+        topics = orjson.loads(peer.ask(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body)["topicList"]
         assert topics == ["%RETRY%others", "orders"], "its retry topic is gone with it"
         query = {"consumerGroup": GROUP, "topic": "orders", "queueId": "0", "setZeroIfNotFound": "false"}
-        assert peer.ask(codes.QUERY_CONSUMER_OFFSET, b"", **query).code == codes.QUERY_NOT_FOUND
+        assert peer.ask(Request.QUERY_CONSUMER_OFFSET, b"", **query).code == codes.QUERY_NOT_FOUND
 
 
 @pytest.mark.parametrize(("body", "code"), [({}, 29), ({"groupName": 5}, 29), ({"groupName": "two words"}, 13)])
 def test_a_group_that_cannot_be_is_refused(tmp_path: Path, body: dict[str, Any], code: int) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
-        assert peer.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, orjson.dumps(body)).code == code
+        assert peer.ask(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, orjson.dumps(body)).code == code
 
 
 def test_how_far_a_group_is_behind_is_told_by_queue(tmp_path: Path) -> None:
@@ -149,13 +150,13 @@ def test_how_far_a_group_is_behind_is_told_by_queue(tmp_path: Path) -> None:
                 sent(peer, topic)
         pull(peer, "orders", 2, commit=2)
         commit = {"consumerGroup": GROUP, "topic": "bills", "queueId": "0", "commitOffset": "4"}
-        assert peer.ask(codes.UPDATE_CONSUMER_OFFSET, b"", **commit).code == codes.SUCCESS
-        rows = decode_by_queue(peer.ask(codes.GET_CONSUME_STATS, consumerGroup=GROUP).body, "offsetTable")
+        assert peer.ask(Request.UPDATE_CONSUMER_OFFSET, b"", **commit).code == codes.SUCCESS
+        rows = decode_by_queue(peer.ask(Request.GET_CONSUME_STATS, consumerGroup=GROUP).body, "offsetTable")
         behind = {queue.topic: (row["brokerOffset"], row["consumerOffset"]) for queue, row in rows.items()}
         assert behind == {"orders": (5, 2), "bills": (5, 4)}
-        one = peer.ask(codes.GET_CONSUME_STATS, consumerGroup=GROUP, topic="bills")
+        one = peer.ask(Request.GET_CONSUME_STATS, consumerGroup=GROUP, topic="bills")
         assert [queue.topic for queue in decode_by_queue(one.body, "offsetTable")] == ["bills"]
-        unknown = peer.ask(codes.GET_CONSUME_STATS, consumerGroup="strangers")
+        unknown = peer.ask(Request.GET_CONSUME_STATS, consumerGroup="strangers")
         assert unknown.code == codes.SUBSCRIPTION_GROUP_NOT_EXIST
 
 
@@ -163,7 +164,7 @@ def test_how_far_a_group_is_behind_is_told_by_queue(tmp_path: Path) -> None:
 
 
 def pending(peer: Peer, **fields: Any) -> dict[str, Any]:
-    answer = peer.ask(codes.GET_PENDING, **fields)
+    answer = peer.ask(Request.GET_PENDING, **fields)
     assert answer.code == codes.SUCCESS, answer
     body = orjson.loads(answer.body)
     assert isinstance(body, dict)
@@ -215,8 +216,8 @@ def test_what_waits_is_told_for_one_topic_and_cut_where_asked(tmp_path: Path) ->
         assert (body["total"], body["truncated"]) == (5, True)
         assert [row["topic"] for row in body["times"]] == ["orders"] * 3
         assert [row["topic"] for row in body["topics"]] == ["orders"]
-        assert peer.ask(codes.GET_PENDING, topic="nowhere").code == codes.TOPIC_NOT_EXIST
-        wrong = peer.ask(codes.GET_PENDING, unit="fortnight")
+        assert peer.ask(Request.GET_PENDING, topic="nowhere").code == codes.TOPIC_NOT_EXIST
+        wrong = peer.ask(Request.GET_PENDING, unit="fortnight")
         assert wrong.code == codes.INVALID_PARAMETER
         assert "expected one of second, minute, hour, day" in (wrong.remark or "")
 
@@ -227,11 +228,11 @@ def test_what_is_cancelled_fired_or_of_a_deleted_topic_does_not_wait(tmp_path: P
             fields = sent(peer, "orders", UNIQ_KEY=f"K{n}", TIMER_DELAY_MS=delay_ms).fields
             if n % 2:
                 handle = fields["recallHandle"]
-                assert peer.ask(codes.RECALL_MESSAGE, topic="orders", recallHandle=handle).code == codes.SUCCESS
+                assert peer.ask(Request.RECALL_MESSAGE, topic="orders", recallHandle=handle).code == codes.SUCCESS
         sent(peer, "bills", TIMER_DELAY_MS=5_000)
         sent(peer, "bills", TIMER_DELAY_MS=FAR_MS)
         assert (pending(peer)["near"], pending(peer)["far"]) == (2, 2)
-        peer.ask(codes.DELETE_TOPIC_IN_BROKER, topic="bills")
+        peer.ask(Request.DELETE_TOPIC_IN_BROKER, topic="bills")
         assert (pending(peer)["near"], pending(peer)["far"]) == (1, 1)
         served.pass_ms(5_000)
         served.settle()
@@ -242,7 +243,7 @@ def test_what_is_cancelled_fired_or_of_a_deleted_topic_does_not_wait(tmp_path: P
 
 
 def forecast(peer: Peer, **fields: Any) -> list[dict[str, int]]:
-    answer = peer.ask(codes.GET_FORECAST, **fields)
+    answer = peer.ask(Request.GET_FORECAST, **fields)
     assert answer.code == codes.SUCCESS, answer
     found = orjson.loads(answer.body)
     assert found["unread"] == ""
@@ -264,5 +265,5 @@ def test_what_is_ahead_is_told_by_time_with_its_busiest_second(tmp_path: Path) -
         assert [bar["rows"] for bar in forecast(peer, unit="day", bars=31)][:2] == [6, 0]
         assert sum(bar["rows"] for bar in forecast(peer, unit="minute", bars=60, topic="bills")) == 1
         for unit, count in (("fortnight", 1), ("day", 32), ("minute", 0)):
-            assert peer.ask(codes.GET_FORECAST, unit=unit, bars=count).code == codes.INVALID_PARAMETER
-        assert peer.ask(codes.GET_FORECAST, topic="nowhere").code == codes.TOPIC_NOT_EXIST
+            assert peer.ask(Request.GET_FORECAST, unit=unit, bars=count).code == codes.INVALID_PARAMETER
+        assert peer.ask(Request.GET_FORECAST, topic="nowhere").code == codes.TOPIC_NOT_EXIST

@@ -10,6 +10,7 @@ from postdate.clock import ManualClock
 from postdate.wire import codes
 from postdate.wire.frame import Command
 from postdate.wire.ids import recall_handle
+from postdate.wire.requests import Request
 from tests.support.dialogue import Peer, connected, make_topic, read_bodies, send, send_batch, send_command, sent
 from tests.support.helpers import FAR_MS, HOUR_MS, T0
 from tests.support.serving import Served, serving
@@ -18,7 +19,7 @@ WAITS_MS = pytest.mark.parametrize("delay_ms", [5_000, FAR_MS, 100 * HOUR_MS], i
 
 
 def recall(peer: Peer, handle: str, topic: str = "orders") -> Command:
-    return peer.ask(codes.RECALL_MESSAGE, producerGroup="p", topic=topic, recallHandle=handle, bname="postdate")
+    return peer.ask(Request.RECALL_MESSAGE, producerGroup="p", topic=topic, recallHandle=handle, bname="postdate")
 
 
 def pass_and_settle(served: Served, span_ms: int) -> None:
@@ -129,7 +130,7 @@ def test_a_recall_of_an_unknown_topic_is_answered_so(tmp_path: Path) -> None:
 def test_a_oneway_recall_cancels_and_is_not_answered(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         handle = sent(peer, "orders", UNIQ_KEY="K1", TIMER_DELAY_MS=5_000).fields["recallHandle"]
-        peer.say(codes.RECALL_MESSAGE, oneway=True, topic="orders", recallHandle=handle)
+        peer.say(Request.RECALL_MESSAGE, oneway=True, topic="orders", recallHandle=handle)
         peer.round_trip()
         served.settle()
         pass_and_settle(served, 5_000)
@@ -145,11 +146,11 @@ def test_a_recall_tells_the_truth_whatever_property_named_the_instant(tmp_path: 
             sent(peer, "orders", key, UNIQ_KEY=key, **{name: T0 + delay_ms}).fields["recallHandle"]
             for key in ("K1", "K2")
         )
-        answer = peer.ask(codes.RECALL_MESSAGE, topic="orders", recallHandle=first)
+        answer = peer.ask(Request.RECALL_MESSAGE, topic="orders", recallHandle=first)
         assert (answer.code, answer.fields["outcome"]) == (codes.SUCCESS, "cancelled")
         pass_and_settle(served, delay_ms)
         assert read_bodies(peer, "orders") == ["K2"]
-        late = peer.ask(codes.RECALL_MESSAGE, topic="orders", recallHandle=second)
+        late = peer.ask(Request.RECALL_MESSAGE, topic="orders", recallHandle=second)
         assert (late.code, late.fields["outcome"]) == (codes.ILLEGAL_OPERATION, "delivered")
 
 
@@ -162,20 +163,20 @@ def test_a_message_is_cancelled_by_its_key_and_due(tmp_path: Path, delay_ms: int
         sent(peer, "orders", "one", KEYS="order-7 customer-3", TIMER_DELAY_MS=delay_ms)
         sent(peer, "orders", "two", KEYS="order-8", TIMER_DELAY_MS=delay_ms)
         asked: dict[str, Any] = {"topic": "orders", "due": T0 + delay_ms}
-        missing = peer.ask(codes.RECALL_MESSAGE, **asked, key="order-9")
+        missing = peer.ask(Request.RECALL_MESSAGE, **asked, key="order-9")
         assert (missing.code, missing.fields["outcome"]) == (codes.ILLEGAL_OPERATION, "unknown")
-        answer = peer.ask(codes.RECALL_MESSAGE, **asked, key="order-7")
+        answer = peer.ask(Request.RECALL_MESSAGE, **asked, key="order-7")
         assert (answer.code, answer.fields) == (codes.SUCCESS, {"msgId": "order-7", "outcome": "cancelled"})
         pass_and_settle(served, delay_ms)
         assert read_bodies(peer, "orders") == ["two"]
-        late = peer.ask(codes.RECALL_MESSAGE, **asked, key="order-8")
+        late = peer.ask(Request.RECALL_MESSAGE, **asked, key="order-8")
         assert (late.code, late.fields["outcome"]) == (codes.ILLEGAL_OPERATION, "delivered")
 
 
 def test_a_cancel_by_key_needs_a_due_time(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         make_topic(peer, "orders")
-        answer = peer.ask(codes.RECALL_MESSAGE, topic="orders", key="order-7")
+        answer = peer.ask(Request.RECALL_MESSAGE, topic="orders", key="order-7")
         assert answer.code == codes.ILLEGAL_OPERATION
         assert "due time of a cancel is 0" in (answer.remark or "")
 

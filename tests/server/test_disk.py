@@ -10,6 +10,7 @@ import pytest
 
 from postdate.clock import ManualClock
 from postdate.wire import codes
+from postdate.wire.requests import Request
 from tests.support.dialogue import (
     GROUP,
     LONG_POLL_MS,
@@ -85,9 +86,9 @@ def test_cancels_offsets_and_send_backs_are_answered_when_they_are_on_disk(tmp_p
         offset = pull(peer, "orders").records[0].offset
         gate.hold()
         asked = [
-            peer.say(codes.RECALL_MESSAGE, topic="orders", recallHandle=handle),
-            peer.say(codes.UPDATE_CONSUMER_OFFSET, consumerGroup=GROUP, topic="orders", queueId=0, commitOffset=1),
-            peer.say(codes.CONSUMER_SEND_MSG_BACK, group=GROUP, offset=offset, delayLevel=1),
+            peer.say(Request.RECALL_MESSAGE, topic="orders", recallHandle=handle),
+            peer.say(Request.UPDATE_CONSUMER_OFFSET, consumerGroup=GROUP, topic="orders", queueId=0, commitOffset=1),
+            peer.say(Request.CONSUMER_SEND_MSG_BACK, group=GROUP, offset=offset, delayLevel=1),
         ]
         gate.wait_for_flush()
         peer.expect_no_more()
@@ -161,7 +162,7 @@ def test_a_full_disk_refuses_sends_while_consumers_read_on_and_recovers_by_itsel
         assert "No space left" in (answer.remark or "")
         assert pull(reader, "orders", tags=None).bodies == ["early"]
         asked: dict[str, Any] = {"consumerGroup": GROUP, "topic": "orders", "queueId": 0, "commitOffset": 1}
-        assert reader.ask(codes.UPDATE_CONSUMER_OFFSET, **asked).code == codes.SUCCESS
+        assert reader.ask(Request.UPDATE_CONSUMER_OFFSET, **asked).code == codes.SUCCESS
         held = pull_command(reader, "orders", 1, wait_ms=LONG_POLL_MS)
         reader.write(held)
         served.pass_ms(1_000)
@@ -197,7 +198,7 @@ def test_after_a_failed_fsync_sends_are_refused_and_consumers_read_on(
         for _ in range(50):
             assert send(peer, "orders", "later").code == codes.SERVICE_NOT_AVAILABLE
             assert pull(reader, "orders").bodies == ["durable"]
-            recalled = peer.ask(codes.RECALL_MESSAGE, topic="orders", key="k", due=T0 * 2)
+            recalled = peer.ask(Request.RECALL_MESSAGE, topic="orders", key="k", due=T0 * 2)
             assert recalled.code in (codes.SERVICE_NOT_AVAILABLE, codes.ILLEGAL_OPERATION)
         errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
         assert 1 <= len(errors) <= 2, "it is said once, not once per request"

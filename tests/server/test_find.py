@@ -11,6 +11,7 @@ from postdate.wire import codes
 from postdate.wire.frame import Command
 from postdate.wire.ids import parse_message_id
 from postdate.wire.records import decode_records
+from postdate.wire.requests import Request
 from tests.support.dialogue import Peer, connected, make_topic, properties_of, read_all, send, sent, texts
 from tests.support.helpers import FAR_MS, HOUR_MS, T0
 from tests.support.serving import Served, serving
@@ -21,7 +22,7 @@ LONG_MAX = (1 << 63) - 1
 def query(peer: Peer, key: str, topic: str = "orders", **fields: Any) -> Command:
     """As the Java client asks."""
     asked = {"topic": topic, "key": key, "maxNum": 64, "beginTimestamp": 0, "endTimestamp": LONG_MAX, **fields}
-    return peer.ask(codes.QUERY_MESSAGE, b"", **texts(asked))
+    return peer.ask(Request.QUERY_MESSAGE, b"", **texts(asked))
 
 
 def found(peer: Peer, key: str, **fields: Any) -> list[Record]:
@@ -64,10 +65,10 @@ def test_a_message_that_waits_is_found_and_says_so(tmp_path: Path) -> None:
         ]  # fmt: skip
         for answer in (near, far):
             _, offset = parse_message_id(answer.fields["msgId"])
-            (record,) = decode_records(peer.ask(codes.VIEW_MESSAGE_BY_ID, offset=offset).body)
+            (record,) = decode_records(peer.ask(Request.VIEW_MESSAGE_BY_ID, offset=offset).body)
             assert (record.offset, record.queue_offset, record.stored_at_ms) == (offset, -1, T0)
             assert said(record)[0] == "waiting"
-        peer.ask(codes.RECALL_MESSAGE, topic="orders", recallHandle=far.fields["recallHandle"])
+        peer.ask(Request.RECALL_MESSAGE, topic="orders", recallHandle=far.fields["recallHandle"])
         served.pass_ms(5_000)
         served.settle()
         assert [said(record)[0] for record in found(peer, "K")] == ["cancelled", "visible"]
@@ -117,7 +118,7 @@ def test_an_answer_fits_into_a_frame(tmp_path: Path) -> None:
 def test_lookups_at_the_same_time_have_a_bound(tmp_path: Path) -> None:
     with serving(tmp_path, lookups_max=2) as served, connected(served) as peer:
         sent(peer, "orders", "x", KEYS="K")
-        asked = [peer.command(codes.QUERY_MESSAGE, topic="orders", key="K") for _ in range(4)]
+        asked = [peer.command(Request.QUERY_MESSAGE, topic="orders", key="K") for _ in range(4)]
         peer.write(*asked)
         answers = [peer.answer_to(command.opaque) for command in asked]
         assert [answer.code for answer in answers] == [codes.SUCCESS] * 2 + [codes.SYSTEM_BUSY] * 2
@@ -128,8 +129,8 @@ def test_lookups_at_the_same_time_have_a_bound(tmp_path: Path) -> None:
 def test_a_oneway_lookup_is_not_answered(tmp_path: Path) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         sent(peer, "orders", "x", KEYS="K")
-        peer.say(codes.QUERY_MESSAGE, oneway=True, topic="orders", key="K")
-        peer.say(codes.VIEW_MESSAGE_BY_ID, oneway=True, offset=100)
+        peer.say(Request.QUERY_MESSAGE, oneway=True, topic="orders", key="K")
+        peer.say(Request.VIEW_MESSAGE_BY_ID, oneway=True, offset=100)
         peer.expect_no_more()
 
 
@@ -151,7 +152,7 @@ def test_properties_without_room_for_more_are_left_as_they_are(tmp_path: Path) -
 def test_a_send_back_and_its_retry_are_found_by_the_same_key(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         _, offset = parse_message_id(sent(peer, "orders", "x", KEYS="K").fields["msgId"])
-        assert peer.ask(codes.CONSUMER_SEND_MSG_BACK, group="g", offset=offset).code == codes.SUCCESS
+        assert peer.ask(Request.CONSUMER_SEND_MSG_BACK, group="g", offset=offset).code == codes.SUCCESS
         (record,) = found(peer, "K", topic="%RETRY%g")
         assert said(record) == ("waiting", str(T0 + 10_000), -1)
         assert [said(record)[0] for record in found(peer, "K")] == ["visible"]

@@ -9,6 +9,7 @@ import pytest
 
 from postdate.wire import codes
 from postdate.wire.frame import BINARY, JSON, encode
+from postdate.wire.requests import Request
 from tests.support.dialogue import (
     LONG_POLL_MS,
     UNKNOWN_CODE,
@@ -38,7 +39,7 @@ def test_an_answer_is_written_as_its_request_and_carries_its_opaque(tmp_path: Pa
             send_command(peer, "orders", "first", UNIQ_KEY="K1"),
             send_command(peer, "orders", "later", TIMER_DELAY_SEC=60, UNIQ_KEY="K2"),
             send_command(peer, "orders", "refused", TIMER_DELAY_SEC="soon"),
-            peer.command(codes.GET_MAX_OFFSET, topic="orders", queueId=0),
+            peer.command(Request.GET_MAX_OFFSET, topic="orders", queueId=0),
             peer.command(UNKNOWN_CODE),
         ]
         for question in questions:
@@ -59,7 +60,7 @@ def test_an_answer_is_written_as_its_request_and_carries_its_opaque(tmp_path: Pa
 def test_both_serializations_may_share_a_connection(tmp_path: Path) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         for serialization in (JSON, BINARY, JSON):
-            question = peer.command(codes.GET_ROUTEINFO_BY_TOPIC, topic="TBW102")
+            question = peer.command(Request.GET_ROUTEINFO_BY_TOPIC, topic="TBW102")
             peer.write(question._replace(serialization=serialization))
             assert peer.next_answer().serialization == serialization
 
@@ -102,23 +103,27 @@ def test_what_can_be_answered_at_once_does_not_wait_for_what_cannot(tmp_path: Pa
         make_topic(peer, "orders")
         held = pull_command(peer, "orders", wait_ms=LONG_POLL_MS)
         stored = send_command(peer, "orders", "arrives")
-        asked = [peer.command(codes.GET_MIN_OFFSET, topic="orders", queueId=0), peer.command(UNKNOWN_CODE)]
+        asked = [peer.command(Request.GET_MIN_OFFSET, topic="orders", queueId=0), peer.command(UNKNOWN_CODE)]
         peer.write(held, stored, *asked)
         answers = [peer.next_answer().opaque for _ in range(4)]
         assert answers[:2] == [command.opaque for command in asked], "they wait for nothing, and keep their order"
         assert sorted(answers[2:]) == sorted([held.opaque, stored.opaque])
 
 
-@pytest.mark.parametrize("behind", [codes.HEART_BEAT, codes.UPDATE_AND_CREATE_TOPIC, codes.UPDATE_CONSUMER_OFFSET])
+@pytest.mark.parametrize(
+    "behind", [Request.HEART_BEAT, Request.UPDATE_AND_CREATE_TOPIC, Request.UPDATE_CONSUMER_OFFSET]
+)
 def test_a_send_is_answered_whatever_is_asked_behind_it_in_one_write(tmp_path: Path, behind: int) -> None:
     # Making a group or a topic waits for the disk itself, and so makes the send before it durable, too.
-    body = b'{"clientID":"c1","consumerDataSet":[{"groupName":"new"}]}' if behind == codes.HEART_BEAT else b""
+    body = b'{"clientID":"c1","consumerDataSet":[{"groupName":"new"}]}' if behind == Request.HEART_BEAT else b""
     with serving(tmp_path) as served, connected(served) as peer, connected(served) as reader:
         make_topic(peer, "orders")
         held = pull_command(reader, "orders", wait_ms=LONG_POLL_MS)
         reader.write(held)
         reader.round_trip()
-        fields: dict[str, Any] = {"topic": "second"} if behind == codes.UPDATE_AND_CREATE_TOPIC else {"topic": "orders"}
+        fields: dict[str, Any] = (
+            {"topic": "second"} if behind == Request.UPDATE_AND_CREATE_TOPIC else {"topic": "orders"}
+        )
         more: dict[str, Any] = {"consumerGroup": "new", "queueId": 0, "commitOffset": 0, **fields}
         commands = [send_command(peer, "orders", "first"), peer.command(behind, body, **more)]
         peer.write(*commands)
@@ -151,7 +156,7 @@ BAD_STREAMS = {
     "no json": b"\x00\x00\x00\x08\x00\x00\x00\x04oops",
     "json without code": b"\x00\x00\x00\x06\x00\x00\x00\x02{}",
     "json list": b"\x00\x00\x00\x06\x00\x00\x00\x02[]",
-    "a send that is no utf-8": raw_frame(codes.SEND_MESSAGE_V2, 1, {"b": "@", "e": "0"}).replace(b"@", b"\xff"),
+    "a send that is no utf-8": raw_frame(Request.SEND_MESSAGE_V2, 1, {"b": "@", "e": "0"}).replace(b"@", b"\xff"),
     "binary cut short": b"\x00\x00\x00\x08\x01\x00\x00\x04\x00\x01\x02\x03",
 }
 
@@ -175,7 +180,7 @@ def bad_port(peer: Peer) -> int:
 
 
 def connections(served: Served) -> int:
-    return served.call(lambda: len(served.service.connections))
+    return served.call(lambda: len(served.dispatcher.connections))
 
 
 def test_a_connection_that_ends_within_a_frame_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -250,7 +255,7 @@ def test_a_pull_with_an_odd_field_is_answered_and_the_server_lives_on(
         peer.socket.sendall(raw_frame(command.code, command.opaque, {**texts(command.fields), **fields}))
         peer.answer_to(command.opaque)
         # Offsets that came with it are written as usual, with those of others.
-        served.call(served.service.consumers.write_offsets)
+        served.call(served.dispatcher.groups.write_offsets)
         assert read_bodies(peer, "orders") == ["hello"]
         assert warnings_of(caplog) == []
 
@@ -265,11 +270,11 @@ def test_an_unknown_code_is_refused_by_number_and_the_connection_lives_on(tmp_pa
 
 def test_a_missing_field_is_named(tmp_path: Path) -> None:
     rows: list[tuple[int, dict[str, Any], str]] = [
-        (codes.SEND_MESSAGE_V2, {"b": "orders"}, "SEND_MESSAGE_V2 lacks the field queueId"),
-        (codes.SEND_MESSAGE, {"queueId": "0"}, "SEND_MESSAGE lacks the field topic"),
-        (codes.PULL_MESSAGE, {"topic": "orders"}, "PULL_MESSAGE lacks the field consumerGroup"),
-        (codes.UPDATE_CONSUMER_OFFSET, {"topic": "orders"}, "lacks the field consumerGroup"),
-        (codes.RECALL_MESSAGE, {}, "RECALL_MESSAGE lacks the field topic"),
+        (Request.SEND_MESSAGE_V2, {"b": "orders"}, "SEND_MESSAGE_V2 lacks the field queueId"),
+        (Request.SEND_MESSAGE, {"queueId": "0"}, "SEND_MESSAGE lacks the field topic"),
+        (Request.PULL_MESSAGE, {"topic": "orders"}, "PULL_MESSAGE lacks the field consumerGroup"),
+        (Request.UPDATE_CONSUMER_OFFSET, {"topic": "orders"}, "lacks the field consumerGroup"),
+        (Request.RECALL_MESSAGE, {}, "RECALL_MESSAGE lacks the field topic"),
     ]
     with serving(tmp_path) as served, connected(served) as peer:
         for code, fields, named in rows:
@@ -280,8 +285,8 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
 
 def test_a_body_that_is_not_what_it_should_be_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
-        for code in (codes.HEART_BEAT, codes.LOCK_BATCH_MQ, codes.UNLOCK_BATCH_MQ, codes.CHECK_CLIENT_CONFIG,
-                     codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP):  # fmt: skip
+        for code in (Request.HEART_BEAT, Request.LOCK_BATCH_MQ, Request.UNLOCK_BATCH_MQ, Request.CHECK_CLIENT_CONFIG,
+                     Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP):  # fmt: skip
             for body in (b"", b"{", b"[]"):
                 assert peer.ask(code, body).code == codes.INVALID_PARAMETER, (code, body)
 
@@ -317,7 +322,7 @@ def test_a_client_that_does_not_read_its_answers_is_not_read_from_further(tmp_pa
             pulls = [pull_command(slow, "orders") for _ in range(PULLS)]
             slow.write(*pulls)
             other.round_trip()
-            connection = served.call(lambda: next(each for each in served.service.connections if each.is_paused))
+            connection = served.call(lambda: next(each for each in served.dispatcher.connections if each.is_paused))
             # What is written and what waits to be handled, together far less than what was asked for.
             transport = connection._transport
             assert transport is not None

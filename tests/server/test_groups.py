@@ -8,6 +8,7 @@ import pytest
 from postdate.clock import ManualClock
 from postdate.wire import codes
 from postdate.wire.bodies import decode_consumer_ids
+from postdate.wire.requests import ClientRequest, Request
 from tests.support.dialogue import GROUP, Peer, connected, heartbeat, make_topic, pull, send, sent
 from tests.support.helpers import T0
 from tests.support.serving import Served, serving
@@ -16,7 +17,7 @@ EXPIRY_MS = 120_000
 
 
 def members(peer: Peer, group: str = GROUP) -> list[str]:
-    answer = peer.ask(codes.GET_CONSUMER_LIST_BY_GROUP, consumerGroup=group)
+    answer = peer.ask(Request.GET_CONSUMER_LIST_BY_GROUP, consumerGroup=group)
     assert answer.code == codes.SUCCESS, answer
     return sorted(decode_consumer_ids(answer.body))
 
@@ -25,7 +26,7 @@ def expect_notice(*peers: Peer, group: str = GROUP) -> None:
     """Each of them is told once, and no more, that the group has changed."""
     for peer in peers:
         notice = peer.next_notice()
-        assert (notice.code, notice.fields) == (codes.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group})
+        assert (notice.code, notice.fields) == (ClientRequest.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group})
         assert notice.is_oneway
         peer.round_trip()
         assert not peer.notices
@@ -54,7 +55,7 @@ def test_a_heartbeat_of_a_producer_makes_nothing(tmp_path: Path) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         end = served.call(lambda: served.broker.log.end)
         body = b'{"clientID":"p1","producerDataSet":[{"groupName":"producers"}],"consumerDataSet":[]}'
-        assert peer.ask(codes.HEART_BEAT, body).code == codes.SUCCESS
+        assert peer.ask(Request.HEART_BEAT, body).code == codes.SUCCESS
         assert served.call(lambda: served.broker.log.end) == end
 
 
@@ -68,7 +69,7 @@ def test_a_heartbeat_with_numbers_for_names_is_understood(tmp_path: Path) -> Non
         sent(peer, "orders", "other")
         sent(peer, "orders", "wanted", TAGS="b")
         body = orjson.dumps({"clientID": "c1", "consumerDataSet": [consumer]})
-        assert peer.ask(codes.HEART_BEAT, body).code == codes.SUCCESS
+        assert peer.ask(Request.HEART_BEAT, body).code == codes.SUCCESS
         assert members(peer) == ["c1"]
         assert pull(peer, "orders", tags=None).bodies == ["wanted"]
 
@@ -84,7 +85,7 @@ def test_the_members_of_a_group_are_listed(tmp_path: Path) -> None:
 
 def test_a_group_that_nobody_is_in_is_answered_with_code_1(tmp_path: Path) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
-        answer = peer.ask(codes.GET_CONSUMER_LIST_BY_GROUP, consumerGroup="strangers")
+        answer = peer.ask(Request.GET_CONSUMER_LIST_BY_GROUP, consumerGroup="strangers")
         assert answer.code == codes.SYSTEM_ERROR
         assert answer.remark == "no consumer of group 'strangers' is connected"
 
@@ -93,7 +94,7 @@ def test_everybody_in_a_group_is_told_when_one_joins_and_when_one_leaves(tmp_pat
     with serving(tmp_path) as served, connected(served) as first, connected(served) as second:
         joined(first, "c1")
         joined(second, "c2", first)
-        assert second.ask(codes.UNREGISTER_CLIENT, clientID="c2", consumerGroup=GROUP).code == codes.SUCCESS
+        assert second.ask(Request.UNREGISTER_CLIENT, clientID="c2", consumerGroup=GROUP).code == codes.SUCCESS
         expect_notice(first)
         second.round_trip()
         assert not second.notices, "whoever has left is not told"
@@ -114,7 +115,7 @@ def test_a_client_that_has_come_back_by_another_connection_stays_when_the_old_on
         with connected(served) as old:
             joined(old, "c1")
             heartbeat(new, "c1", {"orders": "*"})
-        while served.call(lambda: len(served.service.connections)) > 1:
+        while served.call(lambda: len(served.dispatcher.connections)) > 1:
             new.round_trip()
         assert members(new) == ["c1"]
 
@@ -126,10 +127,10 @@ def test_a_member_that_is_silent_for_too_long_is_gone_and_the_others_are_told(tm
         joined(second, "c2", first)
         served.pass_ms(EXPIRY_MS)
         heartbeat(first, "c1", {"orders": "*"})
-        served.call(served.service.consumers.expire)
+        served.call(served.dispatcher.groups.expire)
         assert members(first) == ["c1", "c2"], "it has just been silent for as long as it may"
         served.pass_ms(1)
-        served.call(served.service.consumers.expire)
+        served.call(served.dispatcher.groups.expire)
         assert members(first) == ["c1"]
         expect_notice(first)
 
@@ -139,7 +140,7 @@ def test_a_clock_that_is_set_forward_makes_nobody_silent(tmp_path: Path) -> None
     with serving(tmp_path, clock) as served, connected(served) as peer:
         joined(peer, "c1")
         clock.step_ms(10 * EXPIRY_MS)
-        served.call(served.service.consumers.expire)
+        served.call(served.dispatcher.groups.expire)
         assert members(peer) == ["c1"]
 
 
@@ -160,14 +161,14 @@ def test_without_automatic_groups_an_unknown_one_is_refused(tmp_path: Path) -> N
         make_topic(peer, "orders")
         answers = [
             heartbeat(peer, "c1", {"orders": "*"}),
-            peer.ask(codes.UPDATE_CONSUMER_OFFSET, consumerGroup=GROUP, topic="orders", queueId=0, commitOffset=0),
+            peer.ask(Request.UPDATE_CONSUMER_OFFSET, consumerGroup=GROUP, topic="orders", queueId=0, commitOffset=0),
         ]
         for answer in answers:
             assert answer.code == codes.SUBSCRIPTION_GROUP_NOT_EXIST
             assert "auto_create_groups is off" in (answer.remark or "")
         assert pull(peer, "orders").code == codes.SUBSCRIPTION_GROUP_NOT_EXIST
         assert send(peer, f"%RETRY%{GROUP}").code == codes.SUBSCRIPTION_GROUP_NOT_EXIST
-        peer.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, orjson.dumps({"groupName": GROUP}))
+        peer.ask(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, orjson.dumps({"groupName": GROUP}))
         assert heartbeat(peer, "c1", {"orders": "*"}).code == codes.SUCCESS
 
 
@@ -189,7 +190,7 @@ def test_broadcasting_consumers_each_read_everything(tmp_path: Path) -> None:
 def test_a_subscription_is_checked_before_it_is_used(tmp_path: Path, kind: str, code: int) -> None:
     body = orjson.dumps({"clientId": "c1", "group": GROUP, "subscriptionData": {"expressionType": kind}})
     with serving(tmp_path) as served, connected(served) as peer:
-        answer = peer.ask(codes.CHECK_CLIENT_CONFIG, body)
+        answer = peer.ask(Request.CHECK_CLIENT_CONFIG, body)
         assert answer.code == code
         assert answer.remark == (None if code == codes.SUCCESS else "the broker filters by tag, not by SQL92")
 
@@ -204,7 +205,7 @@ def queues(*queue_ids: int) -> list[dict[str, object]]:
 def lock(peer: Peer, client_id: str, *queue_ids: int, group: str = GROUP) -> list[int]:
     """Asks for queues; returns those that it holds now."""
     body = {"consumerGroup": group, "clientId": client_id, "onlyThisBroker": False, "mqSet": queues(*queue_ids)}
-    answer = peer.ask(codes.LOCK_BATCH_MQ, orjson.dumps(body))
+    answer = peer.ask(Request.LOCK_BATCH_MQ, orjson.dumps(body))
     assert answer.code == codes.SUCCESS
     taken = orjson.loads(answer.body)["lockOKMQSet"]
     assert all(queue in queues(*queue_ids) for queue in taken)
@@ -213,7 +214,7 @@ def lock(peer: Peer, client_id: str, *queue_ids: int, group: str = GROUP) -> lis
 
 def unlock(peer: Peer, client_id: str, *queue_ids: int) -> None:
     body = {"consumerGroup": GROUP, "clientId": client_id, "mqSet": queues(*queue_ids)}
-    assert peer.ask(codes.UNLOCK_BATCH_MQ, orjson.dumps(body)).code == codes.SUCCESS
+    assert peer.ask(Request.UNLOCK_BATCH_MQ, orjson.dumps(body)).code == codes.SUCCESS
 
 
 def test_a_locked_queue_is_one_consumers_own(tmp_path: Path) -> None:
@@ -248,7 +249,7 @@ def test_a_lock_that_is_not_renewed_expires(tmp_path: Path, swept: bool) -> None
     def passes(served: Served, span_ms: int) -> None:
         served.pass_ms(span_ms)
         if swept:
-            served.call(served.service.consumers.expire)
+            served.call(served.dispatcher.groups.expire)
 
     with serving(tmp_path, clock) as served, connected(served) as peer:
         assert lock(peer, "c1", 0, 1) == [0, 1]

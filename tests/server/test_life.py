@@ -14,6 +14,7 @@ import pytest
 from postdate.clock import ManualClock
 from postdate.state.wheel import NEVER
 from postdate.wire import codes
+from postdate.wire.requests import Request
 from tests.support.dialogue import (
     GROUP,
     LONG_POLL_MS,
@@ -35,7 +36,7 @@ from tests.support.serving import WAIT_S, Served, serving
 
 
 def alarm_at_ms(served: Served) -> int:
-    return served.call(lambda: served.service.pulse._alarm.at_ms)
+    return served.call(lambda: served.dispatcher.pulse._alarm.at_ms)
 
 
 # --------------------------------------------------------------------------------------------------------- stops
@@ -83,7 +84,7 @@ def test_a_server_that_stops_takes_no_more_requests(tmp_path: Path) -> None:
         stopping.start()
         while served.call(lambda: served.server._listeners[0].is_serving()):
             pass
-        peer.write(send_command(peer, "orders", "too late"), peer.command(codes.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
+        peer.write(send_command(peer, "orders", "too late"), peer.command(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
         served.call(lambda: None)
         gate.open()
         stopping.join(WAIT_S)
@@ -154,7 +155,7 @@ def test_a_server_that_starts_again_goes_on_where_it_was(tmp_path: Path) -> None
     clock.pass_ms(1_000)
     with serving(tmp_path, clock) as served, connected(served) as peer:
         asked = {"consumerGroup": GROUP, "topic": "orders", "queueId": "0"}
-        assert peer.ask(codes.QUERY_CONSUMER_OFFSET, b"", **asked).fields == {"offset": "1"}
+        assert peer.ask(Request.QUERY_CONSUMER_OFFSET, b"", **asked).fields == {"offset": "1"}
         offset, passed_ms = 1, 1_000
         for body, delay_ms in delays.items():
             held = pull_command(peer, "orders", offset, wait_ms=LONG_POLL_MS)
@@ -208,7 +209,7 @@ def test_what_waits_survives_a_crash_and_comes_once(tmp_path: Path) -> None:
             sent(peer, "orders", str(n), UNIQ_KEY=f"K{n}", TIMER_DELAY_MS=1_000 + n).fields["recallHandle"]
             for n in range(10)
         ]
-        assert peer.ask(codes.RECALL_MESSAGE, topic="orders", recallHandle=handles[4]).code == codes.SUCCESS
+        assert peer.ask(Request.RECALL_MESSAGE, topic="orders", recallHandle=handles[4]).code == codes.SUCCESS
         served.pass_ms(1_003)
         served.settle()
         assert read_bodies(peer, "orders") == ["0", "1", "2", "3"]
@@ -249,8 +250,8 @@ def test_a_server_rings_once_for_a_due_instant_and_is_silent_otherwise(tmp_path:
     with serving(tmp_path) as served, connected(served) as peer:
         make_topic(peer, "orders")
         rings = []
-        alarm = served.service.pulse._alarm
-        ring = served.service.pulse.ring
+        alarm = served.dispatcher.pulse._alarm
+        ring = served.dispatcher.pulse.ring
 
         def counted() -> None:
             rings.append(served.clock.now_ms())

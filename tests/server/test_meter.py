@@ -14,7 +14,7 @@ from tests.support.serving import Served, serving
 
 def rate_of(served: Served, key: object, span: Span = Span.MINUTE) -> Rate:
     def look() -> Rate:
-        counted: Meter = served.service._meter
+        counted: Meter = served.dispatcher.sessions.meter
         now_ns = served.clock.elapsed_ns()
         counted.tick(now_ns)
         return counted.rate(key, span, now_ns)
@@ -75,4 +75,4 @@ def test_pairs_of_topic_and_group_are_bounded(tmp_path: Path, monkeypatch: pytes
             pull(peer, "orders", group=f"g{number}")
         sums = [rate_of(served, Went("orders", f"g{number}")).sum for number in range(5)]
         assert sums == [1, 1, 1, 0, 0]
-        assert served.call(lambda: served.service._meter.pulled_total) == 5, "the total counts them all"
+        assert served.call(lambda: served.dispatcher.sessions.meter.pulled_total) == 5, "the total counts them all"

@@ -9,6 +9,7 @@ from postdate.clock import ManualClock
 from postdate.wire import codes
 from postdate.wire.ids import parse_message_id
 from postdate.wire.records import decode_records
+from postdate.wire.requests import Request
 from tests.support.dialogue import GROUP, TINY, Peer, begun_later, connected, make_topic, pull, sent
 from tests.support.helpers import T0
 from tests.support.serving import serving
@@ -19,7 +20,7 @@ FAR_BETWEEN_MS = 60_000  # between two writings of offsets: not within a test
 
 def committed(peer: Peer, topic: str = "orders", *, group: str = GROUP, queue_id: int = 0, **fields: Any) -> int:
     """What a group has committed; NONE where the broker knows of nothing."""
-    answer = peer.ask(codes.QUERY_CONSUMER_OFFSET, consumerGroup=group, topic=topic, queueId=queue_id, **fields)
+    answer = peer.ask(Request.QUERY_CONSUMER_OFFSET, consumerGroup=group, topic=topic, queueId=queue_id, **fields)
     if answer.code == codes.QUERY_NOT_FOUND:
         assert "has committed no offset" in (answer.remark or "")
         return NONE
@@ -57,7 +58,7 @@ def test_an_offset_that_was_answered_survives_a_crash(tmp_path: Path) -> None:
     with serving(tmp_path, offsets_interval_ms=FAR_BETWEEN_MS) as served, connected(served) as peer:
         for _ in range(3):
             sent(peer, "orders")
-        assert peer.ask(codes.UPDATE_CONSUMER_OFFSET, **commit_fields(3)).code == codes.SUCCESS
+        assert peer.ask(Request.UPDATE_CONSUMER_OFFSET, **commit_fields(3)).code == codes.SUCCESS
         served.kill()
     with serving(tmp_path) as served, connected(served) as peer:
         assert committed(peer) == 3
@@ -67,7 +68,7 @@ def test_an_offset_that_nobody_waits_for_counts_at_once_is_not_answered_and_surv
     with serving(tmp_path, offsets_interval_ms=FAR_BETWEEN_MS) as served, connected(served) as peer:
         for _ in range(3):
             sent(peer, "orders")
-        peer.say(codes.UPDATE_CONSUMER_OFFSET, oneway=True, **commit_fields(1))
+        peer.say(Request.UPDATE_CONSUMER_OFFSET, oneway=True, **commit_fields(1))
         peer.expect_no_more()
         assert committed(peer) == 1
     with serving(tmp_path) as served, connected(served) as peer:
@@ -78,7 +79,7 @@ def test_offsets_that_nobody_waits_for_are_written_from_time_to_time(tmp_path: P
     with serving(tmp_path, offsets_interval_ms=10) as served, connected(served) as peer:
         for _ in range(3):
             sent(peer, "orders")
-        peer.say(codes.UPDATE_CONSUMER_OFFSET, oneway=True, **commit_fields(2))
+        peer.say(Request.UPDATE_CONSUMER_OFFSET, oneway=True, **commit_fields(2))
         while served.call(lambda: served.broker.fold.groups.offset(GROUP, "orders", 0)) != 2:
             peer.round_trip()
         served.kill()
@@ -90,13 +91,13 @@ def test_the_last_offset_counts_however_it_was_committed(tmp_path: Path) -> None
     with serving(tmp_path, offsets_interval_ms=FAR_BETWEEN_MS) as served, connected(served) as peer:
         for _ in range(5):
             sent(peer, "orders")
-        peer.say(codes.UPDATE_CONSUMER_OFFSET, oneway=True, **commit_fields(4))
-        peer.ask(codes.UPDATE_CONSUMER_OFFSET, **commit_fields(2))
+        peer.say(Request.UPDATE_CONSUMER_OFFSET, oneway=True, **commit_fields(4))
+        peer.ask(Request.UPDATE_CONSUMER_OFFSET, **commit_fields(2))
         assert committed(peer) == 2, "an older one is a commit like any other: somebody reads again"
-        peer.say(codes.UPDATE_CONSUMER_OFFSET, oneway=True, **commit_fields(3))
+        peer.say(Request.UPDATE_CONSUMER_OFFSET, oneway=True, **commit_fields(3))
         assert committed(peer) == 3
-        served.call(served.service.consumers.write_offsets)
-        peer.say(codes.UPDATE_CONSUMER_OFFSET, oneway=True, **commit_fields(2))
+        served.call(served.dispatcher.groups.write_offsets)
+        peer.say(Request.UPDATE_CONSUMER_OFFSET, oneway=True, **commit_fields(2))
         assert committed(peer) == 2
     with serving(tmp_path) as served, connected(served) as peer:
         assert committed(peer) == 2
@@ -107,13 +108,13 @@ def test_an_offset_noted_for_a_queue_that_is_gone_hinders_no_other(tmp_path: Pat
         make_topic(peer, "orders", 4)
         sent(peer, "others")
         sent(peer, "orders")
-        peer.say(codes.UPDATE_CONSUMER_OFFSET, oneway=True, **commit_fields(0, queue_id=3))
-        peer.say(codes.UPDATE_CONSUMER_OFFSET, oneway=True, **commit_fields(1))
-        peer.say(codes.UPDATE_CONSUMER_OFFSET, oneway=True, **{**commit_fields(1), "topic": "others"})
-        peer.ask(codes.DELETE_TOPIC_IN_BROKER, topic="orders")
+        peer.say(Request.UPDATE_CONSUMER_OFFSET, oneway=True, **commit_fields(0, queue_id=3))
+        peer.say(Request.UPDATE_CONSUMER_OFFSET, oneway=True, **commit_fields(1))
+        peer.say(Request.UPDATE_CONSUMER_OFFSET, oneway=True, **{**commit_fields(1), "topic": "others"})
+        peer.ask(Request.DELETE_TOPIC_IN_BROKER, topic="orders")
         make_topic(peer, "orders", 1)
         assert committed(peer, setZeroIfNotFound="false") == NONE, "the topic is another one"
-        served.call(served.service.consumers.write_offsets)
+        served.call(served.dispatcher.groups.write_offsets)
         served.settle()
         assert served.call(lambda: served.broker.fold.groups.offsets(GROUP)) == {("others", 0): 1}
 
@@ -127,14 +128,14 @@ def test_a_commit_of_what_is_not_there_is_refused_and_nothing_else_suffers(
 ) -> None:
     with serving(tmp_path, offsets_interval_ms=FAR_BETWEEN_MS) as served, connected(served) as peer:
         make_topic(peer, "orders")
-        opaque = peer.say(codes.UPDATE_CONSUMER_OFFSET, oneway=oneway, **{**commit_fields(0), **fields})
+        opaque = peer.say(Request.UPDATE_CONSUMER_OFFSET, oneway=oneway, **{**commit_fields(0), **fields})
         if not oneway:
             assert peer.answer_to(opaque).code in (codes.INVALID_PARAMETER, codes.TOPIC_NOT_EXIST)
-        served.call(served.service.consumers.write_offsets)
+        served.call(served.dispatcher.groups.write_offsets)
         sent(peer, "orders")
-        peer.say(codes.UPDATE_CONSUMER_OFFSET, oneway=True, **commit_fields(1))
+        peer.say(Request.UPDATE_CONSUMER_OFFSET, oneway=True, **commit_fields(1))
         peer.expect_no_more()
-        served.call(served.service.consumers.write_offsets)
+        served.call(served.dispatcher.groups.write_offsets)
         served.settle()
         assert served.call(lambda: served.broker.fold.groups.offset(GROUP, "orders", 0)) == 1
 
@@ -165,15 +166,15 @@ def test_a_queue_that_has_lost_its_beginning_is_not_fresh(tmp_path: Path) -> Non
     with serving(tmp_path, ManualClock(T0), retention_ms=0, **TINY) as served, connected(served) as peer:
         low = begun_later(served, peer, "orders")
         assert committed(peer) == NONE
-        assert number(peer, codes.GET_MIN_OFFSET) == low
+        assert number(peer, Request.GET_MIN_OFFSET) == low
 
 
 def test_an_offset_of_an_unknown_topic_or_queue_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         make_topic(peer, "orders")
         asked: dict[str, Any] = {"consumerGroup": GROUP, "topic": "orders", "queueId": 0}
-        assert peer.ask(codes.QUERY_CONSUMER_OFFSET, **asked | {"topic": "nowhere"}).code == codes.TOPIC_NOT_EXIST
-        assert peer.ask(codes.QUERY_CONSUMER_OFFSET, **asked | {"queueId": 5}).code == codes.INVALID_PARAMETER
+        assert peer.ask(Request.QUERY_CONSUMER_OFFSET, **asked | {"topic": "nowhere"}).code == codes.TOPIC_NOT_EXIST
+        assert peer.ask(Request.QUERY_CONSUMER_OFFSET, **asked | {"queueId": 5}).code == codes.INVALID_PARAMETER
 
 
 # ------------------------------------------------------------------------------------------------- about a queue
@@ -182,16 +183,16 @@ def test_an_offset_of_an_unknown_topic_or_queue_is_refused(tmp_path: Path) -> No
 def test_a_queue_tells_its_bounds_and_the_time_of_its_first_message(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         make_topic(peer, "orders")
-        assert number(peer, codes.GET_MAX_OFFSET, committed="true") == 0
-        assert number(peer, codes.GET_MIN_OFFSET) == 0
-        assert number(peer, codes.GET_EARLIEST_MSG_STORETIME, "timestamp") == -1
+        assert number(peer, Request.GET_MAX_OFFSET, committed="true") == 0
+        assert number(peer, Request.GET_MIN_OFFSET) == 0
+        assert number(peer, Request.GET_EARLIEST_MSG_STORETIME, "timestamp") == -1
         sent(peer, "orders", TIMER_DELAY_SEC=5)
-        assert number(peer, codes.GET_MAX_OFFSET) == 0, "what waits is not there yet"
+        assert number(peer, Request.GET_MAX_OFFSET) == 0, "what waits is not there yet"
         served.pass_ms(5_000)
         served.settle()
-        assert number(peer, codes.GET_MAX_OFFSET) == 1
-        assert number(peer, codes.GET_MIN_OFFSET) == 0
-        assert number(peer, codes.GET_EARLIEST_MSG_STORETIME, "timestamp") == T0 + 5_000
+        assert number(peer, Request.GET_MAX_OFFSET) == 1
+        assert number(peer, Request.GET_MIN_OFFSET) == 0
+        assert number(peer, Request.GET_EARLIEST_MSG_STORETIME, "timestamp") == T0 + 5_000
 
 
 @pytest.mark.parametrize(
@@ -207,7 +208,7 @@ def test_offsets_are_searched_by_time(tmp_path: Path, at_ms: int, lower: int, up
         for _ in range(2):
             served.pass_ms(1_000)
             sent(peer, "orders")
-        search = codes.SEARCH_OFFSET_BY_TIMESTAMP
+        search = Request.SEARCH_OFFSET_BY_TIMESTAMP
         assert number(peer, search, timestamp=T0 + at_ms) == lower
         assert number(peer, search, timestamp=T0 + at_ms, boundaryType="LOWER") == lower
         assert number(peer, search, timestamp=T0 + at_ms, boundaryType="UPPER") == upper
@@ -217,7 +218,7 @@ def test_an_empty_queue_is_searched_too(tmp_path: Path) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         make_topic(peer, "orders")
         for boundary in ("LOWER", "UPPER"):
-            assert number(peer, codes.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=T0, boundaryType=boundary) == 0
+            assert number(peer, Request.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=T0, boundaryType=boundary) == 0
 
 
 def test_a_message_is_looked_at_by_its_offset_in_the_log(tmp_path: Path) -> None:
@@ -225,7 +226,7 @@ def test_a_message_is_looked_at_by_its_offset_in_the_log(tmp_path: Path) -> None
         answers = [sent(peer, "orders", "now"), sent(peer, "orders", "later", TIMER_DELAY_SEC=3_600)]
         for answer, body in zip(answers, (b"now", b"later"), strict=True):
             _, offset = parse_message_id(answer.fields["msgId"])
-            viewed = peer.ask(codes.VIEW_MESSAGE_BY_ID, topic="orders", offset=offset)
+            viewed = peer.ask(Request.VIEW_MESSAGE_BY_ID, topic="orders", offset=offset)
             assert viewed.code == codes.SUCCESS
             (record,) = decode_records(viewed.body)
             assert (record.offset, record.body) == (offset, body)
@@ -239,6 +240,6 @@ def test_an_offset_at_which_no_message_lies_is_answered_so(tmp_path: Path) -> No
         for offset in odd:
             if offset == there:
                 continue
-            answer = peer.ask(codes.VIEW_MESSAGE_BY_ID, offset=offset)
+            answer = peer.ask(Request.VIEW_MESSAGE_BY_ID, offset=offset)
             assert answer.code == codes.SYSTEM_ERROR, (offset, answer)
             assert answer.remark == f"there is no message at offset {offset}"

@@ -11,10 +11,11 @@ import pytest
 
 from postdate.clock import ManualClock
 from postdate.server.requests import pipeline
-from postdate.state.far import FAR, NEVER
-from postdate.storage.queue import ENTRY, TIME
+from postdate.state.far import NEVER
+from postdate.storage.layout import ENTRY, FAR, TIME
 from postdate.wire import codes
 from postdate.wire.frame import Command
+from postdate.wire.requests import Request
 from tests.support.dialogue import Gate, Peer, connected, make_topic, read_bodies, sent
 from tests.support.helpers import FAR_MS, HOUR_MS, MINUTE_MS, T0, FaultyDisk, message, write_chunk
 from tests.support.serving import WAIT_S, Served, serving
@@ -29,12 +30,12 @@ def told(answer: Command) -> Any:
 
 
 def state(peer: Peer) -> dict[str, Any]:
-    found: dict[str, Any] = told(peer.ask(codes.GET_BULK_STATE))
+    found: dict[str, Any] = told(peer.ask(Request.GET_BULK_STATE))
     return found
 
 
 def register(peer: Peer, **said: Any) -> dict[str, Any]:
-    found: dict[str, Any] = told(peer.ask(codes.REGISTER_PIPELINE, orjson.dumps(said)))
+    found: dict[str, Any] = told(peer.ask(Request.REGISTER_PIPELINE, orjson.dumps(said)))
     return found
 
 
@@ -51,7 +52,7 @@ def sent_far(peer: Peer, count: int) -> None:
 
 def upload(served: Served, name: str, count: int) -> None:
     """A chunk of the first far messages, as `sent_far` sent them."""
-    rows = served.call(lambda: served.broker.read_far(0, count))
+    rows = served.call(lambda: served.broker.view.read_far(0, count))
     messages = [message(f"m{number}", unique=f"K{number}", due=DUE + number) for number in range(count)]
     places = [(int(row["due"]), int(row["arrival"]), int(row["queue"])) for row in rows]
     write_chunk(served.disk, name, [(*place, each) for place, each in zip(places, messages, strict=True)])  # type: ignore[arg-type]
@@ -71,10 +72,10 @@ def test_a_pipeline_is_told_where_it_is(tmp_path: Path) -> None:
         sent_far(peer, 3)
         assert register(peer, table="s3://bucket/t", master="local[*]")["epoch"] == 1
         body = stage_body(1, (0, 2), (0, T0 + 2 * MINUTE_MS), rows_in=2, rows_out=0)
-        assert peer.ask(codes.STAGE, body).code == codes.SUCCESS
+        assert peer.ask(Request.STAGE, body).code == codes.SUCCESS
         body = stage_body(1, (2, 2), (T0 + 2 * MINUTE_MS, T0 + 3 * MINUTE_MS), rows_in=2, rows_out=1)
-        assert peer.ask(codes.STAGE, body).code == codes.SUCCESS
-        arrival = served.call(lambda: int(served.broker.read_far(2, 1)["arrival"][0]))
+        assert peer.ask(Request.STAGE, body).code == codes.SUCCESS
+        arrival = served.call(lambda: int(served.broker.view.read_far(2, 1)["arrival"][0]))
         assert state(peer) == {
             "now_ms": T0, "lead_ms": 60_000, "delay_ms_max": DELAY_MS_MAX,
             "epoch": 1, "taken": 2, "horizon": T0 + 3 * MINUTE_MS, "far_first": 0,
@@ -88,7 +89,7 @@ def test_what_a_pipeline_was_told_outlives_the_broker(tmp_path: Path) -> None:
     with serving(tmp_path, clock) as served, connected(served) as peer:
         sent_far(peer, 1)
         register(peer, table="s3://bucket/t", master="m")
-        assert peer.ask(codes.STAGE, stage_body(1, (0, 1), (0, T0 + 1), rows_in=1)).code == codes.SUCCESS
+        assert peer.ask(Request.STAGE, stage_body(1, (0, 1), (0, T0 + 1), rows_in=1)).code == codes.SUCCESS
         before = state(peer)
         served.kill()
     for _ in range(2):  # after a crash, then from a snapshot
@@ -111,7 +112,7 @@ def test_rescues_are_counted_since_the_start(tmp_path: Path) -> None:
 
 
 def ranges(peer: Peer, **fields: Any) -> tuple[dict[str, int], bytes]:
-    answer = peer.ask(codes.GET_BULK_RANGE, **fields)
+    answer = peer.ask(Request.GET_BULK_RANGE, **fields)
     assert answer.code == codes.SUCCESS, answer
     return {name: int(value) for name, value in answer.fields.items()}, answer.body
 
@@ -137,7 +138,7 @@ def test_rows_of_a_queue_are_its_entries(tmp_path: Path) -> None:
         number = served.call(lambda: served.broker.fold.topics.get("orders").numbers[1])
         of_queue = {"number": number, "first": 0, "stored": 0, "fileRows": 4_096}
         assert fields == {**of_queue, "length": 3, "timeRow": 0}
-        entries = served.call(lambda: served.broker.reader.entries("orders", 1, 0, 3))
+        entries = served.call(lambda: served.broker.view.entries("orders", 1, 0, 3))
         assert [tuple(entry) for entry in np.frombuffer(body, ENTRY).tolist()] == entries
 
 
@@ -161,17 +162,17 @@ def test_how_far_each_queue_goes_is_told(tmp_path: Path) -> None:
         served.pass_ms(10)
         sent(peer, "orders", "b", queue_id=1)
         numbers = served.call(lambda: served.broker.fold.topics.get("orders").numbers)
-        answer = peer.ask(codes.GET_BULK_TOPIC, topic="orders", at=T0 + 1)
+        answer = peer.ask(Request.GET_BULK_TOPIC, topic="orders", at=T0 + 1)
         assert json.loads(answer.body) == {"queues": [[0, numbers[0], 0, 0, 0], [1, numbers[1], 0, 2, 1]]}
-        assert peer.ask(codes.GET_BULK_TOPIC, topic="nowhere").code == codes.TOPIC_NOT_EXIST
+        assert peer.ask(Request.GET_BULK_TOPIC, topic="nowhere").code == codes.TOPIC_NOT_EXIST
 
 
 def test_ranges_that_do_not_exist_are_refused(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         make_topic(peer, "orders")
-        assert peer.ask(codes.GET_BULK_RANGE, topic="nowhere").code == codes.TOPIC_NOT_EXIST
-        assert peer.ask(codes.GET_BULK_RANGE, topic="orders", queueId=1).code == codes.INVALID_PARAMETER
-        assert peer.ask(codes.GET_BULK_RANGE, start=-1).code == codes.INVALID_PARAMETER
+        assert peer.ask(Request.GET_BULK_RANGE, topic="nowhere").code == codes.TOPIC_NOT_EXIST
+        assert peer.ask(Request.GET_BULK_RANGE, topic="orders", queueId=1).code == codes.INVALID_PARAMETER
+        assert peer.ask(Request.GET_BULK_RANGE, start=-1).code == codes.INVALID_PARAMETER
 
 
 def test_an_answer_has_only_so_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,11 +184,11 @@ def test_an_answer_has_only_so_many_rows(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 ASKED = [
-    lambda peer: peer.say(codes.GET_BULK_STATE),
-    lambda peer: peer.say(codes.GET_BULK_RANGE),
-    lambda peer: peer.say(codes.GET_CHUNKS),
-    lambda peer: peer.say(codes.REGISTER_PIPELINE, b"{}"),
-    lambda peer: peer.say(codes.STAGE, stage_body(1, (0, 1), (0, T0 + 1), rows_in=1)),
+    lambda peer: peer.say(Request.GET_BULK_STATE),
+    lambda peer: peer.say(Request.GET_BULK_RANGE),
+    lambda peer: peer.say(Request.GET_CHUNKS),
+    lambda peer: peer.say(Request.REGISTER_PIPELINE, b"{}"),
+    lambda peer: peer.say(Request.STAGE, stage_body(1, (0, 1), (0, T0 + 1), rows_in=1)),
 ]
 NAMES = ["state", "range", "chunks", "register", "stage"]
 
@@ -231,11 +232,11 @@ def test_the_state_tells_how_far_a_batch_goes(tmp_path: Path) -> None:
     """By rows, by bytes of the log, and never beyond the durable end."""
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         sent_far(peer, 64)
-        arrivals = served.call(lambda: served.broker.read_far(0, 64)["arrival"].tolist())
+        arrivals = served.call(lambda: served.broker.view.read_far(0, 64)["arrival"].tolist())
         step = arrivals[1] - arrivals[0]
 
         def stop(start: int, rows_max: int, bytes_max: int) -> int:
-            answer = peer.ask(codes.GET_BULK_STATE, start=start, rowsMax=rows_max, bytesMax=bytes_max)
+            answer = peer.ask(Request.GET_BULK_STATE, start=start, rowsMax=rows_max, bytesMax=bytes_max)
             return int(told(answer)["stop"])
 
         assert stop(0, 1_000, 1 << 40) == 64
@@ -252,7 +253,7 @@ def test_a_pipeline_that_registers_learns_what_is_staged_and_fences_older_ones(t
         sent_far(peer, 2)
         assert register(peer)["staged"] == []
         upload(served, "000001-a", 2)
-        assert peer.ask(codes.STAGE, stage_body(1, (0, 2), (0, DUE + 1), "000001-a")).code == codes.SUCCESS
+        assert peer.ask(Request.STAGE, stage_body(1, (0, 2), (0, DUE + 1), "000001-a")).code == codes.SUCCESS
         again = register(peer, table="s3://bucket/t2")
         assert (again["epoch"], again["staged"], again["table"], again["taken"]) == (
             2,
@@ -260,7 +261,7 @@ def test_a_pipeline_that_registers_learns_what_is_staged_and_fences_older_ones(t
             "s3://bucket/t2",
             2,
         )
-        answer = peer.ask(codes.STAGE, stage_body(1, (2, 2), (DUE + 1, DUE + 2)))
+        answer = peer.ask(Request.STAGE, stage_body(1, (2, 2), (DUE + 1, DUE + 2)))
         assert answer.code == codes.ILLEGAL_OPERATION
         assert answer.remark == (
             "the stage is refused: epoch 1 is not the current one (2): another pipeline has registered"
@@ -274,12 +275,12 @@ def test_staged_chunks_are_told_by_their_offsets(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         sent_far(peer, 2)
         register(peer)
-        assert told(peer.ask(codes.GET_CHUNKS)) == []
+        assert told(peer.ask(Request.GET_CHUNKS)) == []
         upload(served, "c1", 2)
         upload(served, "c2", 1)
-        assert peer.ask(codes.STAGE, stage_body(1, (0, 2), (0, DUE + 1), "c1", "c2")).code == codes.SUCCESS
+        assert peer.ask(Request.STAGE, stage_body(1, (0, 2), (0, DUE + 1), "c1", "c2")).code == codes.SUCCESS
         sizes = [(tmp_path / "chunks" / name).stat().st_size for name in ("c1", "c2")]
-        assert told(peer.ask(codes.GET_CHUNKS)) == [
+        assert told(peer.ask(Request.GET_CHUNKS)) == [
             [1 << 62, "c1", sizes[0]], [(1 << 62) + (sizes[0] + 7) // 8 * 8, "c2", sizes[1]],
         ]  # fmt: skip
 
@@ -299,7 +300,7 @@ def test_staged_chunks_are_told_by_their_offsets(tmp_path: Path) -> None:
 def test_a_stage_that_cannot_be_read_is_refused(tmp_path: Path, body: bytes, said: str) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         register(peer)
-        answer = peer.ask(codes.STAGE, body)
+        answer = peer.ask(Request.STAGE, body)
         assert answer.code == codes.INVALID_PARAMETER
         assert said in (answer.remark or "")
 
@@ -307,7 +308,7 @@ def test_a_stage_that_cannot_be_read_is_refused(tmp_path: Path, body: bytes, sai
 def test_a_stage_has_only_so_many_chunks(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0), stage_chunks_max=1) as served, connected(served) as peer:
         register(peer)
-        answer = peer.ask(codes.STAGE, stage_body(1, (0, 0), (0, 1), "a", "b"))
+        answer = peer.ask(Request.STAGE, stage_body(1, (0, 0), (0, 1), "a", "b"))
         assert answer.code == codes.INVALID_PARAMETER
         assert answer.remark == "stage_chunks_max: the stage has 2 chunks, the limit is 1"
 
@@ -321,7 +322,7 @@ def test_a_stage_whose_chunk_is_damaged_or_missing_is_refused_and_changes_nothin
         path.write_bytes(path.read_bytes()[:-1] + b"?")
         before = state(peer)
         for name in ("bad", "missing"):
-            answer = peer.ask(codes.STAGE, stage_body(1, (0, 1), (0, DUE), name))
+            answer = peer.ask(Request.STAGE, stage_body(1, (0, 1), (0, DUE), name))
             assert (answer.code, f"chunks/{name}" in (answer.remark or "")) == (codes.SYSTEM_ERROR, True)
         assert state(peer) == before
 
@@ -347,9 +348,9 @@ def test_reading_the_chunks_of_a_stage_keeps_nobody_waiting(tmp_path: Path) -> N
         sent(peer, "orders", "near", TIMER_DELAY_MS=1_000)
         register(peer)
         upload(served, "c1", 1)
-        first = peer.say(codes.STAGE, stage_body(1, (0, 1), (0, DUE), "c1"))
+        first = peer.say(Request.STAGE, stage_body(1, (0, 1), (0, DUE), "c1"))
         assert disk.reached.wait(WAIT_S)
-        second = peer.say(codes.STAGE, stage_body(1, (0, 1), (0, DUE), "c1"))
+        second = peer.say(Request.STAGE, stage_body(1, (0, 1), (0, DUE), "c1"))
         served.pass_ms(1_000)
         served.settle()
         assert read_bodies(peer, "orders") == ["near"], "what is due is fired meanwhile"
@@ -367,7 +368,7 @@ def test_a_stage_that_is_overtaken_while_its_chunks_are_read_is_refused(tmp_path
         sent_far(peer, 1)
         register(peer)
         upload(served, "c1", 1)
-        opaque = peer.say(codes.STAGE, stage_body(1, (0, 1), (0, DUE), "c1"))
+        opaque = peer.say(Request.STAGE, stage_body(1, (0, 1), (0, DUE), "c1"))
         assert disk.reached.wait(WAIT_S)
         register(peer)
         disk.go_on.set()
@@ -382,20 +383,20 @@ def test_a_stage_that_is_overtaken_while_its_chunks_are_read_is_refused(tmp_path
 
 def test_the_last_reports_of_batches_are_shown(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
-        assert told(peer.ask(codes.GET_STATUS))["reports"] == []
+        assert told(peer.ask(Request.GET_STATUS))["reports"] == []
         for number in range(130):
-            assert peer.ask(codes.REPORT_BATCH, orjson.dumps({"batch": number, "ok": True})).code == codes.SUCCESS
-        shown = told(peer.ask(codes.GET_STATUS))["reports"]
+            assert peer.ask(Request.REPORT_BATCH, orjson.dumps({"batch": number, "ok": True})).code == codes.SUCCESS
+        shown = told(peer.ask(Request.GET_STATUS))["reports"]
         assert [each["batch"] for each in shown] == list(range(110, 130))
-        kept = served.call(lambda: served.service._pipelines.last_reports(1_000))
+        kept = served.call(lambda: served.dispatcher.pipelines.last_reports(1_000))
         assert [each["batch"] for each in kept] == list(range(30, 130))
 
 
 def test_a_pipeline_that_is_started_again_tells_of_earlier_batches_and_each_is_shown_once(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         for batch, seconds in ((1, 0.25), (2, 0.5), (1, 0.25), (2, 0.5), (3, 1.0)):
-            peer.ask(codes.REPORT_BATCH, orjson.dumps({"epoch": 1, "batch": batch, "total_s": seconds}))
-        assert [each["batch"] for each in told(peer.ask(codes.GET_STATUS))["reports"]] == [1, 2, 3]
+            peer.ask(Request.REPORT_BATCH, orjson.dumps({"epoch": 1, "batch": batch, "total_s": seconds}))
+        assert [each["batch"] for each in told(peer.ask(Request.GET_STATUS))["reports"]] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -408,7 +409,7 @@ def test_a_pipeline_that_is_started_again_tells_of_earlier_batches_and_each_is_s
 )
 def test_a_report_is_small_and_flat(tmp_path: Path, body: bytes, said: str) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
-        answer = peer.ask(codes.REPORT_BATCH, body)
+        answer = peer.ask(Request.REPORT_BATCH, body)
         assert answer.code == codes.INVALID_PARAMETER
         assert said in (answer.remark or "")
 
@@ -419,11 +420,11 @@ def test_the_status_shows_all_at_a_glance(tmp_path: Path) -> None:
         sent(peer, "orders", TIMER_DELAY_MS=1_000)
         register(peer, table="s3://bucket/t")
         body = stage_body(1, (0, 2), (0, T0 + 2 * MINUTE_MS), rows_in=2)
-        assert peer.ask(codes.STAGE, body).code == codes.SUCCESS
+        assert peer.ask(Request.STAGE, body).code == codes.SUCCESS
         parts = {"bulk": "runs (process 123)"}
         served.call(lambda: served.server.show_parts(parts))
         parts["pipeline"] = "starts"  # as it is when somebody asks
-        status = told(peer.ask(codes.GET_STATUS))
+        status = told(peer.ask(Request.GET_STATUS))
         assert status["far"] == {
             "taken": 2, "length": 3, "backlog": 1, "horizon": T0 + 2 * MINUTE_MS, "epoch": 1, "is_served": True,
             "rescued": 0, "rows_in": 2, "rows_out": 0,
@@ -434,15 +435,15 @@ def test_the_status_shows_all_at_a_glance(tmp_path: Path) -> None:
         assert (broker["now_ms"], broker["flush"], broker["tombstones"], broker["log_problem"]) == (T0, "sync", 0, "")
         assert broker["log_bytes"] > 0
         served.pass_ms(2 * MINUTE_MS)
-        assert not told(peer.ask(codes.GET_STATUS))["far"]["is_served"]
+        assert not told(peer.ask(Request.GET_STATUS))["far"]["is_served"]
 
 
 def test_the_figures_tell_of_the_pipeline(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         sent_far(peer, 3)
         register(peer)
-        assert peer.ask(codes.STAGE, stage_body(1, (0, 2), (0, T0 + HOUR_MS), rows_in=2)).code == codes.SUCCESS
-        table = told(peer.ask(codes.GET_BROKER_RUNTIME_INFO))["table"]
+        assert peer.ask(Request.STAGE, stage_body(1, (0, 2), (0, T0 + HOUR_MS), rows_in=2)).code == codes.SUCCESS
+        table = told(peer.ask(Request.GET_BROKER_RUNTIME_INFO))["table"]
         shown = {name.removeprefix("postdate_pipeline_"): value for name, value in table.items() if "pipeline" in name}
         assert shown == {
             "taken": "2", "backlog": "1", "horizon": str(T0 + HOUR_MS), "epoch": "1", "rescued": "0",

@@ -12,6 +12,7 @@ from postdate.storage.record import Record
 from postdate.wire import codes
 from postdate.wire.frame import Command
 from postdate.wire.records import decode_records
+from postdate.wire.requests import Request
 from tests.support.dialogue import (
     GROUP,
     LONG_POLL_MS,
@@ -53,7 +54,7 @@ def pop_command(peer: Peer, topic: str = "orders", *, queue_id: int = -1, wait_m
         "consumerGroup": GROUP, "topic": topic, "queueId": queue_id, "maxMsgNums": 32, "invisibleTime": MINUTE_MS,
         "pollTime": wait_ms, "bornTime": T0, "initMode": 0, "expType": "TAG", "exp": "*", "order": False, **fields,
     }  # fmt: skip
-    return peer.command(codes.POP_MESSAGE, **asked)
+    return peer.command(Request.POP_MESSAGE, **asked)
 
 
 def taken(answer: Command) -> Taken:
@@ -82,11 +83,13 @@ def of_handle(answer: Taken, record: Record) -> dict[str, Any]:
 
 
 def acknowledge(peer: Peer, answer: Taken, record: Record) -> int:
-    return peer.ask(codes.ACK_MESSAGE, **of_handle(answer, record)).code
+    return peer.ask(Request.ACK_MESSAGE, **of_handle(answer, record)).code
 
 
 def change(peer: Peer, answer: Taken, record: Record, invisible_ms: int) -> Command:
-    return peer.ask(codes.CHANGE_MESSAGE_INVISIBLETIME, **(of_handle(answer, record) | {"invisibleTime": invisible_ms}))
+    return peer.ask(
+        Request.CHANGE_MESSAGE_INVISIBLETIME, **(of_handle(answer, record) | {"invisibleTime": invisible_ms})
+    )
 
 
 # --------------------------------------------------------------------------------------------- given, acknowledged
@@ -127,7 +130,7 @@ def test_the_acknowledgements_of_a_read_are_one_record_and_are_answered_each(tmp
         answer = pop(peer, queue_id=0)
         fields = [of_handle(answer, record) for record in answer.records]
         fields[1]["offset"] = 99
-        commands = [peer.command(codes.ACK_MESSAGE, **each) for each in fields]
+        commands = [peer.command(Request.ACK_MESSAGE, **each) for each in fields]
         again = pop_command(peer)
         before = served.broker.fold.position
         peer.write(*commands, again)
@@ -225,7 +228,7 @@ def test_a_group_that_has_pulled_goes_on_popping_behind_its_offset(tmp_path: Pat
         for number in range(3):
             sent(peer, "orders", f"m{number}")
         fields: dict[str, Any] = {"consumerGroup": GROUP, "topic": "orders", "queueId": 0, "commitOffset": 2}
-        assert peer.ask(codes.UPDATE_CONSUMER_OFFSET, **fields).code == codes.SUCCESS
+        assert peer.ask(Request.UPDATE_CONSUMER_OFFSET, **fields).code == codes.SUCCESS
         assert pop(peer).bodies == ["m2"]
 
 
@@ -237,7 +240,7 @@ def test_an_offset_that_was_set_back_is_where_the_next_pop_begins(tmp_path: Path
         for record in answer.records:
             assert acknowledge(peer, answer, record) == codes.SUCCESS
         fields: dict[str, Any] = {"consumerGroup": GROUP, "topic": "orders", "queueId": 0, "commitOffset": 1}
-        assert peer.ask(codes.UPDATE_CONSUMER_OFFSET, **fields).code == codes.SUCCESS
+        assert peer.ask(Request.UPDATE_CONSUMER_OFFSET, **fields).code == codes.SUCCESS
         assert pop(peer).bodies == ["m1"]
 
 
@@ -287,7 +290,7 @@ def test_of_several_pops_that_wait_the_first_is_given_the_message(tmp_path: Path
         sent(peer, "orders", "one")
         assert taken(peer.answer_to(commands[0].opaque)).bodies == ["one"]
         peer.expect_no_more()
-        assert served.call(lambda: served.service.pulls.held_count) == 2
+        assert served.call(lambda: served.dispatcher.pulls.held_count) == 2
 
 
 def test_a_pop_whose_time_is_over_is_told_so(tmp_path: Path) -> None:
@@ -296,7 +299,7 @@ def test_a_pop_whose_time_is_over_is_told_so(tmp_path: Path) -> None:
         answer = pop(peer, wait_ms=20)
         assert answer.code == codes.POLLING_TIMEOUT
         assert answer.fields["restNum"] == "0", "the Java client insists on the fields"
-        assert served.call(lambda: served.service.pulls.held_count) == 0
+        assert served.call(lambda: served.dispatcher.pulls.held_count) == 0
 
 
 def test_pops_that_wait_are_bounded(tmp_path: Path) -> None:
@@ -314,11 +317,11 @@ def test_a_connection_that_ends_leaves_no_pop_behind(tmp_path: Path) -> None:
         with connected(served) as other:
             other.write(pop_command(other, wait_ms=LONG_POLL_MS))
             other.round_trip()
-            assert served.call(lambda: served.service.pulls.held_count) == 1
+            assert served.call(lambda: served.dispatcher.pulls.held_count) == 1
             other.socket.shutdown(2)
             other.expect_closed()
         peer.round_trip()
-        assert served.call(lambda: served.service.pulls.held_count) == 0
+        assert served.call(lambda: served.dispatcher.pulls.held_count) == 0
         sent(peer, "orders", "for the living")
         assert pop(peer).bodies == ["for the living"]
 
@@ -365,7 +368,7 @@ def test_a_longer_time_keeps_a_message_with_who_has_it(tmp_path: Path) -> None:
         assert pop(peer).code == codes.PULL_NOT_FOUND
         fields = of_handle(answer, answer.records[0])
         fields["extraInfo"] = fields["extraInfo"].replace(answer.fields["popTime"], changed.fields["popTime"])
-        assert peer.ask(codes.ACK_MESSAGE, **fields).code == codes.SUCCESS
+        assert peer.ask(Request.ACK_MESSAGE, **fields).code == codes.SUCCESS
 
 
 @pytest.mark.parametrize("invisible_ms", [0, -1, 10**12])
@@ -383,7 +386,7 @@ def test_an_invisible_time_out_of_bounds_is_refused(tmp_path: Path, invisible_ms
 
 
 def batch_ack(peer: Peer, acks: list[dict[str, Any]]) -> Command:
-    return peer.ask(codes.BATCH_ACK_MESSAGE, orjson.dumps({"brokerName": "postdate", "acks": acks}))
+    return peer.ask(Request.BATCH_ACK_MESSAGE, orjson.dumps({"brokerName": "postdate", "acks": acks}))
 
 
 def ack_entry(answer: Taken, bits: int, *, queue_id: int = 0, start: int = 0) -> dict[str, Any]:
@@ -411,7 +414,7 @@ def test_a_batch_acknowledges_the_messages_whose_bits_are_set(tmp_path: Path) ->
 def test_a_batch_that_cannot_be_read_is_refused(tmp_path: Path, body: bytes) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         make_topic(peer, "orders")
-        assert peer.ask(codes.BATCH_ACK_MESSAGE, body).code == codes.INVALID_PARAMETER
+        assert peer.ask(Request.BATCH_ACK_MESSAGE, body).code == codes.INVALID_PARAMETER
 
 
 # ---------------------------------------------------------------------------------------------------- dead letters
@@ -433,13 +436,13 @@ def test_past_the_limit_a_message_is_a_dead_letter(tmp_path: Path) -> None:
         properties = properties_of(letter)
         assert (properties["RETRY_TOPIC"], properties["KEYS"]) == ("orders", "k1")
         assert "TIMER_DELAY_MS" not in properties
-        assert not served.broker.fold.pops.leases
+        assert not served.broker.fold.leases.by_key
 
 
 def test_the_limit_of_the_group_counts(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         body = orjson.dumps({"groupName": GROUP, "retryMaxTimes": 0})
-        assert peer.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body).code == codes.SUCCESS
+        assert peer.ask(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body).code == codes.SUCCESS
         sent(peer, "orders", "once")
         pop(peer, invisibleTime=1_000)
         served.pass_ms(1_000)
@@ -539,7 +542,7 @@ def test_bad_handles_are_refused(tmp_path: Path) -> None:
             ({"topic": "unknown"}, codes.TOPIC_NOT_EXIST),
             ({"consumerGroup": "strangers"}, codes.NO_MESSAGE),
         ):
-            assert peer.ask(codes.ACK_MESSAGE, **(good | wrong)).code == code, wrong
+            assert peer.ask(Request.ACK_MESSAGE, **(good | wrong)).code == code, wrong
         assert acknowledge(peer, answer, answer.records[0]) == codes.SUCCESS
 
 
@@ -594,11 +597,11 @@ def test_deleting_a_topic_or_a_group_forgets_its_leases(tmp_path: Path) -> None:
         for topic in ("orders", "letters"):
             sent(peer, topic, topic)
             pop(peer, topic)
-        assert peer.ask(codes.DELETE_TOPIC_IN_BROKER, topic="orders").code == codes.SUCCESS
-        assert len(served.broker.fold.pops.leases) == 1
-        assert peer.ask(codes.DELETE_SUBSCRIPTIONGROUP, groupName=GROUP).code == codes.SUCCESS
-        pops = served.broker.fold.pops
-        assert not any((pops.leases, pops.ready, pops.spent, pops.counts, pops.leased))
+        assert peer.ask(Request.DELETE_TOPIC_IN_BROKER, topic="orders").code == codes.SUCCESS
+        assert len(served.broker.fold.leases.by_key) == 1
+        assert peer.ask(Request.DELETE_SUBSCRIPTIONGROUP, groupName=GROUP).code == codes.SUCCESS
+        leases = served.broker.fold.leases
+        assert not any((leases.by_key, leases.ready, leases.spent, leases.counts, leases.leased))
         served.pass_ms(MINUTE_MS)
         served.settle()
         assert pop(peer, "letters").bodies == ["letters"], "a new group of that name begins anew"
@@ -609,11 +612,11 @@ def test_a_topic_deleted_while_a_pop_is_on_its_way_gives_nothing(tmp_path: Path)
     with serving(tmp_path, ManualClock(T0), disk=gate.disk) as served, connected(served) as peer:
         sent(peer, "orders", "gone")
         command = pop_command(peer)
-        peer.write(command, peer.command(codes.DELETE_TOPIC_IN_BROKER, topic="orders"))
+        peer.write(command, peer.command(Request.DELETE_TOPIC_IN_BROKER, topic="orders"))
         answer = taken(peer.answer_to(command.opaque))
         assert answer.code in (codes.SUCCESS, codes.PULL_NOT_FOUND)
         peer.round_trip()
-        assert not served.broker.fold.pops.leases
+        assert not served.broker.fold.leases.by_key
 
 
 # ----------------------------------------------------------------------------------------------------- assignments
@@ -624,7 +627,7 @@ def assignment(peer: Peer, topic: str, client_id: str = "c1", **fields: Any) -> 
         "topic": topic, "consumerGroup": GROUP, "clientId": client_id, "messageModel": "CLUSTERING",
         "strategyName": "AVG", **fields,
     }  # fmt: skip
-    return peer.ask(codes.QUERY_ASSIGNMENT, orjson.dumps(asked))
+    return peer.ask(Request.QUERY_ASSIGNMENT, orjson.dumps(asked))
 
 
 def assigned(answer: Command) -> list[tuple[int, str]]:
@@ -658,9 +661,9 @@ def test_an_operator_sets_a_group_to_pulling_and_back(tmp_path: Path) -> None:
         for client_id in ("c1", "c2"):
             heartbeat(peer, client_id, {"orders": "*"})
         body = {"topic": "orders", "consumerGroup": GROUP, "mode": "PULL", "popShareQueueNum": 0}
-        assert peer.ask(codes.SET_MESSAGE_REQUEST_MODE, orjson.dumps(body)).code == codes.SUCCESS
+        assert peer.ask(Request.SET_MESSAGE_REQUEST_MODE, orjson.dumps(body)).code == codes.SUCCESS
         group = orjson.dumps({"groupName": GROUP, "retryMaxTimes": 3})
-        assert peer.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, group).code == codes.SUCCESS
+        assert peer.ask(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, group).code == codes.SUCCESS
         assert assigned(assignment(peer, "orders", "c1")) == [(0, "PULL"), (1, "PULL")]
         assert assigned(assignment(peer, "orders", "c2")) == [(2, "PULL"), (3, "PULL")]
         circle = assignment(peer, "orders", "c2", strategyName="AVG_BY_CIRCLE")
@@ -670,22 +673,22 @@ def test_an_operator_sets_a_group_to_pulling_and_back(tmp_path: Path) -> None:
         heartbeat(peer, "c1", {"orders": "*"})
         assert len(assigned(assignment(peer, "orders"))) == 4
         body = {"topic": "orders", "consumerGroup": GROUP, "mode": "POP", "popShareQueueNum": 0}
-        assert peer.ask(codes.SET_MESSAGE_REQUEST_MODE, orjson.dumps(body)).code == codes.SUCCESS
+        assert peer.ask(Request.SET_MESSAGE_REQUEST_MODE, orjson.dumps(body)).code == codes.SUCCESS
         assert assigned(assignment(peer, "orders")) == [(-1, "POP")]
 
 
 def test_bad_requests_for_assignments_are_refused(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0), auto_create_topics=False) as served, connected(served) as peer:
         make_topic(peer, "orders")
-        assert peer.ask(codes.QUERY_ASSIGNMENT, b"{}").code == codes.INVALID_PARAMETER
-        assert peer.ask(codes.SET_MESSAGE_REQUEST_MODE, b"[]").code == codes.INVALID_PARAMETER
+        assert peer.ask(Request.QUERY_ASSIGNMENT, b"{}").code == codes.INVALID_PARAMETER
+        assert peer.ask(Request.SET_MESSAGE_REQUEST_MODE, b"[]").code == codes.INVALID_PARAMETER
         for body, code in (
             ({"topic": "orders", "consumerGroup": GROUP, "mode": "PUSH"}, codes.INVALID_PARAMETER),
             ({"topic": f"%RETRY%{GROUP}", "consumerGroup": GROUP, "mode": "POP"}, codes.NO_PERMISSION),
         ):
-            assert peer.ask(codes.SET_MESSAGE_REQUEST_MODE, orjson.dumps(body)).code == code
+            assert peer.ask(Request.SET_MESSAGE_REQUEST_MODE, orjson.dumps(body)).code == code
         pulled = {"topic": "orders", "consumerGroup": GROUP, "mode": "PULL"}
-        assert peer.ask(codes.SET_MESSAGE_REQUEST_MODE, orjson.dumps(pulled)).code == codes.SUCCESS
+        assert peer.ask(Request.SET_MESSAGE_REQUEST_MODE, orjson.dumps(pulled)).code == codes.SUCCESS
         assert assignment(peer, "orders", strategyName="MACHINE_ROOM").code == codes.INVALID_PARAMETER
 
 

@@ -13,6 +13,7 @@ from postdate.wire import codes
 from postdate.wire.bodies import QueueName, decode_by_queue
 from postdate.wire.frame import Command
 from postdate.wire.records import decode_records
+from postdate.wire.requests import Request
 from tests.support.dialogue import (
     GROUP,
     LONG_POLL_MS,
@@ -33,7 +34,7 @@ PLACE: dict[str, Any] = {"consumerGroup": GROUP, "topic": "orders", "queueId": 0
 
 def move(peer: Peer, **fields: Any) -> dict[int, int]:
     asked: dict[str, Any] = {"group": GROUP, "topic": "orders", "timestamp": 0, "isForce": "true", **fields}
-    answer = peer.ask(codes.INVOKE_BROKER_TO_RESET_OFFSET, **asked)
+    answer = peer.ask(Request.INVOKE_BROKER_TO_RESET_OFFSET, **asked)
     assert answer.code == codes.SUCCESS, answer
     return {
         int(queue_id): int(offset) for queue_id, offset in re.findall(rb'"queueId":(\d+)[^}]*\}:(\d+)', answer.body)
@@ -42,12 +43,12 @@ def move(peer: Peer, **fields: Any) -> dict[int, int]:
 
 def committed(peer: Peer, queue_id: int = 0, group: str = GROUP) -> int:
     asked = {**PLACE, "consumerGroup": group, "queueId": queue_id, "setZeroIfNotFound": "false"}
-    return int(peer.ask(codes.QUERY_CONSUMER_OFFSET, **asked).fields["offset"])
+    return int(peer.ask(Request.QUERY_CONSUMER_OFFSET, **asked).fields["offset"])
 
 
 def commit(peer: Peer, offset: int, queue_id: int = 0) -> Command:
     asked = {**PLACE, "queueId": queue_id, "commitOffset": offset}
-    return peer.ask(codes.UPDATE_CONSUMER_OFFSET, **asked)
+    return peer.ask(Request.UPDATE_CONSUMER_OFFSET, **asked)
 
 
 def filled(served: Served, peer: Peer) -> None:
@@ -65,7 +66,7 @@ def filled(served: Served, peer: Peer) -> None:
 
 
 def stats(peer: Peer, **fields: Any) -> tuple[dict[QueueName, dict[str, Any]], float]:
-    answer = peer.ask(codes.GET_CONSUME_STATS, **{"consumerGroup": GROUP, **fields})
+    answer = peer.ask(Request.GET_CONSUME_STATS, **{"consumerGroup": GROUP, **fields})
     assert answer.code == codes.SUCCESS, answer
     tps = answer.body.partition(b'"consumeTps":')[2].partition(b",")[0]
     return decode_by_queue(answer.body, "offsetTable"), float(tps)
@@ -93,11 +94,11 @@ def test_all_groups_are_told_at_once(tmp_path: Path) -> None:
         commit(peer, 2)
         pull(peer, "orders", 2, maxMsgNums=2)
         pull(peer, "orders", group="others", commit=0, maxMsgNums=1)
-        body = peer.ask(codes.GET_BROKER_CONSUME_STATS).body
+        body = peer.ask(Request.GET_BROKER_CONSUME_STATS).body
         assert b'"totalDiff":8,"totalInflightDiff":3' in body, body
         assert body.count(b'"brokerOffset":5') == 2
         assert f'"brokerAddr":"{served.server.broker_address}"'.encode() in body
-        empty = orjson.loads(peer.ask(codes.GET_BROKER_CONSUME_STATS, isOrder="true").body)
+        empty = orjson.loads(peer.ask(Request.GET_BROKER_CONSUME_STATS, isOrder="true").body)
         assert (empty["consumeStatsList"], empty["totalDiff"]) == ([], 0)
 
 
@@ -134,7 +135,7 @@ def test_a_move_that_cannot_be_is_refused_and_moves_nothing(tmp_path: Path, fiel
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         filled(served, peer)
         asked: dict[str, Any] = {"group": GROUP, "topic": "orders", "timestamp": 0, **fields}
-        assert peer.ask(codes.INVOKE_BROKER_TO_RESET_OFFSET, **asked).code == code
+        assert peer.ask(Request.INVOKE_BROKER_TO_RESET_OFFSET, **asked).code == code
         assert (committed(peer), committed(peer, 1)) == (5, 1)
 
 
@@ -143,7 +144,7 @@ def test_a_member_is_told_with_its_next_pull_and_until_then_commits_nothing(tmp_
         filled(served, peer)
         heartbeat(peer, "c1", {"orders": "*"})
         move(operator)
-        peer.say(codes.UPDATE_CONSUMER_OFFSET, oneway=True, **PLACE, commitOffset=5)
+        peer.say(Request.UPDATE_CONSUMER_OFFSET, oneway=True, **PLACE, commitOffset=5)
         answer = commit(peer, 5)
         assert (answer.code, answer.remark) == (codes.SUCCESS, "not written: an operator has moved the group meanwhile")
         assert committed(peer) == 0
@@ -183,7 +184,7 @@ def test_who_comes_after_the_last_member_has_gone_may_commit(tmp_path: Path) -> 
         filled(served, peer)
         heartbeat(peer, "c1", {"orders": "*"})
         move(peer)
-        peer.ask(codes.UNREGISTER_CLIENT, clientID="c1", consumerGroup=GROUP)
+        peer.ask(Request.UNREGISTER_CLIENT, clientID="c1", consumerGroup=GROUP)
         commit(peer, 4)
         assert committed(peer) == 4
 
@@ -203,7 +204,7 @@ def test_a_move_is_forgotten_with_its_topic(tmp_path: Path) -> None:
         filled(served, peer)
         heartbeat(peer, "c1", {"orders": "*"})
         move(peer)
-        peer.ask(codes.DELETE_TOPIC_IN_BROKER, topic="orders")
+        peer.ask(Request.DELETE_TOPIC_IN_BROKER, topic="orders")
         make_topic(peer, "orders")
         sent(peer, "orders", "new")
         assert pull(peer, "orders", 1).code == codes.PULL_NOT_FOUND
@@ -214,7 +215,7 @@ def pop_command(peer: Peer, wait_ms: int = 0) -> Command:
         "consumerGroup": GROUP, "topic": "orders", "queueId": -1, "maxMsgNums": 32, "invisibleTime": 60_000,
         "pollTime": wait_ms, "bornTime": T0, "initMode": 0, "expType": "TAG", "exp": "*", "order": False,
     }  # fmt: skip
-    return peer.command(codes.POP_MESSAGE, **asked)
+    return peer.command(Request.POP_MESSAGE, **asked)
 
 
 def test_a_group_that_pops_goes_on_where_it_was_moved_to(tmp_path: Path) -> None:

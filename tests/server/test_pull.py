@@ -7,6 +7,7 @@ import pytest
 
 from postdate.clock import ManualClock
 from postdate.wire import codes
+from postdate.wire.requests import Request
 from tests.support.dialogue import (
     GROUP,
     LONG_POLL_MS,
@@ -30,13 +31,13 @@ SHORT_POLL_MS = 50
 
 
 def held_count(served: Served) -> int:
-    return served.call(lambda: served.service.pulls.held_count)
+    return served.call(lambda: served.dispatcher.pulls.held_count)
 
 
 # ------------------------------------------------------------------------------------------------------- answers
 
 
-@pytest.mark.parametrize("code", [codes.PULL_MESSAGE, codes.LITE_PULL_MESSAGE])
+@pytest.mark.parametrize("code", [Request.PULL_MESSAGE, Request.LITE_PULL_MESSAGE])
 def test_a_pull_reads_what_is_visible_from_its_offset_on(tmp_path: Path, code: int) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         for n in range(5):
@@ -164,7 +165,7 @@ def test_another_filter_than_by_tag_is_refused(tmp_path: Path, by_heartbeat: boo
     )
     with serving(tmp_path) as served, connected(served) as peer:
         sent(peer, "orders", TAGS="a")
-        peer.ask(codes.HEART_BEAT, body)
+        peer.ask(Request.HEART_BEAT, body)
         how: dict[str, Any] = {"tags": None} if by_heartbeat else {"tags": "a > 5", "expressionType": "SQL92"}
         answer = pull(peer, "orders", **how)
         assert answer.code == codes.INVALID_PARAMETER
@@ -294,10 +295,10 @@ def test_a_client_that_goes_while_it_waits_leaves_nothing_behind(tmp_path: Path)
             leaving.write(*[pull_command(leaving, "orders", queue_id=n, wait_ms=LONG_POLL_MS) for n in range(4)])
             leaving.round_trip()
             assert held_count(served) == 4
-        while served.call(lambda: len(served.service.connections)) > 1:
+        while served.call(lambda: len(served.dispatcher.connections)) > 1:
             peer.round_trip()
         assert held_count(served) == 0
-        assert served.call(lambda: (served.service.pulls._held, served.service.pulls._held_of)) == ({}, {})
+        assert served.call(lambda: (served.dispatcher.pulls._held, served.dispatcher.pulls._held_of)) == ({}, {})
         sent(peer, "orders", "nobody waits")
 
 
@@ -307,7 +308,7 @@ def test_a_pull_held_at_a_topic_that_is_deleted_is_told_so(tmp_path: Path) -> No
         held = pull_command(peer, "orders", wait_ms=500)
         peer.write(held)
         peer.round_trip()
-        assert peer.ask(codes.DELETE_TOPIC_IN_BROKER, topic="orders").code == codes.SUCCESS
+        assert peer.ask(Request.DELETE_TOPIC_IN_BROKER, topic="orders").code == codes.SUCCESS
         assert peer.answer_to(held.opaque).code == codes.TOPIC_NOT_EXIST
         assert held_count(served) == 0
 

@@ -11,6 +11,7 @@ from postdate.message import DELAY_PROPERTIES
 from postdate.storage.record import Record
 from postdate.wire import codes
 from postdate.wire.ids import message_id, parse_message_id
+from postdate.wire.requests import Request
 from tests.support.dialogue import (
     GROUP,
     Peer,
@@ -35,7 +36,7 @@ def send_back(peer: Peer, record: Record, level: int = 0, **fields: Any) -> None
         "group": GROUP, "offset": record.offset, "delayLevel": level, "originMsgId": "ORIGIN",
         "originTopic": record.topic, "unitMode": False, "maxReconsumeTimes": 16, **fields,
     }  # fmt: skip
-    answer = peer.ask(codes.CONSUMER_SEND_MSG_BACK, **asked)
+    answer = peer.ask(Request.CONSUMER_SEND_MSG_BACK, **asked)
     assert answer.code == codes.SUCCESS, answer
 
 
@@ -77,14 +78,14 @@ def test_a_message_that_is_not_due_cannot_be_sent_back(tmp_path: Path) -> None:
         answer = sent(peer, "orders", "later", TIMER_DELAY_MS=1_000)
         offset = parse_message_id(answer.fields["msgId"])[1]
         fields: dict[str, Any] = {"group": GROUP, "offset": offset, "delayLevel": -1}
-        refused = peer.ask(codes.CONSUMER_SEND_MSG_BACK, **fields)
+        refused = peer.ask(Request.CONSUMER_SEND_MSG_BACK, **fields)
         assert (refused.code, refused.remark) == (
             codes.SYSTEM_ERROR,
             f"the message at offset {offset} is not due yet",
         )
         served.pass_ms(1_000)
         served.settle()
-        assert peer.ask(codes.CONSUMER_SEND_MSG_BACK, **fields).code == codes.SUCCESS
+        assert peer.ask(Request.CONSUMER_SEND_MSG_BACK, **fields).code == codes.SUCCESS
         assert read_bodies(peer, DEAD) == ["later"]
 
 
@@ -98,7 +99,7 @@ def test_a_consumer_may_ask_for_a_level(tmp_path: Path, level: int) -> None:
 def test_the_old_form_has_group_offset_and_level_alone(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         record = first(peer)
-        answer = peer.ask(codes.CONSUMER_SEND_MSG_BACK, group=GROUP, offset=record.offset, delayLevel=1)
+        answer = peer.ask(Request.CONSUMER_SEND_MSG_BACK, group=GROUP, offset=record.offset, delayLevel=1)
         assert answer.code == codes.SUCCESS
         again = retried(served, peer, LEVELS_MS[0])
         assert properties_of(again)["RETRY_TOPIC"] == "orders"
@@ -183,7 +184,7 @@ def test_the_limit_is_the_consumers_else_the_groups_else_the_brokers(
 ) -> None:
     with serving(tmp_path, **settings) as served, connected(served) as peer:
         body = orjson.dumps({"groupName": GROUP, **group_settings})
-        assert peer.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body).code == codes.SUCCESS
+        assert peer.ask(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body).code == codes.SUCCESS
         send_back(peer, first(peer), 1, maxReconsumeTimes=asked)
         assert read_bodies(peer, DEAD) == ["work"]
 
@@ -214,7 +215,7 @@ def test_a_send_back_of_what_is_not_there_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         record = first(peer)
         for offset in (record.offset + 1, -1, 2**63 - 1, 1 << 62, 10**12):
-            answer = peer.ask(codes.CONSUMER_SEND_MSG_BACK, group=GROUP, offset=offset, delayLevel=1)
+            answer = peer.ask(Request.CONSUMER_SEND_MSG_BACK, group=GROUP, offset=offset, delayLevel=1)
             assert answer.code == codes.SYSTEM_ERROR
             assert answer.remark == f"there is no message at offset {offset}"
 
@@ -222,7 +223,7 @@ def test_a_send_back_of_what_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_a_send_back_of_a_bad_group_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         record = first(peer)
-        answer = peer.ask(codes.CONSUMER_SEND_MSG_BACK, group="two words", offset=record.offset, delayLevel=1)
+        answer = peer.ask(Request.CONSUMER_SEND_MSG_BACK, group="two words", offset=record.offset, delayLevel=1)
         assert answer.code == codes.MESSAGE_ILLEGAL
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from postdate.broker.broker import Broker
 from postdate.clock import SystemClock
-from postdate.config import Settings
 from postdate.errors import UsageError
 from postdate.message import LOOPBACK
 from postdate.server import Server
@@ -17,8 +16,9 @@ from postdate.wire import codes
 from postdate.wire.bodies import Route, decode_route
 from postdate.wire.ids import host_of, message_id, parse_message_id
 from postdate.wire.records import decode_records
+from postdate.wire.requests import Request
 from tests.support.dialogue import connected, heartbeat, make_topic, read_all, read_bodies, sent
-from tests.support.serving import SERVED, Served, serving
+from tests.support.serving import SERVED, Served, configured, serving
 
 
 def port_of(address: str | None) -> int:
@@ -29,7 +29,7 @@ def port_of(address: str | None) -> int:
 def route(served: Served, topic: str) -> Route:
     """The route of a topic, as the route port tells it."""
     with connected(served, port=port_of(served.server.route_address)) as peer:
-        answer = peer.ask(codes.GET_ROUTEINFO_BY_TOPIC, topic=topic)
+        answer = peer.ask(Request.GET_ROUTEINFO_BY_TOPIC, topic=topic)
         assert answer.code == codes.SUCCESS, answer
         return decode_route(answer.body)
 
@@ -45,7 +45,7 @@ def test_every_port_serves_everything(tmp_path: Path) -> None:
             with connected(served, port=port) as peer:
                 sent(peer, "orders", str(port))
                 assert str(port) in read_bodies(peer, "orders")
-                assert peer.ask(codes.GET_ROUTEINFO_BY_TOPIC, topic="orders").code == codes.SUCCESS
+                assert peer.ask(Request.GET_ROUTEINFO_BY_TOPIC, topic="orders").code == codes.SUCCESS
 
 
 def test_without_a_vip_port_there_is_none(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_without_a_vip_port_there_is_none(tmp_path: Path) -> None:
 def test_the_route_of_a_topic_names_the_broker_and_its_queues(tmp_path: Path) -> None:
     with serving(tmp_path, broker_name="b1", cluster_name="c1") as served, connected(served) as peer:
         make_topic(peer, "orders", readQueueNums=6, writeQueueNums=4, perm=4)
-        answer = peer.ask(codes.GET_ROUTEINFO_BY_TOPIC, topic="orders")
+        answer = peer.ask(Request.GET_ROUTEINFO_BY_TOPIC, topic="orders")
         assert orjson.loads(answer.body) == {
             "brokerDatas": [
                 {
@@ -80,20 +80,20 @@ def test_the_route_of_tbw102_says_how_a_new_topic_would_look(tmp_path: Path) -> 
 
 def test_without_automatic_topics_tbw102_is_unknown(tmp_path: Path) -> None:
     with serving(tmp_path, auto_create_topics=False) as served, connected(served) as peer:
-        assert peer.ask(codes.GET_ROUTEINFO_BY_TOPIC, topic="TBW102").code == codes.TOPIC_NOT_EXIST
+        assert peer.ask(Request.GET_ROUTEINFO_BY_TOPIC, topic="TBW102").code == codes.TOPIC_NOT_EXIST
 
 
 def test_an_unknown_topic_has_no_route(tmp_path: Path) -> None:
     with serving(tmp_path, auto_create_topics=False) as served, connected(served) as peer:
         for name in ("%DLQ%workers", "", "%RETRY%", "%RETRY%not a name", "not a name", "x" * 5_000, "SELF_TEST_TOPIC"):
-            answer = peer.ask(codes.GET_ROUTEINFO_BY_TOPIC, topic=name)
+            answer = peer.ask(Request.GET_ROUTEINFO_BY_TOPIC, topic=name)
             assert answer.code == codes.TOPIC_NOT_EXIST
             assert "does not exist" in (answer.remark or "")
 
 
 def test_without_automatic_topics_an_unknown_topic_has_no_route(tmp_path: Path) -> None:
     with serving(tmp_path, auto_create_topics=False) as served, connected(served) as peer:
-        assert peer.ask(codes.GET_ROUTEINFO_BY_TOPIC, topic="nowhere").code == codes.TOPIC_NOT_EXIST
+        assert peer.ask(Request.GET_ROUTEINFO_BY_TOPIC, topic="nowhere").code == codes.TOPIC_NOT_EXIST
 
 
 @pytest.mark.parametrize(("default_queue_count", "promised"), [(8, 4), (2, 2)])
@@ -115,17 +115,17 @@ def test_a_subscription_makes_no_topic_where_that_is_switched_off(tmp_path: Path
 def test_a_queue_that_was_promised_and_not_made_is_another_one(tmp_path: Path) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         first = {"a": "g", "b": "orders", "d": 2, "e": 0, "i": "UNIQ_KEY\x01A\x02"}
-        assert peer.ask(codes.SEND_MESSAGE_V2, b"made with two queues", **first).fields["queueId"] == "0"
-        answer = peer.ask(codes.SEND_MESSAGE_V2, b"to the fourth", **(first | {"e": 3}))
+        assert peer.ask(Request.SEND_MESSAGE_V2, b"made with two queues", **first).fields["queueId"] == "0"
+        answer = peer.ask(Request.SEND_MESSAGE_V2, b"to the fourth", **(first | {"e": 3}))
         assert (answer.code, answer.fields["queueId"]) == (codes.SUCCESS, "1")
-        answer = peer.ask(codes.SEND_MESSAGE_V2, b"to one that nobody promised", **(first | {"e": 4}))
+        answer = peer.ask(Request.SEND_MESSAGE_V2, b"to one that nobody promised", **(first | {"e": 4}))
         assert answer.code == codes.MESSAGE_ILLEGAL
 
 
 def test_a_topic_that_can_never_be_has_no_route(tmp_path: Path) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         for name in ("%DLQ%workers", "", "two words", "%RETRY%", "%RETRY%not a name", "x" * 5_000, "SELF_TEST_TOPIC"):
-            assert peer.ask(codes.GET_ROUTEINFO_BY_TOPIC, topic=name).code == codes.TOPIC_NOT_EXIST
+            assert peer.ask(Request.GET_ROUTEINFO_BY_TOPIC, topic=name).code == codes.TOPIC_NOT_EXIST
 
 
 def test_a_retry_topic_has_a_route_before_anybody_made_it(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_a_retry_topic_has_a_route_before_anybody_made_it(tmp_path: Path) -> Non
 
 def test_without_automatic_groups_only_a_known_group_has_a_retry_route(tmp_path: Path) -> None:
     with serving(tmp_path, auto_create_groups=False) as served, connected(served) as peer:
-        assert peer.ask(codes.GET_ROUTEINFO_BY_TOPIC, topic="%RETRY%workers").code == codes.TOPIC_NOT_EXIST
-        peer.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, b'{"groupName":"workers"}')
+        assert peer.ask(Request.GET_ROUTEINFO_BY_TOPIC, topic="%RETRY%workers").code == codes.TOPIC_NOT_EXIST
+        peer.ask(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, b'{"groupName":"workers"}')
         assert route(served, "%RETRY%workers").queues[0].write_queue_count == 1
 
 
@@ -161,7 +161,7 @@ def test_a_route_holds_the_address_that_is_advertised(tmp_path: Path, advertise:
 def test_without_advertising_a_route_holds_the_address_that_the_client_came_to(tmp_path: Path, host: str) -> None:
     with serving(tmp_path, host="0.0.0.0") as served:
         with connected(served, host=host, port=port_of(served.server.route_address)) as peer:
-            answer = peer.ask(codes.GET_ROUTEINFO_BY_TOPIC, topic="TBW102")
+            answer = peer.ask(Request.GET_ROUTEINFO_BY_TOPIC, topic="TBW102")
         assert decode_route(answer.body).brokers[0].address == f"{host}:{served.port}"
 
 
@@ -184,7 +184,7 @@ def test_ids_and_delivered_records_hold_the_address_of_the_route(
         assert answer.fields["msgId"] == message_id(expected, parse_message_id(answer.fields["msgId"])[1])
         (record,) = read_all(peer, "orders")
         assert record.store_host == expected
-        viewed = peer.ask(codes.VIEW_MESSAGE_BY_ID, offset=record.offset)
+        viewed = peer.ask(Request.VIEW_MESSAGE_BY_ID, offset=record.offset)
         assert decode_records(viewed.body)[0].store_host == expected
 
 
@@ -198,8 +198,8 @@ def test_an_address_of_ipv6_is_in_ids_and_not_in_records_of_ipv4(tmp_path: Path)
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     with serving(tmp_path / "first") as first:
-        settings = Settings(**(SERVED | {"broker_port": first.port}))
-        broker = Broker(RealDisk(tmp_path / "second"), settings)
+        settings, limits = configured(SERVED | {"broker_port": first.port})
+        broker = Broker(RealDisk(tmp_path / "second"), settings, limits=limits)
         with pytest.raises(UsageError, match=rf"port {first.port} of 127.0.0.1 is in use .* --broker-port"):
             asyncio.run(Server(broker, SystemClock()).start())
         broker.close()

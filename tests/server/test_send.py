@@ -11,6 +11,7 @@ from postdate.state.topics import RESERVED_TOPICS
 from postdate.wire import codes
 from postdate.wire.bodies import Inner, encode_batch
 from postdate.wire.ids import parse_message_id, parse_recall_handle
+from postdate.wire.requests import END_TRANSACTION, Request
 from tests.support.dialogue import (
     LONG_POLL_MS,
     connected,
@@ -97,7 +98,7 @@ def test_a_send_with_long_names_and_bare_numbers_is_understood(tmp_path: Path) -
         "reconsumeTimes": 0, "unitMode": "0", "batch": 0, "AccessKey": "", "OnsChannel": "ALIYUN", "Signature": "x",
     }  # fmt: skip
     with serving(tmp_path) as served, connected(served) as peer:
-        for opaque, code in enumerate((codes.SEND_MESSAGE, codes.SEND_MESSAGE_V2), 5_000):
+        for opaque, code in enumerate((Request.SEND_MESSAGE, Request.SEND_MESSAGE_V2), 5_000):
             peer.socket.sendall(raw_frame(code, opaque, fields, b"from C++"))
             answer = peer.next_answer()
             assert (answer.code, answer.opaque, answer.fields["queueId"]) == (codes.SUCCESS, opaque, "2")
@@ -190,12 +191,12 @@ def test_a_batch_of_one_is_answered_like_a_message(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", ["1", 1, "true", True], ids=repr)
-@pytest.mark.parametrize("code", [codes.SEND_MESSAGE, codes.SEND_MESSAGE_V2])
+@pytest.mark.parametrize("code", [Request.SEND_MESSAGE, Request.SEND_MESSAGE_V2])
 def test_a_batch_may_be_told_by_a_flag_alone(tmp_path: Path, code: int, flag: object) -> None:
     # As the C++ client tells it: by the code of a plain send.
     body = encode_batch([Inner(0, b"one", b""), Inner(0, b"two", b"")])
     named = {"topic": "orders", "queueId": 0, "batch": flag}
-    fields = named if code == codes.SEND_MESSAGE else {"b": "orders", "e": 0, "m": flag}
+    fields = named if code == Request.SEND_MESSAGE else {"b": "orders", "e": 0, "m": flag}
     with serving(tmp_path) as served, connected(served) as peer:
         peer.socket.sendall(raw_frame(code, 77, fields, body))
         answer = peer.next_answer()
@@ -217,7 +218,7 @@ def test_a_batch_with_one_bad_message_is_refused_as_a_whole(tmp_path: Path) -> N
 def test_a_batch_that_cannot_be_read_is_refused(tmp_path: Path, body: bytes) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         make_topic(peer, "orders")
-        command = send_command(peer, "orders", body)._replace(code=codes.SEND_BATCH_MESSAGE)
+        command = send_command(peer, "orders", body)._replace(code=Request.SEND_BATCH_MESSAGE)
         peer.write(command)
         assert peer.answer_to(command.opaque).code in (codes.MESSAGE_ILLEGAL, codes.INVALID_PARAMETER)
         assert read_bodies(peer, "orders") == []
@@ -335,7 +336,7 @@ def test_a_half_message_of_a_transaction_is_refused_and_not_stored(tmp_path: Pat
         assert answer.code == codes.NO_PERMISSION
         assert "transactions are not supported" in (answer.remark or "")
         assert served.call(lambda: served.broker.log.end) == end
-        ended = peer.ask(codes.END_TRANSACTION, topic="orders", commitOrRollback=8)
+        ended = peer.ask(END_TRANSACTION, topic="orders", commitOrRollback=8)
         assert ended.code == codes.REQUEST_CODE_NOT_SUPPORTED
         assert ended.remark == "transactions are not supported"
 

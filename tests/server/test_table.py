@@ -11,6 +11,7 @@ from postdate.keys import key_hash
 from postdate.wire import codes
 from postdate.wire.frame import Command
 from postdate.wire.ids import recall_handle
+from postdate.wire.requests import ClientRequest, Request
 from tests.server.test_limits import IDLE_MS, sweep
 from tests.server.test_pipeline import DUE, register, sent_far, stage_body
 from tests.support.dialogue import Peer, connected, read_bodies, send_command, sent
@@ -22,23 +23,23 @@ def taken(served: Served, peer: Peer, count: int = 1) -> list[int]:
     """Far messages K0, K1 ... that the pipeline has taken; gives their arrivals."""
     sent_far(peer, count)
     register(peer)
-    assert peer.ask(codes.STAGE, stage_body(1, (0, count), (0, T0), rows_in=count)).code == codes.SUCCESS
-    arrivals: list[int] = served.call(lambda: served.broker.read_far(0, count)["arrival"].tolist())
+    assert peer.ask(Request.STAGE, stage_body(1, (0, count), (0, T0), rows_in=count)).code == codes.SUCCESS
+    arrivals: list[int] = served.call(lambda: served.broker.view.read_far(0, count)["arrival"].tolist())
     return arrivals
 
 
 def attach(reader: Peer) -> None:
-    assert reader.ask(codes.ATTACH_TABLE).code == codes.SUCCESS
+    assert reader.ask(Request.ATTACH_TABLE).code == codes.SUCCESS
 
 
 def say_cancel(peer: Peer, key: str = "K0", due: int = DUE, *, way: str = "handle") -> int:
     if way == "marker":
         command = send_command(peer, "orders", "0", TIMER_DELIVER_MS=due, TIMER_DEL_UNIQKEY=key)
     elif way == "key":
-        command = peer.command(codes.RECALL_MESSAGE, topic="orders", key=key, due=due)
+        command = peer.command(Request.RECALL_MESSAGE, topic="orders", key=key, due=due)
     else:
         handle = recall_handle("orders", "postdate", due, key)
-        command = peer.command(codes.RECALL_MESSAGE, topic="orders", recallHandle=handle)
+        command = peer.command(Request.RECALL_MESSAGE, topic="orders", recallHandle=handle)
     peer.write(command)
     return command.opaque
 
@@ -62,7 +63,7 @@ def test_a_message_in_the_table_is_cancelled(tmp_path: Path, way: str) -> None:
         attach(reader)
         opaque = say_cancel(peer, way=way)
         question = reader.next_notice()
-        assert question.code == codes.FIND_IN_TABLE
+        assert question.code == ClientRequest.FIND_IN_TABLE
         before = int(question.fields.pop("before"))
         assert question.fields == {
             "topic": "orders", "key": "K0", "by": "unique", "keyHash": str(key_hash("K0")), "due": str(DUE),
@@ -77,12 +78,12 @@ def test_a_message_in_the_table_is_cancelled_by_its_user_key(tmp_path: Path) -> 
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer, connected(served) as reader:
         sent(peer, "orders", KEYS="order-7", TIMER_DELIVER_MS=DUE)
         register(peer)
-        assert peer.ask(codes.STAGE, stage_body(1, (0, 1), (0, T0), rows_in=1)).code == codes.SUCCESS
+        assert peer.ask(Request.STAGE, stage_body(1, (0, 1), (0, T0), rows_in=1)).code == codes.SUCCESS
         attach(reader)
         opaque = say_cancel(peer, "order-7", way="key")
         question = reader.next_notice()
         assert (question.fields["by"], question.fields["key"]) == ("key", "order-7")
-        answer(reader, question, served.call(lambda: served.broker.read_far(0, 1)["arrival"].tolist()))
+        answer(reader, question, served.call(lambda: served.broker.view.read_far(0, 1)["arrival"].tolist()))
         assert outcome(peer.answer_to(opaque)) == CANCELLED
 
 
@@ -122,7 +123,7 @@ def stage_both(served: Served, peer: Peer, arrivals: list[int]) -> None:
     write_chunk(served.disk, "c1", rows)  # type: ignore[arg-type]
     taken = served.call(lambda: served.broker.fold.far.taken)
     body = stage_body(1, (taken, taken), (T0, DUE + HOUR_MS), "c1", rows_in=len(arrivals), rows_out=len(arrivals))
-    assert peer.ask(codes.STAGE, body).code == codes.SUCCESS
+    assert peer.ask(Request.STAGE, body).code == codes.SUCCESS
 
 
 def test_what_came_into_the_wheel_while_the_table_was_asked_is_cancelled(tmp_path: Path) -> None:
@@ -267,7 +268,7 @@ def test_the_table_is_not_asked_where_it_cannot_have_the_message(tmp_path: Path)
         assert outcome(peer.answer_to(say_cancel(peer, "K9"))) == UNKNOWN, "nothing was ever taken"
         register(peer)
         body = stage_body(1, (0, 1), (0, T0 + FAR_MS - 1), rows_in=1)
-        assert peer.ask(codes.STAGE, body).code == codes.SUCCESS
+        assert peer.ask(Request.STAGE, body).code == codes.SUCCESS
         assert outcome(peer.answer_to(say_cancel(peer, "K0", T0 + FAR_MS - 1))) == UNKNOWN, "it was staged by then"
         assert outcome(peer.answer_to(say_cancel(peer, "K1", T0 - 1))) == UNKNOWN
         reader.expect_no_more()
@@ -278,7 +279,7 @@ def test_a_oneway_cancel_asks_nobody(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer, connected(served) as reader:
         taken(served, peer)
         attach(reader)
-        peer.say(codes.RECALL_MESSAGE, oneway=True, topic="orders", key="k", due=DUE)
+        peer.say(Request.RECALL_MESSAGE, oneway=True, topic="orders", key="k", due=DUE)
         peer.write(send_command(peer, "orders", "0", oneway=True, TIMER_DELIVER_MS=DUE, TIMER_DEL_UNIQKEY="K0"))
         peer.round_trip()
         served.settle()

@@ -228,9 +228,9 @@ def test_a_pipeline_that_is_killed_is_noticed_by_nobody_but_status(lives: Lives,
     life.judge()
     assert life.after["far"]["epoch"] == life.before["far"]["epoch"] + 2
     assert [line.partition(" warning  ")[2] for line in life.log.read_text().splitlines()] == [
-        "pipeline was killed by SIGKILL; it is started again in 1 s",
-        "pipeline ended with code 3; it is started again in 2 s",
-        "pipeline said: postdate: Spark's Java process was killed by SIGKILL",
+        "pipeline was killed by SIGKILL; it starts again in 1 s",
+        "pipeline ended with code 3; it starts again in 2 s",
+        "pipeline wrote: postdate: Spark's Java process was killed by SIGKILL",
     ]
 
 

@@ -29,7 +29,7 @@ from postdate.spark.imports.columns import Wanted
 from postdate.spark.imports.options import wanted_of
 from postdate.storage import record as records
 from postdate.table import delta
-from postdate.table.files import Place, in_order
+from postdate.table.files import TableFolder, sort_rows
 from postdate.table.format import own_arrival
 from tests.support.carrying import BEGIN, World
 from tests.support.helpers import HOUR_MS, TOPIC
@@ -90,12 +90,14 @@ def run(asked: inputs.Request) -> inputs.Outcome:
 
 def beside(world: World) -> list[str]:
     """Files that lie beside the table."""
-    return [name for name in Place(str(world.folder / "table" / "messages")).sizes() if name.startswith("_import")]
+    return [
+        name for name in TableFolder(str(world.folder / "table" / "messages")).sizes() if name.startswith("_import")
+    ]
 
 
 def rows_beside(world: World) -> list[dict[str, Any]]:
     tables = [pq.read_table(world.folder / "table" / "messages" / name) for name in beside(world)]
-    found: list[dict[str, Any]] = in_order(pa.concat_tables(tables)).to_pylist()
+    found: list[dict[str, Any]] = sort_rows(pa.concat_tables(tables)).to_pylist()
     return found
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from postdate.contract import JobStatus
 from postdate.spark import register
-from postdate.wire import codes
+from postdate.wire.requests import Request
 from tests.support.dialogue import Peer
 from tests.support.piping import HOUR_MS, MINUTE_MS, SECOND_MS, Held, Piped, Sent, piping
 
@@ -206,7 +206,7 @@ def waiting_count(piped: Piped) -> int:
     assert piped.served is not None
     peer = Peer(piped.served.port)
     try:
-        found: int = orjson.loads(peer.ask(codes.GET_PENDING, topic=CAMPAIGN).body)["total"]
+        found: int = orjson.loads(peer.ask(Request.GET_PENDING, topic=CAMPAIGN).body)["total"]
         return found
     finally:
         peer.close()

@@ -1,6 +1,7 @@
 """The view `pending` on real Spark: all that waits, wherever it is on its way, and nothing else."""
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -8,14 +9,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from postdate import cli
 from postdate.cli import sql
 from postdate.client.errors import Unreachable
 from postdate.errors import UsageError
+from postdate.spark.executor.waiting import COLUMNS
 from postdate.spark.pending import query
-from postdate.spark.pending.view import VIEW, pending
+from postdate.spark.pending.view import VIEW, living_rows, pending
+from postdate.table.format import CANCEL, DROP, MESSAGE, SCHEMA, own_arrival
+from postdate.table.living import Removals
 from tests.support.carrying import BEGIN, World
 from tests.support.helpers import HOUR_MS, MINUTE_MS, TOPIC
 
@@ -55,6 +61,29 @@ def test_the_view_has_what_waits_at_every_step(tmp_path: Path, spark: Any) -> No
         world.close()
 
 
+def test_spark_finds_the_messages_that_columns_find(spark: Any) -> None:
+    """The rule of table/living.py, as Spark runs its SQL."""
+    dice = random.Random(7)
+    arrivals = [*range(1, 60), *(own_arrival(job, 0, row) for job in range(4) for row in range(10))]
+    kinds = [*[MESSAGE] * 8, CANCEL, DROP]
+    rows = [
+        {
+            "due": dice.randint(1, 5), "arrival": dice.choice(arrivals), "kind": dice.choice(kinds),
+            "topic": dice.choice("ab"), "queue": 0, "level": 0, "tag_hash": dice.randint(0, 4),
+            "unique_hash": dice.choice([0, 5, -6, 7, 8]), "key_hash": dice.choice([0, 5, -6, 9]), "key": None,
+            "tag": None, "size": number, "record": b"",
+        }
+        for number in range(1_500)
+    ]  # fmt: skip
+    table = pa.Table.from_pylist(rows, pa.schema([SCHEMA.field(name) for name in COLUMNS]))
+    messages = table.filter(pc.equal(table["kind"], MESSAGE))
+    wanted = messages.filter(Removals.of(table).living(messages))["size"].to_pylist()
+    frame = spark.createDataFrame(table)
+    found = living_rows(frame, frame.filter("false")).select("size").toArrow()["size"].to_pylist()
+    assert 0 < len(wanted) < messages.num_rows
+    assert sorted(found) == wanted
+
+
 def test_rows_that_were_rescued_are_there_once(tmp_path: Path, spark: Any) -> None:
     """The table has them, and the wheel."""
     world = World(tmp_path)
@@ -64,7 +93,7 @@ def test_rows_that_were_rescued_are_there_once(tmp_path: Path, spark: Any) -> No
         for _ in range(19):
             world.served.pass_ms(MINUTE_MS // 4)  # and nobody promotes
             world.served.settle()
-        assert world.broker.rescues.count == 1
+        assert world.broker.rescuer.rescued_count == 1
         assert names(spark, world) == ["a 0", "a 1"]
     finally:
         world.close()

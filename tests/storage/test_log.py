@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from postdate.errors import CorruptLog, DiskFull, LogFailed, UsageError
-from postdate.storage.batch import HEADER_BYTES, Batch, header
+from postdate.storage.batch import Batch, header
 from postdate.storage.disk import RealDisk
+from postdate.storage.layout import BATCH_HEADER_BYTES as HEADER_BYTES
 from postdate.storage.log import OFFSET_MAX, Log
 from postdate.storage.segment import SegmentKeeper, Segments, path_of
 from tests.support.helpers import FaultyDisk, contents

@@ -14,7 +14,6 @@ import pyarrow as pa
 from postdate.bulk.process import Bulk
 from postdate.client.address import parse_address
 from postdate.clock import ManualClock
-from postdate.config import Settings
 from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.pipeline.batch import Pipeline
 from postdate.spark.pipeline.history import History
@@ -23,7 +22,7 @@ from postdate.storage.disk import RealDisk
 from postdate.table.delta import Table
 from tests.support.bulking import wait_until
 from tests.support.helpers import HOUR_MS, MINUTE_MS, SECOND_MS, T0, TOPIC, message
-from tests.support.serving import SERVED, Served
+from tests.support.serving import SERVED, Served, configured
 
 BEGIN = T0 // HOUR_MS * HOUR_MS + SECOND_MS
 LEAD_MS = 60_000
@@ -59,7 +58,7 @@ class World:
         self.folder = folder
         self.spark: Any = spark or Here()
         self.clock = ManualClock(at_ms)
-        self.served = Served(RealDisk(folder), Settings(**(SERVED | settings)), self.clock)
+        self.served = Served(RealDisk(folder), configured(SERVED | settings), self.clock)
         self.broker = self.served.broker
         self.served.call(lambda: self.broker.put_topic(TOPIC, at_ms, read_queue_count=2, write_queue_count=2))
         self.bulk = Bulk(folder, parse_address(self.served.server.broker_address), "127.0.0.1", 0)

@@ -14,6 +14,7 @@ import orjson
 
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command
+from postdate.wire.requests import Request
 from tests.support.helpers import FaultyDisk, snapshot
 from tests.support.serving import WAIT_S, Served
 from verify.faults.peer import (
@@ -84,7 +85,7 @@ def send_batch(peer: Peer, topic: str, messages: Sequence[tuple[str, Mapping[str
     """Sends (body, properties) as one batch; returns the answer."""
     inner = [bodies.Inner(0, body.encode(), properties_text(named).encode()) for body, named in messages]
     command = send_command(peer, topic, bodies.encode_batch(inner), fields={"m": True, **fields})
-    peer.write(command._replace(code=codes.SEND_BATCH_MESSAGE))
+    peer.write(command._replace(code=Request.SEND_BATCH_MESSAGE))
     return peer.answer_to(command.opaque)
 
 

@@ -25,7 +25,6 @@ from postdate.bulk.process import Bulk
 from postdate.check import check_folder
 from postdate.client.address import parse_address
 from postdate.clock import ManualClock
-from postdate.config import Settings
 from postdate.errors import PostdateError
 from postdate.faultpoint import KILL_AT
 from postdate.message import Message, encode_properties
@@ -38,10 +37,10 @@ from postdate.spark.session.session import start_session
 from postdate.storage.disk import Disk, RealDisk
 from postdate.table import delta, merging
 from postdate.table.files import SYNC_TRACE
-from postdate.wire import codes
 from postdate.wire.ids import recall_handle
+from postdate.wire.requests import Request
 from tests.support.dialogue import Peer
-from tests.support.serving import SERVED, Served
+from tests.support.serving import SERVED, Served, configured
 from verify.faults.process import ROOT, free_port
 
 NOW = 1_900_000_000_000 // 60_000 * 60_000 + 5_000
@@ -205,11 +204,11 @@ class Piped:
     # -- parts --------------------------------------------------------------------------------------------------
 
     def start_broker(self, disk: Disk | None = None) -> None:
-        self.served = Served(disk or RealDisk(self.data), Settings(**self._settings), self.clock)
+        self.served = Served(disk or RealDisk(self.data), configured(self._settings), self.clock)
 
     def kill_broker(self) -> None:
         assert self.served is not None
-        self.rescued_before += self.broker.rescues.count
+        self.rescued_before += self.broker.rescuer.rescued_count
         self.served.kill()
         self.served = None
 
@@ -347,7 +346,7 @@ class Piped:
     def reports(self) -> list[dict[str, Any]]:
         """What the batches of the pipeline said of themselves; a broker keeps the last hundred, and `follow` asks."""
         assert self.served is not None
-        for report in self.served.service._pipelines.last_reports(100):
+        for report in self.served.dispatcher.pipelines.last_reports(100):
             self._reports[report["epoch"], report["batch"]] = report
         return list(self._reports.values())
 
@@ -458,8 +457,8 @@ class Piped:
 
         def write() -> None:
             served.broker.send(messages, self.now)
-            served.broker.flush()
-            served.service.pulse._settle()
+            served.broker.log.flush()
+            served.dispatcher.pulse._settle()
 
         served.call(write)
         self.sent += found
@@ -475,7 +474,7 @@ class Piped:
             asked |= {"key": sent.key, "due": sent.due}
         peer = Peer(self.served.port)
         try:
-            outcome = str(peer.ask(codes.RECALL_MESSAGE, producerGroup="p", **asked).fields["outcome"])
+            outcome = str(peer.ask(Request.RECALL_MESSAGE, producerGroup="p", **asked).fields["outcome"])
         finally:
             peer.close()
         alike = sent.unique if by == "unique" else sent.key
@@ -510,7 +509,7 @@ class Piped:
         while at < end:
             pulled = self.broker.pull(topic, queue_id, at, count_max=1)
             for record in pulled.records:
-                yield Shown(records.decode(record).body.decode(), self.broker.reader.visible_at_ms(topic, queue_id, at))
+                yield Shown(records.decode(record).body.decode(), self.broker.view.visible_at_ms(topic, queue_id, at))
             at = pulled.next_offset
 
     # -- the judge ----------------------------------------------------------------------------------------------
@@ -525,7 +524,7 @@ class Piped:
         for topic, queues in everything.items():
             for queue_id, queue in queues.items():
                 self._judge_queue(topic, queue_id, queue)
-        rescued = self.rescued_before + self.broker.rescues.count
+        rescued = self.rescued_before + self.broker.rescuer.rescued_count
         assert self.may_rescue or rescued == 0, f"{rescued} were rescued"
 
     def _judge_queue(self, topic: str, queue_id: int, queue: list[Shown]) -> None:

@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
 # How to tell processes apart by their commands, the first that fits.
 PARTS = {
     "bulk": "-m postdate bulk", "pipeline": "-m postdate pipeline", "java": "java ", "worker": "pyspark",
-    "broker": "-m postdate up",
+    "broker": "postdate up",
 }  # fmt: skip
 
 

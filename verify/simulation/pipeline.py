@@ -16,14 +16,14 @@ from postdate.broker.writing import Ticket
 from postdate.contract import Selection, Stage, TableFile
 from postdate.errors import Refused
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
-from postdate.state.far import FAR
+from postdate.state.cancels import Tombstone
 from postdate.state.jobs import IMPORT, WAITING, Job, Part
-from postdate.state.tombstones import Tombstone
 from postdate.state.topics import GONE
 from postdate.storage import chunk, selection
 from postdate.storage import record as records
 from postdate.storage.batch import CANCEL, JOB, MESSAGE
 from postdate.storage.disk import Disk
+from postdate.storage.layout import CHUNK_ROW, FAR, SELECTED
 from postdate.table.format import DROP, NEAR, OWN, came_before, own_arrival
 from verify.simulation.digest import Digest
 
@@ -140,10 +140,10 @@ class SimulatedPipeline:
         steps of a command. If another has written to the table, nothing is taken, and it must register again.
         """
         while count > 0 and self.epoch:
-            start = max(self._table.read_until, broker.far_first)
+            start = max(self._table.read_until, broker.view.far.first)
             job = next((job for job in broker.fold.jobs.open() if job.far >= start), None)
-            rows = broker.read_far(start, count if job is None else min(count, job.far - start))
-            if job is not None and job.far == start and len(broker.read_far(start, 1)):
+            rows = broker.view.read_far(start, count if job is None else min(count, job.far - start))
+            if job is not None and job.far == start and len(broker.view.read_far(start, 1)):
                 self._carry_out(broker, job, at_ms)
                 count -= 1
             else:
@@ -226,8 +226,8 @@ class SimulatedPipeline:
     def _decide(self, broker: Broker, selected: Selection, at_ms: int) -> None:
         self._selected = None
         try:
-            broker.commands.check(selected)
-            self._deciding = broker.commands.decide(selected, broker.commands.verified(selected), at_ms)
+            broker.jobs.check(selected)
+            self._deciding = broker.jobs.decide(selected, broker.jobs.verify(selected), at_ms)
         except Refused as error:
             self._digest.note_error(error)
             self.die()
@@ -274,7 +274,7 @@ class SimulatedPipeline:
         return [self._write_chunk(half) for half in halves]
 
     def _write_chunk(self, rows: list[TableRow]) -> str:
-        index = np.zeros(len(rows), chunk.CHUNK_ROW)
+        index = np.zeros(len(rows), CHUNK_ROW)
         position = 0
         for place, (_, row, data) in enumerate(rows):
             for name in ("due", "arrival", "size", "queue", "tag_hash", "unique_hash", "key_hash"):
@@ -318,7 +318,7 @@ def without_drops(rows: list[TableRow]) -> list[TableRow]:
 
 
 def _selected_rows(found: list[Found]) -> np.ndarray:
-    rows = np.zeros(len(found), selection.SELECTED)
+    rows = np.zeros(len(found), SELECTED)
     for index, each in enumerate(found):
         for name in ("due", "arrival", "unique_hash", "key_hash", "queue"):
             rows[name][index] = each.row.row[name]

@@ -131,7 +131,7 @@ class Producers:
 
     def _bodies_in_log(self) -> dict[str, int]:
         disk, settings = self._site.disk, self._site.settings
-        log = Log(disk, Segments(disk, settings.segment_bytes), settings.unflushed_bytes_max)
+        log = Log(disk, Segments(disk, settings.segment_bytes), self._site.limits.unflushed_bytes_max)
         places = {}
         for batch in log.scanned(self._end_before, 0):
             for row in batch.array():

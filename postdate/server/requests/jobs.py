@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from postdate.broker.broker import Broker
-from postdate.broker.jobs import answered
+from postdate.broker.jobs import require_job
+from postdate.broker.view import Job, TopicInfo
 from postdate.broker.writing import Ticket
 from postdate.clock import Clock
 from postdate.contract import (
@@ -30,8 +31,6 @@ from postdate.contract import (
 from postdate.errors import ProtocolError, Refused, UsageError
 from postdate.server.connection import Connection
 from postdate.server.tasks import Tasks
-from postdate.state.jobs import Job
-from postdate.state.topics import Topic
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
 
@@ -81,49 +80,49 @@ class Jobs:
 
     async def _begin(self, connection: Connection, fields: Fields, _: Plain) -> Plain:
         job_id, name = fields.text("id"), fields.text("topic")
-        table = self._broker.fold.far.table
+        table = self._broker.view.far.table
         if not table:
             raise Refused("there is no table to import into: no pipeline has registered yet")
-        known = self._broker.fold.jobs.find(job_id)
+        known = self._broker.view.find_job(job_id)
         is_new = known is None or known.state == FAILED
-        job = await self._write(connection, self._broker.commands.begin(job_id, name, self._clock.now_ms()))
-        queues = _write_queues(self._broker.fold.topics.get(job.topic))
+        job = await self._write(connection, self._broker.jobs.begin(job_id, name, self._clock.now_ms()))
+        queues = _write_queues(self._broker.view.topic(job.topic))
         now_ms, delay_ms_max = self._clock.now_ms(), self._broker.settings.delay_ms_max
         return ImportOrder(self._status(job), is_new, table, now_ms, delay_ms_max, queues).plain()
 
     async def _ask(self, connection: Connection, fields: Fields, _: Plain) -> Plain:
         op, by_ms = fields.text("op") or CANCEL, fields.number("by_ms", 0)
         job_id, where = fields.text("id"), fields.text("where")
-        ticket = self._broker.commands.ask(job_id, op, where, by_ms, self._clock.now_ms())
+        ticket = self._broker.jobs.ask(job_id, op, where, by_ms, self._clock.now_ms())
         return self._status(await self._write(connection, ticket))._asdict()
 
     async def _adopt(self, connection: Connection, fields: Fields, _: Plain) -> Plain:
         job_id, files, bad = fields.text("id"), fields.files("files"), fields.number("bad")
-        ticket = self._broker.commands.adopt(job_id, files, bad, self._clock.now_ms())
+        ticket = self._broker.jobs.adopt(job_id, files, bad, self._clock.now_ms())
         return self._status(await self._write(connection, ticket))._asdict()
 
     async def _fail(self, connection: Connection, fields: Fields, _: Plain) -> Plain:
-        ticket = self._broker.commands.fail(fields.text("id"), fields.text("reason"), self._clock.now_ms())
+        ticket = self._broker.jobs.fail(fields.text("id"), fields.text("reason"), self._clock.now_ms())
         return self._status(await self._write(connection, ticket))._asdict()
 
     async def _write(self, connection: Connection, ticket: Ticket) -> Job:
         await self._settled(connection, ticket)
-        return answered(ticket.answer)
+        return require_job(ticket.answer)
 
     # -- deciding -----------------------------------------------------------------------------------------------
 
     async def _decide(self, connection: Connection, _: Fields, plain: Plain) -> Plain:
         """Decides about what was selected. Reading that takes long, so it happens on another thread."""
-        commands, selection = self._broker.commands, Selection.read(plain)
+        jobs, selection = self._broker.jobs, Selection.read(plain)
         async with self._deciding:
-            commands.check(selection)
-            parts = await asyncio.to_thread(commands.verified, selection)
-            ticket = commands.decide(selection, parts, self._clock.now_ms())
+            jobs.check(selection)
+            parts = await asyncio.to_thread(jobs.verify, selection)
+            ticket = jobs.decide(selection, parts, self._clock.now_ms())
             return _order_for(await self._write(connection, ticket)).plain()
 
     async def _order(self, _: Connection, fields: Fields, _plain: Plain) -> Plain:
         number = fields.number("number")
-        job = self._broker.fold.jobs.get(number)
+        job = self._broker.view.job(number)
         if job is None:
             raise UsageError(f"there is no job of number {number}")
         return _order_for(job).plain()
@@ -131,14 +130,14 @@ class Jobs:
     # -- looking ------------------------------------------------------------------------------------------------
 
     async def _find(self, _: Connection, fields: Fields, _plain: Plain) -> Plain:
-        return self._status(self._broker.commands.find(fields.text("id")))._asdict()
+        return self._status(self._broker.jobs.find(fields.text("id")))._asdict()
 
     async def _list(self, _: Connection, _fields: Fields, _plain: Plain) -> Plain:
-        jobs = [self._status(job)._asdict() for job in self._broker.fold.jobs.all()]
+        jobs = [self._status(job)._asdict() for job in self._broker.view.jobs()]
         return {"now_ms": self._clock.now_ms(), "jobs": jobs}
 
     async def _note_progress(self, _: Connection, fields: Fields, _plain: Plain) -> Plain:
-        job = self._broker.commands.find(fields.text("id"))
+        job = self._broker.jobs.find(fields.text("id"))
         if not job.is_over:
             step, done, total = fields.text("step")[:_STEP_MAX], fields.number("done"), fields.number("total")
             self._progress[job.id] = Progress(step, done, total)
@@ -162,6 +161,6 @@ def _order_for(job: Job) -> JobOrder:
     )  # fmt: skip
 
 
-def _write_queues(topic: Topic) -> tuple[tuple[int, int], ...]:
+def _write_queues(topic: TopicInfo) -> tuple[tuple[int, int], ...]:
     """The queues that messages may be sent to: id in the topic, and number."""
     return tuple((queue_id, topic.numbers[queue_id]) for queue_id in range(topic.write_queue_count))

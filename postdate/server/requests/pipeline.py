@@ -9,11 +9,10 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import orjson
 
 from postdate.broker.broker import Broker
-from postdate.broker.staging import refuse
+from postdate.broker.staging import raise_if_refused
 from postdate.broker.writing import Ticket
 from postdate.clock import Clock
 from postdate.contract import BatchSize, Figures, OpenJob, Registration, Stage, State, dump, load, read_report
@@ -23,7 +22,6 @@ from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
 from postdate.server.sessions.table import Table
 from postdate.server.tasks import Tasks
-from postdate.state.topics import GONE
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
 
@@ -57,8 +55,8 @@ class Pipelines:
         self._answer(connection, command, reply(command, codes.SUCCESS, body=dump(state.plain())))
 
     def _state(self) -> State:
-        fold, settings = self._broker.fold, self._broker.settings
-        far = fold.far
+        view, settings = self._broker.view, self._broker.settings
+        far = view.far
         return State(
             now_ms=self._clock.now_ms(),
             lead_ms=settings.lead_ms,
@@ -66,27 +64,27 @@ class Pipelines:
             epoch=far.epoch,
             taken=far.taken,
             horizon=far.horizon_at_ms,
-            far_first=far.rows.first,
+            far_first=far.first,
             far_length=far.length,
-            arrival_of_taken=far.arrival_of(far.taken),
+            arrival_of_taken=far.arrival_of_taken,
             rows_in=far.rows_in,
             rows_out=far.rows_out,
-            rescued=self._broker.rescues.count,
+            rescued=self._broker.rescuer.rescued_count,
             table=far.table,
             bulk=self._table.bulk_address,
-            commands=tuple(OpenJob(job.number, job.far) for job in fold.jobs.open()),
-            gone=tuple(np.flatnonzero(fold.topics.target_array == GONE).tolist()),
+            commands=tuple(OpenJob(job.number, job.far) for job in view.open_jobs()),
+            gone=tuple(view.deleted_queues()),
         )
 
     def _stop(self, size: BatchSize) -> int:
         """Returns where a batch ends. It has as many far rows as its size allows, and one at least."""
-        far = self._broker.fold.far
-        start = max(size.start, far.taken, far.rows.first)
+        far, arrival_of = self._broker.view.far, self._broker.view.far_arrival
+        start = max(size.start, far.taken, far.first)
         stop = min(far.length, start + size.rows_max)
         if stop - start <= 1:
             return max(start, stop)
-        first = far.arrival_of(start)
-        while stop - start > 1 and far.arrival_of(stop - 1) - first > size.bytes_max:
+        first = arrival_of(start)
+        while stop - start > 1 and arrival_of(stop - 1) - first > size.bytes_max:
             stop = start + (stop - start) // 2
         return stop
 
@@ -97,14 +95,14 @@ class Pipelines:
         topic, queue_id, start = asked["topic"], asked["queueId"], asked["start"]
         if start < 0:
             raise UsageError(f"rows from {start}: there is none before 0")
-        rows = (self._broker.reader.times_of if asked["times"] else self._broker.reader.rows_of)(topic, queue_id)
+        rows = (self._broker.view.times_of if asked["times"] else self._broker.view.rows_of)(topic, queue_id)
         begin = max(start, rows.stored)
         fields = {
-            "number": self._broker.fold.topics.get(topic).numbers[queue_id] if topic else NO_QUEUE,
-            "first": rows.first, "length": rows.length, "stored": rows.stored, "fileRows": self._broker.fold.file_rows,
+            "number": self._broker.view.queue_number(topic, queue_id) if topic else NO_QUEUE,
+            "first": rows.first, "length": rows.length, "stored": rows.stored, "fileRows": self._broker.view.file_rows,
         }  # fmt: skip
         if topic and not asked["times"]:
-            fields["timeRow"] = self._broker.reader.time_row(topic, queue_id, start)
+            fields["timeRow"] = self._broker.view.time_row(topic, queue_id, start)
         body = rows.read(begin, begin + RANGE_ROWS_MAX).tobytes()
         self._answer(connection, command, reply(command, codes.SUCCESS, fields, body=body))
 
@@ -113,25 +111,24 @@ class Pipelines:
         name, broker = asked["topic"], self._broker
         queues = [
             (queue_id, number, *broker.offsets(name, queue_id), broker.search(name, queue_id, asked["at"]))
-            for queue_id, number in enumerate(broker.fold.topics.get(name).numbers)
+            for queue_id, number in enumerate(broker.view.topic(name).numbers)
         ]
         self._answer(connection, command, reply(command, codes.SUCCESS, body=orjson.dumps({"queues": queues})))
 
     def chunks(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> None:
         """Answers which staged chunks there are, to a reader of queues whose entries point into them."""
-        body = orjson.dumps(self._broker.fold.chunks.all())
+        body = orjson.dumps(self._broker.view.chunks())
         self._answer(connection, command, reply(command, codes.SUCCESS, body=body))
 
     def near(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         """Answers a page of what waits in the wheel, and where the next page begins."""
-        rows, place = self._broker.fold.wheel.page((asked["due"], asked["arrival"]), NEAR_ROWS)
-        rows = rows[self._broker.fold.topics.target_array[rows["queue"]] != GONE]
+        rows, place = self._broker.view.wheel_page((asked["due"], asked["arrival"]), NEAR_ROWS)
         fields = {} if place is None else {"due": place[0], "arrival": place[1]}
         self._answer(connection, command, reply(command, codes.SUCCESS, fields, body=rows.tobytes()))
 
     def _answer(self, connection: Connection, command: Command, frame: bytes) -> None:
         """Answers with what is true now, as soon as it is durable."""
-        self._answer_durably(connection, command, self._broker.fold.position, frame)
+        self._answer_durably(connection, command, self._broker.view.position, frame)
 
     def _answer_durably(self, connection: Connection, command: Command, position: int, frame: bytes) -> None:
         request = command.without_content()
@@ -154,7 +151,7 @@ class Pipelines:
         if ticket.error is not None:
             connection.write(refusal(command, ticket.error))
             return
-        state = self._state()._replace(epoch=ticket.answer, staged=tuple(sorted(self._broker.fold.chunks.names())))
+        state = self._state()._replace(epoch=ticket.answer, staged=tuple(sorted(self._broker.view.chunk_names())))
         frame = reply(command, codes.SUCCESS, body=dump(state.plain()))
         self._answer_durably(connection, command, ticket.end, frame)
 
@@ -169,10 +166,10 @@ class Pipelines:
         staging = self._broker.staging
         async with self._stage_lock:
             staging.check(stage)
-            verified = await asyncio.to_thread(staging.verified, stage)
+            verified = await asyncio.to_thread(staging.verify, stage)
             ticket = staging.write(stage, verified, self._clock.now_ms())
             await self.settled(connection, ticket)
-        refuse(ticket.answer)
+        raise_if_refused(ticket.answer)
         return reply(command, codes.SUCCESS)
 
     async def settled(self, connection: Connection, ticket: Ticket) -> None:

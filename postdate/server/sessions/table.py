@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import orjson
 
 from postdate.broker.broker import Broker
-from postdate.broker.cancelling import Traced
+from postdate.broker.cancelling import CancelResult
 from postdate.message import Cancelled
 from postdate.server.connection import Connection
 from postdate.server.sessions.questions import Questions
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
+from postdate.wire.requests import ClientRequest
 
 _NOBODY = "no process is attached that can read the table"
 _ADDRESS_MAX = 300  # characters: a name has 255 at most
@@ -65,28 +66,30 @@ class Table:
             self._reader = None
             self.bulk_address = ""
 
-    def find(self, traced: Traced, tell: Tell) -> None:
+    def find(self, result: CancelResult, tell: Tell) -> None:
         """Tells the truth about a cancel, at once where the table need not or cannot be asked."""
-        if not traced.may_be_in_table:
-            tell(Truth(traced.outcome))
+        if not result.may_be_in_table:
+            tell(Truth(result.outcome))
             return
-        limit = self._broker.settings.table_reads_max
+        limit = self._broker.limits.table_reads_max
         if self._reader is None:
             tell(Truth(Cancelled.UNKNOWN, _NOBODY))
         elif self._count >= limit:
             tell(Truth(Cancelled.UNKNOWN, f"table_reads_max: {limit} questions about the table wait, the limit"))
         else:
-            self._ask(self._reader, traced, tell)
+            self._ask(self._reader, result, tell)
 
-    def _ask(self, reader: Connection, traced: Traced, tell: Tell) -> None:
+    def _ask(self, reader: Connection, result: CancelResult, tell: Tell) -> None:
         self._count += 1
-        tombstone = traced.tombstone
+        tombstone = result.tombstone
         fields = {
             "topic": tombstone.topic, "key": tombstone.key, "by": tombstone.by, "keyHash": tombstone.key_hash,
-            "due": tombstone.due, "before": tombstone.arrival, "table": self._broker.fold.far.table,
+            "due": tombstone.due, "before": tombstone.arrival, "table": self._broker.view.far.table,
         }  # fmt: skip
-        wait_s = self._broker.settings.table_read_ms_max / 1_000
-        self._questions.ask(reader, codes.FIND_IN_TABLE, fields, b"", wait_s, partial(self._answered, traced, tell))
+        wait_s = self._broker.limits.table_read_ms_max / 1_000
+        self._questions.ask(
+            reader, ClientRequest.FIND_IN_TABLE, fields, b"", wait_s, partial(self._answered, result, tell)
+        )
 
     async def count(self, wish: bytes) -> Command | str:
         """How much waits in the table, as JSON of `counts.Counts`, or in a sentence why that is not known."""
@@ -99,19 +102,19 @@ class Table:
                 done.set_result(answer)
 
         self._questions.ask(
-            self._reader, codes.COUNT_TABLE, {"table": self._broker.fold.far.table}, wish, _COUNT_S, tell
+            self._reader, ClientRequest.COUNT_TABLE, {"table": self._broker.view.far.table}, wish, _COUNT_S, tell
         )
         return await done
 
-    def _answered(self, traced: Traced, tell: Tell, answer: Command | str) -> None:
+    def _answered(self, result: CancelResult, tell: Tell, answer: Command | str) -> None:
         self._count -= 1
         arrivals = answer if isinstance(answer, str) else _arrivals(answer)
         if isinstance(arrivals, str):
             # The message may have come into the wheel meanwhile, where the broker sees it.
-            found = self._broker.cancels.is_cancelled_by(traced, [])
+            found = self._broker.cancels.is_cancelled_by(result, [])
             tell(Truth(Cancelled.CANCELLED) if found else Truth(Cancelled.UNKNOWN, arrivals))
         else:
-            found = self._broker.cancels.is_cancelled_by(traced, arrivals)
+            found = self._broker.cancels.is_cancelled_by(result, arrivals)
             tell(Truth(Cancelled.CANCELLED if found else Cancelled.UNKNOWN))
 
 

@@ -91,23 +91,23 @@ class BrokerClient:
     def state(self, size: BatchSize | None = None) -> State:
         """Where broker and pipeline are. With a size, `stop` says how far such a batch goes."""
         fields = {} if size is None else {"start": size.start, "rowsMax": size.rows_max, "bytesMax": size.bytes_max}
-        return State.read(self._load(self._ask(codes.GET_BULK_STATE, fields)))
+        return State.read(self._load(self._ask(contract.GET_BULK_STATE, fields)))
 
     def register(self, table: str, master: str) -> State:
         """Makes the caller the one pipeline that may stage."""
         body = dump({"table": table, "master": master})
-        return State.read(self._load(self._ask(codes.REGISTER_PIPELINE, body=body, timeout=_WRITE_S)))
+        return State.read(self._load(self._ask(contract.REGISTER_PIPELINE, body=body, timeout=_WRITE_S)))
 
     def stage(self, stage: Stage) -> None:
         """Raises Refused where the broker is elsewhere, or another pipeline has registered."""
-        self._ask(codes.STAGE, body=dump(stage._asdict()), timeout=_STAGE_S)
+        self._ask(contract.STAGE, body=dump(stage._asdict()), timeout=_STAGE_S)
 
     def report(self, figures: Figures) -> None:
-        self._ask(codes.REPORT_BATCH, body=dump(figures))
+        self._ask(contract.REPORT_BATCH, body=dump(figures))
 
     def topic(self, name: str, at_ms: int = -1) -> list[QueueSpan]:
         """How far each queue of a topic goes. Raises TopicNotFound."""
-        return contract.read_spans(self._load(self._ask(codes.GET_BULK_TOPIC, {"topic": name, "at": at_ms})))
+        return contract.read_spans(self._load(self._ask(contract.GET_BULK_TOPIC, {"topic": name, "at": at_ms})))
 
     # -- jobs ---------------------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class BrokerClient:
         return JobOrder.read(self._job("decide", selection._asdict()))
 
     def _job(self, call: str, request: Mapping[str, Any]) -> Plain:
-        return self._load(self._ask(codes.JOB, body=dump({"call": call, **request}), timeout=_STAGE_S))
+        return self._load(self._ask(contract.JOB, body=dump({"call": call, **request}), timeout=_STAGE_S))
 
     # -- requests -----------------------------------------------------------------------------------------------
 

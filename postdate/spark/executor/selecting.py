@@ -17,7 +17,7 @@ from postdate.process import keep_freed_memory
 from postdate.spark.executor.bulk_client import BulkClient
 from postdate.spark.executor.tasks import RESULT, Batches, Result, Task, in_tiers, pieces, plain, write_tiers
 from postdate.spark.executor.waiting import IS_NEAR
-from postdate.table.files import Place, in_order, repeated, write
+from postdate.table.files import TableFolder, constant_column, sort_rows, write_file
 from postdate.table.format import DROP, MESSAGE, NEAR, OWN_ARRIVAL, SCHEMA, SELECTED, own_arrival
 
 HIDDEN = "__"  # begins the names of columns that a predicate does not see
@@ -45,7 +45,7 @@ def _answers(task: Task, batches: Batches) -> Batches:
     done = 0
     for rows in pieces(batches):
         own = own_arrival(task["number"], part, done)
-        answer = _selected(task, in_order(_shown(rows)), own)
+        answer = _selected(task, sort_rows(_shown(rows)), own)
         done += rows.num_rows
         yield pa.RecordBatch.from_pydict({"result": [json.dumps(answer)]}, schema=RESULT)
 
@@ -70,17 +70,17 @@ def _narrow(rows: pa.Table) -> pa.Table:
 
 
 def _write_moved(task: Task, rows: pa.Table, own: int) -> list[list[object]]:
-    place, count = Place(task["table"]), rows.num_rows
+    place, count = TableFolder(task["table"]), rows.num_rows
     moved = {
         "due": pc.add(rows.column("due"), task["by_ms"]),
         "arrival": pa.array(range(own, own + count), pa.int64()),
-        "kind": repeated(MESSAGE, pa.int8(), count),
-        "flags": repeated(OWN_ARRIVAL, pa.int32(), count),
+        "kind": constant_column(MESSAGE, pa.int8(), count),
+        "flags": constant_column(OWN_ARRIVAL, pa.int32(), count),
     }
     columns = [moved[name] if name in moved else rows.column(name) for name in SCHEMA.names]
     table = pa.Table.from_arrays(columns, names=SCHEMA.names)
     files = [
-        write(place, f"_job-{task['number']:08d}-{tier}-{uuid.uuid4().hex[:12]}.parquet", part)
+        write_file(place, f"_job-{task['number']:08d}-{tier}-{uuid.uuid4().hex[:12]}.parquet", part)
         for tier, part in in_tiers(table, task["edge"])
     ]
     return [list(file) for file, _ in files]
@@ -102,8 +102,8 @@ def drop(task: Task) -> Result:
         late = late.filter(is_late)
         due = pc.add(late.column("due"), task["by_ms"])
         gone.append(_drops(late.set_column(0, "due", due).set_column(1, "arrival", late.column("own"))))
-    drops = in_order(pa.concat_tables(gone))
-    files = write_tiers(Place(task["table"]), drops, task["edge"], task["far"]) if drops.num_rows else []
+    drops = sort_rows(pa.concat_tables(gone))
+    files = write_tiers(TableFolder(task["table"]), drops, task["edge"], task["far"]) if drops.num_rows else []
     return {"files": plain(files)}
 
 
@@ -112,6 +112,7 @@ def _drops(rows: pa.Table) -> pa.Table:
     own = {name: rows.column(name) for name in _NARROW}
     fixed = {"kind": DROP, "topic": "", "level": 0, "tag_hash": 0, "flags": 0, "size": 0, "record": b""}
     arrays = [
-        own[field.name] if field.name in own else repeated(fixed.get(field.name), field.type, count) for field in SCHEMA
+        own[field.name] if field.name in own else constant_column(fixed.get(field.name), field.type, count)
+        for field in SCHEMA
     ]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)

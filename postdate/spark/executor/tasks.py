@@ -21,7 +21,18 @@ from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
 from postdate.process import keep_freed_memory
 from postdate.spark.executor.bulk_client import BulkClient
 from postdate.storage import record as records
-from postdate.table.files import NEVER, Group, Place, Sorted, Window, Written, in_order, read_window, repeated, write
+from postdate.table.files import (
+    NEVER,
+    RowGroup,
+    SortedRows,
+    TableFolder,
+    Window,
+    WrittenFile,
+    constant_column,
+    read_window,
+    sort_rows,
+    write_file,
+)
 from postdate.table.format import (
     BATCH_TIERS,
     CANCEL,
@@ -30,10 +41,10 @@ from postdate.table.format import (
     MESSAGE,
     SCHEMA,
     File,
-    batch_file,
-    came_before,
+    batch_file_name,
     writer_options,
 )
+from postdate.table.living import Removals
 
 Task = dict[str, Any]
 Result = dict[str, Any]
@@ -78,10 +89,10 @@ def read_results(lines: Iterable[str]) -> list[Result]:
     return found
 
 
-def written_files(found: Iterable[Result]) -> list[Written]:
+def written_files(found: Iterable[Result]) -> list[WrittenFile]:
     """The files that tasks have written."""
     return [
-        Written(File(*file), [Group(*group) for group in groups])
+        WrittenFile(File(*file), [RowGroup(*group) for group in groups])
         for result in found
         for file, groups in result["files"]
     ]
@@ -91,7 +102,7 @@ def warm_up(task: Task) -> Result:
     """Loads everything, and sorts and writes a little, so that the first real task of a worker need not wait."""
     rows = SCHEMA.empty_table()
     sink = pa.BufferOutputStream()
-    pq.write_table(in_order(rows), sink, **writer_options("soon"))
+    pq.write_table(sort_rows(rows), sink, **writer_options("soon"))
     return {"rows": task["rows"] + pq.read_table(pa.BufferReader(sink.getvalue())).num_rows}
 
 
@@ -100,10 +111,10 @@ def warm_up(task: Task) -> Result:
 
 def ingest(task: Task) -> Result:
     """Far rows start..stop-1 into files: rows due before `edge` apart from the others."""
-    place, files = Place(task["table"]), []
+    place, files = TableFolder(task["table"]), []
     with BulkClient(task["bulk"]) as bulk:
         # By map, so that no name here holds a piece that is sorted already.
-        for rows in map(in_order, map(_as_rows, pieces(bulk.far(task["start"], task["stop"])))):
+        for rows in map(sort_rows, map(_as_rows, pieces(bulk.far(task["start"], task["stop"])))):
             files += write_tiers(place, rows, task["edge"], task["start"])
     return {"files": plain(files)}
 
@@ -130,14 +141,14 @@ def _emptied(held: list[pa.RecordBatch]) -> pa.Table:
 
 
 def _as_rows(far: pa.Table) -> pa.Table:
-    flags = repeated(0, pa.int32(), far.num_rows)
+    flags = constant_column(0, pa.int32(), far.num_rows)
     far = far.append_column("flags", flags).append_column("size", pc.binary_length(far.column("record")))
     return far.select(SCHEMA.names).cast(SCHEMA)
 
 
-def write_tiers(place: Place, rows: pa.Table, edge: int, far: int) -> list[Written]:
+def write_tiers(place: TableFolder, rows: pa.Table, edge: int, far: int) -> list[WrittenFile]:
     """Writes sorted rows as files of a batch that begins at a far row: rows due before `edge` apart from the others."""
-    return [write(place, batch_file(tier, far, _fresh()), part) for tier, part in in_tiers(rows, edge)]
+    return [write_file(place, batch_file_name(tier, far, _fresh()), part) for tier, part in in_tiers(rows, edge)]
 
 
 def in_tiers(rows: pa.Table, edge: int) -> list[tuple[str, pa.Table]]:
@@ -146,7 +157,7 @@ def in_tiers(rows: pa.Table, edge: int) -> list[tuple[str, pa.Table]]:
     return [(tier, part) for tier, part in parts if part.num_rows]
 
 
-def plain(files: list[Written]) -> list[Any]:
+def plain(files: list[WrittenFile]) -> list[Any]:
     """Files as JSON lists."""
     return [[list(file), [list(group) for group in groups]] for file, groups in files]
 
@@ -162,7 +173,7 @@ def promote(task: Task) -> Result:
     """Uploads a window of the table as one chunk, without what is cancelled."""
     counts: Result = {"read": 0, "cancelled": 0, "rows": 0, "chunk": None}
     window = Window(*task["window"])
-    with Sorted(Place(task["table"]), task["files"], window, task["untaken"]) as rows:
+    with SortedRows(TableFolder(task["table"]), task["files"], window, task["untaken"]) as rows:
         columns = [*CHUNK_COLUMNS, "kind", "topic"] if rows.has_cancels else [*CHUNK_COLUMNS, "kind"]
         pieces: Iterable[pa.Table] = (_living(piece, window, counts) for piece in rows.pieces(columns))
         if rows.has_cancels:
@@ -190,12 +201,11 @@ def _living(rows: pa.Table, window: Window, counts: Result) -> pa.Table:
         # Every task of one instant sees all its cancels; each counts those that arrived in its own part.
         counts["read"] += messages.num_rows + _arrived_within(cancels, window) + drops.num_rows
         before = messages.num_rows
-        if drops.num_rows:
-            gone = pc.is_in(messages.column("arrival"), drops.column("arrival").combine_chunks())
-            messages = messages.filter(pc.invert(gone))
-        dead = _cancelled(messages, cancels)
-        if dead:
-            messages = messages.take(pa.array(sorted(set(range(messages.num_rows)) - dead), pa.int64()))
+        record, cancel_record = messages.column("record"), cancels.column("record")
+        living = Removals(cancels, drops).living(
+            messages, lambda message, cancel: _has_key(record[message].as_py(), cancel_record[cancel].as_py())
+        )
+        messages = messages.filter(living)
         cancelled = before - messages.num_rows
     counts["cancelled"] += cancelled
     counts["rows"] += messages.num_rows
@@ -215,29 +225,7 @@ def _arrived_within(rows: pa.Table, window: Window) -> int:
     return int(pc.sum(_arrived(rows, window)).as_py() or 0)
 
 
-def _cancelled(messages: pa.Table, cancels: pa.Table) -> set[int]:
-    """The messages that a cancel is for: it has the same topic, key and due, and arrived after them."""
-    dead: set[int] = set()
-    for column in ("unique_hash", "key_hash"):
-        own = cancels.filter(pc.not_equal(cancels.column(column), 0))
-        if not own.num_rows:
-            continue
-        wanted: dict[tuple[int, int], list[tuple[int, int, str, bytes]]] = {}
-        names = ("due", column, "arrival", "tag_hash", "topic", "record")
-        for due, hashed, *rest in zip(*(own.column(name).to_pylist() for name in names), strict=True):
-            wanted.setdefault((due, hashed), []).append(tuple(rest))
-        hits = pc.indices_nonzero(pc.is_in(messages.column(column), own.column(column).combine_chunks()))
-        found = messages.take(hits)
-        for hit, *message in zip(hits.to_pylist(), *(found.column(name).to_pylist() for name in names), strict=True):
-            due, hashed, arrival, _, topic, record = message
-            for cancel_arrival, jobs, cancel_topic, cancel in wanted.get((due, hashed), ()):
-                is_earlier = came_before(arrival, cancel_arrival, jobs)
-                if is_earlier and topic == cancel_topic and _is_of_key(record, cancel):
-                    dead.add(hit)
-    return dead
-
-
-def _is_of_key(message: bytes, cancel: bytes) -> bool:
+def _has_key(message: bytes, cancel: bytes) -> bool:
     """Whether a message has the key that a cancel names: equal hashes are only a hint."""
     asked = json.loads(records.decode(cancel).body)
     properties = records.properties_of(message)
@@ -251,15 +239,15 @@ def _is_of_key(message: bytes, cancel: bytes) -> bool:
 
 def merge(task: Task) -> Result:
     """Writes a window of the table as new files, one for each bucket of due."""
-    place, window = Place(task["table"]), Window(*task["window"])
+    place, window = TableFolder(task["table"]), Window(*task["window"])
     rows = read_window(place, task["files"], window)
-    rows = in_order(rows.filter(_arrived(rows, window)))  # cancels come whole; here each part keeps its own
+    rows = sort_rows(rows.filter(_arrived(rows, window)))  # cancels come whole; here each part keeps its own
     files = []
     for tier, low, high in task["buckets"]:
         due = rows.column("due")
         part = rows.filter(pc.and_(pc.greater(due, low), pc.less_equal(due, high)))
         if part.num_rows:
-            files.append(write(place, f"{tier}-{low + 1:020d}-{_fresh()}.parquet", part))
+            files.append(write_file(place, f"{tier}-{low + 1:020d}-{_fresh()}.parquet", part))
     return {"read": rows.num_rows, "files": plain(files)}
 
 
@@ -268,7 +256,7 @@ def merge(task: Task) -> Result:
 
 def count(task: Task) -> Result:
     """Counts the rows of its files that lie in some windows, which do not overlap."""
-    place, found = Place(task["table"]), 0
+    place, found = TableFolder(task["table"]), 0
     for window in (Window(*each) for each in task["windows"]):
         found += _arrived_within(read_window(place, task["files"], window, ["due", "arrival", "kind"]), window)
     return {"rows": found}
@@ -278,7 +266,7 @@ def restore(task: Task) -> Result:
     """Writes far rows start..stop-1 that none of the files holds as new files: those due after an instant, and all
     that arrived at or after a place.
     """
-    place, files = Place(task["table"]), []
+    place, files = TableFolder(task["table"]), []
     with BulkClient(task["bulk"]) as bulk:
         for piece in pieces(bulk.far(task["start"], task["stop"])):
             rows = _as_rows(piece)
@@ -292,5 +280,5 @@ def restore(task: Task) -> Result:
                 known = known.filter(pc.not_equal(known.column("kind"), DROP))  # it has the arrival of its message
                 rows = rows.filter(pc.invert(pc.is_in(arrival, known.column("arrival").combine_chunks())))
             if rows.num_rows:
-                files += write_tiers(place, in_order(rows), task["edge"], task["start"])
+                files += write_tiers(place, sort_rows(rows), task["edge"], task["start"])
     return {"files": plain(files)}

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from postdate.message import decode_properties
 from postdate.spark.executor.bulk_client import BulkClient
 from postdate.storage import record as records
-from postdate.table.files import repeated
+from postdate.table.files import constant_column
 
 NAME = "postdate-waiting"
 _RANGE_ROWS = 250_000
@@ -63,7 +63,7 @@ class WaitingReader(DataSourceReader):
 def _columns(batch: pa.RecordBatch, *, is_near: bool) -> pa.RecordBatch:
     size = pc.binary_length(batch.column("record"))
     arrays = [size if name == "size" else batch.column(name) for name in COLUMNS]
-    flag = repeated(is_near, pa.bool_(), batch.num_rows)
+    flag = constant_column(is_near, pa.bool_(), batch.num_rows)
     return pa.RecordBatch.from_arrays([*arrays, flag], names=[*COLUMNS, IS_NEAR])
 
 

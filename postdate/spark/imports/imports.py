@@ -20,7 +20,7 @@ from postdate.errors import PipelineFailed, PostdateError, Refused
 from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.imports.columns import Job, Wanted
 from postdate.spark.imports.loading import Bad, Loaded, Plan
-from postdate.table.files import Place
+from postdate.table.files import TableFolder
 from postdate.table.format import MESSAGES, File
 from postdate.table.merging import edge_ms
 
@@ -64,11 +64,11 @@ def begin(broker: BrokerClient, job_id: str, topic: str, wanted: Wanted) -> Impo
 def files_of(plan: Plan) -> list[str]:
     """The files of this import beside the table, of all attempts."""
     own = re.compile(rf"{re.escape(plan.stem)}(soon|later)-[0-9a-f]{{32}}\.parquet")
-    return [name for name in Place(plan.folder).sizes() if own.fullmatch(name)]
+    return [name for name in TableFolder(plan.folder).sizes() if own.fullmatch(name)]
 
 
 def remove_files(plan: Plan, but: Iterable[str] = ()) -> None:
-    place = Place(plan.folder)
+    place = TableFolder(plan.folder)
     for name in set(files_of(plan)) - set(but):
         place.remove(name)
 
@@ -76,7 +76,7 @@ def remove_files(plan: Plan, but: Iterable[str] = ()) -> None:
 def adopt(broker: BrokerClient, plan: Plan, files: Sequence[File], bad_count: int) -> JobStatus:
     """Hands the files to the pipeline; from here on the import is safe. Raises Refused."""
     names = {file.path for file in files}
-    missing = names.difference(Place(plan.folder).sizes())
+    missing = names.difference(TableFolder(plan.folder).sizes())
     if missing:
         raise Refused(f"{min(missing)} is gone: is another import with the id {plan.job.id} running?")
     remove_files(plan, but=names)  # of attempts that Spark has tried again

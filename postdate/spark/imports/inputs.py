@@ -30,7 +30,7 @@ from postdate.spark.imports.columns import Wanted
 from postdate.spark.imports.loading import BLOCK, BROKEN, FILE, JSON_NAMES, LINE, Loaded, Plan, kinds_of, load
 from postdate.spark.imports.options import check_names, fitted, roles_of, with_body
 from postdate.spark.pending.query import embedded_spark, spark_errors
-from postdate.table.files import Place
+from postdate.table.files import TableFolder
 
 KINDS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 _SAMPLE_LINES = 1_000
@@ -147,7 +147,7 @@ def _watched(broker: BrokerClient, plan: Plan, look: Look) -> Iterator[None]:
 
 
 def _watch(broker: BrokerClient, plan: Plan, look: Look, ending: threading.Event) -> None:
-    place, known = Place(plan.folder), dict[str, int]()
+    place, known = TableFolder(plan.folder), dict[str, int]()
     while not ending.wait(_LOOK_S):
         for name in set(imports.files_of(plan)) - set(known):
             try:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from postdate.process import keep_freed_memory
 from postdate.spark.executor.tasks import in_tiers
 from postdate.spark.imports.columns import PROPERTIES, TIMESTAMP, Converter, Faults, Job, Wanted, properties_of
-from postdate.table.files import Place, in_order, write
+from postdate.table.files import TableFolder, sort_rows, write_file
 from postdate.table.format import File
 
 # Columns that a reader of files adds: the file of a row and the part of it, a line to parse, and a line that could not
@@ -57,9 +57,9 @@ class Loaded(NamedTuple):
 def load(plan: Plan, part: int, batches: Iterable[pa.RecordBatch]) -> Loaded:
     """Loads one part. Raises UsageError where it is too large, OSError where a file cannot be written."""
     keep_freed_memory()
-    place, converter, tally = Place(plan.folder), Converter(plan.wanted, plan.job, part), _Tally(part)
+    place, converter, tally = TableFolder(plan.folder), Converter(plan.wanted, plan.job, part), _Tally(part)
     files: list[File] = []
-    for rows in map(in_order, _pieces(_good(converter, tally, plan.wanted, batches))):
+    for rows in map(sort_rows, _pieces(_good(converter, tally, plan.wanted, batches))):
         files += _written(place, plan, rows)
     return Loaded(files, tally.bad_count, tally.bad, tally.blocks)
 
@@ -87,9 +87,9 @@ def _pieces(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(held)
 
 
-def _written(place: Place, plan: Plan, rows: pa.Table) -> list[File]:
+def _written(place: TableFolder, plan: Plan, rows: pa.Table) -> list[File]:
     return [
-        write(place, f"{plan.stem}{tier}-{uuid.uuid4().hex}.parquet", part).file
+        write_file(place, f"{plan.stem}{tier}-{uuid.uuid4().hex}.parquet", part).file
         for tier, part in in_tiers(rows, plan.edge_ms)
     ]
 

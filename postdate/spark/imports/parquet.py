@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from postdate.errors import PipelineFailed
 from postdate.spark.imports.loading import BLOCK, FILE
-from postdate.table.files import repeated
+from postdate.table.files import constant_column
 
 _PART_ROWS, _PART_BYTES = 1_000_000, 512 << 20  # of one task: small enough to keep every core busy to the end
 _BATCH_ROWS = 32_768
@@ -70,7 +70,7 @@ def _named_errors(path: str) -> Iterator[None]:
 
 def _placed(batch: pa.RecordBatch, schema: pa.Schema, path: str, number: int) -> pa.RecordBatch:
     arrays: list[Any] = [_as(batch.column(field.name), field.type) for field in schema]
-    places = [repeated(path, pa.string(), batch.num_rows), repeated(number, pa.int64(), batch.num_rows)]
+    places = [constant_column(path, pa.string(), batch.num_rows), constant_column(number, pa.int64(), batch.num_rows)]
     return pa.RecordBatch.from_arrays([*arrays, *places], names=[*schema.names, FILE, BLOCK])
 
 

@@ -23,7 +23,8 @@ from postdate.contract import State
 from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.executor.selecting import HIDDEN
 from postdate.spark.executor.waiting import COLUMNS, IS_NEAR, NAME, WaitingSource, body, properties
-from postdate.table.format import CANCEL, DROP, JOB_SHIFT, MESSAGE, MESSAGES, OWN, File, files_of
+from postdate.table.format import CANCEL, DROP, MESSAGE, MESSAGES, File, list_files
+from postdate.table.living import HAS_ARRIVED, IS_CANCELLED, IS_DROPPED, IS_UNPROMOTED
 
 VIEW = "pending"
 SHOWN = ("due", "topic", "tag", "key", "size", "properties", "body", "queue", "level", "arrival")
@@ -39,8 +40,9 @@ def pending(spark: SparkSession, broker: BrokerClient) -> DataFrame:
     base, files = _listed(state)
     taken = [file for file in files if file.due_high > state.horizon and not file.is_untaken(state.taken)]
     if taken:
-        is_taken = (f.col("arrival") < state.arrival_of_taken) | (f.col("arrival") >= OWN)
-        rest = rest.unionByName(_read(spark, base, taken).filter((f.col("due") > state.horizon) & is_taken))
+        is_taken = f.expr(HAS_ARRIVED.format(before=state.arrival_of_taken))
+        table = _read(spark, base, taken).alias("m").filter((f.col("due") > state.horizon) & is_taken)
+        rest = rest.unionByName(table)
     return _shown(_waiting(near, rest, state))
 
 
@@ -57,10 +59,10 @@ def selectable(
         near.count()
         untaken = [file for file in files if file.is_untaken(state.taken)]
         taken = [file for file in files if not file.is_untaken(state.taken)]
-        is_late = (f.col("arrival") >= state.arrival_of_taken) & (f.col("arrival") < OWN)
+        unpromoted = IS_UNPROMOTED.format(horizon=state.horizon, late_from=state.arrival_of_taken)
         rest = _read(spark, base, untaken)
-        rest = rest.unionByName(_read(spark, base, taken).filter((f.col("due") > state.horizon) | is_late))
-        waiting = _waiting(near, rest, state).filter((f.col("arrival") < before) | (f.col("arrival") >= OWN))
+        rest = rest.unionByName(_read(spark, base, taken).alias("m").filter(f.expr(unpromoted)))
+        waiting = _waiting(near, rest, state).alias("m").filter(f.expr(HAS_ARRIVED.format(before=before)))
         yield _shown(waiting, hidden=True)
     finally:
         near.unpersist()
@@ -88,7 +90,7 @@ def _listed(state: State) -> tuple[str, list[File]]:
         delta = DeltaTable(f"{state.table.rstrip('/')}/{MESSAGES}")
     except TableNotFoundError:
         return "", []
-    return delta.table_uri.rstrip("/"), files_of(delta)
+    return delta.table_uri.rstrip("/"), list_files(delta)
 
 
 def _read(spark: SparkSession, base: str, files: list[File]) -> DataFrame:
@@ -99,24 +101,17 @@ def _read(spark: SparkSession, base: str, files: list[File]) -> DataFrame:
 
 def _waiting(near: DataFrame, rest: DataFrame, state: State) -> DataFrame:
     """The messages of existing topics: those in the wheel, and the living ones elsewhere."""
-    waiting = near.unionByName(_living(rest, near).withColumn(IS_NEAR, f.lit(False)))
+    waiting = near.unionByName(living_rows(rest, near).withColumn(IS_NEAR, f.lit(False)))
     return waiting.filter(~f.col("queue").isin(list(state.gone))) if state.gone else waiting
 
 
-def _living(rest: DataFrame, near: DataFrame) -> DataFrame:
-    """The messages that no cancel is for, that no job has taken away, and that are not in the wheel by now."""
+def living_rows(rest: DataFrame, near: DataFrame) -> DataFrame:
+    """The messages that no cancel and no drop takes away (table/living.py), and that are not in the wheel by now."""
     messages = rest.filter(f.col("kind") == MESSAGE).alias("m")
     cancels = f.broadcast(rest.filter(f.col("kind") == CANCEL)).alias("c")
-    same_key = ((f.col("c.unique_hash") != 0) & (f.col("c.unique_hash") == f.col("m.unique_hash"))) | (
-        (f.col("c.key_hash") != 0) & (f.col("c.key_hash") == f.col("m.key_hash"))
-    )
-    is_for = (f.col("c.topic") == f.col("m.topic")) & (f.col("c.due") == f.col("m.due")) & same_key
-    job = f.shiftright(f.col("m.arrival") - OWN, JOB_SHIFT)
-    came_before = f.when(f.col("m.arrival") < OWN, f.col("m.arrival") < f.col("c.arrival"))
-    is_for &= came_before.otherwise(job < f.col("c.tag_hash"))
-    messages = messages.join(cancels, is_for, "left_anti")
-    drops = rest.filter(f.col("kind") == DROP).select("due", "arrival")
-    messages = messages.join(drops, ["due", "arrival"], "left_anti")
+    messages = messages.join(cancels, f.expr(IS_CANCELLED), "left_anti")
+    drops = rest.filter(f.col("kind") == DROP).alias("d")
+    messages = messages.join(drops, f.expr(IS_DROPPED), "left_anti")
     return messages.join(f.broadcast(near.select("arrival")), "arrival", "left_anti").select(*COLUMNS)
 
 

@@ -23,9 +23,9 @@ from postdate.spark.pipeline.history import History
 from postdate.spark.pipeline.jobs import Jobs
 from postdate.table import merging
 from postdate.table.delta import Table
-from postdate.table.files import NEVER, Window, Written, touches
+from postdate.table.files import NEVER, Window, WrittenFile, touches
 from postdate.table.format import OWN, File
-from postdate.table.slices import DEFAULT, Limits, slices
+from postdate.table.slices import DEFAULT, Limits, split_window
 
 logger = logging.getLogger("postdate.pipeline")
 
@@ -97,7 +97,7 @@ class Pipeline:
 
     def _prove(self, state: State) -> None:
         """Restores from the log what the table lacks of the rows that were taken and are not promoted."""
-        missing = self.table.missing()
+        missing = self.table.missing_files()
         if missing:
             logger.error(
                 "%d files of the table are missing or cut (the first: %s): their rows are read again from the log",
@@ -205,7 +205,7 @@ class Pipeline:
     def _ingest(self, plan: DataFrame, state: State) -> Ingested:
         """Takes far rows into the table, from where the table ends: the checkpoint may be ahead of it or behind."""
         (planned,) = plan.collect()
-        files: list[Written] = []
+        files: list[WrittenFile] = []
         for job in sorted(state.commands, key=lambda job: job.far):
             if self.table.far <= job.far < planned.far:
                 files += self._take(job.far, state)
@@ -214,7 +214,7 @@ class Pipeline:
         rows, size = (sum(getattr(file, name) for file, _ in files) for name in ("rows", "bytes"))
         return Ingested(self.table.far, planned.horizon, len(files), rows, size)
 
-    def _take(self, stop: int, state: State) -> list[Written]:
+    def _take(self, stop: int, state: State) -> list[WrittenFile]:
         """Takes the far rows before `stop`."""
         start = max(self.table.far, state.far_first)  # rows that are gone before that were rescued long ago
         edge = {"edge": merging.edge_ms(state.now_ms)}
@@ -231,7 +231,8 @@ class Pipeline:
         window = Window(-1, horizon[1], after=horizon[0], late_from=state.arrival_of_taken)
         untaken = [file for file in self.table.files.values() if file.is_untaken(state.taken)]
         touched = {
-            file.path: file for file in [*self.table.touched(window), *self.table.touched(window.whole, untaken)]
+            file.path: file
+            for file in [*self.table.files_touching(window), *self.table.files_touching(window.whole, untaken)]
         }
         work = self._cut(list(touched.values()), window, [file.path for file in untaken])
         results = self._run(tasks.promote, [task | {"epoch": self.epoch} for task in work])
@@ -246,12 +247,14 @@ class Pipeline:
     def _cut(self, files: list[File], window: Window, untaken: Sequence[str] = ()) -> list[dict[str, Any]]:
         """Makes one task for each slice of the window, with the files that it touches."""
         groups = {
-            file.path: [group for group in self.table.groups(file.path) if touches(group, _own(file, window, untaken))]
+            file.path: [
+                group for group in self.table.row_groups(file.path) if touches(group, _own(file, window, untaken))
+            ]
             for file in files
         }
         every = [group for found in groups.values() for group in found]
         work = []
-        for piece in slices(every, window, self._limits):
+        for piece in split_window(every, window, self._limits):
             touched = [
                 file.path
                 for file in files
@@ -281,7 +284,7 @@ class Pipeline:
     def _merge(self, now_ms: int, horizon: int) -> int:
         """Rewrites files that hold the order of arrival as files of one hour or month each; returns how many rows."""
         files = self.table.files.values()
-        merge = merging.planned(files, now_ms, horizon - KEEP_MS, self._last_cut_ms, self.merge_limits)
+        merge = merging.plan_merge(files, now_ms, horizon - KEEP_MS, self._last_cut_ms, self.merge_limits)
         if merge is None:
             return 0
         work = self._cut(merge.files, Window(-1, NEVER))
@@ -293,14 +296,14 @@ class Pipeline:
         reach("merge.written")
         self.table.commit(merged, merge.files)
         reach("merge.committed")
-        if merge.ends_cut:
+        if merge.ends_split:
             self._last_cut_ms = now_ms
         return sum(file.rows for file, _ in merged)
 
     # -- tasks --------------------------------------------------------------------------------------------------
 
     def _common(self) -> dict[str, Any]:
-        return {"bulk": self._bulk, "table": self.table.place.uri}
+        return {"bulk": self._bulk, "table": self.table.folder.uri}
 
     def _ranges(self, start: int, stop: int) -> list[dict[str, int]]:
         """Splits far rows into ranges, one for each task."""

@@ -34,8 +34,8 @@ from postdate.spark.executor.tasks import read_results, written_files
 from postdate.spark.pending import view
 from postdate.table import merging
 from postdate.table.delta import Table
-from postdate.table.files import Written, described
-from postdate.table.format import BATCH_TIERS, batch_file
+from postdate.table.files import WrittenFile, describe_file
+from postdate.table.format import BATCH_TIERS, batch_file_name
 
 # Errors of a predicate: another try would end in the same way.
 _OF_PREDICATE = (
@@ -87,7 +87,7 @@ class Jobs:
         """Removes files beside the table that belong to jobs that are over: imports that died, and tasks that went on
         writing after their import was given up. Lists the files first: later ones may belong to jobs that just began.
         """
-        place = self._table.place
+        place = self._table.folder
         names = [name for name in place.sizes() if name.startswith(_BESIDE)]
         if not names:
             return
@@ -113,14 +113,14 @@ class Jobs:
         reach("job.adopted")
         self._table.take(files, far + 1)
 
-    def _move_in(self, file: TableFile, far: int) -> Written:
+    def _move_in(self, file: TableFile, far: int) -> WrittenFile:
         """Gives a file beside the table the name of a batch's own file. Describes it by what it holds, not by what its
         maker said of it.
         """
         name = uuid.uuid5(uuid.NAMESPACE_OID, file.path).hex[:12]
-        target = batch_file(_tier_of(file.path), far, name)
-        self._table.place.rename(file.path, target)
-        return described(self._table.place, target)
+        target = batch_file_name(_tier_of(file.path), far, name)
+        self._table.folder.rename(file.path, target)
+        return describe_file(self._table.folder, target)
 
     # -- selecting ----------------------------------------------------------------------------------------------
 
@@ -151,12 +151,12 @@ class Jobs:
         spark, bulk = self._spark, self._broker.bulk_of(state)
         spark.conf.set("spark.sql.session.timeZone", "UTC")
         files = list(self._table.files.values())
-        with view.selectable(spark, bulk, state, self._table.place.uri, files, job.arrival) as rows:
+        with view.selectable(spark, bulk, state, self._table.folder.uri, files, job.arrival) as rows:
             # Neither the predicate nor what Spark says of it may speak of hidden columns.
             view.matching(rows.select(*view.SHOWN), job.where)
             selected = rows.where(job.where).select(*selecting.columns(job.by_ms))
             task = {
-                "bulk": bulk, "table": self._table.place.uri, "number": job.number, "by_ms": job.by_ms,
+                "bulk": bulk, "table": self._table.folder.uri, "number": job.number, "by_ms": job.by_ms,
                 "edge": merging.edge_ms(state.now_ms),
             }  # fmt: skip
             answers = selected.mapInArrow(selecting.select(task), "result string").collect()
