@@ -22,8 +22,8 @@ from benchmarks import load
 from benchmarks.load import START_AT_MS, TOPIC
 from benchmarks.report import Figure, shown
 from postdate.broker.broker import Broker
-from postdate.broker.staging import Stage
 from postdate.config import MIB, Settings
+from postdate.contract import Stage
 from postdate.message import LOOPBACK, Message
 from postdate.storage import chunk
 from postdate.storage import record as records

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__",),  # Every import of ours runs it, so it may know none of us, but for what it gives, on its first use.
     ("errors", "clock", "keys", "faultpoint", "arrival"),
+    ("contract",),
     ("spans", "process", "extras"),
     ("config", "message", "counts"),
     ("storage",),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import postdate
-from postdate.broker.staging import Stage
+from postdate.contract import Stage
 from postdate.testing import InProcessBroker
 from tests.support.helpers import FAR_MS, T0, Data, message, registered, send
 from verify.faults.process import Broker, free_port

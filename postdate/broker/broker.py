@@ -28,11 +28,12 @@ from postdate.broker.lookup import Found, Lookup
 from postdate.broker.rescuing import Rescuer
 from postdate.broker.sending import Intake
 from postdate.broker.settings import CurrentSettings
-from postdate.broker.staging import Stage, Staging, raise_if_refused
+from postdate.broker.staging import Staging, raise_if_refused
 from postdate.broker.topics import TopicCalls
 from postdate.broker.view import View
 from postdate.broker.writing import NO_SECONDS, Changes, Seconds, Ticket, Writer
 from postdate.config import Limits, Settings, changed
+from postdate.contract import Stage
 from postdate.errors import CorruptData, CorruptSnapshot, DiskFull, FlowControl, LogFailed, PostdateError, UsageError
 from postdate.message import LOOPBACK, Due, Host, Message, decode_properties, due
 from postdate.state import saved

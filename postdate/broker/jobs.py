@@ -11,12 +11,13 @@ has moved on, changes nothing and answers where the job is.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from postdate.arrival import OWN
 from postdate.broker.sending import refuse_system_topic
 from postdate.broker.settings import CurrentSettings
 from postdate.broker.writing import Ticket, Writer
+from postdate.contract import Selection
 from postdate.errors import CorruptSelection, FlowControl, Refused, UsageError
 from postdate.state.fold import Fold
 from postdate.state.jobs import CANCEL, IMPORT, POSTPONE, Job, JobAnswer
@@ -29,15 +30,6 @@ _BESIDE = re.compile(r"_(import|job)-[A-Za-z0-9._-]{1,200}\.parquet")
 _WHERE_MAX = 16_384
 _REASON_MAX = 1_000
 _FILE_FIELDS = 7
-
-
-class Selected(NamedTuple):
-    """What a pipeline has selected for a job."""
-
-    epoch: int
-    number: int
-    parts: tuple[tuple[str, int], ...]  # names of files, and the arrival of the first row when that is brought again
-    files: tuple[Any, ...] = ()  # beside the table: the rows as they are brought again, where the job postpones
 
 
 class JobCalls:
@@ -112,7 +104,7 @@ class JobCalls:
 
     # -- deciding -----------------------------------------------------------------------------------------------
 
-    def check(self, selected: Selected) -> None:
+    def check(self, selected: Selection) -> None:
         """Raises Refused for a decision that comes too late, UsageError for one that names no proper files."""
         for name, _ in selected.parts:
             if not selection.is_name(name) or selection.job_of(name) != selected.number:
@@ -123,7 +115,7 @@ class JobCalls:
         if reason:
             raise Refused(reason)
 
-    def verify(self, selected: Selected) -> list[dict[str, Any]]:
+    def verify(self, selected: Selection) -> list[dict[str, Any]]:
         """Reads every selection from its first byte to its last and describes it. May run on another thread. Raises
         CorruptSelection.
         """
@@ -142,10 +134,11 @@ class JobCalls:
             "arrival_high": int(logged.max()) if len(logged) else -1, "own": own,
         }  # fmt: skip
 
-    def decide(self, selected: Selected, parts: list[dict[str, Any]], at_ms: int) -> Ticket:
+    def decide(self, selected: Selection, parts: list[dict[str, Any]], at_ms: int) -> Ticket:
         """Writes a decision; `parts` is what `verify` has returned. The answer is a JobAnswer."""
         self.check(selected)  # the job may have moved on while its files were read
-        body = {"epoch": selected.epoch, "number": selected.number, "parts": parts, "files": list(selected.files)}
+        files = [_check_file(file) for file in selected.files]
+        body = {"epoch": selected.epoch, "number": selected.number, "parts": parts, "files": files}
         self._decision = self._write({"call": "decide", **body}, at_ms)
         return self._decision
 
@@ -162,7 +155,7 @@ def require_job(answer: JobAnswer) -> Job:
 
 def _check_file(plain: Any) -> list[Any]:
     """Returns a file, as table/format.py's File has it. Raises UsageError."""
-    is_whole = isinstance(plain, list) and len(plain) == _FILE_FIELDS and isinstance(plain[0], str)
+    is_whole = isinstance(plain, list | tuple) and len(plain) == _FILE_FIELDS and isinstance(plain[0], str)
     if not is_whole or not all(type(number) is int and number >= 0 for number in plain[1:]):
         raise UsageError(f"a file is {plain!r:.200}, expected its path, bytes, rows, and bounds of due and arrival")
     if not _BESIDE.fullmatch(plain[0]):

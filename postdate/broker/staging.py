@@ -15,22 +15,12 @@ import numpy as np
 
 from postdate.broker.settings import CurrentSettings
 from postdate.broker.writing import Ticket, Writer
+from postdate.contract import Stage
 from postdate.errors import CorruptChunk, CorruptQueue, Refused, UsageError
 from postdate.state.fold import Fold, StageAnswer, Tally
 from postdate.storage.batch import STAGE
 from postdate.storage.chunk import Chunk
 from postdate.storage.disk import Disk
-
-
-class Stage(NamedTuple):
-    """What a pipeline has done: it has taken far rows, moved its horizon, and uploaded chunks."""
-
-    epoch: int
-    far: tuple[int, int]  # `taken` before and after
-    horizon: tuple[int, int]  # before and after
-    chunks: tuple[str, ...]  # names of files
-    rows_in: int  # rows that ever came into the table
-    rows_out: int  # rows that this stage takes out of it
 
 
 class VerifiedChunk(NamedTuple):

@@ -257,6 +257,10 @@ class View:
             far.rows_in, far.rows_out, far.in_table, far.table,
         )  # fmt: skip
 
+    def far_arrival(self, number: int) -> int:
+        """The arrival of a far row; NEVER where the queue ends before it."""
+        return self._fold.far.arrival_of(number)
+
     def read_far(self, start: int, count: int) -> np.ndarray:
         """Rows of the far queue (far.FAR) that are durable, from number `start` on."""
         first = self._fold.far.rows.first

@@ -26,7 +26,7 @@ def beside(settings: Settings, limits: Limits) -> Parts:
         return Parts(limits, SystemClock(), [], others)
     bulk = Part(BULK, lambda addresses: _bulk(settings, addresses))
     if not is_embedded(settings):
-        others = {PIPELINE: "none here: start one with postdate pipeline --bulk HOST:PORT"}
+        others = {PIPELINE: "none here: start one with postdate pipeline --addr HOST:PORT"}
         return Parts(limits, SystemClock(), [bulk], others)
     if not has_extra("spark"):
         others = {PIPELINE: f"off: it needs postdate[spark], {install('spark')}; {_STAY}"}
@@ -52,7 +52,7 @@ def _bulk(settings: Settings, addresses: Addresses) -> list[str]:
 
 def _pipeline(settings: Settings, addresses: Addresses) -> list[str]:
     return [
-        sys.executable, "-m", "postdate", "pipeline", "--bulk", _from_here(addresses[BULK]),
+        sys.executable, "-m", "postdate", "pipeline", "--addr", _from_here(addresses["broker"]),
         "--table", _table(settings), "--master", settings.spark_master,
         "--memory", str(settings.spark_memory_bytes), "--parent-pid", str(os.getpid()), "--log-level", _level(),
     ]  # fmt: skip

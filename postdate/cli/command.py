@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from postdate.config import Settings
 from postdate.errors import UsageError
 
 OK, NEGATIVE, USAGE, REFUSED = 0, 1, 2, 3
@@ -30,20 +29,26 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def add_broker(parser: argparse.ArgumentParser, run: Run) -> None:
-    """The flags of a command that talks to a broker."""
+def add_address(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--addr", metavar="HOST:PORT", help="route address of the broker (default: POSTDATE_ADDR, else 127.0.0.1:9876)"
     )
+
+
+def add_broker(parser: argparse.ArgumentParser, run: Run) -> None:
+    """The flags of a command that talks to a broker."""
+    add_address(parser)
     add_json(parser)
     runs(parser, run)
 
 
 def add_bulk(parser: argparse.ArgumentParser) -> None:
-    """For commands that read and write by the million, past the broker's own port."""
-    bulk = f"127.0.0.1:{Settings().bulk_port}"
+    """The flag of a command that reads or writes by the million, past the broker's own port."""
     parser.add_argument(
-        "--bulk", metavar="HOST:PORT", default=bulk, help=f"the broker's bulk address (default: {bulk})"
+        "--bulk",
+        metavar="HOST:PORT",
+        default="",
+        help="address of bulk (default: the broker tells)",
     )
 
 

@@ -32,17 +32,17 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _jobs(arguments: argparse.Namespace) -> int:
-    listed = admin.job(arguments.addr, {"call": "list"})
-    jobs = [job for job in listed["jobs"] if arguments.id in (None, job["id"])]
+    now_ms, listed = admin.list_jobs(arguments.addr)
+    jobs = [job._asdict() for job in listed if arguments.id in (None, job.id)]
     if arguments.id is None:
-        return _show_all(arguments, jobs[-arguments.limit :], listed["now_ms"])
+        return _show_all(arguments, jobs[-arguments.limit :], now_ms)
     if not jobs:
         return say_no(f"there is no job {arguments.id}, or it is forgotten: the last thousand are known")
     return _withdraw(arguments) if arguments.withdraw else _show_one(arguments, jobs[0])
 
 
 def _withdraw(arguments: argparse.Namespace) -> int:
-    job = admin.job(arguments.addr, {"call": "fail", "id": arguments.id, "reason": "withdrawn"})
+    job = admin.withdraw_job(arguments.addr, arguments.id)._asdict()
     if job["state"] != "failed":
         return say_no(f"job {arguments.id} is {job['state']}: it cannot be withdrawn any more")
     return _show_one(arguments, job)

@@ -83,7 +83,7 @@ class Dispatcher:
         self.pulls = Pulls(broker, sessions, creation)
         self.pops = Pops(broker, clock, pulse, self.pulls, creation, sessions.meter)
         self.groups = Groups(broker, clock, pulse, sessions, creation, topics, self.pulls)
-        self.pipelines = Pipelines(broker, clock, pulse, tasks)
+        self.pipelines = Pipelines(broker, clock, pulse, tasks, sessions.table)
         self.status = Status(broker, clock, sessions.meter, self._counts, self.pipelines.last_reports)
         self._methods = _find_methods(
             {

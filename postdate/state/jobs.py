@@ -23,6 +23,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from postdate.arrival import NEAR, NEVER, OWN, job_of
+from postdate.contract import CANCEL as CANCEL
+from postdate.contract import DONE as DONE
+from postdate.contract import ENDED
+from postdate.contract import FAILED as FAILED
+from postdate.contract import IMPORT as IMPORT
+from postdate.contract import LOADING as LOADING
+from postdate.contract import POSTPONE as POSTPONE
+from postdate.contract import RUNNING as RUNNING
+from postdate.contract import WAITING as WAITING
 from postdate.keys import key_hash
 from postdate.state.columns import subtract
 from postdate.state.far import Far
@@ -33,10 +42,7 @@ from postdate.storage.batch import JOB
 from postdate.storage.layout import FAR_STRUCT
 from postdate.storage.selection import Selections
 
-LOADING, WAITING, RUNNING, DONE, FAILED = "loading", "waiting", "running", "done", "failed"
-IMPORT, CANCEL, POSTPONE = "import", "cancel", "postpone"
 ENDED_KEPT = 1_000  # jobs that have ended; older ones are forgotten, and so are their ids
-_ENDED = (DONE, FAILED)
 
 _NEW = ""  # the state of a job that does not exist yet
 BEGIN, ASK, ADOPT, FAIL, DECIDE = "begin", "ask", "adopt", "fail", "decide"  # the calls that its records hold
@@ -96,23 +102,11 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        return self.state in _ENDED
+        return self.state in ENDED
 
     @property
     def is_decided(self) -> bool:
         return self.decided_at >= 0
-
-    def told(self) -> dict[str, Any]:
-        """What operators see of the job."""
-        names = (
-            "id", "number", "op", "state", "topic", "where", "by_ms", "rows", "changed", "late", "bad", "at_ms",
-            "ended_at_ms", "reason",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names}
-
-    def command(self) -> dict[str, Any]:
-        """What the pipeline that carries the job out needs to know."""
-        return asdict(self)
 
 
 class JobAnswer(NamedTuple):

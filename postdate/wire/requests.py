@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from postdate import contract
 from postdate.errors import ProtocolError
 from postdate.wire.frame import HEADER_AT, JSON, header_end, plain_text, show_value, whole_number
 
@@ -230,20 +231,26 @@ class Request(enum.IntEnum):
         9_801, "pending.count", (_may("topic"), _may("unit", "minute"), _may("limit", 100, _NUMBER)),
         answer_body="JSON: what waits, by topic and by time",
     )
-    GET_BULK_STATE = _Row(9_802, "pipeline.state", answer_body="JSON: where the pipeline is")
+    GET_BULK_STATE = _Row(
+        contract.GET_BULK_STATE, "pipeline.state",
+        (_may("start", 0, _NUMBER), _may("rowsMax", 0, _NUMBER), _may("bytesMax", 0, _NUMBER)),
+        answer_body="JSON: where the pipeline is",
+    )
     GET_BULK_RANGE = _Row(
         9_803, "pipeline.rows",
         (_may("topic"), _may("queueId", 0, _NUMBER), _may("start", 0, _NUMBER), _may("times", False, _FLAG)),
         ("number", "first", "length", "stored", "fileRows", "timeRow"), answer_body="rows that are in no file yet",
     )
     REGISTER_PIPELINE = _Row(
-        9_804, "pipeline.register", body="JSON: table and master",
+        contract.REGISTER_PIPELINE, "pipeline.register", body="JSON: table and master",
         answer_body="JSON: where the pipeline is, and names of chunks",
     )
-    STAGE = _Row(9_805, "pipeline.stage", body="JSON: epoch, far, horizon, chunks, rows in and out")
-    REPORT_BATCH = _Row(9_806, "pipeline.report", body="JSON: names and values, as the pipeline likes")
+    STAGE = _Row(contract.STAGE, "pipeline.stage", body="JSON: epoch, far, horizon, chunks, rows in and out")
+    REPORT_BATCH = _Row(
+        contract.REPORT_BATCH, "pipeline.report", body="JSON: names and values, as the pipeline likes",
+    )
     GET_STATUS = _Row(9_807, "status.get_overview", answer_body="JSON: broker, far queue, pipeline and parts")
-    ATTACH_TABLE = _Row(9_808, "table.attach")
+    ATTACH_TABLE = _Row(9_808, "table.attach", (_may("bulk"),))
     GET_CHUNKS = _Row(9_810, "pipeline.chunks", answer_body="JSON: staged chunks")
     GET_FORECAST = _Row(
         9_812, "pending.forecast", (_may("topic"), _may("unit", "minute"), _may("bars", 60, _NUMBER)),
@@ -253,9 +260,11 @@ class Request(enum.IntEnum):
         9_813, "pipeline.near", (_may("due", -1, _NUMBER), _may("arrival", -1, _NUMBER)), ("due", "arrival"),
         answer_body="rows of what waits in the wheel",
     )
-    JOB = _Row(9_814, "jobs.answer", body="JSON: call, and what it needs", answer_body="JSON: where the job is")
+    JOB = _Row(
+        contract.JOB, "jobs.answer", body="JSON: call, and what it needs", answer_body="JSON: where the job is",
+    )
     GET_BULK_TOPIC = _Row(
-        9_820, "pipeline.topic", (_must("topic"), _may("at", -1, _NUMBER)),
+        contract.GET_BULK_TOPIC, "pipeline.topic", (_must("topic"), _may("at", -1, _NUMBER)),
         answer_body="JSON: how far each queue of a topic goes",
     )
     # fmt: on

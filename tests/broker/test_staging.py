@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from postdate.broker.broker import Broker
-from postdate.broker.staging import Stage
+from postdate.contract import Stage
 from postdate.errors import CorruptChunk, Refused, UsageError
 from postdate.message import Cancelled, Message
 from postdate.state import saved

@@ -7,8 +7,10 @@ import pyarrow.flight as flight
 import pytest
 
 from postdate.clock import ManualClock
+from postdate.errors import TopicNotFound
 from postdate.message import decode_properties
 from postdate.server.requests import pipeline
+from postdate.spark.executor.bulk_client import BulkClient
 from postdate.storage import record as records
 from tests.support.bulking import Client, bulking
 from tests.support.carrying import BEGIN, World
@@ -34,7 +36,7 @@ def test_visible_properties_and_body_are_those_of_a_pull(tmp_path: Path) -> None
                 world.send(f"now{n}", [0])
                 world.served.pass_ms(7)
         world.pass_minutes(4)
-        client = Client(world.bulk.address.port)
+        client = Client(world.bulk.address.port, world.served.port)
         rows = read(client, ["visible", "properties", "body", "offset"]).to_pylist()
         some_rows = client.read({"topic": TOPIC, "id": 0}, 37, 45, columns=["offset", "visible"]).to_pylist()  # type: ignore[arg-type]
         client.close()
@@ -59,14 +61,14 @@ def test_a_queue_of_an_earlier_topic_is_not_taken_for_the_new_one(tmp_path: Path
         served.call(lambda: served.broker.put_topic(TOPIC, T0))
         sent(served, "a", "b")
         with bulking(served, tmp_path / "data") as client:
-            (first, *_) = client.act("topic", {"topic": TOPIC, "at": T0 + 1})["queues"]
-            assert (first[0], first[2:]) == (0, [0, 2, 2])
-            assert read(client, ["body"], number=first[1])["body"].to_pylist() == [b"a", b"b"]
+            (first, *_) = client.broker.topic(TOPIC, T0 + 1)
+            assert (first.id, first.first, first.next, first.since) == (0, 0, 2, 2)
+            assert read(client, ["body"], number=first.number)["body"].to_pylist() == [b"a", b"b"]
             served.call(lambda: served.broker.delete_topic(TOPIC, T0))
             served.call(lambda: served.broker.put_topic(TOPIC, T0))
             sent(served, "c")
             with pytest.raises(flight.FlightServerError, match="is another one now: the topic was deleted and made"):
-                read(client, ["body"], number=first[1])
+                read(client, ["body"], number=first.number)
             assert read(client, ["body"])["body"].to_pylist() == [b"c"]
 
 
@@ -81,14 +83,14 @@ def test_columns_that_are_not_there_are_named(tmp_path: Path, columns: list[str]
             read(client, columns)
 
 
-@pytest.mark.parametrize("wish", [None, {}, {"topic": ""}, {"topic": "t", "at": "x"}, [1]])
-def test_a_topic_is_asked_for_by_name(tmp_path: Path, wish: object) -> None:
+@pytest.mark.parametrize("name", ["nobody", ""])
+def test_a_topic_is_asked_for_by_name(tmp_path: Path, name: str) -> None:
     with (
         serving(tmp_path / "data", ManualClock(T0)) as served,
         bulking(served, tmp_path / "data") as client,
-        pytest.raises(flight.FlightServerError, match="expected JSON with topic and at"),
+        pytest.raises(TopicNotFound, match=f"topic '{name}' does not exist"),
     ):
-        client.act("topic", wish)
+        client.broker.topic(name)
 
 
 # -- the wheel --------------------------------------------------------------------------------------------------
@@ -100,15 +102,16 @@ def test_what_waits_in_the_wheel_is_given_wherever_it_lies(
 ) -> None:
     monkeypatch.setattr(pipeline, "NEAR_ROWS", page_rows)
     world = World(tmp_path)
+    bulk = BulkClient(str(world.bulk.address))
     try:
-        assert list(world.gate.near()) == []
+        assert list(bulk.near()) == []
         soon = BEGIN + 3 * MINUTE_MS
         world.send("far", [soon, soon + 5, soon + 5, soon + 9])
         world.batch()
         world.pass_minutes(2)  # promoted: in a chunk
         world.send("near", [soon + 5, soon + 1])
         world.cancel("far-u3", soon + 9, "unique")
-        rows = pa.Table.from_batches(list(world.gate.near()))
+        rows = pa.Table.from_batches(list(bulk.near()))
         bodies = [records.decode(record).body.decode() for record in rows["record"].to_pylist()]
         assert bodies == ["far 0", "near 1", "far 1", "far 2", "near 0"]
         assert rows["due"].to_pylist() == [soon, soon + 1, soon + 5, soon + 5, soon + 5]
@@ -116,6 +119,7 @@ def test_what_waits_in_the_wheel_is_given_wherever_it_lies(
         assert rows["key"].to_pylist()[0] == "far-k0 other"
         assert rows["tag"].to_pylist() == ["a"] * 5
         world.served.call(lambda: world.broker.delete_topic(TOPIC, world.clock.now_ms()))
-        assert list(world.gate.near()) == []
+        assert list(bulk.near()) == []
     finally:
+        bulk.close()
         world.close()

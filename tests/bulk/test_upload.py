@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 def client(folder: Path) -> Iterator[Client]:
     """Of a pipeline that has registered."""
     with serving(folder, ManualClock(T0)) as served, bulking(served, folder) as client:
-        client.act("register", {"table": "", "master": ""})
+        client.broker.register("", "")
         yield client
 
 
@@ -198,7 +198,7 @@ os.kill(os.getpid(), 9)
 
 def test_a_peer_that_dies_leaves_no_file(folder: Path) -> None:
     with serving(folder, ManualClock(T0)) as served, bulking(served, folder) as client:
-        client.act("register", {"table": "", "master": ""})
+        client.broker.register("", "")
         rows = batch(*[(5, 7)] * 2_000)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as stream:
@@ -269,7 +269,7 @@ def test_a_full_disk_is_told_and_leaves_no_file(tmp_path: Path) -> None:
 
     with serving(tmp_path / "data", ManualClock(T0)) as served:
         with bulking(served, tmp_path / "data", Full(tmp_path / "data")) as client:
-            client.act("register", {"table": "", "master": ""})
+            client.broker.register("", "")
             with pytest.raises(flight.FlightServerError, match="No space left on device"):
                 client.put(NAME, [batch((1, 1))])
         assert names(tmp_path / "data") == []

@@ -144,7 +144,7 @@ def test_a_pipeline_that_has_only_registered_needs_no_table(tmp_path: Path) -> N
 
 def test_a_table_in_an_object_store_is_passed_over(tmp_path: Path) -> None:
     world = World(tmp_path / "data")
-    world.gate.register("s3://bucket/table", "here")
+    world.control.register("s3://bucket/table", "here")
     world.close()
     report = check(tmp_path / "data")
     assert report.ok
@@ -156,7 +156,7 @@ def test_a_table_elsewhere_is_found_where_the_pipeline_said(form: str, tmp_path:
     world = World(tmp_path / "data")
     world.send("first", [BEGIN + HOUR_MS])
     world.batch()
-    world.gate.register(form.format(tmp_path / "elsewhere"), "here")
+    world.control.register(form.format(tmp_path / "elsewhere"), "here")
     world.close()
     (tmp_path / "data" / "table").rename(tmp_path / "elsewhere")
     report = check(tmp_path / "data")

@@ -36,9 +36,9 @@ def test_the_pipeline_is_told_a_table_that_means_the_same_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, told: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command = children._pipeline(Settings(data="data", table=table), {"bulk": "[::]:9878"})
+    command = children._pipeline(Settings(data="data", table=table), {"broker": "[::]:10911", "bulk": "[::]:9878"})
     assert words_after(command, "--table") == told.format(tmp_path)
-    assert words_after(command, "--bulk") == "[::1]:9878"
+    assert words_after(command, "--addr") == "[::1]:10911"
     assert words_after(command, "--master") == "local[*]"
     assert words_after(command, "--memory") == str(GIB)
 

@@ -78,7 +78,7 @@ def test_bulk_is_started_and_comes_again_when_it_is_killed(start: Callable[..., 
     assert awaited(lambda: part(broker, "bulk").startswith("starts again in"))
     assert pid_of_bulk(broker) != first
     assert any("bulk was killed by SIGKILL; it starts again in 0.1 s" in line for line in broker.log_lines("warning"))
-    assert part(broker, "pipeline").startswith("none here: start one with postdate pipeline --bulk")
+    assert part(broker, "pipeline").startswith("none here: start one with postdate pipeline --addr")
 
 
 def test_bulk_keeps_the_port_that_the_pipeline_was_told(start: Callable[..., Broker]) -> None:
@@ -215,6 +215,7 @@ def pipeline(*words: str) -> "subprocess.CompletedProcess[str]":
     [
         (("--java-home", "/no/where"), "no Java 17 or newer was found (java_home /no/where: "),
         (("--bulk", "nonsense"), "the address is 'nonsense', expected host:port"),
+        (("--addr", "nonsense"), "the address is 'nonsense', expected host:port"),
         (
             ("--master", "sparc://host"),
             "--master is 'sparc://host', expected local, local[4], local[*], spark://host:port",
@@ -234,7 +235,7 @@ def test_a_pipeline_that_cannot_run_is_refused_with_a_sentence(words: tuple[str,
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_pipeline_without_a_broker_says_so_once_and_waits_until_it_is_told(number: signal.Signals) -> None:
     address = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "postdate", "pipeline", "--bulk", address]
+    command = [sys.executable, "-m", "postdate", "pipeline", "--addr", address]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
         assert process.stderr is not None
@@ -245,7 +246,7 @@ def test_a_pipeline_without_a_broker_says_so_once_and_waits_until_it_is_told(num
 
 
 def test_a_pipeline_ends_with_the_process_that_started_it() -> None:
-    done = pipeline("--bulk", f"127.0.0.1:{free_port()}", "--parent-pid", "1")  # which is not the one that did
+    done = pipeline("--addr", f"127.0.0.1:{free_port()}", "--parent-pid", "1")  # which is not the one that did
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

@@ -48,13 +48,15 @@ import pytest
 import postdate
 from postdate import cli, client
 from postdate.broker.broker import Broker
-from postdate.broker.jobs import Selected, require_job
+from postdate.broker.jobs import require_job
 from postdate.broker.leasing import LeaseHandle, PopRequest
 from postdate.bulk.schema import IN, OF_TOPIC, OUT
 from postdate.cli import command as cli_command
 from postdate.client import admin, errors
+from postdate.client.address import ADDRESS_DEFAULT
 from postdate.clock import SystemClock
 from postdate.config import FIELDS, GROUPS, LIMITS, LIVE, ROCKETMQ_NAMES, Limits, Settings, load
+from postdate.contract import Selection
 from postdate.errors import PostdateError
 from postdate.server import answers
 from postdate.spark.formats import topic
@@ -70,7 +72,7 @@ from postdate.table.format import CHECKPOINT, HISTORY, MESSAGES, ROW_GROUP_ROWS,
 from postdate.wire import bodies, frame, ids
 from postdate.wire import codes as wire_codes
 from postdate.wire.requests import REQUESTS, Field, Request
-from tests.support.bulking import bulking
+from tests.support.bulking import bulking, wait_until
 from tests.support.carrying import BEGIN, World
 from tests.support.helpers import (
     HOUR_MS,
@@ -233,7 +235,7 @@ def test_the_examples_of_a_page_do_what_it_says(
         run_streams_page(tmp_path)
         return
     if page == BULK:
-        run_bulk_page(tmp_path)
+        run_bulk_page(tmp_path, monkeypatch)
         return
     if page == PIPELINE:
         run_pipeline_page(tmp_path)
@@ -258,12 +260,14 @@ def test_the_examples_of_a_page_do_what_it_says(
         run_page(page, served)
 
 
-def run_bulk_page(folder: Path) -> None:
-    """Beside a broker with one far message; on a free port, whatever the page says."""
+def run_bulk_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a broker with one far message, and its bulk."""
     with serving(folder / "data") as served, bulking(served, folder / "data") as bulk:
         with postdate.connect(served.address) as sender:
             sender.send("orders", "hello", key="order-17", delay="1d")
-        run_page(BULK, changed=("127.0.0.1:9878", f"127.0.0.1:{bulk.port}"))
+        wait_until(lambda: bool(bulk.broker.state().bulk))
+        monkeypatch.setenv("POSTDATE_ADDR", served.address)
+        run_page(BULK)
 
 
 def run_readers_page(folder: Path) -> None:
@@ -283,7 +287,8 @@ def run_client_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a broker and its bulk, which is on a free port."""
     with serving(folder / "postdate-data") as served, bulking(served, folder / "postdate-data") as bulk:
         monkeypatch.setenv("POSTDATE_ADDR", served.address)
-        run_page(CLIENT, served, ("127.0.0.1:9878", f"127.0.0.1:{bulk.port}"))
+        wait_until(lambda: bool(bulk.broker.state().bulk))
+        run_page(CLIENT, served)
 
 
 def run_streams_page(folder: Path) -> None:
@@ -292,7 +297,8 @@ def run_streams_page(folder: Path) -> None:
         with postdate.connect(served.address) as sender:
             for number, body in enumerate(("one", "two", "three"), 1):
                 sender.send("orders", body, key=f"order-{number}")
-        run_page(STREAMS, changed=("127.0.0.1:9878", f"127.0.0.1:{bulk.port}"))
+        wait_until(lambda: bool(bulk.broker.state().bulk))
+        run_page(STREAMS, changed=("127.0.0.1:9876", served.address))
 
 
 def run_pipeline_page(folder: Path) -> None:
@@ -306,14 +312,14 @@ def run_pipeline_page(folder: Path) -> None:
 
 def run_import_page(folder: Path, spark: Any) -> None:
     with carried(folder / "postdate-data") as world:
-        run_page(IMPORT, changed=("127.0.0.1:9878", str(world.bulk.address)))
+        run_page(IMPORT, changed=("127.0.0.1:9876", world.address))
     spark.conf.unset("spark.sql.session.timeZone")
 
 
 def run_future_page(folder: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with carried(folder / "postdate-data", spark) as world:
         monkeypatch.setenv("POSTDATE_ADDR", world.served.address)
-        run_page(FUTURE, changed=("127.0.0.1:9878", str(world.bulk.address)))
+        run_page(FUTURE)
 
 
 @contextlib.contextmanager
@@ -923,10 +929,9 @@ def test_columns_of_bulk_are_those_of_the_code(heading: str, index: int, schema:
     assert shown == [(field.name, str(field.type)) for field in schema]
 
 
-def test_actions_of_bulk_are_those_of_the_code(tmp_path: Path) -> None:
+def test_bulk_has_no_actions(tmp_path: Path) -> None:
     with serving(tmp_path) as served, bulking(served, tmp_path) as bulk:
-        held = [action.type for action in bulk.flight.list_actions()]
-    assert [code(name) for name, _, _ in table_in(BULK, "Actions")] == held
+        assert list(bulk.flight.list_actions()) == []
 
 
 def test_columns_of_a_topic_are_those_of_the_code() -> None:
@@ -947,8 +952,8 @@ def test_columns_of_a_topic_in_spark_are_those_of_the_code() -> None:
 def test_options_of_a_topic_in_spark_are_those_of_the_code() -> None:
     shown = {code(name): default.strip("`") for name, default, _ in table_in(STREAMS, "Options")}
     asked = topic.asked_of({"topic": "t"})
-    held = {"bulk": asked.bulk, "topic": "", "start": asked.start, "stop": asked.stop, "rows": str(asked.rows)}
-    assert shown == {**held, "columns": "all"}
+    held = {"addr": ADDRESS_DEFAULT, "bulk": asked.bulk, "topic": "", "start": asked.start, "stop": asked.stop}
+    assert shown == {**held, "rows": str(asked.rows), "columns": "all"}
     assert tuple(shown) == topic.OPTIONS
 
 
@@ -1139,7 +1144,7 @@ def ask_for_jobs(broker: Broker) -> None:
     rows["due"], rows["arrival"] = T0 + 24 * HOUR_MS, 1
     name = f"{job.number:08d}-part"
     selection.write(broker._disk, name, rows)
-    selected = Selected(broker.fold.far.epoch, job.number, ((name, 0),))
+    selected = Selection(broker.fold.far.epoch, job.number, ((name, 0),))
     settled(broker, jobs.decide(selected, jobs.verify(selected), at_ms))
 
 

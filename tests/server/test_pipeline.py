@@ -66,7 +66,7 @@ def test_a_pipeline_is_told_where_it_is(tmp_path: Path) -> None:
         assert state(peer) == {
             "now_ms": T0, "lead_ms": 60_000, "delay_ms_max": DELAY_MS_MAX,
             "epoch": 0, "taken": 0, "horizon": 0, "far_first": 0, "far_length": 0,
-            "arrival_of_taken": NEVER, "rows_in": 0, "rows_out": 0, "rescued": 0, "table": "",
+            "arrival_of_taken": NEVER, "rows_in": 0, "rows_out": 0, "rescued": 0, "table": "", "bulk": "",
             "commands": [], "gone": [],
         }  # fmt: skip
         sent_far(peer, 3)
@@ -80,7 +80,7 @@ def test_a_pipeline_is_told_where_it_is(tmp_path: Path) -> None:
             "now_ms": T0, "lead_ms": 60_000, "delay_ms_max": DELAY_MS_MAX,
             "epoch": 1, "taken": 2, "horizon": T0 + 3 * MINUTE_MS, "far_first": 0,
             "far_length": 3, "arrival_of_taken": arrival, "rows_in": 2, "rows_out": 1, "rescued": 0,
-            "table": "s3://bucket/t", "commands": [], "gone": [],
+            "table": "s3://bucket/t", "bulk": "", "commands": [], "gone": [],
         }  # fmt: skip
 
 
@@ -228,6 +228,26 @@ def test_in_async_mode_a_failed_flush_is_told(tmp_path: Path, ask: Any) -> None:
 # --------------------------------------------------------------------------------------------- registering, staging
 
 
+def test_the_state_tells_how_far_a_batch_goes(tmp_path: Path) -> None:
+    """By rows, by bytes of the log, and never beyond the durable end."""
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        sent_far(peer, 64)
+        arrivals = served.call(lambda: served.broker.view.read_far(0, 64)["arrival"].tolist())
+        step = arrivals[1] - arrivals[0]
+
+        def stop(start: int, rows_max: int, bytes_max: int) -> int:
+            answer = peer.ask(Request.GET_BULK_STATE, start=start, rowsMax=rows_max, bytesMax=bytes_max)
+            return int(told(answer)["stop"])
+
+        assert stop(0, 1_000, 1 << 40) == 64
+        assert stop(0, 10, 1 << 40) == 10
+        assert stop(60, 10, 1 << 40) == 64
+        assert stop(64, 10, 1 << 40) == 64
+        assert 4 <= stop(0, 1_000, 8 * step) <= 9
+        assert stop(0, 1_000, 0) == 1, "one is always taken"
+        assert "stop" not in state(peer)
+
+
 def test_a_pipeline_that_registers_learns_what_is_staged_and_fences_older_ones(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         sent_far(peer, 2)
@@ -269,7 +289,7 @@ def test_staged_chunks_are_told_by_their_offsets(tmp_path: Path) -> None:
     ("body", "said"),
     [
         (b"[]", "a stage"),
-        (b"{}", "a stage needs chunks, a list of names"),
+        (b"{}", "a stage cannot be read: epoch is missing, expected a whole number"),
         (stage_body(1, (0, 0), (0, 0)).replace(b'"epoch":1', b'"epoch":true'), "epoch is True, expected a whole"),
         (stage_body(1, (0, 0), (0, 0)).replace(b"[0,0]", b"[0]", 1), "far is [0], expected two whole numbers"),
         (stage_body(1, (0, 0), (0, 1 << 63)), "horizon is [0, 9223372036854775808], expected two"),

@@ -67,6 +67,7 @@ def test_a_message_in_the_table_is_cancelled(tmp_path: Path, way: str) -> None:
         before = int(question.fields.pop("before"))
         assert question.fields == {
             "topic": "orders", "key": "K0", "by": "unique", "keyHash": str(key_hash("K0")), "due": str(DUE),
+            "table": "",
         }  # fmt: skip
         assert before > arrivals[0]
         answer(reader, question, arrivals)
@@ -105,7 +106,7 @@ def test_without_a_reader_of_the_table_the_answer_is_unknown_and_the_cancel_stan
         assert outcome(reply) == UNKNOWN
         assert reply.remark == (
             "it is not known whether message K0 waits; if it does, it is cancelled: "
-            "nobody is connected who can read the table"
+            "no process is attached that can read the table"
         )
         stage_both(served, peer, arrivals)
         served.pass_ms(HOUR_MS)
@@ -223,9 +224,9 @@ def test_only_so_many_cancels_wait_for_the_table(tmp_path: Path) -> None:
     [
         (b"", codes.SYSTEM_ERROR, "the table is damaged", "the table cannot be read: the table is damaged"),
         (b"", codes.SYSTEM_ERROR, None, "the table cannot be read: code 1"),
-        (b"{", codes.SUCCESS, None, "what the table is said to hold cannot be read"),
-        (b'["1"]', codes.SUCCESS, None, "what the table is said to hold cannot be read"),
-        (b"[true]", codes.SUCCESS, None, "what the table is said to hold cannot be read"),
+        (b"{", codes.SUCCESS, None, "the answer about the table cannot be read"),
+        (b'["1"]', codes.SUCCESS, None, "the answer about the table cannot be read"),
+        (b"[true]", codes.SUCCESS, None, "the answer about the table cannot be read"),
     ],
 )
 def test_a_table_that_cannot_be_read_is_unknown(
@@ -253,7 +254,7 @@ def test_the_reader_that_attached_last_is_asked_until_it_goes(tmp_path: Path) ->
         assert outcome(reply) == UNKNOWN
         assert "is gone" in (reply.remark or "")
         reply = peer.answer_to(say_cancel(peer))
-        assert "nobody is connected who can read the table" in (reply.remark or "")
+        assert "no process is attached that can read the table" in (reply.remark or "")
         attach(first)
         opaque = say_cancel(peer)
         answer(first, first.next_notice(), arrivals)

@@ -17,7 +17,7 @@ from postdate.bulk import flight as bulk_flight
 from postdate.bulk.process import Bulk
 from postdate.bulk.streams import far_batches
 from postdate.check import check_folder
-from postdate.client.connection import parse_address
+from postdate.client.address import parse_address
 from postdate.clock import ManualClock
 from postdate.config import MIB
 from postdate.spark.pipeline.history import History
@@ -96,7 +96,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 @pytest.fixture
 def driver(broker: Broker, cluster: Cluster, tmp_path: Path) -> Iterator[Driver]:
-    started = Driver(str(broker.bulk.address), cluster.master, bare_python(tmp_path / "bare"), tmp_path)
+    started = Driver(broker.served.server.broker_address, cluster.master, bare_python(tmp_path / "bare"), tmp_path)
     yield started
     started.end()
 

@@ -192,8 +192,7 @@ def clustered(folder: Path) -> Life:
         stack.callback(cluster.end)
         broker = stack.enter_context(running(folder, pipeline="none"))
         wait_for(lambda: sentence(broker, "bulk").startswith("listens on "), "bulk")
-        bulk = sentence(broker, "bulk").split()[2]
-        driver = Driver(bulk, cluster.master, bare_python(folder / "bare"), folder)
+        driver = Driver(broker.route_address, cluster.master, bare_python(folder / "bare"), folder)
         stack.callback(driver.end)
         wait_for_a_batch(broker, 1)
         life = Life(broker, folder)

@@ -29,7 +29,7 @@ def bulk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]
     """Where a task uploads to, and the data folder in which that ends."""
     folder = tmp_path_factory.mktemp("bulk")
     with serving(folder) as served, bulking(served, folder) as client:
-        assert client.act("register", {"table": "", "master": ""})["epoch"] == 1
+        assert client.broker.register("", "").epoch == 1
         yield f"127.0.0.1:{client.port}", folder
 
 
@@ -150,4 +150,4 @@ def test_damage_that_a_task_meets_reaches_the_driver_by_name(table: Table) -> No
     answer = tasks.over_numbers(tasks.merge, {"table": table.folder.uri}, [task])
     (batch,) = answer(iter([pa.RecordBatch.from_pydict({"id": [0]})]))
     with pytest.raises(CorruptTable, match=r"soon-1.parquet"):
-        tasks.results(batch.column(0).to_pylist())
+        tasks.read_results(batch.column(0).to_pylist())

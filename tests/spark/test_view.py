@@ -31,7 +31,7 @@ FIVE, HOUR = BEGIN + 5 * MINUTE_MS, BEGIN + HOUR_MS
 
 
 def names(spark: Any, world: World, where: str = "true") -> list[str]:
-    pending(spark, str(world.bulk.address)).createOrReplaceTempView(VIEW)
+    pending(spark, world.control).createOrReplaceTempView(VIEW)
     rows = spark.sql(f"select cast(body as string) as body from {VIEW} where {where} order by due, arrival").collect()
     return [row.body for row in rows]
 
@@ -104,7 +104,7 @@ def test_columns_are_as_documented(tmp_path: Path, spark: Any) -> None:
     world = World(tmp_path)
     try:
         world.send("a", [HOUR])
-        frame = pending(spark, str(world.bulk.address))
+        frame = pending(spark, world.control)
         shown = re.findall(
             r"^\| `(\w+)` \| ([\w<>,]+) \|", CLI_PAGE.read_text().partition("\n## sql\n")[2], re.MULTILINE
         )
@@ -119,25 +119,24 @@ def test_columns_are_as_documented(tmp_path: Path, spark: Any) -> None:
 
 def test_a_query_is_answered_or_refused_with_a_sentence(tmp_path: Path, spark: Any) -> None:
     world = World(tmp_path)
-    bulk = str(world.bulk.address)
     try:
         world.send("a", [HOUR, HOUR + 1, HOUR + 2])
-        found = query.answered(spark, "select key, size > 0 as big from pending order by due", bulk, 2)
+        found = query.answer_on(spark, "select key, size > 0 as big from pending order by due", world.control, 2)
         assert found == (["key", "big"], [["a-k0 other", True], ["a-k1 other", True]], True)
-        assert not query.answered(spark, "select 1 from pending", bulk, 3).is_cut
+        assert not query.answer_on(spark, "select 1 from pending", world.control, 3).is_cut
         for wrong, said in [
             ("select colour from pending", "A column, variable, or function parameter with name `colour` cannot be"),
             ("select * from nowhere", "The table or view `nowhere` cannot be found"),
             ("select * form pending", "Syntax error at or near"),
         ]:
             with pytest.raises(UsageError) as error:
-                query.answered(spark, wrong, bulk, 1)
+                query.answer_on(spark, wrong, world.control, 1)
             assert str(error.value).startswith(said)
             assert "SQLSTATE" not in str(error.value)
     finally:
         world.close()
-    with pytest.raises(Unreachable, match=f"no broker answers at {bulk}"):
-        query.answered(spark, "select 1 from pending", bulk, 1)
+    with pytest.raises(Unreachable, match=f"no broker at {world.address}"):
+        query.answer_on(spark, "select 1 from pending", world.control, 1)
 
 
 @pytest.mark.full  # the pages of docs/ run it, too
@@ -147,7 +146,7 @@ def test_the_command_prints_rows_and_ends(tmp_path: Path) -> None:
         world.send("a", [HOUR, HOUR])
         asked = "select due, topic, count(*) as n, max(body) as body from pending group by due, topic"
         done = subprocess.run(
-            [sys.executable, "-m", "postdate", "sql", asked, "--bulk", str(world.bulk.address), "--format", "json"],
+            [sys.executable, "-m", "postdate", "sql", asked, "--addr", world.address, "--format", "json"],
             capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")

@@ -14,9 +14,9 @@ import numpy as np
 
 from postdate.broker.broker import Broker
 from postdate.broker.cancelling import CancelResult
-from postdate.broker.staging import Stage
 from postdate.broker.writing import Ticket
 from postdate.config import Limits, Settings
+from postdate.contract import Stage
 from postdate.keys import key_hash
 from postdate.message import LOOPBACK, Cancelled, Message, encode_properties, first_key, tag_hash
 from postdate.storage import chunk as chunks

@@ -23,17 +23,17 @@ import pytest
 
 from postdate.bulk.process import Bulk
 from postdate.check import check_folder
-from postdate.client.connection import parse_address
+from postdate.client.address import parse_address
 from postdate.clock import ManualClock
 from postdate.errors import PostdateError
 from postdate.faultpoint import KILL_AT
 from postdate.message import Message, encode_properties
-from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.pipeline import batch, jobs
 from postdate.spark.pipeline.driver import Driver, Options
 from postdate.spark.pipeline.source import horizon_of
 from postdate.spark.session import java
-from postdate.spark.session.session import session
+from postdate.spark.session.session import start_session
 from postdate.storage.disk import Disk, RealDisk
 from postdate.table import delta, merging
 from postdate.table.files import SYNC_TRACE
@@ -61,7 +61,7 @@ def spark_session() -> Iterator[Any]:
     with tempfile.TemporaryDirectory(prefix="postdate-tests-", ignore_cleanup_errors=True) as folder:
         os.environ[SYNC_TRACE] = str(_trace_in(folder))  # for its workers; a test that looks at it sets its own
         os.environ["PYTHONPATH"] = str(ROOT)  # what is tested is what stands here, wherever a test works
-        spark = session(MASTER, "1g", found.home, Path(folder))
+        spark = start_session(MASTER, "1g", found.home, Path(folder))
         os.environ.clear()
         os.environ.update(before)  # what Spark needs to start is nothing for other tests
         try:
@@ -194,7 +194,6 @@ class Piped:
         self.served: Served | None = None
         self.bulk: Bulk | None = None
         self.driver: Driver | None = None
-        self._gates: list[Gate] = []
         self._drivers: list[Driver] = []
         self.process: subprocess.Popen[bytes] | None = None
         self.start_broker()
@@ -214,8 +213,7 @@ class Piped:
         self.served = None
 
     def start_bulk(self, disk: Disk | None = None) -> None:
-        address = parse_address(f"127.0.0.1:{self._settings['broker_port']}")
-        self.bulk = Bulk(self.data, address, "127.0.0.1", self._settings["bulk_port"], disk)
+        self.bulk = Bulk(self.data, parse_address(self.address), "127.0.0.1", self._settings["bulk_port"], disk)
 
     def kill_bulk(self) -> None:
         assert self.bulk is not None
@@ -223,18 +221,24 @@ class Piped:
         self.bulk = None
 
     @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._settings['broker_port']}"
+
+    @property
+    def control(self) -> BrokerClient:
+        return BrokerClient(self.address, self.bulk_address)
+
+    @property
     def bulk_address(self) -> str:
         return f"127.0.0.1:{self._settings['bulk_port']}"
 
     def options(self, **changed: Any) -> Options:
         named = {"table": str(self.table), "master": MASTER, "pause_s": 0.02, **self._options, **changed}
-        return Options(bulk=self.bulk_address, **named)
+        return Options(address=self.address, bulk=self.bulk_address, **named)
 
     def driver_of(self, **changed: Any) -> Driver:
         """A pipeline that is not started yet."""
-        gate = Gate(self.bulk_address)
-        self._gates.append(gate)
-        driver = Driver(self.options(**changed), self.spark, gate)
+        driver = Driver(self.options(**changed), self.spark, self.control)
         driver.pipeline.merge_limits = self.merge_limits
         self._drivers.append(driver)
         return driver
@@ -280,7 +284,7 @@ class Piped:
         named = {KILL_AT: kill_at} if kill_at else {}
         with self._process_log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "postdate", "pipeline", "--bulk", self.bulk_address, "--table", str(self.table),
+                [sys.executable, "-m", "postdate", "pipeline", "--addr", self.address, "--table", str(self.table),
                  "--master", MASTER],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder, start_new_session=True,
                 env={**own, **named, "PYTHONPATH": str(ROOT), _MARK: str(self.folder)},
@@ -548,8 +552,6 @@ class Piped:
         if self.served is not None:
             self.served.stop()
             self.served = None
-        for gate in self._gates:
-            gate.close()
 
 
 def _message(sent: Sent, properties: dict[str, str]) -> Message:

@@ -11,6 +11,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from postdate.clock import ManualClock
+from postdate.contract import Stage
 from postdate.keys import key_hash
 from postdate.table import find as tables
 from postdate.table.find import Question, TableReader, TableUnreadable
@@ -161,12 +162,9 @@ def test_a_cancel_finds_its_message_in_the_table(tmp_path: Path) -> None:
         sent(peer, TOPIC, "hello", KEYS="order-7", TIMER_DELIVER_MS=due)
         with bulking(served, tmp_path / "data") as client:
             uri = str(tmp_path / "table")
-            epoch = client.act("register", {"table": uri, "master": "local"})["epoch"]
+            epoch = client.broker.register(uri, "local").epoch
             far = client.read().to_pylist()
-            stage = {
-                "epoch": epoch, "far": [0, 1], "horizon": [0, T0 + 120_000], "chunks": [], "rows_in": 1, "rows_out": 0,
-            }  # fmt: skip
-            assert client.act("stage", stage) == {"accepted": True}
+            client.broker.stage(Stage(epoch, (0, 1), (0, T0 + 120_000), (), 1, 0))
 
             def cancelled(key: str) -> Command:
                 return peer.ask(Request.RECALL_MESSAGE, topic=TOPIC, key=key, due=due)

@@ -293,8 +293,8 @@ class Remoting:
     consumer_kinds: Sequence[str] = (PULL, POP, CLIENT)
     levels_ms: Mapping[int, int] = {1: 1_000, 2: 5_000, 3: 10_000}
 
-    def __init__(self, broker_port: int, route_address: str, bulk_address: str, folder: Path) -> None:
-        self._port, self._route, self._bulk, self._folder = broker_port, route_address, bulk_address, folder
+    def __init__(self, broker_port: int, route_address: str, folder: Path) -> None:
+        self._port, self._route, self._folder = broker_port, route_address, folder
 
     def prepare(self) -> None:
         connected = _Connected(self._port)
@@ -384,7 +384,7 @@ class Remoting:
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         command = [
             sys.executable, "-m", "postdate", "import", str(file), "--topic", TOPIC, "--due", "due", "--due-unit", "ms",
-            "--key", "key", "--id", name, "--bulk", self._bulk, "--json",
+            "--key", "key", "--id", name, "--addr", self._route, "--json",
         ]  # fmt: skip
         with (self._folder / "import.log").open("ab") as said:
             return any(_is_done(command, said) for _ in range(IMPORT_TRIES))

@@ -5,7 +5,8 @@
 - One that may take everything leaves no job open.
 """
 
-from postdate.broker.staging import Stage, VerifiedStage
+from postdate.broker.staging import VerifiedStage
+from postdate.contract import Stage
 from postdate.errors import DiskFull, Refused
 from verify.simulation.model import Broken
 from verify.simulation.pipeline import SimulatedPipeline

@@ -13,9 +13,8 @@ import numpy as np
 
 from postdate.arrival import NEAR, OWN, came_before, own_arrival
 from postdate.broker.broker import Broker
-from postdate.broker.jobs import Selected
-from postdate.broker.staging import Stage
 from postdate.broker.writing import Ticket
+from postdate.contract import Selection, Stage, TableFile
 from postdate.errors import Refused
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
 from postdate.state.cancels import Tombstone
@@ -109,7 +108,7 @@ class SimulatedPipeline:
         self._seen = 0  # the table's last commit that it knows
         self._chunk_count = 0
         self._selection_count = 0
-        self._selected: Selected | None = None  # uploaded for a job, not yet decided
+        self._selected: Selection | None = None  # uploaded for a job, not yet decided
         self._deciding: Ticket | None = None  # written, perhaps not durable
         self.epoch = 0
 
@@ -182,7 +181,7 @@ class SimulatedPipeline:
         elif job.state != WAITING:
             self._commit(self._drops(job) + self._moved_in(job), job.far + 1)
         elif job.op == IMPORT:
-            self._decide(broker, Selected(self.epoch, job.number, ()), at_ms)
+            self._decide(broker, Selection(self.epoch, job.number, ()), at_ms)
         elif self._selected is None or self._selected.number != job.number:
             self._selected = self._select(broker, job)
         else:
@@ -192,7 +191,7 @@ class SimulatedPipeline:
         """What lies beside the table comes into it, at the command's place in the far queue."""
         return [row._replace(number=job.far) for file in job.files for row in self._table.aside[file[0]]]
 
-    def _select(self, broker: Broker, job: Job) -> Selected:
+    def _select(self, broker: Broker, job: Job) -> Selection:
         """Uploads what the predicate lets pass, and writes beside the table what is brought again."""
         found = sorted(self._meant(broker, job), key=lambda each: (each.row.due, each.row.arrival))
         self._selection_count += 1
@@ -205,8 +204,9 @@ class SimulatedPipeline:
             if job.by_ms:
                 moved = [_moved(each.row, job.by_ms, own + index) for index, each in enumerate(part)]
                 self._table.aside[f"_job-{name}.parquet"] = moved
-                files.append([f"_job-{name}.parquet", 0, len(moved), moved[0].due, moved[-1].due, own, own])
-        return Selected(self.epoch, job.number, tuple(parts), tuple(files))
+                bounds = (moved[0].due, moved[-1].due, own, own)
+                files.append(TableFile(f"_job-{name}.parquet", 0, len(moved), *bounds))
+        return Selection(self.epoch, job.number, tuple(parts), tuple(files))
 
     def _meant(self, broker: Broker, job: Job) -> list[Found]:
         """What waits at the place of a command, when the table has everything up to it, and the predicate means."""
@@ -224,7 +224,7 @@ class SimulatedPipeline:
             and selects(job.where, records.topic_of(each.row.record), _first_key(each.row.record))
         ]
 
-    def _decide(self, broker: Broker, selected: Selected, at_ms: int) -> None:
+    def _decide(self, broker: Broker, selected: Selection, at_ms: int) -> None:
         self._selected = None
         try:
             broker.jobs.check(selected)

@@ -1,5 +1,5 @@
-"""What executors do for a job: rows that its predicate has selected go to the broker, which decides about them; what
-it has decided goes into the table.
+"""What executors do for a job: upload the rows that its predicate selects, for the broker to decide about them, and
+write the decision into the table.
 
 Executors import this: the standard library, pyarrow and pyspark are all it may need.
 """
@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from postdate.arrival import NEAR, OWN_ARRIVAL, own_arrival
 from postdate.faultpoint import reach
 from postdate.process import keep_freed_memory
-from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.executor.bulk_client import BulkClient
 from postdate.spark.executor.tasks import RESULT, Batches, Result, Task, in_tiers, pieces, plain, write_tiers
 from postdate.spark.executor.waiting import IS_NEAR
 from postdate.table.files import TableFolder, constant_column, sort_rows, write_file
@@ -26,7 +26,7 @@ _NARROW = ("due", "arrival", "unique_hash", "key_hash", "queue")
 
 
 def columns(by_ms: int) -> list[str]:
-    """What `select` needs of each row: all of it, where it is brought again."""
+    """The columns that `select` needs: all, where the job brings the rows again."""
     names = [name for name in SCHEMA.names if name != "flags"] if by_ms else list(_NARROW)
     return [*(f"{HIDDEN}{name}" for name in names), f"{HIDDEN}{IS_NEAR}"]
 
@@ -35,7 +35,7 @@ def columns(by_ms: int) -> list[str]:
 
 
 def select(task: Task) -> Callable[[Batches], Batches]:
-    """For mapInArrow over the rows that a predicate has let pass: one answer for each part that was uploaded."""
+    """The function for mapInArrow over selected rows: one answer for each part that it uploads."""
     return lambda batches: _answers(task, batches)
 
 
@@ -56,10 +56,10 @@ def _shown(rows: pa.Table) -> pa.Table:
 
 
 def _selected(task: Task, rows: pa.Table, own: int) -> Result:
-    """Uploads sorted rows and, where they are postponed, writes them beside the table as they will be."""
+    """Uploads sorted rows and, where the job postpones, writes them beside the table with their new due."""
     name = f"{task['number']:08d}-{uuid.uuid4().hex}"
-    with Gate(task["bulk"]) as gate:
-        gate.select(name, _narrow(rows))
+    with BulkClient(task["bulk"]) as bulk:
+        bulk.select(name, _narrow(rows))
     reach("selection.uploaded")
     files = _write_moved(task, rows, own) if task["by_ms"] else []
     return {"name": name, "own": own, "rows": rows.num_rows, "files": files, "due_high": rows.column("due")[-1].as_py()}
@@ -91,11 +91,11 @@ def _write_moved(task: Task, rows: pa.Table, own: int) -> list[list[object]]:
 
 
 def drop(task: Task) -> Result:
-    """Takes what a part has changed out of the table: a row for each, of the same due and arrival. What came too late
-    stays; where it was written anew, the new row goes.
+    """Takes what a part has changed out of the table: writes a drop for each row, of the same due and arrival. Rows
+    that came too late stay; where the job postpones, the drop is for their new row.
     """
-    with Gate(task["bulk"]) as gate:
-        rows = gate.selection(task["name"])
+    with BulkClient(task["bulk"]) as bulk:
+        rows = bulk.selection(task["name"])
     is_late = pc.is_in(pa.array(range(rows.num_rows), pa.int64()), pa.array(task["late"], pa.int64()))
     gone = [_drops(rows.filter(pc.invert(is_late)))]
     if task["by_ms"] and task["late"]:

@@ -1,7 +1,7 @@
-"""What executors do: ranges of the far queue into files, windows of due into chunks or into merged files.
+"""What executors do: turn ranges of the far queue into files, and windows of due into chunks or merged files.
 
-A task is told what to do by a plain dict and answers with one. It can be run again: what an earlier attempt has left
-is a file that nothing names.
+A task gets a plain dict and answers with one. It can run again: an earlier attempt leaves at most a file that nothing
+names.
 """
 
 import json
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from postdate.errors import CorruptTable
 from postdate.faultpoint import reach
 from postdate.process import keep_freed_memory
-from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.executor.bulk_client import BulkClient
 from postdate.storage import record as records
 from postdate.table.files import (
     NEVER,
@@ -50,11 +50,11 @@ Result = dict[str, Any]
 Batches = Iterator[pa.RecordBatch]
 
 RESULT = pa.schema([pa.field("result", pa.string())])
-_PIECE_BYTES = 128 << 20  # of records: what a task holds in memory before it writes a file
+_PIECE_BYTES = 128 << 20  # of records that a task holds in memory before it writes a file
 
 
 def over_numbers(work: Callable[[Task], Result], common: Task, tasks: list[Task]) -> Callable[[Batches], Batches]:
-    """For mapInArrow over rows that are numbers of tasks."""
+    """The function for mapInArrow over rows that are numbers of tasks."""
     return lambda batches: _answers(work, (common | tasks[number] for number in _values(batches)))
 
 
@@ -64,7 +64,7 @@ def _values(batches: Batches) -> Iterator[Any]:
 
 
 def _answers(work: Callable[[Task], Result], tasks: Iterator[Task]) -> Batches:
-    """One row per task, with the executor that did it: all workers of an executor have one parent."""
+    """One row per task, with the executor that ran it: all workers of an executor have one parent."""
     keep_freed_memory()
     worker = {"worker": f"{socket.gethostname()}:{os.getppid()}"}
     for task in tasks:
@@ -72,15 +72,15 @@ def _answers(work: Callable[[Task], Result], tasks: Iterator[Task]) -> Batches:
 
 
 def _answer(work: Callable[[Task], Result], task: Task) -> Result:
-    """What a task has done. A damaged table is told as a sentence: trying again would not mend it."""
+    """Runs a task. A damaged table becomes part of the answer: Spark would try again, which would not mend it."""
     try:
         return work(task)
     except CorruptTable as error:
         return {"damage": str(error)}
 
 
-def results(lines: Iterable[str]) -> list[Result]:
-    """The answers of tasks. Raises CorruptTable where one of them met damage."""
+def read_results(lines: Iterable[str]) -> list[Result]:
+    """Reads the answers of tasks. Raises CorruptTable where one of them met damage."""
     found: list[Result] = [json.loads(line) for line in lines]
     for result in found:
         if "damage" in result:
@@ -88,8 +88,8 @@ def results(lines: Iterable[str]) -> list[Result]:
     return found
 
 
-def written(found: Iterable[Result]) -> list[WrittenFile]:
-    """The files that tasks have made."""
+def written_files(found: Iterable[Result]) -> list[WrittenFile]:
+    """The files that tasks have written."""
     return [
         WrittenFile(File(*file), [RowGroup(*group) for group in groups])
         for result in found
@@ -97,8 +97,8 @@ def written(found: Iterable[Result]) -> list[WrittenFile]:
     ]
 
 
-def warm(task: Task) -> Result:
-    """What the first task of a worker would have to wait for: everything is loaded, a little is sorted and written."""
+def warm_up(task: Task) -> Result:
+    """Loads everything, and sorts and writes a little, so that the first real task of a worker need not wait."""
     rows = SCHEMA.empty_table()
     sink = pa.BufferOutputStream()
     pq.write_table(sort_rows(rows), sink, **writer_options("soon"))
@@ -111,15 +111,15 @@ def warm(task: Task) -> Result:
 def ingest(task: Task) -> Result:
     """Far rows start..stop-1 into files: rows due before `edge` apart from the others."""
     place, files = TableFolder(task["table"]), []
-    with Gate(task["bulk"]) as gate:
-        # By map: no name here holds on to a piece that is sorted by now.
-        for rows in map(sort_rows, map(_as_rows, pieces(gate.far(task["start"], task["stop"])))):
+    with BulkClient(task["bulk"]) as bulk:
+        # By map, so that no name here holds a piece that is sorted already.
+        for rows in map(sort_rows, map(_as_rows, pieces(bulk.far(task["start"], task["stop"])))):
             files += write_tiers(place, rows, task["edge"], task["start"])
     return {"files": plain(files)}
 
 
 def pieces(batches: Batches) -> Iterator[pa.Table]:
-    """Batches brought together, so many bytes at a time."""
+    """Joins batches into tables of about 128 MB."""
     held: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -133,7 +133,7 @@ def pieces(batches: Batches) -> Iterator[pa.Table]:
 
 
 def _emptied(held: list[pa.RecordBatch]) -> pa.Table:
-    """All that is held, and held no more: a piece is large, and whoever has it wants to let it go."""
+    """Joins the batches and empties the list: a piece is large, and its reader must be able to free it."""
     table = pa.Table.from_batches(held)
     held.clear()
     return table
@@ -146,7 +146,7 @@ def _as_rows(far: pa.Table) -> pa.Table:
 
 
 def write_tiers(place: TableFolder, rows: pa.Table, edge: int, far: int) -> list[WrittenFile]:
-    """Sorted rows as files of a batch that begins at that far row: rows due before `edge` apart from the others."""
+    """Writes sorted rows as files of a batch that begins at a far row: rows due before `edge` apart from the others."""
     return [write_file(place, batch_file_name(tier, far, _fresh()), part) for tier, part in in_tiers(rows, edge)]
 
 
@@ -157,7 +157,7 @@ def in_tiers(rows: pa.Table, edge: int) -> list[tuple[str, pa.Table]]:
 
 
 def plain(files: list[WrittenFile]) -> list[Any]:
-    """As JSON takes them."""
+    """Files as JSON lists."""
     return [[list(file), [list(group) for group in groups]] for file, groups in files]
 
 
@@ -169,36 +169,36 @@ def _fresh() -> str:
 
 
 def promote(task: Task) -> Result:
-    """A window of the table into one chunk, without what is cancelled."""
-    told: Result = {"read": 0, "cancelled": 0, "rows": 0, "chunk": None}
+    """Uploads a window of the table as one chunk, without what is cancelled."""
+    counts: Result = {"read": 0, "cancelled": 0, "rows": 0, "chunk": None}
     window = Window(*task["window"])
     with SortedRows(TableFolder(task["table"]), task["files"], window, task["untaken"]) as rows:
         columns = [*CHUNK_COLUMNS, "kind", "topic"] if rows.has_cancels else [*CHUNK_COLUMNS, "kind"]
-        pieces: Iterable[pa.Table] = (_living(piece, window, told) for piece in rows.pieces(columns))
+        pieces: Iterable[pa.Table] = (_living(piece, window, counts) for piece in rows.pieces(columns))
         if rows.has_cancels:
-            pieces = list(pieces)  # a chunk is announced with its rows, and only now it is known which are left
-            count = told["rows"]
+            pieces = list(pieces)  # a chunk is announced with its count of rows, which is known only now
+            count = counts["rows"]
         else:
             count = rows.count()
         if count:
             reach("chunk.upload")
-            with Gate(task["bulk"]) as gate:
-                uploaded = gate.upload(_chunk_name(task["epoch"]), count, (p.select(CHUNK_COLUMNS) for p in pieces))
+            with BulkClient(task["bulk"]) as bulk:
+                uploaded = bulk.upload(_chunk_name(task["epoch"]), count, (p.select(CHUNK_COLUMNS) for p in pieces))
             reach("chunk.uploaded")
-            told |= {"chunk": uploaded.name, "bytes": uploaded.bytes}
-    return told
+            counts |= {"chunk": uploaded.name, "bytes": uploaded.bytes}
+    return counts
 
 
-def _living(rows: pa.Table, window: Window, told: Result) -> pa.Table:
-    """The messages among sorted rows that no cancel is for. What was met is added to what is told."""
+def _living(rows: pa.Table, window: Window, counts: Result) -> pa.Table:
+    """The messages among sorted rows that no cancel is for. Adds the counts to the task's answer."""
     kind = rows.column("kind")
     if pc.all(pc.equal(kind, MESSAGE)).as_py():
         messages, cancelled = rows, 0
-        told["read"] += rows.num_rows
+        counts["read"] += rows.num_rows
     else:
         messages, cancels, drops = (rows.filter(pc.equal(kind, each)) for each in (MESSAGE, CANCEL, DROP))
-        # Of the cancels of one instant every task of it is told; each counts those that arrived in its own part.
-        told["read"] += messages.num_rows + _arrived_within(cancels, window) + drops.num_rows
+        # Every task of one instant sees all its cancels; each counts those that arrived in its own part.
+        counts["read"] += messages.num_rows + _arrived_within(cancels, window) + drops.num_rows
         before = messages.num_rows
         record, cancel_record = messages.column("record"), cancels.column("record")
         living = Removals(cancels, drops).living(
@@ -206,8 +206,8 @@ def _living(rows: pa.Table, window: Window, told: Result) -> pa.Table:
         )
         messages = messages.filter(living)
         cancelled = before - messages.num_rows
-    told["cancelled"] += cancelled
-    told["rows"] += messages.num_rows
+    counts["cancelled"] += cancelled
+    counts["rows"] += messages.num_rows
     return messages
 
 
@@ -234,7 +234,7 @@ def _has_key(message: bytes, cancel: bytes) -> bool:
 
 
 def merge(task: Task) -> Result:
-    """A window of the table into new files, one for each bucket of due."""
+    """Writes a window of the table as new files, one for each bucket of due."""
     place, window = TableFolder(task["table"]), Window(*task["window"])
     rows = read_window(place, task["files"], window)
     rows = sort_rows(rows.filter(_arrived(rows, window)))  # cancels come whole; here each part keeps its own
@@ -251,7 +251,7 @@ def merge(task: Task) -> Result:
 
 
 def count(task: Task) -> Result:
-    """How many rows of its files lie in some windows that do not overlap."""
+    """Counts the rows of its files that lie in some windows, which do not overlap."""
     place, found = TableFolder(task["table"]), 0
     for window in (Window(*each) for each in task["windows"]):
         found += _arrived_within(read_window(place, task["files"], window, ["due", "arrival", "kind"]), window)
@@ -259,12 +259,12 @@ def count(task: Task) -> Result:
 
 
 def restore(task: Task) -> Result:
-    """Far rows start..stop-1 that none of the files holds, into new files: those due after an instant, and all that
-    arrived at or after a place.
+    """Writes far rows start..stop-1 that none of the files holds as new files: those due after an instant, and all
+    that arrived at or after a place.
     """
     place, files = TableFolder(task["table"]), []
-    with Gate(task["bulk"]) as gate:
-        for piece in pieces(gate.far(task["start"], task["stop"])):
+    with BulkClient(task["bulk"]) as bulk:
+        for piece in pieces(bulk.far(task["start"], task["stop"])):
             rows = _as_rows(piece)
             is_due = pc.greater(rows.column("due"), task["due_after"])
             rows = rows.filter(pc.or_(is_due, pc.greater_equal(rows.column("arrival"), task["late_from"])))
