@@ -180,10 +180,10 @@ def pull(bench: Bench) -> list[Figure]:
     return [Figure(f"pulled, batches of {PULL_BATCH}", "msg/s", rates, 500_000, floor=floor)]
 
 
-def pull_frame(queue_id: int, offset: int) -> bytes:
+def pull_frame(queue_id: int, offset: int, count_max: int = PULL_BATCH) -> bytes:
     fields = {
         "consumerGroup": "consumers", "topic": TOPIC, "queueId": str(queue_id), "queueOffset": str(offset),
-        "maxMsgNums": str(PULL_BATCH), "sysFlag": "6", "commitOffset": "0", "suspendTimeoutMillis": "15000",
+        "maxMsgNums": str(count_max), "sysFlag": "6", "commitOffset": "0", "suspendTimeoutMillis": "15000",
         "subscription": "*", "subVersion": "0", "expressionType": "TAG", "maxMsgBytes": "2147483647",
     }  # fmt: skip
     return encode(Command(Request.PULL_MESSAGE, fields, opaque=1, language="JAVA"))

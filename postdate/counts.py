@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from postdate.arrival import NEVER
+
 UNITS_MS = {"second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
-_NEVER = (1 << 63) - 1
 
 
 class Amount(NamedTuple):
@@ -36,7 +37,7 @@ class Counts:
         self._limit = limit
         self.topics: dict[str, Amount] = {}
         self._times: dict[tuple[int, str], Amount] = {}  # by start of the unit and topic
-        self._last_ms = _NEVER  # later units are forgotten
+        self._last_ms = NEVER  # later units are forgotten
         self.is_truncated = False
 
     @property

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 # A part is a module or a folder directly under postdate/. It may import parts of earlier layers, and itself.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__",),  # Every import of ours runs it, so it may know none of us, but for what it gives, on its first use.
-    ("errors", "clock", "keys", "faultpoint"),
+    ("errors", "clock", "keys", "faultpoint", "arrival"),
     ("spans", "process", "extras"),
     ("config", "message", "counts"),
     ("storage",),
@@ -32,15 +32,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 LAYER_OF = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
 
 # Parts of one layer do not import each other, but for these. The package gives the client's names as its own
-# (postdate.connect) and loads them on first use; rows of a chunk carry flags that the table defines.
+# (postdate.connect) and loads them on first use.
 NEIGHBOURS = {
     ("__main__", "cli"),
     ("__init__", "client"),
     ("__init__", "spark"),
     ("__init__", "extras"),
-    ("storage", "table"),
-    ("state", "table"),
-    ("broker", "table"),
 }
 
 # What a layer alone cannot say. A client knows a broker over the wire alone, and so does the table's code.

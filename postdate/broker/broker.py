@@ -19,6 +19,7 @@ disk.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from postdate.arrival import NEVER
 from postdate.broker import retention
 from postdate.broker.cancelling import CancelCalls
 from postdate.broker.jobs import JobCalls
@@ -36,7 +37,6 @@ from postdate.errors import CorruptData, CorruptSnapshot, DiskFull, FlowControl,
 from postdate.message import LOOPBACK, Due, Host, Message, decode_properties, due
 from postdate.state import saved
 from postdate.state.fold import Fold
-from postdate.state.wheel import NEVER
 from postdate.storage import record as records
 from postdate.storage import snapshot
 from postdate.storage.batch import PIPELINE, SETTINGS

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from postdate.arrival import NEVER
 from postdate.broker.jobs import JobCalls
 from postdate.broker.lookup import Lookup, State
 from postdate.broker.settings import CurrentSettings
@@ -24,7 +25,7 @@ from postdate.message import Cancelled
 from postdate.state.cancels import BY_COLUMN, CancelAnswer, Tombstone
 from postdate.state.far import Rescue, rescued_by
 from postdate.state.fold import Fold
-from postdate.state.wheel import DEAD, NEVER
+from postdate.state.wheel import DEAD
 from postdate.storage.batch import CANCEL, MESSAGE
 
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from postdate.arrival import OWN
 from postdate.broker.sending import refuse_system_topic
 from postdate.broker.settings import CurrentSettings
 from postdate.broker.writing import Ticket, Writer
@@ -21,7 +22,6 @@ from postdate.state.fold import Fold
 from postdate.state.jobs import CANCEL, IMPORT, POSTPONE, Job, JobAnswer
 from postdate.storage import selection
 from postdate.storage.batch import JOB
-from postdate.table.format import OWN
 
 OPEN_MAX = 100  # jobs that are not over; each is known to the pipeline in all its details
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -19,13 +19,14 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from postdate.arrival import NEVER
 from postdate.broker.sending import SYSTEM_TOPIC_PREFIX
 from postdate.errors import CorruptData, IllegalMessage, UsageError
 from postdate.keys import key_hash
 from postdate.message import PROPERTY_DELAY, PROPERTY_KEYS, PROPERTY_UNIQ_KEY, DelayLevels, Host, decode_properties, due
 from postdate.state.fold import Fold
 from postdate.state.topics import GONE, SCHEDULE_TOPIC, Topic
-from postdate.state.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, NEVER
+from postdate.state.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING
 from postdate.storage import record as records
 from postdate.storage.batch import MESSAGE
 from postdate.storage.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk

@@ -6,12 +6,12 @@
 Which rows may be rescued, and what is remembered of a rescue, is in state/far.py.
 """
 
+from postdate.arrival import NEVER
 from postdate.broker.settings import CurrentSettings
 from postdate.broker.writing import Writer
 from postdate.errors import UsageError
 from postdate.state.far import Range, Rescue
 from postdate.state.fold import Fold
-from postdate.state.wheel import NEVER
 from postdate.storage.batch import RESCUE
 from postdate.storage.log import Log
 

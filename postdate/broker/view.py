@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from postdate.arrival import NEVER
 from postdate.errors import UsageError
 from postdate.message import Host
 from postdate.state.cancels import Tombstone
@@ -25,7 +26,7 @@ from postdate.state.fold import Fold
 from postdate.state.jobs import CANCEL, FAILED, Job
 from postdate.state.leases import Key, Lease
 from postdate.state.topics import GONE, PERM_INHERIT, PERM_READ, PERM_WRITE, SCHEDULE_TOPIC
-from postdate.state.wheel import NEVER, Waiting
+from postdate.state.wheel import Waiting
 from postdate.storage import delivery
 from postdate.storage import record as records
 from postdate.storage.log import Log

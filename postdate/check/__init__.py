@@ -18,6 +18,7 @@ The price: 10 to 15 s for a million messages, nearly all of it to decode and app
 for each message in the log; of the table each row takes as long, and 16 bytes.
 """
 
+from postdate.arrival import NEVER
 from postdate.check import folder as folders
 from postdate.check.chunks import check_chunk
 from postdate.check.far import check_far, check_selections, find_local_table
@@ -32,7 +33,6 @@ from postdate.check.walk import Hole, place_of, walk
 from postdate.config import KIB, Limits, Settings
 from postdate.errors import ForeignFolder, UsageError
 from postdate.extras import require_extra
-from postdate.state.wheel import NEVER
 from postdate.storage.batch import MESSAGE
 from postdate.storage.disk import Disk
 from postdate.storage.folder import FORMAT_FILE, open_folder

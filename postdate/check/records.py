@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from postdate.arrival import NEVER
 from postdate.broker.sending import SYSTEM_TOPIC_PREFIX
 from postdate.errors import IllegalMessage
 from postdate.keys import key_hash
@@ -23,7 +24,6 @@ from postdate.message import (
     other_keys,
     tag_hash,
 )
-from postdate.state.wheel import NEVER
 from postdate.storage import record as records
 from postdate.storage.batch import KIND_NAMES, MESSAGE, MORE_KEYS, Batch
 from postdate.storage.chunk import FLAG_OWN_ARRIVAL

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from postdate.arrival import NEVER
 from postdate.check.folder import Folder, Saved, dtype_of, named
 from postdate.check.walk import place_of
 from postdate.errors import CorruptData, PostdateError
 from postdate.state import saved as recovery
 from postdate.state.fold import Fold
-from postdate.state.wheel import NEVER
 from postdate.storage import segment
 from postdate.storage.batch import KIND_FILLER, STAGE, Batch
 from postdate.storage.disk import Data, Disk, File, LockedFolder, View

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from postdate.arrival import OWN
 from postdate.check.folder import Folder, named
 from postdate.check.records import Index, due_problem, keys_problem
 from postdate.check.refold import Refold
@@ -37,7 +38,6 @@ from postdate.table.format import (
     LOG,
     MESSAGE,
     MESSAGES,
-    OWN,
     SCHEMA,
     STATISTICS,
     File,

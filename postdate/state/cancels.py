@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from postdate.arrival import came_before
 from postdate.errors import IllegalMessage
 from postdate.keys import key_hash
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
@@ -39,7 +40,6 @@ from postdate.storage import record as records
 from postdate.storage.batch import CANCEL
 from postdate.storage.chunk import Records
 from postdate.storage.layout import FAR_STRUCT
-from postdate.table.format import came_before
 
 BY_COLUMN = {"unique": "unique_hash", "key": "key_hash"}
 

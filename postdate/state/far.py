@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from postdate.arrival import NEVER
 from postdate.storage.batch import CANCEL
 from postdate.storage.disk import Disk
 from postdate.storage.layout import FAR
@@ -26,7 +27,6 @@ _NONE = np.empty(0, FAR)
 BLOCK_ROWS_DEFAULT = 65_536
 # A cancel is rescued only to let its segment go, so it waits for the company of others.
 CANCEL_GRACE_MS = 600_000
-NEVER = (1 << 63) - 1
 _PIECE_ROWS = 16_384  # 0.8 MB
 
 

@@ -22,16 +22,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from postdate.arrival import NEAR, NEVER, OWN, job_of
 from postdate.keys import key_hash
 from postdate.state.columns import subtract
-from postdate.state.far import NEVER, Far
+from postdate.state.far import Far
 from postdate.state.references import References
 from postdate.state.topics import Topics
 from postdate.state.wheel import Wheel
 from postdate.storage.batch import JOB
 from postdate.storage.layout import FAR_STRUCT
 from postdate.storage.selection import Selections
-from postdate.table.format import NEAR, OWN, job_of
 
 LOADING, WAITING, RUNNING, DONE, FAILED = "loading", "waiting", "running", "done", "failed"
 IMPORT, CANCEL, POSTPONE = "import", "cancel", "postpone"

@@ -22,8 +22,8 @@ import heapq
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from postdate.arrival import NEVER
 from postdate.state.references import References
-from postdate.state.wheel import NEVER
 
 Key = tuple[str, int, int]  # group, queue number, offset in the queue
 OVER = 0  # `until_ms` of a lease that has ended

@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 from xxhash import xxh3_64, xxh3_64_intdigest
 
+from postdate.arrival import OWN_ARRIVAL
 from postdate.errors import CorruptChunk
 from postdate.storage.disk import Data, Disk
 from postdate.storage.layout import CHECKSUM, CHUNK_HEAD, CHUNK_HEADER_BYTES, CHUNK_ROW
-from postdate.table.format import OWN_ARRIVAL
 
 FOLDER = "chunks"
 CHUNK_BIT = 1 << 62

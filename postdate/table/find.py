@@ -89,7 +89,7 @@ class TableReader:
                 # A merge or a promotion has removed it since it was listed: the next version has its rows elsewhere.
                 gone = error
             except (DeltaError, pa.ArrowException, OSError) as error:
-                self._delta = None  # the next question opens the table anew
+                self._delta = None  # the next question opens the table again
                 first_line, *_ = f"{error}\n".splitlines()
                 raise TableUnreadable(f"the table {uri} cannot be read: {first_line}") from error
         raise TableUnreadable(f"the table {uri} changes faster than it can be read: {gone}")

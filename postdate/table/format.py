@@ -80,34 +80,6 @@ def writer_options(name: str) -> dict[str, Any]:
     return WRITER_OPTIONS | (_SMALL if name.startswith(("hour", "month")) else _FAST)
 
 
-OWN_ARRIVAL = 1  # a bit of `flags`: imported or postponed, so that its arrival is no place in the log
-
-# -- arrivals ---------------------------------------------------------------------------------------------------
-
-# Arrivals below are places in the log. What a job brings (imported, postponed) has none there: its arrival says which
-# job brought it, and which row of that job it is.
-OWN = 1 << 61
-JOB_SHIFT, _PART_SHIFT = 41, 26
-PARTS_MAX, PART_ROWS_MAX = 1 << (JOB_SHIFT - _PART_SHIFT), 1 << _PART_SHIFT
-
-
-def own_arrival(job: int, part: int = 0, row: int = 0) -> int:
-    """Of a row that a job brings: by the number of the job, of a part of its rows, and of the row in there."""
-    return OWN + (job << JOB_SHIFT) + (part << _PART_SHIFT) + row
-
-
-def job_of(arrival: Any) -> Any:
-    """The number of the job that brought a row of its own arrival, or such numbers by column."""
-    return (arrival - OWN) >> JOB_SHIFT
-
-
-def came_before(arrival: int, cancel: int, jobs: int) -> bool:
-    """Whether a message came before a cancel, given the cancel's arrival and how many jobs there had been by then. Of a
-    row of kind CANCEL, the latter stands where a message has the hash of its tag.
-    """
-    return arrival < cancel if arrival < OWN else bool(job_of(arrival) < jobs)
-
-
 # -- the Delta log ----------------------------------------------------------------------------------------------
 
 BATCH_TIERS = ("soon", "later")  # of the files that a batch writes, named by the far row where the batch begins

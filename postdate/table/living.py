@@ -20,7 +20,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from postdate.table.format import CANCEL, DROP, JOB_SHIFT, MESSAGE, OWN, SCHEMA, came_before
+from postdate.arrival import JOB_SHIFT, OWN, came_before
+from postdate.table.format import CANCEL, DROP, MESSAGE, SCHEMA
 
 # Whether a message has the key that a cancel names, by their row numbers: equal hashes are only a hint.
 HasKey = Callable[[int, int], bool]
@@ -92,7 +93,7 @@ class Removals:
         removed = pa.concat_arrays([self._find_dropped(messages), self._find_cancelled(messages, has_key)])
         if not len(removed):
             return pa.repeat(pa.scalar(True), messages.num_rows)
-        return pc.invert(pc.is_in(pa.array(range(messages.num_rows), pa.uint64()), removed))
+        return pc.invert(pc.is_in(pa.arange(0, messages.num_rows, 1), removed.cast(pa.int64())))
 
     def _find_dropped(self, messages: pa.Table) -> pa.Array:
         """Returns row numbers. Looks only at drops inside the ranges of the messages: a large job leaves a million, and

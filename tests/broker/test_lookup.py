@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from postdate.arrival import NEVER
 from postdate.broker.broker import Broker
 from postdate.broker.lookup import Found, State
 from postdate.errors import TopicNotFound, UsageError
@@ -14,7 +15,6 @@ from postdate.keys import key_hash
 from postdate.message import Cancelled, Host
 from postdate.state.far import Far
 from postdate.state.index import Index
-from postdate.state.wheel import NEVER
 from postdate.storage import record as records
 from postdate.storage.batch import MESSAGE
 from postdate.storage.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL

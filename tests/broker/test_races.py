@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
+from postdate.arrival import NEVER
 from postdate.broker.broker import Broker
 from postdate.config import Limits, Settings
 from postdate.errors import UsageError
 from postdate.message import Cancelled
-from postdate.state.wheel import NEVER
 from tests.support.helpers import (
     DAY_MS,
     FAR_MS,

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from postdate.state.wheel import NEVER
+from postdate.arrival import NEVER
 from tests.support.helpers import (
     DAY_MS,
     FAR_MS,

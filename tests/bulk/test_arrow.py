@@ -1,4 +1,4 @@
-"""Records, properties and dues as columns: the same as reading each record by itself, whatever stands in it."""
+"""Records, properties and dues as columns: the same as reading each record by itself."""
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,7 @@ def encoded(message: Message, store_host: Host) -> bytes:
 
 
 def placed(pieces: list[tuple[bytes, int]]) -> tuple[Bytes, np.ndarray, np.ndarray]:
-    """Records in one file, each behind a gap."""
+    """Records in one file, each after a gap."""
     data, at = b"", []
     for record, gap in pieces:
         data += b"\xff" * gap
@@ -75,7 +75,7 @@ def test_a_record_that_is_not_whole_is_named(position: int) -> None:
         read_columns(*placed([(GOOD, 0), (bytes(hurt), 0)]))
 
 
-def test_a_record_that_ends_behind_the_file_is_named() -> None:
+def test_a_record_that_ends_after_the_file_is_named() -> None:
     data, at, size = placed([(GOOD, 0)])
     with pytest.raises(CorruptLog):
         read_columns(data, at, size + 2)

@@ -71,7 +71,7 @@ def test_it_says_where_it_listens_and_ends_without_a_trace(tmp_path: Path, numbe
         assert bulk.end(number) == (0, "", "")
 
 
-def test_it_ends_while_somebody_reads(tmp_path: Path) -> None:
+def test_it_ends_while_a_client_reads(tmp_path: Path) -> None:
     with serving(tmp_path / "data", ManualClock(T0)) as served:
         served.call(lambda: served.broker.put_topic(TOPIC, T0))
         for _ in range(40):
@@ -86,7 +86,7 @@ def test_it_ends_while_somebody_reads(tmp_path: Path) -> None:
             reader.cancel()
 
 
-def test_it_ends_when_whoever_started_it_is_gone(tmp_path: Path) -> None:
+def test_it_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
     with serving(tmp_path / "data", ManualClock(T0)) as served:
         command = [
             sys.executable, "-m", "postdate", "bulk", "--data", str(tmp_path / "data"),

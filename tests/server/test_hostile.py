@@ -12,11 +12,11 @@ from typing import Any
 import orjson
 import pytest
 
+from postdate.arrival import NEVER
 from postdate.broker.sending import Prepared
 from postdate.clock import ManualClock
 from postdate.errors import DiskFull
 from postdate.message import Message
-from postdate.state.wheel import NEVER
 from postdate.wire import codes
 from postdate.wire.requests import REQUESTS, Request
 from tests.support.dialogue import (

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from postdate.arrival import NEVER
 from postdate.clock import ManualClock
-from postdate.state.wheel import NEVER
 from postdate.wire import codes
 from postdate.wire.requests import Request
 from tests.support.dialogue import (

@@ -20,6 +20,7 @@ import pytest
 
 import postdate.spark
 from postdate import cli
+from postdate.arrival import own_arrival
 from postdate.client.errors import Unreachable
 from postdate.errors import PostdateError, Refused, UsageError
 from postdate.spark.formats import sink
@@ -29,7 +30,6 @@ from postdate.spark.imports.options import wanted_of
 from postdate.storage import record as records
 from postdate.table import delta
 from postdate.table.files import TableFolder, sort_rows
-from postdate.table.format import own_arrival
 from tests.support.carrying import BEGIN, World
 from tests.support.helpers import HOUR_MS, TOPIC
 from verify.faults.process import ROOT

@@ -14,13 +14,14 @@ import pyarrow.compute as pc
 import pytest
 
 from postdate import cli
+from postdate.arrival import own_arrival
 from postdate.cli import sql
 from postdate.client.errors import Unreachable
 from postdate.errors import UsageError
 from postdate.spark.executor.waiting import COLUMNS
 from postdate.spark.pending import query
 from postdate.spark.pending.view import VIEW, living_rows, pending
-from postdate.table.format import CANCEL, DROP, MESSAGE, SCHEMA, own_arrival
+from postdate.table.format import CANCEL, DROP, MESSAGE, SCHEMA
 from postdate.table.living import Removals
 from tests.support.carrying import BEGIN, World
 from tests.support.helpers import HOUR_MS, MINUTE_MS, TOPIC

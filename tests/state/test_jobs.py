@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from postdate.arrival import NEAR, NEVER
 from postdate.keys import key_hash
-from postdate.state.far import NEVER, Far
+from postdate.state.far import Far
 from postdate.state.jobs import CANCEL, DONE, FAILED, IMPORT, LOADING, POSTPONE, RUNNING, WAITING, Job, Jobs, Part
 from postdate.state.references import References
 from postdate.state.topics import Topics
@@ -17,7 +18,6 @@ from postdate.storage.batch import JOB
 from postdate.storage.chunk import Chunks
 from postdate.storage.disk import RealDisk
 from postdate.storage.layout import FAR, SELECTED, SINGLE_STRUCT
-from postdate.table.format import NEAR
 
 BY_MS = 100
 HORIZON = 100

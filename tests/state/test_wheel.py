@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from postdate.arrival import NEVER
 from postdate.state import wheel as wheel_module
-from postdate.state.wheel import DEAD, NEVER, Found, Run, Wheel
+from postdate.state.wheel import DEAD, Found, Run, Wheel
 from postdate.storage.layout import CHUNK_ROW, SINGLE, SINGLE_STRUCT
 
 

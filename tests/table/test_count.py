@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from postdate.arrival import own_arrival
 from postdate.client import admin
 from postdate.counts import Counts, Seconds
 from postdate.keys import key_hash
 from postdate.table.find import TableReader
-from postdate.table.format import DROP, own_arrival
+from postdate.table.format import DROP
 from tests.support.carrying import BEGIN, World
 from tests.support.helpers import HOUR_MS, MINUTE_MS, TOPIC
 from tests.support.table_rows import Row, append, keyed_row, signed
@@ -87,7 +88,7 @@ def test_what_a_job_dropped_or_an_untaken_job_brought_does_not_count(tmp_path: P
 # -- counted by the broker: wheel, far queue and table together --------------------------------------------------
 
 
-def told(world: World, **wish: Any) -> dict[str, Any]:
+def ask_pending(world: World, **wish: Any) -> dict[str, Any]:
     found = admin.pending(world.served.server.broker_address, **wish)
     assert found["unread"] == ""
     assert (
@@ -98,7 +99,7 @@ def told(world: World, **wish: Any) -> dict[str, Any]:
 
 
 def places(world: World) -> tuple[int, int, int]:
-    found = told(world)
+    found = ask_pending(world)
     return found["near"], found["far"], found["table"]
 
 
@@ -108,12 +109,12 @@ def test_the_sum_is_what_waits_wherever_it_lies(tmp_path: Path) -> None:
         assert places(world) == (0, 0, 0)
         dues = [BEGIN + 5 * MINUTE_MS, BEGIN + 5 * MINUTE_MS, BEGIN + HOUR_MS, BEGIN + 3 * HOUR_MS]
         world.send("first", dues)
-        whole = told(world)
+        whole = ask_pending(world)
         assert places(world) == (0, 4, 0)
         world.batch()
         assert places(world) == (0, 0, 4)
-        assert told(world)["bytes"] == whole["bytes"]
-        assert told(world)["times"] == whole["times"], "a row of the table counts as it did in the log"
+        assert ask_pending(world)["bytes"] == whole["bytes"]
+        assert ask_pending(world)["times"] == whole["times"], "a row of the table counts as it did in the log"
         world.send("second", [BEGIN + 2 * HOUR_MS])
         assert places(world) == (0, 1, 4)
         world.cancel("first-u2", dues[2], "unique")  # the message is in the table, its cancel in the log
@@ -124,12 +125,12 @@ def test_the_sum_is_what_waits_wherever_it_lies(tmp_path: Path) -> None:
         assert places(world) == (0, 0, 3)
         world.pass_minutes(4)
         assert places(world) == (2, 0, 1), "two are promoted"
-        assert told(world, unit="hour")["times"][-1]["count"] == 1
+        assert ask_pending(world, unit="hour")["times"][-1]["count"] == 1
         address = world.served.server.broker_address
         bars = admin.forecast(address, TOPIC, "minute", 60)["bars"]
         assert [(bar["rows"], bar["busiest_rows"]) for bar in bars if bar["rows"]] == [(2, 2)]
         assert [bar["rows"] for bar in admin.forecast(address, "", "hour", 4)["bars"]] == [2, 0, 0, 1]
         world.served.call(lambda: world.broker.delete_topic(TOPIC, world.clock.now_ms()))
-        assert places(world) == (0, 0, 0), "nobody can get them any more"
+        assert places(world) == (0, 0, 0), "nobody can consume them any more"
     finally:
         world.close()

@@ -1,4 +1,4 @@
-"""Files of the table: a window is read exactly, whatever the files; damage is named."""
+"""Files of the table: a window is read exactly out of any files, and damage is named."""
 
 import json
 import os
@@ -59,7 +59,9 @@ def test_of_an_instant_that_is_split_by_arrival_every_part_sees_its_cancels(tabl
     file, groups = write_file(table.folder, "soon-1.parquet", rows)
     assert groups[0].has_cancels
     assert arrivals(read_window(table.folder, [file.path], Window(9, 10, 0, 2))) == [1, 3]
-    assert touches(groups[0], Window(9, 10, 100, 200)), "its messages came before, but its cancel may be for one behind"
+    assert touches(groups[0], Window(9, 10, 100, 200)), (
+        "its messages came before, but its cancel may be for a later one"
+    )
 
 
 def test_windows_of_random_files_together_give_every_row_once(table: Table) -> None:

@@ -96,7 +96,7 @@ def test_a_table_that_changes_is_followed(tmp_path: Path) -> None:
     with pytest.raises(TableUnreadable):
         table.find(str(tmp_path), question("A", 1_000))
     append(tmp_path, keyed_row(1_000, 4, unique="A"))
-    assert table.find(str(tmp_path), question("A", 1_000)) == [4], "a table made anew is another one"
+    assert table.find(str(tmp_path), question("A", 1_000)) == [4], "a new table in the same place is another one"
 
 
 def test_a_file_that_goes_between_two_looks_is_looked_for_again(

@@ -6,19 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from postdate.arrival import OWN, PART_ROWS_MAX, PARTS_MAX, came_before, job_of, own_arrival
 from postdate.table.format import (
     ACTIONS,
-    OWN,
-    PART_ROWS_MAX,
-    PARTS_MAX,
     File,
     batch_file_name,
-    came_before,
     count_sound,
     entry_path,
     is_untaken,
-    job_of,
-    own_arrival,
     parse_versions,
     writer_options,
 )

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from postdate.arrival import OWN, own_arrival
 from postdate.clock import SystemClock
 from postdate.table import files
-from postdate.table.format import CANCEL, DROP, MESSAGE, ORDER, OWN, SCHEMA, own_arrival
+from postdate.table.format import CANCEL, DROP, MESSAGE, ORDER, SCHEMA
 from postdate.table.living import HAS_ARRIVED, IS_UNPROMOTED, WAITING, Removals, has_arrived, is_unpromoted
 from tests.docs.test_docs import READERS, blocks_of
 from tests.support.carrying import World
@@ -158,7 +159,7 @@ def reader_row(key: str, due: int, arrival: int, kind: int = MESSAGE, **more: An
 
 
 def add(world: World, rows: list[dict[str, Any]]) -> None:
-    """Rows as nobody here can send them yet."""
+    """Adds rows that only jobs and years of use would make."""
     table = world.pipeline.table
     made = pa.Table.from_pylist(rows, SCHEMA).sort_by(ORDER)
     table.commit([files.write_file(table.folder, "soon-by-hand.parquet", made)])
@@ -171,7 +172,7 @@ def sent(world: World, due: int) -> set[str]:
     world.cancel("a-u1", due + 1, "unique")
     world.cancel("by-key", due + 2, "key")
     world.cancel("again", due + 3, "key")
-    world.cancel("stays", due + 5, "key")  # of another due: it is for nobody
+    world.cancel("stays", due + 5, "key")  # of another due: it cancels nothing
     world.served.pass_ms(MINUTE_MS)
     world.batch()
     world.send("b", [due + 3], keys=["again"])
@@ -182,7 +183,7 @@ def sent(world: World, due: int) -> set[str]:
 
 def made(due: int, now_ms: int) -> tuple[list[dict[str, Any]], set[str]]:
     """Rows by hand, and the keys of those that wait."""
-    late = 1 << 50  # an arrival behind all that was sent
+    late = 1 << 50  # an arrival after all that was sent
     of_key = {"key_hash": -7, "unique_hash": 0}
     rows = [
         reader_row("promoted", now_ms + MINUTE_MS, late),

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from postdate.arrival import own_arrival
 from postdate.broker.broker import Broker
 from postdate.broker.rescuing import Rescuer
 from postdate.errors import CorruptLog
 from postdate.message import Cancelled
-from postdate.table.format import own_arrival
 from verify import simulation
 from verify.simulation import Broken, Failure, Model, Op, VirtualDisk, World, random_history, run_history, run_seed
 from verify.simulation import __main__ as command

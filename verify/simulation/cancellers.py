@@ -3,11 +3,11 @@
 A cancel is answered by the broker alone, or, where the message may be in the table, by whoever reads that.
 """
 
+from postdate.arrival import NEVER
 from postdate.broker.cancelling import CancelResult
 from postdate.broker.writing import Ticket
 from postdate.errors import DiskFull, FlowControl
 from postdate.message import Cancelled
-from postdate.state.wheel import NEVER
 from verify.simulation.model import Asked
 from verify.simulation.owners import Owners
 from verify.simulation.producers import Producers

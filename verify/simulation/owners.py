@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from postdate.arrival import own_arrival
 from postdate.broker.writing import Ticket
 from postdate.errors import DiskFull, FlowControl, Refused
 from postdate.keys import key_hash
@@ -23,7 +24,6 @@ from postdate.state.topics import GONE
 from postdate.storage import record as records
 from postdate.storage.batch import MESSAGE
 from postdate.storage.layout import FAR
-from postdate.table.format import own_arrival
 from verify.simulation.model import Broken, Sent
 from verify.simulation.pipeline import TableRow, selects
 from verify.simulation.producers import Producers

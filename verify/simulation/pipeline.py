@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from postdate.arrival import NEAR, OWN, came_before, own_arrival
 from postdate.broker.broker import Broker
 from postdate.broker.jobs import Selected
 from postdate.broker.staging import Stage
@@ -25,7 +26,7 @@ from postdate.storage import record as records
 from postdate.storage.batch import CANCEL, JOB, MESSAGE
 from postdate.storage.disk import Disk
 from postdate.storage.layout import CHUNK_ROW, FAR, SELECTED
-from postdate.table.format import DROP, NEAR, OWN, came_before, own_arrival
+from postdate.table.format import DROP
 from verify.simulation.digest import Digest
 
 _KEEP_MS = 60_000  # what is promoted stays so long behind the horizon: a cancel may still look for it

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from postdate.arrival import NEVER
 from postdate.broker.broker import Broker
 from postdate.broker.leasing import LeaseHandle, Popped, PopRequest
 from postdate.broker.writing import Ticket
 from postdate.errors import DiskFull, FlowControl
 from postdate.message import DLQ_TOPIC_PREFIX, Message
-from postdate.state.wheel import NEVER
 from postdate.storage import record as records
 from verify.simulation.model import Broken
 from verify.simulation.site import TOPICS, Site, Watch, topic_at

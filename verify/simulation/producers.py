@@ -4,14 +4,13 @@ The bodies of messages are m1, m2, ... in the order in which they are made, thei
 """
 
 from postdate import message as messages
+from postdate.arrival import NEVER, OWN
 from postdate.broker.writing import Ticket
 from postdate.errors import CorruptLog, DiskFull, FlowControl
 from postdate.message import Message, encode_properties
-from postdate.state.wheel import NEVER
 from postdate.storage import record as records
 from postdate.storage.log import Log
 from postdate.storage.segment import Segments
-from postdate.table.format import OWN
 from verify.simulation.model import Broken, Sent
 from verify.simulation.site import TOPICS, Site, topic_at
 

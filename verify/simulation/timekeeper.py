@@ -3,8 +3,8 @@
 When time has passed and nothing is in the way, all that was due must have been seen.
 """
 
+from postdate.arrival import NEVER
 from postdate.errors import DiskFull
-from postdate.state.wheel import NEVER
 from verify.simulation.model import Broken
 from verify.simulation.owners import Owners
 from verify.simulation.site import Site, Watch

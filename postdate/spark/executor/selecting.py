@@ -12,13 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
+from postdate.arrival import NEAR, OWN_ARRIVAL, own_arrival
 from postdate.faultpoint import reach
 from postdate.process import keep_freed_memory
 from postdate.spark.executor.bulk_client import Gate
 from postdate.spark.executor.tasks import RESULT, Batches, Result, Task, in_tiers, pieces, plain, write_tiers
 from postdate.spark.executor.waiting import IS_NEAR
 from postdate.table.files import TableFolder, constant_column, sort_rows, write_file
-from postdate.table.format import DROP, MESSAGE, NEAR, OWN_ARRIVAL, SCHEMA, SELECTED, own_arrival
+from postdate.table.format import DROP, MESSAGE, SCHEMA, SELECTED
 
 HIDDEN = "__"  # begins the names of columns that a predicate does not see
 _NARROW = ("due", "arrival", "unique_hash", "key_hash", "queue")

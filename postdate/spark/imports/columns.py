@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh3_64_intdigest
 
+from postdate.arrival import PART_ROWS_MAX, PARTS_MAX, own_arrival
 from postdate.errors import UsageError
 from postdate.keys import key_hash
 from postdate.message import (
@@ -35,7 +36,7 @@ from postdate.message import (
 )
 from postdate.storage.chunk import FLAG_OWN_ARRIVAL
 from postdate.storage.record import HEAD_BYTES, shape
-from postdate.table.format import MESSAGE, PART_ROWS_MAX, PARTS_MAX, SCHEMA, own_arrival
+from postdate.table.format import MESSAGE, SCHEMA
 
 # A record's head, as postdate/storage/record.py draws it for two IPv4 hosts.
 _HEAD = np.dtype(

@@ -14,6 +14,7 @@ from deltalake.exceptions import DeltaError
 from pyarrow import flight
 from pyspark.sql import DataFrame, SparkSession
 
+from postdate.arrival import OWN
 from postdate.errors import CorruptTable, Refused
 from postdate.faultpoint import reach
 from postdate.spark.executor import tasks
@@ -24,7 +25,7 @@ from postdate.spark.pipeline.jobs import Jobs
 from postdate.table import merging
 from postdate.table.delta import Table
 from postdate.table.files import NEVER, Window, WrittenFile, touches
-from postdate.table.format import OWN, File
+from postdate.table.format import File
 from postdate.table.slices import DEFAULT, Limits, split_window
 
 logger = logging.getLogger("postdate.pipeline")

@@ -9,9 +9,9 @@ import numpy as np
 import orjson
 import pytest
 
+from postdate.arrival import NEVER
 from postdate.clock import ManualClock
 from postdate.server.requests import pipeline
-from postdate.state.far import NEVER
 from postdate.storage.layout import ENTRY, FAR, TIME
 from postdate.wire import codes
 from postdate.wire.frame import Command
