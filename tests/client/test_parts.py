@@ -639,9 +639,9 @@ def test_records_of_an_answer_are_read() -> None:
     [
         (lambda data: data[:-3], "are left"),
         (lambda data: data[:50], "50 are left"),
-        (lambda data: data + b"\0", "says that it has 0 bytes, 1 are left"),
+        (lambda data: data + b"\0", "has a size of 0 bytes, 1 are left"),
         (lambda data: data[:4] + b"\0\0\0\0" + data[8:], "magic"),
-        (lambda data: data[:3] + b"\0" + data[4:], "says that it has"),
+        (lambda data: data[:3] + b"\0" + data[4:], "has a size of"),
         (lambda data: data[:8] + b"\0\0\0\0" + data[12:], "crc"),
         (lambda data: data[:84] + b"\0\0\1\0" + data[88:], "256 bytes of body"),
         (lambda data: data[:84] + b"\xff\0\0\0" + data[88:], "bytes of body"),

@@ -149,3 +149,10 @@ def begun_later(served: Served, peer: Peer, topic: str) -> int:
     low, high = served.call(lambda: served.broker.offsets(topic, 0))
     assert 0 < low < high, f"the queue has offsets {low} to {high}"
     return low
+
+
+def ask_json(peer: Peer, code: int, **fields: Any) -> Any:
+    """Returns the body of an answer that must be a success."""
+    answer = peer.ask(code, **fields)
+    assert answer.code == codes.SUCCESS, answer
+    return orjson.loads(answer.body)

@@ -1,6 +1,7 @@
 """Consumer groups over the wire: who is a member, who is told of it, and which queues orderly consumers hold."""
 
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -260,3 +261,37 @@ def test_a_lock_that_is_not_renewed_expires(tmp_path: Path, swept: bool) -> None
         assert lock(peer, "c2", 0, 1) == [0]
         clock.step_ms(10 * LOCK_MS)
         assert lock(peer, "c2", 1) == [], "elapsed time counts, not the calendar"
+
+
+# ---------------------------------------------------------------------------------------------------- definitions
+
+
+def test_groups_are_made_listed_and_deleted(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        sent(peer, "orders")
+        body = orjson.dumps({"groupName": GROUP, "retryMaxTimes": 3, "consumeEnable": True})
+        assert peer.ask(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body).code == codes.SUCCESS
+        heartbeat(peer, "c1", {"orders": "*"}, group="others")
+        asked = {"consumerGroup": GROUP, "topic": "orders", "queueId": "0", "commitOffset": "1"}
+        assert peer.ask(Request.UPDATE_CONSUMER_OFFSET, b"", **asked).code == codes.SUCCESS
+        sent(peer, f"%RETRY%{GROUP}", TIMER_DELAY_SEC=60)
+
+        listed = orjson.loads(peer.ask(Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)["subscriptionGroupTable"]
+        assert listed == {
+            GROUP: {"groupName": GROUP, "retryMaxTimes": 3, "retryQueueNums": 1, "consumeEnable": True},
+            "others": {"groupName": "others", "retryMaxTimes": 16, "retryQueueNums": 1},
+        }
+        assert peer.ask(Request.DELETE_SUBSCRIPTIONGROUP, groupName=GROUP).code == codes.SUCCESS
+        assert peer.ask(Request.DELETE_SUBSCRIPTIONGROUP, groupName=GROUP).code == codes.SUBSCRIPTION_GROUP_NOT_EXIST
+        listed = orjson.loads(peer.ask(Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)["subscriptionGroupTable"]
+        assert listed.keys() == {"others"}
+        topics = orjson.loads(peer.ask(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body)["topicList"]
+        assert topics == ["%RETRY%others", "orders"], "its retry topic is gone with it"
+        query = {"consumerGroup": GROUP, "topic": "orders", "queueId": "0", "setZeroIfNotFound": "false"}
+        assert peer.ask(Request.QUERY_CONSUMER_OFFSET, b"", **query).code == codes.QUERY_NOT_FOUND
+
+
+@pytest.mark.parametrize(("body", "code"), [({}, 29), ({"groupName": 5}, 29), ({"groupName": "two words"}, 13)])
+def test_a_group_that_cannot_be_is_refused(tmp_path: Path, body: dict[str, Any], code: int) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        assert peer.ask(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, orjson.dumps(body)).code == code

@@ -1,28 +1,26 @@
-"""What RocketMQ's tools ask a name server and a broker for: clusters, routes, figures, rates and settings."""
+"""What the broker reports about itself: figures, rates and settings."""
 
 import gc
 import weakref
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
 from postdate import __version__
 from postdate.clock import ManualClock
 from postdate.config import FIELDS, LIVE
 from postdate.wire import codes
-from postdate.wire.records import decode_records
 from postdate.wire.reports import decode_properties_text, encode_properties_text
 from postdate.wire.requests import Request
 from tests.support.dialogue import (
     GROUP,
     LONG_POLL_MS,
     Peer,
+    ask_json,
     connected,
     heartbeat,
     make_topic,
-    properties_of,
     pull,
     pull_command,
     send,
@@ -31,102 +29,11 @@ from tests.support.dialogue import (
 from tests.support.helpers import DAY_MS, FAR_MS, MINUTE_MS, T0
 from tests.support.serving import serving
 
-
-def json_of(peer: Peer, code: int, **fields: Any) -> Any:
-    answer = peer.ask(code, **fields)
-    assert answer.code == codes.SUCCESS, answer
-    return orjson.loads(answer.body)
-
-
-def perm_of(peer: Peer, topic: str) -> int:
-    (queues,) = json_of(peer, Request.GET_ROUTEINFO_BY_TOPIC, topic=topic)["queueDatas"]
-    return int(queues["perm"])
-
-
-# -- the name server ------------------------------------------------------------------------------------------------
-
-
-def test_there_is_one_cluster_with_one_broker(tmp_path: Path) -> None:
-    with serving(tmp_path, broker_name="here", cluster_name="all") as served, connected(served) as peer:
-        told = json_of(peer, Request.GET_BROKER_CLUSTER_INFO)
-        assert told["clusterAddrTable"] == {"all": ["here"]}
-        assert told["brokerAddrTable"]["here"]["brokerAddrs"] == {"0": served.server.broker_address}
-        assert told["brokerAddrTable"]["here"]["cluster"] == "all"
-
-
-def test_routes_lose_and_regain_the_permission_to_write(tmp_path: Path) -> None:
-    with serving(tmp_path) as served, connected(served) as peer:
-        make_topic(peer, "orders")
-        make_topic(peer, "archive", perm=4)
-        answer = peer.ask(Request.WIPE_WRITE_PERM_OF_BROKER, brokerName="postdate")
-        assert (answer.code, answer.fields) == (codes.SUCCESS, {"wipeTopicCount": "1"}), "the archive had none"
-        assert (perm_of(peer, "orders"), perm_of(peer, "archive"), perm_of(peer, "TBW102")) == (4, 4, 5)
-        sent(peer, "orders", "who knows the way gets through")
-        answer = peer.ask(Request.WIPE_WRITE_PERM_OF_BROKER, brokerName="postdate")
-        assert answer.fields == {"wipeTopicCount": "0"}
-        answer = peer.ask(Request.ADD_WRITE_PERM_OF_BROKER, brokerName="postdate")
-        assert (answer.code, answer.fields) == (codes.SUCCESS, {"addTopicCount": "1"})
-        assert (perm_of(peer, "orders"), perm_of(peer, "archive"), perm_of(peer, "TBW102")) == (6, 4, 7)
-        peer.ask(Request.WIPE_WRITE_PERM_OF_BROKER, brokerName="postdate")
-    with serving(tmp_path) as served, connected(served) as peer:
-        assert perm_of(peer, "orders") == 6, "it was taken until the broker stops"
-
-
-@pytest.mark.parametrize("code", [Request.WIPE_WRITE_PERM_OF_BROKER, Request.ADD_WRITE_PERM_OF_BROKER])
-def test_only_this_broker_has_permissions_to_change(tmp_path: Path, code: int) -> None:
-    with serving(tmp_path) as served, connected(served) as peer:
-        answer = peer.ask(code, brokerName="another")
-        assert answer.code == codes.INVALID_PARAMETER
-        assert answer.remark == "there is no broker 'another', this is 'postdate'"
-        assert peer.ask(code).code == codes.INVALID_PARAMETER
-
-
-def test_a_route_is_forgotten_with_its_topic_and_not_before(tmp_path: Path) -> None:
-    with serving(tmp_path) as served, connected(served) as peer:
-        make_topic(peer, "orders")
-        answer = peer.ask(Request.DELETE_TOPIC_IN_NAMESRV, topic="orders")
-        assert answer.code == codes.ILLEGAL_OPERATION
-        assert "delete it from the broker" in (answer.remark or "")
-        peer.ask(Request.DELETE_TOPIC_IN_BROKER, topic="orders")
-        assert peer.ask(Request.DELETE_TOPIC_IN_NAMESRV, topic="orders").code == codes.SUCCESS
-
-
-def test_no_key_value_settings_are_kept(tmp_path: Path) -> None:
-    with serving(tmp_path) as served, connected(served) as peer:
-        asked: dict[str, Any] = {"namespace": "ORDER_TOPIC_CONFIG", "key": "orders"}
-        answer = peer.ask(Request.GET_KV_CONFIG, **asked)
-        assert (answer.code, answer.remark) == (
-            codes.QUERY_NOT_FOUND,
-            "nothing is stored under 'orders': there are no key-value settings",
-        )
-        assert peer.ask(Request.DELETE_KV_CONFIG, **asked).code == codes.SUCCESS
-        assert peer.ask(Request.DELETE_KV_CONFIG, namespace="x").code == codes.INVALID_PARAMETER
-
-
-def test_the_topics_of_a_group_may_be_deleted_when_they_are_gone(tmp_path: Path) -> None:
-    with serving(tmp_path) as served, connected(served) as peer:
-        for topic in ("%RETRY%workers", "%DLQ%workers"):
-            answer = peer.ask(Request.DELETE_TOPIC_IN_BROKER, topic=topic)
-            assert (answer.code, answer.fields) == (codes.SUCCESS, {"cancelled": "0"})
-        assert peer.ask(Request.DELETE_TOPIC_IN_BROKER, topic="orders").code == codes.TOPIC_NOT_EXIST
-
-
-def test_a_topic_is_told_as_it_was_made(tmp_path: Path) -> None:
-    with serving(tmp_path) as served, connected(served) as peer:
-        make_topic(peer, "orders", 3, perm=4, attributes="+message.type=DELAY")
-        told = json_of(peer, Request.GET_TOPIC_CONFIG, topic="orders")
-        assert told == {
-            "topicName": "orders", "readQueueNums": 3, "writeQueueNums": 3, "perm": 4, "topicSysFlag": 0,
-            "topicFilterType": "SINGLE_TAG", "order": False, "attributes": {"message.type": "DELAY"},
-        }  # fmt: skip
-        assert peer.ask(Request.GET_TOPIC_CONFIG, topic="nowhere").code == codes.TOPIC_NOT_EXIST
-
-
 # -- figures --------------------------------------------------------------------------------------------------------
 
 
 def figures(peer: Peer) -> dict[str, str]:
-    table: dict[str, str] = json_of(peer, Request.GET_BROKER_RUNTIME_INFO)["table"]
+    table: dict[str, str] = ask_json(peer, Request.GET_BROKER_RUNTIME_INFO)["table"]
     assert all(isinstance(value, str) for value in table.values()), "Java reads texts"
     return table
 
@@ -196,7 +103,7 @@ def test_held_pulls_are_counted(tmp_path: Path) -> None:
 
 
 def rates(peer: Peer, name: str, key: str) -> dict[str, Any]:
-    told: dict[str, Any] = json_of(peer, Request.VIEW_BROKER_STATS_DATA, statsName=name, statsKey=key)
+    told: dict[str, Any] = ask_json(peer, Request.VIEW_BROKER_STATS_DATA, statsName=name, statsKey=key)
     return told
 
 
@@ -310,27 +217,3 @@ def test_the_limit_of_connections_may_change(tmp_path: Path) -> None:
         assert change(peer, connections_max="2") == (codes.SUCCESS, None)
         with connected(served) as welcome:
             welcome.round_trip()
-
-
-# -- queues ---------------------------------------------------------------------------------------------------------
-
-
-def test_entries_of_a_queue_are_shown(tmp_path: Path) -> None:
-    with serving(tmp_path) as served, connected(served) as peer:
-        make_topic(peer, "orders")
-        for tag in ("a", "b", "c"):
-            sent(peer, "orders", TAGS=tag)
-        asked: dict[str, Any] = {"topic": "orders", "queueId": 0}
-        told = json_of(peer, Request.QUERY_CONSUME_QUEUE, index=1, count=10, **asked)
-        assert (told["minQueueIndex"], told["maxQueueIndex"]) == (0, 3)
-        assert [entry["tagsCode"] for entry in told["queueData"]] == [ord("b"), ord("c")]
-        (record,) = decode_records(
-            peer.ask(Request.VIEW_MESSAGE_BY_ID, offset=told["queueData"][0]["physicOffset"]).body
-        )
-        assert properties_of(record)["TAGS"] == "b"
-        assert told["queueData"][0]["physicSize"] > 0
-        assert json_of(peer, Request.QUERY_CONSUME_QUEUE, index=9, count=1, **asked)["queueData"] == []
-        for index, count in ((-1, 1), (0, 0), (0, 1_025)):
-            answer = peer.ask(Request.QUERY_CONSUME_QUEUE, index=index, count=count, **asked)
-            assert answer.code == codes.INVALID_PARAMETER
-        assert peer.ask(Request.QUERY_CONSUME_QUEUE, index=0, count=1, topic="x", queueId=0).code == 17

@@ -246,3 +246,21 @@ def test_our_own_consumer_reads_again_after_a_move(tmp_path: Path) -> None:
             if len(seen) == 6:
                 break
         assert seen == ["m0", "m1", "m2"] * 2
+
+
+def test_how_far_a_group_is_behind_is_told_by_queue(tmp_path: Path) -> None:
+    with serving(tmp_path, offsets_interval_ms=60_000) as served, connected(served) as peer:
+        for topic in ("orders", "bills"):
+            make_topic(peer, topic)
+            for _ in range(5):
+                sent(peer, topic)
+        pull(peer, "orders", 2, commit=2)
+        commit = {"consumerGroup": GROUP, "topic": "bills", "queueId": "0", "commitOffset": "4"}
+        assert peer.ask(Request.UPDATE_CONSUMER_OFFSET, b"", **commit).code == codes.SUCCESS
+        rows = decode_by_queue(peer.ask(Request.GET_CONSUME_STATS, consumerGroup=GROUP).body, "offsetTable")
+        behind = {queue.topic: (row["brokerOffset"], row["consumerOffset"]) for queue, row in rows.items()}
+        assert behind == {"orders": (5, 2), "bills": (5, 4)}
+        one = peer.ask(Request.GET_CONSUME_STATS, consumerGroup=GROUP, topic="bills")
+        assert [queue.topic for queue in decode_by_queue(one.body, "offsetTable")] == ["bills"]
+        unknown = peer.ask(Request.GET_CONSUME_STATS, consumerGroup="strangers")
+        assert unknown.code == codes.SUBSCRIPTION_GROUP_NOT_EXIST

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -17,7 +18,16 @@ from postdate.wire.bodies import Route, decode_route
 from postdate.wire.ids import host_of, message_id, parse_message_id
 from postdate.wire.records import decode_records
 from postdate.wire.requests import Request
-from tests.support.dialogue import connected, heartbeat, make_topic, read_all, read_bodies, sent
+from tests.support.dialogue import (
+    Peer,
+    ask_json,
+    connected,
+    heartbeat,
+    make_topic,
+    read_all,
+    read_bodies,
+    sent,
+)
 from tests.support.serving import SERVED, Served, configured, serving
 
 
@@ -203,3 +213,65 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=rf"port {first.port} of 127.0.0.1 is in use .* --broker-port"):
             asyncio.run(Server(broker, SystemClock()).start())
         broker.close()
+
+
+def perm_of(peer: Peer, topic: str) -> int:
+    (queues,) = ask_json(peer, Request.GET_ROUTEINFO_BY_TOPIC, topic=topic)["queueDatas"]
+    return int(queues["perm"])
+
+
+def test_there_is_one_cluster_with_one_broker(tmp_path: Path) -> None:
+    with serving(tmp_path, broker_name="here", cluster_name="all") as served, connected(served) as peer:
+        told = ask_json(peer, Request.GET_BROKER_CLUSTER_INFO)
+        assert told["clusterAddrTable"] == {"all": ["here"]}
+        assert told["brokerAddrTable"]["here"]["brokerAddrs"] == {"0": served.server.broker_address}
+        assert told["brokerAddrTable"]["here"]["cluster"] == "all"
+
+
+def test_routes_lose_and_regain_the_permission_to_write(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        make_topic(peer, "archive", perm=4)
+        answer = peer.ask(Request.WIPE_WRITE_PERM_OF_BROKER, brokerName="postdate")
+        assert (answer.code, answer.fields) == (codes.SUCCESS, {"wipeTopicCount": "1"}), "the archive had none"
+        assert (perm_of(peer, "orders"), perm_of(peer, "archive"), perm_of(peer, "TBW102")) == (4, 4, 5)
+        sent(peer, "orders", "who knows the way gets through")
+        answer = peer.ask(Request.WIPE_WRITE_PERM_OF_BROKER, brokerName="postdate")
+        assert answer.fields == {"wipeTopicCount": "0"}
+        answer = peer.ask(Request.ADD_WRITE_PERM_OF_BROKER, brokerName="postdate")
+        assert (answer.code, answer.fields) == (codes.SUCCESS, {"addTopicCount": "1"})
+        assert (perm_of(peer, "orders"), perm_of(peer, "archive"), perm_of(peer, "TBW102")) == (6, 4, 7)
+        peer.ask(Request.WIPE_WRITE_PERM_OF_BROKER, brokerName="postdate")
+    with serving(tmp_path) as served, connected(served) as peer:
+        assert perm_of(peer, "orders") == 6, "it was taken until the broker stops"
+
+
+@pytest.mark.parametrize("code", [Request.WIPE_WRITE_PERM_OF_BROKER, Request.ADD_WRITE_PERM_OF_BROKER])
+def test_only_this_broker_has_permissions_to_change(tmp_path: Path, code: int) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        answer = peer.ask(code, brokerName="another")
+        assert answer.code == codes.INVALID_PARAMETER
+        assert answer.remark == "there is no broker 'another', this is 'postdate'"
+        assert peer.ask(code).code == codes.INVALID_PARAMETER
+
+
+def test_a_route_is_forgotten_with_its_topic_and_not_before(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        answer = peer.ask(Request.DELETE_TOPIC_IN_NAMESRV, topic="orders")
+        assert answer.code == codes.ILLEGAL_OPERATION
+        assert "delete it from the broker" in (answer.remark or "")
+        peer.ask(Request.DELETE_TOPIC_IN_BROKER, topic="orders")
+        assert peer.ask(Request.DELETE_TOPIC_IN_NAMESRV, topic="orders").code == codes.SUCCESS
+
+
+def test_no_key_value_settings_are_kept(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        asked: dict[str, Any] = {"namespace": "ORDER_TOPIC_CONFIG", "key": "orders"}
+        answer = peer.ask(Request.GET_KV_CONFIG, **asked)
+        assert (answer.code, answer.remark) == (
+            codes.QUERY_NOT_FOUND,
+            "nothing is stored under 'orders': there are no key-value settings",
+        )
+        assert peer.ask(Request.DELETE_KV_CONFIG, **asked).code == codes.SUCCESS
+        assert peer.ask(Request.DELETE_KV_CONFIG, namespace="x").code == codes.INVALID_PARAMETER

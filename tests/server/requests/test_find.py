@@ -12,7 +12,17 @@ from postdate.wire.frame import Command
 from postdate.wire.ids import parse_message_id
 from postdate.wire.records import decode_records
 from postdate.wire.requests import Request
-from tests.support.dialogue import Peer, connected, make_topic, properties_of, read_all, send, sent, texts
+from tests.support.dialogue import (
+    Peer,
+    ask_json,
+    connected,
+    make_topic,
+    properties_of,
+    read_all,
+    send,
+    sent,
+    texts,
+)
 from tests.support.helpers import FAR_MS, HOUR_MS, T0
 from tests.support.serving import Served, serving
 
@@ -169,3 +179,24 @@ def test_lookups_hold_through_a_restart(tmp_path: Path, end: Any) -> None:
         for records, key in zip(before, ("k7", "U8", "all"), strict=True):
             again = found(peer, key)
             assert [(r.body, r.offset, said(r)) for r in again] == [(r.body, r.offset, said(r)) for r in records]
+
+
+def test_entries_of_a_queue_are_shown(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        for tag in ("a", "b", "c"):
+            sent(peer, "orders", TAGS=tag)
+        asked: dict[str, Any] = {"topic": "orders", "queueId": 0}
+        told = ask_json(peer, Request.QUERY_CONSUME_QUEUE, index=1, count=10, **asked)
+        assert (told["minQueueIndex"], told["maxQueueIndex"]) == (0, 3)
+        assert [entry["tagsCode"] for entry in told["queueData"]] == [ord("b"), ord("c")]
+        (record,) = decode_records(
+            peer.ask(Request.VIEW_MESSAGE_BY_ID, offset=told["queueData"][0]["physicOffset"]).body
+        )
+        assert properties_of(record)["TAGS"] == "b"
+        assert told["queueData"][0]["physicSize"] > 0
+        assert ask_json(peer, Request.QUERY_CONSUME_QUEUE, index=9, count=1, **asked)["queueData"] == []
+        for index, count in ((-1, 1), (0, 0), (0, 1_025)):
+            answer = peer.ask(Request.QUERY_CONSUME_QUEUE, index=index, count=count, **asked)
+            assert answer.code == codes.INVALID_PARAMETER
+        assert peer.ask(Request.QUERY_CONSUME_QUEUE, index=0, count=1, topic="x", queueId=0).code == 17
