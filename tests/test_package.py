@@ -212,6 +212,15 @@ def test_a_folder_whose_table_holds_messages_is_refused_unless_that_is_meant(
     broker.stop()
 
 
+def test_a_table_is_not_called_checked_where_nothing_can_read_it(base: Place, data: Data) -> None:
+    broker = data.open()
+    broker.register_pipeline(T0, table=str(data.folder / "table"))
+    data.close_all()
+    assert f"the check of the table {data.folder}/table needs postdate[table]" in base.refusal(
+        "check", str(data.folder)
+    )
+
+
 # -- without Linux -----------------------------------------------------------------------------------------------
 
 
