@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from postdate.errors import UsageError
+from postdate.spans import span_ms
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 SECOND_MS, MINUTE_MS, HOUR_MS = 1_000, 60_000, 3_600_000
@@ -325,19 +326,13 @@ _RULES: dict[str, Callable[[Any], str]] = {
 # -- from text --------------------------------------------------------------------------------------------------
 
 _NUMBER = re.compile(r"[+-]?[0-9]{1,3}(?:_?[0-9]{1,3}){0,6}")
-_SPAN_PART = re.compile(r"([0-9]{1,15}) ?(ms|s|min|m|h|d)")
-_SPAN = re.compile(rf"{_SPAN_PART.pattern}(?: ?{_SPAN_PART.pattern})*")
-_SPAN_UNITS = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "min": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS}
 _SIZE = re.compile(r"([0-9]{1,15}) ?(KiB|MiB|GiB|TiB)")
 _SIZE_UNITS = {"KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
 _SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
-def span_ms(text: str) -> int | None:
-    """The milliseconds of "500ms", "30s", "10m", "72h", "7d" or a sum such as "1h30m"; None for anything else."""
-    if not _SPAN.fullmatch(text):
-        return None
-    return sum(int(count) * _SPAN_UNITS[unit] for count, unit in _SPAN_PART.findall(text))
+def _span_ms(text: str) -> int | None:
+    return span_ms(text.replace(" ", ""))  # "10 min", as sizes may be written
 
 
 def _size_bytes(text: str) -> int | None:
@@ -360,7 +355,7 @@ def _parsed(field: "dataclasses.Field[Any]", text: str) -> Any:
     if field.type is bool:
         readers = [_switch]
     elif field.type is int:
-        readers = [_number, *([span_ms] if "ms" in words else []), *([_size_bytes] if "bytes" in words else [])]
+        readers = [_number, *([_span_ms] if "ms" in words else []), *([_size_bytes] if "bytes" in words else [])]
     values = (reader(text.strip()) for reader in readers)
     return next((value for value in values if value is not None), text)
 

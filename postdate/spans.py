@@ -1,6 +1,7 @@
-"""Delays and instants as users write them, as whole milliseconds.
+"""Spans, delays and instants as users write them, in whole milliseconds.
 
-Everything is rounded up: a message may come a fraction of a millisecond late, never early.
+`span_ms` is the one parser of texts such as "1h30m"; settings, delay levels, the client and the command line use it.
+Everything rounds up: a message may come a fraction of a millisecond late, never early.
 """
 
 import math
@@ -15,35 +16,37 @@ Delay = str | int | float | timedelta
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
-_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_PART = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)\s*")
+_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_PART = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)(ms|s|min|m|h|d)\s*")
 _EXPECTED = 'expected text such as "30m", "1h30m" or "500ms", a number of seconds or a timedelta'
+
+
+@lru_cache(1_024)  # a program asks for the same few delays again and again
+def span_ms(text: str) -> int | None:
+    """The milliseconds of "500ms", "30s", "10m", "1.5h", "7d" or a sum such as "1h30m"; None for anything else."""
+    total, position = Fraction(0), 0
+    while part := _PART.match(text, position):
+        total += Fraction(part[1]) * _UNIT_MS[part[2]]
+        position = part.end()
+    return math.ceil(total) if 0 < position == len(text) else None
 
 
 def delay_ms(delay: Delay) -> int:
     """The milliseconds of a delay. Raises UsageError for what is none: a bare number as text, a negative one."""
     if isinstance(delay, str):
-        return _text_ms(delay)
+        found_ms = span_ms(delay)
+        if found_ms is None:
+            raise UsageError(f"delay is {delay[:64]!r}, {_EXPECTED}")
+        return found_ms
     if isinstance(delay, timedelta):
-        span_ms = -(-delay // _MILLISECOND)
+        rounded_ms = -(-delay // _MILLISECOND)
     elif isinstance(delay, bool) or not isinstance(delay, (int, float)) or not math.isfinite(delay):
         raise UsageError(f"delay is {delay!r}, {_EXPECTED}")
     else:
-        span_ms = math.ceil(Fraction(str(delay)) * 1_000)  # by its digits: 0.001 s is 1 ms, not a little more
-    if span_ms < 0:
+        rounded_ms = math.ceil(Fraction(str(delay)) * 1_000)  # by its digits: 0.001 s is 1 ms, not a little more
+    if rounded_ms < 0:
         raise UsageError(f"delay is {delay!r}, which is negative")
-    return span_ms
-
-
-@lru_cache(1_024)  # a program asks for the same few delays again and again
-def _text_ms(text: str) -> int:
-    total, position = Fraction(0), 0
-    while part := _PART.match(text, position):
-        total += Fraction(part[1]) * _UNIT_MS[part[2]]
-        position = part.end()
-    if position == 0 or position < len(text):
-        raise UsageError(f"delay is {text[:64]!r}, {_EXPECTED}")
-    return math.ceil(total)
+    return rounded_ms
 
 
 def instant_ms(at: datetime) -> int:

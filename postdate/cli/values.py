@@ -3,7 +3,8 @@
 import argparse
 from datetime import UTC, datetime
 
-from postdate.config import DAY_MS, FIELDS, span_ms
+from postdate.config import DAY_MS, FIELDS
+from postdate.spans import span_ms
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # From 1973, so that seconds are not taken for milliseconds, to the end of the year 9999, where Python's dates end.

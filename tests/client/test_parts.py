@@ -9,7 +9,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, as_completed
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Semaphore
 
@@ -32,7 +32,7 @@ from postdate.client.routes import readable_queues, targets_of
 from postdate.clock import ManualClock
 from postdate.errors import FlowControl, IllegalMessage, PostdateError, ProtocolError, UsageError
 from postdate.message import LOOPBACK, Host, Message, decode_properties, encode_properties
-from postdate.spans import Delay, delay_ms, instant, instant_ms
+from postdate.spans import Delay, instant
 from postdate.storage import record as stored
 from postdate.wire.allocation import allocate
 from postdate.wire.bodies import Broker, QueueData, QueueName, Route
@@ -63,57 +63,6 @@ def test_the_package_tells_type_checkers_that_it_has_types() -> None:
 def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'conect'"):
         _ = postdate.conect  # type: ignore[attr-defined]
-
-
-# -- delays and instants
-
-
-@pytest.mark.parametrize(
-    ("delay", "expected_ms"),
-    [
-        ("30m", 1_800_000),
-        ("1h30m", 5_400_000),
-        ("500ms", 500),
-        ("2d", 172_800_000),
-        ("1d 2h 3m 4s 5ms", 93_784_005),
-        ("1.5h", 5_400_000),
-        ("0.1ms", 1),
-        ("0s", 0),
-        (0, 0),
-        (2, 2_000),
-        (0.001, 1),
-        (0.0001, 1),
-        (1e-9, 1),
-        (timedelta(minutes=1), 60_000),
-        (timedelta(microseconds=1), 1),
-    ],
-)
-def test_a_delay_is_read_and_rounded_up(delay: Delay, expected_ms: int) -> None:
-    assert delay_ms(delay) == expected_ms
-
-
-@pytest.mark.parametrize(
-    "delay", ["", " ", "30", "m", "30x", "-1s", "1h-30m", "1h30", "1 h", "٣s", True, None, float("nan"), float("inf"),
-              -1, -0.001, timedelta(seconds=-1), [1]]
-)  # fmt: skip
-def test_what_is_no_delay_is_refused(delay: Delay) -> None:
-    with pytest.raises(UsageError, match="delay is"):
-        delay_ms(delay)
-
-
-def test_an_instant_needs_a_time_zone() -> None:
-    with pytest.raises(UsageError, match="without a time zone"):
-        instant_ms(datetime(2027, 1, 15, 8))
-    with pytest.raises(UsageError, match="expected a datetime"):
-        instant_ms(1_800_000_000)  # type: ignore[arg-type]
-
-
-def test_an_instant_is_rounded_up_to_milliseconds() -> None:
-    eight = datetime(2027, 1, 15, 8, tzinfo=UTC)
-    assert instant_ms(eight) == 1_800_000_000_000
-    assert instant_ms(eight + timedelta(microseconds=1)) == 1_800_000_000_001
-    assert instant_ms(eight.astimezone(timezone(timedelta(hours=9)))) == 1_800_000_000_000
-    assert instant(1_800_000_000_001) == eight + timedelta(milliseconds=1)
 
 
 # -- addresses
