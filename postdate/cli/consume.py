@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from postdate.cli.command import NEGATIVE, OK, add_broker, print_json
-from postdate.cli.show import body as show_body
-from postdate.cli.show import body_fields, moment, span
+from postdate.cli.render import body as show_body
+from postdate.cli.render import body_fields, moment, span
 from postdate.cli.values import positive
 from postdate.cli.values import span as span_ms
 from postdate.client import AsyncReceivedMessage, connect_async

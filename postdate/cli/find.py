@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from postdate.cli.command import OK, add_broker, print_json, say_no
-from postdate.cli.show import body, body_fields, instant
+from postdate.cli.render import body, body_fields, instant, is_terminal, print_facts
 from postdate.cli.values import positive
 from postdate.client import admin
 from postdate.client.admin import FoundMessage
@@ -43,9 +43,12 @@ def _find(arguments: argparse.Namespace) -> int:
     found = admin.find(arguments.addr, arguments.topic, arguments.key, arguments.limit)
     if not found:
         return say_no(f"no message of topic {arguments.topic!r} has the key {arguments.key!r}")
-    for message in found:
+    for number, message in enumerate(found):
         if arguments.json:
             print_json(_as_json(message))
+        elif is_terminal():  # a line would be longer than most terminals are wide
+            print("\n" if number else "", end="")
+            print_facts({"id": message.id, "where": _where(message), "body": body(message.body, whole=False)})
         else:
             print(f"{message.id}  {_where(message)}  {body(message.body, whole=False)}")
     return OK

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from postdate.cli.command import INTERRUPTED, NEGATIVE, OK, add_address, add_bulk, add_json, print_json, runs
-from postdate.cli.line import Line
-from postdate.cli.show import count
+from postdate.cli.render import Working, count
 from postdate.cli.values import named_value
 from postdate.client.address import route_addresses
 from postdate.clock import SystemClock
@@ -80,13 +79,13 @@ def _import(arguments: argparse.Namespace) -> int:
     request = _request(arguments)
     clock = SystemClock()
     started_ns = clock.elapsed_ns()
-    with Line() as line:
+    with Working() as working:
         if not arguments.id:
-            line.say(f"import {request.id}: repeat with --id {request.id} if this is interrupted")
+            working.say(f"import {request.id}: repeat with --id {request.id} if this is interrupted")
         try:
-            outcome = inputs.run(request, os.environ, _shown(line))
+            outcome = inputs.run(request, os.environ, _shown(working))
         except inputs.Interrupted as told:
-            line.say(f"postdate: {told}")
+            working.say(f"postdate: {told}")
             return INTERRUPTED
     return _answer(arguments, outcome, (clock.elapsed_ns() - started_ns) / 1e9)
 
@@ -103,8 +102,8 @@ def _request(arguments: argparse.Namespace) -> "Request":
     )  # fmt: skip
 
 
-def _shown(line: Line) -> Callable[[str, int], None]:
-    return lambda step, rows: line.show(f"{step}: {count(rows, 'row')}" if rows else step)
+def _shown(working: Working) -> Callable[[str, int], None]:
+    return lambda step, rows: working.show(f"{step}, rows" if rows else step, rows)
 
 
 # -- what became of it ------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from postdate.cli.command import OK, add_broker, print_json, say_no
-from postdate.cli.show import moment, rough, table
+from postdate.cli.render import bar, is_terminal, moment, print_facts, print_table, rough
 from postdate.cli.values import positive
 from postdate.client import admin
 
@@ -22,6 +22,9 @@ States: loading (an import writes its files), waiting (in the far queue; the pip
 exit codes: 0 shown, 1 there is no such job, or it cannot be withdrawn any more, 2 wrong usage, 3 no broker was reached
 or it refused, 130 interrupted
 """
+
+
+_BAR_WIDTH = 10
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +63,7 @@ def _show_all(arguments: argparse.Namespace, jobs: list[dict[str, Any]], now_ms:
              f"{rough(max(now_ms - job['at_ms'], 0))} ago", _how(job)]
             for job in jobs
         ]  # fmt: skip
-        print(*table(heads, rows), sep="\n")
+        print_table(heads, rows)
     return OK
 
 
@@ -68,14 +71,12 @@ def _show_one(arguments: argparse.Namespace, job: dict[str, Any]) -> int:
     if arguments.json:
         print_json(job)
         return OK
-    told = {
+    facts = {
         "job": job["id"], "what": _what(job), "state": job["state"], "how": _how(job), "rows": f"{job['rows']:,}",
         "changed": f"{job['changed']:,}", "too late": f"{job['late']:,}", "bad": f"{job['bad']:,}",
         "asked": moment(job["at_ms"]), "ended": moment(job["ended_at_ms"]) if job["ended_at_ms"] else "",
     }  # fmt: skip
-    for name, value in told.items():
-        if value:
-            print(f"{name:<10}{value}")
+    print_facts((name, value) for name, value in facts.items() if value)
     return OK
 
 
@@ -87,8 +88,11 @@ def _what(job: dict[str, Any]) -> str:
 
 
 def _how(job: dict[str, Any]) -> str:
-    """Why it failed, or how far it is."""
+    """Why it failed, or how far it is; on a terminal with a bar."""
     if job["reason"] or not job["step"]:
         return str(job["reason"])
     done = f" {job['done']:,}" if job["done"] else ""
-    return f"{job['step']}{done} of {job['total']:,}" if job["total"] else f"{job['step']}{done}"
+    if not job["total"]:
+        return f"{job['step']}{done}"
+    drawn = f"{bar(job['done'], job['total'], _BAR_WIDTH):░<{_BAR_WIDTH}} " if is_terminal() else ""
+    return f"{drawn}{job['step']}{done} of {job['total']:,}"

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from postdate.check import Hole, place_of, walk
 from postdate.cli.command import OK, print_json
 from postdate.cli.folder import add_folder, opened
-from postdate.cli.show import body as show_body
-from postdate.cli.show import count, instant, span
+from postdate.cli.render import body as show_body
+from postdate.cli.render import count, instant, span
 from postdate.cli.values import whole_number
 from postdate.config import Limits, Settings
 from postdate.errors import CorruptLog

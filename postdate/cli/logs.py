@@ -4,7 +4,7 @@ import argparse
 import logging
 import sys
 
-from postdate.cli.show import moment
+from postdate.cli.render import moment
 
 _LEVELS = ("debug", "info", "warning", "error")
 

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from postdate.cli.command import OK, add_broker, print_json
-from postdate.cli.show import count, moment, size, table
+from postdate.cli.render import count, moment, print_table, size
 from postdate.cli.values import positive
 from postdate.client import admin
 
@@ -59,7 +59,8 @@ def _print_pending(found: dict[str, Any], unit: str) -> None:
 
 def _print_table(heads: list[str], rows: list[list[str | int]]) -> None:
     if rows:
-        print("", *table(heads, rows), sep="\n")
+        print()
+        print_table(heads, rows)
 
 
 def _time(from_ms: int, unit: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from postdate.cli.command import OK, add_address, add_bulk, runs
-from postdate.cli.show import table
+from postdate.cli.render import print_table
 from postdate.cli.values import positive
 from postdate.errors import UsageError
 from postdate.extras import require_extra
@@ -72,7 +72,7 @@ def _print(names: Sequence[str], rows: Sequence[Sequence[Any]], how: str) -> Non
         writer.writerows([_text(cell) for cell in row] for row in rows)
     else:
         shown = [[cell if isinstance(cell, int) else _text(cell) for cell in row] for row in rows]
-        print(*table(list(names), shown), sep="\n")
+        print_table(list(names), shown)
 
 
 def _text(cell: Any) -> str:

@@ -1,20 +1,18 @@
 """`postdate up`: a broker in the foreground, until it is told to stop; beside it bulk and the pipeline."""
 
 import argparse
-import dataclasses
 import logging
-import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from postdate import __version__, config
+from postdate import __version__
 from postdate.cli.children import BULK, PIPELINE, beside, is_embedded
 from postdate.cli.command import OK, USAGE, add_json, print_json, runs
 from postdate.cli.logs import add_log_level, start_logging
-from postdate.cli.show import count
-from postdate.config import FIELDS, GROUPS, LIMITS, Limits, Settings, text_of
+from postdate.cli.render import count
+from postdate.cli.settings import add_settings, load_settings
+from postdate.config import Limits, Settings
 from postdate.errors import ForeignFolder
 from postdate.server import Parts, Server, run
 from postdate.wire.ids import address_text
@@ -31,6 +29,7 @@ examples:
   postdate up --config postdate.toml --retention-ms 7d
   postdate up --pipeline none                     for a pipeline that runs elsewhere: see postdate pipeline --help
   POSTDATE_FLUSH=async postdate up                every setting is also an environment variable
+  postdate settings --toml > postdate.toml        a file of settings to start from
 
 A setting is taken from its flag, else from the environment (POSTDATE_ and its name in capitals), else from the file,
 else it has its default. Sizes may be written as 64MiB, spans as 500ms, 30s, 10m, 72h or 7d.
@@ -42,37 +41,22 @@ interrupted while it was starting or closing
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.usage = "postdate up [-h] [--config FILE] [--log-level LEVEL] [--json] [--SETTING VALUE]..."
-    parser.add_argument("--config", metavar="FILE", help="settings in TOML (default: ./postdate.toml if it is there)")
     add_log_level(parser)
     add_json(parser)
-    for title, names in GROUPS.items():
-        group = parser.add_argument_group(title)
-        for name in names:
-            _add_setting(group, FIELDS[name])
-    for name in LIMITS:  # settings once: a warning tells their fixed values
-        parser.add_argument(config.flag_of(name), dest=name, help=argparse.SUPPRESS)
+    add_settings(parser)
     runs(parser, _up, failed=USAGE)
-
-
-def _add_setting(group: Any, field: "dataclasses.Field[Any]") -> None:
-    why = field.metadata["why"].replace("%", "%%")
-    default = text_of(field.name, field.default)
-    metavar = "true|false" if field.type is bool else "TEXT" if field.type is str else "N"
-    help_text = f"{why} (default: {default})" if default else why
-    group.add_argument(config.flag_of(field.name), dest=field.name, metavar=metavar, help=help_text)
 
 
 def _up(arguments: argparse.Namespace) -> int:
     start_logging(arguments.log_level)
-    settings = _settings(arguments)
+    loaded = load_settings(arguments)
+    for warning in loaded.warnings:
+        logger.warning("%s", warning)
+    settings, limits = loaded.settings, arguments.limits or Limits()
     try:
-        parts = beside(settings, arguments.limits or Limits())
-        run(
-            settings,
-            partial(_print_ready_json if arguments.json else _print_ready, parts),
-            parts,
-            limits=arguments.limits,
-        )
+        parts = beside(settings, limits)
+        ready = partial(_print_ready_json if arguments.json else _print_ready, parts)
+        run(settings, ready, parts, limits=limits)
     except ForeignFolder as error:
         raise ForeignFolder(f"{settings.data}: {error}") from error
     if arguments.json:
@@ -80,14 +64,6 @@ def _up(arguments: argparse.Namespace) -> int:
     else:
         print("stopped; what waits is on disk")
     return OK
-
-
-def _settings(arguments: argparse.Namespace) -> Settings:
-    flags = {name: value for name in (*FIELDS, *LIMITS) if (value := getattr(arguments, name)) is not None}
-    loaded = config.load(file=config.find_file(arguments.config, os.environ), environ=os.environ, flags=flags)
-    for warning in loaded.warnings:
-        logger.warning("%s", warning)
-    return loaded.settings
 
 
 # -- what is told -----------------------------------------------------------------------------------------------

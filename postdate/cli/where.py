@@ -6,8 +6,7 @@ import uuid
 from typing import Any
 
 from postdate.cli.command import INTERRUPTED, NEGATIVE, OK, add_bulk, print_json
-from postdate.cli.line import Line
-from postdate.cli.show import body, count, moment, table
+from postdate.cli.render import Working, body, count, moment, print_table
 from postdate.client import admin
 from postdate.contract import ENDED, JobStatus
 from postdate.errors import UsageError
@@ -46,8 +45,8 @@ def run(arguments: argparse.Namespace, op: str, by_ms: int) -> int:
         try:
             job = _wait_for(arguments.addr, job)
         except KeyboardInterrupt:
-            with Line() as line:
-                line.say(f"postdate: the job goes on; postdate jobs {job_id} shows how it is")
+            with Working() as working:
+                working.say(f"postdate: the job goes on; postdate jobs {job_id} shows how it is")
             return INTERRUPTED
     if arguments.json:
         print_json(job)
@@ -59,8 +58,10 @@ def run(arguments: argparse.Namespace, op: str, by_ms: int) -> int:
 def _wait_for(address: str | None, job: dict[str, Any]) -> dict[str, Any]:
     if job["state"] in ENDED:
         return job
-    with Line() as line:
-        return admin.follow_job(address, job["id"], lambda at: line.show(_step(at)), _AWAY_S)._asdict()
+    with Working() as working:
+        return admin.follow_job(
+            address, job["id"], lambda at: working.show(_step(at), at.done, at.total), _AWAY_S
+        )._asdict()
 
 
 def _step(job: JobStatus) -> str:
@@ -90,7 +91,8 @@ def _try(arguments: argparse.Namespace, op: str) -> int:
     print(f"{count(found.total, 'message')} would be {_DONE[op]}")
     if found.sample:
         shown = [[_cell(name, row[name]) for name in _SAMPLE] for row in found.sample]
-        print("", *table(list(_SAMPLE), shown), sep="\n")
+        print()
+        print_table(list(_SAMPLE), shown)
     return OK
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from postdate import __version__, cli
 from postdate.broker.broker import Broker
+from postdate.cli import app
 from postdate.storage.disk import RealDisk
 from tests.support.helpers import HOUR_MS, MINUTE_MS, SMALL, SMALL_LIMITS, T0, TOPIC, advance, message, send
 
@@ -187,7 +188,7 @@ def test_wrong_usage_answers_2(arguments: tuple[str, ...], capsys: pytest.Captur
     assert "usage: postdate" in capsys.readouterr().err
 
 
-HELPS = [(), *((name,) for name in cli.COMMANDS)]
+HELPS = [(), *((name,) for name in app.COMMANDS)]
 HELPS += [("topic", verb) for verb in ("list", "show", "create", "update", "delete")]
 HELPS += [("group", verb) for verb in ("list", "show", "create", "delete")]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from postdate import cli
-from postdate.cli.show import moment
+from postdate.cli.render import moment
 from postdate.clock import ManualClock
 from postdate.contract import Stage
 from tests.support.helpers import HOUR_MS, MINUTE_MS, T0

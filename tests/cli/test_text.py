@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from postdate.cli import logs, show, values
+from postdate.cli import logs, render, values
 from postdate.config import GROUPS, Settings
 from tests.support.helpers import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, T0
 
@@ -98,28 +98,28 @@ def test_a_value_may_contain_the_sign() -> None:
     ],
 )
 def test_a_span_has_its_two_largest_units(span_ms: int, text: str) -> None:
-    assert show.span(span_ms) == text
+    assert render.span(span_ms) == text
 
 
 @pytest.mark.parametrize(
     ("span_ms", "text"), [(4_998, "4 s 998 ms"), (30 * MINUTE_MS - 2, "30 min"), (DAY_MS - 499, "1 d")]
 )
 def test_what_is_left_of_a_round_delay_is_shown_round(span_ms: int, text: str) -> None:
-    assert show.rough(span_ms) == text
+    assert render.rough(span_ms) == text
 
 
 def test_an_instant_is_shown_in_utc() -> None:
-    assert show.instant(T0 + 7) == f"2023-11-14T22:13:20.007Z ({T0 + 7})"
-    assert show.instant(10**18) == f"{10**18} ms"
+    assert render.instant(T0 + 7) == f"2023-11-14T22:13:20.007Z ({T0 + 7})"
+    assert render.instant(10**18) == f"{10**18} ms"
 
 
 def test_a_table_has_numbers_to_the_right() -> None:
-    lines = show.table(["topic", "near"], [["orders", 1_000], ["a", 5]])
+    lines = render.table(["topic", "near"], [["orders", 1_000], ["a", 5]])
     assert lines == ["topic    near", "orders  1,000", "a           5"]
 
 
 def test_a_column_of_numbers_may_have_gaps_and_decimals() -> None:
-    lines = show.table(["n", "s"], [[0, 1.5], ["", ""], [10, 0.25]])
+    lines = render.table(["n", "s"], [[0, 1.5], ["", ""], [10, 0.25]])
     assert lines == [" n     s", " 0  1.50", "", "10  0.25"]
 
 
@@ -128,11 +128,11 @@ def test_a_column_of_numbers_may_have_gaps_and_decimals() -> None:
     [(0, "0 bytes"), (1, "1 byte"), (999, "999 bytes"), (1_500, "1.5 KB"), (2_345_678, "2.3 MB"), (10**13, "10.0 TB")],
 )
 def test_a_size_has_one_decimal_and_its_unit(byte_count: int, text: str) -> None:
-    assert show.size(byte_count) == text
+    assert render.size(byte_count) == text
 
 
 def test_a_table_without_rows_is_its_heads() -> None:
-    assert show.table(["topic", "near"], []) == ["topic  near"]
+    assert render.table(["topic", "near"], []) == ["topic  near"]
 
 
 def test_an_event_of_the_log_is_one_line_without_a_traceback() -> None:

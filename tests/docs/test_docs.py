@@ -46,11 +46,12 @@ import pyarrow as pa
 import pytest
 
 import postdate
-from postdate import cli, client
+from postdate import client
 from postdate.broker.broker import Broker
 from postdate.broker.jobs import require_job
 from postdate.broker.leasing import LeaseHandle, PopRequest
 from postdate.bulk.schema import IN, OF_TOPIC, OUT
+from postdate.cli import app
 from postdate.cli import command as cli_command
 from postdate.client import admin, errors
 from postdate.client.address import ADDRESS_DEFAULT
@@ -885,13 +886,13 @@ def test_numbers_of_the_pipeline_are_those_of_the_code() -> None:
 
 def test_every_command_is_documented_as_it_is() -> None:
     shown = {code(name): summary for name, summary in table_in(CLI, "Command line")}
-    assert shown == {f"postdate {name}": summary for name, summary in cli.COMMANDS.items()}
+    assert shown == {f"postdate {name}": summary for name, summary in app.COMMANDS.items()}
 
 
 def test_exit_codes_are_those_of_the_code() -> None:
     shown = {name: int(number) for number, name, _ in table_in(CLI, "Exit codes")}
     assert shown == {name: getattr(cli_command, name) for name in ("OK", "NEGATIVE", "USAGE", "REFUSED", "INTERRUPTED")}
-    for name in cli.COMMANDS:
+    for name in app.COMMANDS:
         told = importlib.import_module(f"postdate.cli.{name}").HELP.partition("exit codes: ")[2]
         assert {int(number) for number in re.findall(r"(?:^|, )(\d+) ", told)} <= set(shown.values()), name
 
@@ -904,7 +905,7 @@ def parsers_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPa
 
 def flags_held(name: str) -> dict[str, str]:
     """Every flag and argument of a command with its help, those of all verbs together."""
-    command = parsers_of(cli._parser(name))[name]
+    command = parsers_of(app.build_parser([name]))[name]
     actions = [action for parser in parsers_of(command).values() for action in parser._actions]
     common = {"--help", "--addr", "--json"}
     return {
@@ -914,7 +915,7 @@ def flags_held(name: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "up"])
+@pytest.mark.parametrize("name", [name for name in app.COMMANDS if name != "up"])
 def test_flags_of_a_command_are_those_of_the_code(name: str) -> None:
     shown = {code(flag).partition(" ")[0]: text for flag, text in table_in(CLI, name)}
     assert shown == flags_held(name)
@@ -1160,7 +1161,7 @@ def pop_everything(broker: Broker) -> None:
 
 def test_system_records_have_the_fields_that_are_shown(data: Data, capsys: pytest.CaptureFixture[str]) -> None:
     write_every_record(data)
-    assert cli.main(["log", str(data.folder), "--json"]) == 0
+    assert app.main(["log", str(data.folder), "--json"]) == 0
     written: dict[str, set[str]] = {}
     for line in capsys.readouterr().out.splitlines():
         entry = json.loads(line)
