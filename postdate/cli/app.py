@@ -11,11 +11,14 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
 from postdate import __version__
 from postdate.cli.command import INTERRUPTED, NEGATIVE, OK, USAGE, describe
-from postdate.config import Limits
 from postdate.errors import GroupNotFound, PostdateError, TopicNotFound, UsageError
+
+if TYPE_CHECKING:
+    from postdate.config import Limits  # loading the settings takes as long as sending a message
 
 COMMANDS = {
     "up": "start a broker",
@@ -56,7 +59,7 @@ wrong usage, or a file, folder or port that cannot be used, 3 no broker was reac
 """
 
 
-def main(argv: Sequence[str] | None = None, *, limits: Limits | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, limits: "Limits | None" = None) -> int:
     """Runs one command and returns its exit code. Wrong usage ends in SystemExit(2), as argparse does it.
 
     `limits` are those of a broker that the command starts.

@@ -8,6 +8,7 @@ reads is `--json` and passes none of this. Times are in UTC, as ISO 8601 with mi
 import base64
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -26,6 +27,8 @@ _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("
 _SIZES = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3))
 _GAP = "  "
 _EIGHTHS = " ▏▎▍▌▋▊▉"
+_AMOUNT = re.compile(r"[0-9.,]+ (bytes?|[KMGT]B)")  # as `size` writes it
+_FOLDED_CHARACTERS = 36  # longer texts of a table may fold
 
 # What a word of state looks like on a terminal, wherever it stands in a table.
 _STYLES = {
@@ -141,16 +144,23 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
 
 
 def drawn_table(heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> "Table":
-    """A table as `rich` draws it. Texts that are too long for the terminal fold, numbers never do."""
+    """A table as `rich` draws it, without columns that are empty. Only columns of long texts fold."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     drawn = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False)
-    for head, is_number in zip(heads, _numeric_columns(heads, rows), strict=True):
-        drawn.add_column(head, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
-    for row in rows:
-        drawn.add_row(*(Text(_cell(cell), style=_STYLES.get(str(cell), "")) for cell in row))
+    columns = [[_cell(row[index]) for row in rows] for index in range(len(heads))]
+    kept = [index for index, column in enumerate(columns) if not rows or any(column)]
+    numeric = _numeric_columns(heads, rows)
+    for index in kept:
+        is_number = numeric[index] or all(map(_AMOUNT.fullmatch, columns[index]))
+        is_long = max(map(len, columns[index]), default=0) > _FOLDED_CHARACTERS
+        drawn.add_column(
+            heads[index], justify="right" if is_number else "left", no_wrap=not is_long, overflow="fold"
+        )  # fmt: skip
+    for row in zip(*(columns[index] for index in kept), strict=True):
+        drawn.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     return drawn
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from postdate.cli import logs, render, values
-from postdate.config import GROUPS, Settings
+from postdate.config import FIELDS, GROUPS, Settings
 from tests.support.helpers import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, T0
 
 # -- in ---------------------------------------------------------------------------------------------------------
@@ -77,6 +77,13 @@ def test_what_cannot_be_read_is_refused_with_what_was_expected(read: Callable[[s
 
 def test_a_span_is_in_milliseconds() -> None:
     assert [values.span(text) for text in ("500ms", "30s", "1h30m")] == [500, 30 * SECOND_MS, 90 * MINUTE_MS]
+
+
+def test_the_longest_span_is_the_longest_delay_of_any_broker() -> None:
+    longest_ms = FIELDS["delay_ms_max"].metadata["high"]
+    assert values.span(f"{longest_ms}ms") == longest_ms
+    with pytest.raises(argparse.ArgumentTypeError, match="expected at most 36525d"):
+        values.span(f"{longest_ms + 1}ms")
 
 
 def test_a_value_may_contain_the_sign() -> None:
