@@ -907,11 +907,11 @@ def flags_held(name: str) -> dict[str, str]:
     """Every flag and argument of a command with its help, those of all verbs together."""
     command = parsers_of(app.build_parser([name]))[name]
     actions = [action for parser in parsers_of(command).values() for action in parser._actions]
-    common = {"--help", "--addr", "--json"}
+    common, settings = {"--help", "--addr", "--json"}, {*FIELDS, *LIMITS}
     return {
         (action.option_strings[-1] if action.option_strings else str(action.metavar)): str(action.help)
         for action in actions
-        if common.isdisjoint(action.option_strings) and not action.dest.startswith("_")
+        if common.isdisjoint(action.option_strings) and not action.dest.startswith("_") and action.dest not in settings
     }
 
 
