@@ -25,6 +25,7 @@ from benchmarks.report import Figure
 from postdate.broker.broker import Broker
 from postdate.config import Settings
 from postdate.message import Message
+from postdate.spark.executor.broker_client import BrokerClient
 from postdate.storage.disk import RealDisk
 
 ROW_COUNT = 1_000_000
@@ -64,6 +65,8 @@ class Bulk:
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().split()[-1]
         self._client = flight.connect(f"grpc://{self.address}")
+        self.broker_address = beside.broker_address
+        self._broker = BrokerClient(beside.broker_address)
 
     @property
     def pid(self) -> int:
@@ -81,8 +84,7 @@ class Bulk:
             yield piece.data
 
     def register(self) -> int:
-        (answer,) = self._client.do_action(flight.Action("register", b'{"table": "", "master": ""}'))
-        return int(json.loads(answer.body.to_pybytes())["epoch"])
+        return self._broker.register("", "").epoch
 
     def put(self, name: str, rows: pa.Table) -> None:
         record_bytes = int(pc.sum(pc.binary_length(rows["record"])).as_py())

@@ -22,11 +22,12 @@ from benchmarks import load
 from benchmarks.load import START_AT_MS, TOPIC
 from benchmarks.report import Figure, shown
 from postdate.broker.broker import Broker
-from postdate.broker.staging import Stage
 from postdate.config import MIB, Settings
+from postdate.contract import Stage
 from postdate.message import LOOPBACK, Message
 from postdate.storage import chunk
 from postdate.storage import record as records
+from postdate.storage.layout import CHUNK_ROW
 
 BATCH = 100
 GROUP = 256  # appends that wait for one flush
@@ -273,7 +274,7 @@ def _write_chunk(broker: Broker, name: str, part: int, due_at_ms: int) -> str:
     message = load.message(part, 0)
     record = records.encode(message, TOPIC.encode(), 0, START_AT_MS, LOOPBACK)
     random = np.random.default_rng(part)
-    rows = np.zeros(CHUNK_ROWS, chunk.CHUNK_ROW)
+    rows = np.zeros(CHUNK_ROWS, CHUNK_ROW)
     rows["due"], rows["size"], rows["flags"] = due_at_ms, len(record), chunk.FLAG_OWN_ARRIVAL
     rows["arrival"] = np.arange(part * CHUNK_ROWS, (part + 1) * CHUNK_ROWS)
     rows["queue"] = random.choice(broker.fold.topics.get(TOPIC).numbers, CHUNK_ROWS)

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 import postdate
 from benchmarks import bench as common
-from benchmarks import load, server
+from benchmarks import server
 from benchmarks.bench import say
 from benchmarks.pipeline import WAIT_S, Watched, p99, watched
 from benchmarks.report import Figure
@@ -140,11 +140,10 @@ class Story(common.Bench):
             file = folder / "campaign.parquet"
             write_file(file, count, lambda n: began_ms + dice.integers(HOUR_MS, 30 * DAY_MS, n))
             os.sync()
-            port = load.free_port()
-            with watched(folder, ("--pipeline", "embedded", "--bulk-port", str(port))) as running:
-                return self._measured(running, f"127.0.0.1:{port}", file, count)
+            with watched(folder, ("--pipeline", "embedded", "--bulk-port", "0")) as running:
+                return self._measured(running, file, count)
 
-    def _measured(self, running: Watched, bulk: str, file: Path, count: int) -> list[Figure]:
+    def _measured(self, running: Watched, file: Path, count: int) -> list[Figure]:
         with server.Peer(running.broker_address) as peer:
             server.make_topic(peer, TOPIC)
             server.make_topic(peer, BURST)
@@ -154,9 +153,9 @@ class Story(common.Bench):
             alone_ms = server.now_ms()
             time.sleep(ALONE_S)
             beside_ms = server.now_ms()
-            found = self._imported(running, bulk, file, count, running.resident_mb)
+            found = self._imported(running, file, count, running.resident_mb)
             found += self._changed(running, count)
-            due_at_ms = self._imported_burst(running, bulk, file)
+            due_at_ms = self._imported_burst(running, file)
             late = near.p99s(beside_ms, server.now_ms())
             without = near.p99s(alone_ms, beside_ms)
         found.append(self._at_one_instant(running, due_at_ms))
@@ -165,9 +164,9 @@ class Story(common.Bench):
         name = "p99 lateness of near messages during all of it, beside without"
         return [*found, Figure(name, "x", [late_ms / without_ms], 2.0, at_most=True, floor=floor)]
 
-    def _imported(self, running: Watched, bulk: str, file: Path, count: int, resident_mb: float) -> list[Figure]:
+    def _imported(self, running: Watched, file: Path, count: int, resident_mb: float) -> list[Figure]:
         say("importing")
-        safe = self._import(bulk, file, TOPIC, "campaign")
+        safe = self._import(running, file, TOPIC, "campaign")
         taken = self._until_done(running, "campaign")
         assert taken["rows"] == count, taken
         grown = running.resident_mb - resident_mb
@@ -182,9 +181,10 @@ class Story(common.Bench):
                    at_most=True),
         ]  # fmt: skip
 
-    def _import(self, bulk: str, file: Path, topic: str, job_id: str) -> Ran:
+    def _import(self, running: Watched, file: Path, topic: str, job_id: str) -> Ran:
         columns = ("--due", "send_at", "--key", "customer", "--tag", "kind", "--body", "text")
-        return run("import", str(file), "--topic", topic, *columns, "--bulk", bulk, "--id", job_id, "--no-wait")
+        words = ("--addr", running.broker_address, "--id", job_id, "--no-wait")
+        return run("import", str(file), "--topic", topic, *columns, *words)
 
     def _until_done(self, running: Watched, job_id: str) -> dict[str, Any]:
         deadline = time.monotonic() + WAIT_S
@@ -221,13 +221,13 @@ class Story(common.Bench):
             Figure("pending by day behind these", "s", counted, 3.0, at_most=True),
         ]
 
-    def _imported_burst(self, running: Watched, bulk: str, file: Path) -> int:
+    def _imported_burst(self, running: Watched, file: Path) -> int:
         count = self.scaled(BURST_COUNT)
         say(f"importing {count:,} rows that are due at one instant")
         due_at_ms = server.now_ms() + BURST_AFTER_MS
         burst = file.with_name("burst.parquet")
         write_file(burst, count, lambda n: np.full(n, due_at_ms))
-        self._import(bulk, burst, BURST, "burst")
+        self._import(running, burst, BURST, "burst")
         self._until_done(running, "burst")
         assert server.now_ms() < due_at_ms - 10_000, "the import took longer than the delay"
         return due_at_ms

@@ -27,6 +27,7 @@ from postdate.config import Settings
 from postdate.wire import codes
 from postdate.wire.frame import Command, decode, encode
 from postdate.wire.ids import encode_recall_handle
+from postdate.wire.requests import Request
 
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 QUICK_SIZES = (10_000, 100_000)
@@ -180,8 +181,8 @@ class Story:
             restart_s, restart_cpu_s = (statistics.median(spans) for spans in zip(*restarts, strict=True))
             with Peer(running.broker_address) as peer:
                 cancel_us, cancels_per_s = self._cancels(running, peer, min(CANCELS, size // 20))
-                status_ms = _answer_ms(ASKS, lambda: peer.ask(codes.GET_STATUS, {}))
-                pending_ms = _answer_ms(PENDING_ASKS, lambda: peer.ask(codes.GET_PENDING, {"unit": "day"}))
+                status_ms = _answer_ms(ASKS, lambda: peer.ask(Request.GET_STATUS, {}))
+                pending_ms = _answer_ms(PENDING_ASKS, lambda: peer.ask(Request.GET_PENDING, {"unit": "day"}))
             late_ms = server.late_ms_of(running, LATE_COUNT, LATE_SPAN_MS, LATE_AFTER_MS)
         finally:
             running.stop()
@@ -213,7 +214,7 @@ class Story:
         frames = []
         for number in self._chosen(count):
             handle = encode_recall_handle(TOPIC, name, self._due_at_ms(number), f"{number:032X}").decode()
-            frames.append(encode(Command(codes.RECALL_MESSAGE, {"topic": TOPIC, "recallHandle": handle})))
+            frames.append(encode(Command(Request.RECALL_MESSAGE, {"topic": TOPIC, "recallHandle": handle})))
         began_s, began = running.cpu_s, time.perf_counter()
         answers = peer.pump(frames, CANCELS_AT_ONCE, CANCELS_AT_ONCE // 4)
         spent_s, span_s = running.cpu_s - began_s, time.perf_counter() - began

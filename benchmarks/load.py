@@ -109,8 +109,8 @@ def replay_bytes(broker: Broker) -> int:
 
 def fill_tail(broker: Broker, batch_size: int) -> None:
     """Sends on, at once visible, until a snapshot is almost due."""
-    settings, batch = broker.settings, [message(number, 0) for number in range(batch_size)]
-    batches_max = int(TAIL_SHARE * settings.snapshot_batches)
+    settings, limits, batch = broker.settings, broker.limits, [message(number, 0) for number in range(batch_size)]
+    batches_max = int(TAIL_SHARE * limits.snapshot_batches)
     while replay_bytes(broker) < TAIL_SHARE * settings.snapshot_bytes and broker.batches_since_snapshot < batches_max:
         for _ in range(FLUSH_EVERY):
             broker.send(batch, START_AT_MS)

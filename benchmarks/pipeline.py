@@ -32,7 +32,7 @@ from postdate.config import Settings
 from postdate.message import Message
 from postdate.process import let_others_go_first
 from postdate.storage.disk import RealDisk
-from postdate.wire import codes
+from postdate.wire.requests import Request
 
 FAR_COUNT, BURST_COUNT, SMALL_COUNT = 10_000_000, 1_000_000, 5_000
 SOON_COUNT, SOON_DELAY_S = 2_000, 90
@@ -91,7 +91,7 @@ class Watched(Running):
 
     def status(self) -> dict[str, Any]:
         with server.Peer(self.broker_address) as peer:
-            found: dict[str, Any] = orjson.loads(peer.ask(codes.GET_STATUS, {}).body)
+            found: dict[str, Any] = orjson.loads(peer.ask(Request.GET_STATUS, {}).body)
         return found
 
     def until(self, is_so: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:

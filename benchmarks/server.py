@@ -25,6 +25,7 @@ from benchmarks.process import Running
 from benchmarks.report import Figure
 from postdate.wire import codes
 from postdate.wire.frame import Command, Frames, decode, encode
+from postdate.wire.requests import Request
 
 TOPIC = "bench"
 QUEUE_COUNT = 8
@@ -108,7 +109,7 @@ class Peer:
 
 def make_topic(peer: Peer, topic: str = TOPIC) -> None:
     fields = {"topic": topic, "readQueueNums": QUEUE_COUNT, "writeQueueNums": QUEUE_COUNT, "perm": 6}
-    answer = peer.ask(codes.UPDATE_AND_CREATE_TOPIC, fields)
+    answer = peer.ask(Request.UPDATE_AND_CREATE_TOPIC, fields)
     assert answer.code == codes.SUCCESS, answer
 
 
@@ -119,7 +120,7 @@ def send_frame(index: int, due_at_ms: int) -> bytes:
         "a": "producers", "b": TOPIC, "c": "TBW102", "d": "4", "e": str(index % QUEUE_COUNT), "f": "0",
         "g": str(due_at_ms), "h": "0", "i": properties, "j": "0", "k": "false", "m": "false", "n": "postdate",
     }  # fmt: skip
-    return encode(Command(codes.SEND_MESSAGE_V2, fields, BODY, index, language="JAVA"))
+    return encode(Command(Request.SEND_MESSAGE_V2, fields, BODY, index, language="JAVA"))
 
 
 def sent(peer: Peer, dues: Sequence[int]) -> None:
@@ -179,13 +180,13 @@ def pull(bench: Bench) -> list[Figure]:
     return [Figure(f"pulled, batches of {PULL_BATCH}", "msg/s", rates, 500_000, floor=floor)]
 
 
-def pull_frame(queue_id: int, offset: int) -> bytes:
+def pull_frame(queue_id: int, offset: int, count_max: int = PULL_BATCH) -> bytes:
     fields = {
         "consumerGroup": "consumers", "topic": TOPIC, "queueId": str(queue_id), "queueOffset": str(offset),
-        "maxMsgNums": str(PULL_BATCH), "sysFlag": "6", "commitOffset": "0", "suspendTimeoutMillis": "15000",
+        "maxMsgNums": str(count_max), "sysFlag": "6", "commitOffset": "0", "suspendTimeoutMillis": "15000",
         "subscription": "*", "subVersion": "0", "expressionType": "TAG", "maxMsgBytes": "2147483647",
     }  # fmt: skip
-    return encode(Command(codes.PULL_MESSAGE, fields, opaque=1, language="JAVA"))
+    return encode(Command(Request.PULL_MESSAGE, fields, opaque=1, language="JAVA"))
 
 
 def lateness(bench: Bench) -> list[Figure]:
@@ -290,7 +291,7 @@ def visible_after_s(peer: Peer, count: int, due_at_ms: int, topic: str = TOPIC) 
     while True:
         visible = 0
         for queue_id in range(QUEUE_COUNT):
-            answer = peer.ask(codes.GET_MAX_OFFSET, {"topic": topic, "queueId": queue_id})
+            answer = peer.ask(Request.GET_MAX_OFFSET, {"topic": topic, "queueId": queue_id})
             visible += int(answer.fields["offset"])
         if visible == count:
             return (time.time_ns() / 1e6 - due_at_ms) / 1_000
@@ -303,7 +304,7 @@ def idle(bench: Bench) -> list[Figure]:
         with bench.server() as server, Peer(server.broker_address) as peer:
             make_topic(peer)
             sent(peer, [now_ms() + HOUR_MS] * 1_000)
-            peer.ask(codes.GET_MAX_OFFSET, {"topic": TOPIC, "queueId": 0})
+            peer.ask(Request.GET_MAX_OFFSET, {"topic": TOPIC, "queueId": 0})
             time.sleep(1)
             before_s = server.cpu_s
             time.sleep(span_s)

@@ -28,11 +28,11 @@ from postdate.clock import ManualClock
 from postdate.config import Settings
 from postdate.server.address import Address
 from postdate.server.connection import Connection
-from postdate.server.dispatch import Service
+from postdate.server.dispatch import Dispatcher
 from postdate.wire.bodies import QueueName
 from postdate.wire.frame import Frames, decode
 from postdate.wire.records import split_records
-from postdate.wire.sends import decode_send
+from postdate.wire.requests import decode_send
 
 SETTINGS = Settings()
 SIZES = (1, 32, 250)  # sends in one read
@@ -84,7 +84,7 @@ class Served(NamedTuple):
     """A service without sockets. Its clock stands still and it never flushes by itself: the steps do."""
 
     broker: Broker
-    service: Service
+    dispatcher: Dispatcher
     connection: Connection
     transport: _Transport
 
@@ -94,11 +94,11 @@ def served(bench: Bench) -> Iterator[Served]:
     """Called on a running loop."""
     with bench.folder() as folder:
         broker = load.opened(folder, SETTINGS)
-        service = Service(broker, ManualClock(START_AT_MS), Address(SETTINGS))
-        connection, transport = Connection(service), _Transport()
+        dispatcher = Dispatcher(broker, ManualClock(START_AT_MS), Address(SETTINGS))
+        connection, transport = Connection(dispatcher), _Transport()
         connection.connection_made(transport)
         try:
-            yield Served(broker, service, connection, transport)
+            yield Served(broker, dispatcher, connection, transport)
         finally:
             broker.abandon()
 
@@ -118,7 +118,7 @@ def _reads(count: int, size: int, delay_ms: int) -> list[bytes]:
 
 def _sent(world: Served, reads: Sequence[bytes], apply: str, spans: Spans) -> None:
     """Every read goes through all steps before the next one comes, as in a server."""
-    broker, pulse, producers = world.broker, world.service.pulse, world.service._producers
+    broker, pulse, producers = world.broker, world.dispatcher.pulse, world.dispatcher.sends
     frames_of = Frames().feed
     for data in reads:
         with spans.of(WIRE):
@@ -150,7 +150,6 @@ def _fired(world: Served, instants: int, spans: Spans) -> None:
         broker.log.flush()
         with spans.of(FIRE):
             broker.settle()
-    broker.fold.grown.clear()
     assert not broker.fold.wheel.count, f"{broker.fold.wheel.count} messages still wait"
 
 

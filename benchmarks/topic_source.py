@@ -149,7 +149,7 @@ def _shown(columns: str) -> str:
 
 
 def _frame(session: Any, bulk: Bulk, columns: str) -> Any:
-    options = {"bulk": bulk.address, "topic": server.TOPIC, "columns": columns}
+    options = {"addr": bulk.broker_address, "bulk": bulk.address, "topic": server.TOPIC, "columns": columns}
     return session.read.format("postdate").options(**options).load()
 
 

@@ -19,7 +19,7 @@ from benchmarks import report
 from benchmarks.report import Figure
 from postdate.table import merging
 from postdate.table.delta import Table
-from postdate.table.files import Window, Written, touches
+from postdate.table.files import Window, WrittenFile, touches
 from postdate.table.format import File
 from postdate.table.merging import DAY_MS, HOUR_MS
 
@@ -69,7 +69,7 @@ class Year:
         self.opened.append(sum(touches(file, window) for file in held))
         self.files = {name: file for name, file in self.files.items() if file.due_high > horizon - MINUTE_MS}
         self.hours.pop(horizon // HOUR_MS - 1, None)
-        while (merge := merging.planned(self.files.values(), self.now_ms, horizon, self._last_cut_ms)) is not None:
+        while (merge := merging.plan_merge(self.files.values(), self.now_ms, horizon, self._last_cut_ms)) is not None:
             self._merge(merge)
 
     def _ingest(self, at_ms: int) -> None:
@@ -89,7 +89,7 @@ class Year:
             held = float(rows @ (inside / (high - low + 1)))
             self._add(tier, held, start + 1, stop)
             self.merged_rows[-1] += held
-        if merge.ends_cut:
+        if merge.ends_split:
             self._last_cut_ms = self.now_ms
 
 
@@ -98,7 +98,7 @@ def log_bytes(files: Sequence[File]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         table = Table(f"{folder}/messages")
         for start in range(0, len(files), 2_000):
-            table.commit([Written(file, []) for file in files[start : start + 2_000]], far=start, rows=start)
+            table.commit([WrittenFile(file, []) for file in files[start : start + 2_000]], far=start, rows=start)
         for number in range(200):
             table.commit(far=len(files) + number)
             table.tidy()

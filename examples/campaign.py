@@ -35,7 +35,7 @@ def reminders(who: DataFrame, day: str) -> DataFrame:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Schedules reminders at 09:00 local time.")
-    parser.add_argument("bulk", nargs="?", default="127.0.0.1:9878", help="the broker's bulk address")
+    parser.add_argument("address", nargs="?", default="127.0.0.1:9876", help="the broker's address")
     parser.add_argument("--customers", type=int, default=100_000)
     parser.add_argument("--day", default=f"{datetime.now(UTC) + timedelta(days=1):%Y-%m-%d}")
     arguments = parser.parse_args()
@@ -46,7 +46,7 @@ def main() -> None:
     campaign = reminders(customers(spark, arguments.customers), arguments.day)
     (
         campaign.write.format("postdate").mode("append")
-        .option("bulk", arguments.bulk).option("topic", "reminders").option("id", f"campaign-{arguments.day}")
+        .option("addr", arguments.address).option("topic", "reminders").option("id", f"campaign-{arguments.day}")
         .option("due", "send_at").option("key", "customer").option("property", "zone=zone")
         .save()
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """How late are the messages of a topic? A stream into a Delta table, one row per minute of due time and batch.
 
-    python examples/lateness.py orders --table lateness [--bulk 127.0.0.1:9878] [--follow]
+    python examples/lateness.py orders --table lateness [--addr 127.0.0.1:9876] [--follow]
 
 It takes what is visible and ends; the next run goes on where this one ended. With --follow it runs until Ctrl-C. A
 batch that a crash has Spark run again is in the table once: each commit carries the number of its batch.
@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Lateness of a topic's messages, by minute, in a Delta table.")
     parser.add_argument("topic")
     parser.add_argument("--table", default="lateness", help="its folder; default lateness")
-    parser.add_argument("--bulk", default="127.0.0.1:9878", help="the broker's bulk address")
+    parser.add_argument("--addr", default="127.0.0.1:9876", help="the broker's address")
     parser.add_argument("--follow", action="store_true", help="go on until Ctrl-C")
     options = parser.parse_args()
 
@@ -57,7 +57,7 @@ def main() -> None:
     spark = SparkSession.builder.master("local[2]").config("spark.sql.session.timeZone", "UTC").getOrCreate()
     postdate.spark.register(spark)
     DeltaTable.create(options.table, SCHEMA, mode="ignore")
-    source = spark.readStream.format("postdate").option("bulk", options.bulk).option("topic", options.topic)
+    source = spark.readStream.format("postdate").option("addr", options.addr).option("topic", options.topic)
     query = (
         source.option("columns", "due,visible").load()
         .writeStream.foreachBatch(lambda messages, batch: append(options.table, messages, batch))

@@ -1,7 +1,7 @@
-"""Postdate: a broker for messages that must arrive later, spoken to by RocketMQ clients.
+"""Postdate: a message broker for messages that must arrive later. RocketMQ clients talk to it.
 
-The names of the client are here too: `postdate.connect()`, and so is `postdate.pending()`. They are loaded when the
-first of them is used: every import of ours runs this file, and most want neither sockets nor event loops nor Spark.
+This package offers the client's names, such as `postdate.connect()`, and `postdate.pending()`. It loads them on first
+use: every import of a module of ours runs this file, and most need neither sockets nor event loops nor Spark.
 """
 
 from typing import TYPE_CHECKING
@@ -65,16 +65,19 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # or a type checker would believe that there is every name
+if not TYPE_CHECKING:  # a type checker would believe that every name exists
 
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(_home_of(name), name)  # the next time it is found without asking here
+        value = globals()[name] = getattr(_module_of(name), name)  # so that Python finds it by itself the next time
         return value
 
-    def _home_of(name: str) -> object:
+    def _module_of(name: str) -> object:
         if name == "pending":
+            from postdate.extras import require_extra
+
+            require_extra("spark", "postdate.pending")
             from postdate.spark.pending import pending
 
             return pending

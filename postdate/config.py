@@ -1,8 +1,11 @@
-"""Every setting: its default, its unit, its bounds and why, in one place.
+"""Every setting of a broker and every fixed limit, each with its default and the reason for it.
 
-Settings are one frozen value. Strings from a file, the environment or a flag become values once, in `load`; nothing
-below this module parses text. A value out of bounds is refused with a sentence, never clamped. The sentence of `load`
-also says where the value stands:
+A *setting* is what an operator changes: `Settings`, one frozen value. A *limit* is a bound that nobody needs to change:
+`Limits`, another frozen value, which is no setting but an argument of the classes that need it, so that a test can make
+it smaller.
+
+`load` turns text from a file, the environment and flags into settings; nothing below this module parses text. It
+refuses a value out of bounds with a sentence that says where the value stands, and never clamps:
 
     postdate.toml                 lead_ms in postdate.toml is 5, expected 100 to 3600000
     POSTDATE_LEAD_MS=5            environment POSTDATE_LEAD_MS is 5, expected 100 to 3600000
@@ -14,11 +17,12 @@ import difflib
 import ipaddress
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from postdate.errors import UsageError
+from postdate.spans import span_ms
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 SECOND_MS, MINUTE_MS, HOUR_MS = 1_000, 60_000, 3_600_000
@@ -34,81 +38,64 @@ ENVIRONMENT_FILE = "POSTDATE_CONFIG"
 
 
 def setting(default: Any, low: int | None = None, high: int | None = None, *, why: str) -> Any:
-    """A dataclass field with its bounds and the reason for its default beside it."""
+    """A dataclass field that carries its bounds and the reason for its default."""
     return dataclasses.field(default=default, metadata={"low": low, "high": high, "why": why})
+
+
+def limit(value: int, low: int = 0, high: int | None = None, *, why: str) -> Any:
+    """A dataclass field for a fixed limit, with its reason and the smallest value that works."""
+    return dataclasses.field(default=value, metadata={"low": low, "high": high, "why": why})
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """All settings of a broker. Raises UsageError for a value outside its bounds."""
+    """What an operator may change. Raises UsageError for a value outside its bounds."""
 
-    flush: str = setting("sync", why="an acknowledged message is on disk; 'async' trades that for speed")
-    segment_bytes: int = setting(64 * MIB, 16 * KIB, GIB, why="small enough to zero ahead in 0.1 s, a power of two")
-    batch_bytes_max: int = setting(16 * MIB, 4 * KIB, 256 * MIB, why="four bodies of the largest size")
-    batch_messages_max: int = setting(
-        16_384, 1, 1_000_000, why="that a client sends as one: they keep others waiting for some 0.1 s"
-    )
-    unflushed_bytes_max: int = setting(32 * MIB, 4 * KIB, GIB, why="bounds what one flush has to write")
-    body_bytes_max: int = setting(4 * MIB, 1, 64 * MIB, why="RocketMQ's limit")
-    properties_bytes_max: int = setting(32_767, 1, 32_767, why="RocketMQ stores their length in an int16")
-    message_delay_level: str = setting(
-        "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h", why="RocketMQ's eighteen levels"
-    )
-    delay_ms_max: int = setting(87_660 * HOUR_MS, SECOND_MS, 876_600 * HOUR_MS, why="ten years of 365.25 days")
-    lead_ms: int = setting(60 * SECOND_MS, 100, HOUR_MS, why="what is due later than this is far and costs no RAM")
-    rescue_lead_ms: int = setting(
-        0, 0, HOUR_MS, why="Spark is late where it is not this far ahead; 0 is half of the lead, which it never exceeds"
-    )
-    rescue_step_ms: int = setting(5 * SECOND_MS, 1, HOUR_MS, why="rescues look this much further, so that they are few")
-    rescue_blocks_max: int = setting(8, 2, 4_096, why="far blocks of one rescue: some ms that a fire may have to wait")
-    wheel_entries_max: int = setting(8_000_000, 1, 1_000_000_000, why="about 0.4 GB of RAM for single messages")
-    due_second_messages_max: int = setting(0, 0, 1_000_000_000, why="per topic and second of due time; 0 is no limit")
-    tombstones_max: int = setting(1_000_000, 1, 100_000_000, why="cancels that wait for Spark cost RAM: about 0.3 GB")
-    topics_max: int = setting(10_000, 1, 1_000_000, why="a topic costs RAM and route bytes")
-    groups_max: int = setting(100_000, 1, 10_000_000, why="a group costs RAM for its offsets")
-    group_popped_max: int = setting(
-        100_000, 1, 10_000_000, why="messages that a group has popped and not acknowledged cost RAM: about 0.5 KB each"
-    )
-    invisible_ms_max: int = setting(72 * HOUR_MS, SECOND_MS, 36_525 * DAY_MS, why="as long as the log is kept")
-    queues_max: int = setting(200_000, 1, 10_000_000, why="of all topics ever made: a queue costs RAM and two files")
-    offsets_max: int = setting(1_000_000, 1, 100_000_000, why="of all groups: an offset costs about 0.4 KB of RAM")
-    definition_bytes_max: int = setting(
-        8 * KIB, KIB, MIB, why="a topic's attributes or a group's settings: they are in RAM and in every snapshot"
-    )
-    key_characters_max: int = setting(
-        1_024, 32, 32_767, why="of a cancel: it is kept in RAM until no message can meet it"
-    )
-    topic_queues_max: int = setting(1_024, 1, 65_535, why="a queue costs two files")
-    retention_ms: int = setting(72 * HOUR_MS, 0, 36_525 * DAY_MS, why="RocketMQ's fileReservedTime")
-    queue_file_rows: int = setting(1 << 20, 64, 1 << 28, why="20 MB a file: retention removes whole files")
-    far_block_rows: int = setting(65_536, 2, 1 << 24, why="3 MB of far rows are looked through at once")
-    rows_by_column: int = setting(64, 2, 1 << 20, why="where numpy beats a loop over the rows of a batch")
-    queue_tail_rows: int = setting(1_024, 1, 1 << 20, why="20 KB of RAM per queue between two writes")
-    snapshot_bytes: int = setting(128 * MIB, 4 * KIB, 64 * GIB, why="log to replay after a crash, at most")
-    snapshot_batches: int = setting(100_000, 1, 100_000_000, why="batches to replay after a crash: about 0.5 s")
-    fire_pause_ms_min: int = setting(10, 1, SECOND_MS, why="first pause after a failed fire; it doubles")
-    fire_pause_ms_max: int = setting(5 * SECOND_MS, 1, MINUTE_MS, why="longest pause between tries of a failed fire")
-    delivered_search_steps: int = setting(
-        64,
-        0,
-        1 << 16,
-        why="a cancel looks up in at most so many steps whether its message was delivered",
-    )
-    lookups_max: int = setting(64, 1, 65_536, why="lookups by key at the same time: each costs CPU beside the clients'")
-    lookup_count_max: int = setting(64, 1, 4_096, why="messages in the answer of a lookup by key; RocketMQ's")
-
-    data: str = setting("postdate-data", why="the data folder; made in the folder where the broker is started")
+    # where it is
+    data: str = setting("postdate-data", why="the data folder, looked for from where the broker starts")
     host: str = setting("127.0.0.1", why="only this machine, because there is no password yet; 0.0.0.0 is all of IPv4")
     route_port: int = setting(9_876, 0, PORT_MAX, why="RocketMQ's name server; 0 takes a free port")
     broker_port: int = setting(10_911, 0, PORT_MAX, why="RocketMQ's broker; 0 takes a free port")
     vip_port: int = setting(10_909, -1, PORT_MAX, why="old clients send to the broker's port - 2; -1 is off")
-    advertise: str = setting("", why="host[:port] as clients reach it; empty is the address that they came to")
-    broker_name: str = setting("postdate", why="clients name queues by it, and handles hold it")
+    advertise: str = setting("", why="host[:port] at which clients reach the broker; empty is the address they used")
+    broker_name: str = setting("postdate", why="clients name queues by it, and recall handles hold it")
     cluster_name: str = setting("DefaultCluster", why="RocketMQ's; its tools ask for it")
-    auto_create_topics: bool = setting(True, why="RocketMQ's: the first send to a topic makes it")
-    auto_create_groups: bool = setting(True, why="RocketMQ's: the first heartbeat of a group makes it")
+
+    # topics and groups
+    auto_create_topics: bool = setting(True, why="as in RocketMQ, the first send to a topic creates it")
+    auto_create_groups: bool = setting(True, why="as in RocketMQ, the first heartbeat of a group creates it")
     default_queue_count: int = setting(8, 1, 1_024, why="queues of TBW102, hence the most an automatic topic gets")
+    topics_max: int = setting(10_000, 1, 1_000_000, why="a topic costs RAM and route bytes")
+    groups_max: int = setting(100_000, 1, 10_000_000, why="a group costs RAM for its offsets")
+    group_popped_max: int = setting(
+        100_000, 1, 10_000_000, why="messages a group has popped and not acknowledged; each costs about 0.5 KB of RAM"
+    )
+    invisible_ms_max: int = setting(72 * HOUR_MS, SECOND_MS, 36_525 * DAY_MS, why="as long as the log is kept")
+    retry_times_max: int = setting(16, 0, 1_000, why="RocketMQ's; then a message goes to the dead letter queue")
+
+    # delays
+    message_delay_level: str = setting(
+        "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h", why="RocketMQ's eighteen levels"
+    )
+    delay_ms_max: int = setting(87_660 * HOUR_MS, SECOND_MS, 876_600 * HOUR_MS, why="ten years of 365.25 days")
+    lead_ms: int = setting(60 * SECOND_MS, 100, HOUR_MS, why="a message due later than this is far and costs no RAM")
+    wheel_entries_max: int = setting(8_000_000, 1, 1_000_000_000, why="about 0.4 GB of RAM for single messages")
+    due_second_messages_max: int = setting(0, 0, 1_000_000_000, why="per topic and second of due time; 0 is no limit")
+    tombstones_max: int = setting(1_000_000, 1, 100_000_000, why="cancels that wait for Spark cost RAM: about 0.3 GB")
+
+    # disk
+    flush: str = setting("sync", why="an acknowledged message is on disk; 'async' trades that for speed")
+    flush_interval_ms: int = setting(200, 1, MINUTE_MS, why="how often the log is flushed in flush mode async")
+    retention_ms: int = setting(72 * HOUR_MS, 0, 36_525 * DAY_MS, why="RocketMQ's fileReservedTime")
+    segment_bytes: int = setting(64 * MIB, 16 * KIB, GIB, why="small enough to zero ahead in 0.1 s, a power of two")
+    batch_bytes_max: int = setting(16 * MIB, 4 * KIB, 256 * MIB, why="four bodies of the largest size")
+    snapshot_bytes: int = setting(128 * MIB, 4 * KIB, 64 * GIB, why="log to replay after a crash, at most")
+
+    # clients
+    body_bytes_max: int = setting(4 * MIB, 1, 64 * MIB, why="RocketMQ's limit")
     frame_bytes_max: int = setting(16 * MIB, KIB, 256 * MIB, why="RocketMQ's: what its clients send and accept")
+    pull_count_max: int = setting(1_024, 1, 65_536, why="messages in an answer: how long others wait for a pull")
+    pull_bytes_max: int = setting(256 * KIB, 4 * KIB, 64 * MIB, why="RocketMQ's maxTransferBytesOnMessageInMemory")
     connections_max: int = setting(10_000, 1, 1_000_000, why="a connection costs a file descriptor and buffers")
     connections_per_address_max: int = setting(
         8_000, 1, 1_000_000, why="clients behind one NAT share an address; one address must not take all"
@@ -116,109 +103,148 @@ class Settings:
     idle_ms_max: int = setting(
         120 * SECOND_MS, SECOND_MS, DAY_MS, why="RocketMQ's: clients ask for something every 30 s; also for one frame"
     )
-    stalled_ms_max: int = setting(
-        60 * SECOND_MS, SECOND_MS, DAY_MS, why="how long a peer may leave its answers unread before it is let go"
-    )
     buffered_bytes_max: int = setting(
-        GIB, MIB, TIB, why="of all connections together: unfinished frames, and answers that are not read"
+        GIB, MIB, TIB, why="of all connections together: unfinished frames and unread answers"
     )
-    json_bytes_max: int = setting(
-        512 * KIB, 256 * KIB, 16 * MIB, why="a header or a JSON body: reading 0.5 MiB keeps others waiting for 5 ms"
-    )
-    in_flight_max: int = setting(
-        4_096, 1, 1_000_000, why="requests of a connection that wait for the disk; then it is not read from"
-    )
-    turn_ms_max: int = setting(10, 1, SECOND_MS, why="how long the requests of one read may keep others waiting")
-    complaints_max: int = setting(20, 0, 10_000, why="lines a second about bad peers: they must not fill the disk")
-    write_buffer_bytes_max: int = setting(4 * MIB, 64 * KIB, GIB, why="a peer that reads slower is read no further")
-    held_pulls_max: int = setting(100_000, 1, 10_000_000, why="a pull that waits for messages costs RAM")
-    held_pulls_per_connection_max: int = setting(
-        10_000, 1, 10_000_000, why="a client holds one pull per queue that it reads; one must not take all"
-    )
-    expression_characters_max: int = setting(
-        16_384, 256, 1_000_000, why="tags of a subscription: they are kept in RAM and compared by every pull"
-    )
-    pull_count_max: int = setting(1_024, 1, 65_536, why="messages in an answer: how long others wait for a pull")
-    pull_bytes_max: int = setting(256 * KIB, 4 * KIB, 64 * MIB, why="RocketMQ's maxTransferBytesOnMessageInMemory")
-    client_expiry_ms: int = setting(120 * SECOND_MS, SECOND_MS, HOUR_MS, why="RocketMQ's: four heartbeats are missing")
-    lock_expiry_ms: int = setting(60 * SECOND_MS, SECOND_MS, HOUR_MS, why="RocketMQ's: three renewals are missing")
-    connection_members_max: int = setting(
-        256, 1, 65_536, why="groups times clients behind a connection: a process seldom has more than some groups"
-    )
-    members_bytes_max: int = setting(
-        256 * MIB, 64 * KIB, 64 * GIB, why="RAM for the members of all groups: some 300,000 usual ones"
-    )
-    heartbeat_topics_max: int = setting(
-        32, 1, 10_000, why="topics that one heartbeat may make: each waits for the disk, and everybody with it"
-    )
-    locks_max: int = setting(100_000, 1, 10_000_000, why="queues locked by orderly consumers: about 0.3 KB of RAM each")
-    counts_max: int = setting(16, 1, 1_000, why="long answers in the making, such as what waits: RAM and CPU")
-    offsets_interval_ms: int = setting(
-        SECOND_MS, 10, MINUTE_MS, why="offsets committed without asking for an answer are written this often"
-    )
-    retry_times_max: int = setting(16, 0, 1_000, why="RocketMQ's: then a message goes to the dead letter queue")
-    fresh_queue_bytes: int = setting(
-        GIB, 0, TIB, why="a new group begins a queue at its first message while that lies this close to the log's end"
-    )
-    flush_interval_ms: int = setting(200, 1, MINUTE_MS, why="how often the log is flushed in flush mode async")
-    retain_interval_ms: int = setting(60 * SECOND_MS, SECOND_MS, DAY_MS, why="how often old files are looked for")
-    stage_chunks_max: int = setting(
-        256,
-        1,
-        4_096,
-        why="chunks of one stage: each is an open file while its messages wait",
-    )
-    table_read_ms_max: int = setting(
-        3 * SECOND_MS, 10, MINUTE_MS, why="how long a cancel waits for what the table has; then the answer is unknown"
-    )
-    table_reads_max: int = setting(1_000, 1, 100_000, why="cancels that wait for what the table has")
-    relays_max: int = setting(1_000, 1, 100_000, why="questions of operators that wait for the answer of a client")
     shutdown_ms: int = setting(3 * SECOND_MS, 0, MINUTE_MS, why="how long a stop waits for connections to drain")
 
+    # pipeline
+    pipeline: str = setting("embedded", why="the broker starts Spark; 'none' where Spark runs elsewhere, or not at all")
     bulk_port: int = setting(
         9_878,
         -1,
         PORT_MAX,
-        why="Arrow Flight, for the pipeline; 0 takes a free port, -1 is off: then no pipeline either",
+        why="Arrow Flight, for the pipeline; 0 takes a free port, -1 is off, and the pipeline too",
     )
-    pipeline: str = setting("embedded", why="Spark is started with the broker; 'none' where it runs elsewhere, or not")
     spark_master: str = setting("local[*]", why="all cores of this machine; spark://host:port is a cluster")
     spark_memory_bytes: int = setting(
-        GIB, 512 * MIB, TIB, why="heap of Spark's driver; no message passes through it, so that it needs no more"
+        GIB, 512 * MIB, TIB, why="heap of Spark's driver; no message passes through it, so it needs no more"
     )
-    table: str = setting("", why="where far messages wait: a folder or URI; empty is table in the data folder")
+    table: str = setting("", why="folder or URI where far messages wait; empty is the folder table in the data folder")
     java_home: str = setting("", why="Java 17 or newer, for Spark; empty looks in JAVA_HOME, PATH and the usual places")
-    pipeline_pause_ms_min: int = setting(
-        SECOND_MS, 10, MINUTE_MS, why="first pause before bulk or pipeline is started again; it doubles"
-    )
-    pipeline_pause_ms_max: int = setting(
-        MINUTE_MS, 10, HOUR_MS, why="longest pause: starting Spark costs some 10 s of CPU, and it may fail every time"
-    )
-    pipeline_steady_ms: int = setting(
-        5 * MINUTE_MS, 100, DAY_MS, why="after running for so long, the next pause is the first one again"
-    )
-    parts_stop_ms: int = setting(
-        3_500, 0, MINUTE_MS, why="how long bulk and pipeline may take to stop before they are killed"
-    )
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            fault = _fault(field, getattr(self, field.name))
-            if fault:
-                raise UsageError(f"{field.name} is {fault}")
+        _refuse_faults(self)
         if self.batch_bytes_max > self.segment_bytes:
             raise UsageError(
                 f"batch_bytes_max is {self.batch_bytes_max}, more than segment_bytes ({self.segment_bytes}): "
                 "a batch lies in one segment"
             )
-        if self.rescue_lead_ms >= self.lead_ms:
-            raise UsageError(
-                f"rescue_lead_ms is {self.rescue_lead_ms}, not less than lead_ms ({self.lead_ms}): "
-                "a pipeline that is in time is one lead ahead"
-            )
+
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "where it is": (
+        "data", "host", "route_port", "broker_port", "vip_port", "advertise", "broker_name", "cluster_name",
+    ),
+    "topics and groups": (
+        "auto_create_topics", "auto_create_groups", "default_queue_count", "topics_max", "groups_max",
+        "group_popped_max", "invisible_ms_max", "retry_times_max",
+    ),
+    "delays": (
+        "message_delay_level", "delay_ms_max", "lead_ms", "wheel_entries_max", "due_second_messages_max",
+        "tombstones_max",
+    ),
+    "disk": ("flush", "flush_interval_ms", "retention_ms", "segment_bytes", "batch_bytes_max", "snapshot_bytes"),
+    "clients": (
+        "body_bytes_max", "frame_bytes_max", "pull_count_max", "pull_bytes_max", "connections_max",
+        "connections_per_address_max", "idle_ms_max", "buffered_bytes_max", "shutdown_ms",
+    ),
+    "pipeline": ("pipeline", "bulk_port", "spark_master", "spark_memory_bytes", "table", "java_home"),
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Bounds that are the same for every broker. They are an argument, so that tests can make them smaller.
+
+    All of them were settings once: `load` warns about their names and ignores the values. Raises UsageError for a
+    value that cannot work.
+    """
+
+    # storage
+    unflushed_bytes_max: int = limit(32 * MIB, 4 * KIB, why="bounds what one flush has to write")
+    queue_file_rows: int = limit(1 << 20, 64, 1 << 28, why="20 MB a file; retention removes whole files")
+    queue_tail_rows: int = limit(1_024, 1, why="20 KB of RAM per queue between two writes")
+    far_block_rows: int = limit(65_536, 2, 1 << 24, why="a far query looks through 3 MB of rows at once")
+    rows_by_column: int = limit(64, 2, why="from here on numpy beats a loop over the rows of a batch")
+    snapshot_batches: int = limit(100_000, 1, why="batches to replay after a crash, at most: about 0.5 s")
+    retain_interval_ms: int = limit(60 * SECOND_MS, 1, why="how often retention looks for old files")
+
+    # state in RAM
+    queues_max: int = limit(200_000, 1, why="of all topics ever made; a queue costs RAM and two files")
+    topic_queues_max: int = limit(1_024, 1, PORT_MAX, why="a queue costs two files")
+    offsets_max: int = limit(1_000_000, 1, why="of all groups; an offset costs about 0.4 KB of RAM")
+    definition_bytes_max: int = limit(
+        8 * KIB, KIB, why="attributes of a topic or settings of a group are in RAM and in every snapshot"
+    )
+    key_characters_max: int = limit(
+        1_024, 32, why="the key of a cancel stays in RAM until no message can meet it any more"
+    )
+
+    # firing and rescuing
+    fire_pause_ms_min: int = limit(10, 1, why="first pause after a failed fire; it doubles")
+    fire_pause_ms_max: int = limit(5 * SECOND_MS, 1, why="longest pause between tries of a failed fire")
+    rescue_lead_ms: int = limit(0, why="Spark is late where its horizon is not this far ahead; 0 is half of the lead")
+    rescue_step_ms: int = limit(5 * SECOND_MS, 1, why="a rescue looks this much further, so that rescues are few")
+    rescue_blocks_max: int = limit(8, 2, why="far blocks of one rescue: some ms that a fire may have to wait")
+    delivered_search_steps: int = limit(64, why="steps of a cancel's search for a message that was delivered already")
+    stage_chunks_max: int = limit(256, 1, why="each chunk of a stage is an open file while its messages wait")
+
+    # requests
+    properties_bytes_max: int = limit(32_767, 1, 32_767, why="RocketMQ stores their length in an int16")
+    batch_messages_max: int = limit(16_384, 1, why="a batch of a client keeps others waiting for some 0.1 s")
+    json_bytes_max: int = limit(512 * KIB, KIB, why="reading 0.5 MiB of header or JSON body keeps others waiting 5 ms")
+    expression_characters_max: int = limit(16_384, 256, why="tags of a subscription are in RAM; every pull compares")
+    lookups_max: int = limit(64, 1, why="lookups by key at the same time: each costs CPU beside the clients'")
+    lookup_count_max: int = limit(64, 1, why="messages in the answer to a lookup by key; RocketMQ's")
+    counts_max: int = limit(16, 1, why="long answers in the making, such as counts of what waits, cost RAM and CPU")
+    table_reads_max: int = limit(1_000, 1, why="cancels that wait for an answer from the table")
+    table_read_ms_max: int = limit(3 * SECOND_MS, 1, why="a cancel waits this long for the table, then says unknown")
+    relays_max: int = limit(1_000, 1, why="questions of operators that wait for the answer of a client")
+
+    # connections
+    stalled_ms_max: int = limit(60 * SECOND_MS, 1, why="a peer that leaves its answers unread for longer is cut off")
+    in_flight_max: int = limit(4_096, 1, why="requests of a connection that wait for the disk; then it is not read")
+    turn_ms_max: int = limit(10, 1, why="how long the requests of one read may keep others waiting")
+    complaints_max: int = limit(20, why="log lines a second about bad peers: they must not fill the disk")
+    write_buffer_bytes_max: int = limit(4 * MIB, KIB, why="a peer that reads slower is read no further")
+    held_pulls_max: int = limit(100_000, 1, why="a pull that waits for messages costs RAM")
+    held_pulls_per_connection_max: int = limit(
+        10_000, 1, why="a client holds one pull per queue that it reads; one client must not take all"
+    )
+
+    # groups
+    client_expiry_ms: int = limit(120 * SECOND_MS, 1, why="RocketMQ's: four heartbeats are missing")
+    lock_expiry_ms: int = limit(60 * SECOND_MS, 1, why="RocketMQ's: three renewals are missing")
+    locks_max: int = limit(100_000, 1, why="queues locked by orderly consumers: about 0.3 KB of RAM each")
+    connection_members_max: int = limit(256, 1, why="groups times clients of a connection; a process has few groups")
+    members_bytes_max: int = limit(256 * MIB, 1, why="RAM for the members of all groups: some 300,000 usual ones")
+    heartbeat_topics_max: int = limit(32, 1, why="topics one heartbeat may create: each waits for the disk")
+    offsets_interval_ms: int = limit(SECOND_MS, 1, why="how often offsets are written that no client waits for")
+    fresh_queue_bytes: int = limit(
+        GIB, why="a new group starts a queue at its first message if that is this close to the end of the log"
+    )
+
+    # child processes
+    pipeline_pause_ms_min: int = limit(SECOND_MS, 1, why="first pause before bulk or pipeline starts again; it doubles")
+    pipeline_pause_ms_max: int = limit(
+        MINUTE_MS, 1, why="longest pause: starting Spark costs some 10 s of CPU, and it may fail every time"
+    )
+    pipeline_steady_ms: int = limit(5 * MINUTE_MS, 1, why="after running this long the next pause is short again")
+    parts_stop_ms: int = limit(3_500, why="bulk and pipeline may take this long to stop before they are killed")
+
+    def __post_init__(self) -> None:
+        _refuse_faults(self)
 
 
 # -- rules of one setting ---------------------------------------------------------------------------------------
+
+
+def _refuse_faults(values: "Settings | Limits") -> None:
+    for field in dataclasses.fields(values):
+        fault = _fault(field, getattr(values, field.name))
+        if fault:
+            raise UsageError(f"{field.name} is {fault}")
 
 
 def _fault(field: "dataclasses.Field[Any]", value: Any) -> str | None:
@@ -227,8 +253,8 @@ def _fault(field: "dataclasses.Field[Any]", value: Any) -> str | None:
     if type(value) is not field.type:
         return f"{value!r}, expected {expected}"
     low, high = field.metadata["low"], field.metadata["high"]
-    if low is not None and not low <= value <= high:
-        return f"{value}, expected {low} to {high}"
+    if low is not None and (value < low or (high is not None and value > high)):
+        return f"{value}, expected {low} to {high}" if high is not None else f"{value}, expected at least {low}"
     expected = _RULES[field.name](value) if field.name in _RULES else ""
     return f"{value!r}, expected {expected}" if expected else None
 
@@ -300,19 +326,13 @@ _RULES: dict[str, Callable[[Any], str]] = {
 # -- from text --------------------------------------------------------------------------------------------------
 
 _NUMBER = re.compile(r"[+-]?[0-9]{1,3}(?:_?[0-9]{1,3}){0,6}")
-_SPAN_PART = re.compile(r"([0-9]{1,15}) ?(ms|s|min|m|h|d)")
-_SPAN = re.compile(rf"{_SPAN_PART.pattern}(?: ?{_SPAN_PART.pattern})*")
-_SPAN_UNITS = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "min": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS}
 _SIZE = re.compile(r"([0-9]{1,15}) ?(KiB|MiB|GiB|TiB)")
 _SIZE_UNITS = {"KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
 _SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
-def span_ms(text: str) -> int | None:
-    """The milliseconds of "500ms", "30s", "10m", "72h", "7d" or a sum such as "1h30m"; None for anything else."""
-    if not _SPAN.fullmatch(text):
-        return None
-    return sum(int(count) * _SPAN_UNITS[unit] for count, unit in _SPAN_PART.findall(text))
+def _span_ms(text: str) -> int | None:
+    return span_ms(text.replace(" ", ""))  # "10 min", as sizes may be written
 
 
 def _size_bytes(text: str) -> int | None:
@@ -335,27 +355,20 @@ def _parsed(field: "dataclasses.Field[Any]", text: str) -> Any:
     if field.type is bool:
         readers = [_switch]
     elif field.type is int:
-        readers = [_number, *([span_ms] if "ms" in words else []), *([_size_bytes] if "bytes" in words else [])]
+        readers = [_number, *([_span_ms] if "ms" in words else []), *([_size_bytes] if "bytes" in words else [])]
     values = (reader(text.strip()) for reader in readers)
     return next((value for value in values if value is not None), text)
 
 
 # -- while the broker runs --------------------------------------------------------------------------------------
 
-# These may change: whoever needs one reads it from the broker each time (see `Broker.change_settings`). The others are
-# fixed with the folder, say how the log is to be read, or were handed to what was made from them.
+# These may change: their users read them from the broker each time (see `Broker.change_settings`). The others are fixed
+# with the folder, say how to read the log, or were handed on when the broker opened.
 LIVE = frozenset(
-    {"body_bytes_max", "properties_bytes_max", "delay_ms_max", "rescue_lead_ms", "rescue_step_ms", "rescue_blocks_max",
-     "wheel_entries_max", "tombstones_max", "topics_max", "groups_max", "topic_queues_max", "retention_ms",
-     "group_popped_max", "invisible_ms_max",
-     "snapshot_bytes", "snapshot_batches", "fire_pause_ms_min", "fire_pause_ms_max",
-     "auto_create_topics", "auto_create_groups", "default_queue_count", "connections_max", "held_pulls_max",
-     "pull_count_max", "pull_bytes_max", "client_expiry_ms", "retry_times_max", "fresh_queue_bytes",
-     "flush_interval_ms", "retain_interval_ms", "relays_max", "stage_chunks_max", "table_read_ms_max",
-     "table_reads_max", "shutdown_ms", "json_bytes_max",
-     "connections_per_address_max", "buffered_bytes_max", "complaints_max", "held_pulls_per_connection_max",
-     "expression_characters_max", "lookups_max", "lookup_count_max", "connection_members_max", "members_bytes_max",
-     "heartbeat_topics_max", "counts_max"}
+    {"auto_create_topics", "auto_create_groups", "default_queue_count", "topics_max", "groups_max", "group_popped_max",
+     "invisible_ms_max", "retry_times_max", "delay_ms_max", "wheel_entries_max", "tombstones_max", "flush_interval_ms",
+     "retention_ms", "snapshot_bytes", "body_bytes_max", "pull_count_max", "pull_bytes_max", "connections_max",
+     "connections_per_address_max", "buffered_bytes_max", "shutdown_ms"}
 )  # fmt: skip
 
 # RocketMQ's names of what is the same here, in the same unit: its tools are given them by habit.
@@ -368,17 +381,19 @@ ROCKETMQ_NAMES = {
 
 
 def changed(settings: Settings, texts: Mapping[str, str]) -> Settings:
-    """Settings after changes that somebody wrote as text, by name. Raises UsageError naming the first that is no
-    setting, may not change, or has a value that would be refused at the start as well.
+    """Settings after changes given as text, by name. Raises UsageError for the first that is no setting, may not
+    change, or has a value out of bounds.
     """
-    return dataclasses.replace(settings, **dict(_change(said, text) for said, text in texts.items()))
+    return dataclasses.replace(settings, **dict(_change(name, text) for name, text in texts.items()))
 
 
-def _change(said: str, text: str) -> tuple[str, Any]:
-    name = ROCKETMQ_NAMES.get(said, said)
-    label = said if said == name else f"{said} ({name})"
+def _change(asked_name: str, text: str) -> tuple[str, Any]:
+    name = ROCKETMQ_NAMES.get(asked_name, asked_name)
+    label = asked_name if asked_name == name else f"{asked_name} ({name})"
+    if name in LIMITS:
+        raise UsageError(f"{label} is fixed at {limit_text(name)} and cannot change")
     if name not in FIELDS:
-        raise UsageError(f"{said!r} is no setting{_suggestion(name)}")
+        raise UsageError(f"{asked_name!r} is no setting{_suggestion(name)}")
     if name not in LIVE:
         raise UsageError(f"{label} cannot change while the broker runs: change it where it is set, and restart")
     return name, checked(label, name, text)
@@ -387,10 +402,20 @@ def _change(said: str, text: str) -> tuple[str, Any]:
 # -- from a file, the environment and flags ---------------------------------------------------------------------
 
 FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
+LIMITS = {field.name: field for field in dataclasses.fields(Limits)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """Settings, the source of each that is not a default, and warnings about names that are settings no more."""
+
+    settings: Settings
+    sources: Mapping[str, str]
+    warnings: tuple[str, ...]
 
 
 def find_file(flag: str | None, environ: Mapping[str, str]) -> Path | None:
-    """The file of settings: the one of --config, else of POSTDATE_CONFIG, else ./postdate.toml if it is there."""
+    """The file of settings: the one of --config, else of POSTDATE_CONFIG, else ./postdate.toml if it exists."""
     named = flag or environ.get(ENVIRONMENT_FILE)
     if named:
         return Path(named)
@@ -398,23 +423,37 @@ def find_file(flag: str | None, environ: Mapping[str, str]) -> Path | None:
     return default if default.is_file() else None
 
 
-def load(*, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]) -> Settings:
+def load(*, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]) -> Loaded:
     """Settings from a TOML file, over them the environment, over that flags (by setting); defaults for the rest.
 
-    An environment variable that is empty counts as not set, and one that names no setting is left alone: Kubernetes
+    A name that was a setting and is a fixed limit now is ignored with a warning. An unknown name in the file is
+    refused. An empty environment variable counts as not set, and one that names no setting is left alone: Kubernetes
     injects such names. Raises UsageError naming the source of what is wrong.
     """
     values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    warnings: list[str] = []
+    for label, source, name, value in _given(file, environ, flags):
+        if name in LIMITS:
+            warnings.append(f"{label} is fixed at {limit_text(name)} now and is ignored")
+        else:
+            values[name], sources[name] = checked(label, name, value), source
+    return Loaded(Settings(**values), sources, tuple(warnings))
+
+
+def _given(
+    file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
+) -> Iterable[tuple[str, str, str, Any]]:
+    """What each source gives, the weakest first: how a sentence calls it, the source, the name, the value."""
     if file is not None:
         for name, value in _read_file(file).items():
-            values[name] = checked(f"{name} in {file}", name, value)
-    for name in FIELDS:
+            yield f"{name} in {file}", str(file), name, value
+    for name in (*FIELDS, *LIMITS):
         variable = ENVIRONMENT_PREFIX + name.upper()
         if environ.get(variable):
-            values[name] = checked(f"environment {variable}", name, environ[variable])
+            yield f"environment {variable}", f"environment {variable}", name, environ[variable]
     for name, text in flags.items():
-        values[name] = checked(flag_of(name), name, text)
-    return Settings(**values)
+        yield flag_of(name), flag_of(name), name, text
 
 
 def flag_of(name: str) -> str:
@@ -429,7 +468,7 @@ def _read_file(file: Path) -> dict[str, Any]:
     except ValueError as error:  # no TOML, or no UTF-8
         raise UsageError(f"the settings file {file} is not TOML: {error}") from error
     for name in values:
-        if name not in FIELDS:
+        if name not in FIELDS and name not in LIMITS:
             raise UsageError(f"{file} has {name!r}, which is no setting{_suggestion(name)}")
     return values
 
@@ -458,3 +497,25 @@ def _hint(field: "dataclasses.Field[Any]", value: Any) -> str:
     if isinstance(value, str) and field.type is int and "bytes" in words:
         return " of bytes or a size such as 16KiB, 64MiB or 1GiB"
     return ""
+
+
+# -- as text ----------------------------------------------------------------------------------------------------
+
+_SIZES = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
+_SPANS = (("d", DAY_MS), ("h", HOUR_MS), ("m", MINUTE_MS), ("s", SECOND_MS))
+
+
+def text_of(name: str, value: Any) -> str:
+    """A value as one would type it: 64MiB, 3d, true."""
+    words = name.split("_")
+    units = _SIZES if "bytes" in words else _SPANS if "ms" in words else ()
+    for unit, factor in units:
+        if value and value % factor == 0:
+            return f"{value // factor}{unit}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def limit_text(name: str) -> str:
+    """The fixed value of a limit for people to read: 32MiB, 5s, 100,000."""
+    text = text_of(name, LIMITS[name].default)
+    return f"{int(text):,}" if text.isdecimal() else text

@@ -1,5 +1,7 @@
-"""What waits, counted: rows and bytes by topic and unit of due time (Counts), or rows by second (Seconds). For broker
-and bulk alike, each of which counts what it has; `merge` makes one of two.
+"""What waits, counted: rows and bytes by topic and unit of due time (Counts), or rows by second (Seconds).
+
+The broker counts what it holds, bulk what the table holds (table/count.py), and the broker merges both. This module
+stands outside of table/ because the server imports it and must not load pyarrow: it needs numpy only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -7,11 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from postdate.arrival import NEVER
+
 UNITS_MS = {"second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
-_NEVER = (1 << 63) - 1
 
 
 class Amount(NamedTuple):
+    """Messages, and the bytes of their records."""
+
     rows: int = 0
     bytes: int = 0
 
@@ -23,8 +28,8 @@ NOTHING = Amount()
 
 
 class Counts:
-    """By topic; and by time for the earliest rows, at most `limit` of them. Those behind are forgotten on the way, so
-    that ten million due times cost no more than the limit.
+    """Amounts by topic, and by time for the earliest `limit` units. It forgets later ones on the way: ten million due
+    times cost no more than the limit.
     """
 
     def __init__(self, unit_ms: int, limit: int) -> None:
@@ -32,7 +37,7 @@ class Counts:
         self._limit = limit
         self.topics: dict[str, Amount] = {}
         self._times: dict[tuple[int, str], Amount] = {}  # by start of the unit and topic
-        self._last_ms = _NEVER  # rows after it are not shown
+        self._last_ms = NEVER  # later units are forgotten
         self.is_truncated = False
 
     @property
@@ -43,7 +48,7 @@ class Counts:
         return total
 
     def add(self, due: np.ndarray, topic: np.ndarray, size: np.ndarray, names: Sequence[str]) -> None:
-        """Columns of what waits: due time, which of the names is its topic, bytes of its record."""
+        """Adds messages by columns: due, which of the names is the topic, bytes of the record."""
         if not len(due):
             return
         unit = due // self._unit_ms
@@ -53,13 +58,11 @@ class Counts:
         sizes = np.bincount(place, size).astype(np.int64).tolist()
         for each, row_count, byte_count in zip(group.tolist(), rows, sizes, strict=True):
             at_ms, name = (each // len(names) + first) * self._unit_ms, names[each % len(names)]
-            self._note(at_ms, name, Amount(row_count, byte_count))
+            amount = Amount(row_count, byte_count)
+            self.topics[name] = self.topics.get(name, NOTHING).plus(amount)
+            self._add_time((at_ms, name), amount)
 
-    def _note(self, at_ms: int, name: str, amount: Amount) -> None:
-        self.topics[name] = self.topics.get(name, NOTHING).plus(amount)
-        self._note_time((at_ms, name), amount)
-
-    def _note_time(self, row: tuple[int, str], amount: Amount) -> None:
+    def _add_time(self, row: tuple[int, str], amount: Amount) -> None:
         if row[0] > self._last_ms:
             self.is_truncated = True
             return
@@ -73,22 +76,22 @@ class Counts:
         self.is_truncated = True
 
     def earliest(self) -> list[tuple[tuple[int, str], Amount]]:
-        """((start of the unit, topic), amount), not more than the limit."""
+        """Returns ((start of the unit, topic), amount), at most `limit` of them."""
         self.is_truncated |= len(self._times) > self._limit
         return sorted(self._times.items())[: self._limit]
 
     def merge(self, other: "Counts") -> None:
-        """Adds what another has counted, by the same unit and limit."""
+        """Adds what another counter of the same unit and limit has counted."""
         for name, amount in other.topics.items():
             self.topics[name] = self.topics.get(name, NOTHING).plus(amount)
         for row, amount in other.earliest():
-            self._note_time(row, amount)
+            self._add_time(row, amount)
         self.is_truncated |= other.is_truncated
 
     # -- between processes --------------------------------------------------------------------------------------
 
     def plain(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """Returns the counts as JSON can hold them."""
         return {
             "topics": [[name, *amount] for name, amount in sorted(self.topics.items())],
             "times": [[at_ms, name, *amount] for (at_ms, name), amount in self.earliest()],
@@ -97,17 +100,17 @@ class Counts:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any], unit_ms: int, limit: int) -> "Counts":
-        """From JSON. Raises KeyError, TypeError, ValueError for anything else."""
+        """Reads what `plain` returned. Raises KeyError, TypeError, ValueError for anything else."""
         counts = cls(unit_ms, limit)
         counts.topics = {str(name): Amount(int(rows), int(size)) for name, rows, size in plain["topics"]}
         for at_ms, name, rows, size in plain["times"]:
-            counts._note_time((int(at_ms), str(name)), Amount(int(rows), int(size)))
+            counts._add_time((int(at_ms), str(name)), Amount(int(rows), int(size)))
         counts.is_truncated |= bool(plain["truncated"])
         return counts
 
 
 class Bar(NamedTuple):
-    """What is due in a unit of time, and its busiest second."""
+    """How many messages are due in a unit of time, and in its busiest second."""
 
     from_ms: int
     rows: int
@@ -116,7 +119,7 @@ class Bar(NamedTuple):
 
 
 class Seconds:
-    """How many are due in each second of a span."""
+    """How many messages are due in each second of a span."""
 
     def __init__(self, from_ms: int, count: int) -> None:
         self._first = from_ms // 1_000
@@ -127,7 +130,7 @@ class Seconds:
         np.add.at(self.rows, second[(second >= 0) & (second < len(self.rows))], 1)
 
     def merge(self, packed: bytes) -> None:
-        """Adds what another has counted over the same span. Raises ValueError where it is of another length."""
+        """Adds what another counter has packed. Raises ValueError where its span is of another length."""
         other = np.frombuffer(packed, np.int32)
         if len(other) != len(self.rows):
             raise ValueError(f"{len(other)} seconds, expected {len(self.rows)}")

@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from postdate.errors import IllegalMessage, UsageError
+from postdate.spans import span_ms
 
 # Properties that a producer may set.
 PROPERTY_DELAY = "DELAY"
@@ -325,8 +326,7 @@ def _month_of(at_ms: int) -> tuple[int, int]:
 
 # ------------------------------------------------------------------------------------------------------------ due
 
-_LEVEL = re.compile(r"([0-9]{1,9})([smhd])")
-_UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_LEVEL = re.compile(r"[0-9]{1,9}[smhd]")  # RocketMQ's grammar: one whole number, one unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,9 +358,8 @@ class DelayLevels:
 
 
 def _level_ms(entry: str) -> int:
-    match = _LEVEL.fullmatch(entry)
-    delay_ms = int(match[1]) * _UNIT_MS[match[2]] if match else 0
-    if delay_ms == 0:
+    delay_ms = span_ms(entry) if _LEVEL.fullmatch(entry) else None
+    if not delay_ms:
         raise UsageError(f"delay level {_shown(entry)}, expected a number above 0 and one of s, m, h, d, such as 30s")
     return delay_ms
 

@@ -1,11 +1,12 @@
-"""Manners: how processes that work in bulk behave beside a broker, which must fire on its millisecond.
+"""What a process sets for itself, so that bulk work does not delay a broker that must fire on its millisecond.
 
-    cores    they let others go first
-    disk     a large file is synced while it is written
-    memory   what is freed is kept for the next piece; the broker gives back what it took to open its folder
+    cores      bulk work yields to others
+    disk       a large file is synced while it is written
+    memory     bulk work keeps freed memory for its next piece; the broker returns what it took to open its folder
+    events     the fastest event loop that is installed
 
-docs/architecture.md, "Beside the broker", tells what each is worth. Executors import this: the standard library is all
-it may need.
+docs/architecture.md, "Beside the broker", says what each is worth. Spark's executors import this module, so it needs
+the standard library alone.
 """
 
 import ctypes
@@ -13,15 +14,19 @@ import os
 import platform
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 # -- cores ------------------------------------------------------------------------------------------------------
 
-_SLICE_NS = 100_000_000  # the longest that Linux gives
+_SLICE_NS = 100_000_000  # the longest slice that Linux grants
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # the number of the system call
 
 
 class _Attributes(ctypes.Structure):
-    """struct sched_attr of Linux, as it was at first."""
+    """struct sched_attr of Linux, in its first version."""
 
     _fields_ = (
         ("size", ctypes.c_uint32), ("policy", ctypes.c_uint32), ("flags", ctypes.c_uint64), ("nice", ctypes.c_int32),
@@ -31,76 +36,93 @@ class _Attributes(ctypes.Structure):
 
 
 def let_others_go_first(niceness: int) -> None:
-    """For this process and all that it starts from now on.
+    """Lowers the priority of this process and of all processes that it starts from now on.
 
-    Niceness tells how a core is shared over time, not who waits when a message falls due: whoever runs may end his
-    slice, some milliseconds, unless the one who wakes has the shorter slice (Linux 6.12 and newer). So we ask for long
-    ones, and lose nothing by it.
+    Niceness decides how processes share a core over time, not who waits when a message falls due: the running process
+    may finish its slice of some milliseconds, unless the waking process asks for a shorter one (Linux 6.12 and newer).
+    So we ask for long slices, which costs nothing.
     """
     nice = os.nice(niceness)
     call = _SCHED_SETATTR.get(platform.machine())
     if call is not None and platform.system() == "Linux":
-        wanted = _Attributes(size=ctypes.sizeof(_Attributes), nice=nice, runtime=_SLICE_NS)
-        ctypes.CDLL(None).syscall(call, 0, ctypes.byref(wanted), 0)  # where it is not known, niceness must do
+        attributes = _Attributes(size=ctypes.sizeof(_Attributes), nice=nice, runtime=_SLICE_NS)
+        # An older kernel refuses the call; niceness alone must do there.
+        ctypes.CDLL(None).syscall(call, 0, ctypes.byref(attributes), 0)
 
 
 # -- disk -------------------------------------------------------------------------------------------------------
 
-PACE_BYTES = 2 << 20  # written before they are synced
+PACE_BYTES = 2 << 20  # written between two syncs
 
 
 class Pacer:
-    """Has one file synced on another thread, every few bytes. Never two syncs at once: the writer waits.
+    """Syncs one file on another thread, every few bytes. The writer waits for the sync before, so only one runs.
 
-    One large sync at the file's end would keep the disk busy for so long that the broker's small ones, for which sends
-    and fires wait, would take some ten milliseconds; and the writer would wait, too, and leave its core idle.
+    One large sync at the end of the file would occupy the disk for so long that the broker's small syncs, for which
+    sends and fires wait, would take some ten milliseconds. The writer would wait, too, and leave its core idle.
     """
 
     def __init__(self, sync: Callable[[], None]) -> None:
         self._sync = sync
         self._thread = ThreadPoolExecutor(1)
-        self._under_way: Future[None] | None = None
-        self._unsynced = 0
+        self._running: Future[None] | None = None
+        self._unsynced_bytes = 0
 
     def wrote(self, size: int) -> None:
-        """So many bytes more are written. Raises what a sync before has raised."""
-        self._unsynced += size
-        if self._unsynced >= PACE_BYTES:
-            self._unsynced = 0
+        """Counts written bytes, and starts a sync after enough of them. Raises what the sync before raised."""
+        self._unsynced_bytes += size
+        if self._unsynced_bytes >= PACE_BYTES:
+            self._unsynced_bytes = 0
             self._wait()
-            self._under_way = self._thread.submit(self._sync)
+            self._running = self._thread.submit(self._sync)
 
     def close(self) -> None:
-        """Returns when no sync is under way. Raises what the last has raised."""
+        """Waits for the sync that is running. Raises what it raised."""
         self._thread.shutdown()
         self._wait()
 
     def _wait(self) -> None:
-        under_way, self._under_way = self._under_way, None
-        if under_way is not None:
-            under_way.result()
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
 
 
 # -- memory -----------------------------------------------------------------------------------------------------
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # the numbers of glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD
-_KEPT_BYTES = 1 << 30
+_UNUSED_BYTES_MAX = 1 << 30
 
 
 def keep_freed_memory() -> None:
-    """For the rest of this process. Nothing happens where the C library is another one.
+    """Makes malloc keep freed memory for the rest of this process. Does nothing where the C library is not glibc.
 
-    By default glibc gives each large block back to the system at once, and every page of the next one must be made and
-    zeroed again: a third of the time that a task takes.
+    By default glibc returns each large block to the system at once, which must then map and zero every page of the next
+    block again: a third of a task's time.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
-        set_option(_TRIM_THRESHOLD, _KEPT_BYTES)
-        set_option(_MMAP_THRESHOLD, _KEPT_BYTES)
+        set_option(_TRIM_THRESHOLD, _UNUSED_BYTES_MAX)
+        set_option(_MMAP_THRESHOLD, _UNUSED_BYTES_MAX)
 
 
 def give_freed_memory_back() -> None:
-    """Once, behind work that will not come again: opening a folder takes 8 MB that a broker does not need later."""
+    """Returns freed memory to the system. Call it after work that happens once, such as opening a folder, which takes
+    8 MB that a broker does not need later.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+# -- events -----------------------------------------------------------------------------------------------------
+
+
+def new_event_loop() -> "asyncio.AbstractEventLoop":
+    """Returns an event loop of uvloop, or of asyncio where uvloop is not installed: there is none for Windows."""
+    try:
+        import uvloop
+    except ImportError:
+        import asyncio
+
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

@@ -12,17 +12,19 @@ from postdate.config import (
     DAY_MS,
     FIELDS,
     GIB,
+    GROUPS,
     HOUR_MS,
     KIB,
+    LIMITS,
     LIVE,
     MIB,
     MINUTE_MS,
     ROCKETMQ_NAMES,
+    Limits,
     Settings,
     changed,
     find_file,
     load,
-    span_ms,
 )
 from postdate.errors import UsageError
 from postdate.message import DEFAULT_LEVELS_TEXT, DELAY_MS_MAX_DEFAULT
@@ -37,8 +39,20 @@ def test_the_defaults_are_valid_and_equal_those_of_a_message() -> None:
     assert settings.delay_ms_max == DELAY_MS_MAX_DEFAULT
 
 
-def test_every_setting_says_why_it_has_its_default() -> None:
-    assert [field.name for field in dataclasses.fields(Settings) if not field.metadata["why"]] == []
+def test_every_setting_and_every_limit_says_why_it_has_its_value() -> None:
+    fields = (*dataclasses.fields(Settings), *dataclasses.fields(Limits))
+    assert [field.name for field in fields if not field.metadata["why"]] == []
+
+
+def test_every_setting_is_in_one_group_in_the_order_of_its_fields() -> None:
+    assert [name for names in GROUPS.values() for name in names] == list(FIELDS)
+
+
+@pytest.mark.parametrize("name", list(LIMITS))
+def test_a_limit_that_cannot_work_is_refused_with_its_name(name: str) -> None:
+    low = LIMITS[name].metadata["low"]
+    with pytest.raises(UsageError, match=f"{name} is {low - 1}, expected (at least )?{low}"):
+        Limits(**{name: low - 1})
 
 
 @pytest.mark.parametrize("field", BOUNDED, ids=lambda field: field.name)
@@ -157,7 +171,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def loaded(
     file: Path | None = None, environ: Mapping[str, str] | None = None, flags: Mapping[str, str] | None = None
 ) -> Settings:
-    return load(file=file, environ=environ or {}, flags=flags or {})
+    return load(file=file, environ=environ or {}, flags=flags or {}).settings
 
 
 def test_without_any_source_the_defaults_count() -> None:
@@ -180,7 +194,7 @@ def test_a_flag_beats_the_environment_and_that_the_file(file: Path) -> None:
         ("segment_bytes", "64 MiB", 64 * MIB),
         ("frame_bytes_max", "16KiB", 16 * KIB),
         ("frame_bytes_max", "2048", 2_048),
-        ("fresh_queue_bytes", "1TiB", 1024 * GIB),
+        ("spark_memory_bytes", "1TiB", 1024 * GIB),
         ("lead_ms", "500ms", 500),
         ("lead_ms", "30s", 30_000),
         ("lead_ms", "10m", 10 * MINUTE_MS),
@@ -188,6 +202,7 @@ def test_a_flag_beats_the_environment_and_that_the_file(file: Path) -> None:
         ("retention_ms", "72h", 72 * HOUR_MS),
         ("retention_ms", "7d", 7 * DAY_MS),
         ("retention_ms", "1h30m", 90 * MINUTE_MS),
+        ("retention_ms", "1.5h", 90 * MINUTE_MS),
         ("retention_ms", " 5 ", 5),
         ("flush", "async", "async"),
         ("message_delay_level", "1s 5s", "1s 5s"),
@@ -249,6 +264,31 @@ def test_an_unknown_name_in_a_file_is_refused_and_the_nearest_named(file: Path) 
         loaded(file)
 
 
+@pytest.mark.parametrize(
+    ("name", "fixed"),
+    [("snapshot_batches", "100,000"), ("fire_pause_ms_max", "5s"), ("json_bytes_max", "512KiB"), ("turn_ms_max", "10")],
+)
+def test_a_name_that_is_a_fixed_limit_now_is_ignored_with_a_warning(file: Path, name: str, fixed: str) -> None:
+    file.write_text(f"{name} = 'whatever'")
+    variable, flag = f"POSTDATE_{name.upper()}", "--" + name.replace("_", "-")
+    for label, loaded in (
+        (f"{name} in postdate.toml", load(file=file, environ={}, flags={})),
+        (f"environment {variable}", load(file=None, environ={variable: "7"}, flags={})),
+        (flag, load(file=None, environ={}, flags={name: "7"})),
+    ):
+        assert loaded.warnings == (f"{label} is fixed at {fixed} now and is ignored",)
+        assert (loaded.settings, loaded.sources) == (Settings(), {})
+
+
+def test_the_source_of_each_setting_is_known(file: Path) -> None:
+    file.write_text("lead_ms = 1000\nhost = 'a'\nroute_port = 1")
+    found = load(file=file, environ={"POSTDATE_LEAD_MS": "2000", "POSTDATE_HOST": "b"}, flags={"lead_ms": "3000"})
+    assert found.sources == {
+        "lead_ms": "--lead-ms", "host": "environment POSTDATE_HOST", "route_port": "postdate.toml",
+    }  # fmt: skip
+    assert found.warnings == ()
+
+
 def test_unknown_and_empty_variables_are_left_alone() -> None:
     environ = {
         "POSTDATE_PORT": "tcp://10.0.0.1:9876",
@@ -279,16 +319,12 @@ def test_the_file_is_that_of_the_flag_or_the_environment_or_the_one_that_is_ther
     assert find_file("a.toml", {"POSTDATE_CONFIG": "b.toml"}) == Path("a.toml")
 
 
-@pytest.mark.parametrize("text", ["", "5", "5x", "m5", "-5s", "1h,5s", "1.5h"])
-def test_what_is_no_span_is_none(text: str) -> None:
-    assert span_ms(text) is None
-
-
 # ---------------------------------------------------------------------------------------- while the broker runs
 
 
 def test_what_may_change_is_a_setting_and_not_fixed_with_the_folder() -> None:
     assert FIELDS.keys() >= LIVE
+    assert not FIELDS.keys() & LIMITS.keys()
     assert not LIVE & set(FIXED_SETTINGS)
     assert FIELDS.keys() >= set(ROCKETMQ_NAMES.values())
 
@@ -308,6 +344,7 @@ def test_settings_change_by_text_and_the_old_value_stays_as_it_is() -> None:
         ({"messageDelayLevel": "1s"}, "messageDelayLevel (message_delay_level) cannot change while the broker runs"),
         ({"retention": "7d"}, "'retention' is no setting; did you mean retention_ms?"),
         ({"fileReservedTime": "48"}, "'fileReservedTime' is no setting"),
+        ({"fire_pause_ms_max": "1s"}, "fire_pause_ms_max is fixed at 5s and cannot change"),
         ({"topics_max": "0"}, "topics_max is 0, expected 1 to 1000000"),
         ({"topics_max": "5", "retention_ms": "soon"}, "retention_ms is 'soon', expected a whole number of milli"),
         ({"autoCreateTopicEnable": "perhaps"}, "autoCreateTopicEnable (auto_create_topics) is 'perhaps', expected"),

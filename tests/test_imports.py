@@ -17,8 +17,10 @@ ROOT = Path(__file__).parent.parent
 # A part is a module or a folder directly under postdate/. It may import parts of earlier layers, and itself.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__",),  # Every import of ours runs it, so it may know none of us, but for what it gives, on its first use.
-    ("errors", "clock", "keys", "faultpoint"),
-    ("config", "message", "process", "counts"),
+    ("errors", "clock", "keys", "faultpoint", "arrival"),
+    ("contract",),
+    ("spans", "process", "extras"),
+    ("config", "message", "counts"),
     ("storage",),
     ("state",),
     ("broker",),
@@ -26,19 +28,17 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("client", "check"),
     ("bulk",),
     ("server", "spark"),
-    ("cli", "__main__"),
+    ("cli", "testing", "__main__"),
 )
 LAYER_OF = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
 
 # Parts of one layer do not import each other, but for these. The package gives the client's names as its own
-# (postdate.connect) and loads them on first use; rows of a chunk carry flags that the table defines.
+# (postdate.connect) and loads them on first use.
 NEIGHBOURS = {
     ("__main__", "cli"),
     ("__init__", "client"),
     ("__init__", "spark"),
-    ("storage", "table"),
-    ("state", "table"),
-    ("broker", "table"),
+    ("__init__", "extras"),
 }
 
 # What a layer alone cannot say. A client knows a broker over the wire alone, and so does the table's code.
@@ -48,6 +48,7 @@ STRANGERS = {
     ("wire", "broker"),
     ("wire", "state"),
     ("server", "bulk"),
+    ("server", "state"),
     ("server", "table"),
 }
 
@@ -245,9 +246,26 @@ def test_a_part_is_of_one_layer_only() -> None:
     assert len(LAYER_OF) == sum(len(parts) for parts in LAYERS)
 
 
+def test_the_server_knows_the_state_only_through_the_view_of_the_broker() -> None:
+    for path, source in sources().items():
+        if part_of(path) == "server":
+            tree = ast.parse(source, str(path))
+            reached = [
+                node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "fold"
+            ]
+            assert not reached, f"{path}:{reached[0]} reaches for the fold; ask broker.view, or give it the question"
+
+
 def test_no_modules_import_each_other() -> None:
-    cycles = [cycle for cycle in cycles_of(graph_of(sources())) if not cycle[0].startswith("postdate.server")]
+    cycles = cycles_of(graph_of(sources()))
     assert not cycles, "\n".join(map(", ".join, cycles))
+
+
+def test_sessions_of_the_server_know_no_requests() -> None:
+    above = ("postdate.server.requests", "postdate.server.dispatch", "postdate.server.serve")
+    sessions = {name: found for name, found in graph_of(sources()).items() if name.startswith("postdate.server.sess")}
+    assert sessions
+    assert not [(name, target) for name, found in sessions.items() for target in found if target.startswith(above)]
 
 
 # -- the checker, on small sources -------------------------------------------------------------------------------
@@ -285,6 +303,11 @@ REFUSED = [
     ("postdate/client/loop.py", "from postdate.broker import Broker", "client imports broker, which it must not know"),
     ("postdate/table/find.py", "from postdate.state.fold import Fold", "table imports state, which it must not know"),
     ("postdate/server/serve.py", "from postdate.spark import session", "server imports spark, which is of the same"),
+    (
+        "postdate/server/serve.py",
+        "from postdate.state.fold import Fold",
+        "server imports state, which it must not know",
+    ),
     ("postdate/clock.py", "from postdate.errors import UsageError", "clock imports errors, which is of the same layer"),
     # Nowhere.
     ("postdate/gadget.py", "", "gadget is not in the table"),

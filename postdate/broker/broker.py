@@ -19,28 +19,28 @@ disk.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from postdate.arrival import NEVER
 from postdate.broker import retention
-from postdate.broker.cancelling import Cancels
-from postdate.broker.jobs import Commands
-from postdate.broker.leasing import Leases
+from postdate.broker.cancelling import CancelCalls
+from postdate.broker.jobs import JobCalls
+from postdate.broker.leasing import LeaseCalls
 from postdate.broker.lookup import Found, Lookup
-from postdate.broker.rescuing import Rescues
-from postdate.broker.sending import DUE, Intake, Prepared
-from postdate.broker.staging import Stage, Staging, refuse
-from postdate.broker.topics import Definitions
-from postdate.broker.view import Reader
-from postdate.broker.writing import NO_SECONDS, Seconds, Ticket, Writer
-from postdate.config import Settings, changed
+from postdate.broker.rescuing import Rescuer
+from postdate.broker.sending import Intake
+from postdate.broker.settings import CurrentSettings
+from postdate.broker.staging import Staging, raise_if_refused
+from postdate.broker.topics import TopicCalls
+from postdate.broker.view import View
+from postdate.broker.writing import NO_SECONDS, Changes, Seconds, Ticket, Writer
+from postdate.config import Limits, Settings, changed
+from postdate.contract import Stage
 from postdate.errors import CorruptData, CorruptSnapshot, DiskFull, FlowControl, LogFailed, PostdateError, UsageError
 from postdate.message import LOOPBACK, Due, Host, Message, decode_properties, due
 from postdate.state import saved
 from postdate.state.fold import Fold
-from postdate.state.wheel import NEVER
 from postdate.storage import record as records
 from postdate.storage import snapshot
-from postdate.storage.batch import PIPELINE, SETTINGS
+from postdate.storage.batch import PIPELINE, SETTINGS, Packer, Prepared
 from postdate.storage.chunk import CHUNK_BIT
 from postdate.storage.disk import Disk, LockedFolder
 from postdate.storage.folder import open_folder, refuse_foreign
@@ -53,8 +53,16 @@ CHUNK_OFFSET_MAX = (1 << 63) - 1
 class Broker:
     """One open data folder. Raises FolderInUse, ForeignFolder, CorruptData on opening."""
 
-    def __init__(self, disk: Disk, settings: Settings | None = None, store_host: Host = LOOPBACK) -> None:
-        self.settings = settings or Settings()
+    def __init__(
+        self,
+        disk: Disk,
+        settings: Settings | None = None,
+        store_host: Host = LOOPBACK,
+        *,
+        limits: Limits | None = None,
+    ) -> None:
+        self._settings = CurrentSettings(settings or Settings(), limits or Limits())
+        self.limits = self._settings.limits
         self._disk = disk
         # Messages written since the folder was opened, and those of them that had to wait.
         self.accepted_count = self.timed_count = 0
@@ -76,54 +84,45 @@ class Broker:
     # -- opening and closing ------------------------------------------------------------------------------------
 
     def _open(self, store_host: Host) -> None:
-        fixed = open_folder(self._disk, self.settings)
+        fixed = open_folder(self._disk, self.settings, self.limits)
         self._segments = Segments(self._disk, fixed["segment_bytes"])
         self._segments.remove_unfinished()
-        self.log = Log(self._disk, self._segments, self.settings.unflushed_bytes_max)
+        self.log = Log(self._disk, self._segments, self.limits.unflushed_bytes_max)
         snapshot.remove_unfinished(self._disk)
         self.fold, damaged = self._loaded(fixed)
         self._make_rooms(min(self.settings.batch_bytes_max, fixed["segment_bytes"]), store_host)
         self._replay()
         snapshot.remove(self._disk, damaged)  # they would count among the two that are kept
         retention.forget_dead_entries(self.log, self.fold)
-        self.rescues = Rescues(self.log, self.fold, self._writer, self.settings)  # counts from here on
+        self.rescuer = Rescuer(self.log, self.fold, self._writer, self._settings)  # counts from here on
         self._write_changed_settings()
 
     def _make_rooms(self, batch_bytes_max: int, store_host: Host) -> None:
-        def settings() -> Settings:
-            return self.settings  # those that hold now: they may be changed
-
-        self._intake = Intake(self.fold, self.settings, batch_bytes_max, store_host)
+        settings = self._settings
+        self._intake = Intake(self.fold, settings, store_host)
         # The first half of `send`, for a caller who gathers a batch one message after the other: checks a message and
         # finds out when it is due. Changes nothing. Raises IllegalMessage, TopicNotFound, NoPermission.
         self.prepare: Callable[[Message, int], Prepared] = self._intake.prepare
         self.levels = self._intake.levels
-        self._writer = Writer(self.log, self.fold, self._intake, is_async=self.settings.flush == "async")
+        self._writer = Writer(
+            self.log, self.fold, Packer(batch_bytes_max, store_host), is_async=self.settings.flush == "async"
+        )
         self._lookup = Lookup(self.fold, self.levels, batch_bytes_max)
-        self.reader = Reader(self.fold, self._segments)
+        self.view = View(self.fold, self.log, self._segments)
         # Bound, as `prepare` is, so that the hot paths cost no call more. Other calls of rooms are methods below: from
         # 30 attributes on Python reads each of them more slowly.
-        self.pull = self.reader.pull
-        self.staging = Staging(self._disk, self.fold, self._writer, settings=settings)
-        self.commands = Commands(self.fold, self._writer, settings=settings)
-        self.cancels = Cancels(
-            self.fold, self._writer, self._lookup,
-            settings=settings, is_deciding=lambda: self.commands.is_deciding,
-        )  # fmt: skip
-        self.definitions = Definitions(
-            self.fold, self._writer, self._intake,
-            settings=settings, queue=self.reader.queue, cancelled_far_count=self.cancels.cancelled_far_count,
-        )  # fmt: skip
-        self.leases = Leases(
-            self.fold, self._writer, self._intake,
-            settings=settings, admit=self.definitions.admit_popper, queue=self.reader.queue,
-        )  # fmt: skip
+        self.pull = self.view.pull
+        self.staging = Staging(self._disk, self.fold, self._writer, settings)
+        self.jobs = JobCalls(self.fold, self._writer, settings)
+        self.cancels = CancelCalls(self.fold, self._writer, self._lookup, self.jobs, settings)
+        self.topics = TopicCalls(self.fold, self._writer, self._intake, self.view, self.cancels, settings)
+        self.leases = LeaseCalls(self.fold, self._writer, self._intake, self.view, self.topics, settings)
 
     def _replay(self) -> None:
         """Applies what the log has behind the snapshot."""
         saved.cut_rows(self.fold)
         known_durable = max(snapshot.positions(self._disk), default=0)
-        for batch in self.log.recovered(self.fold.position, known_durable):
+        for batch in self.log.recover(self.fold.position, known_durable):
             self.fold.apply(batch)
             self._batches_replayed += 1
 
@@ -160,9 +159,9 @@ class Broker:
             self.log.read,
             self._segments.shift,
             fixed["queue_file_rows"],
-            self.settings.queue_tail_rows,
+            self.limits.queue_tail_rows,
             far_block_rows=fixed["far_block_rows"],
-            rows_by_column=self.settings.rows_by_column,
+            rows_by_column=self.limits.rows_by_column,
             count_seconds=self.settings.due_second_messages_max > 0,
         )
 
@@ -172,14 +171,14 @@ class Broker:
             self._writer.write_system(SETTINGS, {"lead_ms": self.settings.lead_ms}, self.fold.at_ms)
             self.flush()
 
-    def change_settings(self, texts: Mapping[str, str]) -> None:
-        """Changes settings by name, until the broker is closed: all, or none where one is refused. Raises UsageError.
+    @property
+    def settings(self) -> Settings:
+        """Those that hold now. Nobody may keep them: an operator can change some."""
+        return self._settings.now
 
-        The new value takes the old one's place as a whole; nobody else may keep it.
-        """
-        self.settings = changed(self.settings, texts)
-        self._intake.limit(self.settings)
-        self.rescues.limit(self.settings)
+    def change_settings(self, texts: Mapping[str, str]) -> None:
+        """Changes settings by name, until the broker is closed: all of them or none. Raises UsageError."""
+        self._settings.now = changed(self._settings.now, texts)
 
     def close(self) -> None:
         """Takes a last snapshot, so that the next start replays nothing, and lets the folder go."""
@@ -212,7 +211,7 @@ class Broker:
         """The second half: writes one batch, at the instant for which its messages were prepared. No topic may have
         changed in between. Raises IllegalMessage, FlowControl, DiskFull, LogFailed.
         """
-        timed = len([None for entry in prepared if entry[DUE]])
+        timed = len([None for entry in prepared if entry.due_at_ms])
         seconds = self._admitted(prepared, timed) if timed else NO_SECONDS
         ticket = self._writer.write(prepared, at_ms, timed, seconds)
         self.accepted_count += len(prepared)
@@ -233,12 +232,12 @@ class Broker:
 
     def _admitted_seconds(self, prepared: list[Prepared], limit: int) -> Seconds:
         asked: Seconds = {}
-        for message, _, _, _, _, due_at_ms, *_ in prepared:
-            if due_at_ms:
-                place = (due_at_ms // 1_000, message.topic)
+        for entry in prepared:
+            if entry.due_at_ms:
+                place = (entry.due_at_ms // 1_000, entry.message.topic)
                 asked[place] = asked.get(place, 0) + 1
         for (second, name), count in asked.items():
-            waiting = self.fold.bursts.count(second, name) + self._writer.pending_seconds.get((second, name), 0)
+            waiting = self.fold.quotas.count(second, name) + self._writer.pending_seconds.get((second, name), 0)
             if waiting + count > limit:
                 raise FlowControl(
                     f"due_second_messages_max: topic {name!r} has {waiting} messages due in second {second}, "
@@ -248,30 +247,36 @@ class Broker:
 
     # -- durable and applied ------------------------------------------------------------------------------------
 
-    def flush(self) -> None:
+    def flush(self) -> Changes:
         """Makes everything written durable and applies it. Raises LogFailed."""
         self._writer.flush()
+        return self._writer.take_changes()
 
-    def settle(self) -> int:
-        """Applies the batches that are durable; returns how many. Called after `log.flush` ran on another thread."""
-        return self._writer.settle()
+    def settle(self) -> Changes:
+        """Applies the batches that are durable. Called after `log.flush` ran on another thread. Raises LogFailed."""
+        self._writer.apply_durable()
+        return self._writer.take_changes()
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether something has changed that no call has returned yet."""
+        return self._writer.has_changes
 
     # -- time ---------------------------------------------------------------------------------------------------
 
-    def advance(self, at_ms: int) -> int:
-        """Fires what is due at `at_ms` and rescues what Spark is not serving; returns when to come back.
+    def advance(self, at_ms: int) -> Changes:
+        """Fires what is due at `at_ms` and rescues what Spark is not serving. `wake_at_ms` says when to come back.
 
         What it writes shows after the next flush, like everything. Raises DiskFull or LogFailed where it could not
         write: nothing is half done, `fire_error` says why, and it tries again after a growing pause (until then a
         call does nothing).
         """
-        paused_until_ms = self.paused_until_ms(at_ms)
-        if paused_until_ms:
-            return paused_until_ms
-        self.settle()
+        if self.paused_until_ms(at_ms):
+            return self._writer.take_changes()
+        self._writer.apply_durable()
         try:
             self._fire_if_due(at_ms)
-            self.rescues.write_if_due(at_ms)
+            self.rescuer.write_if_due(at_ms)
         except (DiskFull, LogFailed) as error:
             self._note_failure(error, at_ms)
             raise
@@ -280,7 +285,7 @@ class Broker:
             self._note_failure(failure, at_ms)
             raise failure from error
         self.fire_failures, self.fire_error, self.retry_at_ms = 0, None, 0
-        return self.wake_at_ms
+        return self._writer.take_changes()
 
     def paused_until_ms(self, at_ms: int) -> int:
         """When `advance` tries again after it has failed; 0 where it need not wait, as after a clock was set back."""
@@ -289,7 +294,7 @@ class Broker:
     @property
     def wake_at_ms(self) -> int:
         """When `advance` has something to do next; wheel.NEVER where nothing waits."""
-        return min(self.fold.next_at_ms, self.rescues.next_at_ms)
+        return min(self.fold.next_at_ms, self.rescuer.next_at_ms)
 
     def _fire_if_due(self, at_ms: int) -> None:
         next_due = self.fold.next_at_ms
@@ -300,13 +305,13 @@ class Broker:
     def _note_failure(self, error: PostdateError, at_ms: int) -> None:
         self.fire_failures += 1
         self.fire_error = error
-        pause_ms = self.settings.fire_pause_ms_min << min(self.fire_failures - 1, 20)
-        self._failed_at_ms, self.retry_at_ms = at_ms, at_ms + min(pause_ms, self.settings.fire_pause_ms_max)
+        pause_ms = self.limits.fire_pause_ms_min << min(self.fire_failures - 1, 20)
+        self._failed_at_ms, self.retry_at_ms = at_ms, at_ms + min(pause_ms, self.limits.fire_pause_ms_max)
 
     # -- cancelling ---------------------------------------------------------------------------------------------
 
     def cancel(self, topic: str, key: str, due_at_ms: int, at_ms: int, *, by: str = "unique") -> Ticket:
-        """Cancels every message of that topic, key and due that arrived before; the answer is a cancels.Traced."""
+        """Cancels every message of that topic, key and due that arrived before; the answer is a CancelResult."""
         return self.cancels.cancel(topic, key, due_at_ms, at_ms, by=by)
 
     # -- Spark --------------------------------------------------------------------------------------------------
@@ -316,20 +321,8 @@ class Broker:
         table is and on which cluster it runs, for operators.
         """
         said = {"table": table, "master": master}
-        self.definitions.check_size("what a pipeline says of itself", said)
+        self.topics.check_size("what a pipeline says of itself", said)
         return self._writer.write_system(PIPELINE, said, at_ms)
-
-    @property
-    def far_first(self) -> int:
-        """The first far row that is still there: older ones were rescued, or taken, long ago."""
-        return self.fold.far.rows.first
-
-    def read_far(self, start: int, count: int) -> np.ndarray:
-        """Rows of the far queue (far.FAR) that are durable, from number `start` on."""
-        if start < self.far_first or count < 0:
-            raise UsageError(f"far rows from {start} and {count} of them: the first that is there is {self.far_first}")
-        rows = self.fold.far.rows.read(start, start + count)
-        return rows[rows["arrival"] < self.log.durable]
 
     def stage(self, stage: Stage, at_ms: int) -> None:
         """Takes uploaded chunks into the wheel and moves taken and horizon, durable on return: the three steps of
@@ -337,11 +330,11 @@ class Broker:
 
         Raises Refused for a stage that is stale, repeated or overtaken; CorruptChunk for a file that is not whole.
         """
-        self.flush()
+        self._writer.flush()
         self.staging.check(stage)
-        ticket = self.staging.write(stage, self.staging.verified(stage), at_ms)
-        self.flush()
-        refuse(ticket.answer)
+        ticket = self.staging.write(stage, self.staging.verify(stage), at_ms)
+        self._writer.flush()
+        raise_if_refused(ticket.answer)
 
     # -- topics, groups, offsets --------------------------------------------------------------------------------
 
@@ -356,7 +349,7 @@ class Broker:
         attributes: Mapping[str, str] | None = None,
     ) -> None:
         """Creates a topic or changes it; durable on return."""
-        self.definitions.put_topic(
+        self.topics.put_topic(
             name, at_ms, read_queue_count=read_queue_count, write_queue_count=write_queue_count,
             perm=perm, attributes=attributes or {},
         )  # fmt: skip
@@ -365,30 +358,30 @@ class Broker:
         """Deletes a topic and cancels what waits for it; durable on return. Returns how many waited in wheel and far
         queue.
         """
-        return self.definitions.delete_topic(name, at_ms)
+        return self.topics.delete_topic(name, at_ms)
 
     def put_group(self, name: str, settings: Mapping[str, Any], at_ms: int) -> None:
         """Creates a group or changes its settings, which are plain JSON; durable on return."""
-        self.definitions.put_group(name, settings, at_ms)
+        self.topics.put_group(name, settings, at_ms)
 
     def delete_group(self, name: str, at_ms: int) -> None:
-        self.definitions.delete_group(name, at_ms)
+        self.topics.delete_group(name, at_ms)
 
     def commit_offsets(self, group: str, offsets: Sequence[tuple[str, int, int]], at_ms: int) -> Ticket:
         """Commits (topic, queue id, offset) for a group."""
-        return self.definitions.commit_offsets(group, offsets, at_ms)
+        return self.topics.commit_offsets(group, offsets, at_ms)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
     def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
         """The smallest offset that is not gone, and the next one that will be given."""
-        return self.reader.offsets(topic, queue_id)
+        return self.view.offsets(topic, queue_id)
 
     def search(self, topic: str, queue_id: int, at_ms: int) -> int:
         """The first offset that became visible at or after an instant; the max offset where none did."""
-        return self.reader.search(topic, queue_id, at_ms)
+        return self.view.search(topic, queue_id, at_ms)
 
-    def look(self, offset: int) -> bytes:
+    def read_record(self, offset: int) -> bytes:
         """The record of a message at an offset of the log or a chunk, visible or not; empty where there is none.
 
         The offset may be anything: a client names it.
@@ -399,9 +392,9 @@ class Broker:
     def _may_be_looked_at(self, offset: int) -> bool:
         return 0 <= offset < self.log.durable or CHUNK_BIT <= offset <= CHUNK_OFFSET_MAX
 
-    def view(self, offset: int, *, store_host: Host | None = None) -> Iterator[Found | None]:
-        """As `look`, with the truth about the message: at most one Found, behind steps that are None."""
-        return self._lookup.view(offset, store_host) if self._may_be_looked_at(offset) else iter(())
+    def find_at(self, offset: int, *, store_host: Host | None = None) -> Iterator[Found | None]:
+        """As `read_record`, with the truth about the message: at most one Found, behind steps that are None."""
+        return self._lookup.find_at(offset, store_host) if self._may_be_looked_at(offset) else iter(())
 
     def find(
         self,
@@ -435,7 +428,7 @@ class Broker:
         base = self._kept[-1].position if self._kept else 0
         return (
             self.fold.position - base >= self.settings.snapshot_bytes
-            or self.batches_since_snapshot >= self.settings.snapshot_batches
+            or self.batches_since_snapshot >= self.limits.snapshot_batches
         )
 
     @property
@@ -468,7 +461,7 @@ class Broker:
         """Removes segments and chunks that nobody needs any more; returns how many files."""
         if self._writer.broken is not None:
             raise self._writer.broken
-        if len(self._kept) < snapshot.KEPT or self.rescues.is_under_way:
+        if len(self._kept) < snapshot.KEPT or self.rescuer.is_under_way:
             return 0
         promised = self.leases.promised_places()
         return retention.retain(self.log, self.fold, self._kept[0], at_ms - self.settings.retention_ms, promised)

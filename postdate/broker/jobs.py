@@ -1,28 +1,28 @@
-"""Commands: how jobs are asked for, and how a pipeline says what it has found for them.
+"""Jobs, as calls: work in bulk that people ask for and a pipeline carries out.
 
     begin, adopt     an import: its files are written beside the table, then taken into it
     ask              cancel or postpone what a predicate selects
     decide           the pipeline has selected rows: the fold says which of them still wait
     fail             a job that has changed nothing ends
 
-What is refused here early the fold would leave without effect as well: a call that comes twice, or for a job that has
-moved on, answers where the job is.
+Each call writes a record to the log; what it changes is in state/jobs.py. A call that comes twice, or for a job that
+has moved on, changes nothing and answers where the job is.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from postdate.arrival import OWN
 from postdate.broker.sending import refuse_system_topic
+from postdate.broker.settings import CurrentSettings
 from postdate.broker.writing import Ticket, Writer
-from postdate.config import Settings
+from postdate.contract import Selection
 from postdate.errors import CorruptSelection, FlowControl, Refused, UsageError
-from postdate.state.decisions import JobAnswer
 from postdate.state.fold import Fold
-from postdate.state.jobs import CANCEL, IMPORT, POSTPONE, Job
+from postdate.state.jobs import CANCEL, IMPORT, POSTPONE, Job, JobAnswer
 from postdate.storage import selection
 from postdate.storage.batch import JOB
-from postdate.table.format import OWN
 
 OPEN_MAX = 100  # jobs that are not over; each is known to the pipeline in all its details
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -32,19 +32,12 @@ _REASON_MAX = 1_000
 _FILE_FIELDS = 7
 
 
-class Selected(NamedTuple):
-    """What a pipeline has selected for a job."""
+class JobCalls:
+    """Takes in what owners and pipelines say about jobs. All but `verify` is called on the thread that writes to the
+    log.
+    """
 
-    epoch: int
-    number: int
-    parts: tuple[tuple[str, int], ...]  # names of files, and the arrival of the first row when that is brought again
-    files: tuple[Any, ...] = ()  # beside the table: the rows as they are brought again, where the job postpones
-
-
-class Commands:
-    """Of one broker. All but `verified` is called on the thread that writes to the log."""
-
-    def __init__(self, fold: Fold, writer: Writer, settings: Callable[[], Settings]) -> None:
+    def __init__(self, fold: Fold, writer: Writer, settings: CurrentSettings) -> None:
         self._fold = fold
         self._writer = writer
         self._settings = settings
@@ -56,7 +49,7 @@ class Commands:
         return self._decision is not None and self._decision.answers is None
 
     def find(self, job_id: str) -> Job:
-        """Raises UsageError for an id that nobody has given, or was forgotten."""
+        """Raises UsageError for an id that no job has, or none any more."""
         job = self._fold.jobs.find(job_id)
         if job is None:
             raise UsageError(f"there is no job {job_id!r:.200}")
@@ -65,7 +58,7 @@ class Commands:
     # -- asking -------------------------------------------------------------------------------------------------
 
     def begin(self, job_id: str, topic: str, at_ms: int) -> Ticket:
-        """An import begins. The answer is a JobAnswer, of the job of that id where there is one."""
+        """Begins an import. The answer is a JobAnswer, of the job of that id where there is one."""
         self._admit(job_id, IMPORT)
         refuse_system_topic(topic)
         self._fold.topics.get(topic)
@@ -74,11 +67,11 @@ class Commands:
         )
 
     def ask(self, job_id: str, op: str, where: str, by_ms: int, at_ms: int) -> Ticket:
-        """A cancel, or a postponement by so many milliseconds, of what a predicate selects."""
+        """Cancels what a predicate selects, or postpones it by `by_ms`. The answer is a JobAnswer."""
         self._admit(job_id, op)
         if not where.strip() or len(where) > _WHERE_MAX:
             raise UsageError(f"a predicate has {len(where)} characters, expected 1 to {_WHERE_MAX}")
-        limit = self._settings().delay_ms_max
+        limit = self._settings.now.delay_ms_max
         if op == POSTPONE and not 0 < by_ms <= limit:
             raise UsageError(f"messages are postponed by {by_ms} ms, expected 1 to delay_ms_max ({limit})")
         body = {"id": job_id, "op": op, "topic": "", "where": where, "by_ms": by_ms if op == POSTPONE else 0}
@@ -96,36 +89,39 @@ class Commands:
             raise FlowControl(f"{OPEN_MAX} jobs are not over yet, the limit; try later")
 
     def adopt(self, job_id: str, files: Sequence[Any], bad: int, at_ms: int) -> Ticket:
-        """An import has written its files: from here on it is safe."""
+        """Says that an import has written its files: from here on no crash can undo it. The answer is a JobAnswer."""
         job = self.find(job_id)
         if job.op != IMPORT:
             raise Refused(f"job {job_id} is no import")
-        plain = [_file(file) for file in files]
+        plain = [_check_file(file) for file in files]
         rows = sum(file[2] for file in plain)
         return self._write({"call": "adopt", "id": job_id, "files": plain, "rows": rows, "bad": bad}, at_ms)
 
     def fail(self, job_id: str, reason: str, at_ms: int) -> Ticket:
+        """Ends a job that has changed nothing. The answer is a JobAnswer."""
         self.find(job_id)
         return self._write({"call": "fail", "id": job_id, "reason": reason[:_REASON_MAX]}, at_ms)
 
     # -- deciding -----------------------------------------------------------------------------------------------
 
-    def check(self, selected: Selected) -> None:
-        """Raises Refused, UsageError."""
+    def check(self, selected: Selection) -> None:
+        """Raises Refused for a decision that comes too late, UsageError for one that names no proper files."""
         for name, _ in selected.parts:
             if not selection.is_name(name) or selection.job_of(name) != selected.number:
                 raise UsageError(f"the name of a selection is {name!r:.100}, expected the job's number and more")
         for file in selected.files:
-            _file(file)
-        reason = self._fold.decisions.problem(selected._asdict())
+            _check_file(file)
+        reason = self._fold.jobs.decision_problem(selected._asdict())
         if reason:
             raise Refused(reason)
 
-    def verified(self, selected: Selected) -> list[dict[str, Any]]:
-        """Reads every selection from its first byte to its last. May run on another thread. Raises CorruptSelection."""
-        return [self._part(name, own) for name, own in selected.parts]
+    def verify(self, selected: Selection) -> list[dict[str, Any]]:
+        """Reads every selection from its first byte to its last and describes it. May run on another thread. Raises
+        CorruptSelection.
+        """
+        return [self._verify_part(name, own) for name, own in selected.parts]
 
-    def _part(self, name: str, own: int) -> dict[str, Any]:
+    def _verify_part(self, name: str, own: int) -> dict[str, Any]:
         rows = self._fold.selections.verify(name)
         if not len(rows):
             raise CorruptSelection(f"selection {name} has no row")
@@ -138,9 +134,11 @@ class Commands:
             "arrival_high": int(logged.max()) if len(logged) else -1, "own": own,
         }  # fmt: skip
 
-    def decide(self, selected: Selected, parts: list[dict[str, Any]], at_ms: int) -> Ticket:
-        self.check(selected)  # much may have happened while its files were read
-        body = {"epoch": selected.epoch, "number": selected.number, "parts": parts, "files": list(selected.files)}
+    def decide(self, selected: Selection, parts: list[dict[str, Any]], at_ms: int) -> Ticket:
+        """Writes a decision; `parts` is what `verify` has returned. The answer is a JobAnswer."""
+        self.check(selected)  # the job may have moved on while its files were read
+        files = [_check_file(file) for file in selected.files]
+        body = {"epoch": selected.epoch, "number": selected.number, "parts": parts, "files": files}
         self._decision = self._write({"call": "decide", **body}, at_ms)
         return self._decision
 
@@ -148,16 +146,16 @@ class Commands:
         return self._writer.write_system(JOB, body, at_ms)
 
 
-def answered(answer: JobAnswer) -> Job:
-    """Raises Refused for a call that had no effect because there is no such job, or it is elsewhere."""
+def require_job(answer: JobAnswer) -> Job:
+    """Returns the job that a call was about. Raises Refused for a call that had no effect."""
     if answer.job is None:
         raise Refused(answer.reason)
     return answer.job
 
 
-def _file(plain: Any) -> list[Any]:
-    """A file as table_format.File has it. Raises UsageError."""
-    is_whole = isinstance(plain, list) and len(plain) == _FILE_FIELDS and isinstance(plain[0], str)
+def _check_file(plain: Any) -> list[Any]:
+    """Returns a file, as table/format.py's File has it. Raises UsageError."""
+    is_whole = isinstance(plain, list | tuple) and len(plain) == _FILE_FIELDS and isinstance(plain[0], str)
     if not is_whole or not all(type(number) is int and number >= 0 for number in plain[1:]):
         raise UsageError(f"a file is {plain!r:.200}, expected its path, bytes, rows, and bounds of due and arrival")
     if not _BESIDE.fullmatch(plain[0]):

@@ -1,27 +1,57 @@
 """Leases, as calls: pop, acknowledge, change the invisible time, bury.
 
-Each writes one record and gives a ticket, like every call of the broker. What is popped and not acknowledged is in
-pops.py; which messages a pop gives is decided in handout.py.
+A pop gives messages to a consumer of a group for a while. Each call writes one record and gives a ticket, like every
+call of the broker; the table of leases is in state/leases.py.
+
+Which messages a pop gives is decided here, by the `Picker`, when it is asked for, and written down message by message;
+the fold gives what the record says. Between the two, a few milliseconds of disk, what was picked is promised: nobody
+else may be given it. Nor may a message whose acknowledgement, change or burial is on its way: what that will do to it,
+the fold does not know yet.
+
+    ready     messages whose lease is over, in the order in which they came back
+    new       messages from the group's offset on; the offset moves, and pops and pulls share it
+
+A pop may ask for order: while a message of a queue is away, that queue gives nothing, and it gives by offset.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
-from postdate.broker.handout import Handout, Picked, PopAsk
 from postdate.broker.sending import Intake
-from postdate.broker.writing import Finish, Ticket, Writer
+from postdate.broker.settings import CurrentSettings
+from postdate.broker.topics import TopicCalls
+from postdate.broker.view import View
+from postdate.broker.writing import Ticket, Writer
 from postdate.config import Settings
-from postdate.errors import PostdateError, UsageError
-from postdate.message import Message, check_group
+from postdate.errors import PopsFull, PostdateError, UsageError
+from postdate.message import Host, Message, check_group
 from postdate.state.fold import Fold
 from postdate.state.leases import NOT_GIVEN, OVER, Key
 from postdate.storage import record as records
-from postdate.storage.batch import ACK, INVISIBLE, POP
-from postdate.storage.queue import Queue
+from postdate.storage.batch import ACK, INVISIBLE, POP, Prepared
+from postdate.storage.queue import FILTER_ROWS, Queue, tagged
+
+_PASSED_MAX = 10_000  # places remembered, see `_move`: forgetting them costs another look
 
 
-class Given(NamedTuple):
+class PopRequest(NamedTuple):
+    """What a consumer asks for."""
+
+    group: str
+    topic: str
+    queue_ids: Sequence[int]  # where to look, in this order
+    count_max: int
+    bytes_max: int
+    invisible_ms: int
+    times_max: int  # given more often than this, a message is a dead letter
+    tag_hashes: frozenset[int] | None = None
+    from_end: bool = False  # where a group begins that has no offset yet
+    in_order: bool = False
+    store_host: Host | None = None
+
+
+class PoppedMessage(NamedTuple):
     """A message that a pop gave."""
 
     queue_id: int
@@ -33,12 +63,12 @@ class Popped(NamedTuple):
     """What a pop gave: the messages and, in the same order, their records."""
 
     popped_at_ms: int
-    messages: list[Given]
+    messages: list[PoppedMessage]
     body: bytes
 
 
-class Handle(NamedTuple):
-    """What tells a consumer's lease of a message."""
+class LeaseHandle(NamedTuple):
+    """Names a consumer's lease of a message."""
 
     topic: str
     queue_id: int
@@ -46,106 +76,140 @@ class Handle(NamedTuple):
     popped_at_ms: int
 
 
-class Leases:
-    """Of one broker. `settings` gives those that hold now; `admit` lets a group commit so many offsets that are new, or
-    raises FlowControl; `queue` finds a queue, or raises TopicNotFound or UsageError.
-    """
+# -- the calls ---------------------------------------------------------------------------------------------------
+
+
+class PopTicket(Ticket):
+    """The receipt of a pop; its answer is a Popped."""
+
+    __slots__ = ("_at_ms", "_leases", "_picked")
+
+    def __init__(self, leases: "LeaseCalls", picked: "Picked", at_ms: int) -> None:
+        super().__init__()
+        self._leases = leases
+        self._picked = picked
+        self._at_ms = at_ms
+
+    def settle(self, answers: list[list[int]]) -> None:
+        """The pop is applied: the fold has answered how often each message was given before."""
+        try:
+            self.answers = [self._leases.hand_over(self._picked, answers[0], self._at_ms)]
+        except (PostdateError, OSError) as error:
+            self.answers, self.error = [], error  # the messages are given all the same, and come back
+
+
+class LeaseTicket(Ticket):
+    """The receipt of a record about popped messages, which nobody may be given until it is applied."""
+
+    __slots__ = ("_answer", "_picker", "keys")
+
+    def __init__(self, picker: "Picker", keys: list[Key], answer: Any = None) -> None:
+        super().__init__()
+        self._picker = picker
+        self.keys = keys
+        self._answer = answer  # instead of the fold's
+
+    def settle(self, answers: list[Any]) -> None:
+        self._picker.leave(self.keys)
+        self.answers = answers if self._answer is None else [self._answer]
+
+
+class LeaseCalls:
+    """Gives messages to consumers for a while, and takes in what they say about them."""
 
     def __init__(
-        self,
-        fold: Fold,
-        writer: Writer,
-        intake: Intake,
-        *,
-        settings: Callable[[], Settings],
-        admit: Callable[[str, int], None],
-        queue: Callable[[str, int], Queue],
+        self, fold: Fold, writer: Writer, intake: Intake, view: View, topics: TopicCalls, settings: CurrentSettings
     ) -> None:
         self._fold = fold
         self._writer = writer
         self._intake = intake
+        self._view = view
+        self._topics = topics
         self._settings = settings
-        self._admit = admit
-        self._queue = queue
-        self._handout = Handout(fold)
+        self._picker = Picker(fold)
 
-    def pop(self, ask: PopAsk, at_ms: int) -> Ticket | None:
+    # -- popping ------------------------------------------------------------------------------------------------
+
+    def pop(self, request: PopRequest, at_ms: int) -> Ticket | None:
         """Gives a group messages for a while, those first that came back to it. What is not acknowledged by then is
         given again. The answer is a Popped; None where there is nothing to give.
 
         Raises PopsFull where the group has too many already.
         """
-        check_group(ask.group)
-        for queue_id in ask.queue_ids:
-            self._queue(ask.topic, queue_id)
-        self._check_invisible(ask.invisible_ms)
-        if ask.count_max < 1:
-            raise UsageError(f"count_max is {ask.count_max}, expected at least 1")
-        picked = self._handout.pick(ask, self._settings())
+        check_group(request.group)
+        for queue_id in request.queue_ids:
+            self._view.queue(request.topic, queue_id)
+        self._check_invisible(request.invisible_ms)
+        if request.count_max < 1:
+            raise UsageError(f"count_max is {request.count_max}, expected at least 1")
+        picked = self._picker.pick(request, self._settings.now)
         if picked.is_nothing:
             return None
-        self._admit(ask.group, self._fresh_count(picked))
-        self._handout.promise(picked)
+        self._topics.admit_popper(request.group, self._count_fresh_offsets(picked))
+        ticket = PopTicket(self, picked, at_ms)
+        self._picker.promise(picked)
         try:
-            return self._writer.write_system(
-                POP, _pop_record(picked), at_ms, lambda times: self._popped(picked, times, at_ms)
-            )
+            self._writer.write_system(POP, _pop_record(picked), at_ms, ticket)
         except PostdateError:
-            self._handout.keep(picked)  # nothing was written, so nothing is promised
+            self._picker.end_promise(picked)  # nothing was written
             raise
+        return ticket
 
-    def promised_places(self) -> set[int]:
-        """Offsets of records that pops and changes which are not applied yet are about."""
-        return self._handout.promised_places()
-
-    def _fresh_count(self, picked: Picked) -> int:
-        """Offsets that the group has not committed before."""
-        offset_of, ask = self._fold.groups.offset, picked.ask
-        return sum(offset_of(ask.group, ask.topic, queue_id) is None for queue_id, _ in picked.next)
+    def _count_fresh_offsets(self, picked: "Picked") -> int:
+        """Counts the queues of which the group commits an offset for the first time."""
+        offset_of, request = self._fold.groups.offset, picked.request
+        return sum(offset_of(request.group, request.topic, queue_id) is None for queue_id, _ in picked.next)
 
     def _check_invisible(self, invisible_ms: int) -> None:
-        limit = self._settings().invisible_ms_max
+        limit = self._settings.now.invisible_ms_max
         if not 0 < invisible_ms <= limit:
             raise UsageError(f"the invisible time is {invisible_ms} ms, expected 1 to invisible_ms_max ({limit})")
 
-    def _popped(self, picked: Picked, times: list[int], at_ms: int) -> Popped:
-        """The pop is applied: fills in what its consumer reads."""
-        self._handout.keep(picked)
-        given: list[Given] = []
+    def hand_over(self, picked: "Picked", times: list[int], at_ms: int) -> Popped:
+        """Makes what the consumer reads of a pop that was just applied, by how often each message was given before."""
+        self._picker.end_promise(picked)
+        messages: list[PoppedMessage] = []
         places: list[tuple[int, int, int, int]] = []
         body = bytearray()
         for pick, record, count in zip(picked.picks, picked.records, times, strict=True):
             if count == NOT_GIVEN:
                 continue
-            given.append(Given(pick.queue_id, pick.offset, count))
+            messages.append(PoppedMessage(pick.queue_id, pick.offset, count))
             places.append((len(body), pick.offset, pick.place, pick.visible_at_ms))
             is_own = record[records.QUEUE_ID] == pick.queue_id.to_bytes(4, "big")
             body += record if is_own else records.moved(record, pick.queue_id)
             if count:
                 records.given_again(body, places[-1][0], count)
-        records.deliver(body, places, picked.ask.store_host)
-        return Popped(at_ms, given, bytes(body))
+        records.deliver(body, places, picked.request.store_host)
+        return Popped(at_ms, messages, bytes(body))
 
-    def acknowledge(self, group: str, handles: Sequence[Handle], at_ms: int) -> Ticket:
-        """A group is done with messages that it popped. The answer tells for each whether its handle was good: one that
+    def promised_places(self) -> set[int]:
+        """Offsets of the records that pops, acknowledgements and changes name which are not applied yet."""
+        return self._picker.promised_places()
+
+    # -- acknowledging and changing -----------------------------------------------------------------------------
+
+    def acknowledge(self, group: str, handles: Sequence[LeaseHandle], at_ms: int) -> Ticket:
+        """A group is done with messages that it popped. The answer says of each whether its handle was good: one that
         was given again since, or acknowledged before, is not.
         """
         check_group(group)
-        messages = [[self._number(handle), handle.offset, handle.popped_at_ms] for handle in handles]
-        keys = [(group, number, offset) for number, offset, _ in messages]
-        return self._write(keys, ACK, {"group": group, "messages": messages}, at_ms)
+        messages = [[self._queue_number(handle), handle.offset, handle.popped_at_ms] for handle in handles]
+        ticket = LeaseTicket(self._picker, [(group, number, offset) for number, offset, _ in messages])
+        return self._write(ticket, ACK, {"group": group, "messages": messages}, at_ms)
 
-    def change_invisible(self, group: str, handle: Handle, invisible_ms: int, at_ms: int) -> Ticket:
+    def change_invisible(self, group: str, handle: LeaseHandle, invisible_ms: int, at_ms: int) -> Ticket:
         """From now on a popped message is invisible for this long; its handle holds `at_ms` from then on. The answer is
         whether the handle was good.
         """
         check_group(group)
         self._check_invisible(invisible_ms)
-        number = self._number(handle)
-        if self._is_lost(key := (group, number, handle.offset)):
-            # It came back, nobody wanted it, and retention has let its record go: nothing is left to be given again.
+        number = self._queue_number(handle)
+        key = (group, number, handle.offset)
+        if self._is_lost(key):
+            # It came back, nobody wanted it, and retention has removed its record: nothing is left to be given again.
             lost = {"group": group, "messages": [[number, handle.offset, handle.popped_at_ms]]}
-            return self._write([key], ACK, lost, at_ms, lambda _: False)
+            return self._write(LeaseTicket(self._picker, [key], answer=False), ACK, lost, at_ms)
         body = {
             "group": group,
             "number": number,
@@ -153,70 +217,279 @@ class Leases:
             "popped_at_ms": handle.popped_at_ms,
             "invisible_ms": invisible_ms,
         }
-        return self._write([key], INVISIBLE, body, at_ms)
+        return self._write(LeaseTicket(self._picker, [key]), INVISIBLE, body, at_ms)
 
     def _is_lost(self, key: Key) -> bool:
         """Whether a message has come back and its record is gone."""
-        lease = self._fold.pops.leases.get(key)
+        lease = self._fold.leases.by_key.get(key)
         return lease is not None and lease.until_ms == OVER and not self._fold.read(lease.place, lease.size)
 
-    def _number(self, handle: Handle) -> int:
-        return self._queue(handle.topic, handle.queue_id).number
+    def _queue_number(self, handle: LeaseHandle) -> int:
+        return self._view.queue_number(handle.topic, handle.queue_id)
 
     def _write(
-        self, keys: list[Key], kind: int, body: Mapping[str, Any], at_ms: int, finish: Finish | None = None
+        self, ticket: LeaseTicket, kind: int, body: Mapping[str, Any], at_ms: int, letters: list[Prepared] | None = None
     ) -> Ticket:
-        """Writes about messages that nobody may be given until it is applied."""
-        self._handout.touch(keys)
+        """Writes a record about popped messages and, in the same batch, their dead letters."""
+        self._picker.touch(ticket.keys)
         try:
-            return self._writer.write_system(kind, body, at_ms, self._leaving(keys, finish))
+            if letters is None:
+                return self._writer.write_system(kind, body, at_ms, ticket)
+            return self._writer.write_mixed(letters, kind, body, at_ms, ticket)
         except PostdateError:
-            self._handout.leave(keys)
+            self._picker.leave(ticket.keys)
             raise
-
-    def _leaving(self, keys: list[Key], finish: Finish | None = None) -> Finish:
-        """Called once, when what was written about these messages is applied."""
-
-        def leave(answer: Any) -> Any:
-            self._handout.leave(keys)
-            return answer if finish is None else finish(answer)
-
-        return leave
 
     # -- dead letters -------------------------------------------------------------------------------------------
 
-    def spent(self, count_max: int) -> list[tuple[Key, bytes]]:
-        """Messages that were given as often as they may be, and that nobody buries yet, with their records (empty where
+    def spent_messages(self, count_max: int) -> list[tuple[Key, bytes]]:
+        """Messages that were given as often as they may be and that nobody buries yet, with their records (empty where
         those are gone).
         """
-        leases = self._fold.pops.leases
-        keys = islice((key for key in self._fold.pops.spent if not self._handout.is_touched(key)), count_max)
+        leases = self._fold.leases.by_key
+        keys = islice((key for key in self._fold.leases.spent if not self._picker.is_touched(key)), count_max)
         return [(key, self._fold.read(leases[key].place, leases[key].size)) for key in keys]
 
     def bury(self, key: Key, letter: Message | None, at_ms: int) -> Ticket:
         """Forgets a spent message and, in the same batch, sends its dead letter; None where its record is gone."""
         group, number, offset = key
-        prepared = [] if letter is None else [self._intake.prepare(letter, at_ms)]
-        body = {"group": group, "messages": [[number, offset, self._fold.pops.leases[key].popped_at_ms]]}
-        leave = self._leaving([key])
-        self._handout.touch([key])
-        try:
-            # The ack's answer is a list; that of the letter before it is a number.
-            return self._writer.write_mixed(
-                prepared, ACK, body, at_ms, lambda answer: leave(answer) if isinstance(answer, list) else answer
-            )
-        except PostdateError:
-            self._handout.leave([key])
-            raise
+        letters = [] if letter is None else [self._intake.prepare(letter, at_ms)]
+        body = {"group": group, "messages": [[number, offset, self._fold.leases.by_key[key].popped_at_ms]]}
+        return self._write(LeaseTicket(self._picker, [key]), ACK, body, at_ms, letters)
 
 
-def _pop_record(picked: Picked) -> dict[str, Any]:
-    ask = picked.ask
+def _pop_record(picked: "Picked") -> dict[str, Any]:
+    request = picked.request
     return {
-        "group": ask.group,
-        "invisible_ms": ask.invisible_ms,
-        "times_max": ask.times_max,
+        "group": request.group,
+        "invisible_ms": request.invisible_ms,
+        "times_max": request.times_max,
         "messages": [[pick.number, pick.offset, pick.place, pick.size] for pick in picked.picks],
         "lost": picked.lost,
-        "offsets": [[ask.topic, queue_id, offset] for (queue_id, _), offset in picked.next.items()],
+        "offsets": [[request.topic, queue_id, offset] for (queue_id, _), offset in picked.next.items()],
     }
+
+
+# -- which messages a pop gives ----------------------------------------------------------------------------------
+
+
+class Pick(NamedTuple):
+    """A message that will be given."""
+
+    queue_id: int
+    number: int
+    offset: int
+    place: int
+    size: int
+    visible_at_ms: int
+    is_new: bool
+
+
+class Picked:
+    """What a pop will give, with its records."""
+
+    def __init__(self, request: PopRequest, settings: Settings) -> None:
+        self.request = request
+        self.popped_max = settings.group_popped_max  # of the group
+        self.entries_max = settings.wheel_entries_max  # in all: leases and the entries of the wheel
+        self.picks: list[Pick] = []
+        self.records: list[bytes] = []
+        self.lost: list[tuple[int, int]] = []  # (number, offset) of ready messages whose records are gone
+        self.next: dict[tuple[int, int], int] = {}  # (queue id, number): where the group goes on
+        self._bytes = 0
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether there is nothing to write down."""
+        return not self.picks and not self.lost
+
+    @property
+    def new_count(self) -> int:
+        """Messages among them that the group was never given."""
+        return sum(pick.is_new for pick in self.picks)
+
+    def has_room_for(self, size: int) -> bool:
+        fits = not self.picks or self._bytes + size <= self.request.bytes_max
+        return fits and len(self.picks) < self.request.count_max
+
+    def add(self, pick: Pick, record: bytes) -> None:
+        self.picks.append(pick)
+        self.records.append(record)
+        self._bytes += pick.size
+
+    def keys(self) -> Iterator[Key]:
+        for pick in self.picks:
+            yield self.request.group, pick.number, pick.offset
+
+
+class Picker:
+    """Chooses which messages a pop gives, and remembers what pops that are not applied yet have promised."""
+
+    def __init__(self, fold: Fold) -> None:
+        self._fold = fold
+        self._promised: dict[Key, int] = {}  # and where its record lies
+        self._touched: dict[Key, int] = {}  # acknowledgements, changes and burials on their way
+        self._promised_new: dict[str, int] = {}  # by group
+        self._next: dict[tuple[str, int], list[int]] = {}  # (group, number): promised offsets, oldest first
+        self._passed: dict[tuple[str, int], tuple[int, int]] = {}  # (group, number): from where to where
+
+    # -- promises -----------------------------------------------------------------------------------------------
+
+    def promise(self, picked: Picked) -> None:
+        group = picked.request.group
+        self._promised.update(zip(picked.keys(), [pick.place for pick in picked.picks], strict=True))
+        self._count_new(group, picked.new_count)
+        for (_, number), offset in picked.next.items():
+            self._next.setdefault((group, number), []).append(offset)
+
+    def end_promise(self, picked: Picked) -> None:
+        """The pop is applied, and the fold knows it from now on; or nothing was written."""
+        group = picked.request.group
+        for key in set(picked.keys()):
+            del self._promised[key]
+        self._count_new(group, -picked.new_count)
+        for _, number in picked.next:
+            promised = self._next[group, number]
+            del promised[0]
+            if not promised:
+                del self._next[group, number]
+
+    def promised_places(self) -> set[int]:
+        """Where the records lie that will be given, or are changed to come again later: they must stay."""
+        leases = self._fold.leases.by_key
+        return {*self._promised.values(), *(leases[key].place for key in self._touched if key in leases)}
+
+    def touch(self, keys: Iterable[Key]) -> None:
+        """An acknowledgement, change or burial of these messages is written."""
+        for key in keys:
+            self._touched[key] = self._touched.get(key, 0) + 1
+
+    def leave(self, keys: Iterable[Key]) -> None:
+        """It is applied, or was not written."""
+        for key in keys:
+            count = self._touched.pop(key) - 1
+            if count:
+                self._touched[key] = count
+
+    def is_touched(self, key: Key) -> bool:
+        return key in self._touched
+
+    def _count_new(self, group: str, change: int) -> None:
+        count = self._promised_new.pop(group, 0) + change
+        if count:
+            self._promised_new[group] = count
+
+    # -- picking ------------------------------------------------------------------------------------------------
+
+    def pick(self, request: PopRequest, settings: Settings) -> Picked:
+        """What can be given now. Raises PopsFull where there is something, and the group has too much already."""
+        picked = Picked(request, settings)
+        numbers = self._fold.topics.get(request.topic).numbers
+        queues = [(queue_id, self._fold.queues[numbers[queue_id]]) for queue_id in request.queue_ids]
+        if request.in_order:
+            group = request.group
+            queues = [(queue_id, queue) for queue_id, queue in queues if not self._is_away(group, queue.number)]
+        for queue_id, queue in queues:
+            self._pick_ready(picked, queue_id, queue)
+        for queue_id, queue in queues:
+            if len(picked.picks) < request.count_max:
+                self._pick_new(picked, queue_id, queue)
+        return picked
+
+    def _is_away(self, group: str, number: int) -> bool:
+        """Whether the group has, or was promised, a message of that queue."""
+        if (group, number) in self._fold.leases.leased:
+            return True
+        on_their_way = chain(self._promised, self._touched)
+        return any(key[0] == group and key[1] == number for key in on_their_way)
+
+    def _pick_ready(self, picked: Picked, queue_id: int, queue: Queue) -> None:
+        group, number = picked.request.group, queue.number
+        ready = self._fold.leases.ready.get((group, number), {})
+        for offset in sorted(ready) if picked.request.in_order else ready:
+            lease = self._fold.leases.by_key[group, number, offset]
+            if not picked.has_room_for(lease.size):
+                return
+            if (group, number, offset) in self._promised or (group, number, offset) in self._touched:
+                continue
+            record = self._fold.read(lease.place, lease.size)
+            if record and offset >= queue.first:
+                visible_at_ms = int(queue.visible_at_ms(offset, offset + 1)[0])
+                pick = Pick(queue_id, number, offset, lease.place, lease.size, visible_at_ms, is_new=False)
+                picked.add(pick, record)
+            else:
+                picked.lost.append((number, offset))
+
+    def _pick_new(self, picked: Picked, queue_id: int, queue: Queue) -> None:
+        request = picked.request
+        begin = self._begin(request, queue_id, queue)
+        start = self._passed_to(request.group, queue.number, begin)
+        room = self._room(picked)
+        while start < queue.length:
+            if room <= 0:
+                self._refuse_if_nothing(picked)
+                break
+            count_before = len(picked.picks)
+            start = self._pick_range(picked, queue_id, queue, start, room)
+            if len(picked.picks) > count_before:
+                break
+        if start > begin:
+            self._move(picked, queue_id, queue.number, begin, start)
+
+    def _pick_range(self, picked: Picked, queue_id: int, queue: Queue, start: int, room: int) -> int:
+        """Picks what is wanted of the next entries; returns where to go on."""
+        request, leases = picked.request, self._fold.leases.by_key
+        stop = min(start + (FILTER_ROWS if request.tag_hashes else min(request.count_max, room)), queue.length)
+        entries = queue.entries.read(start, stop)
+        visible_at = queue.visible_at_ms(start, stop)
+        for index in tagged(entries, request.tag_hashes) if request.tag_hashes else range(len(entries)):
+            place, size, _ = entries[index].item()
+            record = self._fold.read(place, size)
+            if not record or (request.group, queue.number, start + index) in leases:
+                continue  # gone; or the group's offset was set back, and it has this one
+            if not room or not picked.has_room_for(size):
+                return start + index
+            pick = Pick(queue_id, queue.number, start + index, place, size, int(visible_at[index]), is_new=True)
+            picked.add(pick, record)
+            room -= 1
+        return stop
+
+    def _room(self, picked: Picked) -> int:
+        group, leases, new_count = picked.request.group, self._fold.leases, picked.new_count
+        own = picked.popped_max - leases.counts.get(group, 0) - self._promised_new.get(group, 0)
+        promised = sum(self._promised_new.values())
+        return min(own, picked.entries_max - self._fold.wheel.count - len(leases.by_key) - promised) - new_count
+
+    def _refuse_if_nothing(self, picked: Picked) -> None:
+        if not picked.is_nothing:
+            return
+        count = self._fold.leases.counts.get(picked.request.group, 0)
+        raise PopsFull(
+            f"group {picked.request.group!r} has {count} messages that it has not acknowledged (group_popped_max: "
+            f"{picked.popped_max}), all groups have {len(self._fold.leases.by_key)} (with what is due soon, "
+            f"wheel_entries_max: {picked.entries_max})"
+        )
+
+    def _move(self, picked: Picked, queue_id: int, number: int, begin: int, end: int) -> None:
+        """The group goes on behind what was looked at. What was passed over alone is not worth a record: it is
+        remembered here, and looked at again after a restart, or when the group's offset was set to another place.
+        """
+        if any(pick.number == number for pick in picked.picks):
+            picked.next[queue_id, number] = end
+            self._passed.pop((picked.request.group, number), None)
+            return
+        if len(self._passed) >= _PASSED_MAX:
+            self._passed.clear()
+        self._passed[picked.request.group, number] = (begin, end)
+
+    def _passed_to(self, group: str, number: int, begin: int) -> int:
+        since, end = self._passed.get((group, number), (begin, begin))
+        return end if since == begin else begin
+
+    def _begin(self, request: PopRequest, queue_id: int, queue: Queue) -> int:
+        """The first offset that nobody of the group was given, or promised."""
+        promised = self._next.get((request.group, queue.number))
+        offset = promised[-1] if promised else self._fold.groups.offset(request.group, request.topic, queue_id)
+        if offset is None:
+            offset = queue.length if request.from_end else queue.first
+        return max(offset, queue.first)

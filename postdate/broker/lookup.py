@@ -19,15 +19,15 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from postdate.broker.sending import SYSTEM_TOPIC_PREFIX
+from postdate.arrival import NEVER
 from postdate.errors import CorruptData, IllegalMessage, UsageError
 from postdate.keys import key_hash
-from postdate.message import PROPERTY_DELAY, PROPERTY_KEYS, PROPERTY_UNIQ_KEY, DelayLevels, Host, decode_properties, due
+from postdate.message import PROPERTY_DELAY, DelayLevels, Host, decode_properties, due
 from postdate.state.fold import Fold
 from postdate.state.topics import GONE, SCHEDULE_TOPIC, Topic
-from postdate.state.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, NEVER
+from postdate.state.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING
 from postdate.storage import record as records
-from postdate.storage.batch import MESSAGE
+from postdate.storage.batch import MESSAGE, SYSTEM_TOPIC_PREFIX
 from postdate.storage.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk
 
 BY_ANY, BY_UNIQUE, BY_KEY = "any", "unique", "key"
@@ -75,10 +75,6 @@ class Logged(NamedTuple):
     data: bytes
     record: records.Record
     properties: dict[str, str]
-
-    def has(self, key: str, by: str) -> bool:
-        unique = by != BY_KEY and self.properties.get(PROPERTY_UNIQ_KEY) == key
-        return unique or (by != BY_UNIQUE and key in self.properties.get(PROPERTY_KEYS, "").split(" "))
 
 
 class _Staged(NamedTuple):
@@ -130,9 +126,9 @@ class Lookup:
         for staged, offset in self._once(key_hash(key)):
             yield None
             logged = self.logged(offset) if offset else None
-            if logged is None or logged.record.topic != topic or not logged.has(key, by):
+            if logged is None or logged.record.topic != topic or not records.has_key(logged.properties, key, by):
                 continue
-            for found in stepped(self._message(logged, staged, store_host)):
+            for found in run_steps(self._message(logged, staged, store_host)):
                 is_within = found is not None and found.stored_at_ms <= end_ms and found.until_ms >= begin_ms
                 yield found if is_within else None
 
@@ -187,13 +183,13 @@ class Lookup:
 
     # -- by place -----------------------------------------------------------------------------------------------
 
-    def view(self, offset: int, store_host: Host | None) -> Iterator[Found | None]:
+    def find_at(self, offset: int, store_host: Host | None) -> Iterator[Found | None]:
         """The message at an offset of the log or of a chunk, if there is one: at most one Found."""
         logged = self.logged(offset)
         if logged is not None:
-            yield from stepped(self._viewed(logged, store_host))
+            yield from run_steps(self._find_logged(logged, store_host))
 
-    def _viewed(self, logged: Logged, store_host: Host | None) -> Steps[Found]:
+    def _find_logged(self, logged: Logged, store_host: Host | None) -> Steps[Found]:
         staged = (yield from self._staged_at(logged.offset)) if logged.offset >= CHUNK_BIT else None
         return (yield from self._message(logged, staged, store_host))
 
@@ -245,7 +241,7 @@ class Lookup:
         # A message whose keys are alike is there twice.
         known = far.untaken_at(sorted({each for each in arrivals if each >= begin}), due_at_ms, column, hashed, before)
         new = far.find_untaken(due_at_ms, column, hashed, before, start=seen)
-        return _joined([old, known, new])
+        return _join([old, known, new])
 
     def seek(self, hashes: Sequence[int]) -> None:
         """Looks for many keys at once, where one by one would be dear. What is found is remembered until
@@ -414,7 +410,7 @@ class Lookup:
 _STATES = {LIVING: State.WAITING, CANCELLED: State.CANCELLED}
 
 
-def stepped(steps: Steps[_Result]) -> Iterator[_Result | None]:
+def run_steps(steps: Steps[_Result]) -> Iterator[_Result | None]:
     """None after each step but the last, then the result."""
     while True:
         try:
@@ -425,7 +421,7 @@ def stepped(steps: Steps[_Result]) -> Iterator[_Result | None]:
         yield None
 
 
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
+def _join(parts: list[np.ndarray]) -> np.ndarray:
     """numpy is slow to join rows of many fields, and mostly there is one part or none."""
     kept = [part for part in parts if len(part)]
     return np.concatenate(kept) if len(kept) > 1 else kept[0] if kept else parts[0]

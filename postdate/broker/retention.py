@@ -30,18 +30,18 @@ def retain(log: Log, fold: Fold, older: Kept, seen_before_ms: int, promised: set
     ]
     for number in segments:
         log.remove_segment(number)
-        fold.holds.seen.pop(number, None)
-        fold.holds.touched.pop(number, None)
-    waiting = {run.base for run in fold.wheel.runs} | fold.holds.held_chunks() | older.waiting_chunks
+        fold.references.seen.pop(number, None)
+        fold.references.touched.pop(number, None)
+    waiting = {run.base for run in fold.wheel.runs} | fold.references.held_chunks() | older.waiting_chunks
     waiting |= {base for offset in promised if (base := fold.chunks.base_of(offset)) is not None}
     chunks = [
         base
         for base in fold.chunks.bases()
-        if base not in waiting and base < older.chunk_end and fold.holds.chunk_seen.get(base, 0) <= seen_before_ms
+        if base not in waiting and base < older.chunk_end and fold.references.chunk_seen.get(base, 0) <= seen_before_ms
     ]
     for base in chunks:
         fold.chunks.remove(base)
-        fold.holds.chunk_seen.pop(base, None)
+        fold.references.chunk_seen.pop(base, None)
     if segments or chunks:
         _shorten_rows(log, fold, older, seen_before_ms)
     # A log that is whole can be replayed from its beginning, and whatever jobs decided with it.
@@ -73,9 +73,9 @@ def _is_needed(job: Job, part: Part, first: int) -> bool:
 def _segment_may_go(number: int, log: Log, fold: Fold, older: Kept, seen_before_ms: int) -> bool:
     return (
         log.segment_end(number) <= older.position
-        and number not in fold.holds.held
-        and fold.holds.touched.get(number, 0) <= older.position
-        and fold.holds.seen.get(number, 0) <= seen_before_ms
+        and number not in fold.references.held
+        and fold.references.touched.get(number, 0) <= older.position
+        and fold.references.seen.get(number, 0) <= seen_before_ms
     )
 
 
@@ -100,7 +100,7 @@ def _first_young(log: Log, fold: Fold, seen_before_ms: int) -> int:
     """
     first = log.end >> log.segment_shift
     for number in reversed(log.segment_numbers()):
-        if number < first - 1 or (number < first and fold.holds.seen.get(number, 0) <= seen_before_ms):
+        if number < first - 1 or (number < first and fold.references.seen.get(number, 0) <= seen_before_ms):
             break
         first = min(first, number)
     return first << log.segment_shift

@@ -1,46 +1,38 @@
-"""Definitions: topics and groups, made, changed and deleted by calls, and the offsets that groups commit.
+"""Topics and groups, as calls: made, changed and deleted; and the offsets that groups commit.
 
 Each is kept in RAM and in every snapshot, so each has a limit, and a call beyond it is refused before anything is
-written. The tables themselves are in topics.py and groups.py; who may make what on first use is the server's business.
+written. The tables are in state/topics.py and state/groups.py. The server decides who may make what on first use.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from postdate.broker.sending import Intake, refuse_system_topic, system_body
+from postdate.broker.cancelling import CancelCalls
+from postdate.broker.sending import Intake, refuse_system_topic
+from postdate.broker.settings import CurrentSettings
+from postdate.broker.view import View
 from postdate.broker.writing import Ticket, Writer
-from postdate.config import Settings
 from postdate.errors import FlowControl, UsageError
 from postdate.message import check_group, check_topic
 from postdate.state.fold import Fold
-from postdate.storage.batch import GROUP, OFFSETS, TOPIC
-from postdate.storage.queue import Queue
+from postdate.storage.batch import GROUP, OFFSETS, TOPIC, system_body
 
-# RocketMQ's own have three. What is written must be readable for ever, and a reader of JSON has a stack.
+# RocketMQ's own settings have three levels. A record must stay readable, and a reader of JSON has a stack.
 _GROUP_SETTINGS_LEVELS_MAX = 32
 
 
-class Definitions:
-    """Of one broker. `settings` gives those that hold now; `queue` finds a queue, or raises TopicNotFound or
-    UsageError; `cancelled_far_count` counts a topic's far messages that are cancelled and still there.
-    """
+class TopicCalls:
+    """Makes, changes and deletes topics and groups, and commits offsets."""
 
     def __init__(
-        self,
-        fold: Fold,
-        writer: Writer,
-        intake: Intake,
-        *,
-        settings: Callable[[], Settings],
-        queue: Callable[[str, int], Queue],
-        cancelled_far_count: Callable[[str], int],
+        self, fold: Fold, writer: Writer, intake: Intake, view: View, cancels: CancelCalls, settings: CurrentSettings
     ) -> None:
         self._fold = fold
         self._writer = writer
         self._intake = intake
+        self._view = view
+        self._cancels = cancels
         self._settings = settings
-        self._queue = queue
-        self._cancelled_far_count = cancelled_far_count
 
     # -- topics -------------------------------------------------------------------------------------------------
 
@@ -69,34 +61,34 @@ class Definitions:
         self._intake.forget_topics()
 
     def _check_counts(self, name: str, **counts: int) -> None:
-        limit = self._settings().topic_queues_max
+        limit = self._settings.limits.topic_queues_max
         for label, count in counts.items():
             if not 1 <= count <= limit:
                 raise UsageError(f"{label} of topic {name!r} is {count}, expected 1 to {limit}")
 
     def _admit_topic(self, name: str) -> None:
-        topics, limit = self._fold.topics.by_name, self._settings().topics_max
+        topics, limit = self._fold.topics.by_name, self._settings.now.topics_max
         if name not in topics and len(topics) > limit:  # one of them is SCHEDULE_TOPIC_XXXX, which is nobody's
             raise FlowControl(f"topics_max: there are {limit} topics, the limit; delete some first")
 
     def _admit_queues(self, name: str, queue_count: int) -> None:
-        """A queue's number is never given again, so that those of deleted topics count, too."""
+        """Raises FlowControl. A queue's number is never given again, so the queues of deleted topics count, too."""
         known = self._fold.topics.by_name.get(name)
         fresh_count = queue_count - (len(known.numbers) if known else 0)
-        count, limit = len(self._fold.topics.places), self._settings().queues_max
+        count, limit = len(self._fold.topics.places), self._settings.limits.queues_max
         if fresh_count > 0 and count + fresh_count > limit:
             raise FlowControl(
                 f"queues_max: {count} queues were made, {fresh_count} more would exceed the limit of {limit}"
             )
 
     def delete_topic(self, name: str, at_ms: int) -> int:
-        """Deletes a topic and cancels what waits for it; durable on return. Returns how many waited in wheel and far
-        queue.
+        """Deletes a topic and cancels what waits for it; durable on return. Returns how many messages waited in the
+        wheel and the far queue.
         """
         self._fold.topics.get(name)
         refuse_system_topic(name)
         self._writer.flush()
-        already_cancelled = self._cancelled_far_count(name)
+        already_cancelled = self._cancels.count_cancelled_far(name)
         ticket = self._writer.write_system(TOPIC, {"op": "delete", "name": name}, at_ms)
         self._writer.flush()
         self._intake.forget_topics()
@@ -123,13 +115,13 @@ class Definitions:
         self._writer.flush()
 
     def _admit_group(self, name: str) -> None:
-        groups, limit = self._fold.groups, self._settings().groups_max
+        groups, limit = self._fold.groups, self._settings.now.groups_max
         if name not in groups and len(groups) >= limit:
             raise FlowControl(f"groups_max: there are {limit} groups, the limit; delete some first")
 
     def check_size(self, what: str, values: Mapping[str, Any]) -> None:
-        """What is defined is kept in RAM and in every snapshot. Raises UsageError where it is too long."""
-        size, limit = len(system_body(values)), self._settings().definition_bytes_max
+        """Raises UsageError for values that are too long to be kept in RAM and in every snapshot."""
+        size, limit = len(system_body(values)), self._settings.limits.definition_bytes_max
         if size > limit:
             raise UsageError(f"definition_bytes_max: {what} take {size} bytes, the limit is {limit}")
 
@@ -140,7 +132,7 @@ class Definitions:
         check_group(group)
         self._admit_group(group)
         for topic, queue_id, offset in offsets:
-            self._queue(topic, queue_id)
+            self._view.queue(topic, queue_id)  # raises where it does not exist
             if offset < 0:
                 raise UsageError(f"offset {offset} of group {group!r} for queue {queue_id} of {topic!r} is negative")
         return self._writer.write_system(
@@ -148,13 +140,13 @@ class Definitions:
         )
 
     def admit_offsets(self, fresh_count: int) -> None:
-        """Raises FlowControl where groups would have more offsets than they may, with so many that are new."""
-        count, limit = self._fold.groups.offset_count, self._settings().offsets_max
+        """Raises FlowControl where groups would have too many offsets with `fresh_count` more."""
+        count, limit = self._fold.groups.offset_count, self._settings.limits.offsets_max
         if count + fresh_count > limit:
             raise FlowControl(f"offsets_max: groups have {count} offsets, the limit is {limit}; delete some groups")
 
     def admit_popper(self, group: str, fresh_count: int) -> None:
-        """Lets a group that pops commit so many offsets that are new. Raises FlowControl."""
+        """Lets a group that pops commit `fresh_count` offsets that it did not have. Raises FlowControl."""
         self._admit_group(group)
         self.admit_offsets(fresh_count)
 

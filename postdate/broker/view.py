@@ -1,27 +1,60 @@
-"""The reader: what is visible, as its consumer reads it.
+"""The view: every question about the state that changes nothing.
 
-    offsets, search, ...   how far a queue goes, and when its messages became visible
-    pull                   records from an offset on, with what only their delivery tells filled in
-    rows_of, times_of      a queue's rows as they lie in files, for whoever reads them there
+    topic, find_topic, ...      topics, groups and how far they are
+    pull, offsets, search       a queue as its consumer reads it
+    far, jobs, chunks, ...      what the pipeline and operators ask
+    rows_of, times_of           a queue's rows as they lie in files, for a process that reads them there
 
-It changes nothing and decides nothing: how far a group has come and who waits for what is the server's business, what a
-pop gives the handout's. Pulling is the hot path of reading.
+The server asks the state nothing but through this class. Answers are copies, numbers and named tuples, so that nobody
+can change the state by what it was given; where a copy would cost a hot path time, the method says so. Who waits for
+which message is the server's business, and which messages a pop gives is decided in leasing.py. Pulling is the hot path
+of reading.
 """
 
 import enum
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from postdate.arrival import NEVER
 from postdate.errors import UsageError
 from postdate.message import Host
+from postdate.state.cancels import Tombstone
 from postdate.state.fold import Fold
+from postdate.state.jobs import CANCEL, FAILED, Job
+from postdate.state.leases import Key, Lease
+from postdate.state.topics import GONE, PERM_INHERIT, PERM_READ, PERM_WRITE, SCHEDULE_TOPIC
+from postdate.state.wheel import Waiting
 from postdate.storage import delivery
 from postdate.storage import record as records
+from postdate.storage.log import Log
 from postdate.storage.queue import FILTER_ROWS, Queue, tagged
 from postdate.storage.rows import Rows
 from postdate.storage.segment import Segments
+
+# Constants and plain values of the state that its answers are made of: those above import them from here.
+__all__ = [
+    "CANCEL",
+    "FAILED",
+    "NEVER",
+    "PERM_INHERIT",
+    "PERM_READ",
+    "PERM_WRITE",
+    "SCHEDULE_TOPIC",
+    "FarState",
+    "Job",
+    "Key",
+    "Lease",
+    "PullStatus",
+    "Pulled",
+    "Tombstone",
+    "TopicInfo",
+    "View",
+    "Waiting",
+    "WaitingCounts",
+]
 
 
 class PullStatus(enum.Enum):
@@ -46,12 +79,234 @@ class Pulled(NamedTuple):
         return records.split(self.body)
 
 
-class Reader:
-    """Reads the queues of one fold, and their records where they lie."""
+class TopicInfo(Protocol):
+    """A topic, to read and never to change. It is the state's own object: every pull asks for one, and a copy would
+    cost it a microsecond.
+    """
 
-    def __init__(self, fold: Fold, segments: Segments) -> None:
+    @property
+    def name(self) -> str: ...
+    @property
+    def read_queue_count(self) -> int: ...
+    @property
+    def write_queue_count(self) -> int: ...
+    @property
+    def perm(self) -> int: ...
+    @property
+    def attributes(self) -> Mapping[str, str]: ...
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The number of each queue, by its id. A number is never given twice."""
+        ...
+
+
+class FarState(NamedTuple):
+    """How far the pipeline has come with the far queue."""
+
+    epoch: int  # of the pipeline that registered last; 0 where none ever has
+    taken: int  # the pipeline has taken every row before this one
+    horizon_at_ms: int  # the table has given away everything due by then
+    first: int  # the first row that is still there
+    length: int
+    arrival_of_taken: int  # where in the log the first row begins that is not taken
+    rows_in: int  # rows that ever came into the table
+    rows_out: int  # rows that left it
+    in_table: int  # rows that wait there
+    table: str  # where it is
+
+
+class WaitingCounts(NamedTuple):
+    """Messages that wait, without those of deleted topics."""
+
+    near: int  # in the wheel
+    far: int  # in the far queue, untaken; cancelled ones too, until the pipeline or a rescue comes across them
+
+
+class View:
+    """Answers questions about one broker's state."""
+
+    def __init__(self, fold: Fold, log: Log, segments: Segments) -> None:
         self._fold = fold
+        self._log = log
         self._segments = segments
+
+    # -- topics -------------------------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> TopicInfo:
+        """Raises TopicNotFound."""
+        return self._fold.topics.get(name)
+
+    def find_topic(self, name: str) -> TopicInfo | None:
+        return self._fold.topics.by_name.get(name)
+
+    def has_topic(self, name: str) -> bool:
+        return name in self._fold.topics.by_name
+
+    def topic_names(self) -> list[str]:
+        """Every topic but SCHEDULE_TOPIC_XXXX, which the broker keeps for its levels."""
+        return [name for name in self._fold.topics.by_name if name != SCHEDULE_TOPIC]
+
+    def queue_number(self, topic: str, queue_id: int) -> int:
+        """Raises TopicNotFound, UsageError."""
+        return self.queue(topic, queue_id).number
+
+    def topic_of_queue(self, number: int) -> str:
+        """The topic that a queue belongs to, or belonged to before its topic was deleted."""
+        return self._fold.topics.places[number][0]
+
+    def topics_by_queue(self) -> list[str]:
+        """The same for every queue that ever existed, by number."""
+        return [name for name, _ in self._fold.topics.places]
+
+    def is_deleted(self, numbers: np.ndarray) -> np.ndarray:
+        """Which of these queues, given by number, belong to deleted topics."""
+        gone: np.ndarray = self._fold.topics.target_array[numbers] == GONE
+        return gone
+
+    def deleted_queues(self) -> list[int]:
+        """Numbers of the queues of deleted topics."""
+        found: list[int] = np.flatnonzero(self._fold.topics.target_array == GONE).tolist()
+        return found
+
+    # -- groups -------------------------------------------------------------------------------------------------
+
+    def has_group(self, name: str) -> bool:
+        return name in self._fold.groups
+
+    @property
+    def group_count(self) -> int:
+        return len(self._fold.groups)
+
+    def group_settings(self, name: str) -> Mapping[str, Any]:
+        """Empty for a group that nobody has set up."""
+        return self._fold.groups.settings.get(name, {})
+
+    def all_group_settings(self) -> dict[str, dict[str, Any]]:
+        """Every group by name, in order of names."""
+        return self._fold.groups.all_settings()
+
+    def committed_offset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """None where the group has never committed one."""
+        return self._fold.groups.offset(group, topic, queue_id)
+
+    def committed_offsets(self, group: str) -> dict[tuple[str, int], int]:
+        """By topic and queue id."""
+        return self._fold.groups.offsets(group)
+
+    @property
+    def committed_offset_count(self) -> int:
+        """Of all groups together."""
+        return self._fold.groups.offset_count
+
+    # -- leases -------------------------------------------------------------------------------------------------
+
+    def lease(self, key: Key) -> Lease:
+        """The lease of a message that a group has popped and not acknowledged. Raises KeyError where there is none."""
+        return self._fold.leases.by_key[key]
+
+    @property
+    def has_spent_leases(self) -> bool:
+        """Whether messages were given as often as they may be, and wait to become dead letters."""
+        return bool(self._fold.leases.spent)
+
+    # -- what waits ---------------------------------------------------------------------------------------------
+
+    @property
+    def next_due_at_ms(self) -> int:
+        """When the earliest message in the wheel is due; NEVER where none waits."""
+        return self._fold.wheel.next_due_at_ms
+
+    def waiting_counts(self) -> WaitingCounts:
+        gone = self.deleted_queues()
+        near, far = (
+            sum(counts) - sum(counts[number] for number in gone) for counts in (self._fold.near, self._fold.untaken)
+        )
+        return WaitingCounts(near, far)
+
+    def waiting_near(self) -> Iterator[Waiting]:
+        """What waits in the wheel, piece by piece. The state may go on between two pieces."""
+        return self._fold.wheel.waiting()
+
+    def waiting_far(self) -> Iterator[Waiting]:
+        """What waits untaken in the far queue, piece by piece, without what is cancelled."""
+        return self._fold.waiting_far()
+
+    def wheel_page(self, after: tuple[int, int], limit: int) -> tuple[np.ndarray, tuple[int, int] | None]:
+        """Rows (wheel.NEAR) of what waits in the wheel behind a place of (due, arrival), about `limit` of them, and the
+        place where the next page begins; None after the last one.
+        """
+        rows, place = self._fold.wheel.page(after, limit)
+        return rows[~self.is_deleted(rows["queue"])], place
+
+    @property
+    def tombstone_count(self) -> int:
+        """Cancels that wait for their messages."""
+        return self._fold.cancels.count
+
+    def tombstones_after(self, due_at_ms: int) -> Iterator[Tombstone]:
+        """Cancels of messages that are due after an instant."""
+        return self._fold.cancels.between(due_at_ms + 1, NEVER)
+
+    # -- the pipeline -------------------------------------------------------------------------------------------
+
+    @property
+    def far(self) -> FarState:
+        far = self._fold.far
+        return FarState(
+            far.epoch, far.taken, far.horizon_at_ms, far.rows.first, far.length, far.arrival_of(far.taken),
+            far.rows_in, far.rows_out, far.in_table, far.table,
+        )  # fmt: skip
+
+    def far_arrival(self, number: int) -> int:
+        """The arrival of a far row; NEVER where the queue ends before it."""
+        return self._fold.far.arrival_of(number)
+
+    def read_far(self, start: int, count: int) -> np.ndarray:
+        """Rows of the far queue (far.FAR) that are durable, from number `start` on."""
+        first = self._fold.far.rows.first
+        if start < first or count < 0:
+            raise UsageError(f"far rows from {start} and {count} of them: the first that is there is {first}")
+        rows = self._fold.far.rows.read(start, start + count)
+        return rows[rows["arrival"] < self._log.durable]
+
+    def find_job(self, job_id: str) -> Job | None:
+        """A copy of the job that has this id."""
+        job = self._fold.jobs.find(job_id)
+        return None if job is None else replace(job)
+
+    def job(self, number: int) -> Job | None:
+        """A copy of the job that has this number."""
+        job = self._fold.jobs.get(number)
+        return None if job is None else replace(job)
+
+    def jobs(self) -> list[Job]:
+        """Copies of all jobs, in the order in which they were asked for."""
+        return [replace(job) for job in self._fold.jobs.all()]
+
+    def open_jobs(self) -> list[Job]:
+        """Copies of the jobs that wait or run, in the order of the far queue."""
+        return [replace(job) for job in self._fold.jobs.open()]
+
+    def chunks(self) -> list[tuple[int, str, int]]:
+        """(first offset, name, bytes) of the staged chunks that are there."""
+        return self._fold.chunks.all()
+
+    def chunk_names(self) -> set[str]:
+        return self._fold.chunks.names()
+
+    # -- the log ------------------------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> int:
+        """Everything before this offset of the log is applied."""
+        return self._fold.position
+
+    @property
+    def applied_at_ms(self) -> int:
+        """The instant of the last batch that is applied."""
+        return self._fold.at_ms
+
+    # -- queues -------------------------------------------------------------------------------------------------
 
     def queue(self, topic: str, queue_id: int) -> Queue:
         """Raises TopicNotFound, UsageError."""
@@ -64,6 +319,18 @@ class Reader:
         """The smallest offset that is not gone, and the next one that will be given."""
         queue = self.queue(topic, queue_id)
         return queue.first, queue.length
+
+    def queue_lengths(self) -> list[int]:
+        """The next offset of every queue that ever existed, by number."""
+        return [queue.length for queue in self._fold.queues]
+
+    def queue_length(self, number: int) -> int:
+        return self._fold.queues[number].length
+
+    @property
+    def queue_count(self) -> int:
+        """Of all queues that ever existed."""
+        return len(self._fold.queues)
 
     def search(self, topic: str, queue_id: int, at_ms: int) -> int:
         """The first offset that became visible at or after an instant; the max offset where none did."""
@@ -186,6 +453,11 @@ class Reader:
         return [view[start:stop] for start, stop in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
 
     # -- rows ---------------------------------------------------------------------------------------------------
+
+    @property
+    def file_rows(self) -> int:
+        """Rows in each file of a queue."""
+        return self._fold.file_rows
 
     def rows_of(self, topic: str, queue_id: int) -> Rows:
         """The rows of a topic's queue or, for the topic "", of the far queue."""

@@ -2,49 +2,57 @@
 
     write, write_system, ...   append a batch to the log, give a ticket
     flush                      makes all that was written durable
-    settle                     applies what is durable, in order; its tickets get their answers
+    apply_durable              applies what is durable, in order; its tickets get their answers
+    take_changes               what that has changed, for the caller who wakes consumers
 
 In flush mode "async" a batch is applied as soon as it is written.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple
 
-from postdate.broker.sending import Intake, Packed, Prepared, system_body
 from postdate.errors import LogFailed, PostdateError, UsageError
-from postdate.state.fold import Fold
-from postdate.storage.batch import HEADER_BYTES, Batch
+from postdate.state.fold import NO_PLACES, NO_QUEUES, Applied, Fold
+from postdate.storage.batch import Batch, Packed, Packer, Prepared, system_body
+from postdate.storage.layout import BATCH_HEADER_BYTES
 from postdate.storage.log import Log
 
 Seconds = dict[tuple[int, str], int]  # (second of due time, topic) -> messages
 NO_SECONDS: Seconds = {}
-Finish = Callable[[Any], Any]  # makes the answer that a caller is told of what the fold has answered
+_NEW = tuple.__new__  # past the constructor of a named tuple: changes are taken after every flush
+
+
+class Changes(NamedTuple):
+    """What has changed since changes were last returned, for the caller who wakes consumers. Calls that wait for the
+    disk themselves, as making a topic does, leave their changes to the next one.
+    """
+
+    batch_count: int  # batches that were applied
+    grown_queues: AbstractSet[int]  # numbers of the queues that got messages
+    ready_again: AbstractSet[tuple[str, int]]  # (group, queue number) where leases have ended
 
 
 class Ticket:
-    """The receipt of a written batch. `answers` is None until the batch is durable and applied."""
+    """The receipt of a written batch. `answers` is None until the batch is durable and applied. A call whose answer is
+    more than what the fold answers has a ticket of its own, with another `settle`.
+    """
 
-    __slots__ = ("_finish", "answers", "end", "error", "offsets", "prepared", "seconds", "timed")
+    __slots__ = ("answers", "end", "error", "offsets", "prepared", "seconds", "timed")
 
-    def __init__(self, end: int, offsets: list[int], finish: Finish | None = None) -> None:
-        self.end = end  # durable when the log is durable up to here
-        self.offsets = offsets  # of its records in the log
-        self.prepared: list[Prepared] = []  # its messages, as the intake understood them
+    def __init__(self) -> None:
+        self.end = 0  # durable when the log is durable up to here
+        self.offsets: list[int] = []  # of its records in the log
+        self.prepared: list[Prepared] = []  # its messages
         self.answers: list[Any] | None = None
         self.error: PostdateError | OSError | None = None
         self.timed = 0  # messages in it that will wait
         self.seconds = NO_SECONDS  # the same by (second of due time, topic), where that is limited
-        self._finish = finish
 
     def settle(self, answers: list[Any]) -> None:
-        if self._finish is None:
-            self.answers = answers
-            return
-        try:
-            self.answers = [self._finish(answer) for answer in answers]
-        except (PostdateError, OSError) as error:
-            self.answers, self.error = [], error  # it is applied; only the answer could not be found out
+        """Takes in what the fold has answered, before another batch is applied."""
+        self.answers = answers
 
     @property
     def answer(self) -> Any:
@@ -56,16 +64,19 @@ class Ticket:
 
 
 class Writer:
-    """Writes to one log for one fold."""
+    """Writes batches to the log and applies them to the fold."""
 
-    def __init__(self, log: Log, fold: Fold, intake: Intake, *, is_async: bool) -> None:
+    def __init__(self, log: Log, fold: Fold, packer: Packer, *, is_async: bool) -> None:
         self._log = log
         self._fold = fold
-        self._intake = intake
+        self._packer = packer
         self._is_async = is_async
         self._pending: deque[tuple[Batch, Ticket]] = deque()
         self.broken: LogFailed | None = None  # why the fold must not go on
         self.applied_count = 0  # batches
+        # Since the last `take_changes`; a set of the fold is adopted as it is where it is the only one.
+        self._returned_count = 0
+        self._grown, self._ready = NO_QUEUES, NO_PLACES
         # Messages that will wait, in batches that are not applied yet: they count for flow control already.
         self.pending_timed = 0
         self.pending_seconds: Seconds = {}
@@ -73,44 +84,44 @@ class Writer:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def write(self, prepared: list[Prepared], at_ms: int, timed: int = 0, seconds: Seconds = NO_SECONDS) -> Ticket:
-        """Writes messages as one batch; so many of them will wait. Raises IllegalMessage, DiskFull, LogFailed."""
+        """Writes messages as one batch; `timed` of them will wait. Raises IllegalMessage, DiskFull, LogFailed."""
         if not prepared:
             raise UsageError("a batch needs at least one message")
-        length = self._intake.batch_length(prepared)
+        length = self._packer.length_of(prepared)
         start = self._log.place(length, at_ms, urgent=False)
-        ticket = self._append(start, length, at_ms, len(prepared), self._intake.pack(prepared, start, at_ms))
+        ticket = self._append(start, length, at_ms, len(prepared), self._packer.pack(prepared, start, at_ms))
         ticket.prepared = prepared
         if timed:
             self._note(ticket, timed, seconds)
         self._settle_async()
         return ticket
 
-    def write_system(self, kind: int, values: Mapping[str, Any], at_ms: int, finish: Finish | None = None) -> Ticket:
-        """Writes one record of a system topic. It may use the log's reserve."""
+    def write_system(self, kind: int, values: Mapping[str, Any], at_ms: int, ticket: Ticket | None = None) -> Ticket:
+        """Writes one record of a system topic, for the given ticket or a plain one. It may use the log's reserve."""
         text = system_body(values)
-        length = self._intake.system_length(text, kind)
+        length = self._packer.system_length_of(kind, text)
         start = self._log.place(length, at_ms, urgent=True)
-        ticket = self._append(start, length, at_ms, 1, self._intake.pack_system(kind, text, start, at_ms), finish)
+        ticket = self._append(start, length, at_ms, 1, self._packer.pack_system(kind, text, start, at_ms), ticket)
         self._settle_async()
         return ticket
 
     def write_mixed(
-        self, prepared: list[Prepared], kind: int, values: Mapping[str, Any], at_ms: int, finish: Finish
+        self, prepared: list[Prepared], kind: int, values: Mapping[str, Any], at_ms: int, ticket: Ticket
     ) -> Ticket:
-        """Writes messages and, behind them, one record of a system topic: together, or not at all."""
+        """Writes messages and, after them, one record of a system topic: together, or not at all."""
         text = system_body(values)
-        length = self._intake.mixed_length(prepared, text, kind)
+        length = self._packer.mixed_length_of(prepared, kind, text)
         start = self._log.place(length, at_ms, urgent=False)
-        packed = self._intake.pack_mixed(prepared, kind, text, start, at_ms)
-        ticket = self._append(start, length, at_ms, len(prepared) + 1, packed, finish)
+        packed = self._packer.pack_mixed(prepared, kind, text, start, at_ms)
+        self._append(start, length, at_ms, len(prepared) + 1, packed, ticket)
         ticket.prepared = prepared
         self._settle_async()
         return ticket
 
     def write_fire(self, at_ms: int) -> None:
         """Writes an empty batch: applying it fires what is due."""
-        start = self._log.place(HEADER_BYTES, at_ms, urgent=True)
-        self._append(start, HEADER_BYTES, at_ms, 0, Packed(b"", []))
+        start = self._log.place(BATCH_HEADER_BYTES, at_ms, urgent=True)
+        self._append(start, BATCH_HEADER_BYTES, at_ms, 0, Packed(b"", []))
         self._settle_async()
 
     def will_fire(self, due_at_ms: int) -> bool:
@@ -118,10 +129,12 @@ class Writer:
         return any(batch.at_ms >= due_at_ms for batch, _ in self._pending)
 
     def _append(
-        self, start: int, length: int, at_ms: int, row_count: int, packed: Packed, finish: Finish | None = None
+        self, start: int, length: int, at_ms: int, row_count: int, packed: Packed, ticket: Ticket | None = None
     ) -> Ticket:
         body, offsets = packed
-        ticket = Ticket(start + length, offsets, finish)
+        if ticket is None:
+            ticket = Ticket()
+        ticket.end, ticket.offsets = start + length, offsets
         batch = self._log.append(start, at_ms, row_count, body)
         assert batch.end == ticket.end, f"a batch that ends at {batch.end} was planned to end at {ticket.end}"
         self._pending.append((batch, ticket))
@@ -132,24 +145,37 @@ class Writer:
     def flush(self) -> None:
         """Makes everything written durable and applies it. Raises LogFailed."""
         self._log.flush()
-        self.settle()
+        self.apply_durable()
 
-    def settle(self) -> int:
-        """Applies the batches that are durable; returns how many. Raises LogFailed."""
+    def take_changes(self) -> Changes:
+        """Returns what has changed since the last call."""
+        changes = _NEW(Changes, (self.applied_count - self._returned_count, self._grown, self._ready))
+        self._returned_count, self._grown, self._ready = self.applied_count, NO_QUEUES, NO_PLACES
+        return changes
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether consumers could be woken by what the next `take_changes` returns."""
+        return bool(self._grown or self._ready)
+
+    def apply_durable(self) -> None:
+        """Applies the batches that are durable, in order; their tickets get their answers. Raises LogFailed."""
         limit = self._log.end if self._is_async else self._log.durable
-        pending, settled = self._pending, 0
+        pending = self._pending
         while pending and pending[0][0].end <= limit:
             batch, ticket = pending[0]
-            answers = self._applied(batch)
+            answers, grown, ready = self._apply(batch)
             pending.popleft()
+            if grown:
+                self._grown = self._grown | grown if self._grown else grown
+            if ready:
+                self._ready = self._ready | ready if self._ready else ready
+            self.applied_count += 1
             ticket.settle(answers)
-            settled += 1
             if ticket.timed:
                 self._forget(ticket)
-        self.applied_count += settled
-        return settled
 
-    def _applied(self, batch: Batch) -> list[Any]:
+    def _apply(self, batch: Batch) -> Applied:
         """Applies a batch. A fold that could not (a file cannot be read) may be half changed: it is used no more."""
         if self.broken is not None:
             raise self.broken
@@ -161,7 +187,7 @@ class Writer:
 
     def _settle_async(self) -> None:
         if self._is_async:
-            self.settle()
+            self.apply_durable()
 
     # -- what will wait -----------------------------------------------------------------------------------------
 

@@ -1,50 +1,57 @@
-"""Segments of the log and staged chunks, mapped for reading.
+"""Segments of the log and staged chunks, mapped for reading, and which of them holds a record.
 
-A map holds a file, gone or not, so only a few are kept, and one whose file is gone is dropped when the next one is
-opened. Any number of threads may ask at once.
+A map keeps its file on the disk even after the broker has removed it. So only a few stay open, and opening one drops
+those whose file is gone. Any number of threads may use the maps at once.
 """
 
 import mmap
 import os
 import threading
+from bisect import bisect_right
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from postdate.bulk.texts import Bytes
+from postdate.bulk.arrow import Bytes
+from postdate.bulk.broker_link import Link, StagedChunk
+from postdate.storage import chunk as chunks
+from postdate.storage import segment
+from postdate.storage.chunk import CHUNK_BIT
 
-MAPS_MAX = 32  # 2 GB of address space at the default size of a segment; pages are the kernel's to take back
+MAPS_MAX = 32  # 2 GB of address space at the default size of a segment; the kernel may take pages back at any time
 
 
 class _Mapped(NamedTuple):
-    inode: int  # a restart may put another file in the place of one that held nothing durable
+    inode: int  # a restarted broker may put a new file in the place of one that held nothing durable
     data: Bytes
 
 
 class Maps:
-    """The files of one data folder, by path in it."""
+    """The mapped files of one data folder, by path in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, maps_max: int = MAPS_MAX) -> None:
         self._folder = folder
-        self._held: dict[str, _Mapped] = {}  # the one used last comes last
+        self._maps_max = maps_max
+        self._open: dict[str, _Mapped] = {}  # the one used last comes last
         self._lock = threading.Lock()
 
     def get(self, path: str) -> Bytes | None:
-        """A file's bytes; None where it is gone."""
+        """Returns a file's bytes, or None where it is gone."""
         with self._lock:
-            mapped = self._held.pop(path, None)
-            if mapped is None or mapped.inode != _inode(self._folder / path):
-                mapped = self._opened(path)
+            mapped = self._open.pop(path, None)
+            if mapped is None or mapped.inode != _read_inode(self._folder / path):
+                mapped = self._map(path)
             if mapped is None:
                 return None
-            self._held[path] = mapped
+            self._open[path] = mapped
             return mapped.data
 
-    def _opened(self, path: str) -> _Mapped | None:
-        self.drop_gone()
-        while len(self._held) >= MAPS_MAX:
-            del self._held[next(iter(self._held))]
+    def _map(self, path: str) -> _Mapped | None:
+        self._drop_gone()
+        while len(self._open) >= self._maps_max:
+            del self._open[next(iter(self._open))]
         try:
             with open(self._folder / path, "rb") as file:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -52,17 +59,70 @@ class Maps:
         except FileNotFoundError:
             return None
 
-    def drop_gone(self) -> None:
-        for path in [path for path, mapped in self._held.items() if mapped.inode != _inode(self._folder / path)]:
-            del self._held[path]
+    def _drop_gone(self) -> None:
+        for path in [path for path, mapped in self._open.items() if mapped.inode != _read_inode(self._folder / path)]:
+            del self._open[path]
 
     @property
     def count(self) -> int:
-        return len(self._held)
+        return len(self._open)
 
 
-def _inode(path: Path) -> int:
+def _read_inode(path: Path) -> int:
+    """Returns -1 where there is no such file."""
     try:
         return os.stat(path).st_ino
     except FileNotFoundError:
         return -1
+
+
+class RecordFile(NamedTuple):
+    """A file that holds records, and the offset of its first byte."""
+
+    path: str
+    base: int
+
+
+class RecordFiles:
+    """Finds the files that hold records, by their offsets. Each stream has its own: it asks the broker for the list of
+    chunks again when an offset lies in none that it knows.
+    """
+
+    def __init__(self, segment_bytes: int, link: Link) -> None:
+        self._segment_bytes = segment_bytes
+        self._link = link
+        self._chunks: list[StagedChunk] = []
+
+    def find(self, offset: np.ndarray) -> Iterator[tuple[RecordFile, np.ndarray]]:
+        """Yields each file and which of the offsets lie in it, in ascending order. Skips offsets of chunks that are
+        gone.
+        """
+        bases = offset // self._segment_bytes * self._segment_bytes
+        in_chunks = np.flatnonzero(offset >= CHUNK_BIT)
+        if len(in_chunks):
+            bases[in_chunks] = self._find_chunks(offset[in_chunks])
+        for base in np.unique(bases[bases >= 0]).tolist():
+            index = np.flatnonzero(bases == base)
+            yield RecordFile(self._path_of(base), base), index[np.argsort(offset[index], kind="stable")]
+
+    def _path_of(self, base: int) -> str:
+        if base < CHUNK_BIT:
+            return segment.path_of(base)
+        staged = self._chunks[bisect_right(self._chunks, base, key=lambda each: each.base) - 1]
+        return chunks.path_of(staged.name)
+
+    def _find_chunks(self, offset: np.ndarray) -> np.ndarray:
+        """Returns where the chunks begin that hold these offsets; -1 where one is gone."""
+        found = self._find_known(offset)
+        if (found < 0).any():
+            self._chunks = self._link.chunks()
+            found = self._find_known(offset)
+        return found
+
+    def _find_known(self, offset: np.ndarray) -> np.ndarray:
+        if not self._chunks:
+            return np.full(len(offset), -1, np.int64)
+        base, size = (np.array([getattr(each, name) for each in self._chunks]) for name in ("base", "size"))
+        index = np.searchsorted(base, offset, "right") - 1
+        is_inside = (index >= 0) & (offset < base[index] + size[index])
+        return np.where(is_inside, base[index], -1)

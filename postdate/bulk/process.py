@@ -1,7 +1,7 @@
-"""The process: what it needs, how it says that it is ready, when it ends.
+"""The process of bulk: starts the Flight server and the link to the broker, and ends them.
 
-It ends on SIGTERM or SIGINT, and when the process that started it is gone. It needs no broker to live: what is asked of
-it meanwhile is refused, and the connection is made again when the broker is back.
+It ends on SIGTERM or SIGINT, and when the process that started it is gone. It lives without a broker: meanwhile it
+refuses every call, and it connects again when the broker is back.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from postdate.counts import Seconds
 from postdate.errors import ProtocolError, UsageError
 from postdate.process import keep_freed_memory, let_others_go_first
 from postdate.storage.disk import Disk, RealDisk
-from postdate.table.find import Question, Table
-from postdate.wire import codes
+from postdate.table.find import Question, TableReader
 from postdate.wire.frame import Command
+from postdate.wire.requests import ClientRequest
 
 NICENESS = 5  # the broker fires on the same cores
 _QUESTION_THREADS = 2
@@ -38,9 +38,9 @@ class Bulk:
 
     def __init__(self, folder: Path, broker: Address, host: str, port: int, disk: Disk | None = None) -> None:
         """Raises ForeignFolder, and UsageError where the port cannot be had."""
-        self._table = Table()
+        self._table = TableReader()
         self._questions = ThreadPoolExecutor(_QUESTION_THREADS, "table")
-        self._link = Link(broker, {codes.FIND_IN_TABLE: self._find, codes.COUNT_TABLE: self._count})
+        self._link = Link(broker, {ClientRequest.FIND_IN_TABLE: self._find, ClientRequest.COUNT_TABLE: self._count})
         try:
             self.server = BulkServer(host, port, disk or RealDisk(folder), folder, self._link)
         except pa.ArrowException as error:  # all that Flight says of a port that is taken
@@ -50,12 +50,13 @@ class Bulk:
             self._close_link()
             raise
         self.address = Address(host, self.server.port)
+        self._link.attach(self.address)
 
     async def _find(self, command: Command) -> bytes:
         """Answers the broker's question about the table. Raises TableUnreadable."""
         question = _question(command)
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._questions, self._table.find, self._link.table, question)
+        found = await loop.run_in_executor(self._questions, self._table.find, _table(command), question)
         return orjson.dumps(found)
 
     async def _count(self, command: Command) -> bytes:
@@ -63,13 +64,13 @@ class Bulk:
         loop = asyncio.get_running_loop()
         try:
             wish: dict[str, Any] = orjson.loads(command.body)
-            found = await loop.run_in_executor(self._questions, self._table.count, self._link.table, wish)
+            found = await loop.run_in_executor(self._questions, self._table.count, _table(command), wish)
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"what is to be counted in the table cannot be read: {error!r}") from error
         return found.packed() if isinstance(found, Seconds) else orjson.dumps(found.plain())
 
     def close(self) -> None:
-        """Ends it. Calls that run get a second; then their connections break."""
+        """Ends bulk. Calls that run get a second; then their connections break."""
         ending = threading.Thread(target=self.server.shutdown, name="bulk-ending", daemon=True)
         ending.start()
         ending.join(_END_S)
@@ -78,6 +79,11 @@ class Bulk:
     def _close_link(self) -> None:
         self._link.close()
         self._questions.shutdown(wait=False, cancel_futures=True)
+
+
+def _table(command: Command) -> str:
+    """Where the table is, as the broker says with each question."""
+    return str(command.fields.get("table", ""))
 
 
 def _question(command: Command) -> Question:
@@ -97,18 +103,18 @@ def _question(command: Command) -> Question:
 def run(
     folder: Path, broker: Address, host: str, port: int, ready: Callable[[Address], None], parent_pid: int = 0
 ) -> None:
-    """Serves until it is told to end; called in the main thread of a process of its own. Raises what Bulk raises.
+    """Serves until a signal ends it; called in the main thread of a process of its own. Raises what Bulk raises.
 
-    The parent is told where it matters: one that is gone before we look would leave us another.
+    `parent_pid` names the parent where it matters: one that is gone before we look would leave us another.
     """
-    told = threading.Event()
+    ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
+        signal.signal(number, lambda *_: ending.set())
     parent = parent_pid or os.getppid()
     let_others_go_first(NICENESS)
     keep_freed_memory()
     bulk = Bulk(folder, broker, host, port)
     ready(bulk.address)
-    while not told.wait(_PARENT_PAUSE_S) and os.getppid() == parent:
+    while not ending.wait(_PARENT_PAUSE_S) and os.getppid() == parent:
         pass
     bulk.close()

@@ -1,6 +1,6 @@
-"""Rows of a queue or of the far queue: those in files are read here, the newest ones come from the broker's memory.
+"""Rows of a topic's queue or of the far queue: read from files, the newest ones from the broker's memory.
 
-Only rows are given that the broker called durable when it was asked. Rows that retention has taken are passed over.
+Yields only rows that the broker called durable, and skips those that retention has removed.
 """
 
 import os
@@ -12,20 +12,21 @@ import numpy as np
 
 from postdate.bulk.broker_link import Link, QueueRange
 from postdate.errors import PostdateError
-from postdate.state.far import FAR
-from postdate.storage.queue import ENTRY, TIME
+from postdate.storage.layout import ENTRY, FAR, TIME
 
 BLOCK_ROWS = 65_536  # read at once: 3 MB of far rows
 _TRIES = 3
-_ALL = 1 << 62
+_NO_END = 1 << 62
 
 
 class RowsMissing(PostdateError):
-    """Nobody's fault: a broker that has just started makes rows again that its crash took. A later try will do."""
+    """A broker that has just started is still rewriting rows that its crash took. A later try finds them."""
 
 
 class Queue(NamedTuple):
-    """Which queue: a topic's, or the far queue where the topic is empty; its entries, or when they became visible."""
+    """Names a queue: a topic's, or the far queue where the topic is empty; its entries, or the times when they became
+    visible.
+    """
 
     topic: str = ""
     id: int = 0
@@ -45,14 +46,14 @@ class Queue(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Rows that stand one behind the other, and the number of the first."""
+    """Consecutive rows, and the number of the first."""
 
     start: int
     rows: np.ndarray
 
 
 class QueueRows:
-    """The rows start..stop-1 of one queue. Raises what the broker's refusal means; RowsMissing."""
+    """Reads the rows start..stop-1 of one queue. Raises RowsMissing, and the error that the broker refuses with."""
 
     def __init__(self, folder: Path, link: Link, queue: Queue, start: int, stop: int) -> None:
         self._folder = folder
@@ -64,15 +65,15 @@ class QueueRows:
 
     @property
     def number(self) -> int:
-        """Of the queue."""
+        """The queue's number."""
         return self._range.number
 
     def times(self) -> "QueueRows":
-        """When its rows became visible, from the first of them on. All of them are there: they are asked for later."""
-        return QueueRows(self._folder, self._link, self._queue._replace(times=True), self._range.time_row, _ALL)
+        """Returns when the rows became visible. Asked for later than the rows, it covers all of them."""
+        return QueueRows(self._folder, self._link, self._queue._replace(times=True), self._range.time_row, _NO_END)
 
     def blocks(self) -> Iterator[Block]:
-        """Block by block; the rows between two blocks are gone."""
+        """Yields blocks in order; rows between two blocks are gone."""
         missed = 0
         while (at := max(self._at, self._range.first)) < self._stop:
             self._at = at
@@ -86,23 +87,23 @@ class QueueRows:
                 self._ask_again(missed)
 
     def _ask_again(self, missed: int) -> None:
-        """The rows are not where the broker said: since then it has removed them, or it writes them once more."""
+        """The rows are not where the broker said: it has removed them since, or is rewriting them."""
         if missed > _TRIES:
             raise RowsMissing(f"row {self._at} of {self._queue} is not in its file now: try again in a moment")
         self._range = self._link.range(*self._queue, self._at)
 
     def _read(self, stop: int) -> np.ndarray:
-        """Rows from here on, none where they are not there."""
+        """Returns the next rows up to `stop`; none where they are missing."""
         known = self._range
         if self._at >= known.stored:
-            return self._tail(stop, known)
-        return self._stored(min(stop, known.stored, (self._at // known.file_rows + 1) * known.file_rows), known)
+            return self._read_memory(stop, known)
+        return self._read_file(min(stop, known.stored, (self._at // known.file_rows + 1) * known.file_rows), known)
 
-    def _tail(self, stop: int, known: QueueRange) -> np.ndarray:
+    def _read_memory(self, stop: int, known: QueueRange) -> np.ndarray:
         tail = np.frombuffer(known.tail, self._queue.dtype)
         return tail[self._at - known.tail_start : stop - known.tail_start]
 
-    def _stored(self, stop: int, known: QueueRange) -> np.ndarray:
+    def _read_file(self, stop: int, known: QueueRange) -> np.ndarray:
         file_start = self._at // known.file_rows * known.file_rows
         width = self._queue.dtype.itemsize
         path = self._folder / self._queue.folder(known.number) / f"{file_start:020d}"

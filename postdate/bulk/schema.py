@@ -1,10 +1,10 @@
-"""The columns that cross the wire: out of queues, and into chunks."""
+"""The columns that cross the wire: out of queues (OUT, OF_TOPIC), and into chunks (IN)."""
 
 import pyarrow as pa
 
 OUT = pa.schema(
     [
-        pa.field("offset", pa.int64(), nullable=False),  # number of the far row, or offset in the queue
+        pa.field("offset", pa.int64(), nullable=False),  # number of the far row, or offset in the topic's queue
         pa.field("kind", pa.int8(), nullable=False),  # 1 message, 2 cancel
         pa.field("topic", pa.string()),
         pa.field("queue", pa.int32(), nullable=False),  # queue number
@@ -12,7 +12,7 @@ OUT = pa.schema(
         pa.field("due", pa.int64(), nullable=False),
         pa.field("arrival", pa.int64(), nullable=False),
         pa.field("tag_hash", pa.int32(), nullable=False),
-        pa.field("unique_hash", pa.int64(), nullable=False),  # these two: the bits of an unsigned number
+        pa.field("unique_hash", pa.int64(), nullable=False),  # both hashes: the bits of an unsigned number
         pa.field("key_hash", pa.int64(), nullable=False),
         pa.field("key", pa.string()),
         pa.field("tag", pa.string()),
@@ -20,7 +20,7 @@ OUT = pa.schema(
     ]
 )
 
-# What a topic's queue has to give: all of that, and what is asked for by name alone.
+# A topic's queue has more columns; a ticket asks for them by name.
 OF_TOPIC = pa.schema(
     [
         *OUT,

@@ -1,42 +1,52 @@
-"""A chunk that comes in, batch by batch: checked as it comes, durable before it is answered, no file where it fails."""
+"""Files that the pipeline uploads: chunks of rows that fall due soon, and selections of the rows that a job is for.
 
-import json
+A chunk comes batch by batch. Each batch is checked when it comes, the whole is durable before the answer, and a chunk
+that fails leaves no file.
+"""
+
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 import pyarrow as pa
 
-from postdate.bulk.columns import check_records
+from postdate.bulk.arrow import Bytes, check_records
 from postdate.bulk.schema import IN
-from postdate.bulk.texts import Bytes
 from postdate.errors import CorruptLog, Refused, UsageError
 from postdate.process import Pacer
 from postdate.storage import chunk as chunks
-from postdate.storage.chunk import CHUNK_ROW
+from postdate.storage import layout, selection
 from postdate.storage.disk import Disk
+from postdate.storage.layout import CHUNK_ROW
+from postdate.table.format import SELECTED
 
 _NAME = re.compile(r"([0-9]{6})-[A-Za-z0-9_.-]{1,120}")
-_FIXED = ("due", "arrival", "queue", "tag_hash", "flags", "unique_hash", "key_hash")
+_FIXED_COLUMNS = ("due", "arrival", "queue", "tag_hash", "flags", "unique_hash", "key_hash")
+SELECTION_ROWS_MAX = 4_000_000  # 160 MB
+_SELECTION_BATCH_ROWS = 65_536
+
+
+# -- chunks -----------------------------------------------------------------------------------------------------
 
 
 class Announced(NamedTuple):
-    """What the uploader says that it will send."""
+    """What an uploader will send."""
 
     name: str
     rows: int
-    bytes: int | None = None  # of all records; None where that is not known before the last has been read
+    bytes: int | None = None  # of all records; None where the uploader does not know it yet
 
 
-def announced(text: bytes) -> Announced:
+def parse_announcement(text: bytes) -> Announced:
     """Raises UsageError."""
     try:
-        said: dict[str, Any] = json.loads(text)
-        size = said.get("bytes")
-        found = Announced(str(said["name"]), int(said["rows"]), None if size is None else int(size))
+        fields: dict[str, Any] = orjson.loads(text)
+        size = fields.get("bytes")
+        found = Announced(str(fields["name"]), int(fields["rows"]), None if size is None else int(size))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"a chunk is announced by {text[:200]!r}, expected JSON with name and rows") from error
     if epoch_of(found.name) is None:
@@ -47,13 +57,13 @@ def announced(text: bytes) -> Announced:
 
 
 def epoch_of(name: str) -> int | None:
-    """The epoch in the name of an uploaded chunk; None for any other file."""
+    """Returns the epoch in the name of an uploaded chunk; None for any other file."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match and not name.endswith(chunks.NEW) else None
 
 
 class Uploads:
-    """The chunks that come in, of one data folder."""
+    """Receives chunks into one data folder."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -62,19 +72,18 @@ class Uploads:
         chunks.remove_unfinished(disk)
 
     def remove_older(self, epoch: int, staged: set[str]) -> None:
-        """Removes the chunks of older epochs that no stage has named: none will any more."""
-        names = [name for name in self._disk.list(chunks.FOLDER) if name not in staged]
-        for name in names:
-            if (epoch_of(name) or epoch) < epoch:
+        """Removes the chunks of older epochs that are not staged: no stage will name them any more."""
+        for name in self._disk.list(chunks.FOLDER):
+            if name not in staged and (epoch_of(name) or epoch) < epoch:
                 self._disk.reach("chunk.remove")
                 self._disk.remove(chunks.path_of(name))
 
     @contextmanager
     def receive(self, wanted: Announced) -> Iterator["Upload"]:
-        """A chunk to add batches to and to finish. Leaves no file where it was not finished. Raises Refused."""
+        """Yields a chunk to add batches to and to finish. Leaves no file unless it is finished. Raises Refused."""
         with self._lock:
             if wanted.name in self._names or self._disk.size(chunks.path_of(wanted.name)) >= 0:
-                raise Refused(f"chunk {wanted.name} is there already: give each one a name of its own")
+                raise Refused(f"chunk {wanted.name} exists already: give each chunk a name of its own")
             self._names.add(wanted.name)
         try:
             upload = Upload(self._disk, wanted)
@@ -87,7 +96,7 @@ class Uploads:
 
 
 class Upload:
-    """One chunk on its way in."""
+    """One chunk that is being uploaded."""
 
     def __init__(self, disk: Disk, wanted: Announced) -> None:
         self._wanted = wanted
@@ -97,10 +106,10 @@ class Upload:
         self._is_finished = False
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """The next rows. Raises UsageError where they are too many, out of order or no records."""
+        """Writes the next rows. Raises UsageError where they are too many, out of order or no records."""
         if not batch.num_rows:
             return
-        rows, data = _rows(batch)
+        rows, data = _read_chunk_rows(batch)
         self._check_counts(len(rows), len(data))
         self._check_order(rows)
         self._check_records(rows, data)
@@ -114,7 +123,7 @@ class Upload:
         limit = size if self._wanted.bytes is None else self._wanted.bytes
         if rows > self._wanted.rows or size > limit:
             raise UsageError(
-                f"chunk {self._wanted.name}: {rows} rows and {size} bytes have come, "
+                f"chunk {self._wanted.name}: {rows} rows and {size} bytes came, "
                 f"{self._wanted.rows} and {limit} were announced"
             )
 
@@ -130,10 +139,10 @@ class Upload:
         try:
             check_records(data, rows["position"], rows["size"].astype(np.int64))
         except CorruptLog as error:
-            raise UsageError(f"chunk {self._wanted.name}, behind row {self._writer.row_count}: {error}") from error
+            raise UsageError(f"chunk {self._wanted.name}, after row {self._writer.row_count}: {error}") from error
 
     def finish(self) -> Announced:
-        """Makes it a durable chunk; returns what it is. Raises UsageError where rows or bytes are missing."""
+        """Makes the chunk durable; returns its rows and bytes. Raises UsageError where some are missing."""
         found = Announced(self._wanted.name, self._writer.row_count, self._writer.records_bytes)
         wanted = self._wanted if self._wanted.bytes is not None else self._wanted._replace(bytes=found.bytes)
         if found != wanted:
@@ -155,15 +164,17 @@ class Upload:
             self._writer.abandon()
 
 
-def _rows(batch: pa.RecordBatch) -> tuple[np.ndarray, Bytes]:
-    """The rows, with positions from the first record on, and the records one behind the other. Raises UsageError."""
-    if _described(batch.schema) != _described(IN):
-        raise UsageError(f"the columns are {_described(batch.schema)}, expected {_described(IN)}")
+def _read_chunk_rows(batch: pa.RecordBatch) -> tuple[np.ndarray, Bytes]:
+    """Returns the rows, with positions relative to the first record, and the records one after the other. Raises
+    UsageError.
+    """
+    if _describe(batch.schema) != _describe(IN):
+        raise UsageError(f"the columns are {_describe(batch.schema)}, expected {_describe(IN)}")
     missing = [name for name in IN.names if batch.column(name).null_count]
     if missing:
         raise UsageError(f"column {missing[0]} has a null")
     rows = np.zeros(batch.num_rows, CHUNK_ROW)
-    for name in _FIXED:
+    for name in _FIXED_COLUMNS:
         rows[name] = batch.column(name).to_numpy().view(CHUNK_ROW[name])
     column = batch.column("record")
     ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
@@ -173,5 +184,62 @@ def _rows(batch: pa.RecordBatch) -> tuple[np.ndarray, Bytes]:
     return rows, Bytes(data[ends[0] : ends[-1]])
 
 
-def _described(schema: pa.Schema) -> str:
+def _describe(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+# -- selections -------------------------------------------------------------------------------------------------
+
+
+def selection_name(request: bytes) -> str:
+    """Returns the selection that a ticket or a command names; empty where it names none. Raises UsageError."""
+    try:
+        fields = orjson.loads(request)
+    except ValueError:
+        return ""  # the caller parses the request as something else, and says what is wrong with it
+    name = fields.get("selection", "") if isinstance(fields, dict) else ""
+    if name and not (isinstance(name, str) and selection.is_name(name)):
+        raise UsageError(
+            f"the name of a selection is {name!r:.100}, expected eight digits of the job, -, then a-z A-Z 0-9 -"
+        )
+    return str(name)
+
+
+class Selections:
+    """Writes and reads the selections of one data folder. No other process writes them."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        selection.remove_unfinished(disk)
+
+    def write(self, name: str, batches: Sequence[pa.RecordBatch]) -> int:
+        """Writes a selection, durable on return; returns its rows. Raises Refused, UsageError."""
+        if selection.is_there(self._disk, name):
+            raise Refused(f"selection {name} exists already: give each selection a name of its own")
+        rows = np.concatenate([np.empty(0, layout.SELECTED), *(_read_selected_rows(batch) for batch in batches)])
+        if len(rows) > SELECTION_ROWS_MAX:
+            raise UsageError(f"selection {name} has {len(rows)} rows, the limit is {SELECTION_ROWS_MAX}")
+        if not selection.is_sorted(rows):
+            raise UsageError(f"selection {name} is not in (due, arrival) order, or has a row twice")
+        selection.write(self._disk, name, rows)
+        return len(rows)
+
+    def read(self, name: str) -> Iterator[pa.RecordBatch]:
+        """Raises CorruptSelection."""
+        rows = selection.rows_of(self._disk, name)
+        for start in range(0, len(rows), _SELECTION_BATCH_ROWS):
+            piece = rows[start : start + _SELECTION_BATCH_ROWS]
+            columns = [
+                pa.array(np.ascontiguousarray(piece[field.name]).view(field.type.to_pandas_dtype()))
+                for field in SELECTED
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=SELECTED)
+
+
+def _read_selected_rows(batch: pa.RecordBatch) -> np.ndarray:
+    if batch.schema.names != SELECTED.names or batch.schema.types != SELECTED.types:
+        raise UsageError(f"the columns of a selection are {batch.schema.names}, expected {SELECTED.names}")
+    rows = np.empty(batch.num_rows, layout.SELECTED)
+    for name in SELECTED.names:
+        rows[name] = batch.column(name).to_numpy().view(layout.SELECTED[name])
+    return rows

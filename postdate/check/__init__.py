@@ -18,8 +18,7 @@ The price: 10 to 15 s for a million messages, nearly all of it to decode and app
 for each message in the log; of the table each row takes as long, and 16 bytes.
 """
 
-from typing import Any
-
+from postdate.arrival import NEVER
 from postdate.check import folder as folders
 from postdate.check.chunks import check_chunk
 from postdate.check.far import check_far, check_selections, find_local_table
@@ -31,9 +30,9 @@ from postdate.check.refold import Refold
 from postdate.check.report import Report
 from postdate.check.rows import Pointers, Tables
 from postdate.check.walk import Hole, place_of, walk
-from postdate.config import KIB, Settings
+from postdate.config import KIB, Limits, Settings
 from postdate.errors import ForeignFolder, UsageError
-from postdate.state.wheel import NEVER
+from postdate.extras import require_extra
 from postdate.storage.batch import MESSAGE
 from postdate.storage.disk import Disk
 from postdate.storage.folder import FORMAT_FILE, open_folder
@@ -45,7 +44,8 @@ def check_folder(disk: Disk) -> Report:
     """Checks a folder that no broker has open, and changes nothing in it but the file LOCK.
 
     Raises FolderInUse where a broker runs, ForeignFolder where the folder is not ours or from a newer version, OSError
-    where the disk cannot be read. Damage is never raised.
+    where the disk cannot be read, UsageError where the folder has a table and the extra that reads it is not installed.
+    Damage is never raised.
     """
     if disk.size(FORMAT_FILE) < 0:
         raise ForeignFolder(
@@ -53,7 +53,7 @@ def check_folder(disk: Disk) -> Report:
         )
     lock = disk.lock()
     try:
-        fixed = open_folder(disk, Settings())
+        fixed = open_folder(disk, Settings(), Limits())
         report = Report()
         problem = _fixed_problem(fixed)
         if problem:
@@ -67,10 +67,10 @@ def check_folder(disk: Disk) -> Report:
 
 def _fixed_problem(fixed: dict[str, int]) -> str:
     """Whether the values that are fixed for a folder's life are ones that a broker accepts."""
-    values: dict[str, Any] = {name: value for name, value in fixed.items() if name != "format"}
     try:
         # The bounds stand in one place. A batch must fit into its segment, which is not asked here: so the smallest.
-        Settings(batch_bytes_max=4 * KIB, **values)
+        Settings(batch_bytes_max=4 * KIB, segment_bytes=fixed["segment_bytes"])
+        Limits(queue_file_rows=fixed["queue_file_rows"], far_block_rows=fixed["far_block_rows"])
     except UsageError as error:
         return str(error)
     return ""
@@ -93,6 +93,7 @@ def _check(folder: Folder) -> None:
     check_selections(folder, refold)
     path = find_local_table(folder, refold)
     if path is not None:
+        require_extra("table", f"the check of the table {path}")
         from postdate.check.table import check_table  # a folder without a table needs no pyarrow
 
         check_table(folder, path, tables, refold, index)

@@ -10,13 +10,12 @@ import numpy as np
 from postdate.check.report import Report
 from postdate.errors import CorruptQueue, CorruptSnapshot
 from postdate.state import index
-from postdate.state.far import FAR
 from postdate.state.saved import read_state, read_sums
 from postdate.storage import chunk as chunks
 from postdate.storage import segment, snapshot
 from postdate.storage.chunk import CHUNK_BIT
 from postdate.storage.disk import Disk
-from postdate.storage.queue import ENTRY, TIME
+from postdate.storage.layout import ENTRY, FAR, INDEX, TIME
 from postdate.storage.rows import BLOCK_ROWS, Rows
 from postdate.storage.segment import Segments
 
@@ -72,7 +71,7 @@ def times_folder(number: int) -> str:
     return f"queues/{number}/times"
 
 
-_DTYPES = {"far": FAR, index.FOLDER: index.INDEX}
+_DTYPES = {"far": FAR, index.FOLDER: INDEX}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from postdate.errors import CorruptLog
 from postdate.storage import batch as batches
 from postdate.storage import record as records
 from postdate.storage import snapshot
-from postdate.storage.batch import KIND_FILLER, MESSAGE, ROW_STRUCT, Batch
+from postdate.storage.batch import KIND_FILLER, MESSAGE, Batch
+from postdate.storage.layout import ROW_STRUCT
 
 
 class LogCheck:

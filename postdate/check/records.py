@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from postdate.broker.sending import SYSTEM_TOPIC_PREFIX
+from postdate.arrival import NEVER
 from postdate.errors import IllegalMessage
 from postdate.keys import key_hash
 from postdate.message import (
@@ -23,10 +23,10 @@ from postdate.message import (
     other_keys,
     tag_hash,
 )
-from postdate.state.wheel import NEVER
 from postdate.storage import record as records
-from postdate.storage.batch import KIND_NAMES, MESSAGE, MORE_KEYS, ROW, Batch
+from postdate.storage.batch import KIND_NAMES, MESSAGE, MORE_KEYS, SYSTEM_TOPIC_PREFIX, Batch
 from postdate.storage.chunk import FLAG_OWN_ARRIVAL
+from postdate.storage.layout import ROW
 
 _LEVELS = DelayLevels.parse(DEFAULT_LEVELS_TEXT)
 

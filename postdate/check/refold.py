@@ -14,15 +14,16 @@ from typing import Any
 
 import numpy as np
 
+from postdate.arrival import NEVER
 from postdate.check.folder import Folder, Saved, dtype_of, named
 from postdate.check.walk import place_of
 from postdate.errors import CorruptData, PostdateError
 from postdate.state import saved as recovery
 from postdate.state.fold import Fold
-from postdate.state.wheel import NEVER, SINGLE
 from postdate.storage import segment
 from postdate.storage.batch import KIND_FILLER, STAGE, Batch
 from postdate.storage.disk import Data, Disk, File, LockedFolder, View
+from postdate.storage.layout import SINGLE, SLOT_HEAD
 from postdate.storage.log import Log
 from postdate.storage.rows import Rows
 
@@ -179,7 +180,7 @@ class Refold:
         )
 
     def _check_held(self) -> None:
-        held = self.fold.holds.held if self.fold is not None and not self.is_stopped else {}
+        held = self.fold.references.held if self.fold is not None and not self.is_stopped else {}
         segments = self._folder.segments
         for number, count in held.items():
             if number << segments.shift not in segments.bases:
@@ -308,9 +309,6 @@ def _shown(value: object) -> str:
     return text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}..."
 
 
-_SLOT_HEAD = np.dtype([("due", "<i8"), ("count", "<i8")])
-
-
 def slot_differences(saved: Saved, folded: dict[int, np.ndarray]) -> Iterator[str]:
     """One sentence for each slot of the wheel that differs."""
     kept = _slots(saved.slots())
@@ -335,7 +333,7 @@ def _slots(pieces: Iterable[bytes]) -> dict[int, np.ndarray]:
     """The singles of a wheel's pieces (Wheel.freeze), by due, in arrival order."""
     slots: dict[int, bytes] = {}
     for piece in pieces:
-        heads = np.frombuffer(piece, _SLOT_HEAD, int.from_bytes(piece[:8], "little"), 8)
+        heads = np.frombuffer(piece, SLOT_HEAD, int.from_bytes(piece[:8], "little"), 8)
         at = 8 + heads.nbytes
         for due_at_ms, count in heads.tolist():
             slots[due_at_ms] = slots.get(due_at_ms, b"") + piece[at : at + count * SINGLE.itemsize]

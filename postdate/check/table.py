@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from postdate.arrival import OWN
 from postdate.check.folder import Folder, named
 from postdate.check.records import Index, due_problem, keys_problem
 from postdate.check.refold import Refold
@@ -26,26 +27,25 @@ from postdate.check.rows import Tables
 from postdate.errors import CorruptLog, CorruptQueue, IllegalMessage
 from postdate.keys import key_hash
 from postdate.message import PROPERTY_KEYS, PROPERTY_TAGS, decode_properties
-from postdate.state.far import FAR as FAR_ROW
 from postdate.state.far import Far
 from postdate.storage import record as records
 from postdate.storage.batch import JOB
+from postdate.storage.layout import FAR as FAR_ROW
 from postdate.table.format import (
     CANCEL,
     DROP,
-    FAR,
+    FAR_TRANSACTION,
     LOG,
     MESSAGE,
     MESSAGES,
-    OWN,
     SCHEMA,
     STATISTICS,
     File,
-    entry,
-    files_of,
+    count_sound,
+    entry_path,
     is_untaken,
-    sound_count,
-    versions,
+    list_files,
+    parse_versions,
 )
 
 # What a row shares with its far row, and how the far row's number is read as the table's.
@@ -343,7 +343,7 @@ class _TableCheck:
                 self._check(delta)
 
     def _check(self, delta: DeltaTable) -> None:
-        files = [file for file in files_of(delta) if self._has_statistics(file)]
+        files = [file for file in list_files(delta) if self._has_statistics(file)]
         self._report.count("files of the table", len(files))
         for file in files:
             seen = check_file(self._path, file, self._sources)
@@ -354,18 +354,18 @@ class _TableCheck:
         self._check_once(arrivals)
         self._check_once(drops)
         if self._taken is not None:
-            self._check_taken(self._taken, arrivals, delta.transaction_version(FAR) or 0)
+            self._check_taken(self._taken, arrivals, delta.transaction_version(FAR_TRANSACTION) or 0)
 
     # -- opening ------------------------------------------------------------------------------------------------
 
     def _opened(self, scratch: Path) -> DeltaTable | None:
         names = [path.name for path in (self._path / LOG).iterdir()] if (self._path / LOG).is_dir() else []
-        known = versions(names)
+        known = parse_versions(names)
         if not names:
             self._tell_missing()
             return None
         try:
-            count = sound_count(known, lambda version: (self._path / entry(version)).read_bytes())
+            count = count_sound(known, lambda version: (self._path / entry_path(version)).read_bytes())
             if count < len(known):
                 self._report.count("entries of the Delta log that a crash has cut", len(known) - count)
                 return DeltaTable(str(self._path), version=known[count] - 1)

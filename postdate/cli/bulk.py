@@ -5,10 +5,10 @@ import os
 import sys
 from pathlib import Path
 
-from postdate.bulk.process import run
 from postdate.cli.command import OK, USAGE, add_parent, runs
 from postdate.client.connection import Address, parse_address
 from postdate.config import Settings
+from postdate.extras import require_extra
 
 HELP = """\
 Serves far messages, queues and chunks over Arrow Flight, for the pipeline and for programs that move millions of rows.
@@ -41,6 +41,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def _bulk(arguments: argparse.Namespace) -> int:
     broker = parse_address(arguments.broker)
+    require_extra("table", "postdate bulk")
+    from postdate.bulk.process import run  # pyarrow takes half a second to load
+
     run(Path(arguments.data), broker, arguments.host, arguments.port, _print_ready, arguments._parent_pid)
     sys.stdout.flush()
     # Flight's threads may still write to a peer that does not read; nothing of theirs is worth waiting for.

@@ -1,11 +1,11 @@
-"""`postdate check`: is everything in a closed folder still true?"""
+"""`postdate check`: verifies a closed data folder."""
 
 import argparse
 
 from postdate.check import check_folder
 from postdate.cli.command import NEGATIVE, OK, print_json
 from postdate.cli.folder import add_folder, opened
-from postdate.cli.show import count
+from postdate.cli.render import Working, count
 
 HELP = """\
 Reads everything in a data folder that no broker has open, changes nothing, and says what is damaged and where.
@@ -24,7 +24,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    report = check_folder(opened(arguments))
+    with Working(f"checking {arguments.folder}"):
+        report = check_folder(opened(arguments))
     if arguments.json:
         print_json({"ok": report.ok, "findings": report.findings, "numbers": report.numbers})
     elif report.ok:

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from postdate.clock import SystemClock
-from postdate.config import Settings
+from postdate.config import Limits, Settings
+from postdate.extras import has_extra, install
 from postdate.server import Addresses, Part, Parts
 from postdate.spark.session import java
 
@@ -15,19 +16,25 @@ _STAY = "far messages stay in the log and are still on time"
 _THIS_MACHINE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
 
-def beside(settings: Settings) -> Parts:
-    """What the settings ask for, and a sentence about each that they do not."""
+def beside(settings: Settings, limits: Limits) -> Parts:
+    """The processes that the settings ask for, and a sentence about each other one."""
     if settings.bulk_port < 0:
         others = {BULK: "off: bulk_port is -1", PIPELINE: f"off, as bulk is: {_STAY}"}
-        return Parts(settings, SystemClock(), [], others)
+        return Parts(limits, SystemClock(), [], others)
+    if not has_extra("table"):
+        others = {BULK: f"off: it needs postdate[table], {install('table')}", PIPELINE: f"off, as bulk is: {_STAY}"}
+        return Parts(limits, SystemClock(), [], others)
     bulk = Part(BULK, lambda addresses: _bulk(settings, addresses))
     if not is_embedded(settings):
-        others = {PIPELINE: "none here: start one with postdate pipeline --bulk HOST:PORT"}
-        return Parts(settings, SystemClock(), [bulk], others)
+        others = {PIPELINE: "none here: start one with postdate pipeline --addr HOST:PORT"}
+        return Parts(limits, SystemClock(), [bulk], others)
+    if not has_extra("spark"):
+        others = {PIPELINE: f"off: it needs postdate[spark], {install('spark')}; {_STAY}"}
+        return Parts(limits, SystemClock(), [bulk], others)
     pipeline = Part(
         PIPELINE, lambda addresses: _pipeline(settings, addresses), needs=lambda: _java(settings.java_home), after=bulk
     )
-    return Parts(settings, SystemClock(), [bulk, pipeline], {})
+    return Parts(limits, SystemClock(), [bulk, pipeline], {})
 
 
 def is_embedded(settings: Settings) -> bool:
@@ -35,7 +42,7 @@ def is_embedded(settings: Settings) -> bool:
 
 
 def _bulk(settings: Settings, addresses: Addresses) -> list[str]:
-    """A free port is kept when it is started again: the pipeline was told it."""
+    """Keeps a free port when it starts again: the pipeline knows that port."""
     port = addresses[BULK].rpartition(":")[2] if BULK in addresses else str(settings.bulk_port)
     return [
         sys.executable, "-m", "postdate", "bulk", "--data", str(Path(settings.data).resolve()), "--host", settings.host,
@@ -45,19 +52,19 @@ def _bulk(settings: Settings, addresses: Addresses) -> list[str]:
 
 def _pipeline(settings: Settings, addresses: Addresses) -> list[str]:
     return [
-        sys.executable, "-m", "postdate", "pipeline", "--bulk", _from_here(addresses[BULK]),
+        sys.executable, "-m", "postdate", "pipeline", "--addr", _from_here(addresses["broker"]),
         "--table", _table(settings), "--master", settings.spark_master,
         "--memory", str(settings.spark_memory_bytes), "--parent-pid", str(os.getpid()), "--log-level", _level(),
     ]  # fmt: skip
 
 
 def _level() -> str:
-    """As much as whoever started us wants to know: what is told at a lower level ends here in any case."""
+    """The level of this process; a record below it would end here in any case."""
     return "debug" if logging.getLogger("postdate").isEnabledFor(logging.DEBUG) else "info"
 
 
 def _table(settings: Settings) -> str:
-    """A folder by its whole path: whoever reads it, bulk among them, may work in another one."""
+    """A folder by its whole path: bulk and other readers may work in another folder."""
     if "://" in settings.table:
         return settings.table
     return str(Path(settings.table or f"{settings.data}/table").resolve())
@@ -71,6 +78,6 @@ def _java(home: str) -> dict[str, str] | str:
 
 
 def _from_here(address: str) -> str:
-    """An address that all of this machine's are behind, as one of them."""
+    """An address of this machine for one that stands for all of them."""
     host, _, port = address.rpartition(":")
     return f"{_THIS_MACHINE.get(host, host)}:{port}"

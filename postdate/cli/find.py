@@ -1,10 +1,10 @@
-"""`postdate find`: messages by their key, and where they are."""
+"""`postdate find`: finds messages by key and says where they are."""
 
 import argparse
 from typing import Any
 
 from postdate.cli.command import OK, add_broker, print_json, say_no
-from postdate.cli.show import body, body_fields, instant
+from postdate.cli.render import body, body_fields, instant, is_terminal, print_facts
 from postdate.cli.values import positive
 from postdate.client import admin
 from postdate.client.admin import FoundMessage
@@ -35,7 +35,7 @@ _WORDS = {
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("topic", metavar="TOPIC", help="the topic that it was sent to")
     parser.add_argument("key", metavar="KEY", help="one of its keys, or its id")
-    parser.add_argument("--limit", metavar="N", type=positive, default=32, help="at most so many (default: 32)")
+    parser.add_argument("--limit", metavar="N", type=positive, default=32, help="at most this many (default: 32)")
     add_broker(parser, _find)
 
 
@@ -43,9 +43,12 @@ def _find(arguments: argparse.Namespace) -> int:
     found = admin.find(arguments.addr, arguments.topic, arguments.key, arguments.limit)
     if not found:
         return say_no(f"no message of topic {arguments.topic!r} has the key {arguments.key!r}")
-    for message in found:
+    for number, message in enumerate(found):
         if arguments.json:
             print_json(_as_json(message))
+        elif is_terminal():  # a line would be longer than most terminals are wide
+            print("\n" if number else "", end="")
+            print_facts({"id": message.id, "where": _where(message), "body": body(message.body, whole=False)})
         else:
             print(f"{message.id}  {_where(message)}  {body(message.body, whole=False)}")
     return OK

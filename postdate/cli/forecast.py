@@ -1,10 +1,11 @@
-"""`postdate forecast`: what is due in the time ahead, as bars."""
+"""`postdate forecast`: shows what is due in the time ahead, as bars."""
 
 import argparse
+import shutil
 from typing import Any, NamedTuple
 
 from postdate.cli.command import OK, add_broker, print_json
-from postdate.cli.show import moment, table
+from postdate.cli.render import bar, is_terminal, moment, print_table
 from postdate.client import admin
 
 HELP = """\
@@ -16,13 +17,14 @@ examples:
   postdate forecast --topic orders --span hour       one topic, the next hour
   postdate forecast --json                           for a program
 
-The first bar is the unit that we are in; of what was due earlier in it, nothing waits any more.
+The first bar is the present minute, hour or day; messages due earlier in it are out already.
 
 exit codes: 0 shown, 1 there is no such topic, 2 wrong usage, 3 no broker was reached or it refused, 130 interrupted
 """
 
-_WIDTH = 40
-_EIGHTHS = " ▏▎▍▌▋▊▉"
+_WIDTH = 40  # of bars in a file
+_OTHER_COLUMNS = 46  # of a terminal: all but the bars
+_WIDTH_MIN, _WIDTH_MAX = 10, 70
 
 
 class _Span(NamedTuple):
@@ -53,31 +55,35 @@ def _forecast(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(found)
         return OK
-    for number, (name, told) in enumerate(found.items()):
+    for number, (name, forecast) in enumerate(found.items()):
         if number:
             print()
-        _print_span(_SPANS[name], told)
+        _print_span(_SPANS[name], forecast)
     return OK
 
 
-def _print_span(span: _Span, told: dict[str, Any]) -> None:
-    bars, of_topic = told["bars"], f" for {told['topic']}" if told["topic"] else ""
-    total, most = sum(bar["rows"] for bar in bars), max(bar["rows"] for bar in bars)
+def _print_span(span: _Span, forecast: dict[str, Any]) -> None:
+    bars, of_topic = forecast["bars"], f" for {forecast['topic']}" if forecast["topic"] else ""
+    total, most = sum(each["rows"] for each in bars), max(each["rows"] for each in bars)
     print(f"{span.title}{of_topic}: {total:,} due")
     if total:
+        width = _bar_width()
         rows = [
-            [moment(bar["from_ms"])[span.shown].replace("T", " "), bar["rows"], _bar(bar["rows"], most), _busiest(bar)]
-            for bar in bars
-        ]
-        print("", *table([f"{span.unit}", "due", "", "busiest second"], rows), sep="\n")
-    if told["unread"]:
-        print(f"without what the pipeline's table holds: {told['unread']}")
+            [moment(each["from_ms"])[span.shown].replace("T", " "), each["rows"], bar(each["rows"], most, width),
+             _busiest(each)]
+            for each in bars
+        ]  # fmt: skip
+        print()
+        print_table([f"{span.unit}", "due", "", "busiest second"], rows)
+    if forecast["unread"]:
+        print(f"without what the pipeline's table holds: {forecast['unread']}")
 
 
-def _bar(rows: int, most: int) -> str:
-    eighths = -(-rows * _WIDTH * 8 // most) if rows else 0  # what is there is seen
-    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+def _bar_width() -> int:
+    if not is_terminal():
+        return _WIDTH
+    return max(_WIDTH_MIN, min(_WIDTH_MAX, shutil.get_terminal_size().columns - _OTHER_COLUMNS))
 
 
-def _busiest(bar: dict[str, Any]) -> str:
-    return f"{bar['busiest_rows']:,} at {moment(bar['busiest_ms'])[11:19]}" if bar["rows"] else ""
+def _busiest(each: dict[str, Any]) -> str:
+    return f"{each['busiest_rows']:,} at {moment(each['busiest_ms'])[11:19]}" if each["rows"] else ""

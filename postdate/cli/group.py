@@ -3,7 +3,7 @@
 import argparse
 
 from postdate.cli.command import OK, Verbs, is_meant, print_json, say_no
-from postdate.cli.show import table
+from postdate.cli.render import print_facts, print_table
 from postdate.client import admin
 
 HELP = """\
@@ -49,12 +49,15 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _print_group(name: str, members: list[str], progress: list[admin.Progress]) -> None:
-    print(f"group    {name}")
-    print(f"members  {', '.join(members) or 'none at this moment'}")
-    print(f"lag      {sum(each.lag for each in progress):,}")
+    print_facts({
+        "group": name,
+        "members": ", ".join(members) or "none at this moment",
+        "lag": f"{sum(each.lag for each in progress):,}",
+    })  # fmt: skip
     rows: list[list[str | int]] = [[*each, each.lag] for each in progress]
     if rows:
-        print("", *table(["topic", "queue", "committed", "max", "lag"], rows), sep="\n")
+        print()
+        print_table(["topic", "queue", "committed", "max", "lag"], rows)
 
 
 def _create(arguments: argparse.Namespace) -> int:

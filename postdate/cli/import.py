@@ -1,4 +1,4 @@
-"""`postdate import`: the rows of files, scheduled as messages."""  # noqa: N999 - a command's module has its name
+"""`postdate import`: schedules the rows of files as messages."""  # noqa: N999 - a command's module has its name
 
 import argparse
 import os
@@ -7,12 +7,12 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from postdate.cli.command import INTERRUPTED, NEGATIVE, OK, add_bulk, add_json, print_json, runs
-from postdate.cli.line import Line
-from postdate.cli.show import count
+from postdate.cli.command import INTERRUPTED, NEGATIVE, OK, add_address, add_bulk, add_json, print_json, runs
+from postdate.cli.render import Working, count
 from postdate.cli.values import named_value
-from postdate.client.connection import parse_address
+from postdate.client.address import route_addresses
 from postdate.clock import SystemClock
+from postdate.extras import require_extra
 
 if TYPE_CHECKING:
     from postdate.spark.imports.inputs import Outcome, Request
@@ -64,6 +64,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--skip-bad", metavar="FILE", default="", help="write bad rows there and schedule the others")
     parser.add_argument("--no-wait", action="store_true", help="do not wait until the pipeline has taken them")
+    add_address(parser)
     add_bulk(parser)
     parser.add_argument("--memory", metavar="SIZE", default="1g", help="heap of Spark (default: 1g)")
     add_json(parser)
@@ -71,19 +72,20 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    parse_address(arguments.bulk)
+    route_addresses(arguments.addr)
+    require_extra("spark", "postdate import")
     from postdate.spark.imports import inputs  # Spark takes a second to load, and no other command needs it
 
     request = _request(arguments)
     clock = SystemClock()
     started_ns = clock.elapsed_ns()
-    with Line() as line:
+    with Working() as working:
         if not arguments.id:
-            line.say(f"import {request.id}: repeat with --id {request.id} if this is interrupted")
+            working.say(f"import {request.id}: repeat with --id {request.id} if this is interrupted")
         try:
-            outcome = inputs.run(request, os.environ, _shown(line))
-        except inputs.Interrupted as told:
-            line.say(f"postdate: {told}")
+            outcome = inputs.run(request, os.environ, _shown(working))
+        except inputs.Interrupted as interrupted:
+            working.say(f"postdate: {interrupted}")
             return INTERRUPTED
     return _answer(arguments, outcome, (clock.elapsed_ns() - started_ns) / 1e9)
 
@@ -96,12 +98,12 @@ def _request(arguments: argparse.Namespace) -> "Request":
     wanted = wanted_of({**columns, "unit": arguments.due_unit, "named": tuple(arguments.property)})
     return Request(
         arguments.files, checked_topic(arguments.topic), wanted, arguments.id or uuid.uuid4().hex, arguments.skip_bad,
-        not arguments.no_wait, arguments.bulk, arguments.memory,
+        not arguments.no_wait, arguments.addr, arguments.memory,
     )  # fmt: skip
 
 
-def _shown(line: Line) -> Callable[[str, int], None]:
-    return lambda step, rows: line.show(f"{step}: {count(rows, 'row')}" if rows else step)
+def _shown(working: Working) -> Callable[[str, int], None]:
+    return lambda step, rows: working.show(f"{step}, rows" if rows else step, rows)
 
 
 # -- what became of it ------------------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ def _shown(line: Line) -> Callable[[str, int], None]:
 def _answer(arguments: argparse.Namespace, outcome: "Outcome", seconds: float) -> int:
     from postdate.spark.imports.imports import bad_lines
 
-    job = outcome.job
+    job = outcome.job._asdict()
     if arguments.json:
         print_json(_as_json(outcome, seconds))
     elif outcome.is_given_up:
@@ -129,9 +131,9 @@ def _sentence(job: dict[str, Any], seconds: float) -> str:
 
 
 def _as_json(outcome: "Outcome", seconds: float) -> dict[str, Any]:
-    job = outcome.job
+    job = outcome.job._asdict()
     state = "failed" if outcome.is_given_up else job["state"]
     rows = 0 if outcome.is_given_up else job["rows"]
     bad = [each._asdict() for each in outcome.bad[:20]]
-    told = {"id": job["id"], "state": state, "rows": rows, "bad": outcome.bad_count or job["bad"]}
-    return told | {"bad_rows": bad, "seconds": round(seconds, 3)}
+    fields = {"id": job["id"], "state": state, "rows": rows, "bad": outcome.bad_count or job["bad"]}
+    return fields | {"bad_rows": bad, "seconds": round(seconds, 3)}

@@ -1,10 +1,10 @@
-"""`postdate jobs`: work in bulk that was asked for, and where it is."""
+"""`postdate jobs`: lists work in bulk and how far it is."""
 
 import argparse
 from typing import Any
 
 from postdate.cli.command import OK, add_broker, print_json, say_no
-from postdate.cli.show import moment, rough, table
+from postdate.cli.render import bar, is_terminal, moment, print_facts, print_table, rough
 from postdate.cli.values import positive
 from postdate.client import admin
 
@@ -24,25 +24,28 @@ or it refused, 130 interrupted
 """
 
 
+_BAR_WIDTH = 10
+
+
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", metavar="ID", nargs="?", help="one job")
     parser.add_argument("--withdraw", action="store_true", help="end it, where it has changed nothing yet")
-    parser.add_argument("--limit", metavar="N", type=positive, default=20, help="at most so many (default: 20)")
+    parser.add_argument("--limit", metavar="N", type=positive, default=20, help="at most this many (default: 20)")
     add_broker(parser, _jobs)
 
 
 def _jobs(arguments: argparse.Namespace) -> int:
-    listed = admin.job(arguments.addr, {"call": "list"})
-    jobs = [job for job in listed["jobs"] if arguments.id in (None, job["id"])]
+    now_ms, listed = admin.list_jobs(arguments.addr)
+    jobs = [job._asdict() for job in listed if arguments.id in (None, job.id)]
     if arguments.id is None:
-        return _show_all(arguments, jobs[-arguments.limit :], listed["now_ms"])
+        return _show_all(arguments, jobs[-arguments.limit :], now_ms)
     if not jobs:
         return say_no(f"there is no job {arguments.id}, or it is forgotten: the last thousand are known")
     return _withdraw(arguments) if arguments.withdraw else _show_one(arguments, jobs[0])
 
 
 def _withdraw(arguments: argparse.Namespace) -> int:
-    job = admin.job(arguments.addr, {"call": "fail", "id": arguments.id, "reason": "withdrawn"})
+    job = admin.withdraw_job(arguments.addr, arguments.id)._asdict()
     if job["state"] != "failed":
         return say_no(f"job {arguments.id} is {job['state']}: it cannot be withdrawn any more")
     return _show_one(arguments, job)
@@ -60,7 +63,7 @@ def _show_all(arguments: argparse.Namespace, jobs: list[dict[str, Any]], now_ms:
              f"{rough(max(now_ms - job['at_ms'], 0))} ago", _how(job)]
             for job in jobs
         ]  # fmt: skip
-        print(*table(heads, rows), sep="\n")
+        print_table(heads, rows)
     return OK
 
 
@@ -68,14 +71,12 @@ def _show_one(arguments: argparse.Namespace, job: dict[str, Any]) -> int:
     if arguments.json:
         print_json(job)
         return OK
-    told = {
+    facts = {
         "job": job["id"], "what": _what(job), "state": job["state"], "how": _how(job), "rows": f"{job['rows']:,}",
         "changed": f"{job['changed']:,}", "too late": f"{job['late']:,}", "bad": f"{job['bad']:,}",
         "asked": moment(job["at_ms"]), "ended": moment(job["ended_at_ms"]) if job["ended_at_ms"] else "",
     }  # fmt: skip
-    for name, value in told.items():
-        if value:
-            print(f"{name:<10}{value}")
+    print_facts((name, value) for name, value in facts.items() if value)
     return OK
 
 
@@ -87,8 +88,11 @@ def _what(job: dict[str, Any]) -> str:
 
 
 def _how(job: dict[str, Any]) -> str:
-    """Why it failed, or how far it is."""
+    """Why it failed, or how far it is; on a terminal with a bar."""
     if job["reason"] or not job["step"]:
         return str(job["reason"])
     done = f" {job['done']:,}" if job["done"] else ""
-    return f"{job['step']}{done} of {job['total']:,}" if job["total"] else f"{job['step']}{done}"
+    if not job["total"]:
+        return f"{job['step']}{done}"
+    drawn = f"{bar(job['done'], job['total'], _BAR_WIDTH):░<{_BAR_WIDTH}} " if is_terminal() else ""
+    return f"{drawn}{job['step']}{done} of {job['total']:,}"

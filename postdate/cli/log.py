@@ -1,4 +1,4 @@
-"""`postdate log`: the log, batch by batch, as text or JSON."""
+"""`postdate log`: prints the log, batch by batch, as text or JSON."""
 
 import argparse
 import base64
@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 from postdate.check import Hole, place_of, walk
 from postdate.cli.command import OK, print_json
 from postdate.cli.folder import add_folder, opened
-from postdate.cli.show import body as show_body
-from postdate.cli.show import count, instant, span
+from postdate.cli.render import body as show_body
+from postdate.cli.render import count, instant, span
 from postdate.cli.values import whole_number
-from postdate.config import Settings
+from postdate.config import Limits, Settings
 from postdate.errors import CorruptLog
 from postdate.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
 from postdate.storage import record as records
-from postdate.storage.batch import KIND_FILLER, KIND_NAMES, MESSAGE, ROW_STRUCT, Batch
+from postdate.storage.batch import KIND_FILLER, KIND_NAMES, MESSAGE, Batch
 from postdate.storage.folder import open_folder
+from postdate.storage.layout import ROW_STRUCT
 from postdate.storage.segment import Segments
 
 HELP = """\
@@ -70,13 +71,13 @@ def add(command: argparse.ArgumentParser) -> None:
     command.add_argument("--topic", metavar="T", help="only messages of this topic")
     kinds = list(KIND_NAMES.values())
     command.add_argument("--kind", metavar="K", choices=kinds, help=f"only records of this kind: {', '.join(kinds)}")
-    command.add_argument("--limit", metavar="N", type=whole_number, help="print at most so many records")
+    command.add_argument("--limit", metavar="N", type=whole_number, help="print at most this many records")
     command.add_argument("--body", action="store_true", help="print whole bodies (base64 with --json)")
 
 
 def _log(arguments: argparse.Namespace) -> int:
     disk = opened(arguments)
-    segments = Segments(disk, open_folder(disk, Settings())["segment_bytes"])
+    segments = Segments(disk, open_folder(disk, Settings(), Limits())["segment_bytes"])
     left = arguments.limit
     for item in _items(segments, arguments.start, arguments.stop):
         if left == 0:
@@ -92,7 +93,7 @@ def _log(arguments: argparse.Namespace) -> int:
 
 
 def _items(segments: Segments, start: int, stop: int | None) -> Iterator[Batch | Hole]:
-    """Batches and holes of a range, without fillers and without the zeros behind the end."""
+    """Batches and holes of a range, without fillers and without the zeros after the end."""
     for base in segments.bases:
         if base + segments.segment_bytes <= start or (stop is not None and base >= stop):
             continue
@@ -103,7 +104,7 @@ def _items(segments: Segments, start: int, stop: int | None) -> Iterator[Batch |
 
 
 def _print_hole(segments: Segments, hole: Hole) -> None:
-    """On stderr, so that stdout has records alone. Whether it is damage or a torn tail, only `check` can tell."""
+    """On stderr, so that stdout has records alone. Only `check` can tell damage from a torn tail."""
     print(f"{place_of(segments, hole.offset)}: {hole.problem} ({hole.end - hole.offset} bytes)", file=sys.stderr)
 
 

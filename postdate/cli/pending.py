@@ -1,10 +1,10 @@
-"""`postdate pending`: what waits, by topic and by time."""
+"""`postdate pending`: counts what waits, by topic and by time."""
 
 import argparse
 from typing import Any
 
 from postdate.cli.command import OK, add_broker, print_json
-from postdate.cli.show import count, moment, size, table
+from postdate.cli.render import count, moment, print_table, size
 from postdate.cli.values import positive
 from postdate.client import admin
 
@@ -26,7 +26,7 @@ exit codes: 0 shown, 1 there is no such topic, 2 wrong usage, 3 no broker was re
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--topic", metavar="T", default="", help="only this topic")
     parser.add_argument("--by", choices=("minute", "hour", "day"), default="minute", help="rows by (default: minute)")
-    parser.add_argument("--limit", metavar="N", type=positive, default=20, help="at most so many rows (default: 20)")
+    parser.add_argument("--limit", metavar="N", type=positive, default=20, help="at most this many rows (default: 20)")
     add_broker(parser, _pending)
 
 
@@ -59,7 +59,8 @@ def _print_pending(found: dict[str, Any], unit: str) -> None:
 
 def _print_table(heads: list[str], rows: list[list[str | int]]) -> None:
     if rows:
-        print("", *table(heads, rows), sep="\n")
+        print()
+        print_table(heads, rows)
 
 
 def _time(from_ms: int, unit: str) -> str:

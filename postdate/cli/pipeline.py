@@ -1,14 +1,15 @@
-"""`postdate pipeline`: the Spark pipeline in the foreground, until it is told to stop."""
+"""`postdate pipeline`: runs the Spark pipeline in the foreground until Ctrl-C or SIGTERM."""
 
 import argparse
 import os
 
 from postdate import config
-from postdate.cli.command import OK, REFUSED, add_bulk, add_parent, runs
+from postdate.cli.command import OK, REFUSED, add_address, add_bulk, add_parent, runs
 from postdate.cli.logs import add_log_level, start_logging
-from postdate.client.connection import parse_address
+from postdate.client.address import parse_address, route_addresses
 from postdate.config import MIB, Settings
 from postdate.errors import UsageError
+from postdate.extras import require_extra
 from postdate.spark.session import java
 
 HELP = """\
@@ -20,8 +21,8 @@ examples:
   postdate pipeline                                  ... and one for it, on all cores of the same machine
 
   postdate up --pipeline none --host 0.0.0.0         a broker that other machines reach
-  postdate pipeline --bulk broker.example.org:9878 --master spark://spark.example.org:7077 --table /shared/postdate
-  postdate pipeline --bulk broker.example.org:9878 --master yarn --table s3://bucket/postdate --checkpoint /shared/cp
+  postdate pipeline --addr broker.example.org:9876 --master spark://spark.example.org:7077 --table /shared/postdate
+  postdate pipeline --addr broker.example.org:9876 --master yarn --table s3://bucket/postdate --checkpoint /shared/cp
 
 On a cluster the table lies where all workers reach it, and the workers reach bulk. They need Python with pyarrow; our
 modules travel with the job. While no broker is reached it waits and tries again. A broker has one pipeline: a new one
@@ -35,6 +36,7 @@ _DEFAULTS = Settings()
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    add_address(parser)
     add_bulk(parser)
     parser.add_argument(
         "--master", metavar="M", default=_DEFAULTS.spark_master,
@@ -59,9 +61,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _pipeline(arguments: argparse.Namespace) -> int:
-    parse_address(arguments.bulk)
+    route_addresses(arguments.addr)
+    if arguments.bulk:
+        parse_address(arguments.bulk)
     master = config.checked("--master", "spark_master", arguments.master)
     memory_bytes = config.checked("--memory", "spark_memory_bytes", arguments.memory)
+    require_extra("spark", "postdate pipeline")
     found = java.find(os.environ, arguments.java_home)
     if isinstance(found, java.Missing):
         raise UsageError(f"{found.sentence}: {java.INSTALL}, or name its folder with --java-home")
@@ -73,8 +78,8 @@ def _pipeline(arguments: argparse.Namespace) -> int:
 
     driver.run(
         driver.Options(
-            bulk=arguments.bulk, table=arguments.table, master=master, memory=f"{memory_bytes // MIB}m",
-            checkpoint=arguments.checkpoint, parent_pid=arguments._parent_pid,
+            address=arguments.addr, bulk=arguments.bulk, table=arguments.table, master=master,
+            memory=f"{memory_bytes // MIB}m", checkpoint=arguments.checkpoint, parent_pid=arguments._parent_pid,
         )
     )  # fmt: skip
     return OK

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from postdate.cli.command import OK, add_broker, print_json
-from postdate.cli.show import count, rough
-from postdate.cli.show import instant as show_instant
+from postdate.cli.render import Working, count, rough
+from postdate.cli.render import instant as show_instant
 from postdate.cli.values import instant as instant_ms
 from postdate.cli.values import named_value, positive, span
 from postdate.client import Outgoing, Receipt, connect
-from postdate.client.spans import instant
 from postdate.clock import SystemClock
 from postdate.errors import PostdateError, UsageError
+from postdate.spans import instant
 
 HELP = """\
 Sends a message that is delivered at once, after a delay or at a time, and prints how to cancel it.
@@ -39,7 +39,7 @@ _STDIN = "-"
 _BATCH_MESSAGES = 1_000
 _READ_BYTES = 1 << 16
 _LINE_BYTES_MAX = 64 << 20  # no broker takes a longer body, so it is not gathered in memory either
-_PROGRESS_INTERVAL_NS = 100_000_000
+_QUIET_NS = 300_000_000  # work that takes no longer shows no progress
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--file", metavar="F", help="the body is what this file holds; - is stdin")
     parser.add_argument("--lines", action="store_true", help="each line of stdin is a message")
     when = parser.add_mutually_exclusive_group()
-    when.add_argument("--delay", metavar="SPAN", type=span, help="deliver it so much later")
+    when.add_argument("--delay", metavar="SPAN", type=span, help="deliver it this much later")
     when.add_argument("--at", metavar="TIME", type=instant_ms, help="deliver it then: ISO 8601 or epoch milliseconds")
     when.add_argument("--level", metavar="N", type=positive, help="deliver it after RocketMQ's delay level N")
     parser.add_argument("--key", metavar="K", help="a key to find or cancel it by")
@@ -56,7 +56,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--property", metavar="NAME=VALUE", type=named_value, action="append", default=[], help="may be repeated"
     )
-    parser.add_argument("--count", metavar="N", type=positive, default=1, help="send it so many times")
+    parser.add_argument("--count", metavar="N", type=positive, default=1, help="send it this many times")
     add_broker(parser, _send)
 
 
@@ -131,47 +131,47 @@ def _full(lines: list[bytes]) -> list[bytes]:
 
 
 def _send_many(arguments: argparse.Namespace, batches: Iterator[list[bytes]]) -> int:
-    tally, wishes = _Tally(), _wishes(arguments)
-    with connect(arguments.addr) as client:
+    wishes = _wishes(arguments)
+    with connect(arguments.addr) as client, _Tally(0 if arguments.lines else arguments.count) as tally:
         for bodies in batches:
             try:
                 receipts = client.send_batch(arguments.topic, [Outgoing(body, **wishes) for body in bodies])
             except PostdateError as error:
-                tally.end()
                 if not tally.sent:
                     raise
                 raise PostdateError(f"{error}; at least {count(tally.sent, 'message')} had been sent before") from error
             tally.add(receipts)
             if arguments.json:
                 _print_json(receipts)
-    tally.end()
     if not arguments.json:
         tally.print(arguments.topic)
     return OK
 
 
 class _Tally:
-    """What was sent so far, and a line about it on a terminal."""
+    """What was sent so far, and progress on a terminal if it takes a moment. `total` is 0 if nobody knows it."""
 
-    def __init__(self) -> None:
+    def __init__(self, total: int) -> None:
         self.sent = 0
+        self._total = total
         self._dues: list[int] = []  # the first and the last
         self._clock = SystemClock()
-        self._shown_at_ns = self._clock.elapsed_ns()
-        self._is_shown = False
+        self._started_ns = self._clock.elapsed_ns()
+        self._working = Working()
+
+    def __enter__(self) -> "_Tally":
+        self._working.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._working.__exit__()
 
     def add(self, receipts: list[Receipt]) -> None:
         self.sent += len(receipts)
         dues = self._dues + [receipt.due_at_ms for receipt in receipts if receipt.due_at_ms is not None]
         self._dues = [min(dues), max(dues)] if dues else []
-        if sys.stderr.isatty() and self._clock.elapsed_ns() - self._shown_at_ns > _PROGRESS_INTERVAL_NS:
-            self._shown_at_ns, self._is_shown = self._clock.elapsed_ns(), True
-            print(f"\r{self.sent:,} sent", end="", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        """Wipes the line: what comes next says it all."""
-        if self._is_shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        if self._clock.elapsed_ns() - self._started_ns > _QUIET_NS:
+            self._working.show("sent", self.sent, self._total)
 
     def print(self, topic: str) -> None:
         print(f"sent {count(self.sent, 'message')} to {topic}")

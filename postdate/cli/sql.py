@@ -9,11 +9,11 @@ from typing import Any
 
 import orjson
 
-from postdate.cli.command import OK, add_bulk, runs
-from postdate.cli.show import table
+from postdate.cli.command import OK, add_address, add_bulk, runs
+from postdate.cli.render import print_table
 from postdate.cli.values import positive
-from postdate.client.connection import parse_address
 from postdate.errors import UsageError
+from postdate.extras import require_extra
 
 HELP = """\
 Answers a query of Spark SQL over the view pending: all that waits, near, far and in the pipeline's table.
@@ -39,8 +39,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--format", choices=("table", "csv", "json"), default="table", help="how rows are printed (default: table)"
     )
     parser.add_argument(
-        "--limit", metavar="N", type=positive, default=1_000, help="at most so many rows (default: 1000)"
+        "--limit", metavar="N", type=positive, default=1_000, help="at most this many rows (default: 1000)"
     )
+    add_address(parser)
     add_bulk(parser)
     parser.add_argument("--memory", metavar="SIZE", default="1g", help="heap of Spark (default: 1g)")
     runs(parser, _sql)
@@ -49,10 +50,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _sql(arguments: argparse.Namespace) -> int:
     if not arguments.query.lstrip("( \n\t").lower().startswith(_QUERIES):
         raise UsageError("only queries are answered here: select ... from pending ...")
-    parse_address(arguments.bulk)
+    require_extra("spark", "postdate sql")
+    from postdate.spark.executor.broker_client import BrokerClient
     from postdate.spark.pending import query  # Spark takes a second to load, and no other command needs it
 
-    found = query.answer(arguments.query, arguments.bulk, arguments.limit, arguments.memory, os.environ)
+    broker = BrokerClient(arguments.addr, arguments.bulk)
+    found = query.answer(arguments.query, broker, arguments.limit, arguments.memory, os.environ)
     _print(found.names, found.rows, arguments.format)
     if found.is_cut:
         print(f"... and more than {arguments.limit:,} rows: see --limit", file=sys.stderr)
@@ -69,7 +72,7 @@ def _print(names: Sequence[str], rows: Sequence[Sequence[Any]], how: str) -> Non
         writer.writerows([_text(cell) for cell in row] for row in rows)
     else:
         shown = [[cell if isinstance(cell, int) else _text(cell) for cell in row] for row in rows]
-        print(*table(list(names), shown), sep="\n")
+        print_table(list(names), shown)
 
 
 def _text(cell: Any) -> str:

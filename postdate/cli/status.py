@@ -1,17 +1,31 @@
-"""`postdate status`: how broker and pipeline are, once or again and again."""
+"""`postdate status`: the state of broker and pipeline, once or again and again."""
 
 import argparse
-import shutil
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from postdate.cli.command import OK, add_broker, print_json
-from postdate.cli.overview import overview
+from postdate.cli.render import (
+    Cell,
+    console,
+    count,
+    drawn_facts,
+    drawn_table,
+    fact_lines,
+    is_terminal,
+    moment,
+    rough,
+    size,
+    table,
+)
 from postdate.cli.values import positive
 from postdate.client import admin
 from postdate.errors import PostdateError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 HELP = """\
 Shows how broker and pipeline are: what waits and where, how far ahead the pipeline is, its table and last batches.
@@ -29,64 +43,227 @@ the broker rescues from the log.
 exit codes: 0 shown, 2 wrong usage, 3 no broker was reached or it refused, 130 interrupted
 """
 
+Status = Mapping[str, Any]
+Facts = list[tuple[str, str]]
+
 _WATCH_S = 2
-_HOME, _CLEAR, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[2J", "\x1b[K", "\x1b[J"
+_WIDE_COLUMNS = 110  # from here on two sections stand side by side
+
+# Columns of the last batches: head, field of a report, and how it is shown.
+_BATCH_COLUMNS: tuple[tuple[str, str, Callable[[Any], Cell]], ...] = (
+    ("rows in", "rows_in", int), ("promoted", "promoted", int), ("cancelled", "cancelled", int), ("late", "late", int),
+    ("merged", "merged_rows", int), ("files", "files", int), ("MB", "bytes", lambda number: number / 1e6),
+    ("seconds", "total_s", float),
+)  # fmt: skip
+_STEPS = (("ingest", "ingest_s"), ("promote", "promote_s"), ("stage", "stage_s"), ("merge", "merge_s"))
+_LATE_MS = 100  # less than this is a disk that syncs
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--watch", metavar="SECONDS", type=positive, nargs="?", const=_WATCH_S,
-        help=f"show it again every so many seconds (without a number: {_WATCH_S})",
+        help=f"show it again after this many seconds (without a number: {_WATCH_S})",
     )  # fmt: skip
     parser.add_argument(
-        "--batches", metavar="N", type=positive, default=8, help="show at most so many batches (default: 8)"
+        "--batches", metavar="N", type=positive, default=8, help="show at most this many batches (default: 8)"
     )
     add_broker(parser, _status)
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    told = admin.status(arguments.addr)
+    status = admin.status(arguments.addr)
     if arguments.watch is None:
-        _print(told, arguments)
+        _print(status, arguments)
         return OK
     try:
-        _watch(told, arguments)
+        if is_terminal() and not arguments.json:
+            _watch_on_terminal(status, arguments)
+        else:
+            _watch_in_lines(status, arguments)
     except KeyboardInterrupt:
-        return OK  # its usual end
+        return OK  # the usual end of watching
     raise AssertionError("watching has no other end")
 
 
-def _print(told: dict[str, Any], arguments: argparse.Namespace) -> None:
+def _print(status: Status, arguments: argparse.Namespace) -> None:
     if arguments.json:
-        print_json(told)
+        print_json(status)
+    elif is_terminal():
+        terminal = console()
+        terminal.print(drawn(status, arguments.batches, terminal.width))
     else:
-        print(*overview(told, arguments.batches), sep="\n")
+        print(*overview(status, arguments.batches), sep="\n")
 
 
-def _watch(told: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Never returns: it is interrupted."""
-    in_place = sys.stdout.isatty() and not arguments.json
-    if in_place:
-        sys.stdout.write(_CLEAR)
-    problem = ""
+def _watch_in_lines(status: Status, arguments: argparse.Namespace) -> None:
+    """Prints one status after the other. Never returns: Ctrl-C ends it."""
     while True:
-        if in_place:
-            _draw([*overview(told, arguments.batches), *(["", problem] if problem else [])])
-        elif problem:
-            print(f"postdate: {problem}", file=sys.stderr, flush=True)
-        else:
-            _print(told, arguments)
-            print("", end="" if arguments.json else "\n", flush=True)
-        time.sleep(arguments.watch)
-        try:
-            told, problem = admin.status(arguments.addr), ""
-        except PostdateError as error:
-            problem = str(error)  # and what was last known: it may be back at the next look
+        _print(status, arguments)
+        print("", end="" if arguments.json else "\n", flush=True)
+        while True:
+            time.sleep(arguments.watch)
+            try:
+                status = admin.status(arguments.addr)
+                break
+            except PostdateError as error:  # the broker may be back at the next look
+                print(f"postdate: {error}", file=sys.stderr, flush=True)
 
 
-def _draw(lines: Sequence[str]) -> None:
-    """Writes over what is there. What does not fit is left out: a screen that scrolls cannot be written over."""
-    columns, rows = shutil.get_terminal_size()
-    shown = [f"{line[:columns]}{_CLEAR_LINE}\n" for line in lines[: rows - 1]]
-    sys.stdout.write(f"{_HOME}{''.join(shown)}{_CLEAR_BELOW}")
-    sys.stdout.flush()
+def _watch_on_terminal(status: Status, arguments: argparse.Namespace) -> None:
+    """Draws each status over the one before. Never returns: Ctrl-C ends it."""
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    terminal, problem = console(), ""
+    with Live(console=terminal, screen=True, auto_refresh=False) as live:
+        while True:
+            notice = [Text(f"\n{problem}", style="bold red")] if problem else []
+            live.update(Group(drawn(status, arguments.batches, terminal.width), *notice), refresh=True)
+            time.sleep(arguments.watch)
+            try:
+                status, problem = admin.status(arguments.addr), ""
+            except PostdateError as error:
+                problem = str(error)  # beside the last known status: the broker may be back at the next look
+
+
+# -- two ways to show it ----------------------------------------------------------------------------------------
+
+
+class _Batches(NamedTuple):
+    heads: list[str]
+    rows: list[list[Cell]]
+    last: str  # the steps of the last one
+
+
+def overview(status: Status, batch_count: int) -> list[str]:
+    """The status as plain lines, with the newest batches first."""
+    lines = [_title(status)]
+    for head, facts in _sections(status).items():
+        lines += ["", head, *(f"  {line}" for line in fact_lines(facts))]
+    batches = _batches(status["reports"][::-1][:batch_count])
+    if batches.rows:
+        lines += ["", "last batches", *(f"  {line}" for line in table(batches.heads, batches.rows))]
+        lines += [f"  {batches.last}"] if batches.last else []
+    return lines
+
+
+def drawn(status: Status, batch_count: int, columns: int) -> "RenderableType":
+    """The same as `rich` draws it: a panel for each section, side by side where the terminal is wide."""
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    panels: list[RenderableType] = [
+        Panel(drawn_facts(facts), title=head, title_align="left", border_style="dim")
+        for head, facts in _sections(status).items()
+    ]
+    across = 2 if columns >= _WIDE_COLUMNS else 1
+    grid = Table.grid(expand=True)
+    for _ in range(across):
+        grid.add_column(ratio=1)
+    for start in range(0, len(panels), across):
+        grid.add_row(*panels[start : start + across])
+    parts: list[RenderableType] = [Text(_title(status), style="bold"), grid]
+    batches = _batches(status["reports"][::-1][:batch_count])
+    if batches.rows:
+        content = Group(drawn_table(batches.heads, batches.rows), Text(batches.last, style="dim"))
+        parts.append(Panel(content, title="last batches", title_align="left", border_style="dim"))
+    return Group(*parts)
+
+
+# -- what it says -----------------------------------------------------------------------------------------------
+
+
+def _title(status: Status) -> str:
+    return f"postdate {status['broker']['version']}, {moment(status['broker']['now_ms'])}"
+
+
+def _sections(status: Status) -> dict[str, Facts]:
+    """Facts by section, without sections that have none."""
+    broker, far = status["broker"], status["far"]
+    sections = {
+        "broker": list(_broker_facts(broker)),
+        "waiting": list(_waiting_facts(broker, far)),
+        "pipeline": list(_pipeline_facts(status)),
+        "parts": list(status["parts"].items()),
+    }
+    return {head: facts for head, facts in sections.items() if facts}
+
+
+def _broker_facts(broker: Status) -> Iterator[tuple[str, str]]:
+    yield "data", f"{broker['data']}, flush {broker['flush']}"
+    yield "log", size(broker["log_bytes"])
+    yield "disk", f"{size(broker['disk_free_bytes'])} of {size(broker['disk_bytes'])} are free"
+    if broker["late_ms"] >= _LATE_MS:
+        yield "late", f"the earliest message that waits is late by {rough(broker['late_ms'])}"
+    if broker["log_problem"]:
+        yield "problem", broker["log_problem"]
+
+
+def _waiting_facts(broker: Status, far: Status) -> Iterator[tuple[str, str]]:
+    in_table = max(0, far["rows_in"] - far["rows_out"])
+    numbers = {"near": broker["waiting_near"], "far": broker["waiting_far"], "table": in_table}
+    width = max(len(f"{number:,}") for number in numbers.values())
+    meanings = {"near": "due soon, in memory", "far": "in the log alone", "table": "rows of the pipeline's table"}
+    for name, number in numbers.items():
+        yield name, f"{number:>{width},}  {meanings[name]}"
+    if broker["tombstones"]:
+        yield "cancels", f"{broker['tombstones']:>{width},}  wait for the messages that they are about"
+
+
+def _pipeline_facts(status: Status) -> Iterator[tuple[str, str]]:
+    far, now_ms = status["far"], status["broker"]["now_ms"]
+    if not far["epoch"]:
+        yield "state", "none has registered yet: far messages stay in the log and are on time"
+        return
+    if far["horizon"] <= 0:
+        yield "state", "has promoted nothing yet: what is due meanwhile comes from the log"
+    elif not far["is_served"]:
+        yield "state", "late or away: what is due meanwhile comes from the log"
+    if far["horizon"] > 0:
+        yield "horizon", _horizon(far["horizon"], now_ms)
+    yield "backlog", f"{count(far['backlog'], 'far row')} that it has not taken yet"
+    yield "rescued", f"{count(far['rescued'], 'message')} since the broker was started"
+    yield "table", _table_fact(status)
+
+
+def _horizon(horizon_at_ms: int, now_ms: int) -> str:
+    ahead_ms = horizon_at_ms - now_ms
+    where = f"{_seconds(abs(ahead_ms))} {'ahead' if ahead_ms >= 0 else 'behind'}"
+    return f"promoted up to {_time(horizon_at_ms, now_ms)}, {where}"
+
+
+def _seconds(span_ms: int) -> str:
+    """71 s, not 1 min 11 s: one to two minutes are usual."""
+    return f"{span_ms // 1_000} s" if span_ms < 600_000 else rough(span_ms)
+
+
+def _time(at_ms: int, now_ms: int) -> str:
+    """The time of day; with its day where that is not the broker's."""
+    text, now = moment(at_ms), moment(now_ms)
+    return text[11:19] if text[:10] == now[:10] else f"{text[:19]}Z"
+
+
+def _table_fact(status: Status) -> str:
+    report = next((each for each in reversed(status["reports"]) if "table_files" in each), None)
+    place = status["table"] or "in a place that no pipeline has told"
+    if report is None:
+        return place
+    return f"{place}: {count(report['table_files'], 'file')}, {size(report.get('table_bytes', 0))}"
+
+
+def _batches(reports: Sequence[Status]) -> _Batches:
+    columns = [column for column in _BATCH_COLUMNS if any(column[1] in report for report in reports)]
+    rows = [
+        [_batch_time(report), *(shown(report[field]) if field in report else "" for _, field, shown in columns)]
+        for report in reports
+    ]
+    steps = [f"{name} {reports[0][field]:.2f} s" for name, field in _STEPS if reports and field in reports[0]]
+    last = f"the last one: {', '.join(steps)}" if steps else ""
+    return _Batches(["time", *(head for head, _, _ in columns)], rows, last)
+
+
+def _batch_time(report: Status) -> str:
+    return moment(report["at_ms"])[11:19] if "at_ms" in report else ""

@@ -3,7 +3,7 @@
 import argparse
 
 from postdate.cli.command import OK, Verbs, is_meant, print_json, say_no
-from postdate.cli.show import count, table
+from postdate.cli.render import count, print_facts, print_table
 from postdate.cli.values import positive
 from postdate.client import admin
 from postdate.errors import UsageError
@@ -48,7 +48,7 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json([{"topic": name, "waiting": number} for name, number in rows])
     elif rows:
-        print(*table(["topic", "waiting"], rows), sep="\n")
+        print_table(["topic", "waiting"], rows)
     else:
         print("there is no topic yet; the first send to one makes it")
     return OK
@@ -62,12 +62,15 @@ def _show(arguments: argparse.Namespace) -> int:
         queues = [each._asdict() for each in ranges]
         print_json({**found._asdict(), "near": waits["near"], "far": waits["far"], "queues": queues})
         return OK
-    print(f"topic    {found.name}")
-    print(f"queues   {_queues_text(found)}")
-    print(f"perm     {_PERM_NAMES.get(found.perm & 6, str(found.perm))}")
-    print(f"waiting  {waits['near'] + waits['far']:,} ({waits['near']:,} near, {waits['far']:,} far)")
+    print_facts({
+        "topic": found.name,
+        "queues": _queues_text(found),
+        "perm": _PERM_NAMES.get(found.perm & 6, str(found.perm)),
+        "waiting": f"{waits['near'] + waits['far']:,} ({waits['near']:,} near, {waits['far']:,} far)",
+    })  # fmt: skip
     rows = [[*each, each.max_offset - each.min_offset] for each in ranges]
-    print("", *table(["queue", "min", "max", "messages"], rows), sep="\n")
+    print()
+    print_table(["queue", "min", "max", "messages"], rows)
     return OK
 
 

@@ -1,14 +1,14 @@
-"""Arguments as values. What cannot be read is refused by argparse with usage and a sentence."""
+"""Turns arguments into values. argparse refuses the others with usage and a sentence."""
 
 import argparse
 from datetime import UTC, datetime
 
-from postdate.config import DAY_MS, FIELDS, span_ms
+from postdate.spans import span_ms
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # From 1973, so that seconds are not taken for milliseconds, to the end of the year 9999, where Python's dates end.
 _INSTANT_MS_MIN, _INSTANT_MS_MAX = 100_000_000_000, 253_402_300_799_999
-_SPAN_MS_MAX = FIELDS["delay_ms_max"].metadata["high"]  # no broker can be set to take a longer one
+_SPAN_DAYS_MAX = 36_525  # no broker can be set to take a longer delay
 
 
 def whole_number(text: str) -> int:
@@ -28,8 +28,8 @@ def positive(text: str) -> int:
 def span(text: str) -> int:
     """Milliseconds of 500ms, 30s, 10m, 72h, 7d or 1h30m."""
     found = span_ms(text)
-    if found is not None and found > _SPAN_MS_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected at most {_SPAN_MS_MAX // DAY_MS}d")
+    if found is not None and found > _SPAN_DAYS_MAX * 86_400_000:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected at most {_SPAN_DAYS_MAX}d")
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r}, expected a span such as 500ms, 30s, 10m, 72h, 7d or 1h30m")
     return found

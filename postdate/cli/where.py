@@ -1,26 +1,24 @@
-"""What `cancel --where` and `postpone` share: a job that changes what a predicate selects, asked for and waited for."""
+"""What `cancel --where` and `postpone` share: they ask for a job by predicate, wait for it and print the outcome."""
 
 import argparse
 import os
-import time
 import uuid
 from typing import Any
 
 from postdate.cli.command import INTERRUPTED, NEGATIVE, OK, add_bulk, print_json
-from postdate.cli.line import Line
-from postdate.cli.show import body, count, moment, table
+from postdate.cli.render import Working, body, count, moment, print_table
 from postdate.client import admin
-from postdate.client.connection import parse_address
+from postdate.contract import ENDED, JobStatus
 from postdate.errors import UsageError
+from postdate.extras import require_extra
 
-_PAUSE_S = 0.2
-_OVER = ("done", "failed")
+_AWAY_S = 60.0  # how long the broker may be away while we wait for a job
 _DONE = {"cancel": "cancelled", "postpone": "postponed"}
 _SAMPLE = ("due", "topic", "tag", "key", "size", "body")
 
 
 def add(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """The flags; without --where nothing is ever changed."""
+    """Adds the flags. Without --where nothing is ever changed."""
     parser.add_argument(
         "--where",
         metavar="PREDICATE",
@@ -38,17 +36,17 @@ def add(parser: argparse.ArgumentParser, *, required: bool) -> None:
 
 def run(arguments: argparse.Namespace, op: str, by_ms: int) -> int:
     if not arguments.where.strip():
-        raise UsageError("--where is empty: what is meant by that? All that waits is --where true")
+        raise UsageError("--where is empty; --where true selects all that waits")
     if arguments.dry_run:
         return _try(arguments, op)
     job_id = arguments.id or uuid.uuid4().hex
-    job = admin.job(arguments.addr, {"call": "ask", "id": job_id, "op": op, "where": arguments.where, "by_ms": by_ms})
+    job = admin.ask_job(arguments.addr, op, arguments.where, by_ms, job_id)._asdict()
     if not arguments.no_wait:
         try:
-            job = _waited_for(arguments.addr, job)
+            job = _wait_for(arguments.addr, job)
         except KeyboardInterrupt:
-            with Line() as line:
-                line.say(f"postdate: the job goes on; postdate jobs {job_id} shows how it is")
+            with Working() as working:
+                working.say(f"postdate: the job goes on; postdate jobs {job_id} shows how it is")
             return INTERRUPTED
     if arguments.json:
         print_json(job)
@@ -57,13 +55,17 @@ def run(arguments: argparse.Namespace, op: str, by_ms: int) -> int:
     return NEGATIVE if job["state"] == "failed" else OK
 
 
-def _waited_for(address: str | None, job: dict[str, Any]) -> dict[str, Any]:
-    with Line() as line:
-        while job["state"] not in _OVER:
-            line.show(f"job {job['id']}: {job['state']}{', ' + job['step'] if job['step'] else ''}")
-            time.sleep(_PAUSE_S)
-            job = admin.job(address, {"call": "find", "id": job["id"]})
-    return job
+def _wait_for(address: str | None, job: dict[str, Any]) -> dict[str, Any]:
+    if job["state"] in ENDED:
+        return job
+    with Working() as working:
+        return admin.follow_job(
+            address, job["id"], lambda at: working.show(_step(at), at.done, at.total), _AWAY_S
+        )._asdict()
+
+
+def _step(job: JobStatus) -> str:
+    return f"job {job.id}: {job.state}{', ' + job.step if job.step else ''}"
 
 
 def _sentence(job: dict[str, Any]) -> str:
@@ -76,10 +78,12 @@ def _sentence(job: dict[str, Any]) -> str:
 
 
 def _try(arguments: argparse.Namespace, op: str) -> int:
-    parse_address(arguments.bulk)
+    require_extra("spark", f"postdate {op} --dry-run")
+    from postdate.spark.executor.broker_client import BrokerClient
     from postdate.spark.pending import query  # Spark takes a second to load
 
-    found = query.tried(arguments.where, arguments.bulk, arguments.memory, os.environ)
+    broker = BrokerClient(arguments.addr, arguments.bulk)
+    found = query.try_predicate(arguments.where, broker, arguments.memory, os.environ)
     if arguments.json:
         rows = [row | {"due": moment(row["due"]), "body": body(row["body"], whole=False)} for row in found.sample]
         print_json({"count": found.total, "sample": rows})
@@ -87,7 +91,8 @@ def _try(arguments: argparse.Namespace, op: str) -> int:
     print(f"{count(found.total, 'message')} would be {_DONE[op]}")
     if found.sample:
         shown = [[_cell(name, row[name]) for name in _SAMPLE] for row in found.sample]
-        print("", *table(list(_SAMPLE), shown), sep="\n")
+        print()
+        print_table(list(_SAMPLE), shown)
     return OK
 
 

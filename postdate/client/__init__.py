@@ -2,7 +2,7 @@
 
     blocking.py       Client: the asyncio client in a thread        asynchronous.py   AsyncClient
     producer.py       send, cancel                                  consumer.py       a member of a group
-    jobs.py           cancel and postpone by predicate
+    address.py        where brokers are                             admin.py          what operators ask, jobs
     outgoing.py       messages to send, receipts                    received.py       messages that came
     routes.py         where topics live                             connection.py     requests and answers
     wanted.py         what a consumer is asked to do                membership.py     our place in a group
@@ -11,27 +11,32 @@
     faults.py         what can go wrong                             spans.py          delays and instants
     identity.py       who we are
 
-`import postdate` gives the same names.
+`import postdate` gives the same names. They are loaded when the first of them is used: Spark's executors import
+`postdate.client.errors`, and have neither orjson nor uvloop.
 """
 
-from postdate.client.asynchronous import AsyncClient, connect_async
-from postdate.client.blocking import Client, connect
-from postdate.client.errors import BrokerError, Disconnected, TimedOut, Unavailable, Unreachable
-from postdate.client.jobs import Changed
-from postdate.client.outgoing import Outgoing, Receipt
-from postdate.client.received import AsyncReceivedMessage, ReceivedMessage
-from postdate.errors import (
-    FlowControl,
-    GroupNotFound,
-    IllegalMessage,
-    NoPermission,
-    PostdateError,
-    ProtocolError,
-    Refused,
-    TopicNotFound,
-    UsageError,
-)
-from postdate.message import Cancelled
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from postdate.client.admin import Changed
+    from postdate.client.asynchronous import AsyncClient, connect_async
+    from postdate.client.blocking import Client, connect
+    from postdate.client.errors import BrokerError, Disconnected, TimedOut, Unavailable, Unreachable
+    from postdate.client.outgoing import Outgoing, Receipt
+    from postdate.client.received import AsyncReceivedMessage, ReceivedMessage
+    from postdate.errors import (
+        FlowControl,
+        GroupNotFound,
+        IllegalMessage,
+        NoPermission,
+        PostdateError,
+        ProtocolError,
+        Refused,
+        TopicNotFound,
+        UsageError,
+    )
+    from postdate.message import Cancelled
 
 __all__ = [
     "AsyncClient",
@@ -59,3 +64,38 @@ __all__ = [
     "connect",
     "connect_async",
 ]
+
+
+if not TYPE_CHECKING:  # or a type checker would believe that there is every name
+    _HOMES = {
+        "AsyncClient": "postdate.client.asynchronous",
+        "AsyncReceivedMessage": "postdate.client.received",
+        "BrokerError": "postdate.client.errors",
+        "Cancelled": "postdate.message",
+        "Changed": "postdate.client.admin",
+        "Client": "postdate.client.blocking",
+        "Disconnected": "postdate.client.errors",
+        "FlowControl": "postdate.errors",
+        "GroupNotFound": "postdate.errors",
+        "IllegalMessage": "postdate.errors",
+        "NoPermission": "postdate.errors",
+        "Outgoing": "postdate.client.outgoing",
+        "PostdateError": "postdate.errors",
+        "ProtocolError": "postdate.errors",
+        "Receipt": "postdate.client.outgoing",
+        "ReceivedMessage": "postdate.client.received",
+        "Refused": "postdate.errors",
+        "TimedOut": "postdate.client.errors",
+        "TopicNotFound": "postdate.errors",
+        "Unavailable": "postdate.client.errors",
+        "Unreachable": "postdate.client.errors",
+        "UsageError": "postdate.errors",
+        "connect": "postdate.client.blocking",
+        "connect_async": "postdate.client.asynchronous",
+    }
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        return value

@@ -1,26 +1,24 @@
 """The asyncio client."""
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from types import TracebackType
 
+from postdate.client.address import route_addresses
+from postdate.client.admin import Changed, Jobs
 from postdate.client.backlog import Delivery, Turn
-from postdate.client.connection import Connections, parse_addresses
+from postdate.client.connection import Connections
 from postdate.client.consumer import Consumer
-from postdate.client.jobs import Changed, Jobs
 from postdate.client.options import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted
 from postdate.client.outgoing import Outgoing, Receipt
 from postdate.client.producer import Producer
 from postdate.client.received import AsyncReceivedMessage
 from postdate.client.routes import Routes
-from postdate.client.spans import Delay, delay_ms, instant_ms
 from postdate.errors import PostdateError, UsageError
 from postdate.message import Cancelled
+from postdate.spans import Delay, delay_ms, instant_ms
 
-ADDRESS_VARIABLE = "POSTDATE_ADDR"
-ADDRESS_DEFAULT = "127.0.0.1:9876"
 TIMEOUT_SECONDS_DEFAULT = 3.0  # RocketMQ's
 ATTEMPTS_MAX_DEFAULT = 16
 
@@ -39,11 +37,9 @@ class AsyncClient:
     def __init__(self, address: str | None = None, *, timeout: float = TIMEOUT_SECONDS_DEFAULT) -> None:
         if not timeout > 0:
             raise UsageError(f"timeout is {timeout}, expected seconds above 0")
-        if address is None:
-            address = os.environ.get(ADDRESS_VARIABLE) or ADDRESS_DEFAULT
         self._timeout = timeout
         self._connections = Connections()
-        addresses = parse_addresses(address)
+        addresses = route_addresses(address)
         self._routes = Routes(self._connections, addresses)
         self._jobs = Jobs(self._connections, addresses, timeout)
         self._producer = Producer(self._connections, self._routes, timeout)
@@ -136,13 +132,13 @@ class AsyncClient:
 
         Raises UsageError where the predicate is refused: then nothing was changed. Only Postdate knows this.
         """
-        return await self._jobs.done("cancel", where, 0, id)
+        return await self._jobs.change("cancel", where, 0, id)
 
     async def postpone(self, where: str, by: Delay, *, id: str | None = None) -> Changed:
         """Postpones, as `cancel_where` cancels: `postpone("topic = 'sms'", by="2h")`. A receipt still cancels what was
         postponed.
         """
-        return await self._jobs.done("postpone", where, delay_ms(by), id)
+        return await self._jobs.change("postpone", where, delay_ms(by), id)
 
     # -- receiving
 

@@ -22,7 +22,7 @@ from postdate.errors import IllegalMessage
 from postdate.message import PROPERTY_RETRY_TOPIC, PROPERTY_UNIQ_KEY, decode_properties
 from postdate.wire.bodies import QueueName
 from postdate.wire.ids import message_id
-from postdate.wire.records import Columns, Pieces, Record, joined
+from postdate.wire.records import Columns, Pieces, Record, join_pieces
 
 BYTES_MAX = 64 * 1024 * 1024  # of records that wait, of all queues
 # How long one queue gives its messages before others have their turn. Whoever works longer on a message changes the
@@ -122,7 +122,7 @@ class Delivery:
     @property
     def record(self) -> Record:
         if self._record is None:
-            self._record = joined(self.pieces)
+            self._record = join_pieces(self.pieces)
         return self._record
 
     @property

@@ -7,18 +7,18 @@ from datetime import datetime
 from math import inf
 from types import TracebackType
 
+from postdate.client.admin import Changed
 from postdate.client.asynchronous import ATTEMPTS_MAX_DEFAULT, TIMEOUT_SECONDS_DEFAULT, AsyncClient
 from postdate.client.backlog import Delivery, Turn
 from postdate.client.consumer import Consumer
-from postdate.client.jobs import Changed
 from postdate.client.loop import LIFE_SIGN_SECONDS, Closed, LoopThread
 from postdate.client.options import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted
 from postdate.client.outgoing import Outgoing, Receipt
 from postdate.client.received import ReceivedMessage
-from postdate.client.spans import Delay, delay_ms
 from postdate.clock import SystemClock
 from postdate.errors import UsageError
 from postdate.message import Cancelled
+from postdate.spans import Delay, delay_ms
 
 Handler = Callable[[ReceivedMessage], object]
 

@@ -6,14 +6,15 @@ answer, TimedOut or Disconnected.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from postdate.client.errors import Disconnected, TimedOut, Unreachable, in_words
+from postdate.client.address import Address as Address
+from postdate.client.address import parse_address as parse_address
+from postdate.client.address import parse_addresses as parse_addresses
+from postdate.client.errors import Disconnected, TimedOut, no_broker_at
 from postdate.errors import PostdateError, ProtocolError, UsageError
-from postdate.message import PORT_MAX
 from postdate.wire import codes
 from postdate.wire.frame import NO_FIELDS, Command, Frames, decode, encode, reply
-from postdate.wire.ids import address_text
 
 # What a broker asks of its client; the answer, where one is wanted, is the connection's own.
 OnRequest = Callable[[Command], None]
@@ -28,30 +29,6 @@ Result = TypeVar("Result")
 SILENCE_SECONDS_MIN = 1.0
 
 _OPAQUE_MAX = 2**31 - 1
-
-
-class Address(NamedTuple):
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return address_text(self.host, self.port)
-
-
-def parse_address(text: str) -> Address:
-    """Reads "host:port"; an IPv6 host stands in brackets. Raises UsageError."""
-    host, colon, port = text.strip().rpartition(":")
-    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) <= PORT_MAX):
-        raise UsageError(f"the address is {text[:64]!r}, expected host:port, such as 127.0.0.1:9876")
-    return Address(host.removeprefix("[").removesuffix("]"), int(port))
-
-
-def parse_addresses(text: str) -> tuple[Address, ...]:
-    """Reads "host:port;host:port", as RocketMQ writes a list of name servers. Raises UsageError."""
-    addresses = tuple(parse_address(part) for part in text.split(";") if part.strip())
-    if not addresses:
-        raise UsageError(f"the address is {text[:64]!r}, expected host:port, such as 127.0.0.1:9876")
-    return addresses
 
 
 async def within(timeout: float, work: Awaitable[Result], failure: str) -> Result:
@@ -273,9 +250,7 @@ class Connections:
                 address.port,
             )
         except (OSError, UnicodeError) as error:
-            raise Unreachable(
-                f"no broker at {address}: {in_words(error)}; is it running? start it with: postdate up"
-            ) from error
+            raise no_broker_at(address, error) from error
         try:
             if self._greet is not None:
                 await self._greet(connection)

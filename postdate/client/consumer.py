@@ -24,14 +24,15 @@ from postdate.client.producer import Producer
 from postdate.client.progress import Progress
 from postdate.client.returns import Returns
 from postdate.client.routes import DEFAULT_TOPIC, Routes, addresses_of, readable_queues
-from postdate.client.spans import Delay
 from postdate.errors import PostdateError, ProtocolError, TopicNotFound, UsageError
 from postdate.message import PROPERTY_TAGS
+from postdate.spans import Delay
 from postdate.wire import codes
 from postdate.wire.allocation import allocate
 from postdate.wire.bodies import QueueName
 from postdate.wire.frame import Command, Fields
-from postdate.wire.records import Columns, Pieces, joined, split_records
+from postdate.wire.records import Columns, Pieces, join_pieces, split_records
+from postdate.wire.requests import Request
 
 log = logging.getLogger("postdate.client")
 
@@ -308,14 +309,14 @@ class Consumer:
 
     async def _committed(self, name: QueueName, address: Address) -> int | None:
         fields = self._queue_fields(name) | {"setZeroIfNotFound": "false"}
-        answer = await self._membership.ask(address, codes.QUERY_CONSUMER_OFFSET, fields)
+        answer = await self._membership.ask(address, Request.QUERY_CONSUMER_OFFSET, fields)
         return None if answer.code == codes.QUERY_NOT_FOUND else _number(expect_success(answer).fields, "offset")
 
     async def _first_offset(self, name: QueueName, address: Address) -> int:
         """Where a group begins that has committed nothing. Of its retries it wants all."""
         if name.topic == self._wanted.retry_topic:
             return 0
-        code = codes.GET_MIN_OFFSET if self._wanted.from_ == "first" else codes.GET_MAX_OFFSET
+        code = Request.GET_MIN_OFFSET if self._wanted.from_ == "first" else Request.GET_MAX_OFFSET
         answer = await self._membership.ask(address, code, {"topic": name.topic, "queueId": name.queue_id})
         return _number(expect_success(answer).fields, "offset")
 
@@ -344,7 +345,7 @@ class Consumer:
         connection = await self._membership.connection(queue.address)
         position = queue.progress.position
         answer = await connection.request(
-            codes.PULL_MESSAGE, self._pull_fields(queue), timeout=HOLD_SECONDS + self._timeout
+            Request.PULL_MESSAGE, self._pull_fields(queue), timeout=HOLD_SECONDS + self._timeout
         )
         self._take_in(queue, answer)
         was_held = asyncio.get_running_loop().time() - began >= HELD_SECONDS_MIN
@@ -392,14 +393,16 @@ class Consumer:
             offset = queue.progress.commit_offset
             if offset != queue.committed:
                 connection = await self._membership.connection(queue.address)
-                connection.tell(codes.UPDATE_CONSUMER_OFFSET, self._queue_fields(queue.name) | {"commitOffset": offset})
+                connection.tell(
+                    Request.UPDATE_CONSUMER_OFFSET, self._queue_fields(queue.name) | {"commitOffset": offset}
+                )
                 queue.committed = offset
 
     async def _commit(self, queue: OwnedQueue) -> None:
         """Tells the broker how far we are, and waits until it knows."""
         offset = queue.progress.commit_offset
         fields = self._queue_fields(queue.name) | {"commitOffset": offset}
-        expect_success(await self._membership.ask(queue.address, codes.UPDATE_CONSUMER_OFFSET, fields))
+        expect_success(await self._membership.ask(queue.address, Request.UPDATE_CONSUMER_OFFSET, fields))
         queue.committed = offset
 
     async def _commit_or_complain(self, queue: OwnedQueue) -> None:
@@ -414,7 +417,7 @@ _PULLED = (codes.SUCCESS, codes.PULL_NOT_FOUND, codes.PULL_RETRY_IMMEDIATELY, co
 
 
 def _tag(pieces: Pieces) -> str | None:
-    return readable_properties(joined(pieces).properties).get(PROPERTY_TAGS)
+    return readable_properties(join_pieces(pieces).properties).get(PROPERTY_TAGS)
 
 
 def _shown(name: QueueName) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from typing import TYPE_CHECKING
 
 from postdate.errors import (
     FlowControl,
@@ -13,7 +14,9 @@ from postdate.errors import (
     TopicNotFound,
 )
 from postdate.wire import codes
-from postdate.wire.frame import Command
+
+if TYPE_CHECKING:  # frames need more than the standard library, which is all that executors have
+    from postdate.wire.frame import Command
 
 
 class Unavailable(PostdateError):
@@ -52,18 +55,28 @@ _BY_CODE: dict[int, type[PostdateError]] = {
 }
 
 
-def refusal(answer: Command) -> PostdateError:
-    """The error that an answer means, with the broker's own sentence."""
-    sentence = answer.remark or "the broker gave no reason"
-    named = _BY_CODE.get(answer.code)
-    return BrokerError(answer.code, sentence) if named is None else named(sentence)
+def refusal_of(code: int, remark: str | None) -> PostdateError:
+    """The error that the code of an answer means, with the broker's own sentence."""
+    sentence = remark or "the broker gave no reason"
+    named = _BY_CODE.get(code)
+    return BrokerError(code, sentence) if named is None else named(sentence)
 
 
-def expect_success(answer: Command) -> Command:
+def refusal(answer: "Command") -> PostdateError:
+    """The error that an answer means."""
+    return refusal_of(answer.code, answer.remark)
+
+
+def expect_success(answer: "Command") -> "Command":
     """The answer, if it is one of success. Raises what it means otherwise."""
     if answer.code != codes.SUCCESS:
         raise refusal(answer)
     return answer
+
+
+def no_broker_at(address: object, error: OSError | UnicodeError) -> Unreachable:
+    """The error of a connection that was not made."""
+    return Unreachable(f"no broker at {address}: {in_words(error)}; is it running? start it with: postdate up")
 
 
 def in_words(error: OSError | UnicodeError) -> str:

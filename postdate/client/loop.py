@@ -8,9 +8,8 @@ from contextlib import suppress
 from inspect import CORO_CREATED, getcoroutinestate
 from typing import Any, TypeVar
 
-import uvloop
-
 from postdate.errors import UsageError
+from postdate.process import new_event_loop
 
 Result = TypeVar("Result")
 
@@ -37,7 +36,7 @@ class LoopThread:
 
     def _main(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 runner.run(self._until_stopped())
         except BaseException as error:
             if self._started.done():

@@ -15,6 +15,7 @@ from postdate.client.options import Wanted
 from postdate.errors import PostdateError
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command
+from postdate.wire.requests import ClientRequest, Request
 
 log = logging.getLogger("postdate.client")
 
@@ -31,7 +32,7 @@ class Membership:
 
     def _asked(self, command: Command) -> None:
         """The broker asks something of us."""
-        if command.code == codes.NOTIFY_CONSUMER_IDS_CHANGED:
+        if command.code == ClientRequest.NOTIFY_CONSUMER_IDS_CHANGED:
             self.changed.set()
 
     async def _greet(self, connection: Connection) -> None:
@@ -46,7 +47,7 @@ class Membership:
             tuple(self._wanted.subscriptions().values()),
         )  # fmt: skip
         body = bodies.encode_heartbeat(bodies.Heartbeat(self.client_id, (), (consumer,)))
-        expect_success(await connection.request(codes.HEART_BEAT, body=body, timeout=self._timeout))
+        expect_success(await connection.request(Request.HEART_BEAT, body=body, timeout=self._timeout))
 
     async def beat(self) -> None:
         """Tells every broker that we are alive. Those that are not connected hear it first thing when they are."""
@@ -91,7 +92,7 @@ class Membership:
 
     async def _ask_members(self, connection: Connection) -> list[str]:
         fields = {"consumerGroup": self._wanted.group}
-        answer = await connection.request(codes.GET_CONSUMER_LIST_BY_GROUP, fields, timeout=self._timeout)
+        answer = await connection.request(Request.GET_CONSUMER_LIST_BY_GROUP, fields, timeout=self._timeout)
         if answer.code == codes.SYSTEM_ERROR:
             return []  # the broker knows no member
         return bodies.decode_consumer_ids(expect_success(answer).body)
@@ -102,7 +103,7 @@ class Membership:
     async def _say_goodbye(self, connection: Connection) -> None:
         fields = {"clientID": self.client_id, "consumerGroup": self._wanted.group}
         try:
-            await connection.request(codes.UNREGISTER_CLIENT, fields, timeout=self._timeout)
+            await connection.request(Request.UNREGISTER_CLIENT, fields, timeout=self._timeout)
         except PostdateError as error:
             log.debug("goodbye was not heard: %s", error)  # the end of the connection says the same
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from postdate.client.spans import Delay, delay_ms, instant_ms
 from postdate.errors import IllegalMessage, ProtocolError, UsageError
 from postdate.message import (
     PROPERTIES_BYTES_MAX,
@@ -19,6 +18,7 @@ from postdate.message import (
     PROPERTY_UNIQ_KEY,
     encode_properties,
 )
+from postdate.spans import Delay, delay_ms, instant_ms
 from postdate.wire.bodies import Inner
 from postdate.wire.frame import FRAME_BYTES_MAX_DEFAULT, Fields
 from postdate.wire.ids import parse_recall_handle

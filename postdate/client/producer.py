@@ -16,6 +16,7 @@ from postdate.wire import codes
 from postdate.wire.bodies import encode_batch
 from postdate.wire.frame import Command
 from postdate.wire.ids import parse_recall_handle
+from postdate.wire.requests import Request
 
 PRODUCER_GROUP = "postdate"  # brokers want a name; they use it for transactions, which we do not send
 
@@ -45,7 +46,7 @@ class Producer:
         check_topic(topic)
         sealed = self._seal(message)
         fields = {"i": sealed.properties.decode()}
-        answer = await self._post(codes.SEND_MESSAGE_V2, topic, fields, sealed.body, queue_id)
+        answer = await self._post(Request.SEND_MESSAGE_V2, topic, fields, sealed.body, queue_id)
         return receipt(topic, sealed, answer.fields)
 
     async def send_batch(self, topic: str, messages: Sequence[Outgoing]) -> list[Receipt]:
@@ -65,7 +66,7 @@ class Producer:
         fields = {"i": encode_properties(properties).decode(), "f": sys_flag, "j": reconsume_times}
         if reconsume_times_max is not None:
             fields["l"] = reconsume_times_max
-        await self._post(codes.SEND_MESSAGE_V2, topic, fields, body, None)
+        await self._post(Request.SEND_MESSAGE_V2, topic, fields, body, None)
 
     def _seal(self, message: Outgoing) -> Sealed:
         return seal(message, self._keys.next(self._clock.now_ms()))
@@ -75,7 +76,7 @@ class Producer:
         properties = encode_properties({PROPERTY_UNIQ_KEY: self._keys.next(self._clock.now_ms())})
         body = encode_batch(map(inner, frame))
         fields = {"i": properties.decode(), "m": "true"}
-        return await self._post(codes.SEND_BATCH_MESSAGE, topic, fields, body, None)
+        return await self._post(Request.SEND_BATCH_MESSAGE, topic, fields, body, None)
 
     async def _post(
         self, code: int, topic: str, fields: Mapping[str, Any], body: bytes, queue_id: int | None
@@ -142,7 +143,7 @@ class Producer:
         if name not in addresses:
             raise TopicNotFound(f"topic {topic} has no broker {name!r}: it may have moved, or the broker is down")
         fields = {"topic": topic, "producerGroup": PRODUCER_GROUP, "bname": name, **fields}
-        return _outcome(await self._ask(addresses[name], codes.RECALL_MESSAGE, fields, b"", end))
+        return _outcome(await self._ask(addresses[name], Request.RECALL_MESSAGE, fields, b"", end))
 
 
 def _send_fields(topic: str, now_ms: int) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from postdate.client.backlog import Delivery
-from postdate.client.spans import Delay, instant
 from postdate.errors import ProtocolError
 from postdate.message import (
     PROPERTY_KEYS,
@@ -16,6 +15,7 @@ from postdate.message import (
     PROPERTY_TIMER_DELIVER_MS,
     first_key,
 )
+from postdate.spans import Delay, instant
 from postdate.wire import codes
 from postdate.wire.records import Record
 

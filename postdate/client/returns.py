@@ -9,7 +9,6 @@ from postdate.client.errors import TimedOut, Unreachable, expect_success
 from postdate.client.membership import Membership
 from postdate.client.options import Wanted
 from postdate.client.producer import Producer
-from postdate.client.spans import Delay, delay_ms
 from postdate.errors import PostdateError
 from postdate.message import (
     DELAY_PROPERTIES,
@@ -20,7 +19,8 @@ from postdate.message import (
     PROPERTY_TIMER_DEL_UNIQKEY,
     PROPERTY_TIMER_DELAY_MS,
 )
-from postdate.wire import codes
+from postdate.spans import Delay, delay_ms
+from postdate.wire.requests import Request
 
 log = logging.getLogger("postdate.client")
 
@@ -69,7 +69,9 @@ class Returns:
         }  # fmt: skip
         if self._wanted.reconsume_times_max is not None:
             fields["maxReconsumeTimes"] = self._wanted.reconsume_times_max
-        expect_success(await self._membership.ask(delivery.origin.queue.address, codes.CONSUMER_SEND_MSG_BACK, fields))
+        expect_success(
+            await self._membership.ask(delivery.origin.queue.address, Request.CONSUMER_SEND_MSG_BACK, fields)
+        )
 
     async def _send_on(self, delivery: Delivery, timing: Mapping[str, str]) -> None:
         """A message like it, to the retry topic."""

@@ -4,12 +4,13 @@ import asyncio
 import random
 from typing import NamedTuple
 
-from postdate.client.connection import Address, Connections, parse_address, within
+from postdate.client.address import Address, attempts, parse_address
+from postdate.client.connection import Connections, within
 from postdate.client.errors import TimedOut, Unreachable, expect_success
-from postdate.errors import NoPermission, PostdateError, ProtocolError, TopicNotFound, UsageError
-from postdate.wire import codes
+from postdate.errors import NoPermission, ProtocolError, TopicNotFound, UsageError
 from postdate.wire.bodies import QueueName, Route, decode_route
 from postdate.wire.frame import Command
+from postdate.wire.requests import Request
 
 # The topic whose route and settings a new topic inherits, and how many queues a producer asks for at most: RocketMQ's.
 DEFAULT_TOPIC = "TBW102"
@@ -116,24 +117,17 @@ class Routes:
     async def _query(self, topic: str, timeout: float) -> Route:
         """Asks one route address after the other until one answers; that one is asked first the next time."""
         share = timeout / len(self._addresses)
-        last: PostdateError | None = None
-        for address in self._addresses:
-            try:
+        for attempt in attempts(self._addresses):
+            with attempt as address:
                 answer = await within(share, self._query_at(address, topic, share), f"no answer from {address}")
-            except (Unreachable, TimedOut) as error:
-                last = error
-                continue
-            self._addresses = (address, *[other for other in self._addresses if other != address])
-            return decode_route(expect_success(answer).body)
-        assert last is not None, "there is at least one address"
-        if len(self._addresses) == 1:
-            raise last
-        raise Unreachable(f"none of {', '.join(map(str, self._addresses))} answers; the last one: {last}") from last
+                self._addresses = (address, *[other for other in self._addresses if other != address])
+                return decode_route(expect_success(answer).body)
+        raise AssertionError("an attempt has answered, or the last one has raised")
 
     async def _query_at(self, address: Address, topic: str, timeout: float) -> Command:
         connection = await self._connections.to(address, timeout)
         fields = {"topic": topic, "acceptStandardJsonOnly": "true"}
-        return await connection.request(codes.GET_ROUTEINFO_BY_TOPIC, fields, timeout=timeout)
+        return await connection.request(Request.GET_ROUTEINFO_BY_TOPIC, fields, timeout=timeout)
 
 
 def targets_of(route: Route) -> list[Target]:

@@ -1,7 +1,7 @@
-"""How clients reach the broker: as the settings advertise it, else where each client has reached us already.
+"""How clients reach the broker: at the advertised address, else at the address where the client has connected.
 
-It stands in routes as text. In message ids and in records that are delivered it stands as an IP address: the C++
-client sends a message back to the address in its record, and loses it where nobody answers there.
+Routes carry it as text. Message ids and delivered records carry it as an IP address: the C++ client sends a message
+back to the address in its record, and loses the message where nobody answers there.
 """
 
 import logging
@@ -16,7 +16,7 @@ logger = logging.getLogger("postdate.server")
 
 
 class Address:
-    """Of one broker. `broker_port` is the one that is bound: the settings may leave it to the system."""
+    """The address of a broker. `broker_port` is the bound one: the settings may leave the choice to the system."""
 
     def __init__(self, settings: Settings) -> None:
         self.broker_port = settings.broker_port
@@ -24,14 +24,14 @@ class Address:
         self._resolved = LOOPBACK
 
     async def resolve(self) -> None:
-        """Finds the IP address of a name that is advertised."""
+        """Looks up the IP address of an advertised name."""
         if not self._name:
             return
         try:
             found = await get_running_loop().getaddrinfo(self._name, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             logger.warning(
-                "%s, which is advertised, has no address here (%s): C++ consumers cannot send messages back",
+                "the advertised name %s has no address here (%s): C++ consumers cannot send messages back",
                 self._name, error,
             )  # fmt: skip
             return
@@ -40,11 +40,11 @@ class Address:
         self._resolved = host_of(str(address[0]), 0)
 
     def text(self, local_address: str) -> str:
-        """As a route says it to a client that has reached us at a local address."""
+        """Returns the address for the route of a client that has connected at a local address."""
         return address_text(self._name or local_address, self._bound_port)
 
     def host(self, local_address: str) -> Host:
-        """As ids and delivered records say it."""
+        """Returns the address for message ids and delivered records."""
         reached = self._resolved if self._name or not local_address else host_of(local_address, 0)
         return Host(reached.address, self._bound_port)
 

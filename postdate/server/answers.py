@@ -1,4 +1,4 @@
-"""How an error becomes an answer: RocketMQ's own codes, and a sentence; how what was written is answered."""
+"""How errors become answers (RocketMQ's codes and a sentence), and how durable writes are answered."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,9 @@ from postdate.broker.writing import Ticket
 from postdate.server.connection import Connection
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
+
+# What every answer to a send carries.
+REGION_FIELDS = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 
 # The first row whose class fits counts.
 _CODES: tuple[tuple[type[Exception], int], ...] = (
@@ -34,15 +37,15 @@ def code_of(error: Exception) -> int:
 
 
 def refusal(command: Command, error: Exception) -> bytes:
-    """The answer to a request that failed."""
+    """Returns the answer to a request that failed."""
     return reply(command, code_of(error), remark=str(error))
 
 
 def when_settled(connection: Connection, command: Command, answer: Callable[[Any], bytes]) -> Callable[[Ticket], None]:
-    """Answers a request by what its ticket is answered, or says what went wrong; nothing where nobody waits for it."""
+    """Returns a callback that answers a request by its ticket's answer, or refuses it by its ticket's error."""
 
-    def settled(ticket: Ticket) -> None:
+    def settle(ticket: Ticket) -> None:
         if not command.is_oneway:
             connection.write(answer(ticket.answer) if ticket.error is None else refusal(command, ticket.error))
 
-    return settled
+    return settle

@@ -1,36 +1,67 @@
-"""One connection of a client: bytes to frames, frames to the service, answers back.
+"""One connection of a client: bytes to frames, frames to the dispatcher, answers back.
 
-A read is handled in one go and answered in one write. Nothing is read from a client while one of these holds:
+A read is handled in one go and answered in one write. The server reads nothing from a client that is:
 
-    paused      it reads its answers slower than it asks
-    full        too much of what it asked waits for the disk
-    backlog     what it had asked already waits for either of these, or for others to have their turn
+    paused      it reads its answers more slowly than it asks
+    full        too many of its requests wait for the disk
+    backlog     requests that were read wait for either of these, or for the turn of other clients
     stopped     the server stops
 """
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
+from postdate.config import Limits, Settings
 from postdate.errors import ProtocolError
 from postdate.message import LOOPBACK, Host
 from postdate.server.address import Address
 from postdate.wire.frame import Frames
 from postdate.wire.ids import host_of, host_text, id_prefix
 
-if TYPE_CHECKING:
-    from postdate.server.dispatch import Service
+
+class Handler(Protocol):
+    """What a connection needs of the server. The dispatcher provides it."""
+
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def address(self) -> Address: ...
+
+    def welcome(self, connection: "Connection") -> bool:
+        """Returns whether there is room for one more connection."""
+        ...
+
+    def farewell(self, connection: "Connection") -> None:
+        """Forgets a connection that has ended."""
+        ...
+
+    def handle(self, connection: "Connection", frames: list[bytes]) -> int:
+        """Handles requests in order; returns how many it has handled."""
+        ...
+
+    def note_unfinished(self, size: int) -> None:
+        """Counts the bytes of a read that completed no frame."""
+        ...
+
+    def complain(self, text: str, *details: object) -> None:
+        """Logs a line about a peer, unless there are too many."""
+        ...
 
 
 class Connection(asyncio.Protocol):
-    """Made by the listening socket for each client. Belongs to one service."""
+    """One client. The listening socket makes one for each client that connects."""
 
-    def __init__(self, service: "Service") -> None:
-        self._service = service
-        settings = service.settings
-        self._write_buffer_bytes_max = settings.write_buffer_bytes_max
-        self._frames = Frames(settings.frame_bytes_max)
-        self._in_flight_max = settings.in_flight_max
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        limits = handler.limits
+        self._write_buffer_bytes_max = limits.write_buffer_bytes_max
+        self._frames = Frames(handler.settings.frame_bytes_max)
+        self._in_flight_max = limits.in_flight_max
         self._transport: asyncio.Transport | None = None
         self._backlog: deque[bytes] = deque()  # frames that wait
         self._is_paused = False
@@ -38,14 +69,14 @@ class Connection(asyncio.Protocol):
         self._is_lost = False
         self._is_stopped = False
         self._is_reading = True
-        self.in_flight = 0  # requests that are answered when they are on disk
-        self.held_count = 0  # requests that wait for messages; whoever holds one counts it
-        # For the sweep: whether a request came since the last one, and since when there was none, or no reading.
+        self.in_flight = 0  # requests whose answers wait for the disk
+        self.held_count = 0  # requests that wait for messages; pulls and pops count theirs here
+        # For the sweep: whether a request came since the last one, when it came, and since when no answer is read.
         self.is_heard = False
         self.heard_at_ns = 0
         self.paused_at_ns: int | None = None
         self.host: Host = LOOPBACK
-        self._is_reached_at(service.address, "")
+        self._note_address(handler.address, "")
 
     # -- called by the loop -------------------------------------------------------------------------------------
 
@@ -54,14 +85,14 @@ class Connection(asyncio.Protocol):
         self._transport = transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(self._write_buffer_bytes_max)
         peer, local = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
-        if peer and local:  # a client may be gone before it was taken
+        if peer and local:  # the client may be gone before its connection is accepted
             self.host = host_of(*peer[:2])
-            self._is_reached_at(self._service.address, local[0])
-        if not self._service.welcome(self):
+            self._note_address(self._handler.address, local[0])
+        if not self._handler.welcome(self):
             self.close()
 
-    def _is_reached_at(self, address: Address, local_address: str) -> None:
-        """Notes how this client reaches the broker, for all that it will be told."""
+    def _note_address(self, address: Address, local_address: str) -> None:
+        """Notes how this client reaches the broker: routes, ids and records carry it."""
         self.broker_address = address.text(local_address)
         self.broker_host = address.host(local_address)
         self.id_prefix = id_prefix(self.broker_host).encode()
@@ -72,7 +103,7 @@ class Connection(asyncio.Protocol):
             self.is_heard = True
             self._take(frames)
         else:
-            self._service.connections.note_unfinished(len(data))
+            self._handler.note_unfinished(len(data))
         if self._frames.error is not None:
             self._fail_if_done(self._frames.error)
 
@@ -86,7 +117,7 @@ class Connection(asyncio.Protocol):
             return
         self._is_lost = True
         self._backlog.clear()
-        self._service.farewell(self)
+        self._handler.farewell(self)
 
     def pause_writing(self) -> None:
         self._is_paused = True
@@ -100,19 +131,19 @@ class Connection(asyncio.Protocol):
     # -- requests -----------------------------------------------------------------------------------------------
 
     def _take(self, frames: list[bytes]) -> None:
-        """Has frames handled; keeps those that cannot be for now."""
+        """Handles frames; those that must wait go into the backlog."""
         if self._is_paused or self._backlog:
             self._backlog.extend(frames)
             return
-        handled = self._service.handle(self, frames)
+        handled = self._handler.handle(self, frames)
         if handled < len(frames) and self._is_open:
             self._backlog.extend(frames[handled:])
             self._read_or_not()
-            if not self._is_paused:  # others have their turn, then it goes on
+            if not self._is_paused:  # it goes on after the turn of others
                 asyncio.get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """What was in the way is gone, or others had their turn."""
+        """Handles the backlog, when the client reads again or others have had their turn."""
         if self._is_stopped or self._is_paused:
             return
         backlog, self._backlog = self._backlog, deque()
@@ -123,7 +154,7 @@ class Connection(asyncio.Protocol):
         self._read_or_not()
 
     def _fail_if_done(self, error: ProtocolError) -> None:
-        """What came before the bytes that cannot be read is handled first."""
+        """Ends the connection when all frames before the unreadable bytes are handled."""
         if not self._backlog:
             self.fail(error)
 
@@ -137,17 +168,17 @@ class Connection(asyncio.Protocol):
     def _is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    # -- called by the service ----------------------------------------------------------------------------------
+    # -- called by the server -----------------------------------------------------------------------------------
 
     def expect(self, count: int) -> None:
-        """So many requests were taken that are answered when they are on disk."""
+        """Counts requests whose answers wait for the disk."""
         self.in_flight += count
         if self.in_flight >= self._in_flight_max:
             self._is_full = True
             self._read_or_not()
 
-    def answered(self, count: int) -> None:
-        """So many of them have their answers."""
+    def count_answered(self, count: int) -> None:
+        """Counts answers to such requests."""
         self.in_flight -= count
         if self._is_full and self.in_flight * 2 <= self._in_flight_max:
             self._is_full = False
@@ -158,33 +189,33 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def notify(self, notice: bytes) -> None:
-        """Writes what the client has not asked for. One that does not read misses it: notices must not pile up, and
-        clients look for themselves from time to time.
+        """Writes a notice that the client has not asked for. A client that does not read misses it: notices must not
+        pile up, and clients also ask from time to time.
         """
         if not self._is_paused:
             self.write(notice)
 
     @property
     def is_paused(self) -> bool:
-        """Whether the client is so far behind with reading that it gets no more answers for now."""
+        """Whether the client reads so slowly that it gets no more answers for now."""
         return self._is_paused
 
     @property
     def buffered_bytes(self) -> int:
-        """What is kept for this client: an unfinished frame, frames that wait, answers that it has not read."""
+        """Memory for this client: an unfinished frame, frames that wait, answers that it has not read."""
         waiting = sum(map(len, self._backlog)) if self._backlog else 0
         written = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return self._frames.rest_bytes + waiting + written
 
     def fail(self, error: ProtocolError) -> None:
-        """The peer does not speak our protocol: this connection ends, with one line in the log."""
+        """Ends the connection of a peer that does not speak our protocol, with one line in the log."""
         self._backlog.clear()
         if self._is_open:
-            self._service.connections.complain("closing the connection of %s: %s", host_text(self.host), error)
+            self._handler.complain("closing the connection of %s: %s", host_text(self.host), error)
             self.close()
 
     def stop_reading(self) -> None:
-        """Takes no more requests; those that were taken are still answered."""
+        """Takes no more requests; earlier ones are still answered."""
         self._is_stopped = True
         self._read_or_not()
 

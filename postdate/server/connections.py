@@ -1,8 +1,8 @@
-"""Who is connected, by socket: how many may be, who has been silent or deaf for too long, who holds too much memory.
+"""All connections: how many there may be, which are silent or do not read for too long, which hold too much memory.
 
-Nobody has a timer of his own. A sweep once a second looks at everyone, some hundred at a time so that nothing that is
-due waits for it; what happens on every read is a flag. A connection is ended by `abort`: `close` would wait for a peer
-that does not read.
+No connection has a timer. A sweep once a second examines all of them, some hundred at a time so that firing does not
+wait for it; a read only sets a flag. The sweep ends a connection by `abort`: `close` would wait for a peer that does
+not read.
 """
 
 import logging
@@ -17,22 +17,22 @@ from postdate.wire.ids import host_text
 logger = logging.getLogger("postdate.server")
 
 SWEEP_MS = 1_000
-_AT_ONCE = 128  # connections that a sweep looks at in one go: some 0.1 ms
-_LOOK_SHARE = 8  # so much of the bound may come in unfinished frames before the sum is taken again
+_AT_ONCE = 128  # connections that a sweep examines in one go: some 0.1 ms
+_CHECK_SHARE = 8  # after this share of the bound has come in unfinished frames, all memory is summed up again
 
 
 class Connections:
-    """All connections of one server. Called on the loop's thread."""
+    """All connections of one server. Its methods are called on the loop's thread."""
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
         self._broker = broker
         self._clock = clock
-        settings = broker.settings
-        self._idle_ns, self._stalled_ns = settings.idle_ms_max * 1_000_000, settings.stalled_ms_max * 1_000_000
+        self._idle_ns = broker.settings.idle_ms_max * 1_000_000
+        self._stalled_ns = broker.limits.stalled_ms_max * 1_000_000
         self._all: set[Connection] = set()
         self._count_of: Counter[bytes] = Counter()  # by address
-        self._unfinished_bytes = 0  # came in reads that ended no frame, since the last look
-        self._said_count = 0  # lines since the last sweep
+        self._unfinished_bytes = 0  # of reads that completed no frame, since memory was last summed up
+        self._line_count = 0  # lines in the log since the last sweep
 
     def __len__(self) -> int:
         return len(self._all)
@@ -43,7 +43,7 @@ class Connections:
     # -- coming and going ---------------------------------------------------------------------------------------
 
     def add(self, connection: Connection) -> bool:
-        """Whether there is room for one more."""
+        """Adds a connection; returns False where there are too many."""
         settings, address = self._broker.settings, connection.host.address
         if len(self._all) >= settings.connections_max:
             self._turn_away(connection, "connections_max", len(self._all))
@@ -60,7 +60,7 @@ class Connections:
         self.complain("%s: %s is turned away, %d are connected", limit, host_text(connection.host), count)
 
     def remove(self, connection: Connection) -> bool:
-        """Whether it was one of ours."""
+        """Removes a connection; returns False for one that was never added."""
         if connection not in self._all:
             return False
         self._all.remove(connection)
@@ -73,21 +73,21 @@ class Connections:
     # -- the sweep ----------------------------------------------------------------------------------------------
 
     def sweep(self) -> Iterator[None]:
-        """Looks at all connections, and ends those that must end. Called every SWEEP_MS; others may have their turn
-        wherever it yields.
+        """Examines all connections and ends those that must end. Called every SWEEP_MS; the caller lets the event loop
+        go round wherever it yields.
         """
         connections, holding = list(self._all), []
         for start in range(0, len(connections), _AT_ONCE):
             now_ns = self._clock.elapsed_ns()
             for connection in connections[start : start + _AT_ONCE]:
-                self._look_at(connection, now_ns)
+                self._examine(connection, now_ns)
                 if size := connection.buffered_bytes:
                     holding.append((size, connection))
             yield
-        self._relieve(holding)
-        self._count_lines()
+        self._free_memory(holding)
+        self._report_left_out()
 
-    def _look_at(self, connection: Connection, now_ns: int) -> None:
+    def _examine(self, connection: Connection, now_ns: int) -> None:
         if connection.is_paused:
             if connection.paused_at_ns is None:
                 connection.paused_at_ns = now_ns
@@ -109,13 +109,13 @@ class Connections:
     # -- memory -------------------------------------------------------------------------------------------------
 
     def note_unfinished(self, size: int) -> None:
-        """A read ended no frame. Between two sweeps, unfinished frames are what can grow fastest."""
+        """Counts the bytes of a read that completed no frame: these can grow fastest between two sweeps."""
         self._unfinished_bytes += size
-        if self._unfinished_bytes * _LOOK_SHARE >= self._broker.settings.buffered_bytes_max:
-            self._relieve([(each.buffered_bytes, each) for each in self._all])
+        if self._unfinished_bytes * _CHECK_SHARE >= self._broker.settings.buffered_bytes_max:
+            self._free_memory([(each.buffered_bytes, each) for each in self._all])
 
-    def _relieve(self, holding: list[tuple[int, Connection]]) -> None:
-        """Ends the connections that hold most, until all together hold what they may."""
+    def _free_memory(self, holding: list[tuple[int, Connection]]) -> None:
+        """Ends the connections that hold most memory, until the rest keeps to the limit."""
         self._unfinished_bytes = 0
         excess = sum(size for size, _ in holding) - self._broker.settings.buffered_bytes_max
         for size, connection in sorted(holding, key=lambda entry: -entry[0]) if excess > 0 else ():
@@ -127,13 +127,13 @@ class Connections:
     # -- the log ------------------------------------------------------------------------------------------------
 
     def complain(self, text: str, *details: object) -> None:
-        """A line in the log about a peer, if there were not too many: nobody may fill our disk with them."""
-        self._said_count += 1
-        if self._said_count <= self._broker.settings.complaints_max:
+        """Logs a line about a peer, unless there were too many: no peer may fill our disk with them."""
+        self._line_count += 1
+        if self._line_count <= self._broker.limits.complaints_max:
             logger.warning(text, *details)
 
-    def _count_lines(self) -> None:
-        unsaid = self._said_count - self._broker.settings.complaints_max
-        if unsaid > 0:
-            logger.warning("complaints_max: %d more lines like these within a second are left out", unsaid)
-        self._said_count = 0
+    def _report_left_out(self) -> None:
+        left_out = self._line_count - self._broker.limits.complaints_max
+        if left_out > 0:
+            logger.warning("complaints_max: %d more lines like these within a second are left out", left_out)
+        self._line_count = 0

@@ -1,11 +1,11 @@
-"""The pulse: what makes a broker live. It flushes, settles, fires, takes snapshots and removes what is old.
+"""The pulse drives the broker: it flushes, settles, fires, takes snapshots and removes old files.
 
-    nudge     after something was written: a flush begins, or follows the one under way (group commit)
-    settled   after a flush: what is durable is applied, its tickets are answered, consumers are woken
-    ring      at the next due instant: fire
+    nudge     after a write: starts a flush, or lets one follow the flush under way (group commit)
+    settle    after a flush: applies durable batches, answers their tickets, wakes consumers
+    ring      at the next due instant: fires
 
-Flushes run on one thread of their own, the blocking steps of a snapshot on another; everything else happens on the
-event loop. There is no tick: the alarm is set to the next instant at which the broker has something to do.
+Flushes run on a thread of their own, the blocking steps of a snapshot on another; everything else runs on the event
+loop. There is no tick: the alarm is set to the next instant at which the broker has something to do.
 """
 
 import asyncio
@@ -18,29 +18,31 @@ from queue import SimpleQueue
 from typing import Any
 
 from postdate.broker.broker import Broker
-from postdate.broker.writing import Ticket
+from postdate.broker.view import NEVER
+from postdate.broker.writing import Changes, Ticket
 from postdate.clock import Clock, ManualClock
 from postdate.errors import DiskFull, LogFailed, PostdateError
 from postdate.server.alarm import Alarm, SilentAlarm
 from postdate.server.connection import Connection
-from postdate.state.wheel import NEVER
 
 logger = logging.getLogger("postdate.server")
 
 Answer = Callable[[Ticket], None]
 Tell = Callable[[LogFailed | None], None]
 
-# What may go wrong again and again.
+_CATCH_UP_STEPS_MAX = 100_000  # each fires or rescues up to a batch; more means that the broker makes no progress
+
+# Troubles that may come again and again.
 _LOG_FAILED = "nothing is stored or fired any more"
-_NOT_FIRED = "what is due cannot be fired, trying again"
+_NOT_FIRED = "due messages cannot be fired, trying again"
 _NO_SNAPSHOT = "the snapshot failed, a restart will take longer"
 _NOT_REMOVED = "old files cannot be removed"
 
 
 class Pulse:
-    """Drives one broker. Everything but the flush itself is called on the loop's thread."""
+    """Drives one broker. All but the flush itself runs on the loop's thread."""
 
-    def __init__(self, broker: Broker, clock: Clock, on_settled: Callable[[], None]) -> None:
+    def __init__(self, broker: Broker, clock: Clock, on_settled: Callable[[Changes], None]) -> None:
         self.broker = broker
         self.clock = clock
         self._on_settled = on_settled
@@ -58,7 +60,7 @@ class Pulse:
         self._retain_timer: asyncio.TimerHandle | None = None
         self._is_stopped = False
         self._is_snapshot_paused = False
-        self._said: dict[str, str] = {}  # by trouble: what was logged last about it, so that it is said once
+        self._logged: dict[str, str] = {}  # by trouble: the error logged last, so that it is logged once
 
     def start(self) -> None:
         self._flusher.start()
@@ -68,15 +70,15 @@ class Pulse:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def expect(self, connection: Connection, ticket: Ticket, answer: Answer, count: int = 1) -> None:
-        """Calls `answer` when the ticket's batch is durable and applied; it answers so many requests of a connection.
+        """Calls `answer` when the ticket's batch is durable and applied; it answers `count` requests of a connection.
         Call `nudge` when all is written.
         """
         self._expected.append((ticket, answer, connection, count))
         connection.expect(count)
 
     def when_durable(self, connection: Connection, position: int, tell: Tell) -> None:
-        """Calls `tell` when the log is durable up to a position that is applied, with the error where it never will
-        be. At once in flush mode sync, where nothing else is applied; in flush mode async a flush is made for it.
+        """Calls `tell` when the log is durable up to an applied position, with an error where it never will be. In
+        flush mode sync that is at once, as only durable batches are applied; in flush mode async a flush follows.
         """
         if position <= self.broker.log.durable:
             tell(None)
@@ -85,17 +87,17 @@ class Pulse:
         self._undurable.append((position, tell, connection))
         self._flushes.put(True)
 
-    def _tell_durable(self, error: LogFailed | None = None) -> None:
+    def _report_durable(self, error: LogFailed | None = None) -> None:
         waiting, self._undurable = self._undurable, deque()
         for position, tell, connection in waiting:
             if error is None and position > self.broker.log.durable:
                 self._undurable.append((position, tell, connection))
                 continue
             self._safely(partial(tell, error))
-            connection.answered(1)
+            connection.count_answered(1)
 
     def nudge(self) -> None:
-        """Something was written: makes it durable, answers what can be answered."""
+        """Makes new writes durable, and answers what can be answered already."""
         if self._is_async or self._is_settled_already():
             self._settle()
         if not self._flush_asked and self._wants_flush():
@@ -106,13 +108,14 @@ class Pulse:
                 self._flushes.put(True)
 
     def _is_settled_already(self) -> bool:
-        """Whether a call that waits for the disk itself, as making a topic does, has settled what others wait for."""
+        """Returns whether a call that waits for the disk itself, as creating a topic does, has settled batches."""
         expected = self._expected
-        fold = self.broker.fold
-        return bool(fold.grown or fold.pops.freed) or (bool(expected) and expected[0][0].answers is not None)
+        return self.broker.has_changes or (bool(expected) and expected[0][0].answers is not None)
 
     def _wants_flush(self) -> bool:
-        """Also where the log has failed and somebody waits: the flush then finds the error, and all are told."""
+        """Returns whether there is something to flush. A log that has failed is flushed for those who wait: the flush
+        raises the error, which answers them all.
+        """
         log = self.broker.log
         return log.end > log.durable or (log.failure is not None and bool(self._expected))
 
@@ -135,19 +138,23 @@ class Pulse:
         if error is not None:
             self._fail(error)
             return
-        self._tell_durable()
+        self._report_durable()
         self._settle()
         self.nudge()
 
     def _settle(self) -> None:
-        """Applies what is durable, answers, wakes, and sets the alarm."""
+        """Applies durable batches, and handles what they have changed."""
         try:
-            self.broker.settle()
+            changes = self.broker.settle()
         except LogFailed as error:
             self._fail(error)
             return
+        self._handle_changes(changes)
+
+    def _handle_changes(self, changes: Changes) -> None:
+        """Answers tickets, wakes consumers, and sets the alarm."""
         self._answer_settled()
-        self._on_settled()
+        self._on_settled(changes)
         if self._is_async:
             self._answer_settled()  # a pop that was woken has written, and what is written is settled
         self._set_alarm()
@@ -158,42 +165,55 @@ class Pulse:
         while expected and expected[0][0].answers is not None:
             ticket, answer, connection, count = expected.popleft()
             self._safely(partial(answer, ticket))
-            connection.answered(count)
+            connection.count_answered(count)
 
     def _safely(self, answer: Callable[[], None]) -> None:
         try:
             answer()
-        except Exception:  # our mistake; nobody else may wait for it, neither clients nor what is due
-            logger.exception("an answer could not be given")
+        except Exception:  # our mistake; other clients and due messages must not wait for it
+            logger.exception("an answer failed")
 
     def _fail(self, error: LogFailed) -> None:
-        """The log takes no more writes. Nobody knows whether what was not durable is on disk: say so."""
+        """Answers all who wait that the log takes no more writes, and that nobody knows whether theirs are on disk."""
         self._log_once(_LOG_FAILED, error)
-        doubt = LogFailed(f"whether it is stored is not known: {error}")
+        doubt = LogFailed(f"it is not known whether this is stored: {error}")
         for ticket, *_ in self._expected:
             if ticket.answers is None:
                 ticket.answers, ticket.error = [], doubt
         self._answer_settled()
-        self._tell_durable(error)
+        self._report_durable(error)
 
     # -- time ---------------------------------------------------------------------------------------------------
 
     def ring(self) -> None:
-        """Fires what is due by now."""
+        """Fires what is due now."""
         now_ms = self.clock.now_ms()
         try:
-            self.broker.advance(now_ms)
+            changes = self.broker.advance(now_ms)
             if self.broker.fire_error is None:
-                self._said.pop(_NOT_FIRED, None)
+                self._logged.pop(_NOT_FIRED, None)
+            self._handle_changes(changes)
         except (DiskFull, LogFailed) as error:
             self._log_once(_NOT_FIRED if self.broker.log.failure is None else _LOG_FAILED, error)
         self.nudge()
         self._set_alarm()
 
+    def catch_up(self) -> None:
+        """Fires everything due now and makes it durable and visible; returns when nothing more is due."""
+        for _ in range(_CATCH_UP_STEPS_MAX):
+            self.ring()
+            self.broker.log.flush()
+            self._settle()
+            # Waking consumers may have written something itself.
+            is_durable = self.broker.log.durable == self.broker.log.end
+            if is_durable and self.broker.wake_at_ms > self.clock.now_ms():
+                return
+        raise AssertionError(f"the broker asks to be called again and again at {self.clock.now_ms()}")
+
     def _log_once(self, trouble: str, error: PostdateError | OSError) -> None:
-        """One line, not one for each try: a full disk stays full for a while."""
-        if self._said.get(trouble) != str(error):
-            self._said[trouble] = str(error)
+        """Logs one line, not one for each try: a full disk stays full for a while."""
+        if self._logged.get(trouble) != str(error):
+            self._logged[trouble] = str(error)
             logger.error("%s: %s", trouble, error)
 
     def _set_alarm(self) -> None:
@@ -201,7 +221,7 @@ class Pulse:
         at_ms = self.broker.wake_at_ms if self.broker.log.failure is None else NEVER
         at_ms = max(at_ms, self.broker.paused_until_ms(now_ms))
         if at_ms <= now_ms and self._flush_asked and not self._is_async:
-            at_ms = NEVER  # it is written already, and shows when the flush that is under way has ended
+            at_ms = NEVER  # it is written already, and becomes visible after the flush under way
         self._alarm.set(at_ms)
 
     # -- from time to time --------------------------------------------------------------------------------------
@@ -215,11 +235,11 @@ class Pulse:
         try:
             for step in self.broker.snapshot():
                 await (asyncio.sleep(0) if step is None else asyncio.to_thread(step))
-            self._said.pop(_NO_SNAPSHOT, None)
+            self._logged.pop(_NO_SNAPSHOT, None)
         except (PostdateError, OSError) as error:
             self._log_once(_NO_SNAPSHOT, error)
-            self._is_snapshot_paused = True  # not at once again
-            self._loop.call_later(self.broker.settings.fire_pause_ms_max / 1_000, self._resume_snapshots)
+            self._is_snapshot_paused = True
+            self._loop.call_later(self.broker.limits.fire_pause_ms_max / 1_000, self._resume_snapshots)
         finally:
             self._snapshot = None
 
@@ -228,14 +248,14 @@ class Pulse:
         self._snapshot_if_due()
 
     def _retain_later(self) -> None:
-        self._retain_timer = self._loop.call_later(self.broker.settings.retain_interval_ms / 1_000, self._retain)
+        self._retain_timer = self._loop.call_later(self.broker.limits.retain_interval_ms / 1_000, self._retain)
 
     def _retain(self) -> None:
         try:
             removed = self.broker.retain(self.clock.now_ms())
             if removed:
-                logger.info("removed %d files that nobody needs any more", removed)
-            self._said.pop(_NOT_REMOVED, None)
+                logger.info("removed %d old files", removed)
+            self._logged.pop(_NOT_REMOVED, None)
         except (PostdateError, OSError) as error:
             self._log_once(_NOT_REMOVED, error)
         self._retain_later()
@@ -243,7 +263,7 @@ class Pulse:
     # -- the end ------------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Makes durable and answers everything that was written, then lets go. The broker stays open."""
+        """Makes all writes durable, answers them, and stops. The broker stays open."""
         while (self._expected or self._undurable) and self.broker.log.failure is None:
             await asyncio.sleep(0.001)
         self._is_stopped = True

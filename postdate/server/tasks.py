@@ -1,4 +1,4 @@
-"""Answers that take long to work out: in small steps, between which everything else goes on."""
+"""Answers that take long to compute: in small steps, between which everything else goes on."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -14,28 +14,28 @@ Item = TypeVar("Item")
 
 
 class Tasks:
-    """The answers that are being worked out, so many at a time as a setting says."""
+    """The answers under way, bounded by a setting."""
 
     def __init__(self, broker: Broker, limit: str) -> None:
         self._broker = broker
         self._limit = limit
         self._running: set[asyncio.Task[None]] = set()  # the loop itself holds a task weakly
-        self._count = 0  # of those that have not answered
+        self._count = 0  # of those without an answer yet
 
     def answer(self, connection: Connection, command: Command, work: Coroutine[None, None, bytes]) -> None:
-        """Writes the answer, or the refusal, when the work is done. Raises FlowControl."""
+        """Writes the answer, or the refusal, when the work is done. Raises FlowControl where too many are under way."""
         if command.is_oneway:
             work.close()
             return
-        if self._count >= getattr(self._broker.settings, self._limit):
+        if self._count >= getattr(self._broker.limits, self._limit):
             work.close()
-            raise FlowControl(f"{self._limit}: {self._count} long answers are being worked out, the limit; try later")
+            raise FlowControl(f"{self._limit}: {self._count} long answers are under way, the limit; try later")
         self._count += 1
-        task = asyncio.get_running_loop().create_task(self._answered(connection, command, work))
+        task = asyncio.get_running_loop().create_task(self._finish(connection, command, work))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _answered(self, connection: Connection, command: Command, work: Coroutine[None, None, bytes]) -> None:
+    async def _finish(self, connection: Connection, command: Command, work: Coroutine[None, None, bytes]) -> None:
         try:
             answer = await work
         except (PostdateError, OSError) as error:
@@ -46,7 +46,7 @@ class Tasks:
 
 
 async def paced(items: Sequence[Item], step: int) -> AsyncIterator[Item]:
-    """The items; after so many of them, whoever waits for the loop gets it."""
+    """Yields the items; after every `step` of them the event loop goes round."""
     for index, item in enumerate(items, 1):
         yield item
         if not index % step:

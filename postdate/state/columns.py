@@ -1,23 +1,19 @@
-"""Rows of a batch as the queues, the wheel and the far queue keep them, by columns.
+"""Work on many rows at once, by columns.
 
-Many messages go from one fixed-width form into another here, without a loop over them; what becomes of them is decided
-by whoever calls.
+The first half turns rows of a batch into the rows that queues, the wheel, the far queue and the index keep, without a
+loop over them. The second half counts and finds in columns of numbers where numpy's own way would sort or copy too
+much.
 """
-
-from collections.abc import Callable
 
 import numpy as np
 
-from postdate.state.arrays import counts
-from postdate.state.far import FAR
 from postdate.state.topics import GONE
-from postdate.state.wheel import SINGLE
 from postdate.storage.batch import MORE_KEYS
-from postdate.storage.queue import ENTRY
+from postdate.storage.layout import ENTRY, FAR, SINGLE
 
 
 class Grouped:
-    """A column of queue numbers brought together by number, each group in its old order."""
+    """A column of queue numbers, sorted into groups of one number; each group keeps its order."""
 
     def __init__(self, target: np.ndarray) -> None:
         counted = counts(target)
@@ -36,7 +32,7 @@ class Grouped:
             stop += count
 
     def places(self, nowhere: int) -> np.ndarray:
-        """The queue offset of each, in the old order; `nowhere` for those that went nowhere."""
+        """The queue offset of each message, in the old order; `nowhere` for those whose topic is gone."""
         parts = [
             np.arange(stop - start) + self.first[number] if number != GONE else np.full(stop - start, nowhere)
             for number, start, stop in self.groups
@@ -50,14 +46,14 @@ class Grouped:
 
 
 def entries_of(offset: np.ndarray, size: np.ndarray, tag: np.ndarray) -> np.ndarray:
-    """Entries of a queue."""
+    """Makes entries of a queue."""
     entries = np.empty(len(offset), ENTRY)
     entries["offset"], entries["size"], entries["tag"] = offset, size, tag
     return entries
 
 
 def singles_of(rows: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    """Entries of the wheel, of rows of a batch or of the far queue."""
+    """Makes entries of the wheel from rows of a batch or of the far queue."""
     singles = np.empty(len(rows), SINGLE)
     singles["offset"] = offset
     for name in ("size", "queue", "tag_hash", "unique_hash", "key_hash"):
@@ -66,6 +62,7 @@ def singles_of(rows: np.ndarray, offset: np.ndarray) -> np.ndarray:
 
 
 def far_rows_of(rows: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    """Makes rows of the far queue from rows of a batch."""
     far = np.zeros(len(rows), FAR)
     far["arrival"] = offset
     for name in ("due", "unique_hash", "key_hash", "size", "queue", "tag_hash", "kind", "level"):
@@ -73,20 +70,59 @@ def far_rows_of(rows: np.ndarray, offset: np.ndarray) -> np.ndarray:
     return far
 
 
-def key_rows_of(
-    rows: np.ndarray, offset: np.ndarray, others_of: Callable[[int, int], list[int]]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes and offsets for the index of keys, message by message. `others_of` gives the hashes of the user keys that
-    a row has no room for, by the record's offset and size.
+def key_rows_of(rows: np.ndarray, offset: np.ndarray, others: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Hashes and offsets for the index of keys, message by message. `others` has, for each row with MORE_KEYS, the
+    hashes of the user keys that the row has no room for.
     """
     hashes = np.stack([rows["unique_hash"], rows["key_hash"]], axis=1).ravel()
     offsets = np.repeat(offset, 2)
-    more = np.flatnonzero(rows["flags"] & MORE_KEYS)
-    if len(more):
-        others = [others_of(int(offset[hit]), int(rows["size"][hit])) for hit in more]
+    if others:
+        more = np.flatnonzero(rows["flags"] & MORE_KEYS)
         lengths = [len(each) for each in others]
-        behind = np.repeat(2 * more + 2, lengths)
-        hashes = np.insert(hashes, behind, np.array([each for part in others for each in part], np.uint64))
-        offsets = np.insert(offsets, behind, np.repeat(offset[more], lengths))
+        after = np.repeat(2 * more + 2, lengths)
+        hashes = np.insert(hashes, after, np.array([each for part in others for each in part], np.uint64))
+        offsets = np.insert(offsets, after, np.repeat(offset[more], lengths))
     is_key = hashes != 0
     return hashes[is_key], offsets[is_key]
+
+
+# -- counting and finding ---------------------------------------------------------------------------------------
+
+
+def counts(values: np.ndarray) -> list[tuple[int, int]]:
+    """How often each value occurs, ascending by value. Values are small or close together."""
+    if not len(values):
+        return []
+    low = int(values.min())
+    counted = np.bincount(values - low)
+    hits = np.flatnonzero(counted)
+    return list(zip((hits + low).tolist(), counted[hits].tolist(), strict=True))
+
+
+def add(counters: list[int], numbers: np.ndarray) -> None:
+    """Adds one to the counter of every number."""
+    for number, count in counts(numbers):
+        counters[number] += count
+
+
+def subtract(counters: list[int], numbers: np.ndarray) -> None:
+    """Takes one from the counter of every number."""
+    for number, count in counts(numbers):
+        counters[number] -= count
+
+
+def places_of(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The places of the ascending values that are among those wanted, which ascend too."""
+    starts, stops = (np.searchsorted(values, wanted, side) for side in ("left", "right"))
+    found = stops - starts
+    places: np.ndarray = np.arange(found.sum()) + np.repeat(starts - (np.cumsum(found) - found), found)
+    return places
+
+
+def among(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Which values are among those wanted, which ascend. numpy.isin would sort all values, and they are many."""
+    if not len(wanted):
+        return np.zeros(len(values), np.bool_)
+    places = np.minimum(np.searchsorted(wanted, values), len(wanted) - 1)
+    found: np.ndarray = wanted[places] == values
+    return found

@@ -1,48 +1,36 @@
 """The far queue: what is due later than the lead, in the order in which it came, and what Spark has of it.
 
-    row  | arrival int64 | due int64 | key hashes 2 x uint64 | size | queue | tag hash | kind | level |     48 bytes
+    rows    0 ...            taken ...                  length
+            |  Spark's         |  untaken                 |
+            staged up to the horizon,
+            then in the table
 
-A row holds all that a rescue or Spark's index needs, so that neither reads a record to find out. Rows before `taken`
-are Spark's: those due at or before the horizon have been staged, the others wait in the table. A rescue is remembered
-as (low, high, until): messages that arrived in [low, high) and are due at or before `until` went into the wheel from
-here, and a stage that brings one of them again must drop it. It can be forgotten when the horizon has passed `until`
-and Spark has taken every row before `high`: only then can no stage bring one.
+A row (layout.FAR) holds all that a rescue or Spark's index needs, so that neither reads a record to find out. Rows
+before `taken` are Spark's: those due at or before the horizon have been staged, the others wait in the table.
+
+A rescue is remembered as (low, high, until): messages that arrived in [low, high) and are due at or before `until` went
+into the wheel from here, and a stage that brings one of them again must drop it. It can be forgotten when the horizon
+has passed `until` and Spark has taken every row before `high`: only then can no stage bring one.
 
 The smallest due of each block of rows is kept, so that asking what is due soon costs nothing.
 """
 
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from postdate.arrival import NEVER
 from postdate.storage.batch import CANCEL
 from postdate.storage.disk import Disk
+from postdate.storage.layout import FAR
 from postdate.storage.rows import Rows
 
-FAR = np.dtype(
-    [
-        ("arrival", "<i8"),  # log offset of the record
-        ("due", "<i8"),
-        ("unique_hash", "<u8"),
-        ("key_hash", "<u8"),
-        ("size", "<u4"),
-        ("queue", "<i4"),
-        ("tag_hash", "<i4"),
-        ("kind", "u1"),
-        ("level", "u1"),
-        ("reserved", "<u2"),
-    ]
-)
-FAR_STRUCT = struct.Struct("<qqQQIiiBBH")
-assert FAR_STRUCT.size == FAR.itemsize == 48
 _NONE = np.empty(0, FAR)
 BLOCK_ROWS_DEFAULT = 65_536
 # A cancel is rescued only to let its segment go, so it waits for the company of others.
 CANCEL_GRACE_MS = 600_000
-NEVER = (1 << 63) - 1
 _PIECE_ROWS = 16_384  # 0.8 MB
 
 
@@ -54,13 +42,15 @@ class Range(NamedTuple):
 
 
 class Rescue(NamedTuple):
+    """Messages that arrived in [low, high) and are due at or before `until` went into the wheel from the far queue."""
+
     low: int
     high: int
     until: int
 
 
 class Far:
-    """The rows, Spark's place in them, the rescues that are remembered."""
+    """The rows, Spark's place among them, and the rescues that are remembered."""
 
     def __init__(self, disk: Disk, file_rows: int, tail_rows: int, block_rows: int = BLOCK_ROWS_DEFAULT) -> None:
         self.rows = Rows(disk, "far", FAR, file_rows, tail_rows)
@@ -77,9 +67,7 @@ class Far:
         self._wakes: list[int] = []
         self._wake: int | None = NEVER  # the smallest of the wakes; None where it must be looked for
         self._edge_wake = NEVER  # the same over the untaken rows of the block where `taken` lies
-        self._cancel_dues: dict[
-            int, tuple[int, int]
-        ] = {}  # per block that holds cancels, their smallest and largest due
+        self._cancel_dues: dict[int, tuple[int, int]] = {}  # per block with cancels, their smallest and largest due
 
     @property
     def in_table(self) -> int:
@@ -98,11 +86,12 @@ class Far:
     # -- in -----------------------------------------------------------------------------------------------------
 
     def push(self, row: bytes, due: int) -> None:
-        """A message."""
+        """Appends a message or the command of a job."""
         self._note(self.rows.length, due, due)
         self.rows.push(row)
 
     def push_cancel(self, row: bytes, due: int) -> None:
+        """Appends a cancel."""
         self._note(self.rows.length, due, due + CANCEL_GRACE_MS)
         block = self.rows.length // self._block_rows
         low, high = self._cancel_dues.get(block, (due, due))
@@ -179,7 +168,7 @@ class Far:
         start = max(start, self.rows.first)
         while start < stop:
             end = min(stop, (start // _PIECE_ROWS + 1) * _PIECE_ROWS)
-            rows = self.rows.mapped(start, end)
+            rows = self.rows.map(start, end)
             yield rows
             start += len(rows)
 
@@ -190,10 +179,10 @@ class Far:
     def plan_rescue(
         self, present: list[Range], until: int, blocks_max: int, room: int, *, untaken_only: bool
     ) -> list[Rescue]:
-        """Which rescues to ask for now: at most so many blocks, at most `room` rows, the earliest first.
+        """Which rescues to ask for now: at most `blocks_max` blocks, at most `room` rows, the earliest first.
 
-        `present` are the ranges of the log that are there: a row outside them has no record any more. Where the
-        answer is none, `earliest` is later than before or there is no room.
+        `present` are the ranges of the log that exist: a row outside them has no record any more. Where the answer is
+        empty, `earliest` is later than before or there is no room.
         """
         low = self.arrival_of(self.taken) if untaken_only else 0
         first = (self.taken if untaken_only else self.rows.first) // self._block_rows
@@ -219,12 +208,12 @@ class Far:
         return first, self.rows.read(first, (block + 1) * self._block_rows)
 
     def _block_end_arrival(self, block: int) -> int:
-        """An arrival behind every row of the block and at or before every row after it."""
+        """An arrival after every row of the block and at or before every row of the next one."""
         end = min((block + 1) * self._block_rows, self.rows.length)
         return int(self.rows.read(end - 1, end)["arrival"][0]) + 1
 
     def rescue(self, rescue: Rescue, log_start: int) -> np.ndarray:
-        """Gives the rows of a rescue that still wait and remembers it. `log_start` is where the log began then."""
+        """Returns the rows of a rescue that still wait, and remembers it. `log_start` is where the log began then."""
         first = self.rows.search("arrival", rescue.low, "left") // self._block_rows
         stop = -(-self.rows.search("arrival", rescue.high, "left") // self._block_rows)
         blocks = [block for block in range(first, stop) if self._lows[block] <= rescue.until]
@@ -267,7 +256,7 @@ class Far:
         return np.concatenate(found)
 
     def untaken_at(self, arrivals: Iterable[int], due: int, column: str, key_hash: int, before: int) -> np.ndarray:
-        """The same of the rows of these arrivals alone; they need not be those of rows."""
+        """As `find_untaken`, of the rows of these arrivals alone. An arrival need not have a row."""
         found: list[np.ndarray] = []
         for arrival in arrivals:
             number = self.rows.search("arrival", arrival, "left")
@@ -289,7 +278,7 @@ class Far:
         self._edge_wake = _wake(rows, self.waits(rows, taken))
 
     def arrival_of(self, number: int) -> int:
-        """The arrival of a row, or of the first one that is there; NEVER where the queue ends before it."""
+        """The arrival of a row, or of the first one that is not gone; NEVER where the queue ends before it."""
         number = max(number, self.rows.first)
         rows = self.rows.read(number, number + 1)
         return int(rows["arrival"][0]) if len(rows) else NEVER
@@ -314,7 +303,7 @@ class Far:
     def load(self, state: dict[str, Any]) -> None:
         self.rows.first = state["first"]
         self.taken, self.horizon_at_ms, self.epoch = state["taken"], state["horizon"], state["epoch"]
-        # A snapshot of an earlier version knows nothing of these.
+        # A snapshot of an earlier version has none of these.
         self.table, self.rows_in, self.rows_out = (
             state.get(name, default) for name, default in (("table", ""), ("rows_in", 0), ("rows_out", 0))
         )
@@ -353,7 +342,9 @@ def _wake(rows: np.ndarray, waiting: np.ndarray) -> int:
 
 
 def _overlaid(rescues: list[Rescue], new: Rescue) -> list[Rescue]:
-    """Ranges that do not overlap, ascending; where an old one and the new one meet, the later `until` counts."""
+    """Adds a rescue to ranges that do not overlap and ascend; where an old one and the new one meet, the later `until`
+    counts.
+    """
     met = [r for r in rescues if r.high >= new.low and r.low <= new.high]
     bounds = sorted({new.low, new.high, *(bound for r in met for bound in (r.low, r.high))})
     pieces: list[Rescue] = []

@@ -5,8 +5,8 @@ batch's records as stored at that instant. The live path and a replay call the s
 It reads no clock, no setting and nothing that the log does not determine; a replica would be the same fold over a
 copied log.
 
-The tables have modules of their own, and so has what is asked of several at once: cancels, takings, decisions. They are
-given what they need when the fold is made, so a snapshot fills them in place.
+Each table has a module of its own; those that work on several tables (cancels, jobs, leases) get them when the fold is
+made, so a snapshot fills all of them in place.
 
 Small batches go row by row, because a numpy call costs as much as a dozen rows; large ones go by columns. Nothing here
 fails for reasons of the world: rows that cannot be written to their files stay in memory (rows.py).
@@ -15,27 +15,33 @@ fails for reasons of the world: rows that cannot be written to their files stay 
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from postdate.keys import key_hash
 from postdate.message import PROPERTY_KEYS, other_keys
-from postdate.state.arrays import add, counts, subtract
-from postdate.state.columns import Grouped, entries_of, far_rows_of, key_rows_of, singles_of
-from postdate.state.decisions import Command, Decisions, JobAnswer
-from postdate.state.far import BLOCK_ROWS_DEFAULT, FAR_STRUCT, Far, Rescue
+from postdate.state.cancels import CancelAnswer, CancelledKeys, Cancels
+from postdate.state.columns import (
+    Grouped,
+    add,
+    counts,
+    entries_of,
+    far_rows_of,
+    key_rows_of,
+    singles_of,
+    subtract,
+)
+from postdate.state.far import BLOCK_ROWS_DEFAULT, Far, Rescue
 from postdate.state.groups import Groups
 from postdate.state.index import KEYS_MAX, Index
-from postdate.state.jobs import Job, Jobs
-from postdate.state.leases import NOT_GIVEN, Key, Pops
-from postdate.state.quotas import Bursts
-from postdate.state.references import Holds
-from postdate.state.takings import Takings
-from postdate.state.tombstones import Tombstone, Tombstones
+from postdate.state.jobs import DECIDE, Job, JobAnswer, Jobs
+from postdate.state.leases import NOT_GIVEN, Key, Leases
+from postdate.state.quotas import Quotas
+from postdate.state.references import References
 from postdate.state.topics import GONE, SCHEDULE_TOPIC, Topics
-from postdate.state.verdicts import Verdicts, Wanted
-from postdate.state.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING, SINGLE_STRUCT, Due, Run, Waiting, Wheel
+from postdate.state.wheel import CANCELLED, ELSEWHERE, LIVING, Due, Run, Waiting, Wheel
 from postdate.storage import record as records
 from postdate.storage.batch import (
     ACK,
@@ -49,34 +55,40 @@ from postdate.storage.batch import (
     PIPELINE,
     POP,
     RESCUE,
-    ROW_STRUCT,
     SETTINGS,
     STAGE,
     TOPIC,
     Batch,
 )
-from postdate.storage.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk, Chunks
+from postdate.storage.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk, Chunks, Records
 from postdate.storage.disk import Disk
-from postdate.storage.queue import ENTRY_STRUCT, Queue
+from postdate.storage.layout import ENTRY_STRUCT, FAR_STRUCT, ROW_STRUCT, SINGLE_STRUCT
+from postdate.storage.queue import Queue
 from postdate.storage.rows import Rows
 from postdate.storage.selection import Selections
 
 ROWS_BY_COLUMN_DEFAULT = 64
 SCHEDULE_QUEUES = 18
+_NEW = tuple.__new__  # past the constructor of a named tuple: `apply` runs for every batch
 WAITS = -1  # answer for a message that is not in its queue yet
 LEAD_MS_DEFAULT = 60_000
 
 
-class CancelAnswer(NamedTuple):
-    """What applying a cancel did: its tombstone, and how many messages it found in the wheel (now or cancelled
-    before).
-    """
+class Applied(NamedTuple):
+    """What applying a batch came to."""
 
-    tombstone: Tombstone
-    wheel_count: int
+    answers: list[Any]  # one per row; for a message its queue offset, or WAITS
+    grown: AbstractSet[int]  # numbers of the queues that got entries
+    ready: AbstractSet[tuple[str, int]]  # (group, queue number) that have messages ready again, because leases ended
+
+
+NO_QUEUES: AbstractSet[int] = frozenset()
+NO_PLACES: AbstractSet[tuple[str, int]] = frozenset()
 
 
 class StageAnswer(NamedTuple):
+    """Whether a stage was accepted, and the reason where it was not."""
+
     accepted: bool
     reason: str
 
@@ -85,7 +97,7 @@ Counts = Iterable[tuple[int, int]]
 
 
 class Tally(NamedTuple):
-    """Far rows start..stop-1, counted: messages by queue, records by segment."""
+    """How many messages by queue and records by segment the far rows start..stop-1 hold."""
 
     start: int
     stop: int
@@ -94,7 +106,7 @@ class Tally(NamedTuple):
 
 
 class Fold:
-    """The state, and `apply`. `read` gives the bytes of a record by its offset, empty where it is gone."""
+    """The state of the broker. `read` gives the bytes of a record in the log by its offset, empty where it is gone."""
 
     def __init__(
         self,
@@ -126,26 +138,21 @@ class Fold:
         self.untaken: list[int] = []  # by number: messages for it in the far queue, neither taken nor rescued
         self.wheel = Wheel()
         self.far = Far(disk, file_rows, tail_rows, far_block_rows)
-        self.tombstones = Tombstones()
         self.index = Index(disk, file_rows)
         self.chunks = Chunks(disk)
         self.chunk_end = CHUNK_BIT  # where the next chunk's offsets begin
-        self.jobs = Jobs()
         self.selections = Selections(disk)
-        self.bursts = Bursts()
-        self.holds = Holds(self.chunks, segment_shift)
-        self.pops = Pops(self.holds.hold, self.holds.release)
-        # What follows from several of them.
-        self.verdicts = Verdicts(self.tombstones, self.far, self.jobs, self.topics, self.read)
-        self.takings = Takings(self.jobs, self.selections, self.topics)
-        self.decisions = Decisions(
-            self.jobs, self.far, self.selections,
-            is_cancelled=self.verdicts.dead_selected, kill=self._kill_selected, hold=self.holds.hold,
-        )  # fmt: skip
+        self.quotas = Quotas()
+        self.references = References(self.chunks, segment_shift)
+        self.leases = Leases(self.references)
+        # A record's bytes, from the log or a chunk; empty where it is gone.
+        stored = Records(read, self.chunks)
+        self.read = stored.read
+        self.jobs = Jobs(self.wheel, self.far, self.topics, self.selections, self.references, self.near)
+        self.cancels = Cancels(self.wheel, self.far, self.topics, self.jobs, self.references, stored, self.near)
         self.rescued_count = 0
         self.tally: Tally | None = None  # of the rows that the next stage takes, counted before it comes
-        # Numbers of queues that got entries. Whoever wakes consumers takes them from here; nothing else depends on it.
-        self.grown: set[int] = set()
+        self._grown: set[int] = set()  # numbers of the queues that got entries from the batch that is being applied
         self._handlers: dict[int, Callable[[Batch, tuple[int, ...]], Any]] = {
             MESSAGE: self._apply_message, CANCEL: self._apply_cancel, STAGE: self._apply_stage,
             RESCUE: self._apply_rescue, TOPIC: self._apply_topic, GROUP: self._apply_group,
@@ -156,7 +163,7 @@ class Fold:
         self.make_queues()
 
     def make_queues(self) -> None:
-        """A queue for every number that has none."""
+        """Makes a queue for every number that has none."""
         for number in range(len(self.queues), len(self.topics.places)):
             self.queues.append(Queue(self.disk, number, self.file_rows, self.tail_rows))
             self.near.append(0)
@@ -170,25 +177,27 @@ class Fold:
 
     # -- applying -----------------------------------------------------------------------------------------------
 
-    def apply(self, batch: Batch) -> list[Any]:
-        """Applies the next batch; answers one item per row (a message: its queue offset, or WAITS)."""
+    def apply(self, batch: Batch) -> Applied:
+        """Applies the next batch and returns what it came to."""
         assert batch.offset >= self.position, f"batch {batch.offset} is applied already, the fold is at {self.position}"
         at_ms = self.at_ms = batch.at_ms
-        self.holds.batch_end = batch.end
+        self.references.batch_end = batch.end
         if self.wheel.next_due_at_ms <= at_ms:
             self._fire(at_ms)
-        if self.pops.next_at_ms <= at_ms:
-            self.pops.fire(at_ms)
+        ready = self.leases.end_due(at_ms) if self.leases.next_at_ms <= at_ms else NO_PLACES
         if at_ms > self.fired_at_ms:
             self.fired_at_ms = at_ms
-            self.tombstones.fire(at_ms, self.verdicts.is_needed)
-            self.bursts.forget_passed(at_ms)
+            self.cancels.forget_fired(at_ms)
+            self.quotas.forget_passed(at_ms)
         answers = self._apply_rows(batch)
-        seen, segment = self.holds.seen, batch.offset >> self._shift
+        seen, segment = self.references.seen, batch.offset >> self._shift
         if at_ms > seen.get(segment, 0):
             seen[segment] = at_ms
         self.position = batch.end
-        return answers
+        if not self._grown:
+            return _NEW(Applied, (answers, NO_QUEUES, ready))
+        grown, self._grown = self._grown, set()
+        return _NEW(Applied, (answers, grown, ready))
 
     def _apply_rows(self, batch: Batch) -> list[Any]:
         if batch.row_count >= self._rows_by_column:
@@ -207,11 +216,11 @@ class Fold:
         if level:
             self.queues[self._level_number(level)].push(ENTRY_STRUCT.pack(offset, size, due), batch.at_ms)
         if due <= batch.at_ms:
-            return self._show(queue, offset, size, tag_hash, batch.at_ms)
-        held, segment = self.holds.held, offset >> self._shift
+            return self._append_entry(queue, offset, size, tag_hash, batch.at_ms)
+        held, segment = self.references.held, offset >> self._shift
         held[segment] = held.get(segment, 0) + 1
         if self._count_seconds:
-            self.bursts.add(due, self.topics.places[queue][0])
+            self.quotas.add(due, self.topics.places[queue][0])
         if due <= batch.at_ms + self.lead_ms or due <= self.far.horizon_at_ms:
             self.near[queue] += 1
             self.wheel.add(due, SINGLE_STRUCT.pack(offset, size, queue, tag_hash, unique_hash, first_hash))
@@ -222,23 +231,23 @@ class Fold:
             )
         return WAITS
 
-    def _show(self, queue: int, offset: int, size: int, tag_hash: int, at_ms: int) -> int:
+    def _append_entry(self, queue: int, offset: int, size: int, tag_hash: int, at_ms: int) -> int:
         """Appends one entry to the queue it goes to now."""
         target = self.topics.target[queue]
         if target == GONE:
             return WAITS
         shown = self.queues[target]
-        self.grown.add(target)
+        self._grown.add(target)
         shown.push(ENTRY_STRUCT.pack(offset, size, tag_hash), at_ms)
         return shown.length - 1
 
     def _other_hashes(self, offset: int, size: int) -> list[int]:
-        """Of the user keys behind the first one, which a row has no room for."""
+        """Hashes of the user keys after the first one, which a row has no room for."""
         keys = records.properties_of(self._read(offset, size)).get(PROPERTY_KEYS, "")
         return [key_hash(key) for key in other_keys(keys)[: KEYS_MAX - 1]]
 
     def _level_number(self, level: int) -> int:
-        """Level messages also stand in SCHEDULE_TOPIC_XXXX, for looking with RocketMQ's tools."""
+        """The number of a level's queue in SCHEDULE_TOPIC_XXXX: its messages stand there, too, for RocketMQ's tools."""
         topic = self.topics.get(SCHEDULE_TOPIC)
         if level > len(topic.numbers):
             self.topics.put(SCHEDULE_TOPIC, level, level, topic.perm, topic.attributes)
@@ -246,10 +255,12 @@ class Fold:
         return topic.numbers[level - 1]
 
     def _apply_messages(self, batch: Batch, rows: np.ndarray) -> list[Any]:
-        """The same as _apply_message for each row, by columns."""
+        """Does what `_apply_message` does for each row, by columns."""
         at_ms, due = batch.at_ms, rows["due"]
         offset = rows["position"].astype(np.int64) + batch.offset
-        self.index.extend(*key_rows_of(rows, offset, self._other_hashes))
+        has_more = np.flatnonzero(rows["flags"] & MORE_KEYS).tolist()
+        others = [self._other_hashes(int(offset[row]), int(rows["size"][row])) for row in has_more]
+        self.index.extend(*key_rows_of(rows, offset, others))
         if rows["level"].any():
             self._index_levels(rows, offset, at_ms)
         now = due <= at_ms
@@ -257,7 +268,9 @@ class Fold:
         far = ~now & ~near
         answers = np.full(len(rows), WAITS, np.int64)
         if now.any():
-            shown = self._show_many(rows["queue"][now], offset[now], rows["size"][now], rows["tag_hash"][now], at_ms)
+            shown = self._append_entries(
+                rows["queue"][now], offset[now], rows["size"][now], rows["tag_hash"][now], at_ms
+            )
             answers[now] = shown.places(WAITS)
         self._hold(rows[~now], offset[~now])
         if near.any():
@@ -276,13 +289,13 @@ class Fold:
                 self.queues[self._level_number(level)].extend(entries, at_ms)
 
     def _hold(self, rows: np.ndarray, offset: np.ndarray) -> None:
-        """Counts messages that begin to wait."""
-        self.holds.hold_many(offset)
+        """Counts messages that begin to wait, so that their records stay."""
+        self.references.hold_many(offset)
         if self._count_seconds:
             for due, queue in zip(rows["due"].tolist(), rows["queue"].tolist(), strict=True):
-                self.bursts.add(due, self.topics.places[queue][0])
+                self.quotas.add(due, self.topics.places[queue][0])
 
-    def _show_many(
+    def _append_entries(
         self, queue: np.ndarray, offset: np.ndarray, size: np.ndarray, tag_hash: np.ndarray, at_ms: int
     ) -> Grouped:
         """Appends many entries, in order, to the queues they go to now."""
@@ -295,7 +308,7 @@ class Fold:
         entries = entries_of(offset, size, tag_hash)
         for number, start, stop in grouped.groups:
             if number != GONE:
-                self.grown.add(number)
+                self._grown.add(number)
                 grouped.first[number] = self.queues[number].length
                 self.queues[number].extend(entries[start:stop], at_ms)
         return grouped
@@ -306,7 +319,7 @@ class Fold:
         """Appends everything due at or before `at_ms` to its queue, in (due, arrival) order."""
         for run in self.wheel.runs:
             if run.next_due <= at_ms:
-                self.holds.chunk_seen[run.base] = at_ms
+                self.references.chunk_seen[run.base] = at_ms
         while self.wheel.next_due_at_ms <= at_ms:
             few = self.wheel.take_few(at_ms, self._rows_by_column)
             if few is None:
@@ -314,67 +327,29 @@ class Fold:
                     self._fire_many(piece, at_ms)
             else:
                 for _, queue, offset, size, tag_hash in few:
-                    self._show(queue, offset, size, tag_hash, at_ms)
+                    self._append_entry(queue, offset, size, tag_hash, at_ms)
                     self.near[queue] -= 1
-                    self.holds.release_segment(offset >> self._shift, 1, at_ms)
+                    self.references.release_segment(offset >> self._shift, 1, at_ms)
 
     def _fire_many(self, piece: Due, at_ms: int) -> None:
-        self._show_many(piece.queue, piece.offset, piece.size, piece.tag_hash, at_ms)
+        self._append_entries(piece.queue, piece.offset, piece.size, piece.tag_hash, at_ms)
         subtract(self.near, piece.queue)
         in_log = piece.offset < CHUNK_BIT
-        self.holds.release_many(piece.offset if in_log.all() else piece.offset[in_log], at_ms)
+        self.references.release_many(piece.offset if in_log.all() else piece.offset[in_log], at_ms)
 
     @property
     def next_at_ms(self) -> int:
         """When there is something to fire next: a message that is due, a lease that ends."""
-        return min(self.wheel.next_due_at_ms, self.pops.next_at_ms)
+        return min(self.wheel.next_due_at_ms, self.leases.next_at_ms)
 
     # -- cancels ------------------------------------------------------------------------------------------------
 
     def _apply_cancel(self, batch: Batch, row: tuple[int, ...]) -> CancelAnswer:
-        body = self._body(batch, row)
-        arrival = batch.offset + row[9]
-        due, far_offset = body["due"], -1
-        hashed = key_hash(body["key"])
-        far_before = self.far.length
-        if due > self.far.horizon_at_ms:
-            far_offset = far_before
-            unique, first = (hashed, 0) if body["by"] == "unique" else (0, hashed)
-            # Its queue stands for its topic, so that the row tells all even when its record is gone.
-            queue = self.topics.get(body["topic"]).numbers[0]
-            jobs = self.jobs.next_number  # where a message has the hash of its tag
-            self.far.push_cancel(FAR_STRUCT.pack(arrival, due, unique, first, row[8], queue, jobs, CANCEL, 0, 0), due)
-            self.holds.hold(arrival)
-        tombstone = Tombstone(
-            body["topic"], body["key"], body["by"], due, arrival, hashed, far_offset, far_before, self.jobs.next_number
-        )
-        self.tombstones.add(tombstone)
-        wheel_count = self._kill_in_wheel(tombstone)
-        if due <= self.fired_at_ms:
-            self.tombstones.fire(self.fired_at_ms, self.verdicts.is_needed)
-        return CancelAnswer(tombstone, wheel_count)
-
-    def _kill_in_wheel(self, tombstone: Tombstone) -> int:
-        count = 0
-        for found in self.wheel.find(tombstone.due, tombstone.column, tombstone.key_hash):
-            is_gone = found.queue == DEAD and self.takings.is_moved(found.due, found.arrival)
-            is_meant = not is_gone and tombstone.is_after(found.arrival)
-            if is_meant and self.verdicts.matches(tombstone, found.offset, found.size):
-                count += 1
-                if found.queue != DEAD:
-                    self.wheel.kill(found)
-                    self.near[found.queue] -= 1
-                    if found.run is None:
-                        self.holds.release(found.offset, self.at_ms)
-        return count
-
-    def read(self, offset: int, size: int) -> bytes:
-        """A record's bytes, from the log or a chunk; empty where it is gone."""
-        return self._read(offset, size) if offset < CHUNK_BIT else self.chunks.read(offset, size)
+        return self.cancels.apply(self._body(batch, row), batch.offset + row[9], row[8], batch.at_ms, self.fired_at_ms)
 
     def is_cancelled(self, row: np.ndarray) -> bool:
         """Whether a far message that waits, given as an array of its one far row, will never be shown."""
-        return bool(self.verdicts.dead_far(row)[0] or self.takings.dead(row)[0])
+        return bool(self.cancels.find_far(row)[0] or self.jobs.find_taken(row)[0])
 
     def waiting_far(self) -> Iterator[Waiting]:
         """What waits, untaken, in the far queue, without what is cancelled; of deleted topics, too. Piece by piece,
@@ -382,8 +357,8 @@ class Fold:
         """
         for rows in self.far.untaken_pieces():
             rows = rows[rows["kind"] == MESSAGE]
-            rows = rows[~self.verdicts.dead_untaken(rows)]
-            rows = rows[~self.takings.dead(rows)]
+            rows = rows[~self.cancels.find_untaken(rows)]
+            rows = rows[~self.jobs.find_taken(rows)]
             yield Waiting(rows["due"], rows["queue"], rows["size"])
 
     # -- far messages into the wheel ----------------------------------------------------------------------------
@@ -396,15 +371,15 @@ class Fold:
         untaken = rows["arrival"] >= self.far.arrival_of(self.far.taken)
         is_message = rows["kind"] == MESSAGE
         subtract(self.untaken, rows["queue"][is_message & untaken])
-        self.holds.release_many(rows["arrival"][untaken], batch.at_ms)
+        self.references.release_many(rows["arrival"][untaken], batch.at_ms)
         rows = rows[is_message]  # of a cancel, its tombstone does the rest
-        self.holds.touch_many(rows["arrival"])  # what may be cancelled is read below
-        rows = rows[~self.verdicts.dead_far(rows) & ~self.takings.dead(rows)]
+        self.references.touch_many(rows["arrival"])  # what may be cancelled is read below
+        rows = rows[~self.cancels.find_far(rows) & ~self.jobs.find_taken(rows)]
         add(self.near, rows["queue"])
-        self.holds.hold_many(rows["arrival"])
+        self.references.hold_many(rows["arrival"])
         self.wheel.add_many(rows["due"], singles_of(rows, rows["arrival"]))
         self.rescued_count += len(rows)
-        self.tombstones.sweep(self.verdicts.is_needed)
+        self.cancels.sweep()
         return len(rows)
 
     def _apply_stage(self, batch: Batch, row: tuple[int, ...]) -> StageAnswer:
@@ -418,10 +393,10 @@ class Fold:
         self.far.take(body["far"][1], body["horizon"][1])
         self.far.rows_in = body["rows_in"]
         self.far.rows_out += body["rows_out"]
-        self.jobs.taken(self.far.taken, batch.at_ms)
-        self.tombstones.forget_taken(self.far.taken, self.far.horizon_at_ms)
-        self.tombstones.sweep(self.verdicts.is_needed)
-        self.takings.forget(min(self.far.horizon_at_ms, self.fired_at_ms))
+        self.jobs.follow_table(self.far.taken, batch.at_ms)
+        self.cancels.forget_taken(self.far.taken, self.far.horizon_at_ms)
+        self.cancels.sweep()
+        self.jobs.forget_passed(min(self.far.horizon_at_ms, self.fired_at_ms))
         return StageAnswer(True, "")
 
     def stage_problem(self, body: dict[str, Any]) -> str:
@@ -445,7 +420,7 @@ class Fold:
         return ""
 
     def _take_far(self, until: int, at_ms: int) -> None:
-        """The log need not hold for Spark's sake what Spark has taken now."""
+        """Releases the records that Spark takes now: the log need not keep them for Spark any more."""
         start, tally = max(self.far.taken, self.far.rows.first), self.tally
         if tally is not None and tally.start == start and tally.stop <= until and not self.far.rescues:
             self._take(tally.queues.items(), tally.segments.items(), at_ms)
@@ -454,51 +429,51 @@ class Fold:
         for rows in self.far.pieces(start, until):
             if self.far.rescues:
                 rows = rows[~self.far.rescued(rows["arrival"], rows["due"])]
-            self._take(*self._counted(rows), at_ms)
+            self._take(*self._count_rows(rows), at_ms)
 
     def _take(self, queues: Counts, segments: Counts, at_ms: int) -> None:
         for queue, count in queues:
             self.untaken[queue] -= count
         for segment, count in segments:
-            self.holds.release_segment(segment, count, at_ms)
+            self.references.release_segment(segment, count, at_ms)
 
-    def _counted(self, rows: np.ndarray) -> tuple[Counts, Counts]:
-        """Messages by queue, records by segment."""
+    def _count_rows(self, rows: np.ndarray) -> tuple[Counts, Counts]:
+        """Counts messages by queue and records by segment."""
         queues, is_message = np.ascontiguousarray(rows["queue"]), rows["kind"] == MESSAGE
         by_queue = counts(queues if is_message.all() else queues[is_message])
         return by_queue, counts(rows["arrival"] >> self._shift)
 
-    def counted(self, start: int, stop: int) -> Tally:
-        """The far rows start..stop-1 that are there and in files. May run on another thread: rows do not change, and
-        none of those in memory is looked at. Raises CorruptQueue, FileNotFoundError where retention removes some
-        meanwhile.
+    def count_far(self, start: int, stop: int) -> Tally:
+        """Counts the far rows start..stop-1 that are not gone and in files. May run on another thread: rows do not
+        change, and it looks at none of those in memory. Raises CorruptQueue, FileNotFoundError where retention removes
+        some meanwhile.
         """
         start, stop = max(start, self.far.rows.first), min(stop, self.far.rows.stored)
         queues, segments = Counter[int](), Counter[int]()
         for rows in self.far.pieces(start, stop):
-            by_queue, by_segment = self._counted(rows)
+            by_queue, by_segment = self._count_rows(rows)
             queues.update(dict(by_queue))
             segments.update(dict(by_segment))
         return Tally(start, max(start, stop), queues, segments)
 
     def _stage_chunks(self, chunks: list[Chunk], taken: int, horizon_at_ms: int, at_ms: int) -> None:
         if chunks:
-            wanted = self.verdicts.wanted(min(chunk.head.due_low_ms for chunk in chunks), horizon_at_ms)
-            ahead = self.takings.ahead_of(taken)
+            keys = self.cancels.keys_between(min(chunk.head.due_low_ms for chunk in chunks), horizon_at_ms)
+            ahead = self.jobs.ahead_of(taken)
             for chunk in chunks:
-                self._stage_chunk(chunk, wanted, ahead, at_ms)
+                self._stage_chunk(chunk, keys, ahead, at_ms)
 
-    def _stage_chunk(self, chunk: Chunk, wanted: Wanted, ahead: list[Job], at_ms: int) -> None:
+    def _stage_chunk(self, chunk: Chunk, keys: CancelledKeys, ahead: list[Job], at_ms: int) -> None:
         index = chunk.index
         base = self.chunk_end
         self.chunk_end += (chunk.head.file_bytes + 7) & -8
         self.chunks.add(base, chunk)
-        self.holds.chunk_seen[base] = at_ms
+        self.references.chunk_seen[base] = at_ms
         fate = np.zeros(len(index), np.uint8)
-        if len(wanted.dues):
-            fate[self.verdicts.dead_staged(index, base, wanted)] = CANCELLED
+        if len(keys.dues):
+            fate[self.cancels.find_staged(index, base, keys)] = CANCELLED
         if ahead:
-            fate[self.takings.dead_by(index, ahead)] = CANCELLED
+            fate[self.jobs.find_taken_by(index, ahead)] = CANCELLED
         if self.far.rescues:
             elsewhere = self.far.rescued(index["arrival"], index["due"]) & (index["flags"] & FLAG_OWN_ARRIVAL == 0)
             fate[elsewhere] = ELSEWHERE
@@ -510,18 +485,15 @@ class Fold:
     # -- jobs ---------------------------------------------------------------------------------------------------
 
     def _apply_job(self, batch: Batch, row: tuple[int, ...]) -> JobAnswer:
-        command = Command(batch.offset + row[9], row[8], batch.end, batch.at_ms)
-        return self.decisions.apply(self._body(batch, row), command)
-
-    def _kill_selected(self, rows: np.ndarray) -> np.ndarray:
-        """Cancels the living entries of selected rows in the wheel; says which rows these were."""
-        soon = np.flatnonzero(rows["due"] <= self.wheel.last_due)
-        killed = self.wheel.kill_many(rows["due"][soon], rows["arrival"][soon])
-        subtract(self.near, rows["queue"][soon[killed.all]])
-        self.holds.release_many(rows["arrival"][soon[killed.singles]], self.at_ms)
-        is_killed = np.zeros(len(rows), np.bool_)
-        is_killed[soon[killed.all]] = True
-        return is_killed
+        body = self._body(batch, row)
+        if body["call"] != DECIDE:
+            return self.jobs.apply(body, batch.offset + row[9], row[8], batch.at_ms)
+        answer = self.jobs.decide(body, batch.end)
+        if answer.job is not None:
+            for part in answer.job.parts:
+                is_cancelled = self.cancels.find_selected(self.selections.rows(part.name))
+                self.jobs.take_selected(answer.job, part, is_cancelled, batch.at_ms)
+        return answer
 
     # -- the small tables ---------------------------------------------------------------------------------------
 
@@ -531,7 +503,7 @@ class Fold:
         if body["op"] == "delete":
             topic = self.topics.delete(body["name"])
             self.groups.forget_topic(body["name"])
-            self.pops.forget_queues(topic.numbers if topic else (), batch.at_ms)
+            self.leases.forget_queues(topic.numbers if topic else (), batch.at_ms)
             return sum(self.near[number] + self.untaken[number] for number in topic.numbers) if topic else 0
         self.topics.put(body["name"], body["read"], body["write"], body["perm"], body["attributes"], batch.offset)
         self.make_queues()
@@ -541,7 +513,7 @@ class Fold:
         body = self._body(batch, row)
         if body["op"] == "delete":
             self.groups.delete(body["name"])
-            self.pops.forget_group(body["name"], batch.at_ms)
+            self.leases.forget_group(body["name"], batch.at_ms)
         else:
             self.groups.put(body["name"], body["settings"])
 
@@ -550,16 +522,16 @@ class Fold:
         for topic, queue_id, offset in body["offsets"]:
             self.groups.commit(body["group"], topic, queue_id, offset)
 
-    # -- pops ---------------------------------------------------------------------------------------------------
+    # -- leases -------------------------------------------------------------------------------------------------
 
     def _apply_pop(self, batch: Batch, row: tuple[int, ...]) -> list[int]:
-        """Answers how often each message was given before; NOT_GIVEN for those that somebody has, or whose topic was
+        """Answers how often each message was given before; NOT_GIVEN for those that a consumer has, or whose topic was
         deleted meanwhile.
         """
         body = self._body(batch, row)
         group, until_ms = body["group"], batch.at_ms + body["invisible_ms"]
         for number, offset in body["lost"]:
-            self.pops.lose((group, number, offset), batch.at_ms)
+            self.leases.lose((group, number, offset), batch.at_ms)
         for topic, queue_id, offset in body["offsets"]:
             if topic in self.topics.by_name:
                 self.groups.commit(group, topic, queue_id, offset)
@@ -569,15 +541,15 @@ class Fold:
         ]
 
     def _give(self, key: Key, at_ms: int, until_ms: int, times_max: int, place: int, size: int) -> int:
-        if self.topics.target[key[1]] == GONE or self.pops.is_leased(key):
+        if self.topics.target[key[1]] == GONE or self.leases.is_leased(key):
             return NOT_GIVEN
-        return self.pops.give(key, at_ms, until_ms, times_max, place, size).times
+        return self.leases.give(key, at_ms, until_ms, times_max, place, size).times
 
     def _apply_ack(self, batch: Batch, row: tuple[int, ...]) -> list[bool]:
         """Answers for each message whether its handle was good."""
         body = self._body(batch, row)
         return [
-            self.pops.end((body["group"], number, offset), popped_at_ms, batch.at_ms)
+            self.leases.acknowledge((body["group"], number, offset), popped_at_ms, batch.at_ms)
             for number, offset, popped_at_ms in body["messages"]
         ]
 
@@ -585,13 +557,13 @@ class Fold:
         """Answers whether the handle was good."""
         body = self._body(batch, row)
         key = (body["group"], body["number"], body["offset"])
-        return self.pops.change(key, body["popped_at_ms"], batch.at_ms, batch.at_ms + body["invisible_ms"])
+        return self.leases.change(key, body["popped_at_ms"], batch.at_ms, batch.at_ms + body["invisible_ms"])
 
     def _apply_settings(self, batch: Batch, row: tuple[int, ...]) -> None:
         self.lead_ms = self._body(batch, row)["lead_ms"]
 
     def _apply_pipeline(self, batch: Batch, row: tuple[int, ...]) -> int:
-        """A pipeline registers: whatever an older one brings is refused from now on."""
+        """A pipeline registers: stages and decisions of older ones are refused from now on. Answers its epoch."""
         self.far.epoch += 1
         self.far.table = self._body(batch, row).get("table", "")  # a record of an earlier version has no table
         return self.far.epoch

@@ -1,7 +1,7 @@
 """Consumer groups and their offsets: small tables of the fold.
 
 An offset belongs to (group, topic, queue id) and says which entry the group wants next. Deleting a topic or a group
-forgets its offsets. Who is connected, and which member reads what, is the server's business.
+forgets its offsets. Who is connected, and which member reads what, only the server knows.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ Offsets = dict[tuple[str, int], int]  # (topic, queue id) -> offset
 
 
 class Groups:
-    """Settings of groups that somebody made, and offsets of every group that committed one."""
+    """Settings of the groups that were created, and offsets of every group that committed one."""
 
     def __init__(self) -> None:
         self.settings: dict[str, dict[str, Any]] = {}
@@ -24,7 +24,7 @@ class Groups:
         return len(self.settings.keys() | self._offsets.keys())
 
     def all_settings(self) -> dict[str, dict[str, Any]]:
-        """Every group by name, with the settings that somebody gave it."""
+        """Every group by name, with its settings; empty where it was never created."""
         return {name: self.settings.get(name, {}) for name in sorted(self.settings.keys() | self._offsets.keys())}
 
     def put(self, name: str, settings: dict[str, Any]) -> None:

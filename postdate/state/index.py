@@ -1,18 +1,17 @@
 """The index: where the messages of a key lie in the log.
 
-    row    | hash uint64 | offset int64 |                      16 bytes, one per key of a message
-    block  16,384 rows, sorted by hash                         blocks stand in the order of arrival
+    row    layout.INDEX: hash and offset         one per key of a message
+    block  16,384 rows, sorted by hash           blocks stand in the order of arrival
 
 Every message that is applied gives a row for its unique key and one for each of its user keys. The newest rows gather
 in memory, as they come; a full block of them is sorted and appended to the files. So memory is bounded, nothing is ever
 rewritten, and applying a message costs some bytes.
 
 Hashes are uniform: in a sorted block a hash stands near (hash / 2^64 * rows), and a lookup reads a page or two of each
-block. All blocks of a file are looked into at once, by columns. A hash only points at a record: whoever asks compares
-the key in the record itself.
+block. All blocks of a file are looked into at once, by columns. A hash only points at a record: the caller
+compares the key in the record itself.
 """
 
-import struct
 from collections.abc import Iterator, Sequence
 from math import isqrt
 from typing import Any
@@ -20,18 +19,16 @@ from typing import Any
 import numpy as np
 
 from postdate.storage.disk import Disk
+from postdate.storage.layout import INDEX, INDEX_STRUCT, INDEX_TWO_STRUCT
 from postdate.storage.rows import Rows
 
-INDEX = np.dtype([("hash", "<u8"), ("offset", "<i8")])
-_ONE, _TWO = struct.Struct("<Qq"), struct.Struct("<QqQq")
-assert _ONE.size == INDEX.itemsize == 16
 FOLDER = "index"
 BLOCK_ROWS_MAX = 16_384  # sorting them takes half a millisecond, which a fire may have to wait
 KEYS_MAX = 64  # user keys of one message that are indexed: reading 16,000 of one letter each would hold up a fire
 
 
 def block_rows(file_rows: int) -> int:
-    """Rows of a block, where other files of rows hold so many: fixed for a folder's life, as these are."""
+    """Rows of a block in a folder whose other files hold `file_rows` rows; like those, fixed for a folder's life."""
     return min(BLOCK_ROWS_MAX, file_rows)
 
 
@@ -53,22 +50,22 @@ class Index:
     # -- in -----------------------------------------------------------------------------------------------------
 
     def add(self, unique_hash: int, first_hash: int, offset: int) -> None:
-        """The keys of one message; 0 is none. The hot path of applying."""
+        """Adds the keys of one message; 0 is none. The hot path of applying."""
         if unique_hash and first_hash:
-            self._tail += _TWO.pack(unique_hash, offset, first_hash, offset)
+            self._tail += INDEX_TWO_STRUCT.pack(unique_hash, offset, first_hash, offset)
         else:
-            self._tail += _ONE.pack(unique_hash or first_hash, offset)
+            self._tail += INDEX_STRUCT.pack(unique_hash or first_hash, offset)
         if len(self._tail) >= self._block_bytes:
             self._store_blocks()
 
     def add_others(self, hashes: Sequence[int], offset: int) -> None:
-        """The keys of a message behind its first one."""
+        """Adds the keys of a message after its first one."""
         for hashed in hashes:
-            self._tail += _ONE.pack(hashed, offset)
+            self._tail += INDEX_STRUCT.pack(hashed, offset)
         self._store_blocks()
 
     def extend(self, hashes: np.ndarray, offsets: np.ndarray) -> None:
-        """Many rows, in the order in which `add` would have made them."""
+        """Adds many rows, in the order in which `add` would have made them."""
         rows = np.empty(len(hashes), INDEX)
         rows["hash"], rows["offset"] = hashes, offsets
         self._tail += rows.tobytes()
@@ -84,7 +81,7 @@ class Index:
     def find(self, hashed: int) -> Iterator[np.ndarray]:
         """The offsets of a hash, newest first, in steps: what is in memory, then file by file. A step may give none.
 
-        What is added between two steps is not looked at. Raises CorruptQueue where a file is missing rows.
+        What is added between two steps is not searched. Raises CorruptQueue where a file is missing rows.
         """
         wanted, stop = np.uint64(hashed), self.rows.length
         tail = np.frombuffer(bytes(self._tail), INDEX)
@@ -95,7 +92,7 @@ class Index:
             stop = start
 
     def find_many(self, hashes: Sequence[int]) -> dict[int, list[int]]:
-        """The offsets of many hashes, in one pass over all blocks: each is looked into once, whatever is wanted of it.
+        """The offsets of many hashes, in one pass over all blocks: each is searched once for all hashes.
         Raises CorruptQueue where a file is missing rows.
         """
         wanted = np.array(sorted(set(hashes)), np.uint64)
@@ -110,7 +107,7 @@ class Index:
     def _pieces(self) -> Iterator[np.ndarray]:
         """All rows, in pieces that are sorted by hash."""
         for start in range(self._first(), self.rows.length, self._block_rows):
-            yield self.rows.mapped(start, start + self._block_rows)
+            yield self.rows.map(start, start + self._block_rows)
         yield _sorted(bytes(self._tail))
 
     def _first(self) -> int:
@@ -119,9 +116,9 @@ class Index:
 
     def _find_between(self, start: int, stop: int, wanted: np.uint64) -> np.ndarray:
         """Looks into the blocks of rows start..stop-1, which lie in one file."""
-        rows = self.rows.mapped(start, stop)
+        rows = self.rows.map(start, stop)
         hashes = rows["hash"]
-        firsts = _first_at_or_behind(hashes, wanted, self._block_rows)
+        firsts = _first_not_smaller(hashes, wanted, self._block_rows)
         inside = firsts < np.arange(self._block_rows, len(hashes) + 1, self._block_rows)
         hits = firsts[inside & (hashes[np.minimum(firsts, len(hashes) - 1)] == wanted)]
         found = [np.empty(0, np.int64)]
@@ -138,7 +135,7 @@ class Index:
 
     @property
     def begin(self) -> int:
-        """Every key of every message from this offset of the log on is here; of older ones retention let go."""
+        """The index has every key of every message from this offset of the log on; retention removed older ones."""
         if self.rows.first == 0:
             return 0
         first = self._first()
@@ -195,9 +192,9 @@ def _order(hashes: np.ndarray) -> np.ndarray:
     return order if (in_order[1:] >= in_order[:-1]).all() else np.argsort(hashes, kind="stable")
 
 
-def _first_at_or_behind(hashes: np.ndarray, wanted: np.uint64, size: int) -> np.ndarray:
+def _first_not_smaller(hashes: np.ndarray, wanted: np.uint64, size: int) -> np.ndarray:
     """For each sorted block of `size` hashes, the place of its first one that is not smaller than the wanted one; where
-    all are smaller, the place behind the block.
+    all are smaller, the place after the block.
 
     A binary search in all blocks at once, which begins around the place where a uniform hash stands.
     """

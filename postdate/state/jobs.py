@@ -1,4 +1,4 @@
-"""Jobs: work in bulk that people have asked for, and where it is.
+"""Jobs: work in bulk that people ask for, where each job stands, and what it has taken. A table of the fold.
 
     loading    an import: its files are being written beside the table
     waiting    its command is in the far queue, which gives it one place in the order of everything
@@ -8,23 +8,64 @@
 
 A job is known by the id that its owner chose, so that asking again answers with the first result, and by a number,
 which is part of the arrival of every row that it brings. The log decides: what a job changes is settled when the record
-of its decision is applied (fold.py), and stays so whatever crashes behind that.
+of its decision is applied, and stays so whatever crashes later.
+
+A job that cancels takes messages away; one that postpones takes them away and brings them again later. What it has
+taken are the rows of its selections that did not come too late. The table follows a decision only with time: until then
+no rescue and no stage may bring back what a job has taken, and for longer a handle may ask where a job has moved its
+message.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
-from postdate.state.wheel import NEVER
+import numpy as np
 
-LOADING, WAITING, RUNNING, DONE, FAILED = "loading", "waiting", "running", "done", "failed"
-IMPORT, CANCEL, POSTPONE = "import", "cancel", "postpone"
-_ENDED = (DONE, FAILED)
+from postdate.arrival import NEAR, NEVER, OWN, job_of
+from postdate.contract import CANCEL as CANCEL
+from postdate.contract import DONE as DONE
+from postdate.contract import ENDED
+from postdate.contract import FAILED as FAILED
+from postdate.contract import IMPORT as IMPORT
+from postdate.contract import LOADING as LOADING
+from postdate.contract import POSTPONE as POSTPONE
+from postdate.contract import RUNNING as RUNNING
+from postdate.contract import WAITING as WAITING
+from postdate.keys import key_hash
+from postdate.state.columns import subtract
+from postdate.state.far import Far
+from postdate.state.references import References
+from postdate.state.topics import Topics
+from postdate.state.wheel import Wheel
+from postdate.storage.batch import JOB
+from postdate.storage.layout import FAR_STRUCT
+from postdate.storage.selection import Selections
+
 ENDED_KEPT = 1_000  # jobs that have ended; older ones are forgotten, and so are their ids
+
+_NEW = ""  # the state of a job that does not exist yet
+BEGIN, ASK, ADOPT, FAIL, DECIDE = "begin", "ask", "adopt", "fail", "decide"  # the calls that its records hold
+_FOLLOW = "follow"  # the table has taken its command
+
+# (state, event): next state. An event that is not listed for a state changes nothing.
+TRANSITIONS = {
+    (_NEW, BEGIN): LOADING,
+    (_NEW, ASK): WAITING,
+    (FAILED, BEGIN): LOADING,
+    (FAILED, ASK): WAITING,
+    (LOADING, ADOPT): WAITING,
+    (LOADING, FAIL): FAILED,
+    (WAITING, FAIL): FAILED,
+    (WAITING, DECIDE): RUNNING,
+    (WAITING, _FOLLOW): DONE,
+    (RUNNING, _FOLLOW): DONE,
+}
 
 
 @dataclass
 class Part:
-    """Some of the rows that a job has selected: a file, and what became of them."""
+    """A file of rows that a job has selected, and what became of them."""
 
     name: str
     rows: int
@@ -37,14 +78,16 @@ class Part:
 
 @dataclass
 class Job:
+    """One job, as a snapshot holds it and as the pipeline reads it."""
+
     number: int
     id: str
-    op: str
-    at_ms: int
+    op: str  # IMPORT, CANCEL or POSTPONE
+    at_ms: int  # when it was asked for
     state: str
     topic: str = ""  # of an import
-    where: str = ""  # of the others
-    by_ms: int = 0
+    where: str = ""  # the predicate of the others
+    by_ms: int = 0  # how far it postpones
     far: int = -1  # its command's place in the far queue
     arrival: int = -1  # and in the log
     files: list[list[Any]] = field(default_factory=list)  # of an import, as table_format.File
@@ -59,37 +102,96 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        return self.state in _ENDED
+        return self.state in ENDED
 
     @property
     def is_decided(self) -> bool:
         return self.decided_at >= 0
 
-    def told(self) -> dict[str, Any]:
-        """For people."""
-        names = (
-            "id", "number", "op", "state", "topic", "where", "by_ms", "rows", "changed", "late", "bad", "at_ms",
-            "ended_at_ms", "reason",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names}
 
-    def command(self) -> dict[str, Any]:
-        """For the pipeline that carries it out."""
-        return asdict(self)
+class JobAnswer(NamedTuple):
+    """The job as it is now; where there is none, the reason."""
+
+    job: Job | None
+    reason: str = ""
 
 
 class Jobs:
-    """Of one fold."""
+    """All jobs by number and by id.
 
-    def __init__(self) -> None:
-        self.next_number = 0
+    `near` counts the messages in the wheel by queue number; a decision that takes one counts it off.
+    """
+
+    def __init__(
+        self,
+        wheel: Wheel,
+        far: Far,
+        topics: Topics,
+        selections: Selections,
+        references: References,
+        near: list[int],
+    ) -> None:
+        self._wheel = wheel
+        self._far = far
+        self._topics = topics
+        self._selections = selections
+        self._references = references
+        self._near = near
         self._by_number: dict[int, Job] = {}
         self._by_id: dict[str, Job] = {}
-        self._taking: list[Job] = []  # those that have parts: every cancel asks for them
-        self._brought_from: int | None = NEVER  # None where it must be looked for
+        self._decided: list[Job] = []  # those that have parts: every cancel asks for them
+        self._brought_from: int | None = NEVER  # None where it must be computed
+        self.next_number = 0
+
+    # -- looking ------------------------------------------------------------------------------------------------
+
+    def find(self, job_id: str) -> Job | None:
+        return self._by_id.get(job_id)
+
+    def get(self, number: int) -> Job | None:
+        return self._by_number.get(number)
+
+    def all(self) -> list[Job]:
+        """Every job, in the order in which they were asked for."""
+        return list(self._by_number.values())
+
+    def open(self) -> list[Job]:
+        """The jobs whose commands wait or run, in the order of the far queue."""
+        return sorted((job for job in self.all() if job.far >= 0 and not job.is_over), key=lambda job: job.far)
+
+    def decided(self) -> list[Job]:
+        """The jobs that have taken messages from where they were, in the order in which they did."""
+        return self._decided
+
+    @property
+    def brought_from(self) -> int:
+        """The first far row after which rows may come that only a job brings; NEVER where no job brings any."""
+        if self._brought_from is None:
+            self._brought_from = min((job.far for job in self.open() if job.op != CANCEL), default=NEVER)
+        return self._brought_from
+
+    # -- applying records ---------------------------------------------------------------------------------------
+
+    def apply(self, body: dict[str, Any], arrival: int, size: int, at_ms: int) -> JobAnswer:
+        """Applies the record of any call but a decision; it stands in the log at `arrival` and has `size` bytes."""
+        event, job = body["call"], self.find(body["id"])
+        state = TRANSITIONS.get((job.state if job else _NEW, event))
+        if state is None:
+            return JobAnswer(job, "" if job is not None else f"there is no job {body['id']!r}")
+        if event in (BEGIN, ASK):
+            job = self.begin(body["op"], body["id"], at_ms, state)
+            job.topic, job.where, job.by_ms = body["topic"], body["where"], body["by_ms"]
+        assert job is not None, f"{event} changes no job that does not exist"
+        if event == ADOPT:
+            job.files, job.rows, job.bad, job.state = body["files"], body["rows"], body["bad"], state
+        if event == FAIL:
+            self.end(job, state, at_ms, body["reason"])
+        if state == WAITING:
+            self._push_command(job, arrival, size)
+        return JobAnswer(job)
 
     def begin(self, op: str, job_id: str, at_ms: int, state: str) -> Job:
-        """A new one; one of the same id that has failed is forgotten."""
+        """Makes a job; one of the same id that has failed is forgotten."""
         known = self._by_id.get(job_id)
         if known is not None:
             assert known.state == FAILED, f"job {job_id} is {known.state}"
@@ -99,52 +201,22 @@ class Jobs:
         self._by_number[job.number] = self._by_id[job_id] = job
         return job
 
-    def find(self, job_id: str) -> Job | None:
-        return self._by_id.get(job_id)
-
-    def get(self, number: int) -> Job | None:
-        return self._by_number.get(number)
-
-    def all(self) -> list[Job]:
-        """In the order in which they were asked for."""
-        return list(self._by_number.values())
-
-    def open(self) -> list[Job]:
-        """Those whose commands wait or run, in the order of the far queue."""
-        return sorted((job for job in self.all() if job.far >= 0 and not job.is_over), key=lambda job: job.far)
+    def _push_command(self, job: Job, arrival: int, size: int) -> None:
+        """Gives a job's command its place among far messages and cancels. It is never due, so no rescue takes it."""
+        self.enqueue(job, self._far.length, arrival)
+        self._far.push(FAR_STRUCT.pack(job.arrival, NEVER, 0, 0, size, 0, 0, JOB, 0, 0), NEVER)
+        self._references.hold(job.arrival)
 
     def enqueue(self, job: Job, far: int, arrival: int) -> None:
-        """Its command gets a place in the far queue and in the log."""
+        """Notes the place of a job's command in the far queue and in the log."""
         job.far, job.arrival = far, arrival
         self._brought_from = None
 
-    @property
-    def brought_from(self) -> int:
-        """The first far row behind which there may come rows that only a job brings; NEVER where none do."""
-        if self._brought_from is None:
-            self._brought_from = min((job.far for job in self.open() if job.op != CANCEL), default=NEVER)
-        return self._brought_from
-
-    def decide(self, job: Job, at: int, parts: list[Part]) -> None:
-        """What it changes is settled by the batch that ends there."""
-        job.state, job.decided_at, job.parts = RUNNING, at, parts
-        if parts:
-            self._taking.append(job)
-
-    def decided(self) -> list[Job]:
-        """Those that have taken messages from where they were, in the order in which they did."""
-        return self._taking
-
-    def forget_parts(self, job: Job) -> None:
-        """Nobody asks any more what it has taken."""
-        job.parts = []
-        self._taking = [each for each in self._taking if each is not job]
-
-    def taken(self, before: int, at_ms: int) -> None:
-        """Spark has taken every far row before this one: the table has followed."""
+    def follow_table(self, taken: int, at_ms: int) -> None:
+        """Spark has taken every far row before `taken`: the table has followed the jobs there."""
         for job in self.open():
-            if job.far < before:
-                self.end(job, DONE, at_ms)
+            if job.far < taken:
+                self.end(job, TRANSITIONS[job.state, _FOLLOW], at_ms)
 
     def end(self, job: Job, state: str, at_ms: int, reason: str = "") -> None:
         job.state, job.ended_at_ms, job.reason = state, at_ms, reason
@@ -159,6 +231,150 @@ class Jobs:
         if self._by_id.get(job.id) is job:
             del self._by_id[job.id]
 
+    # -- deciding -----------------------------------------------------------------------------------------------
+
+    def decision_problem(self, body: dict[str, Any]) -> str:
+        """Why a decision is refused; empty where it is accepted."""
+        job, epoch = self.get(body["number"]), self._far.epoch
+        if body["epoch"] != epoch:
+            return f"epoch {body['epoch']} is not the current one ({epoch}): another pipeline has registered"
+        if job is None or (job.state, DECIDE) not in TRANSITIONS:
+            return f"job {body['number']} does not wait for a decision" + (f": it is {job.state}" if job else "")
+        if job.op == IMPORT and (body["parts"] or body["files"]):
+            return f"job {body['number']} is an import: it has its files, and selects nothing"
+        return ""
+
+    def decide(self, body: dict[str, Any], batch_end: int) -> JobAnswer:
+        """Applies a decision: from here on the job cannot be withdrawn. `take_selected` follows for each part."""
+        reason, job = self.decision_problem(body), self.get(body["number"])
+        if reason or job is None:
+            return JobAnswer(None, reason)
+        self.run(job, batch_end, [Part(**part) for part in body["parts"]])
+        if job.op != IMPORT:
+            job.files = body["files"]
+        return JobAnswer(job)
+
+    def run(self, job: Job, decided_at: int, parts: list[Part]) -> None:
+        """What the job changes is settled by the batch that ends at `decided_at`."""
+        job.state, job.decided_at, job.parts = TRANSITIONS[job.state, DECIDE], decided_at, parts
+        if parts:
+            self._decided.append(job)
+
+    def take_selected(self, job: Job, part: Part, is_cancelled: np.ndarray, at_ms: int) -> None:
+        """Takes the rows of a part from where they still wait; the others came too late. `is_cancelled` says which of
+        the rows a cancel took before.
+
+        Rows in the wheel die there. The others are the table's to remove, and until it has followed no rescue and no
+        stage brings them.
+        """
+        rows = self._selections.rows(part.name)
+        waits = self._waits_in_table(rows) & ~is_cancelled
+        waits |= self._kill_in_wheel(rows, at_ms)
+        part.late = np.flatnonzero(~waits).tolist()
+        job.rows += part.rows
+        job.late += len(part.late)
+        job.changed = job.rows - job.late
+
+    def _waits_in_table(self, rows: np.ndarray) -> np.ndarray:
+        """Which selected rows wait in the table, or are on their way there: not in the wheel."""
+        far, arrival = self._far, rows["arrival"]
+        is_own = arrival >= OWN
+        untaken = ~is_own & (arrival >= far.arrival_of(far.taken))
+        if is_own.any():
+            fresh = [job.number for job in self.all() if job.far >= far.taken]
+            untaken |= is_own & np.isin(job_of(arrival), fresh)
+        rescued = ~is_own & far.rescued(arrival, rows["due"])
+        waits: np.ndarray = ((rows["due"] > far.horizon_at_ms) | untaken) & ~rescued & (rows["flags"] & NEAR == 0)
+        return waits
+
+    def _kill_in_wheel(self, rows: np.ndarray, at_ms: int) -> np.ndarray:
+        """Kills the living wheel entries of selected rows; returns which rows had one."""
+        soon = np.flatnonzero(rows["due"] <= self._wheel.last_due)
+        killed = self._wheel.kill_many(rows["due"][soon], rows["arrival"][soon])
+        subtract(self._near, rows["queue"][soon[killed.all]])
+        self._references.release_many(rows["arrival"][soon[killed.singles]], at_ms)
+        is_killed = np.zeros(len(rows), np.bool_)
+        is_killed[soon[killed.all]] = True
+        return is_killed
+
+    # -- what jobs have taken -----------------------------------------------------------------------------------
+
+    def find_taken(self, rows: np.ndarray) -> np.ndarray:
+        """Which rows, of the far queue or of a chunk, a job has taken away."""
+        return self.find_taken_by(rows, self._decided)
+
+    def find_taken_by(self, rows: np.ndarray, jobs: Iterable[Job]) -> np.ndarray:
+        """Which rows one of these jobs has taken away."""
+        taken = np.zeros(len(rows), np.bool_)
+        if not len(rows):
+            return taken
+        low, high = int(rows["due"].min()), int(rows["due"].max())
+        for part in [part for job in jobs for part in job.parts if part.due_low <= high and part.due_high >= low]:
+            selected = self._rows_between(part, low, high)
+            if len(selected):
+                taken |= np.isin(rows["arrival"], selected["arrival"])
+        return taken
+
+    def ahead_of(self, far: int) -> list[Job]:
+        """Jobs that are decided and that a table at this far row has not followed yet: it may still promote what they
+        have taken away.
+        """
+        return [job for job in self._decided if job.state == RUNNING and job.far >= far]
+
+    def _rows_between(self, part: Part, low: int, high: int) -> np.ndarray:
+        """The rows of a part with low <= due <= high that did not come too late."""
+        rows = self._selections.rows_left(part.name)
+        start, stop = int(np.searchsorted(rows["due"], low, "left")), int(np.searchsorted(rows["due"], high, "right"))
+        late = [row - start for row in part.late if start <= row < stop]
+        return np.delete(rows[start:stop], late) if late else rows[start:stop]
+
+    # -- where they have moved it -------------------------------------------------------------------------------
+
+    def moved_dues(self, topic: str, unique_key: str, due: int) -> list[int]:
+        """The dues to which jobs have moved messages of a topic, unique key and due."""
+        hashed, found = np.uint64(key_hash(unique_key)), {due}
+        for job in self._decided:
+            if job.op == POSTPONE:
+                found |= {each + job.by_ms for each in found if self._has_moved_key(job, topic, hashed, each)}
+        return sorted(found - {due})
+
+    def _has_moved_key(self, job: Job, topic: str, hashed: np.uint64, due: int) -> bool:
+        for part in [part for part in job.parts if part.due_low <= due <= part.due_high]:
+            rows = self._rows_between(part, due, due)
+            queues = rows["queue"][rows["unique_hash"] == hashed].tolist()
+            if any(self._topics.places[queue][0] == topic for queue in queues):
+                return True
+        return False
+
+    def has_moved(self, due: int, arrival: int) -> bool:
+        """Whether a job has postponed the message of this due and arrival: a cancel finds it here no more."""
+        for part in [part for job in self._decided if job.op == POSTPONE for part in job.parts]:
+            if part.due_low <= due <= part.due_high:
+                arrivals = self._rows_between(part, due, due)["arrival"]
+                place = int(np.searchsorted(arrivals, arrival))
+                if place < len(arrivals) and arrivals[place] == arrival:
+                    return True
+        return False
+
+    def forget_passed(self, until_ms: int) -> None:
+        """Forgets what jobs have taken and no call can ask for any more. The horizon has passed `until_ms`, and
+        everything due by then is fired.
+
+        What a job has taken away cannot come back when the horizon has passed it. Where it moved something, a handle
+        may ask for that until it has been fired, and until what later jobs have made of it has been.
+        """
+        later: list[Part] = []  # of later jobs that move something
+        for job in reversed(self._decided):
+            is_followed = any(_moves_into(job, part, later) for part in job.parts)
+            if job.state == DONE and _due_last(job) <= until_ms and not is_followed:
+                self._forget_parts(job)
+            elif job.op == POSTPONE:
+                later += job.parts
+
+    def _forget_parts(self, job: Job) -> None:
+        job.parts = []
+        self._decided = [each for each in self._decided if each is not job]
+
     # -- snapshots ----------------------------------------------------------------------------------------------
 
     def state(self) -> list[dict[str, Any]]:
@@ -171,4 +387,15 @@ class Jobs:
             job = Job(**{name: value for name, value in plain.items() if name in known})
             job.parts = [Part(**part) for part in plain["parts"]]
             self._by_number[job.number] = self._by_id[job.id] = job
-        self._taking = sorted((job for job in self.all() if job.parts), key=lambda job: job.decided_at)
+        self._decided = sorted((job for job in self.all() if job.parts), key=lambda job: job.decided_at)
+
+
+def _due_last(job: Job) -> int:
+    """The last due of what a job has taken and, where it moves something, of what it has made of that."""
+    return max(part.due_high for part in job.parts) + job.by_ms
+
+
+def _moves_into(job: Job, part: Part, later: Iterable[Part]) -> bool:
+    """Whether what a job has moved may be among the rows of later parts."""
+    low, high = part.due_low + job.by_ms, part.due_high + job.by_ms
+    return job.op == POSTPONE and any(each.due_low <= high and each.due_high >= low for each in later)

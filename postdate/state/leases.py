@@ -1,10 +1,10 @@
-"""Pops: messages that were given to a consumer of a group and are not acknowledged yet. A table of the fold.
+"""Leases: messages that a pop has given to a consumer and that are not acknowledged yet. A table of the fold.
 
     queue of T    0  1  2  3  4  5  6  7            offsets.commit: the group wants 6 next
                   acked |  |  |     |
                         |  |  |     leased until 12:00:07 (given once before)
                         |  |  spent: given as often as it may be, waits to become a dead letter
-                        |  ready: its lease is over, it is given to whoever pops next
+                        |  ready: its lease is over, the next pop gives it
                         leased until 12:00:05
 
 A pop gives messages away for a while: each gets a lease. An acknowledgement ends it for good; a change of the invisible
@@ -12,17 +12,18 @@ time replaces it by another. When a lease is over, the message is ready to be gi
 and its offset stays what it was. One that was given as often as its group allows is spent: the broker moves it to the
 dead letter queue.
 
-A record is held (holds.py) while somebody has its message: a lease may be longer than the log is kept.
+A record is held (references.py) while a consumer has its message: a lease may last longer than the log is kept.
 
-The ends of leases stand in slots of one millisecond, as messages do in the wheel, whatever their length. Which messages
-a pop gives is decided by the broker and written into its record, so that applying it reads no file.
+The ends of leases stand in slots of one millisecond, as messages do in the wheel, however long they last. The broker
+decides which messages a pop gives and writes them into its record, so that applying it reads no file.
 """
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from postdate.state.wheel import NEVER
+from postdate.arrival import NEVER
+from postdate.state.references import References
 
 Key = tuple[str, int, int]  # group, queue number, offset in the queue
 OVER = 0  # `until_ms` of a lease that has ended
@@ -30,6 +31,8 @@ NOT_GIVEN = -1  # instead of how often a message was given before
 
 
 class Lease(NamedTuple):
+    """One message that a group has, or had: the table keeps it until it is acknowledged."""
+
     popped_at_ms: int  # tells this lease from others of the same message: it is in the consumer's handle
     until_ms: int  # when it ends; OVER where it has
     times: int  # how often the message was given before
@@ -38,93 +41,96 @@ class Lease(NamedTuple):
     size: int
 
 
-class Pops:
-    """All leases, by message. `hold` and `release` are told the places of records that are given and come back."""
+class Leases:
+    """All leases by message, what is ready to be given again, and what has become a dead letter."""
 
-    def __init__(self, hold: Callable[[int], None], release: Callable[[int, int], None]) -> None:
-        self._hold = hold
-        self._release = release
-        self.leases: dict[Key, Lease] = {}
+    def __init__(self, references: References) -> None:
+        self._references = references
+        self.by_key: dict[Key, Lease] = {}
         self.ready: dict[tuple[str, int], dict[int, None]] = {}  # (group, queue number): offsets, first over first
         self.spent: dict[Key, None] = {}
         self.counts: dict[str, int] = {}  # by group: messages given and not acknowledged
         self.leased: dict[tuple[str, int], int] = {}  # (group, queue number): messages that are away now
         self.next_at_ms = NEVER  # when the next lease ends
-        # Groups and queue numbers that have something ready again. Whoever wakes consumers takes them from here.
-        self.freed: set[tuple[str, int]] = set()
         self._slots: dict[int, dict[Key, None]] = {}  # by the end of the lease
         self._ends: list[int] = []  # a heap of the slots' instants, and of some that are empty by now
 
     def is_leased(self, key: Key) -> bool:
-        """Whether somebody has the message."""
-        lease = self.leases.get(key)
+        """Whether a consumer has the message."""
+        lease = self.by_key.get(key)
         return lease is not None and lease.until_ms != OVER
 
     # -- giving and taking back ---------------------------------------------------------------------------------
 
     def give(self, key: Key, popped_at_ms: int, until_ms: int, times_max: int, place: int, size: int) -> Lease:
-        """A message is given: for the first time, or again."""
-        before = self.leases.get(key)
+        """Gives a message to a consumer, for the first time or again."""
+        before = self.by_key.get(key)
         if before is None:
             self.counts[key[0]] = self.counts.get(key[0], 0) + 1
         else:
-            assert before.until_ms == OVER, f"message {key} is given while somebody has it until {before.until_ms}"
+            assert before.until_ms == OVER, f"message {key} is given while a consumer has it until {before.until_ms}"
             self._forget_over(key)
         lease = Lease(popped_at_ms, until_ms, before.times + 1 if before else 0, times_max, place, size)
         self._lease(key, lease)
-        self._hold(place)
+        self._references.hold(place)
         return lease
 
-    def end(self, key: Key, popped_at_ms: int, at_ms: int) -> bool:
-        """An acknowledgement: forgets the message. False where the handle is not, or no longer, good: another one was
-        given since, or it is acknowledged already.
+    def acknowledge(self, key: Key, popped_at_ms: int, at_ms: int) -> bool:
+        """Ends a lease for good. False where the handle is not, or no longer, good: the message was given again since,
+        or is acknowledged already.
         """
-        lease = self.leases.get(key)
+        lease = self.by_key.get(key)
         if lease is None or lease.popped_at_ms != popped_at_ms:
             return False
         self._forget(key, lease, at_ms)
         return True
 
     def lose(self, key: Key, at_ms: int) -> None:
-        """The record is gone: nobody can be given the message any more."""
-        lease = self.leases.get(key)
+        """Forgets a message whose record is gone: no consumer can be given it any more."""
+        lease = self.by_key.get(key)
         if lease is not None:
             self._forget(key, lease, at_ms)
 
     def change(self, key: Key, popped_at_ms: int, at_ms: int, until_ms: int) -> bool:
-        """Replaces a lease by one that begins now. False as with `end`."""
-        lease = self.leases.get(key)
+        """Replaces a lease by one that begins now. False as with `acknowledge`."""
+        lease = self.by_key.get(key)
         if lease is None or lease.popped_at_ms != popped_at_ms:
             return False
         self._take(key, lease)
         self._lease(key, lease._replace(popped_at_ms=at_ms, until_ms=until_ms))
         if lease.until_ms == OVER:
-            self._hold(lease.place)
+            self._references.hold(lease.place)
         return True
 
-    def fire(self, at_ms: int) -> None:
-        """Ends every lease that is over by now, in the order in which they end."""
+    def end_due(self, at_ms: int) -> set[tuple[str, int]]:
+        """Ends every lease that is over by now, in the order in which they end. Returns the (group, queue number) that
+        have messages ready again.
+        """
+        ready: set[tuple[str, int]] = set()
         while self._ends and self._ends[0] <= at_ms:
             for key in self._slots.pop(heapq.heappop(self._ends), ()):
-                self._end(key, self.leases[key], at_ms)
+                if self._end(key, self.by_key[key], at_ms):
+                    ready.add(key[:2])
         self._find_next()
+        return ready
 
-    def _end(self, key: Key, lease: Lease, at_ms: int) -> None:
+    def _end(self, key: Key, lease: Lease, at_ms: int) -> bool:
+        """Ends a lease; returns whether the message is ready again: it may be spent."""
         group, number, offset = key
-        self.leases[key] = lease._replace(until_ms=OVER)
-        self._release(lease.place, at_ms)
+        self.by_key[key] = lease._replace(until_ms=OVER)
+        self._references.release(lease.place, at_ms)
         self._count_leased(group, number, -1)
         if lease.times >= lease.times_max:
             self.spent[key] = None
-        else:
-            self.ready.setdefault((group, number), {})[offset] = None
-            self.freed.add((group, number))
+            return False
+        self.ready.setdefault((group, number), {})[offset] = None
+        return True
 
     def _lease(self, key: Key, lease: Lease) -> None:
-        # Behind all others: leases of one instant end in the order in which they were made, and a snapshot knows that
+        # After all others: leases of one instant end in the order in which they were made, and a snapshot knows that
         # order by this table alone.
-        self.leases.pop(key, None)
-        self.leases[key] = lease
+        self.by_key.pop(key, None)
+        self.by_key[key] = lease
         self._count_leased(key[0], key[1], 1)
         slot = self._slots.get(lease.until_ms)
         if slot is None:
@@ -134,7 +140,7 @@ class Pops:
         slot[key] = None
 
     def _take(self, key: Key, lease: Lease) -> None:
-        """Takes a lease out of its slot, or out of those that are over."""
+        """Takes a lease out of its slot or, where it is over, out of `ready` or `spent`."""
         if lease.until_ms == OVER:
             self._forget_over(key)
             return
@@ -157,12 +163,12 @@ class Pops:
 
     def _forget(self, key: Key, lease: Lease, at_ms: int) -> None:
         self._take(key, lease)
-        del self.leases[key]
+        del self.by_key[key]
         self.counts[key[0]] -= 1
         if not self.counts[key[0]]:
             del self.counts[key[0]]
         if lease.until_ms != OVER:
-            self._release(lease.place, at_ms)
+            self._references.release(lease.place, at_ms)
 
     def _count_leased(self, group: str, number: int, change: int) -> None:
         count = self.leased.get((group, number), 0) + change
@@ -172,7 +178,9 @@ class Pops:
             del self.leased[group, number]
 
     def _find_next(self) -> None:
-        """Slots empty out of order: their instants leave the heap when they come up, or when they are too many."""
+        """Finds when the next lease ends. Slots empty out of order: their instants leave the heap when they come up, or
+        when they are too many.
+        """
         if len(self._ends) > 2 * len(self._slots) + 1_000:
             self._ends = sorted(self._slots)
         while self._ends and self._ends[0] not in self._slots:
@@ -182,23 +190,23 @@ class Pops:
     # -- deleted topics and groups ------------------------------------------------------------------------------
 
     def forget_queues(self, numbers: Iterable[int], at_ms: int) -> None:
-        """Forgets everything about these queues."""
+        """Forgets every lease of these queues."""
         gone = set(numbers)
-        self._forget_all([key for key in self.leases if key[1] in gone], at_ms)
+        self._forget_all([key for key in self.by_key if key[1] in gone], at_ms)
 
     def forget_group(self, group: str, at_ms: int) -> None:
-        self._forget_all([key for key in self.leases if key[0] == group], at_ms)
+        self._forget_all([key for key in self.by_key if key[0] == group], at_ms)
 
     def _forget_all(self, keys: list[Key], at_ms: int) -> None:
         for key in keys:
-            self._forget(key, self.leases[key], at_ms)
+            self._forget(key, self.by_key[key], at_ms)
 
     # -- snapshots ----------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, list[Any]]:
-        """Lists of rows, quickly copied: a snapshot writes them down in slices."""
+        """The tables as lists, which are copied quickly: a snapshot writes them in slices."""
         return {
-            "leases": list(self.leases.items()),
+            "leases": list(self.by_key.items()),
             "ready": [[*place, offset] for place, offsets in self.ready.items() for offset in offsets],
             "spent": list(self.spent),
         }
@@ -208,7 +216,7 @@ class Pops:
             key, lease = (group, number, offset), Lease(*fields)
             self.counts[group] = self.counts.get(group, 0) + 1
             if lease.until_ms == OVER:
-                self.leases[key] = lease
+                self.by_key[key] = lease
             else:
                 self._lease(key, lease)
         for group, number, offset in ready:

@@ -1,21 +1,24 @@
-"""Holds: which segments and chunks the broker cannot do without, and when each was last of use. A table of the fold.
+"""References: which segments and chunks hold records that are still needed, and when each was last of use. A table of
+the fold.
 
-    held     segment: its records that wait in the wheel or, untaken, in the far queue, or that somebody has popped
+    held     segment: how many of its records wait in the wheel or, untaken, in the far queue, or are leased
     seen     segment: when one of its records last became visible or was written
     touched  segment: up to where the log was applied when one of its records last began or ceased to wait
 
-A record in a chunk is held only while somebody has popped it: a chunk that waits is a run of the wheel. What may leave
-the disk is decided by retention.py, which asks here.
+A record in a chunk is counted only while a consumer has it: a chunk whose rows wait is a run of the wheel. Retention
+(broker/retention.py) asks here what may leave the disk.
 """
 
 import numpy as np
 
-from postdate.state.arrays import counts
+from postdate.state.columns import counts
 from postdate.storage.chunk import CHUNK_BIT, Chunks
 
 
-class Holds:
-    """Of one fold. `batch_end` is the end of the batch that is being applied: the fold sets it."""
+class References:
+    """Counts the records that are needed, by segment. `batch_end` is the end of the batch that is being applied: the
+    fold sets it.
+    """
 
     def __init__(self, chunks: Chunks, segment_shift: int) -> None:
         self._chunks = chunks
@@ -24,7 +27,7 @@ class Holds:
         self.held: dict[int, int] = {}
         self.seen: dict[int, int] = {}
         self.touched: dict[int, int] = {}
-        self.chunk_held: dict[int, int] = {}  # by offset, of records in chunks: groups that have popped them
+        self.chunk_held: dict[int, int] = {}  # by offset, of records in chunks: how many groups have them leased
         self.chunk_seen: dict[int, int] = {}  # by base: when one of its messages last became visible
 
     def hold(self, place: int) -> None:
@@ -33,6 +36,7 @@ class Holds:
         held[unit] = held.get(unit, 0) + 1
 
     def release(self, place: int, at_ms: int) -> None:
+        """One record is needed no more."""
         if place < CHUNK_BIT:
             self.release_segment(place >> self._shift, 1, at_ms)
             return
@@ -40,7 +44,7 @@ class Holds:
         if not self.chunk_held[place]:
             del self.chunk_held[place]
         base = self._chunks.base_of(place)
-        if base is not None:  # a replay may come by here when retention has let the chunk go
+        if base is not None:  # on a replay, retention may have removed the chunk already
             self.chunk_seen[base] = max(at_ms, self.chunk_seen.get(base, 0))
 
     def hold_many(self, offset: np.ndarray) -> None:
@@ -53,7 +57,7 @@ class Holds:
             self.release_segment(segment, count, at_ms)
 
     def release_segment(self, segment: int, count: int, seen_at_ms: int) -> None:
-        """Records of a segment wait no more."""
+        """Some records of a segment wait no more."""
         left = self.held[segment] - count
         if left:
             self.held[segment] = left
@@ -63,10 +67,10 @@ class Holds:
         self.touched[segment] = self.batch_end
 
     def touch_many(self, offset: np.ndarray) -> None:
-        """These records of the log are read by the batch, and on a replay again."""
+        """The batch reads these records of the log, and a replay will read them again."""
         for segment, _ in counts(offset >> self._shift):
             self.touched[segment] = self.batch_end
 
     def held_chunks(self) -> set[int]:
-        """Bases of the chunks that hold popped records."""
+        """Bases of the chunks that hold leased records."""
         return {base for place in self.chunk_held if (base := self._chunks.base_of(place)) is not None}

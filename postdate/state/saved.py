@@ -1,8 +1,8 @@
-"""What a snapshot of the fold holds, how it is taken without stopping, how it is loaded.
+"""Saved state: what a snapshot of the fold holds, how it is taken while the broker goes on, and how it is loaded.
 
 Taking one is a generator: each step does a fraction of a millisecond of work, so that no fire waits for it. The
-singles of the wheel are held by `Wheel.freeze`; everything else is small and copied at the first step. Steps that
-block (syncs) are handed to the caller as functions, to be run on another thread.
+singles of the wheel are kept as they are by `Wheel.freeze`; everything else is small and copied at the first step.
+Steps that block (syncs) are handed to the caller as functions, to be run on another thread.
 """
 
 import json
@@ -47,7 +47,8 @@ class Kept(NamedTuple):
 
 
 def kept_of(fold: Fold) -> Kept:
-    bases = frozenset(run.base for run in fold.wheel.runs) | fold.holds.held_chunks()
+    """What retention must know of a snapshot of the fold as it is now."""
+    bases = frozenset(run.base for run in fold.wheel.runs) | fold.references.held_chunks()
     lengths = {rows.folder: rows.length for rows in fold.all_rows()}
     open_jobs = frozenset(job.number for job in fold.jobs.all() if not job.is_over)
     selections = {part.name: part.arrival_high for job in fold.jobs.all() for part in job.parts}
@@ -91,7 +92,7 @@ def take(disk: Disk, fold: Fold, flush_log: Callable[[], object]) -> Iterator[St
 
 def _state(fold: Fold) -> dict[str, Any]:
     """Everything small, copied in one step."""
-    pops = fold.pops.state()
+    leases = fold.leases.state()
     return {
         "position": fold.position,
         "at_ms": fold.at_ms,
@@ -99,23 +100,23 @@ def _state(fold: Fold) -> dict[str, Any]:
         "lead_ms": fold.lead_ms,
         "topics": fold.topics.state(),
         "groups": fold.groups.state(),
-        "leases": pops["leases"],
-        "ready": pops["ready"],
-        "spent": pops["spent"],
+        "leases": leases["leases"],
+        "ready": leases["ready"],
+        "spent": leases["spent"],
         "queues": [[queue.length, queue.times.length, queue.entries.first] for queue in fold.queues],
         "near": list(fold.near),
         "untaken": list(fold.untaken),
         "far": fold.far.state(),
         "index": fold.index.state(),
         "index_tail": fold.index.tail(),
-        "tombstones": fold.tombstones.state(),
-        "held": list(fold.holds.held.items()),
-        "seen": list(fold.holds.seen.items()),
-        "touched": list(fold.holds.touched.items()),
-        "seconds": fold.bursts.state(),
+        "tombstones": fold.cancels.state(),
+        "held": list(fold.references.held.items()),
+        "seen": list(fold.references.seen.items()),
+        "touched": list(fold.references.touched.items()),
+        "seconds": fold.quotas.state(),
         "chunk_end": fold.chunk_end,
-        "chunk_seen": list(fold.holds.chunk_seen.items()),
-        "chunk_held": list(fold.holds.chunk_held.items()),
+        "chunk_seen": list(fold.references.chunk_seen.items()),
+        "chunk_held": list(fold.references.chunk_held.items()),
         "chunks": [[base, fold.chunks.name_of(base)] for base in fold.chunks.bases()],
         "runs": [[run.base, run.position, _packed(run.dead)] for run in fold.wheel.runs],
         "rescued": fold.rescued_count,
@@ -125,7 +126,7 @@ def _state(fold: Fold) -> dict[str, Any]:
 
 
 def _sections(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One part a section; a long list, or bytes, in slices, because a section is written in one step."""
+    """One section per part; a long list, or bytes, in slices, because a section is written in one step."""
     for name, value in state.items():
         if isinstance(value, bytes):
             for start in range(0, max(len(value), 1), BYTES_PER_SECTION):
@@ -146,7 +147,7 @@ def _unpacked(text: str) -> np.ndarray | None:
 
 
 def _write_rows(writer: snapshot.Writer, rows: Rows, length: int) -> Iterator[None]:
-    """Brings the rows to their files and writes down their checksums."""
+    """Writes the rows to their files and their checksums to the snapshot."""
     rows.spill()
     if rows.write_error is not None:
         raise rows.write_error
@@ -205,7 +206,7 @@ def load(fold: Fold, sections: list[snapshot.Section]) -> None:
     fold.far.load(state["far"])
     fold.index = Index(fold.disk, fold.file_rows, state["index"]["length"])
     fold.index.load(state["index"], bytes.fromhex(state["index_tail"]))
-    fold.tombstones.load(state["tombstones"], fold.fired_at_ms)
+    fold.cancels.load(state["tombstones"], fold.fired_at_ms)
     _load_chunks(fold, state)
     sums = dict(read_sums(section) for section in sections if section.kind == snapshot.SUMS)
     for rows in fold.all_rows():
@@ -218,7 +219,7 @@ def load(fold: Fold, sections: list[snapshot.Section]) -> None:
 
 
 def read_state(sections: list[snapshot.Section]) -> dict[str, Any]:
-    """The parts of the state, slices put together. Raises CorruptSnapshot."""
+    """The parts of the state, with slices joined. Raises CorruptSnapshot."""
     state: dict[str, Any] = {}
     for section in sections:
         if section.kind == snapshot.STATE:
@@ -234,21 +235,21 @@ def _load_tables(fold: Fold, state: dict[str, Any]) -> None:
     fold.lead_ms, fold.chunk_end, fold.rescued_count = state["lead_ms"], state["chunk_end"], state["rescued"]
     fold.topics.load(state["topics"])
     fold.groups.load(state["groups"])
-    # A snapshot of an earlier version knows nothing of pops.
-    fold.pops.load(state.get("leases", []), state.get("ready", []), state.get("spent", []))
+    # A snapshot of an earlier version knows nothing of leases.
+    fold.leases.load(state.get("leases", []), state.get("ready", []), state.get("spent", []))
     fold.jobs.load(state.get("jobs_next", 0), state.get("jobs", []))
-    fold.near, fold.untaken = list(state["near"]), list(state["untaken"])
-    holds = fold.holds
-    holds.held, holds.seen, holds.touched = (dict(state[name]) for name in ("held", "seen", "touched"))
-    holds.chunk_seen, holds.chunk_held = dict(state["chunk_seen"]), dict(state.get("chunk_held", []))
-    fold.bursts.load(state["seconds"])
+    fold.near[:], fold.untaken[:] = state["near"], state["untaken"]  # in place: cancels and jobs share them
+    references = fold.references
+    references.held, references.seen, references.touched = (dict(state[name]) for name in ("held", "seen", "touched"))
+    references.chunk_seen, references.chunk_held = dict(state["chunk_seen"]), dict(state.get("chunk_held", []))
+    fold.quotas.load(state["seconds"])
 
 
 def _load_chunks(fold: Fold, state: dict[str, Any]) -> None:
     runs = {base: (position, dead) for base, position, dead in state["runs"]}
     for base, name in state["chunks"]:
         if base not in runs and fold.disk.size(chunks.path_of(name)) < 0:
-            continue  # all of it was fired when the snapshot was taken, and retention has let it go since
+            continue  # all of it was fired when the snapshot was taken, and retention has removed it since
         chunk = fold.chunks.open(name)
         fold.chunks.add(base, chunk)
         if base in runs:
@@ -257,7 +258,9 @@ def _load_chunks(fold: Fold, state: dict[str, Any]) -> None:
 
 
 def _check_rows(rows: Rows, sums: list[int]) -> None:
-    """The files are there, and the block in which the snapshot ends is as it was. `check` looks at all blocks."""
+    """Checks that no file is missing and that the block in which the snapshot ends is as it was. `check` looks at all
+    blocks.
+    """
     full = rows.length // BLOCK_ROWS
     rows.sums = sums[:full]
     # A sum of 0 says that rows of the block were gone already; some may have gone since.
@@ -268,7 +271,7 @@ def _check_rows(rows: Rows, sums: list[int]) -> None:
 
 
 def cut_rows(fold: Fold) -> None:
-    """Removes from the queues' files what the replay will make again."""
+    """Removes the rows from the files that the replay will make again."""
     for rows in fold.all_rows():
         rows.cut()
 

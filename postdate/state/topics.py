@@ -15,7 +15,7 @@ from postdate.errors import TopicNotFound
 
 GONE = -1
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-# RocketMQ's own topics: nobody may send to them, there or here.
+# RocketMQ's own topics: no producer may send to them, there or here.
 RESERVED_TOPICS = frozenset(
     {SCHEDULE_TOPIC, "TBW102", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC",
      "TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"}
@@ -25,7 +25,7 @@ PERM_READ, PERM_WRITE, PERM_INHERIT = 4, 2, 1
 
 @dataclass
 class Topic:
-    """A topic as it stands in the table. `numbers[i]` is the number of its queue i; it never gets shorter."""
+    """A topic. `numbers[i]` is the number of its queue i; the list never gets shorter."""
 
     name: str
     read_queue_count: int = 8
@@ -33,7 +33,7 @@ class Topic:
     perm: int = PERM_READ | PERM_WRITE
     attributes: dict[str, str] = field(default_factory=dict)
     numbers: list[int] = field(default_factory=list)
-    born: int = 0  # where in the log it was made: what lies before it was sent to an earlier topic of that name
+    born: int = 0  # where in the log it was created: messages before it were sent to an earlier topic of that name
 
 
 class Topics:
@@ -60,7 +60,7 @@ class Topics:
         attributes: dict[str, str],
         at_offset: int = 0,
     ) -> None:
-        """Creates a topic or changes it; `at_offset` is where in the log that is said."""
+        """Creates a topic or changes it; `at_offset` is where in the log its record stands."""
         topic = self.by_name.setdefault(name, Topic(name, born=at_offset))
         topic.read_queue_count, topic.write_queue_count = read_queue_count, write_queue_count
         topic.perm, topic.attributes = perm, dict(attributes)

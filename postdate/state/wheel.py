@@ -1,7 +1,7 @@
 """The wheel: the near tier, slots of 1 ms that hold what is due soon.
 
-    slots   08:00:00.000  | e e e |            single entries: 36 packed bytes each, one bytearray a slot,
-            08:00:00.001  | e |                no Python object per waiting message
+    slots   08:00:00.000  | e e e |            single entries: 36 packed bytes each (layout.SINGLE), one bytearray a
+            08:00:00.001  | e |                slot, no Python object per waiting message
             08:00:00.250  | e e e e e e e |
     runs    sorted rows of a staged chunk, read where they lie, with a cursor
 
@@ -21,28 +21,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-SINGLE = np.dtype(
-    [
-        ("offset", "<i8"),  # in the log; also the arrival
-        ("size", "<u4"),
-        ("queue", "<i4"),
-        ("tag_hash", "<i4"),
-        ("unique_hash", "<u8"),
-        ("key_hash", "<u8"),
-    ]
-)
-SINGLE_STRUCT = struct.Struct("<qIiiQQ")
-SINGLE_BYTES = SINGLE.itemsize
-assert SINGLE_STRUCT.size == SINGLE_BYTES == 36
+from postdate.arrival import NEVER
+from postdate.storage.layout import NEAR, SINGLE, SINGLE_BYTES, SINGLE_STRUCT, SLOT_COUNT, SLOT_HEAD
 
 DEAD = -1
 LIVING, CANCELLED, ELSEWHERE = range(3)  # fates of a staged row; ELSEWHERE: a rescue brought it into the wheel before
-NEVER = (1 << 63) - 1
 _QUEUE_POSITION = SINGLE.fields["queue"][1] if SINGLE.fields else 0
 _DEAD_BYTES = struct.pack("<i", DEAD)
 _SLOTS_PER_PIECE = 100  # of a snapshot: about 0.1 ms of work
 _BYTES_PER_PIECE = 1 << 16
-_SLOT_HEAD = np.dtype([("due", "<i8"), ("count", "<i8")])
 
 
 class Waiting(NamedTuple):
@@ -53,18 +40,6 @@ class Waiting(NamedTuple):
     size: np.ndarray
 
 
-NEAR = np.dtype(
-    [
-        ("due", "<i8"),
-        ("arrival", "<i8"),
-        ("offset", "<i8"),  # of the record, in the log or in a chunk
-        ("unique_hash", "<u8"),
-        ("key_hash", "<u8"),
-        ("size", "<u4"),
-        ("queue", "<i4"),
-        ("tag_hash", "<i4"),
-    ]
-)
 _SHARED = ("unique_hash", "key_hash", "size", "queue", "tag_hash")
 Place = tuple[int, int]  # due and arrival
 
@@ -173,7 +148,7 @@ class Run:
 
 
 class Wheel:
-    """Slots and runs. `count` is the number of living single entries: they are what costs RAM."""
+    """Slots and runs. `count` is the number of living single entries, the part that costs RAM."""
 
     def __init__(self) -> None:
         self._slots: dict[int, bytearray] = {}
@@ -185,12 +160,12 @@ class Wheel:
     # -- in -----------------------------------------------------------------------------------------------------
 
     def add(self, due: int, entry: bytes) -> None:
-        """One packed SINGLE."""
+        """Adds one packed SINGLE."""
         self._slot_to_grow(due).extend(entry)
         self.count += 1
 
     def add_many(self, due: np.ndarray, entries: np.ndarray) -> None:
-        """Many SINGLEs with their dues, in arrival order."""
+        """Adds many SINGLEs with their dues, in arrival order."""
         if not len(due):
             return
         order = np.argsort(due, kind="stable")
@@ -250,7 +225,7 @@ class Wheel:
         return taken
 
     def take(self, at_ms: int) -> list[Due]:
-        """Everything due at or before `at_ms`, without what was cancelled: pieces, one behind the other in order."""
+        """Everything due at or before `at_ms`, without what was cancelled: in pieces, one after the other in order."""
         pieces = self._take_slots(at_ms)
         pieces += [due for run in self.runs if (due := run.take(at_ms)) is not None]
         self.runs = [run for run in self.runs if run.next_due != NEVER]
@@ -327,7 +302,7 @@ class Wheel:
         return Killed(killed, single)
 
     def _kill_singles(self, due: int, arrival: np.ndarray) -> np.ndarray:
-        """Ours only until we return: a slot that is seen cannot grow."""
+        """The view of the slot must not outlive this call: a bytearray that has a view cannot grow."""
         slot = self._slots[due]
         singles = np.frombuffer(slot, SINGLE)
         hits = np.flatnonzero(np.isin(singles["offset"], arrival) & (singles["queue"] != DEAD))
@@ -371,13 +346,13 @@ class Wheel:
         return Waiting(due[living], singles["queue"][living], singles["size"][living])
 
     def page(self, after: Place, limit: int) -> tuple[np.ndarray, Place | None]:
-        """What waits (NEAR) behind a place in the order of (due, arrival), about so many, and the place to go on from;
-        none at the end.
+        """Returns about `limit` rows (NEAR) of what waits after a place in the order of (due, arrival), and the place
+        to go on from; None at the end.
         """
         parts = [self._slots_after(after, limit), *(_run_after(run, after, limit) for run in self.runs)]
         edge = min((edge for _, edge in parts if edge is not None), default=None)
         rows: np.ndarray = np.concatenate([rows for rows, _ in parts])
-        if edge is not None:  # a part that was cut says nothing about what lies behind its last row
+        if edge is not None:  # a part that was cut says nothing about what comes after its last row
             rows = rows[(rows["due"] < edge[0]) | ((rows["due"] == edge[0]) & (rows["arrival"] <= edge[1]))]
         return rows[np.lexsort((rows["arrival"], rows["due"]))], edge
 
@@ -385,7 +360,7 @@ class Wheel:
         found, left = [np.empty(0, NEAR)], limit
         dues = np.fromiter(self._slots, np.int64, len(self._slots))
         for due in np.sort(dues[dues >= after[0]]).tolist():
-            # Ours only until we return: a slot that is seen cannot grow.
+            # The view must not outlive this call: a bytearray that has a view cannot grow.
             singles = _by_arrival(np.frombuffer(self._slots[due], SINGLE))
             start = int(np.searchsorted(singles["offset"], after[1], "right")) if due == after[0] else 0
             singles = singles[start : start + left]
@@ -399,7 +374,7 @@ class Wheel:
     # -- snapshots ----------------------------------------------------------------------------------------------
 
     def freeze(self) -> "_Frozen":
-        """Holds the singles as they are now, for `pieces` to be taken while the wheel goes on. One at a time."""
+        """Keeps the singles as they are now, for `pieces` to be taken while the wheel goes on. One at a time."""
         assert self._frozen is None, "a snapshot is under way"
         self._frozen = _Frozen(self._slots, self._dues.copy())
         return self._frozen
@@ -409,9 +384,9 @@ class Wheel:
 
     def load(self, piece: bytes) -> None:
         """Takes in one piece of a snapshot."""
-        (slot_count,) = struct.unpack_from("<q", piece)
-        heads = np.frombuffer(piece, _SLOT_HEAD, slot_count, 8)
-        at = 8 + heads.nbytes
+        (slot_count,) = SLOT_COUNT.unpack_from(piece)
+        heads = np.frombuffer(piece, SLOT_HEAD, slot_count, SLOT_COUNT.size)
+        at = SLOT_COUNT.size + heads.nbytes
         for due, count in heads.tolist():
             slot = piece[at : at + count * SINGLE_BYTES]
             at += len(slot)
@@ -420,7 +395,7 @@ class Wheel:
 
 
 class _Frozen:
-    """The slots at one moment. The wheel says which slots it is about to change; their length then is what counted."""
+    """The slots at one moment. The wheel says which slots it is about to change; their length at that time counts."""
 
     def __init__(self, slots: dict[int, bytearray], dues: list[int]) -> None:
         self._slots = slots
@@ -471,7 +446,7 @@ class _Frozen:
 
 
 def _piece(heads: list[tuple[int, int]], bodies: list[bytes]) -> bytes:
-    return struct.pack("<q", len(heads)) + np.array(heads, _SLOT_HEAD).tobytes() + b"".join(bodies)
+    return SLOT_COUNT.pack(len(heads)) + np.array(heads, SLOT_HEAD).tobytes() + b"".join(bodies)
 
 
 def _in_order(pieces: list[Due]) -> list[Due]:
@@ -486,7 +461,7 @@ def _in_order(pieces: list[Due]) -> list[Due]:
 
 
 def _sorted(piece: Due) -> Due:
-    """Sorts a piece, if it is not sorted: a rescued message comes into its slot behind younger ones."""
+    """Sorts a piece, if it is not sorted: a rescued message comes into its slot after younger ones."""
     due, arrival = piece.due, piece.arrival
     if ((due[1:] > due[:-1]) | ((due[1:] == due[:-1]) & (arrival[1:] >= arrival[:-1]))).all():
         return piece

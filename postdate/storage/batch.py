@@ -5,7 +5,7 @@
     | magic  |kind |ver. | 0      | length  | count  | offset  | at_ms  | durable  | checksum  |
     +--------+-----+-----+--------+---------+--------+---------+--------+----------+-----------+
     | count rows of 48 bytes (ROW)                                                             |
-    | the records, one behind the other, in RocketMQ's layout (record.py)                      |
+    | the records, one after the other, in RocketMQ's layout (record.py)                       |
     | zeros up to a multiple of 8                                                              |
     +------------------------------------------------------------------------------------------+
 
@@ -14,26 +14,32 @@ All little-endian (the records inside are big-endian, as RocketMQ wants them). `
 `durable` is the position that was known to be on disk when the batch was written: an open that finds damage below it
 knows that an acknowledged message is hurt. The checksum (xxh3, 64 bits) covers everything but itself.
 
-A filler (kind 2) has no rows, takes the rest of its segment and is zeros behind its header.
+A filler (kind 2) has no rows, takes the rest of its segment and is zeros after its header.
 
 The rows say all that the fold needs, so that neither the live path nor a replay parses a property twice.
+
+A batch is made here from prepared messages and read here from the bytes of a segment. Making it is the hot path of
+sending.
 """
 
+import json
 import struct
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from postdate.errors import UsageError
+from postdate.message import Host, Message, check_message
+from postdate.storage import record as records
 from postdate.storage.disk import View
+from postdate.storage.layout import BATCH_HEAD, BATCH_HEADER_BYTES, CHECKSUM, ROW, ROW_BYTES, ROW_STRUCT
 
 MAGIC = 0x31424450  # "PDB1"
 VERSION = 1
 KIND_BATCH, KIND_FILLER = 1, 2
 
-_HEAD = struct.Struct("<IBBHIIqqq")
-_CHECKSUM = struct.Struct("<Q")
-HEADER_BYTES = _HEAD.size + _CHECKSUM.size
 ALIGNMENT = 8
 
 # What a record is (column `kind` of ROW).
@@ -54,25 +60,7 @@ KIND_NAMES = {
     JOB: "job",
 }
 
-ROW = np.dtype(
-    [
-        ("kind", "u1"),
-        ("level", "u1"),  # delay level, 0 = none
-        ("flags", "<u2"),  # MORE_KEYS
-        ("queue", "<i4"),  # queue number (topics.py), -1 for records that belong to no queue
-        ("due", "<i8"),  # epoch ms, 0 = at once
-        ("unique_hash", "<u8"),  # of UNIQ_KEY, 0 = none
-        ("key_hash", "<u8"),  # of the first of KEYS, 0 = none
-        ("tag_hash", "<i4"),
-        ("size", "<u4"),  # of the record
-        ("position", "<u4"),  # of the record, from the start of the batch
-        ("reserved2", "<u4"),
-    ]
-)
-ROW_STRUCT = struct.Struct("<BBHiqQQiIII")
-MORE_KEYS = 1  # a bit of `flags`: KEYS has keys behind the first one; they stand in the record only
-ROW_BYTES = ROW.itemsize
-assert ROW_STRUCT.size == ROW_BYTES, "the struct and the dtype are one format"
+MORE_KEYS = 1  # a bit of `flags`: KEYS has more keys than the first; those stand in the record only
 
 
 class Batch(NamedTuple):
@@ -95,24 +83,24 @@ class Batch(NamedTuple):
 
 
 def batch_bytes(count: int, records_bytes: int) -> int:
-    """The length of a batch of so many rows and record bytes."""
-    return (HEADER_BYTES + count * ROW_BYTES + records_bytes + ALIGNMENT - 1) & -ALIGNMENT
+    """The length of a batch of `count` rows and this many bytes of records."""
+    return (BATCH_HEADER_BYTES + count * ROW_BYTES + records_bytes + ALIGNMENT - 1) & -ALIGNMENT
 
 
 def records_position(count: int) -> int:
     """Where the first record stands, from the start of the batch."""
-    return HEADER_BYTES + count * ROW_BYTES
+    return BATCH_HEADER_BYTES + count * ROW_BYTES
 
 
 def header(kind: int, offset: int, at_ms: int, durable: int, count: int, body: bytes) -> bytes:
-    """The header in front of `body`, which is everything behind it."""
-    head = _HEAD.pack(MAGIC, kind, VERSION, 0, HEADER_BYTES + len(body), count, offset, at_ms, durable)
-    return head + _CHECKSUM.pack(_checksum(head, body))
+    """The header of a batch; `body` is everything after it."""
+    head = BATCH_HEAD.pack(MAGIC, kind, VERSION, 0, BATCH_HEADER_BYTES + len(body), count, offset, at_ms, durable)
+    return head + CHECKSUM.pack(_checksum(head, body))
 
 
 def written_at_ms(head: bytes) -> int:
-    """The instant in a header that was found to be one before."""
-    return int(_HEAD.unpack_from(head)[7])
+    """The instant in a header that was checked before."""
+    return int(BATCH_HEAD.unpack_from(head)[7])
 
 
 def _checksum(head: bytes, body: bytes) -> int:
@@ -120,7 +108,7 @@ def _checksum(head: bytes, body: bytes) -> int:
 
 
 class Found(NamedTuple):
-    """What stands at a place where a batch should begin: a batch, or the reason why it is none."""
+    """The batch at a place, or the reason why none begins there."""
 
     batch: Batch | None
     problem: str
@@ -129,21 +117,22 @@ class Found(NamedTuple):
 def parse(view: View, position: int, offset: int) -> Found:
     """Reads the batch at a position of a segment's view, which should be the one at this offset of the log.
 
-    Never raises for what the bytes say: damage and the end of the log look alike from here, and the log tells them
-    apart.
+    Never raises because of the bytes: damage and the end of the log look alike here, and the log tells them apart.
     """
-    data = view[position : position + HEADER_BYTES]
-    if len(data) < HEADER_BYTES:
-        return Found(None, f"only {len(data)} bytes are left, a batch header has {HEADER_BYTES}")
-    magic, kind, version, _, length, count, own_offset, at_ms, durable = _HEAD.unpack_from(data)
+    data = view[position : position + BATCH_HEADER_BYTES]
+    if len(data) < BATCH_HEADER_BYTES:
+        return Found(None, f"only {len(data)} bytes are left, a batch header has {BATCH_HEADER_BYTES}")
+    magic, kind, version, _, length, count, own_offset, at_ms, durable = BATCH_HEAD.unpack_from(data)
     problem = _header_problem(magic, kind, version, length, count, own_offset, offset)
     if problem:
         return Found(None, problem)
-    body = view[position + HEADER_BYTES : position + length]
-    if len(body) != length - HEADER_BYTES:
-        return Found(None, f"the batch has {length} bytes, only {HEADER_BYTES + len(body)} are left in its segment")
-    (checksum,) = _CHECKSUM.unpack_from(data, _HEAD.size)
-    if checksum != _checksum(data[: _HEAD.size], body):
+    body = view[position + BATCH_HEADER_BYTES : position + length]
+    if len(body) != length - BATCH_HEADER_BYTES:
+        return Found(
+            None, f"the batch has {length} bytes, only {BATCH_HEADER_BYTES + len(body)} are left in its segment"
+        )
+    (checksum,) = CHECKSUM.unpack_from(data, BATCH_HEAD.size)
+    if checksum != _checksum(data[: BATCH_HEAD.size], body):
         return Found(None, f"the checksum of the batch of {length} bytes does not match")
     return Found(Batch(offset, offset + length, at_ms, durable, count, body[: count * ROW_BYTES], kind), "")
 
@@ -160,3 +149,130 @@ def _header_problem(magic: int, kind: int, version: int, length: int, count: int
     if kind not in (KIND_BATCH, KIND_FILLER) or length % ALIGNMENT or length < records_position(count):
         return f"kind {kind}, length {length} and count {count} do not fit"
     return ""
+
+
+# -- making a batch ---------------------------------------------------------------------------------------------
+
+SYSTEM_TOPIC_PREFIX = "postdate_sys_"
+
+
+class Prepared(NamedTuple):
+    """A message that may be written, with all that its row and its record need. A named tuple, because packing unpacks
+    it whole: reading eleven attributes costs four times as much.
+    """
+
+    message: Message
+    shape: records.Shape
+    size: int  # of the record
+    level: int
+    queue: int  # number
+    due_at_ms: int  # 0 = at once
+    unique_hash: int
+    first_hash: int  # of the first of its user keys
+    tag_hash: int
+    unique_key: str | None
+    flags: int
+
+
+class Packed(NamedTuple):
+    """The body of a batch, and the offset of each record in the log."""
+
+    body: bytes
+    offsets: list[int]
+
+
+class _Parts(NamedTuple):
+    """The messages of a batch, not put together yet."""
+
+    rows: list[bytes]
+    records: list[bytes]
+    offsets: list[int]
+    end: int  # position after the last record
+
+
+class Packer:
+    """Makes the bodies of batches: the length first, the bytes when the place in the log is known.
+
+    A batch holds messages, one record of a system topic, or messages and a system record after them.
+    """
+
+    def __init__(self, batch_bytes_max: int, store_host: Host) -> None:
+        self._batch_bytes_max = batch_bytes_max
+        self._store_host = store_host
+
+    def length_of(self, prepared: list[Prepared]) -> int:
+        """The length of a batch of messages. Raises UsageError where it is too long."""
+        return self._check_length(batch_bytes(len(prepared), sum([entry.size for entry in prepared])))
+
+    def _check_length(self, length: int) -> int:
+        if length > self._batch_bytes_max:
+            raise UsageError(f"the batch would have {length} bytes, batch_bytes_max is {self._batch_bytes_max}")
+        return length
+
+    def pack(self, prepared: list[Prepared], start: int, at_ms: int) -> Packed:
+        """The body of a batch of messages that stands at `start`. Raises IllegalMessage for a number that does not fit
+        its field: packing finds that without a check of its own.
+        """
+        try:
+            rows, bodies, offsets, end = self._rows_and_records(prepared, start, records_position(len(prepared)), at_ms)
+        except struct.error:
+            for entry in prepared:
+                check_message(entry.message, len(entry.message.body))  # its size was checked when it was prepared
+            raise
+        rows += bodies
+        if end % ALIGNMENT:
+            rows.append(bytes(-end % ALIGNMENT))
+        return Packed(b"".join(rows), offsets)
+
+    def _rows_and_records(self, prepared: list[Prepared], start: int, position: int, at_ms: int) -> _Parts:
+        rows, bodies, offsets = [], [], []
+        pack_row, encode, store_host = ROW_STRUCT.pack, records.encode_shaped, self._store_host
+        for message, shape, size, level, queue, due_at_ms, unique_hash, first_hash, tagged, _, flags in prepared:
+            rows.append(
+                pack_row(MESSAGE, level, flags, queue, due_at_ms, unique_hash, first_hash, tagged, size, position, 0)
+            )
+            offset = start + position
+            bodies.append(encode(message, shape, offset, at_ms, store_host))
+            offsets.append(offset)
+            position += size
+        return _Parts(rows, bodies, offsets, position)
+
+    def system_length_of(self, kind: int, body: bytes) -> int:
+        """The length of a batch with one record of a system topic. Raises UsageError where it is too long."""
+        return self._check_length(batch_bytes(1, self._system_size(kind, body)))
+
+    def pack_system(self, kind: int, body: bytes, start: int, at_ms: int) -> Packed:
+        """The body of a batch with one record of a system topic."""
+        position = records_position(1)
+        row, record = self._system_parts(kind, body, start, position, at_ms)
+        return Packed(row + record + bytes(-(position + len(record)) % ALIGNMENT), [start + position])
+
+    def mixed_length_of(self, prepared: list[Prepared], kind: int, body: bytes) -> int:
+        """The length of a batch of messages and a system record. Raises UsageError where it is too long."""
+        size = sum([entry.size for entry in prepared]) + self._system_size(kind, body)
+        return self._check_length(batch_bytes(len(prepared) + 1, size))
+
+    def pack_mixed(self, prepared: list[Prepared], kind: int, body: bytes, start: int, at_ms: int) -> Packed:
+        """The body of a batch of messages and a system record, which count together or not at all."""
+        messages = self._rows_and_records(prepared, start, records_position(len(prepared) + 1), at_ms)
+        row, record = self._system_parts(kind, body, start, messages.end, at_ms)
+        padding = bytes(-(messages.end + len(record)) % ALIGNMENT)
+        return Packed(b"".join([*messages.rows, row, *messages.records, record, padding]), messages.offsets)
+
+    def _system_size(self, kind: int, body: bytes) -> int:
+        return records.record_bytes(Message("", body), _system_topic(kind), self._store_host)
+
+    def _system_parts(self, kind: int, body: bytes, start: int, position: int, at_ms: int) -> tuple[bytes, bytes]:
+        """Row and record of a system topic."""
+        message = Message("", body, born_at_ms=at_ms)
+        record = records.encode(message, _system_topic(kind), start + position, at_ms, self._store_host)
+        return ROW_STRUCT.pack(kind, 0, 0, -1, 0, 0, 0, 0, len(record), position, 0), record
+
+
+def system_body(values: Mapping[str, Any]) -> bytes:
+    """The body of a system record: JSON without spaces."""
+    return json.dumps(values, separators=(",", ":")).encode()
+
+
+def _system_topic(kind: int) -> bytes:
+    return (SYSTEM_TOPIC_PREFIX + KIND_NAMES[kind]).encode()

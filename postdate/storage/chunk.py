@@ -1,4 +1,4 @@
-"""A chunk: the records of a promoted window with their sorted index, uploaded once and read in place.
+"""A chunk: the records of a promoted window with their sorted index, uploaded once and read where they lie.
 
     0       4      8        16            24           32          40        48       56         64
     +-------+------+--------+-------------+------------+-----------+---------+--------+----------+
@@ -12,16 +12,17 @@ Little-endian; sums are xxh3. A staged chunk gets a range of offsets of its own,
 (CHUNK_BIT), so that a queue entry resolves to a record the same way wherever the record lies.
 """
 
-import struct
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from xxhash import xxh3_64, xxh3_64_intdigest
 
+from postdate.arrival import OWN_ARRIVAL
 from postdate.errors import CorruptChunk
 from postdate.storage.disk import Data, Disk
-from postdate.table.format import OWN_ARRIVAL
+from postdate.storage.layout import CHECKSUM, CHUNK_HEAD, CHUNK_HEADER_BYTES, CHUNK_ROW
 
 FOLDER = "chunks"
 CHUNK_BIT = 1 << 62
@@ -30,25 +31,6 @@ VERSION = 1
 NEW = ".new"  # ends the name of a chunk that is being written
 OPEN_MAX = 64  # chunks kept open for reading
 FLAG_OWN_ARRIVAL = OWN_ARRIVAL  # not a message of the far queue: a rescue never had it
-
-_HEAD = struct.Struct("<IIqQQqqq")
-_SUM = struct.Struct("<Q")
-HEADER_BYTES = _HEAD.size + _SUM.size
-
-CHUNK_ROW = np.dtype(
-    [
-        ("due", "<i8"),
-        ("arrival", "<i8"),
-        ("position", "<i8"),  # of the record, from the start of the file
-        ("size", "<u4"),
-        ("queue", "<i4"),
-        ("tag_hash", "<i4"),
-        ("flags", "<u4"),
-        ("unique_hash", "<u8"),
-        ("key_hash", "<u8"),
-    ]
-)
-assert CHUNK_ROW.itemsize == 56
 
 
 class Head(NamedTuple):
@@ -68,27 +50,27 @@ def write(disk: Disk, name: str, index: np.ndarray, records: bytes) -> None:
 
 
 class Writer:
-    """Writes a chunk piece by piece: how many rows there will be is known from the start, so that rows and records grow
-    side by side, each at its place, and nothing is kept in memory.
+    """Writes a chunk piece by piece. The number of rows is known from the start, so that rows and records grow side by
+    side, each at its place, and nothing is kept in memory.
 
-    The file has a name that ends in `.new` until it is whole and synced. What is written is not looked at: `verify` is
-    for the broker, order and counts are for whoever takes pieces from a stranger.
+    The file has a name that ends in `.new` until it is whole and synced. The content is not checked here: bulk checks
+    order and counts of what it receives, and the broker calls `verify`.
     """
 
     def __init__(self, disk: Disk, name: str, row_count: int) -> None:
         self._disk = disk
         self._path = path_of(name)
         self._row_count = row_count
-        self._records_at = HEADER_BYTES + row_count * CHUNK_ROW.itemsize
+        self._records_at = CHUNK_HEADER_BYTES + row_count * CHUNK_ROW.itemsize
         self._index_sum, self._records_sum = xxh3_64(), xxh3_64()
         self._due_low_ms = self._due_high_ms = 0
         self.row_count = 0  # rows and record bytes written so far
         self.records_bytes = 0
         disk.reach("chunk.write")
-        disk.write(self._path + NEW, 0, bytes(HEADER_BYTES))
+        disk.write(self._path + NEW, 0, bytes(CHUNK_HEADER_BYTES))
 
     def add(self, index: np.ndarray, records: Data) -> None:
-        """The next rows and the next records. Positions count from the chunk's first record and are moved here."""
+        """Appends rows and records. Positions count from the chunk's first record; the file has them from its start."""
         rows = index.astype(CHUNK_ROW)
         if not len(rows):
             return
@@ -98,7 +80,7 @@ class Writer:
         self._due_high_ms = int(rows["due"][-1])
         body = rows.tobytes()
         self._disk.reach("chunk.add")
-        self._disk.write(self._path + NEW, HEADER_BYTES + self.row_count * CHUNK_ROW.itemsize, body)
+        self._disk.write(self._path + NEW, CHUNK_HEADER_BYTES + self.row_count * CHUNK_ROW.itemsize, body)
         self._disk.write(self._path + NEW, self._records_at + self.records_bytes, records)
         self._index_sum.update(body)
         self._records_sum.update(records)
@@ -106,17 +88,17 @@ class Writer:
         self.records_bytes += len(records)
 
     def sync(self) -> None:
-        """What was written so far reaches the disk. May run on another thread than `add`."""
+        """Makes durable what was written so far. May run on another thread than `add`."""
         self._disk.sync(self._path + NEW)
 
     def finish(self) -> None:
         """Makes the chunk whole and durable, under its name."""
         assert self.row_count == self._row_count, f"{self.row_count} rows were written, {self._row_count} announced"
-        head = _HEAD.pack(
+        head = CHUNK_HEAD.pack(
             MAGIC, VERSION, self.row_count, self._index_sum.intdigest(), self._records_sum.intdigest(),
             self._records_at + self.records_bytes, self._due_low_ms, self._due_high_ms,
         )  # fmt: skip
-        self._disk.write(self._path + NEW, 0, head, _SUM.pack(xxh3_64_intdigest(head)))
+        self._disk.write(self._path + NEW, 0, head, CHECKSUM.pack(xxh3_64_intdigest(head)))
         self.sync()
         self._disk.reach("chunk.synced")
         self._disk.rename(self._path + NEW, self._path)
@@ -129,7 +111,7 @@ class Writer:
 
 
 def remove_unfinished(disk: Disk) -> None:
-    """Removes what writers that died have left. For the one process that writes chunks, before it writes any."""
+    """Removes unfinished files of writers that died. For the one process that writes chunks, before it writes any."""
     for name in disk.list(FOLDER):
         if name.endswith(NEW):
             disk.remove(path_of(name))
@@ -140,9 +122,9 @@ def path_of(name: str) -> str:
 
 
 def index_of(data: np.ndarray) -> np.ndarray:
-    """The rows of a chunk by its bytes, whose header has been checked. In place: they cost no memory of ours."""
-    row_count = Head(*_HEAD.unpack_from(data.data)[2:]).row_count
-    return data[HEADER_BYTES : HEADER_BYTES + row_count * CHUNK_ROW.itemsize].view(CHUNK_ROW)
+    """The rows in the bytes of a chunk whose header has been checked. In place: they cost no memory of ours."""
+    row_count = Head(*CHUNK_HEAD.unpack_from(data.data)[2:]).row_count
+    return data[CHUNK_HEADER_BYTES : CHUNK_HEADER_BYTES + row_count * CHUNK_ROW.itemsize].view(CHUNK_ROW)
 
 
 class Chunk:
@@ -151,29 +133,29 @@ class Chunk:
     def __init__(self, disk: Disk, name: str) -> None:
         self.name = name
         size = disk.size(path_of(name))
-        if size < HEADER_BYTES:
+        if size < CHUNK_HEADER_BYTES:
             raise CorruptChunk(f"{path_of(name)} is missing or cut short ({size} bytes)")
         self._bytes = disk.array(path_of(name))
         self.head = self._read_head(size)
         self.index = index_of(self._bytes)
 
     def _read_head(self, size: int) -> Head:
-        data = self._bytes[:HEADER_BYTES].tobytes()
-        magic, version, *fields = _HEAD.unpack_from(data)
-        (head_sum,) = _SUM.unpack_from(data, _HEAD.size)
-        if magic != MAGIC or head_sum != xxh3_64_intdigest(data[: _HEAD.size]):
+        data = self._bytes[:CHUNK_HEADER_BYTES].tobytes()
+        magic, version, *fields = CHUNK_HEAD.unpack_from(data)
+        (head_sum,) = CHECKSUM.unpack_from(data, CHUNK_HEAD.size)
+        if magic != MAGIC or head_sum != xxh3_64_intdigest(data[: CHUNK_HEAD.size]):
             raise CorruptChunk(f"{path_of(self.name)}: the header is damaged")
         if version != VERSION:
             raise CorruptChunk(f"{path_of(self.name)}: version {version}, this program knows {VERSION}")
         head = Head(*fields)
-        if not 0 <= head.row_count <= (size - HEADER_BYTES) // CHUNK_ROW.itemsize:
+        if not 0 <= head.row_count <= (size - CHUNK_HEADER_BYTES) // CHUNK_ROW.itemsize:
             raise CorruptChunk(f"{path_of(self.name)}: {head.row_count} rows do not fit into {size} bytes")
         if head.file_bytes != size:
             raise CorruptChunk(f"{path_of(self.name)}: {size} bytes, its header says {head.file_bytes}")
         return head
 
     def _records_at(self) -> int:
-        return HEADER_BYTES + self.head.row_count * CHUNK_ROW.itemsize
+        return CHUNK_HEADER_BYTES + self.head.row_count * CHUNK_ROW.itemsize
 
     def read(self, position: int, size: int) -> bytes:
         return self._bytes[position : position + size].tobytes()
@@ -182,7 +164,7 @@ class Chunk:
         """Reads everything. Raises CorruptChunk for sums that do not match, rows out of order or out of bounds."""
         index, place = self.index, path_of(self.name)
         records_at = self._records_at()
-        if xxh3_64_intdigest(self._bytes[HEADER_BYTES:records_at].data) != self.head.index_sum:
+        if xxh3_64_intdigest(self._bytes[CHUNK_HEADER_BYTES:records_at].data) != self.head.index_sum:
             raise CorruptChunk(f"{place}: the checksum of the index does not match")
         if xxh3_64_intdigest(self._bytes[records_at:].data) != self.head.records_sum:
             raise CorruptChunk(f"{place}: the checksum of the records does not match")
@@ -198,9 +180,22 @@ class Chunk:
             raise CorruptChunk(f"{place}: a row points outside the records")
 
 
+class Records:
+    """Reads a record by its offset, wherever it lies: in the log or in a staged chunk."""
+
+    def __init__(self, read_log: Callable[[int, int], bytes], chunks: "Chunks") -> None:
+        self._read_log = read_log
+        self._chunks = chunks
+
+    def read(self, offset: int, size: int) -> bytes:
+        """The bytes of a record; empty where its segment or chunk is gone."""
+        return self._read_log(offset, size) if offset < CHUNK_BIT else self._chunks.read(offset, size)
+
+
 class Chunks:
-    """The staged chunks, by the offset range that staging gave each. An open one holds a file descriptor: a chunk stays
-    open while its rows wait (its run holds it), the others are opened again when they are read."""
+    """The staged chunks, by the offset range that staging gave each. An open chunk holds a file descriptor: it stays
+    open while its rows wait, because its run refers to it; others are opened again when they are read.
+    """
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk

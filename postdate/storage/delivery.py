@@ -1,4 +1,4 @@
-"""Many records on their way to a consumer: what `record.deliver` fills in one by one, filled in by columns.
+"""Records on their way to a consumer, many at once: what `record.deliver` fills in one by one, filled in by columns.
 
 ```
   body       | record 0     | record 1   | record 2      | ...
@@ -7,6 +7,8 @@
 
 A pull of a thousand messages takes a tenth of the time of thirty pulls of 32 this way. It is for records that are all
 alike, which nearly all are: sent to the queue that gives them, by a producer with an IPv4 address.
+
+This is a file of its own because it needs numpy: the executors of the pipeline load record.py, and have none.
 """
 
 from typing import Any
@@ -16,7 +18,7 @@ import numpy as np
 from postdate.message import Host
 from postdate.storage import record as records
 
-MANY = 64  # from so many records on this is faster than one by one
+MANY = 64  # from this many records on it is faster than one by one
 
 _OFFSETS = np.dtype([("queue_offset", ">i8"), ("offset", ">i8")])
 _ADDRESS_BYTES = 4

@@ -1,14 +1,13 @@
-"""The files under a data folder, behind one small interface.
+"""The files of a data folder, as one small interface.
 
-All that we persist goes through a Disk: the real one here, the virtual one of verify.simulation that loses unsynced
-writes, tears them and fails. Paths are relative to the data folder and use "/". Rules:
+Everything that is stored goes through a Disk: the real one here, or the virtual one of verify.simulation that loses
+unsynced writes, tears them and fails. Paths are relative to the data folder and use "/". Rules:
 
 - a write is not on disk before `sync` of that file returned; a new, renamed or removed name not before `sync_folder`;
 - `reach(point)` is called at every write step with a name. It does nothing here; the simulation kills there.
 """
 
 import errno
-import fcntl
 import mmap
 import os
 from collections.abc import Iterator
@@ -35,7 +34,7 @@ class File(Protocol):
     """An open file that is written at given positions, for the one file that is written all the time."""
 
     def write(self, position: int, *parts: Data) -> None:
-        """Writes all parts, one behind the other. Raises OSError; what was written then is unknown."""
+        """Writes all parts, one after the other. Raises OSError; what was written then is unknown."""
 
     def sync(self) -> None:
         """Returns when all earlier writes are on disk. May run on another thread than write."""
@@ -44,6 +43,8 @@ class File(Protocol):
 
 
 class Disk(Protocol):
+    """A data folder. Every call may raise OSError."""
+
     def open(self, path: str) -> File: ...
 
     def map(self, path: str) -> View: ...
@@ -54,7 +55,7 @@ class Disk(Protocol):
     def read(self, path: str, position: int, size: int) -> bytes: ...
 
     def write(self, path: str, position: int, *parts: Data) -> None:
-        """Writes into a file, which is made, with its folder, if it is not there."""
+        """Writes into a file; makes it and its folder if they do not exist."""
 
     def truncate(self, path: str, size: int) -> None: ...
 
@@ -64,7 +65,7 @@ class Disk(Protocol):
         """The file's size; -1 where there is none."""
 
     def list(self, folder: str) -> "list[str]":
-        """Names in a folder, sorted; none where there is no such folder."""
+        """Names in a folder, sorted; empty where there is no such folder."""
 
     def rename(self, source: str, target: str) -> None: ...
 
@@ -82,10 +83,14 @@ class Disk(Protocol):
 
 
 class LockedFolder(Protocol):
+    """A folder that no other process can open until it is released."""
+
     def release(self) -> None: ...
 
 
 class RealFile:
+    """An open file of the file system."""
+
     def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
@@ -120,7 +125,7 @@ class RealDisk:
         self._prefix = f"{self.root}/"  # joining text is ten times quicker than joining paths
 
     def open(self, path: str) -> RealFile:
-        return RealFile(self._made(path))
+        return RealFile(self._prepare_path(path))
 
     def map(self, path: str) -> View:
         return self._map(path)
@@ -137,7 +142,7 @@ class RealDisk:
             return os.pread(descriptor, size, position)
 
     def write(self, path: str, position: int, *parts: Data) -> None:
-        file = RealFile(self._made(path))
+        file = RealFile(self._prepare_path(path))
         try:
             file.write(position, *parts)
         finally:
@@ -181,12 +186,13 @@ class RealDisk:
         return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
     def lock(self) -> "FolderLock":
-        return FolderLock(self._made("LOCK"), self.root)
+        return FolderLock(self._prepare_path("LOCK"), self.root)
 
     def reach(self, point: str) -> None:
         """A fault point: nothing happens here in production."""
 
-    def _made(self, path: str) -> str:
+    def _prepare_path(self, path: str) -> str:
+        """Makes the folder of a file, where it does not exist; returns the path for the system."""
         target = self._prefix + path
         parent = os.path.dirname(target)
         if not os.path.exists(parent):
@@ -206,6 +212,8 @@ class FolderLock:
     """An advisory lock that the kernel drops when its process ends, however it ends."""
 
     def __init__(self, path: str, folder: Path) -> None:
+        import fcntl  # here, as Windows has none and this module is imported there for postdate.testing
+
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

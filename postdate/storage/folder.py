@@ -5,7 +5,7 @@
 
 import json
 
-from postdate.config import Settings
+from postdate.config import Limits, Settings
 from postdate.errors import ForeignFolder
 from postdate.storage.disk import Disk
 
@@ -14,12 +14,13 @@ FORMAT_FILE = "FORMAT"
 FIXED_SETTINGS = ("segment_bytes", "queue_file_rows", "far_block_rows")
 
 
-def open_folder(disk: Disk, settings: Settings) -> dict[str, int]:
+def open_folder(disk: Disk, settings: Settings, limits: Limits) -> dict[str, int]:
     """Reads, or writes into an empty folder, what is fixed for a folder's life. Raises ForeignFolder."""
     refuse_foreign(disk)
     if disk.size(FORMAT_FILE) >= 0:
         return read_format(disk)
-    fixed = {"format": FORMAT} | {name: getattr(settings, name) for name in FIXED_SETTINGS}
+    sizes = (settings.segment_bytes, limits.queue_file_rows, limits.far_block_rows)
+    fixed = {"format": FORMAT} | dict(zip(FIXED_SETTINGS, sizes, strict=True))
     disk.write(FORMAT_FILE + ".new", 0, json.dumps(fixed).encode())
     disk.sync(FORMAT_FILE + ".new")
     disk.rename(FORMAT_FILE + ".new", FORMAT_FILE)

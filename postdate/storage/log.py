@@ -2,8 +2,8 @@
 
 Appending, making durable and reading are three calls. `append` writes and returns; `flush` makes durable all that was
 appended before it, and may run on another thread; what has been appended is acknowledged when `durable` has passed it.
-After a write or a sync has failed, nothing more is written until the log is opened again (LogFailed): nobody knows what
-the failed call left on disk, and a second sync may claim success for pages that the first one dropped.
+After a write or a sync has failed, nothing more is written until the log is opened again (LogFailed): what the failed
+call left on disk is unknown, and a second sync may claim success for pages that the first one dropped.
 """
 
 import threading
@@ -14,15 +14,16 @@ import numpy as np
 
 from postdate.errors import CorruptLog, LogFailed, UsageError
 from postdate.storage import batch as batches
-from postdate.storage.batch import HEADER_BYTES, KIND_BATCH, KIND_FILLER, Batch
+from postdate.storage.batch import KIND_BATCH, KIND_FILLER, Batch
 from postdate.storage.disk import Data, Disk
+from postdate.storage.layout import BATCH_HEADER_BYTES, ROW_BYTES
 from postdate.storage.segment import Segment, Segments, path_of
 
 OFFSET_MAX = (1 << 63) - 1
 
 
 class Keeper(Protocol):
-    """Whoever zeroes segments ahead of use."""
+    """A helper that zeroes segments ahead of use."""
 
     def wake(self) -> None: ...
 
@@ -30,7 +31,7 @@ class Keeper(Protocol):
 
 
 class Log:
-    """Made by `recovered`, then appended to by one thread and flushed by at most one other."""
+    """Opened by `recover`, then appended to by one thread and flushed by at most one other."""
 
     def __init__(self, disk: Disk, segments: Segments, unflushed_bytes_max: int) -> None:
         self._disk = disk
@@ -48,12 +49,12 @@ class Log:
     # -- appending ----------------------------------------------------------------------------------------------
 
     def place(self, length: int, at_ms: int, *, urgent: bool) -> int:
-        """Where a batch of this length will stand if it is appended next; opens a new segment where it must.
+        """Returns where a batch of this length will stand if it is appended next; opens a new segment where needed.
 
         Raises DiskFull (urgent appends may use the reserve, see segment.py) and LogFailed.
         """
         if self.failure is not None:
-            raise self._failed()
+            raise self._failed_error()
         if length > self._segments.segment_bytes:
             raise UsageError(f"a batch of {length} bytes does not fit into a segment of {self._segments.segment_bytes}")
         if self.end - self.durable + length > self._unflushed_bytes_max:
@@ -68,7 +69,7 @@ class Log:
         # A filler needs a header's room, so a batch ends its segment exactly or leaves at least that.
         assert self._current is not None
         rest = self._current.base + self._segments.segment_bytes - self.end
-        return length == rest or length + HEADER_BYTES <= rest
+        return length == rest or length + BATCH_HEADER_BYTES <= rest
 
     def _roll(self, at_ms: int, *, urgent: bool) -> None:
         following = self._segments.open_next(urgent=urgent)
@@ -81,7 +82,7 @@ class Log:
             self.keeper.wake()
 
     def _write_filler(self, length: int, at_ms: int) -> None:
-        body = bytes(length - HEADER_BYTES)
+        body = bytes(length - BATCH_HEADER_BYTES)
         head = batches.header(KIND_FILLER, self.end, at_ms, self.durable, 0, body)
         self._write("log.filler", head)  # the rest is zero already
         self.end += length
@@ -92,8 +93,8 @@ class Log:
         durable = self.durable
         head = batches.header(KIND_BATCH, start, at_ms, durable, count, body)
         self._write("log.append", head + body)
-        self.end = start + HEADER_BYTES + len(body)
-        return Batch(start, self.end, at_ms, durable, count, body[: count * batches.ROW_BYTES])
+        self.end = start + BATCH_HEADER_BYTES + len(body)
+        return Batch(start, self.end, at_ms, durable, count, body[: count * ROW_BYTES])
 
     def _write(self, point: str, *parts: Data) -> None:
         assert self._current is not None
@@ -104,7 +105,7 @@ class Log:
         except OSError as error:
             # Into a zeroed segment the disk never has to find room, so this is no full disk: it is a broken one.
             self.failure = error
-            raise self._failed() from error
+            raise self._failed_error() from error
         self._disk.reach(point + ".written")
 
     def flush(self) -> int:
@@ -114,7 +115,7 @@ class Log:
 
     def _flush(self) -> int:
         if self.failure is not None:
-            raise self._failed()
+            raise self._failed_error()
         # Read in this order: an append on the other thread may open a new segment between any two of these lines, and
         # then the old one is found as the current one or among the full ones.
         end = self.end
@@ -128,7 +129,7 @@ class Log:
                 segment.file.sync()
         except OSError as error:
             self.failure = error
-            raise self._failed() from error
+            raise self._failed_error() from error
         self._disk.reach("log.flushed")
         self.durable = end
         del self._full[: len(full)]
@@ -137,13 +138,11 @@ class Log:
         return end
 
     def fail(self, error: Exception) -> LogFailed:
-        """Ends writing until the log is opened again: what is on disk can no longer be trusted to be what is in
-        memory.
-        """
+        """Ends writing until the log is opened again: the disk may no longer agree with what is in memory."""
         self.failure = error
-        return self._failed()
+        return self._failed_error()
 
-    def _failed(self) -> LogFailed:
+    def _failed_error(self) -> LogFailed:
         return LogFailed(
             f"the log takes no more writes since an error ({self.failure}); restart the broker, it reads the tail anew"
         )
@@ -189,8 +188,9 @@ class Log:
         return self._segments.bases[0] if self._segments.bases else self.end
 
     def ranges(self) -> list[tuple[int, int]]:
-        """The contiguous ranges of offsets that are there: retention may have taken segments from the middle. The last
-        one has no end."""
+        """The contiguous ranges of offsets that exist: retention may have removed segments from the middle. The last
+        range has no end.
+        """
         ranges: list[tuple[int, int]] = []
         for base in self._segments.bases or [0]:
             joins = ranges and ranges[-1][1] == base
@@ -200,12 +200,12 @@ class Log:
 
     @property
     def begins_at_ms(self) -> int | None:
-        """When the first batch that is left was written; None where there is none."""
-        return batches.written_at_ms(self.read(self.start, HEADER_BYTES)) if self.start < self.end else None
+        """When the first batch that is not gone was written; None where there is none."""
+        return batches.written_at_ms(self.read(self.start, BATCH_HEADER_BYTES)) if self.start < self.end else None
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing of it is gone."""
+        """Whether no segment of it is gone."""
         return self.ranges() == [(0, OFFSET_MAX)]
 
     @property
@@ -226,7 +226,7 @@ class Log:
 
     # -- opening ------------------------------------------------------------------------------------------------
 
-    def recovered(self, start: int, known_durable: int) -> Iterator[Batch]:
+    def recover(self, start: int, known_durable: int) -> Iterator[Batch]:
         """Yields every batch from `start` to the end of the log, then makes that end firm; must be read to its end.
 
         `known_durable` is what the snapshots know to be on disk. A torn tail is cut, zeroed and synced. Raises
@@ -241,16 +241,16 @@ class Log:
             self._confirm(min(scan.known_durable, scan.end), scan.end)
         except OSError as error:
             self.failure = error
-            raise self._failed() from error
+            raise self._failed_error() from error
 
-    def scanned(self, start: int, known_durable: int) -> Iterator[Batch]:
-        """Yields the same batches and changes nothing: for checking a closed folder."""
+    def scan(self, start: int, known_durable: int) -> Iterator[Batch]:
+        """Yields the same batches as `recover` and changes nothing: for checking a closed folder."""
         scan = Scan(self._segments, start, known_durable)
         yield from scan.batches()
         self.end = self.durable = scan.end
 
     def _cut(self, end: int) -> None:
-        """Zeroes what a crash left behind the last whole batch."""
+        """Zeroes what a crash left after the last whole batch."""
         for base in self._segments.bases:
             written = self._written_from(base, max(end, base))
             if written:
@@ -289,7 +289,7 @@ class Log:
 
 
 class Scan:
-    """One walk over the log's batches that tells its end from damage."""
+    """A walk over the log's batches that tells the end of the log from damage."""
 
     def __init__(self, segments: Segments, start: int, known_durable: int) -> None:
         self._segments = segments
@@ -323,7 +323,7 @@ class Scan:
             )
 
     def _later_batches(self) -> Iterator[Batch]:
-        """Whole batches behind the place where the walk stopped: pages may reach the disk out of order."""
+        """Whole batches after the place where the walk stopped: pages may reach the disk out of order."""
         for base in self._segments.bases:
             if base + self._segments.segment_bytes <= self.end:
                 continue

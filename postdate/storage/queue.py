@@ -3,25 +3,18 @@
     entries   | log offset int64 | size int32 | tag int64 |     20 bytes, one per message, in the order of consuming
     times     | visible at int64 | offset int64 |               16 bytes, one per instant at which the queue grew
 
-A row of `times` says: the entries from `offset` on became visible at that instant, up to the next row. It is sparse
-where many come at once and exact everywhere. Instants never go back here, even if the broker's clock did: search
-needs order.
+A row of `times` says: the entries from `offset` on became visible at that instant, up to the next row. So `times` is
+sparse where many come at once, and exact everywhere. Its instants never go back, even if the broker's clock does,
+because searching needs order.
 """
-
-import struct
 
 import numpy as np
 
 from postdate.storage.disk import Disk
+from postdate.storage.layout import ENTRY, TIME, TIME_STRUCT
 from postdate.storage.rows import Rows
 
-ENTRY = np.dtype([("offset", "<i8"), ("size", "<i4"), ("tag", "<i8")])
-ENTRY_STRUCT = struct.Struct("<qiq")
-TIME = np.dtype([("at_ms", "<i8"), ("offset", "<i8")])
-TIME_STRUCT = struct.Struct("<qq")
-FILTER_ROWS = 2_048  # entries looked at in one step by whoever filters: a pull, a pop
-assert ENTRY_STRUCT.size == ENTRY.itemsize == 20
-assert TIME_STRUCT.size == TIME.itemsize == 16
+FILTER_ROWS = 2_048  # entries that a pull or a pop with a filter looks at in one step
 
 
 class Queue:
@@ -90,6 +83,6 @@ class Queue:
 
 
 def tagged(entries: np.ndarray, tag_hashes: frozenset[int]) -> list[int]:
-    """Indexes of the entries with one of these tags. By column: a held pull may have to pass over a million."""
+    """Indexes of the entries with one of these tags. By column: a held pull may have to pass over a million of them."""
     found: list[int] = np.flatnonzero(np.isin(entries["tag"], np.array(list(tag_hashes), np.int64))).tolist()
     return found

@@ -27,13 +27,13 @@ chunks the offset, are known for good only when the message becomes visible: `de
 This module computes; it reads and writes no file.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from struct import Struct, calcsize
 from typing import NamedTuple
 from zlib import crc32
 
-from postdate.errors import CorruptLog, UsageError
-from postdate.message import Host, Message, decode_properties
+from postdate.errors import CorruptLog, IllegalMessage, UsageError
+from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, Host, Message, decode_properties, first_key
 
 MAGIC_V1 = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
@@ -135,7 +135,7 @@ def encode(message: Message, topic: bytes, offset: int, stored_at_ms: int, store
     """Return the record of a message that has passed `check_message`; once per send.
 
     `topic` is the message's topic in UTF-8: the caller keeps it, so that it is not encoded for every message. The host
-    bits of the sys flag tell the hosts as they are, whatever the producer said. The queue offset is 0 until delivery.
+    bits of the sys flag tell the hosts as they are, not as the producer said. The queue offset is 0 until delivery.
 
     Raises UsageError for a host whose address has not 4 or 16 bytes.
     """
@@ -147,7 +147,7 @@ class Shape(NamedTuple):
 
     layout: _Layout
     magic: int
-    topic: bytes  # behind its length
+    topic: bytes  # with its length in front
     fixed_bytes: int  # the size of a record without body and properties
 
 
@@ -282,7 +282,7 @@ def _checked_topic(topic: bytes) -> str:
 
 
 def deliver(body: bytearray, places: Iterable[tuple[int, int, int, int]], store_host: Host | None = None) -> None:
-    """Fills in what is known when messages are delivered, in the records of `body`; for every message of a pull.
+    """Fill in what is known only when messages are delivered, in the records of `body`; for every message of a pull.
 
     For each: its position in the body, its place in the queue, the offset where the consumer may ask for it again, and
     when it became visible. `store_host` is where the broker is now; a record that has no room for it keeps its own.
@@ -314,19 +314,19 @@ def _deliver_unusual(
 
 
 def moved(record: bytes, queue_id: int) -> bytes:
-    """A record as it shows in another queue than it was sent to, because that one is gone."""
+    """Return a record as it shows in another queue than it was sent to, because that one is gone."""
     return record[: QUEUE_ID.start] + _INT32.pack(queue_id) + record[QUEUE_ID.stop :]
 
 
 def given_again(body: bytearray, position: int, times: int) -> None:
-    """Adds the times that a message was given before to those that its record knows of."""
+    """Add the number of earlier deliveries to the one that the record has."""
     at = position + _BY_HOST_BITS[body[position + HOST_BITS_POSITION] & HOSTS_V6].reconsume_times_position
     _INT32.pack_into(body, at, _INT32.unpack_from(body, at)[0] + times)
 
 
 def extended(record: bytes, properties: bytes, bytes_max: int) -> bytes:
-    """A record with encoded properties behind its own, where names that both have count; as it is where all of them
-    would be longer than `bytes_max`.
+    """Return a record with more encoded properties after its own, so that they win over properties of the same name;
+    the record as it is where all of them would be longer than `bytes_max`.
     """
     _, topic_end = _topic_bounds(record)
     own = record[topic_end + _INT16.size :]
@@ -339,7 +339,7 @@ def extended(record: bytes, properties: bytes, bytes_max: int) -> bytes:
 
 
 def split(body: bytes) -> list[bytes]:
-    """The records that stand one behind the other."""
+    """Split a body into its records."""
     found, position = [], 0
     while position < len(body):
         (size,) = _INT32.unpack_from(body, position)
@@ -358,6 +358,32 @@ def properties_of(record: bytes) -> dict[str, str]:
     """Return a record's properties. Raises IllegalMessage if the producer's bytes are not UTF-8."""
     _, topic_end = _topic_bounds(record)
     return decode_properties(record[topic_end + _INT16.size :])
+
+
+# Which messages a key names. Equal hashes are only a hint: of a record that was found by its hash, these two decide.
+
+
+def is_of_key(record: bytes, topic: str, key: str, by: str) -> bool:
+    """Whether a cancel of this topic and key means the record's message. `by` says which key is compared: "unique" is
+    UNIQ_KEY, "key" the first of KEYS, the one that rows have a hash of.
+    """
+    if topic_of(record) != topic:
+        return False
+    try:
+        properties = properties_of(record)
+    except IllegalMessage:
+        return False  # a producer's bytes that are no text: they have no key either
+    if by == "unique":
+        return properties.get(PROPERTY_UNIQ_KEY) == key
+    return first_key(properties.get(PROPERTY_KEYS, "")) == key
+
+
+def has_key(properties: Mapping[str, str], key: str, by: str) -> bool:
+    """Whether a lookup by this key finds a message of these properties: by "unique" in UNIQ_KEY, by "key" among all of
+    KEYS, by "any" in either.
+    """
+    is_unique = by != "key" and properties.get(PROPERTY_UNIQ_KEY) == key
+    return is_unique or (by != "unique" and key in properties.get(PROPERTY_KEYS, "").split(" "))
 
 
 def head_bytes_of(record: bytes) -> int:

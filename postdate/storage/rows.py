@@ -46,14 +46,13 @@ class Rows:
         self.stored = length  # rows that are in files
         self.first = 0  # rows before this one are gone (retention)
         self.synced = length  # rows that the last snapshot made durable
-        self.unsure = (
-            False  # a sync has failed: what is behind `synced` may never reach the disk, unless it is written again
-        )
+        # A sync has failed: rows after `synced` may never reach the disk, unless they are written again.
+        self.unsure = False
         self.sums: list[int] = []  # checksums of full blocks, from the first block on
         self.write_error: OSError | None = None
 
     def resume(self, length: int) -> None:
-        """So many rows are in files already, and durable: a sequence that is empty goes on behind them."""
+        """Continues an empty sequence after this many rows that are in files already, and durable."""
         assert not self.length, f"{self._folder} has {self.length} rows already"
         self.length = self.stored = self.synced = length
 
@@ -79,8 +78,8 @@ class Rows:
             self._tail += rows.tobytes()
 
     def spill(self) -> None:
-        """Writes the rows in memory to their files. Where that fails they stay, and the next try comes at twice as
-        many.
+        """Writes the rows in memory to their files. Where that fails they stay, and the next try comes when there are
+        twice as many.
         """
         if not self._tail:
             return
@@ -143,14 +142,12 @@ class Rows:
         except FileNotFoundError as error:
             raise CorruptQueue(f"{path} is missing, it should hold rows {start} to {stop - 1}") from error
         if len(data) != size:
-            raise CorruptQueue(
-                f"{path} ends early: rows {start} to {stop - 1} need {size} bytes, {len(data)} are there"
-            )
+            raise CorruptQueue(f"{path} ends early: rows {start} to {stop - 1} need {size} bytes, it has {len(data)}")
         return np.frombuffer(data, self._dtype)
 
-    def mapped(self, start: int, stop: int) -> np.ndarray:
-        """Rows start..stop-1, fewer where a file ends, read where they lie: for a look at few of many, or at a column
-        or two. Raises CorruptQueue where the file is missing rows.
+    def map(self, start: int, stop: int) -> np.ndarray:
+        """Rows start..stop-1, fewer where a file ends, mapped instead of read: for a look at few of many rows, or at a
+        column or two. Raises CorruptQueue where the file is missing rows.
         """
         if stop > self.stored:
             return self.read(start, stop)
@@ -183,7 +180,7 @@ class Rows:
         while high - low > _READ_ROWS:
             middle = (low + high) // 2
             if not len(rows) and low // self._file_rows == (high - 1) // self._file_rows:
-                rows, start = self.mapped(low, high), low
+                rows, start = self.map(low, high), low
             at = int(rows[field][middle - start] if len(rows) else self._read_stored(middle, middle + 1)[field][0])
             if at < value or (side == "right" and at == value):
                 low = middle + 1
@@ -228,7 +225,7 @@ class Rows:
                 raise CorruptQueue(f"{self._path(start)} has {max(size, 0)} bytes, {need} are needed")
 
     def cut(self) -> None:
-        """Removes from the files what lies behind `length`: rows that a replay will make again."""
+        """Removes the rows after `length` from the files: a replay will make them again."""
         for name in self._disk.list(self._folder):
             start = int(name)
             keep = min(max(self.length - start, 0), self._file_rows) * self._item
@@ -244,7 +241,8 @@ class Rows:
 
     def remove_files(self, kept_length: int) -> None:
         """Removes files whose rows are all forgotten, up to the file of the last of the first `kept_length` rows: a
-        snapshot of that length must be loadable."""
+        snapshot of that length must be loadable.
+        """
         if self.first < self._file_rows:
             return  # not even the first file
         for name in self._disk.list(self._folder):
@@ -252,7 +250,7 @@ class Rows:
                 self._disk.remove(f"{self._folder}/{name}")
 
     def find_first(self) -> None:
-        """After loading: files may have gone since the snapshot was taken, from the front only."""
+        """Finds the first row after loading: retention may have removed files at the front since the snapshot."""
         names = self._disk.list(self._folder)
         if names and self.length:
             self.first = max(self.first, min(int(names[0]), self.length - 1))

@@ -41,7 +41,7 @@ def path_of(base: int) -> str:
 
 
 class Segments:
-    """The segments that exist and the zeroed ones that wait behind them.
+    """The segments that exist and the zeroed ones that wait after them.
 
     Everything but `prepare` is called by the one thread that appends.
     """
@@ -72,7 +72,7 @@ class Segments:
         return view
 
     def _keep_view(self, number: int, view: View) -> None:
-        """A map holds a file descriptor, so only so many are kept; the oldest goes."""
+        """Keeps a map, and lets the oldest go: each holds a file descriptor, so their number is bounded."""
         while len(self.views) >= VIEWS_MAX:
             del self.views[next(iter(self.views))]
         self.views[number] = view
@@ -82,7 +82,7 @@ class Segments:
         return self._disk.array(path_of(base))
 
     def keep_as_spares(self, bases: list[int]) -> None:
-        """Says that these last segments hold nothing: they are used before new ones are made."""
+        """Uses these last segments, which hold nothing, before new ones are made."""
         for base in bases:
             self.bases.remove(base)
             self.views.pop(base >> self.shift, None)
@@ -176,7 +176,7 @@ def full_or(error: OSError, sentence: str) -> PostdateError:
 
 
 class SegmentKeeper:
-    """The helper thread that zeroes segments ahead of use. A full disk is not its to report: it tries again each
+    """The helper thread that zeroes segments ahead of use. It does not report a full disk, and tries again each
     second.
     """
 
@@ -201,12 +201,12 @@ class SegmentKeeper:
     def _run(self) -> None:
         while not self._stopped:
             missing = self._segments.spare_count < SPARE_COUNT
-            if missing and self._prepared():
+            if missing and self._try_to_prepare():
                 continue
             self._wake.wait(self._RETRY_S if missing else None)
             self._wake.clear()
 
-    def _prepared(self) -> bool:
+    def _try_to_prepare(self) -> bool:
         try:
             self._segments.prepare()
         except (DiskFull, LogFailed):

@@ -1,4 +1,4 @@
-"""A selection: rows that a job has found, as a file that the broker reads when it decides.
+"""A selection: a file of the rows that a job has found, which the broker reads when it decides.
 
     0       4      8       16     24
     +-------+------+-------+------+
@@ -11,31 +11,18 @@ Little-endian; the sum is xxh3 of the rows. A file is whole when it has its name
 """
 
 import re
-import struct
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from postdate.errors import CorruptSelection
 from postdate.storage.disk import Disk
+from postdate.storage.layout import SELECTED, SELECTION_HEAD
 
 FOLDER = "selections"
 NEW = ".new"  # ends the name of one that is being written
 MAGIC = 0x31534450  # "PDS1"
 VERSION = 1
-_HEAD = struct.Struct("<IIqQ")
-
-SELECTED = np.dtype(
-    [
-        ("due", "<i8"),
-        ("arrival", "<i8"),
-        ("unique_hash", "<u8"),
-        ("key_hash", "<u8"),
-        ("queue", "<i4"),
-        ("flags", "<u4"),  # table_format.NEAR: it was found in the wheel, and nowhere else does it count
-    ]
-)
-assert SELECTED.itemsize == 40
 _OPEN_MAX = 16
 _NAME = re.compile(r"[0-9]{8}-[A-Za-z0-9-]{1,80}")
 
@@ -45,12 +32,12 @@ def path_of(name: str) -> str:
 
 
 def is_name(name: str) -> bool:
-    """Eight digits of the job, -, then a-z A-Z 0-9 -."""
+    """Whether a name is eight digits of the job, -, then a-z A-Z 0-9 -."""
     return _NAME.fullmatch(name) is not None
 
 
 def job_of(name: str) -> int:
-    """The number of the job that a selection is of."""
+    """The number of the job that a selection belongs to."""
     return int(name.partition("-")[0])
 
 
@@ -59,7 +46,7 @@ def write(disk: Disk, name: str, rows: np.ndarray) -> None:
     body = rows.tobytes()
     path = path_of(name)
     disk.reach("selection.write")
-    disk.write(path + NEW, 0, _HEAD.pack(MAGIC, VERSION, len(rows), xxh3_64_intdigest(body)), body)
+    disk.write(path + NEW, 0, SELECTION_HEAD.pack(MAGIC, VERSION, len(rows), xxh3_64_intdigest(body)), body)
     disk.sync(path + NEW)
     disk.reach("selection.synced")
     disk.rename(path + NEW, path)
@@ -68,14 +55,14 @@ def write(disk: Disk, name: str, rows: np.ndarray) -> None:
 
 
 def remove_unfinished(disk: Disk) -> None:
-    """Removes what writers that died have left. For the one process that writes selections, before it writes any."""
+    """Removes unfinished files of writers that died. The one process that writes selections calls it before it does."""
     for name in disk.list(FOLDER):
         if name.endswith(NEW):
             disk.remove(path_of(name))
 
 
 def is_there(disk: Disk, name: str) -> bool:
-    return disk.size(path_of(name)) >= _HEAD.size
+    return disk.size(path_of(name)) >= SELECTION_HEAD.size
 
 
 def rows_of(disk: Disk, name: str) -> np.ndarray:
@@ -83,17 +70,17 @@ def rows_of(disk: Disk, name: str) -> np.ndarray:
     if not is_there(disk, name):
         raise CorruptSelection(f"{path_of(name)} is missing or cut short")
     data = disk.array(path_of(name))
-    magic, version, count, _ = _HEAD.unpack_from(data[: _HEAD.size].tobytes())
-    if magic != MAGIC or version != VERSION or len(data) != _HEAD.size + count * SELECTED.itemsize:
+    magic, version, count, _ = SELECTION_HEAD.unpack_from(data[: SELECTION_HEAD.size].tobytes())
+    if magic != MAGIC or version != VERSION or len(data) != SELECTION_HEAD.size + count * SELECTED.itemsize:
         raise CorruptSelection(f"{path_of(name)}: {len(data)} bytes, its header does not fit them")
-    rows: np.ndarray = data[_HEAD.size :].view(SELECTED)
+    rows: np.ndarray = data[SELECTION_HEAD.size :].view(SELECTED)
     return rows
 
 
 def verify(disk: Disk, name: str) -> np.ndarray:
-    """The rows, every byte of which was read. Raises CorruptSelection."""
+    """Reads and checks every byte; returns the rows. Raises CorruptSelection."""
     rows = rows_of(disk, name)
-    *_, wanted = _HEAD.unpack_from(disk.read(path_of(name), 0, _HEAD.size))
+    *_, wanted = SELECTION_HEAD.unpack_from(disk.read(path_of(name), 0, SELECTION_HEAD.size))
     if xxh3_64_intdigest(rows.tobytes()) != wanted:
         raise CorruptSelection(f"{path_of(name)}: the checksum does not match")
     if not is_sorted(rows):
@@ -107,7 +94,7 @@ def is_sorted(rows: np.ndarray) -> bool:
 
 
 class Selections:
-    """Those of a folder, the last ones open."""
+    """The selections of a folder. It keeps the last ones open."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -123,7 +110,7 @@ class Selections:
         return found
 
     def rows_left(self, name: str) -> np.ndarray:
-        """None where retention has let the file go."""
+        """The rows; empty where retention has removed the file."""
         return self.rows(name) if name in self._open or is_there(self._disk, name) else np.empty(0, SELECTED)
 
     def verify(self, name: str) -> np.ndarray:

@@ -13,7 +13,6 @@ to its position, are on disk. The newest two are kept.
 """
 
 import json
-import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from xxhash import xxh3_64_intdigest
 
 from postdate.errors import CorruptSnapshot
 from postdate.storage.disk import Disk
+from postdate.storage.layout import SECTION, SECTION_COUNT, SNAPSHOT_HEAD
 
 FOLDER = "snapshots"
 KEPT = 2
@@ -29,12 +29,11 @@ VERSION = 1
 END, STATE, SLOTS, SUMS = range(4)
 
 _NEW = ".new"
-_HEAD = struct.Struct("<IIq")
-_SECTION = struct.Struct("<IqQ")
-_COUNT = struct.Struct("<q")
 
 
 class Section(NamedTuple):
+    """A part of a snapshot, under its own checksum."""
+
     kind: int
     data: bytes
 
@@ -48,16 +47,16 @@ class Writer:
     def __init__(self, disk: Disk, position: int) -> None:
         self._disk = disk
         self._path = path_of(position)
-        self._at = _HEAD.size
+        self._at = SNAPSHOT_HEAD.size
         self._count = 0
         disk.reach("snapshot.begin")
-        self.discard()  # what an earlier try may have left
-        disk.write(self._path + _NEW, 0, _HEAD.pack(MAGIC, VERSION, position))
+        self.discard()  # of an earlier try
+        disk.write(self._path + _NEW, 0, SNAPSHOT_HEAD.pack(MAGIC, VERSION, position))
 
     def write(self, kind: int, data: bytes) -> None:
         self._disk.reach("snapshot.section")
-        self._disk.write(self._path + _NEW, self._at, _SECTION.pack(kind, len(data), _sum(kind, data)), data)
-        self._at += _SECTION.size + len(data)
+        self._disk.write(self._path + _NEW, self._at, SECTION.pack(kind, len(data), _sum(kind, data)), data)
+        self._at += SECTION.size + len(data)
         self._count += 1
 
     def write_json(self, value: object) -> None:
@@ -65,7 +64,7 @@ class Writer:
 
     def finish(self) -> None:
         """Makes it count. The caller has synced everything that the snapshot speaks of."""
-        self.write(END, _COUNT.pack(self._count))
+        self.write(END, SECTION_COUNT.pack(self._count))
         self._disk.sync(self._path + _NEW)
         self._disk.reach("snapshot.synced")
         self._disk.rename(self._path + _NEW, self._path)
@@ -73,7 +72,7 @@ class Writer:
         self._disk.reach("snapshot.done")
 
     def discard(self) -> None:
-        """Something went wrong: leaves nothing behind."""
+        """Removes the unfinished file."""
         if self._disk.size(self._path + _NEW) >= 0:
             self._disk.remove(self._path + _NEW)
 
@@ -114,27 +113,27 @@ def read(disk: Disk, position: int) -> list[Section]:
     """All sections of a snapshot. Raises CorruptSnapshot, naming the place."""
     path = path_of(position)
     data = memoryview(disk.read(path, 0, max(disk.size(path), 0)))
-    if len(data) < _HEAD.size:
+    if len(data) < SNAPSHOT_HEAD.size:
         raise CorruptSnapshot(f"{path}: cut short ({len(data)} bytes)")
-    magic, version, own_position = _HEAD.unpack_from(data)
+    magic, version, own_position = SNAPSHOT_HEAD.unpack_from(data)
     if magic != MAGIC or own_position != position:
         raise CorruptSnapshot(f"{path}: the header is damaged")
     if version != VERSION:
         raise CorruptSnapshot(f"{path}: version {version}, this program knows {VERSION}")
     sections = list(_sections(path, data))
-    if not sections or sections[-1].kind != END or _COUNT.unpack(sections[-1].data)[0] != len(sections) - 1:
+    if not sections or sections[-1].kind != END or SECTION_COUNT.unpack(sections[-1].data)[0] != len(sections) - 1:
         raise CorruptSnapshot(f"{path}: the end is missing")
     return sections[:-1]
 
 
 def _sections(path: str, data: memoryview) -> Iterator[Section]:
-    at = _HEAD.size
+    at = SNAPSHOT_HEAD.size
     while at < len(data):
-        if at + _SECTION.size > len(data):
+        if at + SECTION.size > len(data):
             raise CorruptSnapshot(f"{path}, byte {at}: cut short")
-        kind, length, checksum = _SECTION.unpack_from(data, at)
-        body = bytes(data[at + _SECTION.size : at + _SECTION.size + length]) if length >= 0 else b""
+        kind, length, checksum = SECTION.unpack_from(data, at)
+        body = bytes(data[at + SECTION.size : at + SECTION.size + length]) if length >= 0 else b""
         if len(body) != length or _sum(kind, body) != checksum:
             raise CorruptSnapshot(f"{path}, byte {at}: the section is damaged")
         yield Section(kind, body)
-        at += _SECTION.size + length
+        at += SECTION.size + length

@@ -1,8 +1,7 @@
-"""The table of far messages: a Delta table, its place in the far queue, and the files that are in it.
+"""The table of far messages: a Delta table, its place in the far queue, and its files.
 
-Two transaction versions make it know its own place: `far`, up to which row of the far queue it has taken, and `rows`,
-how many rows were ever appended for them. A commit is not retried: where the next version exists, another writer
-lives.
+Two transaction versions hold its place: `far`, up to which row of the far queue it has taken, and `rows`, how many rows
+it ever appended for them. A commit is not retried: where the next version exists, another writer is at work.
 """
 
 import os
@@ -17,43 +16,56 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from postdate.errors import CorruptTable, Refused
 from postdate.faultpoint import reach
-from postdate.table.files import Group, Place, Window, Written, read_groups, touches, unreadable
-from postdate.table.format import ACTIONS, FAR, LOG, ROWS, SCHEMA, File, entry, files_of, sound_count, versions
+from postdate.table.files import RowGroup, TableFolder, Window, WrittenFile, read_row_groups, touches, unreadable_error
+from postdate.table.format import (
+    ACTIONS,
+    FAR_TRANSACTION,
+    LOG,
+    ROWS_TRANSACTION,
+    SCHEMA,
+    File,
+    count_sound,
+    entry_path,
+    list_files,
+    parse_versions,
+)
 
 _HINT = f"{LOG}/_last_checkpoint"
 _CHECKPOINT_EVERY = 100  # commits
-_GROUPS_KEPT = 2_000  # files whose row groups are remembered
+_FILES_REMEMBERED_MAX = 2_000  # with their row groups
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-# An entry of the Delta log is of use only until a checkpoint says the same.
+# An entry of the Delta log is useful only until a checkpoint holds the same.
 _CONFIGURATION: dict[str, str | None] = {
     "delta.logRetentionDuration": "interval 1 hours",
     "delta.deletedFileRetentionDuration": "interval 1 hours",
     "delta.checkpointInterval": str(_CHECKPOINT_EVERY),
-    # Without it deltalake takes a missing statistic for null, and its dataset finds no row by any other column.
+    # Otherwise deltalake takes a missing statistic for null, and its dataset finds no row by any other column.
     "delta.dataSkippingStatsColumns": "due,arrival",
 }
 
 
 class Table:
-    """The one writer of a table. Raises CorruptTable where it cannot be read, Refused where another writer lives."""
+    """Writes a table; each table has one writer. Raises CorruptTable where it cannot be read, Refused where there is
+    another writer.
+    """
 
     def __init__(self, uri: str) -> None:
-        self.place = Place(uri)
-        self.torn: list[str] = []  # entries of the Delta log that a power loss had cut, and that were set aside
-        self._groups: dict[str, list[Group]] = {}
+        self.folder = TableFolder(uri)
+        self.torn: list[str] = []  # entries of the Delta log that a power loss cut; they are renamed
+        self._groups: dict[str, list[RowGroup]] = {}
         self._commits = 0
-        self._delta, self.files = self._opened()
+        self._delta, self.files = self._open()
 
     # -- opening ------------------------------------------------------------------------------------------------
 
-    def _opened(self) -> tuple[DeltaTable, dict[str, File]]:
-        if self.place.is_local:
-            os.makedirs(self.place.base, exist_ok=True)
+    def _open(self) -> tuple[DeltaTable, dict[str, File]]:
+        if self.folder.is_local:
+            os.makedirs(self.folder.base, exist_ok=True)
             self._set_torn_aside()
         try:
             return self._read()
         except TableNotFoundError:
-            return self._created(), {}
+            return self._create(), {}
         except (DeltaError, OSError) as error:
             if not self._set_checkpoints_aside():
                 raise self._unreadable(error) from error
@@ -63,105 +75,102 @@ class Table:
             raise self._unreadable(error) from error
 
     def _read(self) -> tuple[DeltaTable, dict[str, File]]:
-        delta = DeltaTable(self.place.uri)
-        return delta, {file.path: file for file in self._active(delta)}
+        delta = DeltaTable(self.folder.uri)
+        files = list_files(delta)
+        for file in files:
+            if None in file:
+                raise CorruptTable(f"{file.path} of the table {self.folder.uri} has no statistics of due and arrival")
+        return delta, {file.path: file for file in files}
 
     def _unreadable(self, error: Exception) -> CorruptTable:
-        return CorruptTable(f"the table {self.place.uri} cannot be opened: {error}")
+        return CorruptTable(f"the table {self.folder.uri} cannot be opened: {error}")
 
     def refresh(self) -> None:
-        """Looks at the table as it is now: another writer may have lived since it was opened."""
-        self._delta, self.files = self._opened()
+        """Opens the table again: another writer may have changed it."""
+        self._delta, self.files = self._open()
 
-    def _created(self) -> DeltaTable:
+    def _create(self) -> DeltaTable:
         delta = DeltaTable.create(
-            self.place.uri, schema=SCHEMA, configuration=_CONFIGURATION,
+            self.folder.uri, schema=SCHEMA, configuration=_CONFIGURATION,
             commit_properties=CommitProperties({ACTIONS: "2"}),
         )  # fmt: skip
-        self.place.sync([entry(0)])
-        self.place.sync_folders()
+        self.folder.sync([entry_path(0)])
+        self.folder.sync_folders()
         return delta
 
     def _set_torn_aside(self) -> None:
-        """The newest entries of the log may be torn: they were not synced yet, so nothing was staged by them."""
-        known = versions(self._log_names())
-        count = sound_count(known, lambda version: Path(self.place.path(entry(version))).read_bytes())
-        self._set_aside([entry(version) for version in known[count:]])
+        """Renames torn entries, the newest ones. They were not synced, so no stage relies on them."""
+        known = parse_versions(self._log_names())
+        count = count_sound(known, lambda version: Path(self.folder.path(entry_path(version))).read_bytes())
+        self._set_aside([entry_path(version) for version in known[count:]])
 
     def _set_checkpoints_aside(self) -> bool:
-        """Checkpoints of the log that cannot be read: without them it is read from its entries, which are removed only
-        when a checkpoint is durable. Returns whether there were any.
+        """Renames checkpoints that cannot be read. The entries hold the same: they are removed only when a checkpoint
+        is durable. Returns whether there were any.
         """
-        if not self.place.is_local:
+        if not self.folder.is_local:
             return False
         names = [f"{LOG}/{name}" for name in self._log_names()]
-        bad = [name for name in names if _is_checkpoint(name) and not _is_readable(self.place.path(name))]
+        bad = [name for name in names if _is_checkpoint(name) and not _is_readable(self.folder.path(name))]
         hints = [name for name in names if name == _HINT]
         self._set_aside(bad + hints)
         return bool(bad or hints)
 
     def _log_names(self) -> list[str]:
-        folder = self.place.path(LOG)
+        folder = self.folder.path(LOG)
         return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
 
     def _set_aside(self, names: list[str]) -> None:
         for name in names:
-            os.replace(self.place.path(name), self.place.path(f"{name}.torn"))
+            os.replace(self.folder.path(name), self.folder.path(f"{name}.torn"))
             self.torn.append(os.path.basename(name))
 
-    def _active(self, delta: DeltaTable) -> list[File]:
-        files = files_of(delta)
-        for file in files:
-            if None in file:
-                raise CorruptTable(f"{file.path} of the table {self.place.uri} has no statistics of due and arrival")
-        return files
-
-    # -- what it says -------------------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------------------
 
     @property
     def far(self) -> int:
-        """Rows of the far queue before this one are in the table."""
-        return self._delta.transaction_version(FAR) or 0
+        """The table holds the rows of the far queue before this one."""
+        return self._delta.transaction_version(FAR_TRANSACTION) or 0
 
     @property
     def rows(self) -> int:
-        """Rows that were ever appended for them."""
-        return self._delta.transaction_version(ROWS) or 0
+        """How many rows it ever appended for them."""
+        return self._delta.transaction_version(ROWS_TRANSACTION) or 0
 
     @property
     def bytes(self) -> int:
         return sum(file.bytes for file in self.files.values())
 
-    def touched(self, window: Window, among: Iterable[File] | None = None) -> list[File]:
-        """Files that may hold rows of a window."""
+    def files_touching(self, window: Window, among: Iterable[File] | None = None) -> list[File]:
+        """Returns the files that may hold rows of a window."""
         return [file for file in (self.files.values() if among is None else among) if touches(file, window)]
 
-    def groups(self, path: str) -> list[Group]:
-        """The row groups of a file; remembered, because a file is asked about every minute while its rows fall due."""
+    def row_groups(self, path: str) -> list[RowGroup]:
+        """Returns the row groups of a file. Remembers them, because every minute asks while rows of a file fall due."""
         found = self._groups.get(path)
         if found is None:
             try:
-                found = read_groups(self.place, path)
+                found = read_row_groups(self.folder, path)
             except (OSError, ValueError) as error:
-                raise unreadable(self.place, path, error) from error
+                raise unreadable_error(self.folder, path, error) from error
             self._remember(path, found)
         return found
 
-    def _remember(self, path: str, groups: list[Group]) -> None:
-        while len(self._groups) >= _GROUPS_KEPT:
+    def _remember(self, path: str, groups: list[RowGroup]) -> None:
+        while len(self._groups) >= _FILES_REMEMBERED_MAX:
             del self._groups[next(iter(self._groups))]
         self._groups[path] = groups
 
-    def missing(self) -> list[File]:
-        """Files of the table that are not there, or not as long as they should be."""
-        sizes = self.place.sizes()
+    def missing_files(self) -> list[File]:
+        """Returns the files of the table that are gone or have another length."""
+        sizes = self.folder.sizes()
         return [file for file in self.files.values() if sizes.get(file.path) != file.bytes]
 
     # -- changing -----------------------------------------------------------------------------------------------
 
     def commit(
         self,
-        added: Sequence[Written] = (),
+        added: Sequence[WrittenFile] = (),
         removed: Sequence[File] = (),
         *,
         far: int | None = None,
@@ -173,7 +182,11 @@ class Table:
             AddAction(file.path, file.bytes, {}, now_ms, True, file.stats()) for file, _ in added
         ]
         actions += [RemoveAction(file.path, True, now_ms, file.bytes, {}) for file in removed]
-        places = [Transaction(name, value) for name, value in ((FAR, far), (ROWS, rows)) if value is not None]
+        places = [
+            Transaction(name, value)
+            for name, value in ((FAR_TRANSACTION, far), (ROWS_TRANSACTION, rows))
+            if value is not None
+        ]
         version = self._delta.version() + 1
         reach("table.commit")
         try:
@@ -185,20 +198,22 @@ class Table:
                 post_commithook_properties=_NO_HOOKS,
             )  # fmt: skip
         except CommitFailedError as error:
-            raise Refused(f"version {version} of the table {self.place.uri} exists: another writer lives") from error
+            raise Refused(
+                f"version {version} of the table {self.folder.uri} exists: another writer is at work"
+            ) from error
         reach("table.committed")
-        self.place.sync([entry(version)])
+        self.folder.sync([entry_path(version)])
         reach("table.synced")
         self._note(version, added, removed)
 
-    def take(self, files: Sequence[Written], far: int) -> None:
-        """Files with all that the table lacked of the far queue up to a row."""
+    def take(self, files: Sequence[WrittenFile], far: int) -> None:
+        """Adds files that hold all that the table lacked of the far queue up to a row."""
         self.commit(files, far=far, rows=self.rows + sum(file.rows for file, _ in files))
 
-    def _note(self, version: int, added: Sequence[Written], removed: Sequence[File]) -> None:
+    def _note(self, version: int, added: Sequence[WrittenFile], removed: Sequence[File]) -> None:
         self._delta.update_incremental()
         if self._delta.version() != version:
-            raise Refused(f"the table {self.place.uri} is at version {self._delta.version()}, not {version}")
+            raise Refused(f"the table {self.folder.uri} is at version {self._delta.version()}, not {version}")
         for file in removed:
             self.files.pop(file.path, None)
             self._groups.pop(file.path, None)
@@ -207,36 +222,36 @@ class Table:
             self._remember(file.path, groups)
         self._commits += 1
 
-    # -- keeping it small ---------------------------------------------------------------------------------------
+    # -- cleaning up --------------------------------------------------------------------------------------------
 
     def tidy(self) -> bool:
-        """From time to time: writes a checkpoint of the Delta log and removes what is not needed any more."""
+        """After some commits: writes a checkpoint of the Delta log, removes old entries and files, and returns True."""
         if self._commits < _CHECKPOINT_EVERY:
             return False
         self._commits = 0
         self._delta.create_checkpoint()
         version = self._delta.version()
-        if self.place.is_local:
+        if self.folder.is_local:
             names = [f"{LOG}/{name}" for name in self._log_names() if name.startswith(f"{version:020d}.checkpoint")]
-            self.place.sync([*names, _HINT])
+            self.folder.sync([*names, _HINT])
         self._delta.cleanup_metadata()
         self.remove_old_files()
         return True
 
     def remove_old_files(self, retention_hours: int = 1) -> None:
-        """Removes files that left the table an hour ago, and those that a task wrote for a batch that failed."""
+        """Removes files that left the table an hour ago, and those that a failed batch wrote."""
         before = self._delta.version()
         self._delta.vacuum(
             retention_hours, dry_run=False, enforce_retention_duration=False, full=True,
             post_commithook_properties=_NO_HOOKS,
         )  # fmt: skip
         self._delta.update_incremental()
-        # It has made entries of its own, and a later commit is worth nothing without them.
-        self.place.sync([entry(version) for version in range(before + 1, self._delta.version() + 1)])
+        # Vacuum has written entries of its own; a later commit counts only where they are durable, too.
+        self.folder.sync([entry_path(version) for version in range(before + 1, self._delta.version() + 1)])
 
     def log_bytes(self) -> int:
-        """The size of the Delta log."""
-        return sum(self.place.sizes(LOG).values())
+        """Returns the size of the Delta log."""
+        return sum(self.folder.sizes(LOG).values())
 
 
 def _is_checkpoint(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Files of the table: sorted Parquet in, windows of due out. On a local disk everything is synced before it counts."""
+"""Files of the table: writes sorted Parquet, reads windows of due. On a local disk it syncs a file before it counts."""
 
 import json
 import os
@@ -15,16 +15,17 @@ from pyarrow import fs
 from postdate.errors import CorruptTable
 from postdate.faultpoint import reach
 from postdate.process import Pacer
-from postdate.table.format import CANCEL, MESSAGE, ORDER, OWN, ROW_GROUP_ROWS, SCHEMA, File, writer_options
+from postdate.table.format import CANCEL, MESSAGE, ORDER, ROW_GROUP_ROWS, SCHEMA, File, writer_options
+from postdate.table.living import is_unpromoted
 
 NEVER = (1 << 63) - 1
-_OF_WINDOW = ("due", "arrival", "kind")  # what tells whether a row is in one
-_PIECE_ROWS, _PIECE_BYTES = 32_768, 16 << 20  # sorted and given at once, or a little more
-SYNC_TRACE = "POSTDATE_SYNC_TRACE"  # a file: one line per sync, for tests of a power loss
+_WINDOW_COLUMNS = ("due", "arrival", "kind")  # they tell whether a row is in a window
+PIECE_ROWS, PIECE_BYTES = 32_768, 16 << 20  # sorted at once, or a little more
+SYNC_TRACE = "POSTDATE_SYNC_TRACE"  # a file that gets one line per sync, for tests of a power loss
 
 
-class Group(NamedTuple):
-    """A row group of a file, by its statistics."""
+class RowGroup(NamedTuple):
+    """The statistics of a row group."""
 
     rows: int
     bytes: int
@@ -32,21 +33,21 @@ class Group(NamedTuple):
     due_high: int
     arrival_low: int
     arrival_high: int
-    has_cancels: bool
+    has_cancels: bool  # or drops
 
 
-class Written(NamedTuple):
-    """A new file of the table."""
+class WrittenFile(NamedTuple):
+    """A new file of the table and its row groups."""
 
     file: File
-    groups: list[Group]
+    groups: list[RowGroup]
 
 
 class Window(NamedTuple):
-    """Rows that a task is after: due_low < due <= due_high and arrival_low <= arrival < arrival_high.
+    """The rows that a task reads: due_low < due <= due_high and arrival_low <= arrival < arrival_high.
 
-    Of rows due at or before `after`, which were promoted before, only the late ones count: those that arrived at or
-    after `late_from`.
+    Rows due at or before `after` are promoted already. Of them only the late ones count: those that arrived at or after
+    `late_from`.
     """
 
     due_low: int
@@ -58,15 +59,15 @@ class Window(NamedTuple):
 
     @property
     def whole(self) -> "Window":
-        """The same for files of which nothing was promoted before."""
+        """The same window for files of which nothing is promoted yet."""
         return self._replace(after=-1)
 
 
-# -- where the table is -----------------------------------------------------------------------------------------
+# -- the folder -------------------------------------------------------------------------------------------------
 
 
-class Place:
-    """The folder of a table, on whatever file system its URI names."""
+class TableFolder:
+    """The folder of a table, on the file system that its URI names."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -80,18 +81,18 @@ class Place:
         return f"{self.base}/{name}"
 
     def sizes(self, folder: str = "") -> dict[str, int]:
-        """The files of the folder, or of one inside it, with their sizes."""
+        """Returns the sizes of the files of the folder, or of one inside it, by name."""
         selector = fs.FileSelector(self.path(folder) if folder else self.base)
         found = self.files.get_file_info(selector)
         return {info.base_name: info.size for info in found if info.type is fs.FileType.File}
 
-    def output(self, name: str) -> Any:
-        """A new file to write to."""
+    def open_output(self, name: str) -> Any:
+        """Opens a new file for writing."""
         path = self.path(name)
-        return pa.PythonFile(_Paced(path), "w") if self.is_local else self.files.open_output_stream(path)
+        return pa.PythonFile(_PacedFile(path), "w") if self.is_local else self.files.open_output_stream(path)
 
     def sync(self, names: Iterable[str]) -> None:
-        """Makes files and the folders that name them durable. An object store's are so on success."""
+        """Makes files and the folders that name them durable. An object store does so by itself."""
         if not self.is_local:
             return
         folders = set()
@@ -101,8 +102,8 @@ class Place:
         for folder in sorted(folders):
             sync_path(folder)
 
-    def set_aside(self, name: str) -> None:
-        """Nobody reads this file soon: it need not be in memory, where it would take the place of others."""
+    def drop_from_cache(self, name: str) -> None:
+        """Drops a file from the page cache: nothing reads it soon, and it would displace others."""
         if self.is_local:
             handle = os.open(self.path(name), os.O_RDONLY)
             try:
@@ -111,7 +112,9 @@ class Place:
                 os.close(handle)
 
     def rename(self, source: str, target: str) -> None:
-        """Durable on return. Does nothing where it was done before; raises FileNotFoundError where neither is there."""
+        """Renames a file, durable on return; does nothing where that is done. Raises FileNotFoundError where neither
+        exists.
+        """
         kinds = [info.type for info in self.files.get_file_info([self.path(source), self.path(target)])]
         if fs.FileType.File not in kinds:
             raise FileNotFoundError(f"{source} of the table {self.uri} is missing")
@@ -120,19 +123,19 @@ class Place:
             self.sync([target])
 
     def remove(self, name: str) -> None:
-        """Does nothing where it is gone: whoever gives an import up and a pipeline that tidies may meet there."""
+        """Removes a file. It may be gone: an aborted import and a pipeline that cleans up remove the same files."""
         with suppress(FileNotFoundError):
             self.files.delete_file(self.path(name))
 
     def sync_folders(self) -> None:
-        """Makes the table's own folder, and what stands above it, durable: for a table that was just made."""
+        """Makes the folder of a new table and the two folders above it durable."""
         if self.is_local:
             for folder in (self.base, os.path.dirname(self.base), os.path.dirname(os.path.dirname(self.base))):
                 sync_path(folder)
 
 
-class _Paced:
-    """A local file whose bytes go to the disk as they come."""
+class _PacedFile:
+    """A local file whose bytes go to the disk while it is written, so that its last sync is short."""
 
     def __init__(self, path: str) -> None:
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - pyarrow closes it
@@ -154,7 +157,7 @@ class _Paced:
         return self._file.tell()
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Nothing is buffered."""
 
     def close(self) -> None:
         try:
@@ -164,7 +167,7 @@ class _Paced:
 
 
 def sync_path(path: str) -> None:
-    """fsync of a file or folder."""
+    """Syncs a file or folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -174,95 +177,83 @@ def sync_path(path: str) -> None:
     trace = os.environ.get(SYNC_TRACE)
     if trace:
         with open(trace, "a", encoding="utf-8") as lines:
-            lines.write(json.dumps({"path": path, "size": size, "names": _names(path)}) + "\n")
-
-
-def _names(path: str) -> list[str] | None:
-    return sorted(os.listdir(path)) if os.path.isdir(path) else None
+            names = sorted(os.listdir(path)) if os.path.isdir(path) else None
+            lines.write(json.dumps({"path": path, "size": size, "names": names}) + "\n")
 
 
 # -- writing ----------------------------------------------------------------------------------------------------
 
 
-def write(place: Place, name: str, rows: pa.Table) -> Written:
+def write_file(folder: TableFolder, name: str, rows: pa.Table) -> WrittenFile:
     """Writes sorted rows as one file, durable on return."""
     rows = rows.select(SCHEMA.names).cast(SCHEMA)
-    with place.output(name) as out:
+    with folder.open_output(name) as out:
         writer = pq.ParquetWriter(out, SCHEMA, **writer_options(name))
         writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
         writer.close()
     reach("file.written")
-    place.sync([name])
+    folder.sync([name])
     reach("file.synced")
     if name.startswith(("later", "month")):
-        place.set_aside(name)
-    return described(place, name)
+        folder.drop_from_cache(name)
+    return describe_file(folder, name)
 
 
-def described(place: Place, name: str) -> Written:
-    """A file that is there, by what it says itself."""
-    groups = read_groups(place, name)
+def describe_file(folder: TableFolder, name: str) -> WrittenFile:
+    """Describes an existing file by its own statistics."""
+    groups = read_row_groups(folder, name)
     file = File(
         name,
-        place.files.get_file_info(place.path(name)).size,
+        folder.files.get_file_info(folder.path(name)).size,
         sum(group.rows for group in groups),
         min(group.due_low for group in groups),
         max(group.due_high for group in groups),
         min(group.arrival_low for group in groups),
         max(group.arrival_high for group in groups),
     )
-    return Written(file, groups)
+    return WrittenFile(file, groups)
 
 
-def read_groups(place: Place, name: str) -> list[Group]:
-    return groups_of(pq.read_metadata(place.path(name), filesystem=place.files))
+def read_row_groups(folder: TableFolder, name: str) -> list[RowGroup]:
+    return parse_row_groups(pq.read_metadata(folder.path(name), filesystem=folder.files))
 
 
-def groups_of(metadata: Any) -> list[Group]:
+def parse_row_groups(metadata: Any) -> list[RowGroup]:
     names = [metadata.schema.column(index).name for index in range(metadata.num_columns)]
     due, arrival, kind = (names.index(name) for name in ("due", "arrival", "kind"))
     groups = []
     for index in range(metadata.num_row_groups):
         group = metadata.row_group(index)
         dues, arrivals, kinds = (group.column(column).statistics for column in (due, arrival, kind))
-        groups.append(
-            Group(
-                group.num_rows,
-                group.total_byte_size,
-                dues.min,
-                dues.max,
-                arrivals.min,
-                arrivals.max,
-                kinds.max != MESSAGE,
-            )
-        )
+        ranges = (dues.min, dues.max, arrivals.min, arrivals.max)
+        groups.append(RowGroup(group.num_rows, group.total_byte_size, *ranges, kinds.max != MESSAGE))
     return groups
 
 
 # -- reading ----------------------------------------------------------------------------------------------------
 
 
-def touches(group: Group | File, window: Window) -> bool:
-    """Whether a file or row group may hold rows of a window, as far as its statistics tell."""
+def touches(group: RowGroup | File, window: Window) -> bool:
+    """Whether a file or row group may hold rows of a window, by its statistics."""
     if group.due_low > window.due_high or group.due_high <= window.due_low:
         return False
     if group.due_high <= window.after and group.arrival_high < window.late_from:
         return False
     within = group.arrival_low < window.arrival_high and group.arrival_high >= window.arrival_low
-    return within or (isinstance(group, Group) and group.has_cancels)
+    return within or (isinstance(group, RowGroup) and group.has_cancels)
 
 
 class _Source:
-    """An open file of the table, and those of its row groups that a window touches. Raises CorruptTable."""
+    """An open file of the table and those of its row groups that a window touches. Raises CorruptTable."""
 
-    def __init__(self, place: Place, name: str, window: Window) -> None:
-        self._place = place
+    def __init__(self, folder: TableFolder, name: str, window: Window) -> None:
+        self._folder = folder
         self._name = name
         self._window = window
-        with self._told():
-            self._handle = place.files.open_input_file(place.path(name))
+        with self._naming():
+            self._handle = folder.files.open_input_file(folder.path(name))
             self._file = pq.ParquetFile(self._handle, page_checksum_verification=True)
-            groups = enumerate(groups_of(self._file.metadata))
+            groups = enumerate(parse_row_groups(self._file.metadata))
             self.groups = {index: group for index, group in groups if touches(group, window)}
 
     def __enter__(self) -> "_Source":
@@ -272,51 +263,63 @@ class _Source:
         self._handle.close()
 
     def read(self, indexes: Sequence[int], columns: Sequence[str]) -> pa.Table:
-        """The rows of the window in some row groups."""
+        """Reads the rows of the window in some row groups."""
         wanted = pa.schema([SCHEMA.field(name) for name in columns])
         if not indexes:
             return wanted.empty_table()
-        needed = dict.fromkeys([*columns, *_OF_WINDOW])
-        with self._told():
+        needed = dict.fromkeys([*columns, *_WINDOW_COLUMNS])
+        with self._naming():
             rows = self._file.read_row_groups(list(indexes), columns=list(needed), use_threads=False)
         mask = _in_window(rows, self._window)
         rows = rows if pc.all(mask).as_py() else rows.filter(mask)
         return rows.select(wanted.names).cast(wanted)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _naming(self) -> Iterator[None]:
+        """Turns an error of reading into one that names the file."""
         try:
             yield
         except (OSError, ValueError) as error:
-            raise unreadable(self._place, self._name, error) from error
+            raise unreadable_error(self._folder, self._name, error) from error
 
 
 def read_window(
-    place: Place, names: Sequence[str], window: Window, columns: Sequence[str] = tuple(SCHEMA.names)
+    folder: TableFolder, names: Sequence[str], window: Window, columns: Sequence[str] = tuple(SCHEMA.names)
 ) -> pa.Table:
-    """The messages of a window and the cancels due in it (whenever they arrived), in no order. Raises CorruptTable."""
+    """Reads the messages of a window and all cancels due in it, whenever they arrived, in no order. Raises
+    CorruptTable.
+    """
     pieces = []
     for name in names:
-        with _Source(place, name, window) as source:
+        with _Source(folder, name, window) as source:
             pieces.append(source.read(list(source.groups), columns))
     return pa.concat_tables(pieces) if pieces else pa.schema([SCHEMA.field(name) for name in columns]).empty_table()
 
 
-class Sorted:
-    """The rows of a window in the table's order, piece by piece. Files are sorted, and their row groups know what they
-    hold, so that few of them are in memory at a time: fresh memory is dearer than reading. Raises CorruptTable.
+class SortedRows:
+    """Reads the rows of a window in (due, arrival) order, piece by piece. Files are sorted and row groups have
+    statistics, so few row groups are in memory at a time: allocating memory costs more than reading. `untaken` are the
+    files of which nothing is promoted yet. Raises CorruptTable.
     """
 
-    def __init__(self, place: Place, names: Sequence[str], window: Window, untaken: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: TableFolder,
+        names: Sequence[str],
+        window: Window,
+        untaken: Sequence[str] = (),
+        piece: tuple[int, int] = (PIECE_ROWS, PIECE_BYTES),
+    ) -> None:
+        self._piece_rows, self._piece_bytes = piece
         self._open = ExitStack()
         try:
             windows = [(name, window.whole if name in untaken else window) for name in names]
-            self._sources = [self._open.enter_context(_Source(place, name, own)) for name, own in windows]
+            self._sources = [self._open.enter_context(_Source(folder, name, own)) for name, own in windows]
         except BaseException:
             self._open.close()
             raise
 
-    def __enter__(self) -> "Sorted":
+    def __enter__(self) -> "SortedRows":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -324,15 +327,15 @@ class Sorted:
 
     @property
     def has_cancels(self) -> bool:
-        """Whether there may be some."""
+        """Whether there may be cancels or drops."""
         return any(group.has_cancels for source in self._sources for group in source.groups.values())
 
     def count(self) -> int:
-        """How many rows there are."""
-        return sum(source.read(list(source.groups), _OF_WINDOW).num_rows for source in self._sources)
+        """Returns how many rows the window holds."""
+        return sum(source.read(list(source.groups), _WINDOW_COLUMNS).num_rows for source in self._sources)
 
     def pieces(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Rows due at one instant are in one piece."""
+        """Yields rows in order. Rows due at one instant are in one piece."""
         groups = sorted(
             (group.due_low, number, index)
             for number, source in enumerate(self._sources)
@@ -343,34 +346,33 @@ class Sorted:
         tried = -1
         for (_, number, index), edge in zip(groups, edges, strict=True):
             held.append(self._sources[number].read([index], columns))
-            if edge > NEVER or (edge > tried and _is_enough(held)):
-                rows, tried = in_order(pa.concat_tables(held)), edge
+            if edge > NEVER or (edge > tried and self._is_enough(held)):
+                rows, tried = sort_rows(pa.concat_tables(held)), edge
                 count = rows.num_rows if edge > NEVER else pc.sum(pc.less(rows.column("due"), edge)).as_py() or 0
                 held = [rows.slice(count)]
                 if count:
                     yield rows.slice(0, count)
 
+    def _is_enough(self, held: list[pa.Table]) -> bool:
+        rows, size = (sum(getattr(table, name) for table in held) for name in ("num_rows", "nbytes"))
+        return bool(rows >= self._piece_rows or size >= self._piece_bytes)
 
-def _is_enough(held: list[pa.Table]) -> bool:
-    rows, size = (sum(getattr(table, name) for table in held) for name in ("num_rows", "nbytes"))
-    return bool(rows >= _PIECE_ROWS or size >= _PIECE_BYTES)
 
-
-def repeated(value: object, kind: pa.DataType, count: int) -> pa.Array:
-    """A column of one value."""
+def constant_column(value: object, kind: pa.DataType, count: int) -> pa.Array:
+    """Returns a column that repeats one value."""
     return pa.array([value], kind).take(pa.repeat(0, count))
 
 
-def in_order(rows: pa.Table) -> pa.Table:
-    """As the table has them."""
+def sort_rows(rows: pa.Table) -> pa.Table:
+    """Sorts rows by (due, arrival)."""
     return rows.take(pc.sort_indices(rows, sort_keys=ORDER))
 
 
-def unreadable(place: Place, name: str, error: Exception) -> CorruptTable:
-    """Says what to do about it: a file that is missing is found so at the start, and its rows are read again."""
+def unreadable_error(folder: TableFolder, name: str, error: Exception) -> CorruptTable:
+    """Tells what to do: a pipeline that starts restores the rows of a missing file."""
     return CorruptTable(
-        f"{name} of the table {place.uri} cannot be read: {error}. Move it away and start the pipeline again: what the "
-        "log still has of it is restored."
+        f"{name} of the table {folder.uri} cannot be read: {error}. Move it away and start the pipeline again: it "
+        "restores what the log still has of it."
     )
 
 
@@ -378,9 +380,7 @@ def _in_window(rows: pa.Table, window: Window) -> pa.ChunkedArray:
     due, arrival = rows.column("due"), rows.column("arrival")
     mask = pc.and_(pc.greater(due, window.due_low), pc.less_equal(due, window.due_high))
     if window.after > window.due_low:
-        # What jobs have brought is late in its own batch alone, whose files are looked at as a whole.
-        is_late = pc.and_(pc.greater_equal(arrival, window.late_from), pc.less(arrival, OWN))
-        mask = pc.and_(mask, pc.or_(pc.greater(due, window.after), is_late))
+        mask = pc.and_(mask, is_unpromoted(due, arrival, window.after, window.late_from))
     if window.arrival_low or window.arrival_high != NEVER:
         within = pc.and_(pc.greater_equal(arrival, window.arrival_low), pc.less(arrival, window.arrival_high))
         mask = pc.and_(mask, pc.or_(within, pc.equal(rows.column("kind"), CANCEL)))

@@ -1,7 +1,7 @@
-"""The table's point read: which messages of one topic, key and due does it hold? And how much waits in it?
+"""The table for readers without Spark: which messages of one topic, key and due does it hold, and how much waits?
 
-The broker asks when a cancel finds its message nowhere else. Files are chosen by the statistics in the Delta log, row
-groups by their own, rows by due and hash of the key; what is left is verified in the record. No Spark is needed.
+The broker asks when a cancel finds its message nowhere else. The statistics in the Delta log choose the files, those of
+row groups the row groups, due and hash of the key the rows; the record of each row that is left decides.
 """
 
 import threading
@@ -19,11 +19,10 @@ from deltalake.fs import DeltaStorageHandler
 
 from postdate.counts import Counts, Seconds
 from postdate.errors import PostdateError
-from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
 from postdate.storage import record as records
-from postdate.storage.batch import MESSAGE
-from postdate.table.count import Wish, count
-from postdate.table.format import DROP, MESSAGES, OWN
+from postdate.table.count import count, parse_request
+from postdate.table.format import DROP, MESSAGE, MESSAGES
+from postdate.table.living import DROP_COLUMNS, Removals, has_arrived
 
 T = TypeVar("T")
 
@@ -32,10 +31,12 @@ _HASH_OF = {"unique": "unique_hash", "key": "key_hash"}
 
 
 class TableUnreadable(PostdateError):
-    """The table's or the pipeline's fault: nothing can be said about what the table holds."""
+    """The table is damaged, away or not announced: what it holds is unknown."""
 
 
 class Question(NamedTuple):
+    """Which messages a cancel may be for."""
+
     topic: str
     key: str
     by: str  # "unique" or "key"
@@ -48,27 +49,32 @@ class Question(NamedTuple):
         return _HASH_OF[self.by]
 
 
-class Table:
-    """The table that the pipeline said it keeps. Stays open between questions, which may come from several threads."""
+class TableReader:
+    """Reads the newest version of the table. It stays open between questions, which may come from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._uri = ""
-        self._opened: DeltaTable | None = None
+        self._delta: DeltaTable | None = None
         self._version = -1
         self._files = pa.table({})
 
     def find(self, uri: str, question: Question) -> list[int]:
-        """The arrivals of the messages that a question means, ascending. Raises TableUnreadable."""
-        return self._read(uri, lambda: sorted(self._found(uri, question)))
+        """Returns the arrivals of the messages that a question means, ascending. Raises TableUnreadable."""
 
-    def count(self, uri: str, plain: dict[str, Any]) -> Counts | Seconds:
-        """How much waits. Raises TableUnreadable; KeyError, TypeError, ValueError where that is no question."""
+        def read() -> list[int]:
+            files, folder = self._list_files(uri)
+            return _find(_choose_files(files, question.due), folder, question)
+
+        return self._read(uri, read)
+
+    def count(self, uri: str, fields: dict[str, Any]) -> Counts | Seconds:
+        """Counts what waits. Raises TableUnreadable, and what `parse_request` raises."""
 
         def read() -> Counts | Seconds:
-            wish = Wish.of(plain)  # anew for each try
-            count(*self._listed(uri), wish)
-            return wish.counts
+            request, counts = parse_request(fields)  # empty counts for each try
+            count(*self._list_files(uri), request, counts)
+            return counts
 
         return self._read(uri, read)
 
@@ -79,47 +85,54 @@ class Table:
             try:
                 return read()
             except FileNotFoundError as error:
-                gone = (
-                    error  # merged or forgotten since it was listed: the rows are in another file by now, or promoted
-                )
+                # A merge or a promotion has removed it since it was listed: the next version has its rows elsewhere.
+                gone = error
             except (DeltaError, pa.ArrowException, OSError) as error:
-                self._opened = None  # the next question finds whatever is there then
-                raise TableUnreadable(f"the table {uri} cannot be read: {_first_line(error)}") from error
+                self._delta = None  # the next question opens the table again
+                first_line, *_ = f"{error}\n".splitlines()
+                raise TableUnreadable(f"the table {uri} cannot be read: {first_line}") from error
         raise TableUnreadable(f"the table {uri} changes faster than it can be read: {gone}")
 
-    def _found(self, uri: str, question: Question) -> set[int]:
-        files, folder = self._listed(uri)
-        found, gone = set[int](), set[int]()
-        for path in _chosen(files, question):
-            with pq.ParquetFile(path, filesystem=folder) as file:
-                for group in _groups(file, question.due):
-                    found.update(_arrivals(file, group, question))
-                    gone.update(_dropped(file, group, question.due))
-        return found - gone
-
-    def _listed(self, uri: str) -> tuple[pa.Table, pafs.FileSystem]:
-        """The files of the newest version and their statistics."""
+    def _list_files(self, uri: str) -> tuple[pa.Table, pafs.FileSystem]:
+        """Returns the files of the newest version with their statistics."""
         with self._lock:
-            if self._opened is None or uri != self._uri:
+            if self._delta is None or uri != self._uri:
                 self._uri, self._version = uri, -1
-                self._opened = DeltaTable(f"{uri.rstrip('/')}/{MESSAGES}")
-            self._opened.update_incremental()
-            if self._opened.version() != self._version:
-                self._files = pa.table(self._opened.get_add_actions(flatten=True))
-                self._version = self._opened.version()
-            return self._files, pafs.PyFileSystem(DeltaStorageHandler(self._opened.table_uri))
+                self._delta = DeltaTable(f"{uri.rstrip('/')}/{MESSAGES}")
+            self._delta.update_incremental()
+            if self._delta.version() != self._version:
+                self._files = pa.table(self._delta.get_add_actions(flatten=True))
+                self._version = self._delta.version()
+            return self._files, pafs.PyFileSystem(DeltaStorageHandler(self._delta.table_uri))
 
 
-def _chosen(files: pa.Table, question: Question) -> list[str]:
-    """Paths of the files that may hold the message; one without statistics may hold anything."""
+def _find(paths: list[str], folder: pafs.FileSystem, question: Question) -> list[int]:
+    """A message and the drop that takes it away may be in different files."""
+    schema = pa.schema([(name, pa.int64()) for name in DROP_COLUMNS])
+    messages, drops = [schema.empty_table()], [schema.empty_table()]
+    for path in paths:
+        with pq.ParquetFile(path, filesystem=folder) as file:
+            for group in _choose_groups(file, question.due):
+                rows = file.read_row_group(group, ["due", "arrival", "kind", question.column])
+                rows = rows.append_column("row", pa.array(np.arange(rows.num_rows)))
+                rows = rows.filter(pc.equal(rows["due"], question.due))
+                messages.append(_find_messages(file, group, rows, question).select(schema.names).cast(schema))
+                drops.append(rows.filter(pc.equal(rows["kind"], DROP)).select(schema.names).cast(schema))
+    found = pa.concat_tables(messages)
+    living = found.filter(Removals(drops=pa.concat_tables(drops)).living(found))
+    return sorted(set(living["arrival"].to_pylist()))
+
+
+def _choose_files(files: pa.Table, due: int) -> list[str]:
+    """Returns the paths of files that may hold rows of a due; one without statistics may hold anything."""
     if not {"min.due", "max.due"} <= set(files.column_names):
         return list(files["path"].to_pylist())
-    is_out = pc.or_kleene(pc.greater(files["min.due"], question.due), pc.less(files["max.due"], question.due))
+    is_out = pc.or_kleene(pc.greater(files["min.due"], due), pc.less(files["max.due"], due))
     return list(files.filter(pc.invert(pc.fill_null(is_out, False)))["path"].to_pylist())
 
 
-def _groups(file: Any, due: int) -> Iterator[int]:
-    """Row groups that may hold a row of this due."""
+def _choose_groups(file: Any, due: int) -> Iterator[int]:
+    """Yields the row groups that may hold rows of a due."""
     column = file.schema_arrow.get_field_index("due")
     for number in range(file.metadata.num_row_groups):
         statistics = file.metadata.row_group(number).column(column).statistics
@@ -127,40 +140,19 @@ def _groups(file: Any, due: int) -> Iterator[int]:
             yield number
 
 
-def _arrivals(file: Any, group: int, question: Question) -> Iterator[int]:
-    """Arrivals of a row group's messages that are meant. Records are read only where a row looks like one."""
-    rows = file.read_row_group(group, ["due", "arrival", "kind", question.column])
-    column = {name: rows[name].to_numpy() for name in rows.column_names}
-    is_before = (column["arrival"] < question.before) | (
-        column["arrival"] >= OWN
-    )  # of the latter the broker knows more
-    alike = (column["due"] == question.due) & (column["kind"] == MESSAGE) & is_before
-    alike &= column[question.column].view(np.uint64) == np.uint64(question.key_hash)
-    found = np.flatnonzero(alike)
-    if len(found):
-        candidates = file.read_row_group(group, ["record"])["record"].take(pa.array(found)).to_pylist()
-        for place, record in zip(found.tolist(), candidates, strict=True):
-            if _is_meant(record, question):
-                yield int(column["arrival"][place])
+def _find_messages(file: Any, group: int, rows: pa.Table, question: Question) -> pa.Table:
+    """Returns the rows that a question means, whose due is right already. Reads records only where a row looks like
+    one of them.
+    """
+    signed_hash = int(np.uint64(question.key_hash).view(np.int64))
+    is_alike = pc.and_(pc.equal(rows["kind"], MESSAGE), pc.equal(rows[question.column], signed_hash))
+    # The broker knows which jobs came before its cancel; it gets the rows of all of them.
+    alike = rows.filter(pc.and_(is_alike, has_arrived(rows["arrival"], question.before)))
+    if not alike.num_rows:
+        return alike
+    candidates = file.read_row_group(group, ["record"])["record"].take(alike["row"]).to_pylist()
+    return alike.filter(pa.array([_has_key(record, question) for record in candidates]))
 
 
-def _dropped(file: Any, group: int, due: int) -> list[int]:
-    """Arrivals of a row group's messages of a due that jobs have taken away."""
-    column = file.schema_arrow.get_field_index("kind")
-    statistics = file.metadata.row_group(group).column(column).statistics
-    if statistics is not None and statistics.has_min_max and statistics.max < DROP:
-        return []
-    rows = file.read_row_group(group, ["due", "arrival", "kind"])
-    rows = rows.filter(pc.and_(pc.equal(rows["due"], due), pc.equal(rows["kind"], DROP)))
-    return list(rows["arrival"].to_pylist())
-
-
-def _is_meant(record: bytes, question: Question) -> bool:
-    properties = records.properties_of(record)
-    unique, keys = properties.get(PROPERTY_UNIQ_KEY, ""), properties.get(PROPERTY_KEYS, "")
-    key = unique if question.by == "unique" else first_key(keys)
-    return key == question.key and records.topic_of(record) == question.topic
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+def _has_key(record: bytes, question: Question) -> bool:
+    return records.is_of_key(record, question.topic, question.key, question.by)

@@ -1,12 +1,12 @@
-"""The table of far messages, as it lies on disk: folders, columns, what its Delta log says. Shared by the pipeline, its
-executors, bulk and `check`.
+"""The table of far messages on disk: its folders, its columns, its Delta log. Pipeline, executors, bulk and `check` all
+use it.
 
     <table>/messages/     what waits: Delta, files of Parquet sorted by (due, arrival)
     <table>/history/      what each batch did: Delta
-    <table>/checkpoint/   Spark's own; of no use to anybody else
+    <table>/checkpoint/   Spark's own
 
-Two transaction versions in the Delta log make the table know its own place: how far it has read the far queue, and how
-many rows were ever appended for that. Executors import this: the standard library and pyarrow are all it may need.
+Two transaction versions in the Delta log tell how far the table has read the far queue, and how many rows it ever
+appended for that. Executors import this module: it needs the standard library and pyarrow.
 """
 
 import json
@@ -17,13 +17,13 @@ import pyarrow as pa
 
 MESSAGES, HISTORY, CHECKPOINT = "messages", "history", "checkpoint"
 LOG = "_delta_log"
-FAR, ROWS = "postdate-far", "postdate-rows"  # names of the transaction versions
-ACTIONS = "postdate-actions"  # says in a commit how many it has: one that is cut between two lines would look whole
+FAR_TRANSACTION, ROWS_TRANSACTION = "postdate-far", "postdate-rows"  # names of the transaction versions
+ACTIONS = "postdate-actions"  # how many actions a commit has: without it, one cut between two lines would look whole
 
 # -- columns ----------------------------------------------------------------------------------------------------
 
 MESSAGE, CANCEL = 1, 2  # values of `kind`, as in the log
-DROP = 3  # the message of the same due and arrival is here no more: a job has cancelled or postponed it
+DROP = 3  # takes away the message of the same due and arrival: a job has cancelled or postponed it
 
 SCHEMA = pa.schema(
     [
@@ -39,14 +39,14 @@ SCHEMA = pa.schema(
         pa.field("flags", pa.int32(), nullable=False),
         pa.field("key", pa.string()),
         pa.field("tag", pa.string()),
-        pa.field("size", pa.int32(), nullable=False),  # bytes of the record: counting them must not mean reading them
+        pa.field("size", pa.int32(), nullable=False),  # bytes of the record, so that counting does not read it
         pa.field("record", pa.binary(), nullable=False),
     ]
 )
 ORDER = [("due", "ascending"), ("arrival", "ascending")]
 CHUNK_COLUMNS = ["due", "arrival", "queue", "tag_hash", "flags", "unique_hash", "key_hash", "record"]
 CHUNK_SCHEMA = pa.schema([SCHEMA.field(name) for name in CHUNK_COLUMNS])
-# What a job has selected, on its way to the broker. `flags` is NEAR for what was found in the wheel.
+# What a job has selected, for the broker. `flags` is NEAR for a message that was found in the wheel.
 SELECTED = pa.schema(
     [
         pa.field("due", pa.int64(), nullable=False),
@@ -58,75 +58,47 @@ SELECTED = pa.schema(
     ]
 )
 NEAR = 1
-# Columns with few different values; the others are not worth a dictionary.
+# Columns with few different values. A dictionary of the others would not pay.
 _DICTIONARY = ["topic", "tag", "queue", "kind", "level", "tag_hash", "flags"]
 ROW_GROUP_ROWS = 8_192
-# Statistics tell which row groups a window touches and which hold cancels; of the rest they would only take room.
+# They tell which row groups a window touches and which hold cancels. Statistics of other columns would only take room.
 STATISTICS = ["due", "arrival", "kind"]
 
 WRITER_OPTIONS = {
     "use_dictionary": _DICTIONARY,
     "write_statistics": STATISTICS,
-    "write_page_checksum": True,  # nothing else in the file would tell of a bit that flipped on the disk
+    "write_page_checksum": True,  # nothing else in the file reveals a bit that flipped on the disk
     "store_schema": False,
 }
-# A batch's own files are merged, or promoted, soon: lz4 costs half the time. Those that stay are worth zstd.
-_QUICK = {"compression": "lz4"}
+# The files of a batch are merged or promoted soon: lz4 takes half the time. Those that stay are worth zstd.
+_FAST = {"compression": "lz4"}
 _SMALL = {"compression": "zstd", "compression_level": 1}
 
 
 def writer_options(name: str) -> dict[str, Any]:
-    """How a file of this name is written, for pyarrow."""
-    return WRITER_OPTIONS | (_SMALL if name.startswith(("hour", "month")) else _QUICK)
-
-
-OWN_ARRIVAL = 1  # a bit of `flags`: imported or postponed, so that its arrival is no place in the log
-
-# -- arrivals ---------------------------------------------------------------------------------------------------
-
-# Arrivals below are places in the log. What a job brings (imported, postponed) has none there: its arrival says which
-# job brought it, and which row of that job it is.
-OWN = 1 << 61
-JOB_SHIFT, _PART_SHIFT = 41, 26
-PARTS_MAX, PART_ROWS_MAX = 1 << (JOB_SHIFT - _PART_SHIFT), 1 << _PART_SHIFT
-
-
-def own_arrival(job: int, part: int = 0, row: int = 0) -> int:
-    """Of a row that a job brings: by the number of the job, of a part of its rows, and of the row in there."""
-    return OWN + (job << JOB_SHIFT) + (part << _PART_SHIFT) + row
-
-
-def job_of(arrival: Any) -> Any:
-    """The number of the job that brought a row of its own arrival, or such numbers by column."""
-    return (arrival - OWN) >> JOB_SHIFT
-
-
-def came_before(arrival: int, cancel: int, jobs: int) -> bool:
-    """Whether a message came before a cancel, given the cancel's arrival and how many jobs there had been by then. Of a
-    row of kind CANCEL, the latter stands where a message has the hash of its tag.
-    """
-    return arrival < cancel if arrival < OWN else bool(job_of(arrival) < jobs)
+    """Returns pyarrow's options for writing a file of this name."""
+    return WRITER_OPTIONS | (_SMALL if name.startswith(("hour", "month")) else _FAST)
 
 
 # -- the Delta log ----------------------------------------------------------------------------------------------
 
-BATCH_TIERS = ("soon", "later")  # of files that a batch has made, named by the far row where they begin
+BATCH_TIERS = ("soon", "later")  # of the files that a batch writes, named by the far row where the batch begins
 
 
-def batch_file(tier: str, far: int, name: str) -> str:
+def batch_file_name(tier: str, far: int, name: str) -> str:
     return f"{tier}-{far:020d}-{name}.parquet"
 
 
 def is_untaken(path: str, taken: int) -> bool:
-    """Whether all rows of a file came into the table behind the far row up to which Spark has acknowledged."""
+    """Whether a file is of a batch that begins at or after the far row up to which Spark has acknowledged."""
     tier, number, *_ = f"{path}-".split("-")
     return tier in BATCH_TIERS and number.isdigit() and int(number) >= taken
 
 
 class File(NamedTuple):
-    """A file of the table, as the Delta log describes it."""
+    """A file of the table, as the Delta log describes it: size, rows, and the ranges of due and arrival."""
 
-    path: str  # from the table's folder
+    path: str  # in the table's folder
     bytes: int
     rows: int
     due_low: int
@@ -142,7 +114,7 @@ class File(NamedTuple):
         return is_untaken(self.path, taken)
 
     def stats(self) -> str:
-        """As the Delta log wants them."""
+        """Returns the statistics as the Delta log holds them."""
         return json.dumps(
             {
                 "numRecords": self.rows,
@@ -156,8 +128,8 @@ class File(NamedTuple):
 _ADDED = ("path", "size_bytes", "num_records", "min.due", "max.due", "min.arrival", "max.arrival")
 
 
-def files_of(delta: Any) -> list[File]:
-    """The files of a DeltaTable. A statistic that the Delta log lacks is None."""
+def list_files(delta: Any) -> list[File]:
+    """Lists the files of a DeltaTable. A statistic that the Delta log lacks is None."""
     actions = delta.get_add_actions(flatten=True)
     if not actions.num_rows:
         return []
@@ -167,25 +139,26 @@ def files_of(delta: Any) -> list[File]:
     return list(map(File, *columns))
 
 
-def entry(version: int) -> str:
-    """The path of an entry of the Delta log."""
+def entry_path(version: int) -> str:
+    """Returns the path of an entry of the Delta log."""
     return f"{LOG}/{version:020d}.json"
 
 
-def versions(names: Sequence[str]) -> list[int]:
-    """The versions whose entries are among the names of the Delta log's files, ascending."""
+def parse_versions(names: Sequence[str]) -> list[int]:
+    """Returns the versions whose entries are among the names of the Delta log's files, ascending."""
     return sorted(
         int(name[:20]) for name in names if len(name) == 25 and name.endswith(".json") and name[:20].isdigit()
     )
 
 
-def sound_count(known: Sequence[int], read: Callable[[int], bytes]) -> int:
-    """How many of the versions of the Delta log, which ascend, count. A power loss may have cut or taken the newest
-    ones before they were synced: behind a commit, which is synced before anything relies on it, only notes stand.
+def count_sound(known: Sequence[int], read: Callable[[int], bytes]) -> int:
+    """Returns how many of the ascending versions of the Delta log count. A power loss may cut or take the newest
+    entries before they are synced. A commit is synced before anything relies on it, so only notes stand after the last
+    one that counts.
     """
     count = len(known)
     for index in reversed(range(len(known))):
-        kind = _kind(read(known[index]))
+        kind = _entry_kind(read(known[index]))
         if kind == _TORN or (index and known[index] != known[index - 1] + 1):
             count = index
         elif kind == _COMMIT:
@@ -196,15 +169,15 @@ def sound_count(known: Sequence[int], read: Callable[[int], bytes]) -> int:
 _COMMIT, _NOTE, _TORN = "commit", "note", "torn"
 
 
-def _kind(text: bytes) -> str:
-    """What an entry of the Delta log is: a commit of ours, a note (files were removed), or torn."""
+def _entry_kind(text: bytes) -> str:
+    """Returns what an entry of the Delta log is: a commit of ours, a note (files were removed), or torn."""
     lines = [line for line in text.splitlines() if line.strip()]
     try:
         actions = [json.loads(line) for line in lines]
         info = next(action["commitInfo"] for action in actions if "commitInfo" in action)
-        wanted = int(info.get(ACTIONS, -1))
+        expected = int(info.get(ACTIONS, -1))
     except (ValueError, TypeError, AttributeError, StopIteration):
         return _TORN
-    if wanted < 0:
+    if expected < 0:
         return _NOTE
-    return _COMMIT if len(actions) - 1 == wanted else _TORN
+    return _COMMIT if len(actions) - 1 == expected else _TORN

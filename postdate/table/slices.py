@@ -1,7 +1,7 @@
-"""How work is cut into tasks: windows of due, each small enough for one task's memory.
+"""Slices of a window: how a batch splits the rows that fall due into tasks that fit one task's memory.
 
-What a window holds is estimated from the statistics of row groups, as if rows were spread evenly inside one. It is cut
-into parts of the same size, so that no core waits for another; a burst at one instant is halved by arrival instead.
+Estimates what a window holds from the statistics of row groups, as if rows were spread evenly inside each. Slices are
+of equal size, so that no core waits for another. A burst at one instant is halved by arrival instead.
 """
 
 import math
@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from postdate.table.files import Group, Window
+from postdate.table.files import RowGroup, Window
 
 TASK_ROWS, TASK_BYTES = 250_000, 128 << 20
 
 
 class Limits(NamedTuple):
-    """Of one task, and how many run at once."""
+    """The rows and bytes of one task, and how many tasks run at once."""
 
     rows: int = TASK_ROWS
     bytes: int = TASK_BYTES
@@ -24,18 +24,18 @@ class Limits(NamedTuple):
 
 
 DEFAULT = Limits()
-_ROUGH = 0.1  # an estimate may be off by as much, and a task may be fuller by as much
+_TOLERANCE = 0.1  # a task may be fuller by this share: estimates are no better
 
 
 class _Spread:
-    """Row groups as columns."""
+    """Row groups as columns, to estimate what a window holds."""
 
-    def __init__(self, groups: Iterable[Group]) -> None:
+    def __init__(self, groups: Iterable[RowGroup]) -> None:
         table = np.array([group[:6] for group in groups], np.float64).reshape(-1, 6)
         self.rows, self.bytes, self.due_low, self.due_high, self.arrival_low, self.arrival_high = table.T
 
     def load(self, window: Window, limits: Limits) -> float:
-        """How full a task of this window would be: 1 is just right."""
+        """Returns how full a task of this window is; 1 is full."""
         share = _share(self.due_low, self.due_high, window.due_low + 1, window.due_high)
         if window.arrival_low or window.arrival_high < 1 << 62:
             share = share * _share(self.arrival_low, self.arrival_high, window.arrival_low, window.arrival_high - 1)
@@ -43,30 +43,30 @@ class _Spread:
 
 
 def _share(low: np.ndarray, high: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """How much of each range low..high lies in start..stop, both inclusive."""
+    """Returns how much of each range low..high lies in start..stop, both inclusive."""
     inside = np.minimum(high, float(stop)) - np.maximum(low, float(start)) + 1
     share: np.ndarray = np.clip(inside, 0, None) / (high - low + 1)
     return share
 
 
-def slices(groups: list[Group], window: Window, limits: Limits = DEFAULT) -> list[Window]:
-    """Cuts a window into such that fit one task each, in order."""
+def split_window(groups: list[RowGroup], window: Window, limits: Limits = DEFAULT) -> list[Window]:
+    """Splits a window into slices that one task can hold, in order."""
     spread = _Spread(groups)
     if not len(spread.rows):
         return []
     low = max(window.due_low, int(spread.due_low.min()) - 1)
     high = min(window.due_high, int(spread.due_high.max()))
-    return list(_evened(spread, window._replace(due_low=low, due_high=high), limits))
+    return list(_split_evenly(spread, window._replace(due_low=low, due_high=high), limits))
 
 
-def _evened(spread: _Spread, window: Window, limits: Limits) -> Iterator[Window]:
+def _split_evenly(spread: _Spread, window: Window, limits: Limits) -> Iterator[Window]:
     load = spread.load(window, limits)
     share = load / _task_count(load, limits.slots)
     while window.due_low < window.due_high:
-        left = max(round(load / share), math.ceil(load - _ROUGH), 1)
-        first = _filled(spread, window, limits, load / left) if left > 1 else window
-        if spread.load(first, limits) > 1 + _ROUGH:
-            yield from _halved_by_arrival(spread, first, limits)
+        left = max(round(load / share), math.ceil(load - _TOLERANCE), 1)
+        first = _first_slice(spread, window, limits, load / left) if left > 1 else window
+        if spread.load(first, limits) > 1 + _TOLERANCE:
+            yield from _halve_by_arrival(spread, first, limits)
         else:
             yield first
         window = window._replace(due_low=first.due_high)
@@ -74,13 +74,13 @@ def _evened(spread: _Spread, window: Window, limits: Limits) -> Iterator[Window]
 
 
 def _task_count(load: float, slots: int) -> int:
-    """As few as can be; where not all run at once, such that no slot is left over in the last round."""
-    count = max(math.ceil(load - _ROUGH), 1)
+    """Returns the fewest tasks that hold a load; where not all run at once, a multiple of the slots."""
+    count = max(math.ceil(load - _TOLERANCE), 1)
     return count if count <= slots else -(-count // slots) * slots
 
 
-def _filled(spread: _Spread, window: Window, limits: Limits, share: float) -> Window:
-    """The first part of a window that holds no more than a share: one instant at least."""
+def _first_slice(spread: _Spread, window: Window, limits: Limits, share: float) -> Window:
+    """Returns the longest beginning of a window that holds no more than a share; one instant at least."""
     low, high = window.due_low + 1, window.due_high
     while low < high:
         middle = (low + high + 1) // 2
@@ -91,12 +91,12 @@ def _filled(spread: _Spread, window: Window, limits: Limits, share: float) -> Wi
     return window._replace(due_high=low)
 
 
-def _halved_by_arrival(spread: _Spread, window: Window, limits: Limits) -> Iterator[Window]:
+def _halve_by_arrival(spread: _Spread, window: Window, limits: Limits) -> Iterator[Window]:
     low = max(window.arrival_low, int(spread.arrival_low.min()))
     high = min(window.arrival_high, int(spread.arrival_high.max()) + 1)
     if spread.load(window, limits) <= 1 or high - low <= 1:
         yield window
         return
     middle = (low + high) // 2
-    yield from _halved_by_arrival(spread, window._replace(arrival_high=middle), limits)
-    yield from _halved_by_arrival(spread, window._replace(arrival_low=middle), limits)
+    yield from _halve_by_arrival(spread, window._replace(arrival_high=middle), limits)
+    yield from _halve_by_arrival(spread, window._replace(arrival_low=middle), limits)

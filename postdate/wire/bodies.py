@@ -1,7 +1,7 @@
-"""What travels in bodies.
+"""The bodies of requests and answers.
 
-JSON bodies are read leniently: an enum may come as its name or its number, a number as text. A body that is not what
-its request promises is a ProtocolError.
+JSON bodies are read leniently: an enum may come as its name or its number, a number as text. A body that does not fit
+its request raises ProtocolError.
 """
 
 import re
@@ -22,7 +22,7 @@ CLIENT_ID_CHARACTERS_MAX = 255  # Java's have some 40: address, process, a numbe
 
 
 def load(body: bytes, what: str) -> dict[str, Any]:
-    """A JSON object. Raises ProtocolError."""
+    """Returns the JSON object in a body; `what` names the body in errors. Raises ProtocolError."""
     try:
         values = orjson.loads(body)
     except ValueError as error:
@@ -36,7 +36,7 @@ def load(body: bytes, what: str) -> dict[str, Any]:
 
 
 class Broker(NamedTuple):
-    """A broker as a route names it."""
+    """A broker, as a route names it."""
 
     name: str
     cluster: str
@@ -58,7 +58,7 @@ class Route(NamedTuple):
 
 
 def encode_route(broker: Broker, read_queue_count: int, write_queue_count: int, perm: int) -> bytes:
-    """A route with one broker: we are one node."""
+    """Encodes a route with one broker: we are one node."""
     queue_data = {
         "brokerName": broker.name, "perm": perm, "readQueueNums": read_queue_count,
         "topicSysFlag": 0, "writeQueueNums": write_queue_count,
@@ -74,7 +74,7 @@ def broker_data(broker: Broker) -> dict[str, Any]:
 
 
 def decode_route(body: bytes) -> Route:
-    """The masters of a route and their queues. Raises ProtocolError."""
+    """Decodes the masters of a route and their queues. Raises ProtocolError."""
     values = load(body, "a route")
     try:
         brokers = [
@@ -100,12 +100,12 @@ def decode_route(body: bytes) -> Route:
 
 
 class Subscription(NamedTuple):
-    """What a group wants of a topic. No tags means all."""
+    """A group's subscription to a topic. No tags means all messages."""
 
     topic: str
     expression: str
     tags: frozenset[str]
-    kind: str  # "TAG", or something that we do not filter by
+    kind: str  # "TAG", or a kind of filter that we do not have
 
 
 class Consumer(NamedTuple):
@@ -137,36 +137,36 @@ def decode_heartbeat(body: bytes) -> Heartbeat:
     values = load(body, "a heartbeat")
     try:
         producers = tuple(plain_text(entry["groupName"]) for entry in values.get("producerDataSet") or ())
-        consumers = tuple(_consumer(entry) for entry in values.get("consumerDataSet") or ())
-        return Heartbeat(_client_id(values["clientID"]), producers, consumers)
+        consumers = tuple(_read_consumer(entry) for entry in values.get("consumerDataSet") or ())
+        return Heartbeat(_read_client_id(values["clientID"]), producers, consumers)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise ProtocolError(f"a heartbeat that cannot be read: {type(error).__name__} {error}") from error
 
 
-def _client_id(found: object) -> str:
-    """It is kept for as long as its client lives."""
+def _read_client_id(found: object) -> str:
+    """Returns a client id. It stays in memory for as long as its client is connected, so its length has a limit."""
     text = plain_text(found)
     if len(text) > CLIENT_ID_CHARACTERS_MAX:
         raise ValueError(f"a client id of {len(text)} characters, the limit is {CLIENT_ID_CHARACTERS_MAX}")
     return text
 
 
-def _consumer(entry: dict[str, Any]) -> Consumer:
+def _read_consumer(entry: dict[str, Any]) -> Consumer:
     return Consumer(
         plain_text(entry["groupName"]),
-        _named(CONSUME_TYPES, entry.get("consumeType"), 1),
-        _named(MESSAGE_MODELS, entry.get("messageModel"), 1),
-        _named(CONSUME_FROM, entry.get("consumeFromWhere"), 0),
-        tuple(_subscription(each) for each in entry.get("subscriptionDataSet") or ()),
+        _read_enum(CONSUME_TYPES, entry.get("consumeType"), 1),
+        _read_enum(MESSAGE_MODELS, entry.get("messageModel"), 1),
+        _read_enum(CONSUME_FROM, entry.get("consumeFromWhere"), 0),
+        tuple(_read_subscription(each) for each in entry.get("subscriptionDataSet") or ()),
     )
 
 
-def _named(names: Sequence[str], found: object, default: int) -> str:
+def _read_enum(names: Sequence[str], found: object, default: int) -> str:
     text = plain_text(default if found is None else found)
     return names[int(text)] if text.isdigit() else text
 
 
-def _subscription(entry: dict[str, Any]) -> Subscription:
+def _read_subscription(entry: dict[str, Any]) -> Subscription:
     return parse_subscription(
         plain_text(entry["topic"]),
         plain_text(entry.get("subString") or ""),
@@ -175,7 +175,7 @@ def _subscription(entry: dict[str, Any]) -> Subscription:
 
 
 def parse_subscription(topic: str, expression: str, kind: str = "TAG") -> Subscription:
-    """A subscription such as "*" or "paid || refunded"."""
+    """Returns a subscription, given an expression such as "*" or "paid || refunded"."""
     tags: frozenset[str] = frozenset()
     if kind == "TAG":
         tags = frozenset(tag for part in expression.split("||") if (tag := part.strip()))
@@ -229,7 +229,7 @@ def decode_consumer_ids(body: bytes) -> list[str]:
 
 
 class QueueName(NamedTuple):
-    """A queue as clients name it."""
+    """A queue, as clients name it."""
 
     topic: str
     broker_name: str
@@ -237,7 +237,7 @@ class QueueName(NamedTuple):
 
 
 class LockRequest(NamedTuple):
-    """Queues that a client of a group wants for itself, or gives back."""
+    """Queues that a client of a group locks or unlocks."""
 
     group: str
     client_id: str
@@ -254,7 +254,7 @@ def decode_lock(body: bytes) -> LockRequest:
             )
             for each in values.get("mqSet") or ()
         )
-        return LockRequest(plain_text(values["consumerGroup"]), _client_id(values["clientId"]), queues)
+        return LockRequest(plain_text(values["consumerGroup"]), _read_client_id(values["clientId"]), queues)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProtocolError(f"a lock request that cannot be read: {type(error).__name__} {error}") from error
 
@@ -272,15 +272,15 @@ def encode_by_queue(name: str, table: Mapping[QueueName, Any], more: Mapping[str
 
 
 def by_queue(table: Mapping[QueueName, Any]) -> orjson.Fragment:
-    """A table whose keys are queues, as RocketMQ writes it: each key is an object, which standard JSON does not have.
-    The parser of Java's client takes nothing else from 5.5 on.
+    """Encodes a table whose keys are queues as RocketMQ does: each key is an object, which standard JSON does not
+    allow. From 5.5 on the parser of Java's client accepts nothing else.
     """
     rows = (orjson.dumps(_queue_data(queue)) + b":" + orjson.dumps(row) for queue, row in table.items())
     return orjson.Fragment(b"{" + b",".join(rows) + b"}")
 
 
 def decode_by_queue(body: bytes, name: str) -> dict[QueueName, dict[str, Any]]:
-    """A table whose keys are queues; a queue may also be JSON within a text. Raises ProtocolError."""
+    """Decodes a table whose keys are queues; a queue may also be JSON within a text. Raises ProtocolError."""
     table = load(_with_text_keys(body), name).get(name) or {}
     try:
         return {
@@ -296,7 +296,7 @@ _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\],:]', re.DOTALL)
 
 
 def _with_text_keys(body: bytes) -> bytes:
-    """The same JSON with every object that stands where a key belongs written as a text."""
+    """Returns the same JSON with every object in the place of a key written as a text."""
     parts: list[bytes] = []
     copied = start = 0
     before, open_brackets = b"", bytearray()  # the token before this one; the brackets around it
@@ -322,7 +322,7 @@ def _with_text_keys(body: bytes) -> bytes:
 
 
 class AssignmentRequest(NamedTuple):
-    """Which queues of a topic a client of a group should read."""
+    """A client of a group asks which queues of a topic it reads."""
 
     topic: str
     group: str
@@ -340,7 +340,7 @@ def decode_assignment_request(body: bytes) -> AssignmentRequest:
             plain_text(values["consumerGroup"]),
             plain_text(values["clientId"]),
             plain_text(values.get("strategyName") or ""),
-            _named(MESSAGE_MODELS, values.get("messageModel"), 1),
+            _read_enum(MESSAGE_MODELS, values.get("messageModel"), 1),
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ProtocolError(f"a request for an assignment that cannot be read: {error}") from error
@@ -359,7 +359,7 @@ def encode_assignments(assignments: Iterable[Assignment]) -> bytes:
 
 
 class ModeRequest(NamedTuple):
-    """How a group should read a topic."""
+    """An operator sets how a group reads a topic."""
 
     topic: str
     group: str
@@ -378,7 +378,7 @@ def decode_mode_request(body: bytes) -> ModeRequest:
 
 
 class Ack(NamedTuple):
-    """Messages of one queue that were popped together."""
+    """Acknowledged messages of one queue that were popped together."""
 
     group: str
     topic: str
@@ -388,21 +388,21 @@ class Ack(NamedTuple):
 
 
 def decode_batch_ack(body: bytes, count_max: int) -> list[Ack]:
-    """Raises ProtocolError, also where more than so many messages are acknowledged: a bit stands for each."""
+    """Raises ProtocolError, also for more than `count_max` messages: one bit names each, so small bodies name many."""
     values = load(body, "a batch of acknowledgements")
     acks: list[Ack] = []
     try:
         for entry in values.get("acks") or ():
-            acks.append(_ack(entry, count_max + 1))
+            acks.append(_read_ack(entry, count_max + 1))
             count_max -= len(acks[-1].offsets)
             if count_max < 0:
-                raise ValueError("there are more than batch_messages_max")
+                raise ValueError("it has more messages than batch_messages_max")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProtocolError(f"a batch of acknowledgements that cannot be read: {error}") from error
     return acks
 
 
-def _ack(entry: dict[str, Any], count_max: int) -> Ack:
+def _read_ack(entry: dict[str, Any], count_max: int) -> Ack:
     start = whole_number(entry["so"])
     return Ack(
         plain_text(entry["c"]),
@@ -414,14 +414,14 @@ def _ack(entry: dict[str, Any], count_max: int) -> Ack:
 
 
 def _bits(text: str) -> Iterator[int]:
-    """The numbers in a set of bits as Java writes it: base64 of bytes, the lowest bit first."""
+    """Yields the numbers in a set of bits as Java writes it: base64 of bytes, the lowest bit first."""
     for index, byte in enumerate(b64decode(text, validate=True)):
         yield from (8 * index + bit for bit in range(8) if byte >> bit & 1)
 
 
 # -- batches of messages ----------------------------------------------------------------------------------------
 
-# total, magic, crc, flag, body bytes; then the body, and the properties behind their length
+# total, magic, crc, flag, body bytes; then the body, the length of the properties and the properties
 _INNER_HEAD = Struct(">iiiii")
 _INT16 = Struct(">h")
 
@@ -435,7 +435,7 @@ class Inner(NamedTuple):
 
 
 def decode_batch(body: bytes, count_max: int | None = None) -> list[Inner]:
-    """The messages of a batch, or so many of them; what is behind is not looked at. Raises ProtocolError."""
+    """Decodes the messages of a batch, at most `count_max` of them; the rest is not read. Raises ProtocolError."""
     try:
         return list(islice(_inner_messages(body), count_max))
     except StructError as error:

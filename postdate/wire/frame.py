@@ -7,8 +7,8 @@
   +-----------+-----------+------ - - ---+------ - - ---+
 ```
 
-Length counts everything behind itself. The mark's first byte says how the header is written (0 JSON, 1 binary), its
-other three how long it is. An answer is written as its request was, and carries the request's opaque. The binary
+Length counts all bytes after itself. The mark's first byte says how the header is written (0 JSON, 1 binary), its other
+three bytes how long it is. An answer is written as its request was, and carries the request's opaque. The binary
 header:
 
 ```
@@ -16,8 +16,7 @@ header:
   | fields int32 + bytes: repeated (name int16 + bytes, value int32 + bytes)
 ```
 
-Its code has 16 bits, so requests above 32,767 cannot be asked in it. Nothing here keeps a promise about order or time;
-one `Frames` serves one connection.
+Its code has 16 bits, so it cannot carry requests above 32,767.
 """
 
 import re
@@ -74,24 +73,24 @@ class Command(NamedTuple):
         return bool(self.flag & FLAG_ONEWAY)
 
     def without_content(self) -> "Command":
-        """What is needed to answer it later, without fields, body and texts, which may be large."""
+        """Returns what is needed to answer it later, without fields, body and texts, which may be large."""
         return self._replace(fields={}, body=b"", remark=None, language=LANGUAGE)
 
 
 class Frames:
-    """Cuts a stream of bytes into frames, wherever the network has split it.
+    """Cuts the stream of bytes of one connection into frames, wherever the network has split it.
 
-    `error` is set when the stream cannot go on; the frames before that point are given all the same.
+    `error` is set when the stream cannot go on; the frames before that point are returned all the same.
     """
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX_DEFAULT) -> None:
         self._frame_bytes_max = frame_bytes_max
         self._rest = bytearray()  # an incomplete frame; grows in place, so that a long one is copied once
-        self._wanted = 0  # bytes that the rest must reach before looking again is worth while
+        self._wanted = 0  # bytes that the rest must have before it can hold a whole frame
         self.error: ProtocolError | None = None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The frames that are complete by now, each without its length."""
+        """Takes bytes in; returns the frames that are complete now, each without its length."""
         if self.error is not None:
             return []
         if self._rest:
@@ -125,7 +124,7 @@ class Frames:
 
     @property
     def rest_bytes(self) -> int:
-        """What is kept of a frame that is not complete; 0 where the stream stands between two frames."""
+        """The bytes of an incomplete frame; 0 where the stream stands between two frames."""
         return len(self._rest)
 
 
@@ -133,7 +132,7 @@ class Frames:
 
 
 def decode(frame: bytes) -> Command:
-    """Reads one frame without its length. Raises ProtocolError."""
+    """Returns the request or the answer in a frame without its length. Raises ProtocolError."""
     if len(frame) < HEADER_AT:
         raise ProtocolError(f"a frame of {len(frame)} bytes, expected 4 or more")
     serialization, stop = frame[0], header_end(frame)
@@ -148,7 +147,7 @@ def decode(frame: bytes) -> Command:
 
 
 def header_end(frame: bytes) -> int:
-    """Where the header of a frame ends, as its mark says."""
+    """Returns where the header of a frame ends, as its mark says."""
     return HEADER_AT + int.from_bytes(frame[1:HEADER_AT], "big")
 
 
@@ -175,7 +174,7 @@ def _decode_json(header: bytes, body: bytes) -> Command:
 
 
 def whole_number(found: Any) -> int:
-    """A number of at most 64 bits, bare or as text. Raises ValueError for all else, among it true and 1.0."""
+    """Returns a number of at most 64 bits, bare or as text. Raises ValueError for all else, also for true and 1.0."""
     number = found
     if type(found) is str:
         if len(found) < 19 and found.isascii() and found.isdigit():
@@ -183,21 +182,21 @@ def whole_number(found: Any) -> int:
         if _WHOLE_NUMBER.fullmatch(found):
             number = int(found)
     if type(number) is not int or not INT64_MIN <= number <= INT64_MAX:
-        raise ValueError(f"{shown(found)} is no whole number of 64 bits")
+        raise ValueError(f"{show_value(found)} is no whole number of 64 bits")
     return number
 
 
 def plain_text(found: Any) -> str:
-    """A text, or the digits of a bare number. Raises ValueError for all else."""
+    """Returns a text, or the digits of a bare number. Raises ValueError for all else."""
     if type(found) is str:
         return found
     if type(found) is not int:
-        raise ValueError(f"{shown(found)} is no text")
+        raise ValueError(f"{show_value(found)} is no text")
     return str(found)
 
 
-def shown(found: Any) -> str:
-    """A value of a peer as our errors show it: short, and not walked into, because it may be nested a thousand deep."""
+def show_value(found: Any) -> str:
+    """Returns a peer's value as our errors show it: short, and without its content, which may be nested very deep."""
     if isinstance(found, str):
         return repr(found[:64])
     return repr(found) if isinstance(found, (int, float)) else f"a {type(found).__name__}"
@@ -214,29 +213,29 @@ def _decode_binary(header: bytes, body: bytes) -> Command:
     try:
         code, language, version, opaque, flag, remark_bytes = _BINARY_HEAD.unpack_from(header)
         position = _BINARY_HEAD.size
-        remark, position = _text(header, position, remark_bytes)
+        remark, position = _read_text(header, position, remark_bytes)
         (fields_bytes,) = _INT32.unpack_from(header, position)
-        fields = _binary_fields(header, position + _INT32.size, fields_bytes)
+        fields = _read_binary_fields(header, position + _INT32.size, fields_bytes)
     except (StructError, UnicodeDecodeError) as error:
         raise ProtocolError(f"a binary header that cannot be read: {error}") from error
     name = LANGUAGES[language] if language < len(LANGUAGES) else LANGUAGE_OTHER
     return Command(code, fields, body, opaque, flag, remark or None, BINARY, name, version)
 
 
-def _binary_fields(header: bytes, position: int, fields_bytes: int) -> Fields:
+def _read_binary_fields(header: bytes, position: int, fields_bytes: int) -> Fields:
     end = position + fields_bytes
     if fields_bytes < 0 or end > len(header):
         raise ProtocolError(f"fields of {fields_bytes} bytes in a header of {len(header)}")
     fields: Fields = {}
     while position < end:
-        name, position = _text(header, position + _INT16.size, _INT16.unpack_from(header, position)[0])
-        fields[name], position = _text(header, position + _INT32.size, _INT32.unpack_from(header, position)[0])
+        name, position = _read_text(header, position + _INT16.size, _INT16.unpack_from(header, position)[0])
+        fields[name], position = _read_text(header, position + _INT32.size, _INT32.unpack_from(header, position)[0])
     if position != end:
         raise ProtocolError(f"the last field ends at {position}, the fields at {end}")
     return fields
 
 
-def _text(header: bytes, position: int, length: int) -> tuple[str, int]:
+def _read_text(header: bytes, position: int, length: int) -> tuple[str, int]:
     stop = position + length
     if length < 0 or stop > len(header):
         raise ProtocolError(f"a text of {length} bytes at {position} in a header of {len(header)}")
@@ -247,13 +246,13 @@ def _text(header: bytes, position: int, length: int) -> tuple[str, int]:
 
 
 def encode(command: Command) -> bytes:
-    """The whole frame of a request or an answer."""
+    """Returns the whole frame of a request or an answer."""
     header = _encode_json(command) if command.serialization == JSON else _encode_binary(command)
-    return framed(header, command.body, command.serialization)
+    return encode_frame(header, command.body, command.serialization)
 
 
-def framed(header: bytes, body: bytes = b"", serialization: int = JSON) -> bytes:
-    """The whole frame of an encoded header."""
+def encode_frame(header: bytes, body: bytes = b"", serialization: int = JSON) -> bytes:
+    """Returns the whole frame of an encoded header."""
     if len(header) > _HEADER_BYTES_MAX:
         raise ProtocolError(f"a header of {len(header)} bytes, at most {_HEADER_BYTES_MAX} can be written")
     length = _LENGTH_BYTES + len(header) + len(body)
@@ -262,7 +261,7 @@ def framed(header: bytes, body: bytes = b"", serialization: int = JSON) -> bytes
 
 def reply(request: Command, code: int, fields: Mapping[str, Any] = NO_FIELDS, *, remark: str | None = None,
           body: bytes = b"") -> bytes:  # fmt: skip
-    """The frame of an answer. It always has fields: clients look into them without asking whether they are there."""
+    """Returns the frame of an answer. It always has fields: clients read them without checking that they exist."""
     answer = Command(code, dict(fields), body, request.opaque, FLAG_RESPONSE, remark, request.serialization)
     return encode(answer)
 
@@ -270,7 +269,7 @@ def reply(request: Command, code: int, fields: Mapping[str, Any] = NO_FIELDS, *,
 def _encode_json(command: Command) -> bytes:
     header: dict[str, Any] = {
         "code": command.code,
-        "extFields": _written(command.fields),
+        "extFields": _text_fields(command.fields),
         "flag": command.flag,
         "language": command.language,
         "opaque": command.opaque,
@@ -287,10 +286,10 @@ def _encode_json(command: Command) -> bytes:
 
 def _encode_binary(command: Command) -> bytes:
     language = LANGUAGES.index(command.language if command.language in LANGUAGES else LANGUAGE_OTHER)
-    written = _written(command.fields)
+    texts = _text_fields(command.fields)
     try:
         remark = (command.remark or "").encode()
-        fields = b"".join([_binary_field(name.encode(), value.encode()) for name, value in written.items()])
+        fields = b"".join([_encode_binary_field(name.encode(), value.encode()) for name, value in texts.items()])
         head = _BINARY_HEAD.pack(command.code, language, command.version, command.opaque, command.flag, len(remark))
     except StructError as error:
         raise ProtocolError(f"code {command.code} or another number does not fit a binary header") from error
@@ -299,8 +298,8 @@ def _encode_binary(command: Command) -> bytes:
     return b"".join((head, remark, _INT32.pack(len(fields)), fields))
 
 
-def _written(fields: Mapping[str, Any]) -> dict[str, str]:
-    """Fields as Java writes them: what is not there is left out, and flags are in lower case."""
+def _text_fields(fields: Mapping[str, Any]) -> dict[str, str]:
+    """Returns fields as Java writes them: without those that are None, and flags in lower case."""
     return {
         name: str(value).lower() if type(value) is bool else str(value)
         for name, value in fields.items()
@@ -308,5 +307,5 @@ def _written(fields: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _binary_field(name: bytes, value: bytes) -> bytes:
+def _encode_binary_field(name: bytes, value: bytes) -> bytes:
     return b"".join((_INT16.pack(len(name)), name, _INT32.pack(len(value)), value))

@@ -1,4 +1,4 @@
-"""Ids that travel as text: where a message lies, and what a producer needs to recall it."""
+"""Ids that travel as text: message ids, recall handles and addresses."""
 
 import base64
 import binascii
@@ -15,7 +15,7 @@ _HANDLE_CHARACTERS_MAX = 65_536  # a unique key may fill the properties, 32 KB, 
 
 
 class RecallHandle(NamedTuple):
-    """What a recall handle says."""
+    """The content of a recall handle: what a producer needs to cancel its message."""
 
     topic: str
     broker_name: str
@@ -24,17 +24,17 @@ class RecallHandle(NamedTuple):
 
 
 def message_id(host: Host, offset: int) -> str:
-    """The id of the message at an offset of the log: upper-case hex of address, port and offset."""
+    """Returns the id of the message at an offset of the log: upper-case hex of address, port and offset."""
     return f"{id_prefix(host)}{offset:016X}"
 
 
 def id_prefix(host: Host) -> str:
-    """What the ids of all messages of a broker begin with."""
+    """Returns the prefix of the ids of all messages of a broker."""
     return f"{host.address.hex()}{host.port:08x}".upper()
 
 
 def parse_message_id(text: str) -> tuple[Host, int]:
-    """The broker and the offset of an id. Raises ProtocolError."""
+    """Returns the broker and the offset of an id. Raises ProtocolError."""
     try:
         data = bytes.fromhex(text)
     except ValueError:
@@ -52,13 +52,15 @@ def recall_handle(topic: str, broker_name: str, due_at_ms: int, unique_key: str)
 
 
 def encode_recall_handle(topic: str, broker_name: str, due_at_ms: int, unique_key: str) -> bytes:
-    """A recall handle as bytes, for every timed send. The steps of base64.urlsafe_b64encode without its detours."""
+    """Returns a recall handle as bytes. Every timed send needs one, so this does what base64.urlsafe_b64encode does by
+    fewer calls.
+    """
     text = f"{_HANDLE_VERSION} {topic} {broker_name} {due_at_ms} {unique_key}"
     return binascii.b2a_base64(text.encode(), newline=False).translate(_URL_SAFE)
 
 
 def parse_recall_handle(text: str) -> RecallHandle:
-    """Raises ProtocolError for what no broker has given out."""
+    """Raises ProtocolError for a text that no broker has handed out."""
     if len(text) > _HANDLE_CHARACTERS_MAX:
         raise ProtocolError(f"a recall handle of {len(text)} characters, the longest has {_HANDLE_CHARACTERS_MAX}")
     try:
@@ -76,7 +78,7 @@ def parse_recall_handle(text: str) -> RecallHandle:
 
 
 def host_of(address: str, port: int) -> Host:
-    """The host of a socket's address. Raises ValueError for what is no IP address."""
+    """Returns the host of a socket's address. Raises ValueError unless it is an IP address."""
     return Host(ipaddress.ip_address(address.partition("%")[0]).packed, port)
 
 
@@ -85,5 +87,5 @@ def host_text(host: Host) -> str:
 
 
 def address_text(host: str, port: int) -> str:
-    """host:port, with brackets around an IPv6 address."""
+    """Returns host:port, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,4 @@
-"""Records as an answer to a pull carries them: one behind the other, as the log has them.
+"""Records as the answer to a pull carries them: one after the other, as they are in the log.
 
 This is the consumer's side. It trusts nothing: the bytes come from a peer.
 """
@@ -26,12 +26,12 @@ __all__ = [
     "Pieces",
     "Record",
     "decode_records",
-    "joined",
+    "join_pieces",
     "split_records",
-]  # whoever reads answers need not know the log
+]  # those who read answers need not know the log
 
-# A record of which only that is read what every consumer wants: queue offset, sys flag, body, and the bytes before and
-# behind the body. A plain tuple: there is one for every message.
+# A record of which only what every consumer needs is read: queue offset, sys flag, body, and the bytes before and after
+# the body. A plain tuple, because there is one for every message.
 Pieces = tuple[int, int, bytes, bytes, bytes]
 
 
@@ -63,21 +63,21 @@ assert _HEAD.size == HEAD_BYTES
 
 
 def split_records(data: bytes) -> Columns:
-    """The records of an answer, checked as `decode_records` does and not read any further, at half its price.
+    """Returns the records of an answer, checked as `decode_records` checks them and read no further, at half its price.
 
     Raises ProtocolError that says where reading failed.
     """
     found = Columns([], [], [], [], [])
     add_offset, add_flag, add_body = found.queue_offsets.append, found.sys_flags.append, found.bodies.append
     add_head, add_tail = found.heads.append, found.tails.append
-    known_topic = b""  # the last one that was checked, behind its length: mostly they are all the same
+    known_topic = b""  # the last one checked, with its length: mostly they are all the same
     position, end = 0, len(data)
     unpack, head_bytes = _HEAD.unpack_from, HEAD_BYTES
     while end - position >= RECORD_BYTES_MIN:
         size, magic, crc, queue_offset, sys_flag, body_bytes = unpack(data, position)
         start, stop = position + head_bytes, position + size
         body_end = start + body_bytes
-        # Here and below: what is not as usual is left to `decode`, which knows all that may be, and says what is wrong.
+        # Here and below: an unusual record is left to `decode`, which reads all kinds and says what is wrong.
         if magic != MAGIC_V1 or sys_flag & HOSTS_V6 or not start <= body_end < stop - 2 or stop > end:
             break
         topic_end = body_end + 1 + data[body_end]
@@ -97,7 +97,7 @@ def split_records(data: bytes) -> Columns:
         add_head(data[position:start])
         add_tail(data[body_end:stop])
         position = stop
-    return found if position == end else Columns.of(map(_pieces, _decoded(data)))
+    return found if position == end else Columns.of(map(_pieces, _decode_each(data)))
 
 
 def _pieces(found: tuple[bytes, Record]) -> Pieces:
@@ -106,24 +106,24 @@ def _pieces(found: tuple[bytes, Record]) -> Pieces:
     return record.queue_offset, record.sys_flag, record.body, data[:start], data[start + len(record.body) :]
 
 
-def joined(pieces: Pieces) -> Record:
-    """The whole of a record that was split."""
+def join_pieces(pieces: Pieces) -> Record:
+    """Returns the whole of a record that was split."""
     _, _, body, head, tail = pieces
     return decode(head + body + tail)
 
 
 def decode_records(data: bytes) -> list[Record]:
-    """The records of an answer. Raises ProtocolError that says where reading failed."""
-    return [record for _, record in _decoded(data)]
+    """Returns the records of an answer. Raises ProtocolError that says where reading failed."""
+    return [record for _, record in _decode_each(data)]
 
 
-def _decoded(data: bytes) -> Iterator[tuple[bytes, Record]]:
+def _decode_each(data: bytes) -> Iterator[tuple[bytes, Record]]:
     position = 0
     while position < len(data):
         left = len(data) - position
         size = _SIZE.unpack_from(data, position)[0] if left >= _SIZE.size else 0
         if not RECORD_BYTES_MIN <= size <= left:
-            raise ProtocolError(f"a record at byte {position} says that it has {size} bytes, {left} are left")
+            raise ProtocolError(f"a record at byte {position} has a size of {size} bytes, {left} are left")
         record = data[position : position + size]
         try:
             yield record, decode(record)

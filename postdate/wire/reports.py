@@ -1,4 +1,4 @@
-"""What RocketMQ's tools are told about the broker: bodies of answers to operators."""
+"""Bodies of answers to operators, as RocketMQ's tools read them."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ class Peer(NamedTuple):
 
 
 def encode_cluster(broker: Broker) -> bytes:
-    """All clusters and their brokers: one of each."""
+    """Encodes all clusters and their brokers: one of each."""
     return orjson.dumps(
         {"brokerAddrTable": {broker.name: broker_data(broker)}, "clusterAddrTable": {broker.cluster: [broker.name]}}
     )
@@ -39,17 +39,20 @@ def encode_producers(peers: Iterable[Peer]) -> bytes:
 
 
 def encode_consumers(peers: Iterable[Peer], consumers: Iterable[Consumer]) -> bytes:
-    """The members of a group, of which there is one at least, and what they want. Where they want different things of a
-    topic, the last one counts.
+    """Encodes the members of a group, at least one, and their subscriptions. Where these differ for a topic, the last
+    one counts.
     """
-    shown = list(consumers)
-    subscriptions = {each.topic: subscription_data(each) for consumer in shown for each in consumer.subscriptions}
+    all_consumers = list(consumers)
+    last = all_consumers[-1]
+    subscriptions = {
+        each.topic: subscription_data(each) for consumer in all_consumers for each in consumer.subscriptions
+    }
     return orjson.dumps(
         {
             "connectionSet": [_connection(peer) for peer in peers],
-            "consumeFromWhere": shown[-1].consume_from,
-            "consumeType": shown[-1].consume_type,
-            "messageModel": shown[-1].message_model,
+            "consumeFromWhere": last.consume_from,
+            "consumeType": last.consume_type,
+            "messageModel": last.message_model,
             "subscriptionTable": subscriptions,
         }
     )
@@ -62,7 +65,7 @@ def _connection(peer: Peer) -> dict[str, Any]:
 
 
 def encode_producer_table(groups: Mapping[str, Iterable[tuple[Peer, int]]]) -> bytes:
-    """All producers by group, each with the instant at which it was last seen."""
+    """Encodes all producers by group, each with the instant at which it was last seen."""
     table = {
         group: [
             {"clientId": peer.client_id, "remoteIP": peer.address, "language": peer.language, "version": peer.version,
@@ -77,18 +80,18 @@ def encode_producer_table(groups: Mapping[str, Iterable[tuple[Peer, int]]]) -> b
 # -- properties, as Java's tools write and read them --------------------------------------------------------------
 
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
-_UNESCAPED = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}
+_UNESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}
 _ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))")
 _LINE_END = re.compile(r"[\r\n]")
 _LINE = re.compile(r"([^=:\s]+)\s*[=:]\s*(.*)")
 
 
 def encode_properties_text(values: Mapping[str, str]) -> bytes:
-    """Lines of name=value. The reader knows ASCII alone, and a backslash is special to it."""
-    return "".join(f"{name}={_escaped(value)}\n" for name, value in values.items()).encode()
+    """Encodes lines of name=value. Java reads ASCII alone here, and takes a backslash as an escape."""
+    return "".join(f"{name}={_escape(value)}\n" for name, value in values.items()).encode()
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     return "".join(_ESCAPES.get(letter) or (letter if " " <= letter <= "~" else _utf16(letter)) for letter in value)
 
 
@@ -98,22 +101,22 @@ def _utf16(letter: str) -> str:
 
 
 def decode_properties_text(body: bytes) -> dict[str, str]:
-    """Raises ProtocolError for what is no line of name=value; a line that begins with # or ! is a remark."""
+    """Decodes lines of name=value; a line that begins with # or ! is a comment. Raises ProtocolError."""
     try:
         lines = [line.strip() for line in _LINE_END.split(body.decode())]
     except UnicodeDecodeError as error:
-        raise ProtocolError(f"settings that are no text: {error}") from error
+        raise ProtocolError(f"the settings are not UTF-8 text: {error}") from error
     found = {}
     for line in lines:
         if not line or line[0] in "#!":
             continue
         match = _LINE.fullmatch(line)
         if match is None:
-            raise ProtocolError(f"settings have the line {line[:80]!r}, expected name=value")
-        value = _ESCAPED.sub(_unescaped, match[2])
+            raise ProtocolError(f"the settings have the line {line[:80]!r}, expected name=value")
+        value = _ESCAPED.sub(_unescape, match[2])
         found[match[1]] = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # pairs become one letter
     return found
 
 
-def _unescaped(match: "re.Match[str]") -> str:
-    return chr(int(match[1], 16)) if match[1] else _UNESCAPED.get(match[2], match[2])
+def _unescape(match: "re.Match[str]") -> str:
+    return chr(int(match[1], 16)) if match[1] else _UNESCAPES.get(match[2], match[2])

@@ -9,6 +9,7 @@ import itertools
 import random
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,7 @@ from postdate.storage.log import Log
 from postdate.storage.segment import Segments
 from verify.faults.points import points_of, points_of_the_disk
 from verify.simulation import Killed, Op, VirtualDisk, World
-from verify.simulation.site import SETTINGS, START_MS, with_settings
+from verify.simulation.site import LIMITS, SETTINGS, START_MS, with_settings
 
 # Of the times that a story comes to a point, spread evenly, the first and the last among them; more in scripts/full.
 KILLS_PER_POINT, KILLS_PER_POINT_FULL = 5, 20
@@ -166,7 +167,7 @@ def message(number: int, delay_ms: int) -> Message:
 
 def async_steps(disk: VirtualDisk) -> Iterator[None]:
     """An async broker that flushes nothing by itself, sends all the time, and takes two snapshots in the meantime."""
-    broker = Broker(disk, with_settings(flush="async", unflushed_bytes_max=1 << 20))
+    broker = Broker(disk, with_settings(flush="async"), limits=replace(LIMITS, unflushed_bytes_max=1 << 20))
     broker.put_topic("orders", START_MS, read_queue_count=2, write_queue_count=2)
     numbers = itertools.count()
 
@@ -192,7 +193,7 @@ def async_steps(disk: VirtualDisk) -> Iterator[None]:
 
 def opens_clean(disk: VirtualDisk) -> None:
     """The folder opens, takes a message and checks clean: no snapshot is ahead of the log that is on disk."""
-    broker = Broker(disk, with_settings(flush="async"))
+    broker = Broker(disk, with_settings(flush="async"), limits=LIMITS)
     for position in snapshots.positions(disk):
         assert position <= broker.log.end
     if "orders" in broker.fold.topics.by_name:
@@ -247,7 +248,7 @@ def known_durable(disk: VirtualDisk) -> int:
     """Up to where the files themselves say that everything was on disk: snapshots do, and batches of those before."""
     log = Log(disk, Segments(disk, SETTINGS.segment_bytes), 1 << 20)
     known = max(snapshots.positions(disk))
-    return max(known, *(batch.durable for batch in log.scanned(log.start, 0)))
+    return max(known, *(batch.durable for batch in log.scan(log.start, 0)))
 
 
 def test_a_batch_knows_what_was_durable_before_it_whatever_the_snapshots_know() -> None:
@@ -274,11 +275,13 @@ def test_a_bit_that_flips_in_the_durable_log_is_never_silently_accepted(ending: 
         assert any(path in finding for finding in findings), f"{path}, bit {bit}: check says {findings[:3]}"
         before = hurt.read(path, 0, SETTINGS.segment_bytes)
         if flipped < max(snapshots.positions(disk)):
-            Broker(hurt, SETTINGS).abandon()  # what lies before the newest snapshot is read by check alone
+            Broker(
+                hurt, SETTINGS, limits=LIMITS
+            ).abandon()  # what lies before the newest snapshot is read by check alone
         else:
             replayed += 1
             with pytest.raises(CorruptLog, match=rf"segment {path}, offset \d+ ") as raised:
-                Broker(hurt, SETTINGS)
+                Broker(hurt, SETTINGS, limits=LIMITS)
             (offset,) = re.findall(r"offset (\d+) ", str(raised.value))
             assert int(offset) <= flipped, f"{path}, bit {bit}: {raised.value}"
         assert hurt.read(path, 0, SETTINGS.segment_bytes) == before, "nothing is repaired in silence"

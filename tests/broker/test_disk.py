@@ -14,6 +14,7 @@ from postdate.storage.disk import RealDisk
 from tests.support.helpers import (
     FAR_MS,
     SMALL,
+    SMALL_LIMITS,
     T0,
     TOPIC,
     Data,
@@ -60,14 +61,15 @@ def test_a_fire_that_fails_pauses_longer_each_time_and_recovers(data: Data) -> N
             broker.flush()
     assert broker.fire_failures == 1
     visible = len(bodies(broker))
-    pauses = [broker.advance(at_ms) - at_ms]
+    pauses = [broker.paused_until_ms(at_ms) - at_ms]
     for _ in range(11):
         at_ms += pauses[-1]
-        assert broker.advance(at_ms - 1) == at_ms, "until then a call does nothing"
+        broker.advance(at_ms - 1)
+        assert broker.retry_at_ms == at_ms, "until then a call does nothing"
         with pytest.raises(DiskFull):
             broker.advance(at_ms)
         assert isinstance(broker.fire_error, DiskFull)
-        pauses.append(broker.advance(at_ms) - at_ms)
+        pauses.append(broker.paused_until_ms(at_ms) - at_ms)
     assert pauses == [10, 20, 40, 80, 160, 320, 640, 1_280, 2_560, 5_000, 5_000, 5_000]
     assert broker.fire_failures == 12
     assert len(bodies(broker)) == visible < broker.offsets(TOPIC, 0)[1] + 50
@@ -150,7 +152,7 @@ def test_a_damaged_format_file_is_named(data: Data, text: str) -> None:
 def test_a_folder_in_use_is_refused_and_free_after_closing(data: Data) -> None:
     broker = data.open()
     with pytest.raises(FolderInUse, match="is in use by process"):
-        Broker(RealDisk(data.folder), SMALL)
+        Broker(RealDisk(data.folder), SMALL, limits=SMALL_LIMITS)
     data.close(broker)
     data.open()
 
@@ -182,7 +184,9 @@ def test_a_corrupt_log_is_named_and_the_log_is_left_as_it_is(data: Data) -> None
 
 def test_a_folder_keeps_its_fixed_sizes_whatever_the_settings_say(data: Data) -> None:
     data.close(data.open())
-    broker = data.open(dataclasses.replace(SMALL, segment_bytes=1 << 20, queue_file_rows=128))
+    broker = data.open(
+        dataclasses.replace(SMALL, segment_bytes=1 << 20), dataclasses.replace(SMALL_LIMITS, queue_file_rows=128)
+    )
     assert broker.log.segment_end(0) == 1 << 16
     send_each(broker, T0, [message(str(n)) for n in range(100)])
     number = broker.fold.topics.get(TOPIC).numbers[0]

@@ -25,6 +25,7 @@ from tests.support.helpers import (
     KEEP_DAY,
     LEAD_MS,
     SMALL,
+    SMALL_LIMITS,
     T0,
     TOPIC,
     Data,
@@ -45,9 +46,8 @@ from tests.support.helpers import (
 from verify.simulation import VirtualDisk
 
 FAR_COUNT = 1_024  # more rows than are remembered from the last read, in one block: a rescue has to read their file
-ON_DISK = dataclasses.replace(
-    SMALL, segment_bytes=1 << 20, batch_bytes_max=1 << 20, far_block_rows=FAR_COUNT, queue_file_rows=1 << 16
-)
+ON_DISK = dataclasses.replace(SMALL, segment_bytes=1 << 20, batch_bytes_max=1 << 20)
+ON_DISK_LIMITS = dataclasses.replace(SMALL_LIMITS, far_block_rows=FAR_COUNT, queue_file_rows=1 << 16)
 
 
 # ------------------------------------------------------------------------------------- a batch that is half applied
@@ -55,7 +55,7 @@ ON_DISK = dataclasses.replace(
 
 def half_applied(data: Data, nth: int) -> Broker:
     """A broker whose nth read of the far queue failed while a rescue was applied."""
-    broker = data.open(ON_DISK)
+    broker = data.open(ON_DISK, ON_DISK_LIMITS)
     send(broker, T0, *[message(str(n), due=T0 + FAR_MS) for n in range(FAR_COUNT)])
     snapshot(broker)
     broker.advance(T0 + FAR_MS - LEAD_MS)
@@ -71,7 +71,7 @@ def half_applied(data: Data, nth: int) -> Broker:
 def test_a_broker_that_could_not_apply_a_batch_delivers_all_of_it_when_it_is_opened_again(data: Data, nth: int) -> None:
     broker = half_applied(data, nth)
     data.close(broker)
-    broker = data.open(ON_DISK)
+    broker = data.open(ON_DISK, ON_DISK_LIMITS)
     advance_to(broker, T0 + FAR_MS - LEAD_MS, T0 + FAR_MS)
     assert bodies(broker) == [str(n) for n in range(FAR_COUNT)]
 
@@ -107,7 +107,7 @@ def test_a_broker_that_could_not_apply_a_batch_does_nothing_more(data: Data, cal
 
 
 def test_a_cancel_whose_answer_cannot_be_found_out_says_so_and_holds(data: Data) -> None:
-    broker = data.open(ON_DISK)
+    broker = data.open(ON_DISK, ON_DISK_LIMITS)
     due = T0 + FAR_MS
     send(broker, T0, *[message(str(n), unique=f"k{n}", due=due) for n in range(FAR_COUNT)])
     send(broker, T0, message("last", due=due))
@@ -122,15 +122,16 @@ def test_a_cancel_whose_answer_cannot_be_found_out_says_so_and_holds(data: Data)
 
 
 def test_an_advance_that_cannot_read_what_is_due_says_so_pauses_and_recovers(data: Data) -> None:
-    broker = data.open(ON_DISK)
+    broker = data.open(ON_DISK, ON_DISK_LIMITS)
     send(broker, T0, *[message(str(n), due=T0 + FAR_MS) for n in range(FAR_COUNT)])
     at_ms = T0 + FAR_MS - LEAD_MS
     broken_once(data.disk, "read", "far")
     with pytest.raises(LogFailed, match=r"what is due cannot be read: .*Input/output error"):
         broker.advance(at_ms)
     assert (broker.fire_failures, isinstance(broker.fire_error, LogFailed)) == (1, True)
-    assert broker.advance(at_ms) == at_ms + broker.settings.fire_pause_ms_min
-    advance_to(broker, at_ms + broker.settings.fire_pause_ms_min, T0 + FAR_MS)
+    broker.advance(at_ms)
+    assert broker.paused_until_ms(at_ms) == at_ms + broker.limits.fire_pause_ms_min
+    advance_to(broker, at_ms + broker.limits.fire_pause_ms_min, T0 + FAR_MS)
     assert (broker.fire_failures, broker.fire_error) == (0, None)
     assert bodies(broker) == [str(n) for n in range(FAR_COUNT)]
 
@@ -151,7 +152,7 @@ def test_a_broker_is_closed_while_a_snapshot_is_being_taken(data: Data) -> None:
 
 DESCRIPTORS_MAX = 256
 MANY = 300  # segments and chunks
-TINY = Settings(segment_bytes=16_384, batch_bytes_max=16_384, queue_tail_rows=4, queue_file_rows=64)
+TINY = Settings(segment_bytes=16_384, batch_bytes_max=16_384)
 
 
 def live_with_few_descriptors(folder: Path) -> None:
@@ -227,7 +228,7 @@ def test_a_segment_that_cannot_be_mapped_leaves_no_descriptor_behind(data: Data)
 def test_rows_whose_sync_failed_are_written_again_before_a_snapshot_speaks_of_them(folder: str) -> None:
     """A failed sync drops what it should have written, and the next one has nothing to do and succeeds."""
     disk = VirtualDisk()
-    broker = Broker(disk, ON_DISK)
+    broker = Broker(disk, ON_DISK, limits=ON_DISK_LIMITS)
     broker.put_topic(TOPIC, T0, read_queue_count=1, write_queue_count=1)
     delay_ms = FAR_MS if folder == "far" else 0
     send_many(broker, delay_ms, 0)
@@ -238,7 +239,7 @@ def test_rows_whose_sync_failed_are_written_again_before_a_snapshot_speaks_of_th
         snapshot(broker)
     disk.lose_power(random.Random(1))
 
-    broker = Broker(disk, ON_DISK)
+    broker = Broker(disk, ON_DISK, limits=ON_DISK_LIMITS)
     advance_to(broker, T0, T0 + delay_ms)
     assert bodies(broker) == [f"{n}.{m}" for n in range(3) for m in range(SENT_COUNT)]
     broker.close()

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from postdate.broker.broker import Broker
-from postdate.broker.handout import PopAsk
-from postdate.broker.leasing import Handle, Popped
+from postdate.broker.leasing import LeaseHandle, Popped, PopRequest
 from postdate.errors import PopsFull, UsageError
 from postdate.message import DLQ_TOPIC_PREFIX, Message
 from postdate.state import saved
@@ -19,6 +18,7 @@ from tests.support.helpers import (
     KEEP_DAY,
     MINUTE_MS,
     SMALL,
+    SMALL_LIMITS,
     T0,
     TOPIC,
     Data,
@@ -36,7 +36,7 @@ from tests.support.helpers import (
 
 GROUP = "workers"
 DEAD = DLQ_TOPIC_PREFIX + GROUP
-ASK = PopAsk(GROUP, TOPIC, [0], 32, 1 << 20, MINUTE_MS, 16)
+ASK = PopRequest(GROUP, TOPIC, [0], 32, 1 << 20, MINUTE_MS, 16)
 
 
 def pop(broker: Broker, at_ms: int, **changes: Any) -> Popped:
@@ -49,8 +49,8 @@ def texts(popped: Popped) -> list[str]:
     return [records.decode(data).body.decode() for data in records.split(popped.body)]
 
 
-def handles(popped: Popped) -> list[Handle]:
-    return [Handle(TOPIC, given.queue_id, given.offset, popped.popped_at_ms) for given in popped.messages]
+def handles(popped: Popped) -> list[LeaseHandle]:
+    return [LeaseHandle(TOPIC, given.queue_id, given.offset, popped.popped_at_ms) for given in popped.messages]
 
 
 def acknowledge(broker: Broker, popped: Popped, at_ms: int) -> list[bool]:
@@ -172,7 +172,7 @@ def spent_message(broker: Broker) -> None:
 
 
 def bury(broker: Broker, at_ms: int) -> None:
-    ((key, data),) = broker.leases.spent(10)
+    ((key, data),) = broker.leases.spent_messages(10)
     broker.leases.bury(key, Message(DEAD, records.decode(data).body), at_ms)
 
 
@@ -181,14 +181,14 @@ def test_a_burial_is_one_batch_and_is_done_once(data: Data) -> None:
     spent_message(broker)
     assert broker.leases.pop(ASK, T0 + MINUTE_MS) is None
     bury(broker, T0 + MINUTE_MS)
-    assert broker.leases.spent(10) == [], "it is on its way"
+    assert broker.leases.spent_messages(10) == [], "it is on its way"
     broker.flush()
     assert broker.offsets(DEAD, 0) == (0, 1)
-    assert not broker.fold.pops.leases
+    assert not broker.fold.leases.by_key
     data.crash(broker)
     broker = data.open()
     assert broker.offsets(DEAD, 0) == (0, 1)
-    assert broker.leases.spent(10) == []
+    assert broker.leases.spent_messages(10) == []
 
 
 def test_a_burial_that_is_lost_in_a_crash_is_done_again(data: Data) -> None:
@@ -204,10 +204,10 @@ def test_a_burial_that_is_lost_in_a_crash_is_done_again(data: Data) -> None:
 def test_a_spent_message_with_an_acknowledgement_on_its_way_is_not_buried(data: Data) -> None:
     broker = data.open()
     spent_message(broker)
-    ticket = broker.leases.acknowledge(GROUP, [Handle(TOPIC, 0, 0, T0)], T0 + MINUTE_MS)
-    assert broker.leases.spent(10) == []
+    ticket = broker.leases.acknowledge(GROUP, [LeaseHandle(TOPIC, 0, 0, T0)], T0 + MINUTE_MS)
+    assert broker.leases.spent_messages(10) == []
     assert settled(broker, ticket) == [True]
-    assert broker.leases.spent(10) == []
+    assert broker.leases.spent_messages(10) == []
 
 
 # ---------------------------------------------------------------------------------------------- what a lease holds
@@ -249,7 +249,7 @@ def test_a_change_of_what_came_back_and_is_gone_is_refused_and_forgets_it(data: 
     ticket = broker.leases.change_invisible(GROUP, handles(popped)[0], HOUR_MS, at_ms)
     broker.retain(at_ms)
     assert settled(broker, ticket), "what is written about it keeps it"
-    again = Handle(TOPIC, 0, 0, at_ms)
+    again = LeaseHandle(TOPIC, 0, 0, at_ms)
     advance_to(broker, at_ms, at_ms + HOUR_MS)
     for _ in range(2):
         segment_of_messages(broker, at_ms + HOUR_MS, "x")
@@ -257,8 +257,8 @@ def test_a_change_of_what_came_back_and_is_gone_is_refused_and_forgets_it(data: 
     broker.retain(at_ms + 3 * DAY_MS)
     assert broker.offsets(TOPIC, 0)[0] > 0
     assert not settled(broker, broker.leases.change_invisible(GROUP, again, HOUR_MS, at_ms + 3 * DAY_MS))
-    assert broker.fold.pops.leases == {}
-    assert 0 not in broker.fold.holds.held
+    assert broker.fold.leases.by_key == {}
+    assert 0 not in broker.fold.references.held
 
 
 @pytest.mark.parametrize("in_chunk", [False, True])
@@ -280,7 +280,7 @@ def test_what_a_pop_will_give_stays_though_its_record_is_not_durable_yet(data: D
     broker.retain(at_ms)
     broker.flush()
     assert records.decode(ticket.answer.body).body == b"far"
-    assert broker.look(broker.reader.place(TOPIC, 0, 0)), "its record is there, to be given again"
+    assert broker.read_record(broker.view.place(TOPIC, 0, 0)), "its record is there, to be given again"
 
 
 def test_a_chunk_stays_while_somebody_has_a_message_of_it(data: Data) -> None:
@@ -324,14 +324,14 @@ def test_what_came_back_and_has_no_record_any_more_is_forgotten(data: Data) -> N
     assert broker.retain(T0 + 3 * DAY_MS) > 0
     popped = pop(broker, T0 + 3 * DAY_MS)
     assert "gone" not in texts(popped)
-    assert (GROUP, broker.fold.topics.get(TOPIC).numbers[0], 0) not in broker.fold.pops.leases
+    assert (GROUP, broker.fold.topics.get(TOPIC).numbers[0], 0) not in broker.fold.leases.by_key
 
 
 # ------------------------------------------------------------------------------------------------------- restarts
 
 
 def test_a_snapshot_with_many_leases_is_loaded_as_it_was(data: Data) -> None:
-    broker = data.open(dataclasses.replace(SMALL, rows_by_column=64))
+    broker = data.open(limits=dataclasses.replace(SMALL_LIMITS, rows_by_column=64))
     send(broker, T0, *[message(str(n)) for n in range(100)])
     for n in range(30):
         popped = pop(broker, T0 + n, count_max=3, invisible_ms=1 + n * 100)
@@ -341,15 +341,15 @@ def test_a_snapshot_with_many_leases_is_loaded_as_it_was(data: Data) -> None:
     snapshot(broker)
     before = saved.state_json(broker.fold)
     data.close(broker)
-    broker = data.open(dataclasses.replace(SMALL, rows_by_column=64))
+    broker = data.open(limits=dataclasses.replace(SMALL_LIMITS, rows_by_column=64))
     assert saved.state_json(broker.fold) == before
-    assert broker.fold.pops.leased == {
+    assert broker.fold.leases.leased == {
         (GROUP, broker.fold.topics.get(TOPIC).numbers[0]): sum(
-            lease.until_ms != 0 for lease in broker.fold.pops.leases.values()
+            lease.until_ms != 0 for lease in broker.fold.leases.by_key.values()
         )
     }
     advance(broker, T0 + 10_000)
-    assert len(broker.fold.pops.ready[GROUP, broker.fold.topics.get(TOPIC).numbers[0]]) == 60
+    assert len(broker.fold.leases.ready[GROUP, broker.fold.topics.get(TOPIC).numbers[0]]) == 60
 
 
 def test_after_a_restart_leases_of_one_instant_still_end_in_the_order_of_giving(data: Data) -> None:
@@ -372,4 +372,4 @@ def test_a_snapshot_of_an_earlier_version_has_no_leases(data: Data) -> None:
         del state[part]
     fold = broker._fresh_fold({"queue_file_rows": 64, "far_block_rows": 8})
     saved._load_tables(fold, state)
-    assert not fold.pops.leases
+    assert not fold.leases.by_key

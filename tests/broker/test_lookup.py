@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from postdate.arrival import NEVER
 from postdate.broker.broker import Broker
 from postdate.broker.lookup import Found, State
 from postdate.errors import TopicNotFound, UsageError
@@ -14,7 +15,6 @@ from postdate.keys import key_hash
 from postdate.message import Cancelled, Host
 from postdate.state.far import Far
 from postdate.state.index import Index
-from postdate.state.wheel import NEVER
 from postdate.storage import record as records
 from postdate.storage.batch import MESSAGE
 from postdate.storage.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL
@@ -26,6 +26,7 @@ from tests.support.helpers import (
     MINUTE_MS,
     SECOND_MS,
     SMALL,
+    SMALL_LIMITS,
     T0,
     TOPIC,
     Data,
@@ -66,7 +67,7 @@ def only(broker: Broker, key: str) -> Found:
 
 @pytest.mark.parametrize("rows_by_column", [2, 64])
 def test_a_message_is_found_by_each_of_its_keys(data: Data, rows_by_column: int) -> None:
-    broker = data.open(dataclasses.replace(SMALL, rows_by_column=rows_by_column))
+    broker = data.open(limits=dataclasses.replace(SMALL_LIMITS, rows_by_column=rows_by_column))
     send(broker, T0, message("a", unique="U1", keys="k1 k2  k3"), message("b", keys=" k2"), message("c", unique="U2"))
     visible = State.VISIBLE
     assert told(broker, "U1") == told(broker, "k1") == told(broker, "k3") == [("a", visible)]
@@ -309,14 +310,14 @@ def test_a_record_that_is_only_in_a_chunk_is_found_there(data: Data) -> None:
     stage(broker, registered(broker), 0, T0 + 2 * HOUR_MS, ["c1"])
     seen = only(broker, "K")
     assert (seen.state, seen.due_at_ms, seen.offset >= CHUNK_BIT) == (State.WAITING, T0 + HOUR_MS, True)
-    assert [each.state for each in broker.view(seen.offset) if each] == [State.WAITING]
+    assert [each.state for each in broker.find_at(seen.offset) if each] == [State.WAITING]
     advance(broker, T0 + HOUR_MS)
-    for fired in (only(broker, "I"), *[each for each in broker.view(seen.offset) if each]):
+    for fired in (only(broker, "I"), *[each for each in broker.find_at(seen.offset) if each]):
         assert (fired.state, fired.queue_offset) == (State.VISIBLE, 0)
         assert records.decode(fired.record).offset == seen.offset
     cancel(broker, "I", T0 + HOUR_MS, T0 + HOUR_MS)
     broker.delete_topic(TOPIC, T0 + HOUR_MS)
-    assert [each.state for each in broker.view(seen.offset) if each] == [State.DELETED]
+    assert [each.state for each in broker.find_at(seen.offset) if each] == [State.DELETED]
 
 
 # ------------------------------------------------------------------------------------- restarts and retention
@@ -388,7 +389,7 @@ def test_a_cancel_finds_what_was_delivered_among_many(data: Data) -> None:
 
 
 def test_a_cancel_looks_no_further_than_it_may(data: Data) -> None:
-    broker = data.open(dataclasses.replace(SMALL, delivered_search_steps=0))
+    broker = data.open(limits=dataclasses.replace(SMALL_LIMITS, delivered_search_steps=0))
     send(broker, T0, message("x", unique="U", due=T0 + SECOND_MS))
     advance(broker, T0 + SECOND_MS)
     assert cancel(broker, "U", T0 + SECOND_MS, T0 + SECOND_MS) is Cancelled.UNKNOWN

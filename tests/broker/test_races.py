@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
+from postdate.arrival import NEVER
 from postdate.broker.broker import Broker
-from postdate.config import Settings
+from postdate.config import Limits, Settings
 from postdate.errors import UsageError
 from postdate.message import Cancelled
-from postdate.state.wheel import NEVER
 from tests.support.helpers import (
     DAY_MS,
     FAR_MS,
@@ -17,6 +17,7 @@ from tests.support.helpers import (
     LEAD_MS,
     MINUTE_MS,
     SMALL,
+    SMALL_LIMITS,
     T0,
     TOPIC,
     Data,
@@ -161,26 +162,22 @@ def test_deleting_a_topic_counts_no_message_whose_cancel_is_pending(data: Data, 
 
 
 def test_a_taken_row_in_the_first_block_does_not_starve_the_blocks_behind_it(data: Data) -> None:
-    settings = dataclasses.replace(SMALL, rescue_blocks_max=2, far_block_rows=8)
-    broker = data.open(settings)
+    broker = data.open(limits=dataclasses.replace(SMALL_LIMITS, rescue_blocks_max=2, far_block_rows=8))
     due = T0 + FAR_MS
     send(broker, T0, message("taken", due=due))
     send_each(broker, T0, [message(str(n), due=due + n) for n in range(30)])
     stage(broker, registered(broker), 1, due + HOUR_MS)
-    assert broker.rescues.is_served(due), "so that only untaken rows are rescued"
+    assert broker.rescuer.is_served(due), "so that only untaken rows are rescued"
     advance_to(broker, T0, due + MINUTE_MS)
     assert bodies(broker) == [str(n) for n in range(30)]
 
 
 def test_a_rescue_needs_two_blocks_because_the_first_may_hold_nothing_for_it() -> None:
-    with pytest.raises(UsageError, match="rescue_blocks_max is 1, expected 2 to 4096"):
-        Settings(rescue_blocks_max=1)
+    with pytest.raises(UsageError, match="rescue_blocks_max is 1, expected at least 2"):
+        Limits(rescue_blocks_max=1)
 
 
-BRIEF = Settings(
-    segment_bytes=16_384, batch_bytes_max=16_384, retention_ms=1_000, tombstones_max=5, queue_tail_rows=4,
-    queue_file_rows=64,
-)  # fmt: skip
+BRIEF = Settings(segment_bytes=16_384, batch_bytes_max=16_384, retention_ms=1_000, tombstones_max=5)
 
 
 def cancelled_again_and_again(broker: Broker, rounds: int) -> None:
@@ -206,7 +203,7 @@ def test_a_tombstone_is_forgotten_though_no_pipeline_ever_takes_anything(data: D
     if pipeline:
         registered(broker)
     cancelled_again_and_again(broker, 20)
-    assert broker.fold.tombstones.count == 0
+    assert broker.fold.cancels.count == 0
 
 
 def test_a_tombstone_of_nothing_is_forgotten_after_its_due(data: Data) -> None:
@@ -217,12 +214,12 @@ def test_a_tombstone_of_nothing_is_forgotten_after_its_due(data: Data) -> None:
         assert cancel(broker, "nobody", due, T0) == Cancelled.UNKNOWN
     advance_to(broker, T0, T0 + HOUR_MS)
     send(broker, T0 + HOUR_MS, message("time passes"))
-    assert broker.fold.tombstones.count == 0
+    assert broker.fold.cancels.count == 0
 
 
 def forgotten_rows(data: Data) -> tuple[Broker, int]:
     """A broker without a pipeline whose first far rows are gone by retention, and the instant."""
-    broker = data.open(dataclasses.replace(KEEP_DAY, far_block_rows=8))
+    broker = data.open(KEEP_DAY, dataclasses.replace(SMALL_LIMITS, far_block_rows=8))
     at_ms = T0
     for n in range(4):
         send(broker, at_ms, *[message(f"{n}.{m}", due=at_ms + FAR_MS) for m in range(50)])
@@ -236,15 +233,15 @@ def forgotten_rows(data: Data) -> tuple[Broker, int]:
 
 def test_without_a_pipeline_far_rows_are_forgotten_with_their_segments(data: Data) -> None:
     broker, _ = forgotten_rows(data)
-    assert broker.far_first >= 64
+    assert broker.view.far.first >= 64
     assert data.disk.list("far")[0] > f"{0:020d}", "whole files are gone"
-    with pytest.raises(UsageError, match=f"the first that is there is {broker.far_first}"):
-        broker.read_far(0, 10)
-    first, offsets = broker.far_first, broker.offsets(TOPIC, 0)
+    with pytest.raises(UsageError, match=f"the first that is there is {broker.view.far.first}"):
+        broker.view.read_far(0, 10)
+    first, offsets = broker.view.far.first, broker.offsets(TOPIC, 0)
     data.crash(broker)
-    broker = data.open(broker.settings)
+    broker = data.open(broker.settings, broker.limits)
     assert broker.offsets(TOPIC, 0) == offsets
-    assert 64 <= broker.far_first <= first
+    assert 64 <= broker.view.far.first <= first
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -252,22 +249,24 @@ def test_a_first_pipeline_begins_at_the_first_far_row_that_is_there(data: Data, 
     broker, at_ms = forgotten_rows(data)
     if restarts:
         data.crash(broker)
-        broker = data.open(broker.settings)
+        broker = data.open(broker.settings, broker.limits)
     send(broker, at_ms, message("far", unique="k", due=at_ms + FAR_MS))
     epoch = registered(broker, at_ms)
-    rows = broker.read_far(broker.far_first, 1_000)
-    assert broker.far_first + len(rows) == broker.fold.far.length == 201
+    rows = broker.view.read_far(broker.view.far.first, 1_000)
+    assert broker.view.far.first + len(rows) == broker.fold.far.length == 201
     upload_last(broker, data, "c1")
     stage(broker, epoch, 201, at_ms + FAR_MS, ["c1"], at_ms)
     assert cancel(broker, "k", at_ms + FAR_MS + 1, at_ms) == Cancelled.UNKNOWN
     advance_to(broker, at_ms, at_ms + DAY_MS)
     assert bodies(broker)[-1] == "far"
     assert waiting_count(broker) == 0
-    assert broker.fold.holds.held.keys() <= {broker.log.end >> 16}, "nothing but the last cancel may hold a segment"
+    assert broker.fold.references.held.keys() <= {broker.log.end >> 16}, (
+        "nothing but the last cancel may hold a segment"
+    )
 
 
 def upload_last(broker: Broker, data: Data, name: str) -> None:
     """A chunk of the last far row."""
-    row = broker.read_far(broker.fold.far.length - 1, 1)[0]
+    row = broker.view.read_far(broker.fold.far.length - 1, 1)[0]
     far = message("far", unique="k", due=int(row["due"]))
     write_chunk(data.disk, name, [(int(row["due"]), int(row["arrival"]), int(row["queue"]), far)])

@@ -10,6 +10,7 @@ from tests.support.helpers import (
     FAR_MS,
     HOUR_MS,
     KEEP_DAY,
+    SMALL_LIMITS,
     T0,
     TOPIC,
     Data,
@@ -107,10 +108,10 @@ def test_what_the_pipeline_has_taken_is_not_held_and_its_chunk_goes_after_its_ti
     far = [message(str(n), due=due) for n in range(3)]
     send(broker, T0, *far)
     epoch = registered(broker)
-    assert broker.fold.holds.held == {0: 3}
+    assert broker.fold.references.held == {0: 3}
     upload(broker, data, "c1", far, [0, 1, 2])
     stage(broker, epoch, 3, due, ["c1"])
-    assert broker.fold.holds.held == {}
+    assert broker.fold.references.held == {}
     for _ in range(2):
         segment_of_messages(broker, T0 + 1, "x")
         snapshot(broker)
@@ -170,7 +171,7 @@ def test_without_a_pipeline_a_gap_in_the_log_makes_nothing_come_twice(data: Data
     assert broker.log.segment_numbers() == [0, 2]
     advance_to(broker, T0, due + DAY_MS)
     assert [body for body in bodies(broker) if "gap" in body] == ["before the gap", "behind the gap"]
-    assert (broker.fold.holds.held, waiting_count(broker)) == ({}, 0)
+    assert (broker.fold.references.held, waiting_count(broker)) == ({}, 0)
 
 
 def test_a_first_pipeline_after_retention_takes_what_was_rescued_long_ago(data: Data) -> None:
@@ -185,9 +186,9 @@ def test_a_first_pipeline_after_retention_takes_what_was_rescued_long_ago(data: 
     send(broker, at_ms, message("far2", due=at_ms + HOUR_MS))
     advance_to(broker, at_ms, at_ms + HOUR_MS)
     stage(broker, registered(broker, at_ms + HOUR_MS), broker.fold.far.length, at_ms + HOUR_MS, [], at_ms + HOUR_MS)
-    assert broker.fold.holds.held == {}
+    assert broker.fold.references.held == {}
     data.crash(broker)
-    assert data.open(KEEP_DAY).fold.holds.held == {}
+    assert data.open(KEEP_DAY).fold.references.held == {}
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -196,8 +197,8 @@ def test_the_broker_does_not_spin_over_taken_messages_whose_record_is_gone(
     data: Data, count: int, restarts: bool
 ) -> None:
     """With 140 of them whole files of the far queue go too, and the snapshots that are kept know nothing of that."""
-    settings = dataclasses.replace(KEEP_DAY, far_block_rows=4)
-    broker = data.open(settings)
+    limits = dataclasses.replace(SMALL_LIMITS, far_block_rows=4)
+    broker = data.open(KEEP_DAY, limits)
     send_each(broker, T0, [message(str(n), due=T0 + 10 * DAY_MS) for n in range(count)])
     epoch = registered(broker)
     stage(broker, epoch, count, T0 + 1)
@@ -208,7 +209,7 @@ def test_the_broker_does_not_spin_over_taken_messages_whose_record_is_gone(
     assert len(data.disk.list("far")) == 1
     if restarts:
         data.crash(broker)
-        broker = data.open(settings)
+        broker = data.open(KEEP_DAY, limits)
     at_ms = T0 + 10 * DAY_MS
     assert advance(broker, at_ms) > at_ms, "no pipeline, no record: there is nothing to do"
 

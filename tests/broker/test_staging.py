@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from postdate.broker.broker import Broker
-from postdate.broker.staging import Stage
+from postdate.contract import Stage
 from postdate.errors import CorruptChunk, Refused, UsageError
 from postdate.message import Cancelled, Message
 from postdate.state import saved
@@ -17,6 +17,7 @@ from tests.support.helpers import (
     MINUTE_MS,
     SECOND_MS,
     SMALL,
+    SMALL_LIMITS,
     T0,
     Data,
     advance,
@@ -55,19 +56,19 @@ def test_a_staged_message_is_delivered_on_time_once(data: Data) -> None:
     advance_to(broker, T0 + FAR_MS, T0 + DAY_MS)
     assert bodies(broker) == ["0", "1"]
     assert [record.stored_at_ms for record in pulled(broker)] == [T0 + FAR_MS, T0 + FAR_MS + 1]
-    assert (broker.fold.holds.held, waiting_count(broker)) == ({}, 0)
+    assert (broker.fold.references.held, waiting_count(broker)) == ({}, 0)
 
 
 def test_the_far_queue_shows_the_pipeline_durable_rows_alone(data: Data) -> None:
     broker = data.open(dataclasses.replace(SMALL, flush="async"))
     broker.send([message(due=T0 + FAR_MS)], T0)
     assert broker.fold.far.length == 1
-    assert len(broker.read_far(0, 10)) == 0
+    assert len(broker.view.read_far(0, 10)) == 0
     broker.flush()
-    assert broker.read_far(0, 10)["due"].tolist() == [T0 + FAR_MS]
-    assert len(broker.read_far(1, 10)) == 0
+    assert broker.view.read_far(0, 10)["due"].tolist() == [T0 + FAR_MS]
+    assert len(broker.view.read_far(1, 10)) == 0
     with pytest.raises(UsageError, match="far rows from -1 and 10 of them: the first that is there is 0"):
-        broker.read_far(-1, 10)
+        broker.view.read_far(-1, 10)
 
 
 def test_stages_that_are_stale_repeated_or_overtaken_are_refused_by_name(data: Data) -> None:
@@ -100,7 +101,7 @@ def test_rows_that_were_counted_aside_are_taken_once(data: Data, count: int, sto
     broker = data.open()
     send(broker, T0, *(message(str(n), due=T0 + FAR_MS + n) for n in range(count)))
     wanted = Stage(registered(broker), (0, count), (0, T0), (), count, 0)
-    verified = broker.staging.verified(wanted)
+    verified = broker.staging.verify(wanted)
     assert verified.tally is not None
     assert (verified.tally.stop, sum(verified.tally.queues.values())) == (stored, stored)
     if is_rescued:
@@ -108,17 +109,17 @@ def test_rows_that_were_counted_aside_are_taken_once(data: Data, count: int, sto
     broker.staging.write(wanted, verified, T0 + FAR_MS - 1)
     broker.flush()
     assert (broker.fold.far.taken, sum(broker.fold.untaken)) == (count, 0)
-    assert sum(broker.fold.holds.held.values()) == broker.fold.wheel.count == count * is_rescued
+    assert sum(broker.fold.references.held.values()) == broker.fold.wheel.count == count * is_rescued
 
 
 def test_a_count_that_retention_has_overtaken_is_not_used(data: Data) -> None:
     broker, epoch, _ = far_pair(data)
     broker.fold.far.rows.spill()
     (data.folder / "far" / f"{0:020d}").rename(data.folder / "aside")
-    assert broker.staging.verified(Stage(epoch, (0, 2), (0, T0), (), 2, 0)).tally is None
+    assert broker.staging.verify(Stage(epoch, (0, 2), (0, T0), (), 2, 0)).tally is None
     (data.folder / "aside").rename(data.folder / "far" / f"{0:020d}")
     stage(broker, epoch, 2, T0)
-    assert (sum(broker.fold.untaken), broker.fold.holds.held) == (0, {})
+    assert (sum(broker.fold.untaken), broker.fold.references.held) == (0, {})
 
 
 def test_a_chunk_that_is_not_whole_is_refused(data: Data) -> None:
@@ -136,7 +137,7 @@ def test_a_chunk_that_is_not_whole_is_refused(data: Data) -> None:
     for name in ("bad", "missing"):
         with pytest.raises(CorruptChunk, match=f"chunks/{name}"):
             stage(broker, epoch, 2, T0 + HOUR_MS, [name])
-    with pytest.raises(CorruptChunk, match="behind the horizon"):
+    with pytest.raises(CorruptChunk, match="after the horizon"):
         stage(broker, epoch, 2, T0 + FAR_MS, ["good"])
     for name in ("", "../FORMAT", ".hidden"):
         with pytest.raises(UsageError, match="no file name"):
@@ -213,7 +214,7 @@ def test_what_a_rescue_fired_is_not_fired_again_by_a_stage(data: Data) -> None:
     stage(broker, epoch, 2, due + 1, ["c1"], due)
     advance_to(broker, due, due + HOUR_MS)
     assert bodies(broker) == ["0", "1"]
-    assert (broker.fold.holds.held, waiting_count(broker)) == ({}, 0)
+    assert (broker.fold.references.held, waiting_count(broker)) == ({}, 0)
 
 
 def test_a_cancel_between_rescue_and_stage_removes_both(data: Data) -> None:
@@ -238,7 +239,7 @@ def test_a_dead_pipelines_messages_are_rescued_from_the_log_and_fire_once(data: 
     stage(broker, registered(broker, due + 1), 2, due + 1, ["c1"], due + 1)
     advance_to(broker, due + 1, due + HOUR_MS)
     assert bodies(broker) == ["0", "1"]
-    assert (broker.fold.holds.held, waiting_count(broker)) == ({}, 0)
+    assert (broker.fold.references.held, waiting_count(broker)) == ({}, 0)
 
 
 def test_a_cancel_that_the_pipeline_took_along_holds_when_the_pipeline_dies(data: Data) -> None:
@@ -272,13 +273,13 @@ def test_a_rescue_honours_the_taken_cancel_of_its_own_topic_key_and_due_alone(da
     send(broker, T0 + 2, message("key used again", due=due, unique=unique, keys=keys))
     epoch = registered(broker)
     stage(broker, epoch, broker.fold.far.length, T0 + 3)
-    assert broker.fold.tombstones.count == 0, "the table carries the cancel from now on"
+    assert broker.fold.cancels.count == 0, "the table carries the cancel from now on"
     data.crash(broker)
     broker = data.open()
     advance_to(broker, T0 + 3, due + DAY_MS)
     assert bodies(broker) == ["other key", "key used again", "other due"]
     assert bodies(broker, "second") == ["other topic"]
-    assert (broker.fold.holds.held, waiting_count(broker)) == ({}, 0)
+    assert (broker.fold.references.held, waiting_count(broker)) == ({}, 0)
 
 
 def test_a_restart_after_a_rescue_of_taken_messages_finds_the_same(data: Data) -> None:
@@ -298,8 +299,10 @@ def test_imported_rows_fire_though_a_rescue_covers_their_arrival(data: Data) -> 
     broker, epoch, messages = far_pair(data)
     due = T0 + FAR_MS
     advance_to(broker, T0, due - 1)
-    arrival = int(broker.read_far(0, 1)["arrival"][0])
-    write_chunk(data.disk, "imported", [(due, arrival, int(broker.read_far(0, 1)["queue"][0]), messages[0])], flags=1)
+    arrival = int(broker.view.read_far(0, 1)["arrival"][0])
+    write_chunk(
+        data.disk, "imported", [(due, arrival, int(broker.view.read_far(0, 1)["queue"][0]), messages[0])], flags=1
+    )
     stage(broker, epoch, 2, due + 1, ["imported"], due - 1)
     advance(broker, due)
     assert bodies(broker) == ["0", "0"]
@@ -327,17 +330,17 @@ RESCUE_LEAD_MS = LEAD_MS // 2
 
 def test_a_pipeline_serves_while_its_horizon_is_far_enough_ahead(data: Data) -> None:
     broker = data.open()
-    assert not broker.rescues.is_served(T0), "there is none"
+    assert not broker.rescuer.is_served(T0), "there is none"
     epoch = registered(broker)
-    assert not broker.rescues.is_served(T0), "it has done nothing yet"
+    assert not broker.rescuer.is_served(T0), "it has done nothing yet"
     stage(broker, epoch, 0, T0 + 2 * MINUTE_MS)
     last = T0 + 2 * MINUTE_MS - RESCUE_LEAD_MS
-    assert broker.rescues.is_served(last)
-    assert not broker.rescues.is_served(last + 1)
+    assert broker.rescuer.is_served(last)
+    assert not broker.rescuer.is_served(last + 1)
     stage(broker, epoch, 0, T0 + 3 * MINUTE_MS)
-    assert broker.rescues.is_served(last + MINUTE_MS)
+    assert broker.rescuer.is_served(last + MINUTE_MS)
     registered(broker)
-    assert broker.rescues.is_served(last + MINUTE_MS), "what the old one has staged is as good as before"
+    assert broker.rescuer.is_served(last + MINUTE_MS), "what the old one has staged is as good as before"
 
 
 def minutes(broker: Broker, epoch: int, start: int, count: int) -> None:
@@ -361,7 +364,7 @@ def test_in_normal_life_nothing_is_rescued(data: Data) -> None:
         assert broker.fold.far.length == number + 1
         advance_to(broker, at_ms + 1, at_ms + MINUTE_MS + RESCUE_LEAD_MS)  # half a minute late
         stage(broker, epoch, number + 1, at_ms + 3 * MINUTE_MS, [], at_ms + MINUTE_MS + RESCUE_LEAD_MS)
-        assert broker.rescues.count == 0
+        assert broker.rescuer.rescued_count == 0
 
 
 def test_what_a_serving_pipeline_has_not_taken_is_rescued_before_it_is_late(data: Data) -> None:
@@ -370,10 +373,10 @@ def test_what_a_serving_pipeline_has_not_taken_is_rescued_before_it_is_late(data
     due = T0 + FAR_MS
     stage(broker, epoch, 1, due + HOUR_MS)
     advance_to(broker, T0, due + 1 - RESCUE_LEAD_MS - 1)
-    assert broker.rescues.count == 0
+    assert broker.rescuer.rescued_count == 0
     assert broker.wake_at_ms == due + 1 - RESCUE_LEAD_MS
     advance(broker, due + 1 - RESCUE_LEAD_MS)
-    assert broker.rescues.count == 1
+    assert broker.rescuer.rescued_count == 1
     advance_to(broker, due, due + 1)
     assert bodies(broker) == ["1"], "the other one was taken: the pipeline has said that it promoted it"
 
@@ -387,9 +390,9 @@ def test_a_pipeline_that_does_nothing_more_is_noticed_at_the_instant_when_it_is_
     stage(broker, epoch, 2, horizon)
     assert broker.wake_at_ms == late_at_ms
     advance_to(broker, T0, late_at_ms - 1)
-    assert (broker.rescues.count, broker.rescues.is_served(late_at_ms - 1)) == (0, True)
+    assert (broker.rescuer.rescued_count, broker.rescuer.is_served(late_at_ms - 1)) == (0, True)
     advance(broker, late_at_ms)
-    assert (broker.rescues.count, broker.rescues.is_served(late_at_ms)) == (2, False)
+    assert (broker.rescuer.rescued_count, broker.rescuer.is_served(late_at_ms)) == (2, False)
     advance_to(broker, late_at_ms, due + 1)
     assert bodies(broker) == ["0", "1"]
     assert [record.stored_at_ms for record in pulled(broker)] == [due, due + 1]
@@ -403,17 +406,19 @@ def test_a_pipeline_that_comes_back_in_time_leaves_nothing_to_rescue(data: Data)
     upload(broker, data, "c1", messages, [0, 1])
     stage(broker, registered(broker), 2, due + 1, ["c1"], due - LEAD_MS - 1)
     advance_to(broker, due - LEAD_MS - 1, due + MINUTE_MS)
-    assert (bodies(broker), broker.rescues.count) == (["0", "1"], 0)
+    assert (bodies(broker), broker.rescuer.rescued_count) == (["0", "1"], 0)
 
 
-def test_the_rescue_lead_is_a_setting_that_may_change(data: Data) -> None:
-    broker = data.open(dataclasses.replace(SMALL, rescue_lead_ms=5_000))
+def test_the_rescue_lead_is_a_limit_below_the_lead(data: Data) -> None:
+    broker = data.open(limits=dataclasses.replace(SMALL_LIMITS, rescue_lead_ms=5_000))
     stage(broker, registered(broker), 0, T0 + MINUTE_MS)
-    assert broker.rescues.is_served(T0 + MINUTE_MS - 5_000)
-    broker.change_settings({"rescue_lead_ms": "10s"})
-    assert not broker.rescues.is_served(T0 + MINUTE_MS - 5_000)
+    assert broker.rescuer.is_served(T0 + MINUTE_MS - 5_000)
+    data.close(broker)
+    broker = data.open(limits=dataclasses.replace(SMALL_LIMITS, rescue_lead_ms=10_000))
+    assert not broker.rescuer.is_served(T0 + MINUTE_MS - 5_000)
+    data.close(broker)
     with pytest.raises(UsageError, match=r"rescue_lead_ms is 60000, not less than lead_ms \(60000\)"):
-        broker.change_settings({"rescue_lead_ms": "60s"})
+        data.open(limits=dataclasses.replace(SMALL_LIMITS, rescue_lead_ms=60_000))
 
 
 # -- what the table must hold -----------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def test_deleting_a_topic_cancels_what_waits_for_it_and_says_how_many(data: Data
     broker.put_topic(TOPIC, T0 + 3, read_queue_count=1, write_queue_count=1)
     advance_to(broker, T0 + 3, T0 + DAY_MS)
     assert bodies(broker) == [], "a topic of the same name gets nothing that waited for the old one"
-    assert (broker.fold.holds.held, waiting_count(broker)) == ({}, 0)
+    assert (broker.fold.references.held, waiting_count(broker)) == ({}, 0)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,17 @@ import pyarrow.flight as flight
 import pytest
 
 from postdate.bulk import flight as doors
-from postdate.bulk import maps, streams
+from postdate.bulk import streams
+from postdate.bulk.process import Bulk
 from postdate.bulk.schema import OUT
+from postdate.client.address import parse_address
+from postdate.client.errors import Unreachable
 from postdate.clock import ManualClock
 from postdate.config import MIB
+from postdate.contract import Stage
 from postdate.keys import key_hash
 from postdate.message import Host, Message, encode_properties, first_key, tag_hash
+from postdate.spark.executor.broker_client import BrokerClient
 from postdate.storage import record as records
 from tests.support.bulking import Client, bulking, chunk_batch, wait_until
 from tests.support.helpers import DAY_MS, HOUR_MS, MINUTE_MS, T0, TOPIC, message
@@ -67,7 +72,7 @@ def test_far_rows_come_as_the_broker_has_them(tmp_path: Path) -> None:
         with bulking(served, tmp_path / "data") as client:
             found = client.read()
             part = client.read(start=100, stop=1_400)
-        rows = served.call(lambda: served.broker.read_far(0, 2_000))
+        rows = served.call(lambda: served.broker.view.read_far(0, 2_000))
         numbers = {name: topic.numbers for name, topic in served.broker.fold.topics.by_name.items()}
     assert found.schema == OUT
     assert part.equals(found.slice(100, 1_300))
@@ -189,25 +194,6 @@ def test_rows_whose_record_is_gone_are_left_out(tmp_path: Path) -> None:
             assert client.read().equals(first)
 
 
-def test_few_files_stay_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maps, "MAPS_MAX", 3)
-    held = maps.Maps(tmp_path)
-    for name in "abcdef":
-        (tmp_path / name).write_bytes(name.encode())
-        found = held.get(name)
-        assert found is not None
-        assert found.array.tobytes() == name.encode()
-        assert held.count <= 3
-    (tmp_path / "e").unlink()
-    (tmp_path / "f").unlink()
-    (tmp_path / "f").write_bytes(b"another")
-    assert held.get("e") is None
-    assert held.count == 1, "a map holds the disk's space of a file that is gone"
-    found = held.get("f")
-    assert found is not None
-    assert found.array.tobytes() == b"another"
-
-
 # -- topics -----------------------------------------------------------------------------------------------------
 
 
@@ -251,15 +237,11 @@ def test_a_topic_is_read_out_of_staged_chunks_too(tmp_path: Path) -> None:
         sent(served, message("b", due=due + 2), message("a", due=due + 1), message("c", due=due + 3))
         with bulking(served, tmp_path / "data") as client:
             rows = client.read()
-            state = client.act("register", {"table": "", "master": "local"})
+            epoch = client.broker.register("", "local").epoch
             served.pass_ms(DAY_MS - MINUTE_MS)
-            name = f"{state['epoch']:06d}-1"
+            name = f"{epoch:06d}-1"
             client.put(name, [chunk_batch(rows)])
-            stage = {
-                "epoch": state["epoch"], "far": [0, 3], "horizon": [0, due + MINUTE_MS], "chunks": [name],
-                "rows_in": 3, "rows_out": 3,
-            }  # fmt: skip
-            assert client.act("stage", stage) == {"accepted": True}
+            client.broker.stage(Stage(epoch, (0, 3), (0, due + MINUTE_MS), (name,), 3, 3))
             sent(served, message("near", due=due + 2))
             served.pass_ms(2 * MINUTE_MS)
             served.settle()
@@ -270,74 +252,62 @@ def test_a_topic_is_read_out_of_staged_chunks_too(tmp_path: Path) -> None:
     assert [found[n]["arrival"] for n in (0, 1, 3)] == [arrivals[1], arrivals[0], arrivals[2]]
 
 
-# -- actions ----------------------------------------------------------------------------------------------------
+# -- control, which is the broker's -----------------------------------------------------------------------------
 
 
-def test_a_pipeline_registers_stages_and_reports(tmp_path: Path) -> None:
+@pytest.mark.parametrize("action", ["state", "register", "stage", "report", "job", "topic", "dance"])
+def test_an_old_pipeline_is_refused_in_one_sentence(tmp_path: Path, action: str) -> None:
+    with (
+        serving(tmp_path / "data", ManualClock(T0)) as served,
+        bulking(served, tmp_path / "data") as client,
+        pytest.raises(flight.FlightServerError, match="a pipeline asks the broker itself; run one of the"),
+    ):
+        list(client.flight.do_action(flight.Action(action, b"{}")))
+
+
+def test_the_broker_tells_where_bulk_listens(tmp_path: Path) -> None:
     with serving(tmp_path / "data", ManualClock(T0)) as served:
-        make_topics(served, TOPIC)
-        sent(served, far(1), far(2))
+        broker = BrokerClient(served.address)
+        assert broker.state().bulk == ""
+        with pytest.raises(Unreachable, match=f"the broker at {served.address} has no bulk process at the moment"):
+            broker.bulk()
         with bulking(served, tmp_path / "data") as client:
-            before = client.act("state")
-            assert (before["epoch"], before["taken"], before["far_length"], before["now_ms"]) == (0, 0, 2, T0)
-            registered = client.act("register", {"table": "s3://elsewhere/table", "master": "local[*]"})
-            assert (registered["epoch"], registered["staged"]) == (1, [])
-            assert registered["table"] == "s3://elsewhere/table"
-            stage = {"epoch": 1, "far": [0, 2], "horizon": [0, T0 + HOUR_MS], "chunks": [], "rows_in": 2, "rows_out": 0}
-            assert client.act("stage", stage) == {"accepted": True}
-            refused = client.act("stage", stage)
-            assert "refused" in refused
-            assert "0" in refused["refused"]
-            assert client.act("report", {"batch": 1, "rows": 2}) == {}
-            after = client.act("state")
-            assert (after["taken"], after["horizon"], after["rows_in"]) == (2, T0 + HOUR_MS, 2)
-            with pytest.raises(flight.FlightServerError, match="there is no action 'dance', but state, register"):
-                client.act("dance")
+            wait_until(lambda: bool(broker.state().bulk))
+            assert broker.bulk() == f"127.0.0.1:{client.port}"
+            assert BrokerClient(served.address, "10.0.0.1:7").bulk() == "10.0.0.1:7"
+        wait_until(lambda: not broker.state().bulk)
 
 
-def test_the_state_tells_how_far_a_batch_goes(tmp_path: Path) -> None:
-    """By rows, by bytes of the log, and never behind the durable end."""
+def test_a_bulk_that_listens_everywhere_is_reached_where_its_broker_is(tmp_path: Path) -> None:
     with serving(tmp_path / "data", ManualClock(T0)) as served:
-        make_topics(served, TOPIC)
-        arrivals = sent(served, *[message(b"x" * 5_000, due=T0 + DAY_MS) for _ in range(64)])
-        step = arrivals[1] - arrivals[0]
-        with bulking(served, tmp_path / "data") as client:
-
-            def stop(start: int, rows_max: int, bytes_max: int) -> int:
-                return int(client.act("state", {"start": start, "rows_max": rows_max, "bytes_max": bytes_max})["stop"])
-
-            assert stop(0, 1_000, 1 << 40) == 64
-            assert stop(0, 10, 1 << 40) == 10
-            assert stop(60, 10, 1 << 40) == 64
-            assert stop(64, 10, 1 << 40) == 64
-            assert 4 <= stop(0, 1_000, 8 * step) <= 9
-            assert stop(0, 1_000, 0) == 1, "one is always taken"
-            assert "stop" not in client.act("state")
-            with pytest.raises(flight.FlightServerError, match="expected start, rows_max and bytes_max"):
-                client.act("state", {"start": 1})
+        broker = BrokerClient(served.address)
+        bulk = Bulk(tmp_path / "data", parse_address(served.address), "0.0.0.0", 0)
+        try:
+            wait_until(lambda: bool(broker.state().bulk))
+            assert broker.state().bulk == f"0.0.0.0:{bulk.address.port}"
+            assert broker.bulk() == f"127.0.0.1:{bulk.address.port}"
+        finally:
+            bulk.close()
 
 
-def test_registering_removes_chunks_that_no_stage_will_name(tmp_path: Path) -> None:
+def test_the_first_chunk_of_a_pipeline_removes_those_that_no_stage_will_name(tmp_path: Path) -> None:
     with serving(tmp_path / "data", ManualClock(T0)) as served:
         make_topics(served, TOPIC)
         sent(served, far(1), far(2))
         folder = tmp_path / "data" / "chunks"
         with bulking(served, tmp_path / "data") as client:
             rows = client.read()
-            client.act("register", {"table": "", "master": ""})
+            client.broker.register("", "")
             for name in ("000001-staged", "000001-lost"):
                 client.put(name, [chunk_batch(rows)])
-            stage = {
-                "epoch": 1, "far": [0, 2], "horizon": [0, T0 + 2 * DAY_MS], "chunks": ["000001-staged"],
-                "rows_in": 2, "rows_out": 2,
-            }  # fmt: skip
-            assert client.act("stage", stage) == {"accepted": True}
+            client.broker.stage(Stage(1, (0, 2), (0, T0 + 2 * DAY_MS), ("000001-staged",), 2, 2))
             (folder / "note").write_text("not ours")
-            again = client.act("register", {"table": "", "master": ""})
-            assert (again["epoch"], again["staged"]) == (2, ["000001-staged"])
-            assert sorted(path.name for path in folder.iterdir()) == ["000001-staged", "note"]
+            again = client.broker.register("", "")
+            assert (again.epoch, again.staged) == (2, ("000001-staged",))
             with pytest.raises(flight.FlightServerError, match="is not of epoch 2: another pipeline has registered"):
                 client.put("000001-late", [chunk_batch(rows)])
+            client.put("000002-first", [chunk_batch(rows)])
+            assert sorted(path.name for path in folder.iterdir()) == ["000001-staged", "000002-first", "note"]
             (folder / "note").unlink()
 
 
@@ -424,7 +394,7 @@ def test_bulk_outlives_its_broker(tmp_path: Path) -> None:
             found = client.read()
             served.kill()
             with pytest.raises(flight.FlightUnavailableError, match=r"no broker at|lost"):
-                client.act("state")
+                client.read()
             with pytest.raises(flight.FlightUnavailableError, match="no broker at"):
                 client.read()
             with serving(folder, ManualClock(T0), broker_port=port) as again:

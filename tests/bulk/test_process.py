@@ -35,7 +35,7 @@ class Process:
         assert self.process.stdout is not None
         self.ready = self.process.stdout.readline()
         assert self.ready.startswith("bulk listens on 127.0.0.1:"), self._failure()
-        self.client = Client(int(self.ready.rpartition(":")[2]))
+        self.client = Client(int(self.ready.rpartition(":")[2]), broker_port)
 
     def _failure(self) -> str:
         self.process.kill()
@@ -67,11 +67,11 @@ def bulk_process(data: Path, broker_port: int) -> Iterator[Process]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_says_where_it_listens_and_ends_without_a_trace(tmp_path: Path, number: signal.Signals) -> None:
     with serving(tmp_path / "data", ManualClock(T0)) as served, bulk_process(tmp_path / "data", served.port) as bulk:
-        assert bulk.client.act("state")["now_ms"] == T0
+        assert bulk.client.read().num_rows == 0
         assert bulk.end(number) == (0, "", "")
 
 
-def test_it_ends_while_somebody_reads(tmp_path: Path) -> None:
+def test_it_ends_while_a_client_reads(tmp_path: Path) -> None:
     with serving(tmp_path / "data", ManualClock(T0)) as served:
         served.call(lambda: served.broker.put_topic(TOPIC, T0))
         for _ in range(40):
@@ -86,7 +86,7 @@ def test_it_ends_while_somebody_reads(tmp_path: Path) -> None:
             reader.cancel()
 
 
-def test_it_ends_when_whoever_started_it_is_gone(tmp_path: Path) -> None:
+def test_it_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
     with serving(tmp_path / "data", ManualClock(T0)) as served:
         command = [
             sys.executable, "-m", "postdate", "bulk", "--data", str(tmp_path / "data"),
@@ -119,9 +119,9 @@ def test_it_runs_without_a_broker_and_finds_it_when_it_comes(tmp_path: Path) -> 
         port = served.port
     with bulk_process(tmp_path / "data", port) as bulk:
         with pytest.raises(pa.flight.FlightUnavailableError, match="no broker at"):
-            bulk.client.act("state")
+            bulk.client.read()
         with serving(tmp_path / "data", ManualClock(T0), broker_port=port):
-            assert bulk.client.act("state")["now_ms"] == T0
+            assert bulk.client.read().num_rows == 0
         assert bulk.end(signal.SIGTERM)[0] == 0
 
 
@@ -153,6 +153,6 @@ def test_a_slow_reader_of_a_long_range_costs_little_memory(tmp_path: Path) -> No
                 rows += piece.data.num_rows
                 size += piece.data.nbytes
                 for _ in range(3):
-                    bulk.client.act("state")
+                    bulk.client.read(stop=0)
             assert (rows, size > 200 << 20) == (23_000, True)
             assert bulk.peak_bytes() - before < MEMORY_BYTES_MAX

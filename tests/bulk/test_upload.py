@@ -20,6 +20,7 @@ from postdate.storage import chunk as chunks
 from postdate.storage import record as records
 from postdate.storage.chunk import Chunk
 from postdate.storage.disk import RealDisk
+from postdate.storage.layout import CHUNK_ROW
 from tests.support.bulking import Client, bulking, wait_until
 from tests.support.helpers import T0
 from tests.support.serving import serving
@@ -37,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 def client(folder: Path) -> Iterator[Client]:
     """Of a pipeline that has registered."""
     with serving(folder, ManualClock(T0)) as served, bulking(served, folder) as client:
-        client.act("register", {"table": "", "master": ""})
+        client.broker.register("", "")
         yield client
 
 
@@ -102,7 +103,7 @@ def test_an_empty_chunk_is_a_chunk(client: Client, folder: Path) -> None:
 
 def test_a_chunk_is_the_same_whether_it_comes_whole_or_in_pieces(tmp_path: Path) -> None:
     disk = RealDisk(tmp_path)
-    index = np.zeros(100, chunks.CHUNK_ROW)
+    index = np.zeros(100, CHUNK_ROW)
     index["due"] = index["arrival"] = np.arange(100)
     index["size"], index["position"] = 3, np.arange(100) * 3
     data = bytes(range(150)) * 2
@@ -124,10 +125,10 @@ NULL_RECORD = pa.RecordBatch.from_pylist([batch((1, 1)).to_pylist()[0] | {"recor
         ([batch((5, 1), (6, 1)), batch((5, 3))], -1, -1, r"row 2 is not in \(due, arrival\) order"),
         ([batch((5, 3)), batch((5, 2))], -1, -1, r"row 1 is not in \(due, arrival\) order"),
         ([batch((5, 1), (5, 2))], 3, -1, "2 rows and .* bytes came, 3 and"),
-        ([batch((5, 1), (5, 2))], 1, -1, "2 rows and .* bytes have come, 1 and"),
+        ([batch((5, 1), (5, 2))], 1, -1, "2 rows and .* bytes came, 1 and"),
         ([batch((5, 1))], -1, 200, "1 rows and 98 bytes came, 1 and 200 were announced"),
-        ([batch((5, 1))], -1, 10, "1 rows and 98 bytes have come, 1 and 10 were announced"),
-        ([batch((5, 1), size_of=1)], -1, -1, "chunk 000001-a, behind row 0: no record of 99 bytes stands at byte 0"),
+        ([batch((5, 1))], -1, 10, "1 rows and 98 bytes came, 1 and 10 were announced"),
+        ([batch((5, 1), size_of=1)], -1, -1, "chunk 000001-a, after row 0: no record of 99 bytes stands at byte 0"),
         ([NULL_RECORD], 1, 0, "column record has a null"),
         ([batch((5, 1)).drop_columns(["flags"])], -1, -1, "the columns are due int64, .* expected due int64"),
     ],
@@ -165,7 +166,7 @@ def test_a_chunk_that_is_not_announced_is_refused(client: Client, descriptor: fl
 def test_a_name_is_used_once(client: Client, folder: Path) -> None:
     client.put(NAME, [batch((1, 1))])
     before = (folder / "chunks" / NAME).read_bytes()
-    with pytest.raises(flight.FlightServerError, match="is there already"):
+    with pytest.raises(flight.FlightServerError, match="exists already"):
         client.put(NAME, [batch((2, 2))])
     assert (folder / "chunks" / NAME).read_bytes() == before
 
@@ -174,7 +175,7 @@ def test_two_uploads_of_one_name_do_not_meet(client: Client, folder: Path) -> No
     writer, answers = client.writer(NAME, 1, 98)
     writer.write_batch(batch((5, 1)))
     wait_until(lambda: names(folder) == [NAME + ".new"])
-    with pytest.raises(flight.FlightServerError, match="is there already"):
+    with pytest.raises(flight.FlightServerError, match="exists already"):
         client.put(NAME, [batch((2, 2))])
     writer.done_writing()
     answers.read()
@@ -197,7 +198,7 @@ os.kill(os.getpid(), 9)
 
 def test_a_peer_that_dies_leaves_no_file(folder: Path) -> None:
     with serving(folder, ManualClock(T0)) as served, bulking(served, folder) as client:
-        client.act("register", {"table": "", "master": ""})
+        client.broker.register("", "")
         rows = batch(*[(5, 7)] * 2_000)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as stream:
@@ -229,7 +230,7 @@ def test_what_a_crash_leaves_is_removed_at_the_next_start(tmp_path: Path, point:
     disk = StoppingDisk(tmp_path)
     Uploads(disk)
     disk.point = point
-    index = np.zeros(1, chunks.CHUNK_ROW)
+    index = np.zeros(1, CHUNK_ROW)
     index["size"] = 3
     with pytest.raises(Stop):
         chunks.write(disk, NAME, index, b"abc")
@@ -268,7 +269,7 @@ def test_a_full_disk_is_told_and_leaves_no_file(tmp_path: Path) -> None:
 
     with serving(tmp_path / "data", ManualClock(T0)) as served:
         with bulking(served, tmp_path / "data", Full(tmp_path / "data")) as client:
-            client.act("register", {"table": "", "master": ""})
+            client.broker.register("", "")
             with pytest.raises(flight.FlightServerError, match="No space left on device"):
                 client.put(NAME, [batch((1, 1))])
         assert names(tmp_path / "data") == []

@@ -1,5 +1,6 @@
 """The check: clean folders are ok, whatever they have been through; each damage is found and its place named."""
 
+import dataclasses
 import random
 import shutil
 from collections.abc import Callable
@@ -12,21 +13,21 @@ from postdate.broker.broker import Broker
 from postdate.check import Report, check_folder
 from postdate.check.queues import overtaken
 from postdate.check.records import message_problem
-from postdate.config import Settings
+from postdate.config import Limits, Settings
 from postdate.errors import FolderInUse, ForeignFolder
 from postdate.keys import key_hash
 from postdate.message import LOOPBACK, Message, encode_properties
-from postdate.state.wheel import SINGLE
 from postdate.storage import record as records
 from postdate.storage import snapshot as snapshots
 from postdate.storage.batch import MESSAGE, MORE_KEYS
 from postdate.storage.disk import RealDisk
-from postdate.storage.queue import ENTRY, TIME
+from postdate.storage.layout import ENTRY, SINGLE, TIME
 from tests.support.helpers import (
     HOUR_MS,
     MINUTE_MS,
     SECOND_MS,
     SMALL,
+    SMALL_LIMITS,
     T0,
     TOPIC,
     advance,
@@ -45,8 +46,8 @@ ENTRIES, TIMES = f"{QUEUE}/entries/{FIRST_FILE}", f"{QUEUE}/times/{FIRST_FILE}"
 CHUNK_DUE = T0 + 2 * MINUTE_MS
 
 
-def opened(folder: Path, settings: Settings = SMALL) -> Broker:
-    return Broker(RealDisk(folder), settings)
+def opened(folder: Path, settings: Settings = SMALL, limits: Limits = SMALL_LIMITS) -> Broker:
+    return Broker(RealDisk(folder), settings, limits=limits)
 
 
 def check(folder: Path) -> Report:
@@ -93,12 +94,13 @@ def lived(folder: Path) -> None:
     broker.close()
 
 
-FORGETFUL = Settings(**{**vars(SMALL), "far_block_rows": 64, "retention_ms": 1_000})
+FORGETFUL = dataclasses.replace(SMALL, retention_ms=1_000)
+FORGETFUL_LIMITS = dataclasses.replace(SMALL_LIMITS, far_block_rows=64)
 
 
 def retained(folder: Path) -> None:
     """A folder whose first segments and queue files retention has let go."""
-    broker = opened(folder, FORGETFUL)
+    broker = opened(folder, FORGETFUL, FORGETFUL_LIMITS)
     broker.put_topic(TOPIC, T0, read_queue_count=1, write_queue_count=1)
     for i in range(40):
         send(broker, T0 + i, *[message(b"x" * 1_000, due=T0 + 200 + i) for _ in range(10)])
@@ -182,7 +184,7 @@ def test_a_folder_that_retention_has_shortened_is_ok_and_folded_from_the_older_s
 
 def long_queue(folder: Path) -> Broker:
     """A queue of several files, of entries and of times, and two snapshots."""
-    broker = opened(folder, FORGETFUL)
+    broker = opened(folder, FORGETFUL, FORGETFUL_LIMITS)
     broker.put_topic(TOPIC, T0, read_queue_count=1, write_queue_count=1)
     for i in range(150):
         send(broker, T0 + i, message(b"x" * 1_000), message(b"x" * 1_000))

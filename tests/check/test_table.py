@@ -18,8 +18,8 @@ from postdate.errors import Refused
 from postdate.storage.disk import RealDisk
 from postdate.table import merging
 from postdate.table.delta import Table
-from postdate.table.files import Group, Place, Written
-from postdate.table.format import CANCEL, SCHEMA, File, entry, versions, writer_options
+from postdate.table.files import RowGroup, TableFolder, WrittenFile
+from postdate.table.format import CANCEL, SCHEMA, File, entry_path, parse_versions, writer_options
 from tests.support.carrying import BEGIN, World
 from tests.support.helpers import DAY_MS, HOUR_MS, MINUTE_MS, snapshot
 
@@ -108,8 +108,8 @@ def test_a_batch_that_was_not_staged_is_ok(tmp_path: Path, monkeypatch: pytest.M
 
 def test_an_entry_that_a_crash_has_cut_is_counted(copy: Path) -> None:
     log = messages(copy) / "_delta_log"
-    newest = versions(os.listdir(log))[-1]
-    (messages(copy) / entry(newest + 1)).write_bytes((messages(copy) / entry(newest)).read_bytes()[:50])
+    newest = parse_versions(os.listdir(log))[-1]
+    (messages(copy) / entry_path(newest + 1)).write_bytes((messages(copy) / entry_path(newest)).read_bytes()[:50])
     report = check(copy)
     assert report.ok, report.findings
     assert report.numbers["entries of the Delta log that a crash has cut"] == 1
@@ -121,7 +121,7 @@ def test_a_checkpoint_that_a_crash_has_cut_is_counted(copy: Path) -> None:
     DeltaTable(str(messages(copy))).create_checkpoint()
     first, checkpoint = sorted((messages(copy) / "_delta_log").glob("*.checkpoint.parquet"))
     for version in range(int(first.name[:20])):
-        (messages(copy) / entry(version)).unlink()
+        (messages(copy) / entry_path(version)).unlink()
     checkpoint.write_bytes(checkpoint.read_bytes()[:100])
     report = check(copy)
     assert report.ok, report.findings
@@ -144,7 +144,7 @@ def test_a_pipeline_that_has_only_registered_needs_no_table(tmp_path: Path) -> N
 
 def test_a_table_in_an_object_store_is_passed_over(tmp_path: Path) -> None:
     world = World(tmp_path / "data")
-    world.gate.register("s3://bucket/table", "here")
+    world.control.register("s3://bucket/table", "here")
     world.close()
     report = check(tmp_path / "data")
     assert report.ok
@@ -156,7 +156,7 @@ def test_a_table_elsewhere_is_found_where_the_pipeline_said(form: str, tmp_path:
     world = World(tmp_path / "data")
     world.send("first", [BEGIN + HOUR_MS])
     world.batch()
-    world.gate.register(form.format(tmp_path / "elsewhere"), "here")
+    world.control.register(form.format(tmp_path / "elsewhere"), "here")
     world.close()
     (tmp_path / "data" / "table").rename(tmp_path / "elsewhere")
     report = check(tmp_path / "data")
@@ -238,23 +238,23 @@ def changed(folder: Path, change: Callable[[pa.Table], pa.Table], **said: Any) -
     """Puts a changed copy in the place of the largest file; `said` is what the Delta log is told instead."""
     table, old = Table(str(messages(folder))), largest(folder)
     rows = change(pq.read_table(messages(folder) / old.path, schema=SCHEMA))
-    table.commit([written(table.place, "hour-changed.parquet", rows, **said)], [old])
+    table.commit([written(table.folder, "hour-changed.parquet", rows, **said)], [old])
 
 
-def written(place: Place, name: str, rows: pa.Table, /, **said: Any) -> Written:
+def written(place: TableFolder, name: str, rows: pa.Table, /, **said: Any) -> WrittenFile:
     pq.write_table(rows, place.path(name), **writer_options(name))
     due, arrival = (pc.min_max(rows[column]).as_py() for column in ("due", "arrival"))
     true = File(
         name, os.path.getsize(place.path(name)), rows.num_rows, due["min"], due["max"], arrival["min"], arrival["max"]
     )
-    return Written(true._replace(**said), list[Group]())
+    return WrittenFile(true._replace(**said), list[RowGroup]())
 
 
 def again(folder: Path, row: int) -> None:
     """A row of the largest file once more, in a file of its own."""
     table = Table(str(messages(folder)))
     rows = pq.read_table(messages(folder) / largest(folder).path, schema=SCHEMA).slice(row, 1)
-    table.commit([written(table.place, "hour-again.parquet", rows)])
+    table.commit([written(table.folder, "hour-again.parquet", rows)])
 
 
 def with_value(rows: pa.Table, name: str, row: int, value: Any) -> pa.Table:
@@ -277,7 +277,7 @@ def without_cancel(folder: Path) -> None:
         rows = pq.read_table(messages(folder) / file.path, schema=SCHEMA)
         kept = rows.filter(pc.not_equal(rows["kind"], CANCEL))
         if kept.num_rows < rows.num_rows:
-            table.commit([written(table.place, f"hour-{file.path}", kept)], [file])
+            table.commit([written(table.folder, f"hour-{file.path}", kept)], [file])
 
 
 def flipped(record: bytes, position: int) -> bytes:
@@ -295,7 +295,7 @@ def cut_on_disk(folder: Path) -> None:
 
 
 def spoil_entry(folder: Path) -> None:
-    (messages(folder) / entry(versions(os.listdir(messages(folder) / "_delta_log"))[-2])).write_bytes(b"{")
+    (messages(folder) / entry_path(parse_versions(os.listdir(messages(folder) / "_delta_log"))[-2])).write_bytes(b"{")
 
 
 def say(folder: Path, far: int) -> None:
@@ -306,16 +306,16 @@ def without_statistics(folder: Path) -> None:
     path = messages(folder) / largest(folder).path
     rows = pq.read_table(path, schema=SCHEMA)
     table, old = Table(str(messages(folder))), largest(folder)
-    new = written(table.place, "hour-silent.parquet", rows)
-    pq.write_table(rows, table.place.path("hour-silent.parquet"), write_statistics=False)
-    silent = new.file._replace(bytes=os.path.getsize(table.place.path("hour-silent.parquet")))
-    table.commit([Written(silent, [])], [old])
+    new = written(table.folder, "hour-silent.parquet", rows)
+    pq.write_table(rows, table.folder.path("hour-silent.parquet"), write_statistics=False)
+    silent = new.file._replace(bytes=os.path.getsize(table.folder.path("hour-silent.parquet")))
+    table.commit([WrittenFile(silent, [])], [old])
 
 
 def without_numbers(folder: Path) -> None:
     """The Delta log's entry loses the statistics of its files."""
     changed(folder, lambda rows: rows)
-    newest = messages(folder) / entry(versions(os.listdir(messages(folder) / "_delta_log"))[-1])
+    newest = messages(folder) / entry_path(parse_versions(os.listdir(messages(folder) / "_delta_log"))[-1])
     lines = [json.loads(line) for line in newest.read_text().splitlines()]
     for line in lines:
         line.get("add", {}).pop("stats", None)

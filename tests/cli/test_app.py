@@ -9,8 +9,9 @@ import pytest
 
 from postdate import __version__, cli
 from postdate.broker.broker import Broker
+from postdate.cli import app
 from postdate.storage.disk import RealDisk
-from tests.support.helpers import HOUR_MS, MINUTE_MS, SMALL, T0, TOPIC, advance, message, send
+from tests.support.helpers import HOUR_MS, MINUTE_MS, SMALL, SMALL_LIMITS, T0, TOPIC, advance, message, send
 
 FIRST_SEGMENT = "log/00000000000000000000"
 
@@ -18,7 +19,7 @@ FIRST_SEGMENT = "log/00000000000000000000"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Messages with and without delay in two topics, a cancel, a fire."""
-    broker = Broker(RealDisk(tmp_path), SMALL)
+    broker = Broker(RealDisk(tmp_path), SMALL, limits=SMALL_LIMITS)
     for topic in (TOPIC, "letters"):
         broker.put_topic(topic, T0, read_queue_count=1, write_queue_count=1)
     send(broker, T0, message("at once", unique="u1", keys="k1", tag="red"), message(b"\xff\x00", topic="letters"))
@@ -98,7 +99,7 @@ def test_a_foreign_folder_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_check_of_a_running_brokers_folder_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    broker = Broker(RealDisk(folder), SMALL)
+    broker = Broker(RealDisk(folder), SMALL, limits=SMALL_LIMITS)
     assert run("check", folder) == 2
     assert_refused(capsys, "in use")
     broker.abandon()
@@ -154,7 +155,7 @@ def test_log_shows_only_what_is_asked_for(folder: Path, capsys: pytest.CaptureFi
 
 
 def test_log_reads_a_running_brokers_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    broker = Broker(RealDisk(folder), SMALL)
+    broker = Broker(RealDisk(folder), SMALL, limits=SMALL_LIMITS)
     send(broker, T0 + 10, message("while it runs"))
     assert run("log", folder) == 0
     assert '"while it runs"' in capsys.readouterr().out
@@ -187,7 +188,7 @@ def test_wrong_usage_answers_2(arguments: tuple[str, ...], capsys: pytest.Captur
     assert "usage: postdate" in capsys.readouterr().err
 
 
-HELPS = [(), *((name,) for name in cli.COMMANDS)]
+HELPS = [(), *((name,) for name in app.COMMANDS)]
 HELPS += [("topic", verb) for verb in ("list", "show", "create", "update", "delete")]
 HELPS += [("group", verb) for verb in ("list", "show", "create", "delete")]
 
@@ -197,7 +198,7 @@ def test_help_ends_with_examples_and_exit_codes(arguments: tuple[str, ...], caps
     with pytest.raises(SystemExit, match="0"):
         run(*arguments, "--help")
     text = capsys.readouterr().out
-    assert text.index("examples:\n  postdate ") < text.index("exit codes: 0")
+    assert text.index("examples:\n  ") < text.index("exit codes: 0")
 
 
 def test_an_interrupt_is_quiet(

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from postdate import cli
-from postdate.broker.staging import Stage
-from postdate.cli.show import moment
+from postdate.cli.render import moment
 from postdate.clock import ManualClock
+from postdate.contract import Stage
 from tests.support.helpers import HOUR_MS, MINUTE_MS, T0
 from tests.support.serving import WAIT_S, Served, serving
 
@@ -124,9 +124,9 @@ def test_a_table_that_nobody_can_read_is_told(served: Served, capsys: Capsys) ->
 
     served.call(take)
     found = run_json(capsys, "pending")
-    assert (found["total"], found["unread"]) == (0, "nobody is connected who can read the table")
+    assert (found["total"], found["unread"]) == (0, "no process is attached that can read the table")
     assert run(capsys, "pending") == [
-        "nothing waits", "", "without what the pipeline's table holds: nobody is connected who can read the table",
+        "nothing waits", "", "without what the pipeline's table holds: no process is attached that can read the table",
     ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from postdate.cli import children
-from postdate.config import GIB, Settings
+from postdate.config import GIB, Limits, Settings
 
 
 def words_after(command: list[str], flag: str) -> str:
@@ -36,9 +36,9 @@ def test_the_pipeline_is_told_a_table_that_means_the_same_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, told: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command = children._pipeline(Settings(data="data", table=table), {"bulk": "[::]:9878"})
+    command = children._pipeline(Settings(data="data", table=table), {"broker": "[::]:10911", "bulk": "[::]:9878"})
     assert words_after(command, "--table") == told.format(tmp_path)
-    assert words_after(command, "--bulk") == "[::1]:9878"
+    assert words_after(command, "--addr") == "[::1]:10911"
     assert words_after(command, "--master") == "local[*]"
     assert words_after(command, "--memory") == str(GIB)
 
@@ -52,4 +52,4 @@ def test_the_pipeline_is_told_a_table_that_means_the_same_everywhere(
     ],
 )
 def test_each_part_has_a_sentence_whether_it_is_there_or_not(settings: Settings, names: list[str]) -> None:
-    assert sorted(children.beside(settings)) == names
+    assert sorted(children.beside(settings, Limits())) == names

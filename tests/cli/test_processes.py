@@ -77,10 +77,8 @@ def test_bulk_is_started_and_comes_again_when_it_is_killed(start: Callable[..., 
     os.kill(first, signal.SIGKILL)
     assert awaited(lambda: part(broker, "bulk").startswith("starts again in"))
     assert pid_of_bulk(broker) != first
-    assert any(
-        "bulk was killed by SIGKILL; it is started again in 0.1 s" in line for line in broker.log_lines("warning")
-    )
-    assert part(broker, "pipeline").startswith("none here: start one with postdate pipeline --bulk")
+    assert any("bulk was killed by SIGKILL; it starts again in 0.1 s" in line for line in broker.log_lines("warning"))
+    assert part(broker, "pipeline").startswith("none here: start one with postdate pipeline --addr")
 
 
 def test_bulk_keeps_the_port_that_the_pipeline_was_told(start: Callable[..., Broker]) -> None:
@@ -146,7 +144,7 @@ def test_a_pipeline_comes_again_when_it_is_killed_and_ends_in_time(start: Callab
     assert not set(java) & set(broker.processes())
     assert_stops(broker, signal.SIGINT)
     assert len(broker.log_lines()) == 1, broker.log.read_text()
-    assert "pipeline was killed by SIGKILL; it is started again in 0.1 s" in broker.log.read_text()
+    assert "pipeline was killed by SIGKILL; it starts again in 0.1 s" in broker.log.read_text()
 
 
 def test_a_pipeline_goes_with_a_broker_that_is_killed(start: Callable[..., Broker]) -> None:
@@ -192,7 +190,7 @@ def test_a_java_that_does_not_start_is_told_in_its_own_words(start: Callable[...
     assert "it ended with code 3 (postdate: Spark does not start: out of luck" in said
     broker.stop()
     told = [line.partition(" warning  ")[2] for line in broker.log_lines()]
-    assert all(text.startswith(("pipeline ended with code 3; ", "pipeline said: postdate: Spark")) for text in told)
+    assert all(text.startswith(("pipeline ended with code 3; ", "pipeline wrote: postdate: Spark")) for text in told)
 
 
 def test_without_bulk_there_is_no_pipeline(start: Callable[..., Broker]) -> None:
@@ -217,6 +215,7 @@ def pipeline(*words: str) -> "subprocess.CompletedProcess[str]":
     [
         (("--java-home", "/no/where"), "no Java 17 or newer was found (java_home /no/where: "),
         (("--bulk", "nonsense"), "the address is 'nonsense', expected host:port"),
+        (("--addr", "nonsense"), "the address is 'nonsense', expected host:port"),
         (
             ("--master", "sparc://host"),
             "--master is 'sparc://host', expected local, local[4], local[*], spark://host:port",
@@ -236,7 +235,7 @@ def test_a_pipeline_that_cannot_run_is_refused_with_a_sentence(words: tuple[str,
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_pipeline_without_a_broker_says_so_once_and_waits_until_it_is_told(number: signal.Signals) -> None:
     address = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "postdate", "pipeline", "--bulk", address]
+    command = [sys.executable, "-m", "postdate", "pipeline", "--addr", address]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
         assert process.stderr is not None
@@ -247,7 +246,7 @@ def test_a_pipeline_without_a_broker_says_so_once_and_waits_until_it_is_told(num
 
 
 def test_a_pipeline_ends_with_the_process_that_started_it() -> None:
-    done = pipeline("--bulk", f"127.0.0.1:{free_port()}", "--parent-pid", "1")  # which is not the one that did
+    done = pipeline("--addr", f"127.0.0.1:{free_port()}", "--parent-pid", "1")  # which is not the one that did
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

@@ -3,7 +3,6 @@
 import copy
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -14,12 +13,14 @@ from typing import Any
 import pytest
 
 from postdate import cli
-from postdate.cli.overview import overview
+from postdate.cli.status import overview
 from postdate.clock import ManualClock
 from postdate.wire import codes
+from postdate.wire.requests import Request
 from tests.support.dialogue import connected
 from tests.support.helpers import HOUR_MS, MINUTE_MS, SECOND_MS, T0
 from tests.support.serving import WAIT_S, Served, serving
+from tests.support.terminal import Terminal, plain
 
 Capsys = pytest.CaptureFixture[str]
 REPORT: dict[str, Any] = {
@@ -148,7 +149,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
         monkeypatch.setenv("POSTDATE_ADDR", found.address)
         found.call(lambda: found.server.show_parts({"bulk": "is resting"}))
         with connected(found) as peer:
-            assert peer.ask(codes.REPORT_BATCH, json.dumps(REPORT).encode()).code == codes.SUCCESS
+            assert peer.ask(Request.REPORT_BATCH, json.dumps(REPORT).encode()).code == codes.SUCCESS
         yield found
 
 
@@ -185,10 +186,10 @@ def test_no_broker_is_a_3(capsys: Capsys) -> None:
 # -- again and again --------------------------------------------------------------------------------------------
 
 
-def watch(*flags: str, stdout: int = subprocess.PIPE) -> "subprocess.Popen[str]":
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "60", "LINES": "12"}
+def watch(*flags: str) -> "subprocess.Popen[str]":
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-m", "postdate", "status", "--watch", "1", *flags]
-    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environ)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
 
 
 def interrupted(process: "subprocess.Popen[str]") -> tuple[int, str]:
@@ -219,30 +220,19 @@ def test_json_is_a_line_each_time() -> None:
     assert [each["parts"] for each in told] == [{"bulk": "is resting"}] * 2
 
 
-def read_screens(terminal: int, count: int) -> list[str]:
-    """What was written to a terminal, from one move to its first corner to the next."""
-    text = ""
-    while text.count("\x1b[H") < count or not text.endswith("\x1b[J"):
-        text += os.read(terminal, 65_536).decode()
-    return text.split("\x1b[H")
-
-
 @pytest.mark.usefixtures("served")
-def test_on_a_terminal_it_is_drawn_in_place_and_fits() -> None:
-    terminal, inside = pty.openpty()
-    try:
-        with watch(stdout=inside) as process:
-            cleared, first, second = read_screens(terminal, 2)[:3]
-            assert interrupted(process) == (0, "")
-    finally:
-        os.close(terminal)
-        os.close(inside)
-    assert cleared == "\x1b[2J"
-    for screen in (first, second):
-        lines = screen.removesuffix("\x1b[J").split("\r\n")
-        assert lines[0].startswith("postdate ")
-        assert len(lines) == 12  # the last is where the cursor stands
-        assert all(len(line.removesuffix("\x1b[K")) <= 60 for line in lines)
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_on_a_terminal_it_is_drawn_in_place_and_fits(columns: int) -> None:
+    with Terminal("status", "--watch", "1", columns=columns) as terminal:
+        terminal.read_until("\x1b[?1049h")  # the other screen, which leaves the scrollback alone
+        for _ in range(2):
+            terminal.read_until("\x1b[H")
+            screen = terminal.read_until("last batches")
+            assert "postdate " in screen
+            assert [line for line in plain(screen).splitlines() if len(line) > columns] == []
+        terminal.interrupt()
+        terminal.read_until("\x1b[?1049l")
+        assert terminal.wait() == 0
 
 
 def test_a_broker_that_goes_is_told_and_looked_for_again(served: Served) -> None:

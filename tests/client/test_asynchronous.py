@@ -46,7 +46,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def test_sends_under_way_at_once_share_a_connection(served: Served) -> None:
-    service = served.server._service
+    service = served.server._dispatcher
     assert service is not None
 
     async def story(client: AsyncClient) -> None:

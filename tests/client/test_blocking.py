@@ -19,7 +19,7 @@ import uvloop
 
 import postdate
 from postdate import Cancelled, Client, Outgoing, ReceivedMessage
-from postdate.client.spans import instant, instant_ms
+from postdate.spans import instant, instant_ms
 from postdate.wire.ids import parse_recall_handle, recall_handle
 from tests.support.serving import WAIT_S, Served, serving
 
@@ -521,7 +521,7 @@ def test_a_consumer_goes_on_when_the_server_is_back(tmp_path: Path) -> None:
 
 
 def test_a_connection_that_was_dropped_is_made_anew(client: Client, served: Served) -> None:
-    service = served.server._service
+    service = served.server._dispatcher
     assert service is not None
 
     def cut() -> None:

@@ -19,6 +19,7 @@ from benchmarks.server import Peer
 from postdate import Cancelled
 from postdate.wire import codes
 from postdate.wire.frame import Command, Frames, decode, reply
+from postdate.wire.requests import Request
 from tests.support.serving import WAIT_S, Served, serving
 
 TOPIC, GROUP, QUEUES = "orders", "billing", 4
@@ -39,7 +40,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 def put_topic(served: Served) -> None:
     fields = {"topic": TOPIC, "readQueueNums": QUEUES, "writeQueueNums": QUEUES, "perm": 6}
     with Peer(served.server.broker_address) as peer:
-        assert peer.ask(codes.UPDATE_AND_CREATE_TOPIC, fields).code == codes.SUCCESS
+        assert peer.ask(Request.UPDATE_AND_CREATE_TOPIC, fields).code == codes.SUCCESS
 
 
 def accepted(served: Served) -> int:
@@ -47,7 +48,7 @@ def accepted(served: Served) -> int:
 
 
 def tombstones(served: Served) -> int:
-    return served.call(lambda: served.broker.fold.tombstones.count)
+    return served.call(lambda: served.broker.fold.cancels.count)
 
 
 @contextmanager

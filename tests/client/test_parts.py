@@ -9,7 +9,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, as_completed
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Semaphore
 
@@ -29,16 +29,16 @@ from postdate.client.outgoing import BATCH_BYTES_MAX, Outgoing, Receipt, Sealed,
 from postdate.client.progress import Progress
 from postdate.client.received import BODY_BYTES_MAX, ReceivedMessage, decompress
 from postdate.client.routes import readable_queues, targets_of
-from postdate.client.spans import Delay, delay_ms, instant, instant_ms
 from postdate.clock import ManualClock
 from postdate.errors import FlowControl, IllegalMessage, PostdateError, ProtocolError, UsageError
 from postdate.message import LOOPBACK, Host, Message, decode_properties, encode_properties
+from postdate.spans import Delay, instant
 from postdate.storage import record as stored
 from postdate.wire.allocation import allocate
 from postdate.wire.bodies import Broker, QueueData, QueueName, Route
 from postdate.wire.frame import Command
 from postdate.wire.ids import recall_handle
-from postdate.wire.records import Record, decode_records, joined, split_records
+from postdate.wire.records import Record, decode_records, join_pieces, split_records
 from tests.support.serving import WAIT_S
 
 # -- the package
@@ -63,57 +63,6 @@ def test_the_package_tells_type_checkers_that_it_has_types() -> None:
 def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'conect'"):
         _ = postdate.conect  # type: ignore[attr-defined]
-
-
-# -- delays and instants
-
-
-@pytest.mark.parametrize(
-    ("delay", "expected_ms"),
-    [
-        ("30m", 1_800_000),
-        ("1h30m", 5_400_000),
-        ("500ms", 500),
-        ("2d", 172_800_000),
-        ("1d 2h 3m 4s 5ms", 93_784_005),
-        ("1.5h", 5_400_000),
-        ("0.1ms", 1),
-        ("0s", 0),
-        (0, 0),
-        (2, 2_000),
-        (0.001, 1),
-        (0.0001, 1),
-        (1e-9, 1),
-        (timedelta(minutes=1), 60_000),
-        (timedelta(microseconds=1), 1),
-    ],
-)
-def test_a_delay_is_read_and_rounded_up(delay: Delay, expected_ms: int) -> None:
-    assert delay_ms(delay) == expected_ms
-
-
-@pytest.mark.parametrize(
-    "delay", ["", " ", "30", "m", "30x", "-1s", "1h-30m", "1h30", "1 h", "٣s", True, None, float("nan"), float("inf"),
-              -1, -0.001, timedelta(seconds=-1), [1]]
-)  # fmt: skip
-def test_what_is_no_delay_is_refused(delay: Delay) -> None:
-    with pytest.raises(UsageError, match="delay is"):
-        delay_ms(delay)
-
-
-def test_an_instant_needs_a_time_zone() -> None:
-    with pytest.raises(UsageError, match="without a time zone"):
-        instant_ms(datetime(2027, 1, 15, 8))
-    with pytest.raises(UsageError, match="expected a datetime"):
-        instant_ms(1_800_000_000)  # type: ignore[arg-type]
-
-
-def test_an_instant_is_rounded_up_to_milliseconds() -> None:
-    eight = datetime(2027, 1, 15, 8, tzinfo=UTC)
-    assert instant_ms(eight) == 1_800_000_000_000
-    assert instant_ms(eight + timedelta(microseconds=1)) == 1_800_000_000_001
-    assert instant_ms(eight.astimezone(timezone(timedelta(hours=9)))) == 1_800_000_000_000
-    assert instant(1_800_000_000_001) == eight + timedelta(milliseconds=1)
 
 
 # -- addresses
@@ -282,6 +231,7 @@ def turn_clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     return clock
 
 
+@pytest.mark.usefixtures("turn_clock")
 def test_queues_take_turns_and_each_is_given_to_one_at_a_time() -> None:
     backlog, _ = new_backlog()
     first, second = owned(0), owned(1)
@@ -638,9 +588,9 @@ def test_records_of_an_answer_are_read() -> None:
     [
         (lambda data: data[:-3], "are left"),
         (lambda data: data[:50], "50 are left"),
-        (lambda data: data + b"\0", "says that it has 0 bytes, 1 are left"),
+        (lambda data: data + b"\0", "has a size of 0 bytes, 1 are left"),
         (lambda data: data[:4] + b"\0\0\0\0" + data[8:], "magic"),
-        (lambda data: data[:3] + b"\0" + data[4:], "says that it has"),
+        (lambda data: data[:3] + b"\0" + data[4:], "has a size of"),
         (lambda data: data[:8] + b"\0\0\0\0" + data[12:], "crc"),
         (lambda data: data[:84] + b"\0\0\1\0" + data[88:], "256 bytes of body"),
         (lambda data: data[:84] + b"\xff\0\0\0" + data[88:], "bytes of body"),
@@ -686,7 +636,7 @@ def test_records_that_are_split_are_those_that_are_read(data: st.DataObject) -> 
 
 
 def all_joined(data: bytes) -> list[Record]:
-    return [joined(pieces) for pieces in zip(*split_records(data), strict=True)]
+    return [join_pieces(pieces) for pieces in zip(*split_records(data), strict=True)]
 
 
 def read_or_refused(read: Callable[[bytes], list[Record]], answer: bytes) -> list[Record] | str:

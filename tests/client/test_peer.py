@@ -18,6 +18,7 @@ from postdate.storage import record as records
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command, Frames, decode, encode, reply
 from postdate.wire.ids import recall_handle
+from postdate.wire.requests import Request
 from tests.client.test_blocking import limited, run, until
 
 WAIT_S = 30.0
@@ -72,7 +73,7 @@ class Peer:
                 return
 
     def _answer(self, command: Command) -> Answer:
-        if command.code == codes.GET_ROUTEINFO_BY_TOPIC and command.fields["topic"] == TOPIC:
+        if command.code == Request.GET_ROUTEINFO_BY_TOPIC and command.fields["topic"] == TOPIC:
             broker = bodies.Broker("broker-a", "cluster", self.address)
             return reply(command, codes.SUCCESS, body=bodies.encode_route(broker, 2, 2, 6))
         return self._script(command)
@@ -129,7 +130,7 @@ def hang_up(_command: Command) -> Answer:
 
 
 def unique_keys(playing: Peer) -> list[str]:
-    sends = [command for command in playing.asked if command.code == codes.SEND_MESSAGE_V2]
+    sends = [command for command in playing.asked if command.code == Request.SEND_MESSAGE_V2]
     return [decode_properties(command.fields["i"].encode())["UNIQ_KEY"] for command in sends]
 
 
@@ -139,7 +140,7 @@ def unique_keys(playing: Peer) -> list[str]:
 def test_a_send_has_the_fields_that_rocketmq_expects() -> None:
     with peer(code(0, **SENT)) as playing, postdate.connect(playing.address) as client:
         receipt = client.send(TOPIC, b"body", key="42")
-        (command,) = [command for command in playing.asked if command.code == codes.SEND_MESSAGE_V2]
+        (command,) = [command for command in playing.asked if command.code == Request.SEND_MESSAGE_V2]
     assert abs(int(command.fields.pop("g")) - time.time() * 1_000) < 60_000
     assert command.fields.pop("e") in ("0", "1")
     assert command.fields == {
@@ -179,7 +180,7 @@ def test_what_does_not_pass_has_a_name(trouble: Script, error: type[Exception], 
     with peer(trouble) as playing, postdate.connect(playing.address) as client:
         with pytest.raises(error):
             client.send(TOPIC, "x")
-        assert playing.count(codes.SEND_MESSAGE_V2) == sends
+        assert playing.count(Request.SEND_MESSAGE_V2) == sends
 
 
 def test_a_silent_broker_is_given_up_in_time_and_then_connected_anew() -> None:
@@ -187,7 +188,7 @@ def test_a_silent_broker_is_given_up_in_time_and_then_connected_anew() -> None:
         with pytest.raises(postdate.TimedOut, match=r"no answer from .* within 1\.2 s"):
             client.send(TOPIC, "x")
         assert client.send(TOPIC, "x").queue_offset == 7
-        assert playing.count(codes.SEND_MESSAGE_V2) == 2
+        assert playing.count(Request.SEND_MESSAGE_V2) == 2
         assert playing.connection_count == 2
 
 
@@ -251,7 +252,7 @@ def test_of_several_addresses_all_are_named_when_none_answers() -> None:
 
 def test_a_topic_that_is_created_gets_at_most_four_queues() -> None:
     def script(command: Command) -> Answer:
-        if command.code != codes.GET_ROUTEINFO_BY_TOPIC:
+        if command.code != Request.GET_ROUTEINFO_BY_TOPIC:
             return reply(command, 0, SENT)
         if command.fields["topic"] == "TBW102":
             broker = bodies.Broker("broker-a", "cluster", playing.address)
@@ -261,7 +262,7 @@ def test_a_topic_that_is_created_gets_at_most_four_queues() -> None:
     with peer(script) as playing, postdate.connect(playing.address) as client:
         for _ in range(6):
             client.send("new", "x")
-        queues = [int(command.fields["e"]) for command in playing.asked if command.code == codes.SEND_MESSAGE_V2]
+        queues = [int(command.fields["e"]) for command in playing.asked if command.code == Request.SEND_MESSAGE_V2]
     assert queues == [(queues[0] + n) % 4 for n in range(6)]
 
 
@@ -269,7 +270,7 @@ def test_a_batch_to_rocketmq_has_its_form() -> None:
     answer = SENT | {"msgId": "A,B"}
     with peer(code(0, **answer)) as playing, postdate.connect(playing.address) as client:
         first, second = client.send_batch(TOPIC, [Outgoing("a", key="1"), Outgoing("b", delay="1h")])
-        (command,) = [command for command in playing.asked if command.code == codes.SEND_BATCH_MESSAGE]
+        (command,) = [command for command in playing.asked if command.code == Request.SEND_BATCH_MESSAGE]
     inner = bodies.decode_batch(command.body)
     assert [each.body for each in inner] == [b"a", b"b"]
     assert [decode_properties(each.properties)["UNIQ_KEY"] for each in inner] == [first.id, second.id]
@@ -292,7 +293,7 @@ def test_a_batch_to_rocketmq_has_its_form() -> None:
 def test_the_outcome_of_a_cancel_is_what_the_broker_tells(answer: Script, outcome: Cancelled) -> None:
     with peer(answer) as playing, postdate.connect(playing.address) as client:
         assert client.cancel(HANDLE) is outcome
-        (command,) = [command for command in playing.asked if command.code == codes.RECALL_MESSAGE]
+        (command,) = [command for command in playing.asked if command.code == Request.RECALL_MESSAGE]
     assert command.fields == {
         "topic": TOPIC, "producerGroup": "postdate", "bname": "broker-a", "recallHandle": HANDLE,
     }  # fmt: skip
@@ -316,7 +317,7 @@ def test_a_delayed_message_without_a_handle_is_unknown() -> None:
     with peer(code(0, **SENT)) as playing, postdate.connect(playing.address) as client:
         assert client.cancel(client.send(TOPIC, "x", level=3)) is Cancelled.UNKNOWN
         assert client.cancel(client.send(TOPIC, "x")) is Cancelled.DELIVERED
-        assert playing.count(codes.RECALL_MESSAGE) == 0
+        assert playing.count(Request.RECALL_MESSAGE) == 0
 
 
 # -- consuming
@@ -341,13 +342,13 @@ class Broker:
         self.pulled = 0
 
     def __call__(self, command: Command) -> Answer:
-        if command.code == codes.HEART_BEAT:
+        if command.code == Request.HEART_BEAT:
             self.client_id = bodies.decode_heartbeat(command.body).client_id
-        if command.code == codes.GET_CONSUMER_LIST_BY_GROUP:
+        if command.code == Request.GET_CONSUMER_LIST_BY_GROUP:
             return reply(command, 0, body=bodies.encode_consumer_ids([self.client_id]))
-        if command.code == codes.PULL_MESSAGE:
+        if command.code == Request.PULL_MESSAGE:
             return self._pull(command)
-        if command.code == codes.GET_ROUTEINFO_BY_TOPIC:
+        if command.code == Request.GET_ROUTEINFO_BY_TOPIC:
             return reply(command, 17, remark="no route")
         return None if command.is_oneway else reply(command, 0, {"offset": "0"})
 
@@ -378,11 +379,13 @@ def test_a_broker_that_does_not_hold_pulls_is_not_asked_without_end() -> None:
         messages = client.consume(TOPIC, GROUP)
         next(messages)
         time.sleep(1.0)  # how often it asks in a second is the question
-        assert playing.count(codes.PULL_MESSAGE) < 20
+        assert playing.count(Request.PULL_MESSAGE) < 20
         messages.close()
 
 
-@pytest.mark.parametrize("silent_at", [codes.GET_ROUTEINFO_BY_TOPIC, codes.HEART_BEAT, codes.QUERY_CONSUMER_OFFSET])
+@pytest.mark.parametrize(
+    "silent_at", [Request.GET_ROUTEINFO_BY_TOPIC, Request.HEART_BEAT, Request.QUERY_CONSUMER_OFFSET]
+)
 def test_closing_ends_a_loop_that_has_not_begun(silent_at: int) -> None:
     broker, ended = Broker(1), threading.Event()
 
@@ -408,8 +411,8 @@ def test_leaving_commits_and_says_goodbye() -> None:
         next(messages)
         messages.close()
         goodbye = playing.asked[-1]
-        commits = [each for each in playing.asked if each.code == codes.UPDATE_CONSUMER_OFFSET and not each.is_oneway]
-    assert goodbye.code == codes.UNREGISTER_CLIENT
+        commits = [each for each in playing.asked if each.code == Request.UPDATE_CONSUMER_OFFSET and not each.is_oneway]
+    assert goodbye.code == Request.UNREGISTER_CLIENT
     assert goodbye.fields["consumerGroup"] == GROUP
     assert {(each.fields["queueId"], each.fields["commitOffset"]) for each in commits} == {("0", "1"), ("1", "0")}
 
@@ -419,7 +422,7 @@ def test_acknowledging_tells_the_broker_before_it_returns() -> None:
         messages = client.consume(TOPIC, GROUP)
         message = next(messages)
         message.acknowledge()
-        (commit,) = [each for each in playing.asked if each.code == codes.UPDATE_CONSUMER_OFFSET]
+        (commit,) = [each for each in playing.asked if each.code == Request.UPDATE_CONSUMER_OFFSET]
         assert (commit.fields["queueId"], commit.fields["commitOffset"]) == ("0", "1")
         messages.close()
 
@@ -428,14 +431,14 @@ def test_an_acknowledgement_that_is_not_heard_is_told_and_repeated_on_leaving() 
     broker, answers = Broker(1), Steps(code(2, "busy"), code(0), code(0))
 
     def script(command: Command) -> Answer:
-        return answers(command) if command.code == codes.UPDATE_CONSUMER_OFFSET else broker(command)
+        return answers(command) if command.code == Request.UPDATE_CONSUMER_OFFSET else broker(command)
 
     with peer(script) as playing, postdate.connect(playing.address) as client, limited(client):
         messages = client.consume(TOPIC, GROUP)
         with pytest.raises(postdate.FlowControl, match="busy"):
             next(messages).acknowledge()
         messages.close()
-        commits = [each for each in playing.asked if each.code == codes.UPDATE_CONSUMER_OFFSET]
+        commits = [each for each in playing.asked if each.code == Request.UPDATE_CONSUMER_OFFSET]
     assert ("0", "1") in {(each.fields["queueId"], each.fields["commitOffset"]) for each in commits[1:]}
 
 
@@ -443,7 +446,7 @@ def test_leaving_does_not_wait_for_a_broker_that_is_silent() -> None:
     broker = Broker(1)
 
     def script(command: Command) -> Answer:
-        return None if command.code == codes.UPDATE_CONSUMER_OFFSET else broker(command)
+        return None if command.code == Request.UPDATE_CONSUMER_OFFSET else broker(command)
 
     with peer(script) as playing, postdate.connect(playing.address, timeout=WAIT_S) as client, limited(client):
         messages = client.consume(TOPIC, GROUP)
@@ -463,7 +466,7 @@ def test_a_broker_that_asks_gets_an_answer() -> None:
             assert (command.code, command.opaque) == (3, 77)
             answered.set()
             return None
-        question = encode(Command(307, {}, opaque=77)) if command.code == codes.HEART_BEAT else b""
+        question = encode(Command(307, {}, opaque=77)) if command.code == Request.HEART_BEAT else b""
         answer = broker(command)
         return None if answer is None else question + answer
 
@@ -476,22 +479,22 @@ def test_a_message_that_cannot_be_sent_back_is_sent_on() -> None:
     broker = Broker(1)
 
     def script(command: Command) -> Answer:
-        if command.code == codes.CONSUMER_SEND_MSG_BACK:
+        if command.code == Request.CONSUMER_SEND_MSG_BACK:
             return reply(command, 1, remark="there is no message at offset 0")
-        if command.code == codes.GET_ROUTEINFO_BY_TOPIC:
+        if command.code == Request.GET_ROUTEINFO_BY_TOPIC:
             known = bodies.Broker("broker-a", "cluster", playing.address)
             return reply(command, 0, body=bodies.encode_route(known, 1, 1, 6))
-        return reply(command, 0, SENT) if command.code == codes.SEND_MESSAGE_V2 else broker(command)
+        return reply(command, 0, SENT) if command.code == Request.SEND_MESSAGE_V2 else broker(command)
 
     def refuse(_message: postdate.ReceivedMessage) -> None:
         raise RuntimeError("no money")
 
     with peer(script) as playing, postdate.connect(playing.address) as client:
         listener = run(lambda: client.listen(TOPIC, GROUP, refuse))
-        until(lambda: playing.count(codes.SEND_MESSAGE_V2))
+        until(lambda: playing.count(Request.SEND_MESSAGE_V2))
         client.close()
         listener.join(WAIT_S)
-    sent = next(command for command in playing.asked if command.code == codes.SEND_MESSAGE_V2)
+    sent = next(command for command in playing.asked if command.code == Request.SEND_MESSAGE_V2)
     assert (sent.fields["b"], sent.fields["j"], sent.fields["l"], sent.body) == (f"%RETRY%{GROUP}", "1", "15", b"body")
     properties = decode_properties(sent.fields["i"].encode())
     assert (properties["RETRY_TOPIC"], properties["DELAY"]) == (TOPIC, "3")

@@ -25,6 +25,7 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import itertools
 import json
 import os
 import re
@@ -45,16 +46,18 @@ import pyarrow as pa
 import pytest
 
 import postdate
-from postdate import cli, client
+from postdate import client
 from postdate.broker.broker import Broker
-from postdate.broker.handout import PopAsk
-from postdate.broker.jobs import Selected, answered
-from postdate.broker.leasing import Handle
+from postdate.broker.jobs import require_job
+from postdate.broker.leasing import LeaseHandle, PopRequest
 from postdate.bulk.schema import IN, OF_TOPIC, OUT
+from postdate.cli import app
 from postdate.cli import command as cli_command
 from postdate.client import admin, errors
+from postdate.client.address import ADDRESS_DEFAULT
 from postdate.clock import SystemClock
-from postdate.config import LIVE, ROCKETMQ_NAMES, Settings, load
+from postdate.config import FIELDS, GROUPS, LIMITS, LIVE, ROCKETMQ_NAMES, Limits, Settings, load
+from postdate.contract import Selection
 from postdate.errors import PostdateError
 from postdate.server import answers
 from postdate.spark.formats import topic
@@ -63,19 +66,21 @@ from postdate.storage import record as records
 from postdate.storage import selection, snapshot
 from postdate.storage.batch import KIND_NAMES
 from postdate.storage.folder import FIXED_SETTINGS, FORMAT
+from postdate.storage.layout import SELECTED
 from postdate.storage.rows import BLOCK_ROWS
 from postdate.table import merging, slices
 from postdate.table.format import CHECKPOINT, HISTORY, MESSAGES, ROW_GROUP_ROWS, SCHEMA
 from postdate.wire import bodies, frame, ids
 from postdate.wire import codes as wire_codes
-from postdate.wire.schema import REQUESTS, Field, Request
-from tests.support.bulking import bulking
+from postdate.wire.requests import REQUESTS, Field, Request
+from tests.support.bulking import bulking, wait_until
 from tests.support.carrying import BEGIN, World
 from tests.support.helpers import (
     HOUR_MS,
     MINUTE_MS,
     SECOND_MS,
     SMALL,
+    SMALL_LIMITS,
     T0,
     TOPIC,
     Data,
@@ -131,7 +136,7 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
 )
 SERVED = {ROOT / "README.md", CLIENT, CLI}
 JAVA = ROOT / "tests" / "interop" / "java" / "src"
-TESTS = sorted((ROOT / "tests").glob("test_*.py"))
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 # Named in the pages and made later.
 NOT_YET = {"tests/formats"}
@@ -181,8 +186,10 @@ def prose_of(text: str) -> str:
 
 def sections_of(text: str) -> dict[str, str]:
     """The text under each heading of any depth, up to the next heading."""
-    parts = re.split(r"^#+ (.+)$", text, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+    found = re.finditer(r"^```.*?^```$|^#+ ([^\n]+)$", text, flags=re.MULTILINE | re.DOTALL)
+    headings = [match for match in found if match[1]]  # a comment in a block is none
+    ends = [match.start() for match in headings[1:]] + [len(text)]
+    return {match[1]: text[match.end() : end] for match, end in zip(headings, ends, strict=True)}
 
 
 def tables_of(text: str) -> list[list[list[str]]]:
@@ -231,7 +238,7 @@ def test_the_examples_of_a_page_do_what_it_says(
         run_streams_page(tmp_path)
         return
     if page == BULK:
-        run_bulk_page(tmp_path)
+        run_bulk_page(tmp_path, monkeypatch)
         return
     if page == PIPELINE:
         run_pipeline_page(tmp_path)
@@ -256,12 +263,14 @@ def test_the_examples_of_a_page_do_what_it_says(
         run_page(page, served)
 
 
-def run_bulk_page(folder: Path) -> None:
-    """Beside a broker with one far message; on a free port, whatever the page says."""
+def run_bulk_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a broker with one far message, and its bulk."""
     with serving(folder / "data") as served, bulking(served, folder / "data") as bulk:
         with postdate.connect(served.address) as sender:
             sender.send("orders", "hello", key="order-17", delay="1d")
-        run_page(BULK, changed=("127.0.0.1:9878", f"127.0.0.1:{bulk.port}"))
+        wait_until(lambda: bool(bulk.broker.state().bulk))
+        monkeypatch.setenv("POSTDATE_ADDR", served.address)
+        run_page(BULK)
 
 
 def run_readers_page(folder: Path) -> None:
@@ -281,7 +290,8 @@ def run_client_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a broker and its bulk, which is on a free port."""
     with serving(folder / "postdate-data") as served, bulking(served, folder / "postdate-data") as bulk:
         monkeypatch.setenv("POSTDATE_ADDR", served.address)
-        run_page(CLIENT, served, ("127.0.0.1:9878", f"127.0.0.1:{bulk.port}"))
+        wait_until(lambda: bool(bulk.broker.state().bulk))
+        run_page(CLIENT, served)
 
 
 def run_streams_page(folder: Path) -> None:
@@ -290,7 +300,8 @@ def run_streams_page(folder: Path) -> None:
         with postdate.connect(served.address) as sender:
             for number, body in enumerate(("one", "two", "three"), 1):
                 sender.send("orders", body, key=f"order-{number}")
-        run_page(STREAMS, changed=("127.0.0.1:9878", f"127.0.0.1:{bulk.port}"))
+        wait_until(lambda: bool(bulk.broker.state().bulk))
+        run_page(STREAMS, changed=("127.0.0.1:9876", served.address))
 
 
 def run_pipeline_page(folder: Path) -> None:
@@ -304,14 +315,14 @@ def run_pipeline_page(folder: Path) -> None:
 
 def run_import_page(folder: Path, spark: Any) -> None:
     with carried(folder / "postdate-data") as world:
-        run_page(IMPORT, changed=("127.0.0.1:9878", str(world.bulk.address)))
+        run_page(IMPORT, changed=("127.0.0.1:9876", world.address))
     spark.conf.unset("spark.sql.session.timeZone")
 
 
 def run_future_page(folder: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with carried(folder / "postdate-data", spark) as world:
         monkeypatch.setenv("POSTDATE_ADDR", world.served.address)
-        run_page(FUTURE, changed=("127.0.0.1:9878", str(world.bulk.address)))
+        run_page(FUTURE)
 
 
 @contextlib.contextmanager
@@ -592,12 +603,19 @@ def setting_held(field: "dataclasses.Field[Any]") -> SettingRow:
 
 
 def test_every_setting_is_documented_as_it_is() -> None:
-    shown = [setting_shown(cells) for cells in table_in(SETTINGS, "Settings")]
-    assert shown == [setting_held(field) for field in dataclasses.fields(Settings)]
+    for group, names in GROUPS.items():
+        shown = [setting_shown(cells) for cells in table_in(SETTINGS, group.capitalize())]
+        assert shown == [setting_held(FIELDS[name]) for name in names]
+
+
+def test_every_limit_is_documented_as_it_is() -> None:
+    shown = [(code(name), value_of(value), why) for name, value, _, why in table_in(SETTINGS, "Fixed limits")]
+    assert shown == [(field.name, field.default, field.metadata["why"]) for field in LIMITS.values()]
 
 
 def test_units_of_settings_are_those_of_their_names() -> None:
-    for name, _, unit, *_ in table_in(SETTINGS, "Settings"):
+    tables = [table_in(SETTINGS, heading) for heading in (*map(str.capitalize, GROUPS), "Fixed limits")]
+    for name, _, unit, *_ in itertools.chain(*tables):
         for part in ("bytes", "ms", "rows"):
             assert (f"_{part}" in code(name) or f"{part}_" in code(name)) == (unit == part), (name, unit)
 
@@ -619,10 +637,11 @@ NOT_BY_CLIENTS = {
 def test_the_table_of_bounds_names_every_limit_with_its_default_and_a_test_that_is_there() -> None:
     rows = table_in(ARCHITECTURE, "When too much comes")
     named = {code(setting): (value_of(default), code(test)) for setting, default, _, _, test in rows}
-    assert set(named) == {name for name in Settings.__dataclass_fields__ if name.endswith("_max")} - NOT_BY_CLIENTS
+    values = vars(Settings()) | vars(Limits())
+    assert set(named) == {name for name in values if name.endswith("_max")} - NOT_BY_CLIENTS
     tests = set(re.findall(r"^def (test_\w+)", "\n".join(path.read_text() for path in TESTS), re.MULTILINE))
     for name, (default, test) in named.items():
-        assert default == getattr(Settings(), name), name
+        assert default == values[name], name
         assert test in tests, f"{name}: there is no {test}"
 
 
@@ -654,7 +673,7 @@ def test_every_request_is_documented_as_it_is() -> None:
     for cells, request in zip(rows, REQUESTS.values(), strict=True):
         shown = set(names_in(cells[2])) | set(names_in(cells[3]))
         assert shown == {field.name for field in request.fields}, request.name
-        assert tuple(names_in(cells[4])) == request.reply, request.name
+        assert tuple(names_in(cells[4])) == request.answer, request.name
         if not cells[2].startswith("*"):
             assert codes(cells[2]) == fields_of(request, required=True), request.name
             assert codes(cells[3]) == fields_of(request, required=False), request.name
@@ -680,7 +699,7 @@ def field_held(field: Field, *, required: bool | None) -> FieldRow:
 
 
 def test_fields_of_a_send_are_those_of_the_code() -> None:
-    for request in (wire_codes.SEND_MESSAGE, wire_codes.SEND_MESSAGE_V2, wire_codes.SEND_BATCH_MESSAGE):
+    for request in (Request.SEND_MESSAGE, Request.SEND_MESSAGE_V2, Request.SEND_BATCH_MESSAGE):
         held = [field_held(field, required=field.required) for field in REQUESTS[request].fields]
         assert held == [
             FieldRow(code(name), kind, default_of(default), required == "yes", code(letter))
@@ -689,7 +708,7 @@ def test_fields_of_a_send_are_those_of_the_code() -> None:
 
 
 def test_fields_of_a_pull_are_those_of_the_code() -> None:
-    for request in (wire_codes.PULL_MESSAGE, wire_codes.LITE_PULL_MESSAGE):
+    for request in (Request.PULL_MESSAGE, Request.LITE_PULL_MESSAGE):
         held = [field_held(field, required=field.required) for field in REQUESTS[request].fields]
         assert held == [
             FieldRow(code(name), kind, default_of(default), required == "yes")
@@ -698,7 +717,7 @@ def test_fields_of_a_pull_are_those_of_the_code() -> None:
 
 
 def test_fields_of_other_requests_are_those_of_the_code() -> None:
-    common = {REQUESTS[wire_codes.SEND_MESSAGE].fields, REQUESTS[wire_codes.PULL_MESSAGE].fields}
+    common = {REQUESTS[Request.SEND_MESSAGE].fields, REQUESTS[Request.PULL_MESSAGE].fields}
     held: dict[str, FieldRow] = {}
     for request in REQUESTS.values():
         for field in () if request.fields in common else request.fields:
@@ -717,7 +736,7 @@ def test_answer_codes_are_those_that_the_server_gives() -> None:
     rows = table_in(PROTOCOL, "Answer codes")
     assert all(getattr(wire_codes, code(name)) == int(number) for number, name, _ in rows)
     known = (ROOT / "postdate" / "wire" / "codes.py").read_text().partition("# Answers.")[2].partition("\n\n")[0]
-    sources = "".join(file.read_text() for file in sorted((ROOT / "postdate" / "server").glob("*.py")))
+    sources = "".join(file.read_text() for file in sorted((ROOT / "postdate" / "server").rglob("*.py")))
     given = set(re.findall(r"codes\.([A-Z_]+)", sources)) & set(re.findall(r"^([A-Z_]+) =", known, re.MULTILINE))
     assert {code(name) for _, name, _ in rows} == given
 
@@ -761,7 +780,7 @@ def test_what_waits_is_told_as_shown(tmp_path: Path) -> None:
 def test_headers_that_are_shown_are_those_of_the_code() -> None:
     text = sections_of(PROTOCOL.read_text())["Frames"]
     header = shown_json("Frames").replace(b"\n", b"")
-    assert frame.decode(frame.framed(header)[4:]).code == wire_codes.GET_ROUTEINFO_BY_TOPIC
+    assert frame.decode(frame.encode_frame(header)[4:]).code == Request.GET_ROUTEINFO_BY_TOPIC
     assert ", ".join(frame.LANGUAGES) in " ".join(text.split())
     assert f"we write {wire_codes.PROTOCOL_VERSION}" in text
     assert f"we write `{wire_codes.LANGUAGE}`" in text
@@ -808,8 +827,8 @@ def test_commands_of_mqadmin_are_those_that_interop_types() -> None:
 def test_figures_are_those_that_the_broker_tells(tmp_path: Path) -> None:
     with serving(tmp_path) as served, client.connect(served.address) as sender:
         sender.send("orders", "hello")
-        body = served.call(lambda: served.service.status._known_to_tools() | served.service.status._own())
-        body |= served.call(lambda: served.service.status._timer_known_to_tools())
+        body = served.call(lambda: served.dispatcher.status._known_to_tools() | served.dispatcher.status._own())
+        body |= served.call(lambda: served.dispatcher.status._timer_known_to_tools())
     told = {name for name in body if not name.endswith(("Mills", "QueueSize", "Morning"))}
     told -= {"getTransferedTps", "timerOffsetBehind", "brokerActive", "brokerVersion", "brokerVersionDesc"}
     assert {name for names, _ in table_in(MQADMIN, "Figures") for name in codes(names)} == told
@@ -869,13 +888,13 @@ def test_numbers_of_the_pipeline_are_those_of_the_code() -> None:
 
 def test_every_command_is_documented_as_it_is() -> None:
     shown = {code(name): summary for name, summary in table_in(CLI, "Command line")}
-    assert shown == {f"postdate {name}": summary for name, summary in cli.COMMANDS.items()}
+    assert shown == {f"postdate {name}": summary for name, summary in app.COMMANDS.items()}
 
 
 def test_exit_codes_are_those_of_the_code() -> None:
     shown = {name: int(number) for number, name, _ in table_in(CLI, "Exit codes")}
     assert shown == {name: getattr(cli_command, name) for name in ("OK", "NEGATIVE", "USAGE", "REFUSED", "INTERRUPTED")}
-    for name in cli.COMMANDS:
+    for name in app.COMMANDS:
         told = importlib.import_module(f"postdate.cli.{name}").HELP.partition("exit codes: ")[2]
         assert {int(number) for number in re.findall(r"(?:^|, )(\d+) ", told)} <= set(shown.values()), name
 
@@ -888,17 +907,17 @@ def parsers_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPa
 
 def flags_held(name: str) -> dict[str, str]:
     """Every flag and argument of a command with its help, those of all verbs together."""
-    command = parsers_of(cli._parser(name))[name]
+    command = parsers_of(app.build_parser([name]))[name]
     actions = [action for parser in parsers_of(command).values() for action in parser._actions]
-    common = {"--help", "--addr", "--json"}
+    common, settings = {"--help", "--addr", "--json"}, {*FIELDS, *LIMITS} if name == "settings" else set()
     return {
         (action.option_strings[-1] if action.option_strings else str(action.metavar)): str(action.help)
         for action in actions
-        if common.isdisjoint(action.option_strings) and not action.dest.startswith("_")
+        if common.isdisjoint(action.option_strings) and not action.dest.startswith("_") and action.dest not in settings
     }
 
 
-@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "up"])
+@pytest.mark.parametrize("name", [name for name in app.COMMANDS if name != "up"])
 def test_flags_of_a_command_are_those_of_the_code(name: str) -> None:
     shown = {code(flag).partition(" ")[0]: text for flag, text in table_in(CLI, name)}
     assert shown == flags_held(name)
@@ -913,10 +932,9 @@ def test_columns_of_bulk_are_those_of_the_code(heading: str, index: int, schema:
     assert shown == [(field.name, str(field.type)) for field in schema]
 
 
-def test_actions_of_bulk_are_those_of_the_code(tmp_path: Path) -> None:
+def test_bulk_has_no_actions(tmp_path: Path) -> None:
     with serving(tmp_path) as served, bulking(served, tmp_path) as bulk:
-        held = [action.type for action in bulk.flight.list_actions()]
-    assert [code(name) for name, _, _ in table_in(BULK, "Actions")] == held
+        assert list(bulk.flight.list_actions()) == []
 
 
 def test_columns_of_a_topic_are_those_of_the_code() -> None:
@@ -937,8 +955,8 @@ def test_columns_of_a_topic_in_spark_are_those_of_the_code() -> None:
 def test_options_of_a_topic_in_spark_are_those_of_the_code() -> None:
     shown = {code(name): default.strip("`") for name, default, _ in table_in(STREAMS, "Options")}
     asked = topic.asked_of({"topic": "t"})
-    held = {"bulk": asked.bulk, "topic": "", "start": asked.start, "stop": asked.stop, "rows": str(asked.rows)}
-    assert shown == {**held, "columns": "all"}
+    held = {"addr": ADDRESS_DEFAULT, "bulk": asked.bulk, "topic": "", "start": asked.start, "stop": asked.stop}
+    assert shown == {**held, "rows": str(asked.rows), "columns": "all"}
     assert tuple(shown) == topic.OPTIONS
 
 
@@ -1048,18 +1066,21 @@ def test_numbers_of_a_ruler_stand_above_their_corners(section: Section) -> None:
 def test_every_stored_layout_has_its_section() -> None:
     named = {name for section in layout_sections() for name in codes(section.source)[1:]}
     assert named >= {
-        "_HEAD",
-        "_CHECKSUM",
+        "BATCH_HEAD",
+        "CHECKSUM",
         "ROW",
         "ENTRY",
         "TIME",
         "FAR",
-        "CHUNK_ROW",
-        "SELECTED",
-        "_SUM",
-        "_SECTION",
-        "SINGLE",
         "INDEX",
+        "CHUNK_HEAD",
+        "CHUNK_ROW",
+        "SELECTION_HEAD",
+        "SELECTED",
+        "SNAPSHOT_HEAD",
+        "SECTION",
+        "SLOT_HEAD",
+        "SINGLE",
     }
     assert len(layout_sections()) == 15
 
@@ -1077,18 +1098,16 @@ def test_versions_are_those_of_the_code() -> None:
     shown: dict[str, int] = {}
     for section in layout_sections():
         versions = [cells[3] for cells in section.rows if cells[1] == "`version`"]
-        shown |= {codes(section.source)[0]: int(version) for version in versions}
+        shown |= {codes(section.source)[1]: int(version) for version in versions}
     names = ("batch", "chunk", "selection", "snapshot")
-    held = {
-        f"postdate/storage/{name}.py": importlib.import_module(f"postdate.storage.{name}").VERSION for name in names
-    }
+    held = {f"{name.upper()}_HEAD": importlib.import_module(f"postdate.storage.{name}").VERSION for name in names}
     assert shown == held
 
 
 def test_the_format_file_is_as_shown() -> None:
     shown = next(json.loads(block.lines[0]) for block in blocks_of(FORMATS.read_text()) if block.kind == "json")
-    defaults = Settings()
-    assert shown == {"format": FORMAT} | {name: getattr(defaults, name) for name in FIXED_SETTINGS}
+    defaults = vars(Settings()) | vars(Limits())
+    assert shown == {"format": FORMAT} | {name: defaults[name] for name in FIXED_SETTINGS}
     assert [code(cells[0]) for cells in table_in(FORMATS, "FORMAT")] == list(shown)
 
 
@@ -1106,7 +1125,7 @@ def write_every_record(data: Data) -> None:
     broker.cancel(TOPIC, "nobody", T0 + HOUR_MS, T0)
     staged = message("staged", due=T0 + HOUR_MS)
     ticket = send(broker, T0, staged, message("rescued", due=T0 + MINUTE_MS), message("soon", due=T0 + SECOND_MS))
-    send(broker, T0, *[message(unique=f"u{n}") for n in range(SMALL.queue_file_rows)])  # a block of the index
+    send(broker, T0, *[message(unique=f"u{n}") for n in range(SMALL_LIMITS.queue_file_rows)])  # a block of the index
     advance(broker, T0 + MINUTE_MS)
     queue = broker.fold.topics.get(TOPIC).numbers[0]
     write_chunk(data.disk, "00000001", [(T0 + HOUR_MS, ticket.offsets[0], queue, staged)])
@@ -1118,33 +1137,33 @@ def write_every_record(data: Data) -> None:
 
 def ask_for_jobs(broker: Broker) -> None:
     """An import that waits, one that is given up, and a cancel that is decided, at a minute past T0."""
-    at_ms, jobs = T0 + MINUTE_MS, broker.commands
+    at_ms, jobs = T0 + MINUTE_MS, broker.jobs
     settled(broker, jobs.begin("import", TOPIC, at_ms))
     settled(broker, jobs.adopt("import", [["_import-1.parquet", 1, 1, 1, 1, 1, 1]], 0, at_ms))
     settled(broker, jobs.begin("given-up", TOPIC, at_ms))
     settled(broker, jobs.fail("given-up", "no more", at_ms))
-    job = answered(settled(broker, jobs.ask("cancel", "cancel", "true", 0, at_ms)))
-    rows = np.zeros(1, selection.SELECTED)
+    job = require_job(settled(broker, jobs.ask("cancel", "cancel", "true", 0, at_ms)))
+    rows = np.zeros(1, SELECTED)
     rows["due"], rows["arrival"] = T0 + 24 * HOUR_MS, 1
     name = f"{job.number:08d}-part"
     selection.write(broker._disk, name, rows)
-    selected = Selected(broker.fold.far.epoch, job.number, ((name, 0),))
-    settled(broker, jobs.decide(selected, jobs.verified(selected), at_ms))
+    selected = Selection(broker.fold.far.epoch, job.number, ((name, 0),))
+    settled(broker, jobs.decide(selected, jobs.verify(selected), at_ms))
 
 
 def pop_everything(broker: Broker) -> None:
     """Pops, changes and acknowledges, at a minute past T0."""
     at_ms = T0 + MINUTE_MS
-    ask = PopAsk("readers", TOPIC, [0], 32, 1 << 20, SECOND_MS, 16)
+    ask = PopRequest("readers", TOPIC, [0], 32, 1 << 20, SECOND_MS, 16)
     popped = settled(broker, broker.leases.pop(ask, at_ms))
-    handles = [Handle(TOPIC, 0, given.offset, at_ms) for given in popped.messages]
+    handles = [LeaseHandle(TOPIC, 0, given.offset, at_ms) for given in popped.messages]
     settled(broker, broker.leases.change_invisible("readers", handles[0], MINUTE_MS, at_ms))
     settled(broker, broker.leases.acknowledge("readers", handles, at_ms))
 
 
 def test_system_records_have_the_fields_that_are_shown(data: Data, capsys: pytest.CaptureFixture[str]) -> None:
     write_every_record(data)
-    assert cli.main(["log", str(data.folder), "--json"]) == 0
+    assert app.main(["log", str(data.folder), "--json"]) == 0
     written: dict[str, set[str]] = {}
     for line in capsys.readouterr().out.splitlines():
         entry = json.loads(line)

@@ -8,11 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow.flight as flight
 import pytest
 
 import postdate
-from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.pending.view import pending
 from postdate.spark.session import java
 from tests.support.bulking import wait_until
@@ -49,7 +48,7 @@ def test_a_campaign_reminds_everybody_at_nine_and_is_postponed(tmp_path: Path, s
     try:
         now = world.clock.now_ms()
         world.served.call(lambda: world.broker.put_topic("reminders", now, read_queue_count=4, write_queue_count=4))
-        assert run_beside(world, "campaign.py", str(world.bulk.address), "--day", "2027-07-01") == [
+        assert run_beside(world, "campaign.py", world.address, "--day", "2027-07-01") == [
             "2027-06-30 23:00 UTC   20,000  Australia/Sydney",
             "2027-07-01 03:30 UTC   20,000  Asia/Kolkata",
             "2027-07-01 07:00 UTC   20,000  Europe/Berlin",
@@ -57,12 +56,12 @@ def test_a_campaign_reminds_everybody_at_nine_and_is_postponed(tmp_path: Path, s
             "2027-07-01 13:00 UTC   20,000  America/New_York",
             "100,000 reminders are scheduled",
         ]
-        job = world.gate.job("campaign-2027-07-01")
-        assert (job["state"], job["rows"], job["bad"]) == ("done", 100_000, 0)
+        job = world.control.find_job("campaign-2027-07-01")
+        assert (job.state, job.rows, job.bad) == ("done", 100_000, 0)
         postponed = ["20,000 reminders come 2h later, for 0 it was too late"]
         for _ in range(2):
             assert run_beside(world, "postpone.py", world.served.address, "--zone", "Asia/Kolkata") == postponed
-        waiting = pending(spark, str(world.bulk.address)).where("properties['zone'] = 'Asia/Kolkata'")
+        waiting = pending(spark, world.control).where("properties['zone'] = 'Asia/Kolkata'")
         assert [str(row.due) for row in waiting.select("due").distinct().collect()] == ["2027-07-01 05:30:00"]
         assert waiting.count() == 20_000
     finally:
@@ -100,47 +99,37 @@ def test_lateness_goes_on_where_it_ended(tmp_path: Path) -> None:
 
 def shown_by_lateness(tmp_path: Path, sent: list[int]) -> list[int]:
     """How many messages each run shows, before which so many are sent."""
-    bulk = f"127.0.0.1:{free_port()}"
-    broker = Broker(tmp_path, bulk_port=int(bulk.rpartition(":")[2]), pipeline="none")
+    broker = Broker(tmp_path, bulk_port=free_port(), pipeline="none")
     broker.start()
     try:
-        wait_until(lambda: is_there(bulk))
+        control = BrokerClient(broker.route_address)
+        wait_until(lambda: bool(control.state().bulk))  # bulk comes up a moment after its broker
         counts = []
         for count in sent:
-            send_delayed(broker.route_address, bulk, count)
-            counts.append(messages_shown(run_lateness(tmp_path, bulk)))
+            send_delayed(control, count)
+            counts.append(messages_shown(run_lateness(tmp_path, broker.route_address)))
         return counts
     finally:
         broker.stop()
 
 
-def send_delayed(route: str, bulk: str, count: int) -> None:
+def send_delayed(control: BrokerClient, count: int) -> None:
     """Returns when all are visible."""
-    with postdate.connect(route) as client, Gate(bulk) as gate:
+    with postdate.connect(control.address) as client:
         client.send("orders", "not delayed")  # makes the topic
-        until = visible(gate) + count
+        until = visible(control) + count
         for _ in range(count):
             client.send("orders", "hello", delay="50ms")
-        wait_until(lambda: visible(gate) >= until)
+        wait_until(lambda: visible(control) >= until)
 
 
-def visible(gate: Gate) -> int:
-    return sum(queue[3] for queue in gate.topic("orders"))
+def visible(control: BrokerClient) -> int:
+    return sum(queue.next for queue in control.topic("orders"))
 
 
-def is_there(bulk: str) -> bool:
-    """Bulk comes up a moment after its broker."""
-    with Gate(bulk) as gate:
-        try:
-            gate.state()
-        except flight.FlightUnavailableError:
-            return False
-    return True
-
-
-def run_lateness(folder: Path, bulk: str) -> list[str]:
+def run_lateness(folder: Path, address: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, EXAMPLES / "lateness.py", "orders", "--table", folder / "late", "--bulk", bulk],
+        [sys.executable, EXAMPLES / "lateness.py", "orders", "--table", folder / "late", "--addr", address],
         env=environ(), cwd=folder,
         capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip

@@ -15,7 +15,7 @@ import pytest
 import uvloop
 
 from postdate.clock import SystemClock
-from postdate.config import Settings
+from postdate.config import Limits
 from postdate.server import Addresses, Part, Parts
 from postdate.server import children as parts_module
 
@@ -38,8 +38,8 @@ def run(story: Coroutine[Any, Any, None]) -> None:
 
 
 @asynccontextmanager
-async def running(*parts: Part, **settings: Any) -> Any:
-    all_parts = Parts(Settings(**(FAST | settings)), SystemClock(), parts, {})
+async def running(*parts: Part, **limits: Any) -> Any:
+    all_parts = Parts(Limits(**(FAST | limits)), SystemClock(), parts, {})
     await all_parts.start("127.0.0.1:1")
     try:
         yield all_parts
@@ -132,10 +132,10 @@ def test_what_it_needs_may_take_long_and_nobody_waits(monkeypatch: pytest.Monkey
 def test_a_program_that_is_not_there_is_named(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         async with running(Part("bulk", lambda _: ["/no/such/program"])) as parts:
-            await until(lambda: "cannot be started" in parts["bulk"])
+            await until(lambda: "cannot start" in parts["bulk"])
 
     run(story())
-    assert "bulk cannot be started: /no/such/program: No such file or directory; it is started again in 0.01 s" in (
+    assert "bulk cannot start: /no/such/program: No such file or directory; it starts again in 0.01 s" in (
         caplog.messages
     )
 
@@ -144,7 +144,7 @@ def test_a_program_that_is_not_there_is_named(caplog: pytest.LogCaptureFixture) 
 
 
 def pauses(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [text.rpartition(" in ")[2] for text in caplog.messages if "it is started again" in text]
+    return [text.rpartition(" in ")[2] for text in caplog.messages if "it starts again" in text]
 
 
 def test_one_that_dies_is_started_again_with_growing_pauses(caplog: pytest.LogCaptureFixture) -> None:
@@ -158,9 +158,9 @@ def test_one_that_dies_is_started_again_with_growing_pauses(caplog: pytest.LogCa
     run(story())
     assert pauses(caplog)[:4] == ["0.01 s", "0.02 s", "0.04 s", "0.04 s"]
     assert caplog.messages[:3] == [
-        "bulk ended with code 3; it is started again in 0.01 s",
-        "bulk said: first",
-        "bulk said: the disk is full",
+        "bulk ended with code 3; it starts again in 0.01 s",
+        "bulk wrote: first",
+        "bulk wrote: the disk is full",
     ]
 
 
@@ -192,7 +192,7 @@ def test_a_killed_one_takes_what_it_started_with_it(tmp_path: Path, caplog: pyte
             await until(lambda: not is_alive(int(child.read_text())))
 
     run(story())
-    assert "pipeline was killed by SIGKILL; it is started again in 5 s" in caplog.messages
+    assert "pipeline was killed by SIGKILL; it starts again in 5 s" in caplog.messages
 
 
 def test_a_mistake_of_ours_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -204,7 +204,7 @@ def test_a_mistake_of_ours_is_told(caplog: pytest.LogCaptureFixture) -> None:
             await until(lambda: bool(caplog.records))
 
     run(story())
-    assert caplog.messages == ["a part is not looked after any more"]
+    assert caplog.messages == ["a part is no longer watched"]
 
 
 # -- what it says -----------------------------------------------------------------------------------------------
@@ -237,8 +237,8 @@ def test_lines_of_ours_keep_their_level_and_anything_else_is_for_debugging(caplo
         ("WARNING", "pipeline: the table is slow"),
         ("INFO", "pipeline: took 5 rows"),
         ("ERROR", "pipeline: it is over"),
-        ("WARNING", "pipeline ended with code 1; it is started again in 1 s"),
-        ("WARNING", "pipeline said: 27/01/01 07:00:00 WARN Utils: set a local address"),
+        ("WARNING", "pipeline ended with code 1; it starts again in 1 s"),
+        ("WARNING", "pipeline wrote: 27/01/01 07:00:00 WARN Utils: set a local address"),
     ]
     assert len(caplog.records) == 5
 
@@ -252,8 +252,8 @@ def test_a_flood_and_a_line_without_end_are_cut(caplog: pytest.LogCaptureFixture
 
     with caplog.at_level(logging.INFO):
         run(story())
-    said = [text for text in caplog.messages if text.startswith("bulk said: ")]
-    assert said == [*["bulk said: noise"] * 7, f"bulk said: {'x' * 4_096}"]
+    said = [text for text in caplog.messages if text.startswith("bulk wrote: ")]
+    assert said == [*["bulk wrote: noise"] * 7, f"bulk wrote: {'x' * 4_096}"]
 
 
 # -- stop -------------------------------------------------------------------------------------------------------

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from postdate.config import Settings
+from postdate.config import Limits, Settings
 from postdate.errors import ProtocolError
 from postdate.wire.frame import Frames, decode
-from postdate.wire.schema import REQUESTS
+from postdate.wire.requests import REQUESTS
 from tests.support.fuzzing import BOUNDS, Fuzz, Good, run
+from tests.support.serving import configured
 
 SEED = 5
 FRAMES = 10_000
@@ -46,8 +47,8 @@ def test_what_is_thrown_has_every_request_and_is_often_but_not_always_wrong() ->
 
 
 def test_what_hostile_peers_make_for_good_is_bounded() -> None:
-    settings = Settings(**BOUNDS)
-    assert all(getattr(settings, name) < getattr(Settings(), name) for name in BOUNDS)
+    (settings, limits), usual = configured(BOUNDS), vars(Settings()) | vars(Limits())
+    assert all((vars(settings) | vars(limits))[name] < usual[name] for name in BOUNDS)
 
 
 def good_client() -> Good:

@@ -12,13 +12,13 @@ from typing import Any
 import orjson
 import pytest
 
-from postdate.broker.sending import Prepared
+from postdate.arrival import NEVER
 from postdate.clock import ManualClock
 from postdate.errors import DiskFull
 from postdate.message import Message
-from postdate.state.wheel import NEVER
+from postdate.storage.batch import Prepared
 from postdate.wire import codes
-from postdate.wire.schema import REQUESTS
+from postdate.wire.requests import REQUESTS, Request
 from tests.support.dialogue import (
     GROUP,
     LONG_POLL_MS,
@@ -57,7 +57,7 @@ def raw_with(code: int, opaque: int, fields: dict[str, Any], name: str, value: b
 def test_settings_of_a_group_that_are_nested_too_deep_are_refused_and_harm_nobody(tmp_path: Path, levels: int) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         body = b'{"groupName":"g","x":' + b"[" * levels + b"]" * levels + b"}"
-        answer = peer.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body)
+        answer = peer.ask(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body)
         assert (answer.code, "nested" in (answer.remark or "")) == (codes.INVALID_PARAMETER, True)
         sent(peer, "orders", "all is well")
     with serving(tmp_path) as served, connected(served) as peer:
@@ -67,7 +67,7 @@ def test_settings_of_a_group_that_are_nested_too_deep_are_refused_and_harm_nobod
 def test_settings_of_a_group_may_be_nested_as_those_of_rocketmq_are(tmp_path: Path) -> None:
     settings = {"groupName": "g", "groupRetryPolicy": {"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [1]}}}
     with serving(tmp_path) as served, connected(served) as peer:
-        assert peer.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, orjson.dumps(settings)).code == codes.SUCCESS
+        assert peer.ask(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, orjson.dumps(settings)).code == codes.SUCCESS
 
 
 @pytest.mark.parametrize("name", ["subscription", "expressionType"])
@@ -76,20 +76,20 @@ def test_a_pull_with_a_nested_value_is_refused(tmp_path: Path, name: str) -> Non
         make_topic(peer, "orders")
         fields = {"consumerGroup": GROUP, "topic": "orders", "queueId": 0, "queueOffset": 0, "maxMsgNums": 1,
                   "sysFlag": codes.PULL_SUBSCRIPTION}  # fmt: skip
-        peer.socket.sendall(raw_with(codes.PULL_MESSAGE, 7, fields, name, DEEP))
+        peer.socket.sendall(raw_with(Request.PULL_MESSAGE, 7, fields, name, DEEP))
         assert peer.answer_to(7).code == codes.INVALID_PARAMETER
 
 
 def test_a_check_of_a_nested_subscription_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         body = b'{"subscriptionData":{"expressionType":' + DEEP + b"}}"
-        assert peer.ask(codes.CHECK_CLIENT_CONFIG, body).code == codes.INVALID_PARAMETER
+        assert peer.ask(Request.CHECK_CLIENT_CONFIG, body).code == codes.INVALID_PARAMETER
 
 
 NAMES = ("table", "master", "chunks", "far", "horizon", "epoch", "rows_in", "at_ms", "clientID", "subscriptionData")
 
 
-@pytest.mark.parametrize("code", sorted(set(REQUESTS) - {codes.PULL_MESSAGE, codes.LITE_PULL_MESSAGE}))
+@pytest.mark.parametrize("code", sorted(set(REQUESTS) - {Request.PULL_MESSAGE, Request.LITE_PULL_MESSAGE}))
 def test_no_request_falls_over_nested_values(tmp_path: Path, code: int, caplog: pytest.LogCaptureFixture) -> None:
     """In any field, and in a body: refused, and the next one is served, if need be on a new connection."""
     inside = b", ".join(b'"%b": %b' % (name.encode(), DEEP) for name in NAMES)
@@ -119,9 +119,9 @@ def test_a_oneway_request_is_never_answered_later(tmp_path: Path) -> None:
     with serving(tmp_path) as served, connected(served) as peer:
         make_topic(peer, "orders")
         peer.write(pull_command(peer, "orders", wait_ms=LONG_POLL_MS)._replace(flag=codes.FLAG_ONEWAY))
-        peer.say(codes.GET_PENDING, oneway=True)
+        peer.say(Request.GET_PENDING, oneway=True)
         sent(peer, "orders")
-        peer.ask(codes.GET_PENDING)
+        peer.ask(Request.GET_PENDING)
         peer.expect_no_more()
 
 
@@ -131,7 +131,7 @@ def test_a_held_pull_does_not_hold_what_came_with_it(tmp_path: Path) -> None:
         command = pull_command(peer, "orders", wait_ms=LONG_POLL_MS)
         peer.write(command._replace(body=bytes(1 << 20)))
         peer.round_trip()
-        ((held,),) = served.call(lambda: list(served.service.pulls._held.values()))
+        ((held,),) = served.call(lambda: list(served.dispatcher.pulls._held.values()))
         assert (held.command.body, held.command.fields) == (b"", {})
         sent(peer, "orders", "woken")
         assert got(peer.answer_to(command.opaque)).bodies == ["woken"]
@@ -169,7 +169,7 @@ def test_a_batch_whose_ids_and_handles_do_not_fit_a_header_is_answered_with_thos
         assert answer.code == codes.SUCCESS
         assert (answer.fields["transactionId"], "," in answer.fields["msgId"]) == ("K0", False)
         recall = {"topic": "orders", "recallHandle": answer.fields["recallHandle"]}
-        assert peer.ask(codes.RECALL_MESSAGE, **recall).code == codes.SUCCESS
+        assert peer.ask(Request.RECALL_MESSAGE, **recall).code == codes.SUCCESS
         served.pass_ms(1_000)
         served.settle()
         assert served.call(lambda: served.broker.offsets("orders", 0)[1]) == count - 1
@@ -189,7 +189,7 @@ def test_an_answer_that_cannot_be_given_keeps_nobody_else_waiting(
 
         def commit() -> None:
             ticket = served.broker.commit_offsets(GROUP, [("orders", 0, 1)], served.clock.now_ms())
-            served.service.pulse.expect(next(iter(served.service.connections)), ticket, answer)
+            served.dispatcher.pulse.expect(next(iter(served.dispatcher.connections)), ticket, answer)
 
         served.call(commit)
         sent(peer, "orders", TIMER_DELAY_MS=5)
@@ -233,13 +233,13 @@ def test_when_the_fold_breaks_everybody_who_waits_is_told_and_the_alarm_is_silen
         sent(peer, "orders", "soon", TIMER_DELAY_MS=1_000)
         served.call(lambda: _break(served))
         first = send_command(peer, "orders", "waits for the disk")
-        making = peer.command(codes.UPDATE_AND_CREATE_TOPIC, topic="second")
+        making = peer.command(Request.UPDATE_AND_CREATE_TOPIC, topic="second")
         peer.write(first, making)
         for opaque in (first.opaque, making.opaque):
             assert peer.answer_to(opaque).code == codes.SERVICE_NOT_AVAILABLE
         for _ in range(3):
             served.pass_ms(1_000)
-        assert served.call(lambda: served.service.pulse._alarm.at_ms) == NEVER, "it would ring without end"
+        assert served.call(lambda: served.dispatcher.pulse._alarm.at_ms) == NEVER, "it would ring without end"
         errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
         assert len(errors) == 1, errors
 
@@ -258,7 +258,7 @@ def test_a_clock_that_is_set_back_does_not_prolong_the_pause_after_a_failed_fire
         sent(peer, "orders", "first", TIMER_DELAY_MS=1_000)
         served.call(lambda: _fail_next_fire(served))
         served.pass_ms(1_000)
-        pulse = served.service.pulse
+        pulse = served.dispatcher.pulse
         assert served.call(lambda: pulse._alarm.at_ms) == served.broker.retry_at_ms > T0 + 1_000
         clock.step_ms(-500_000)
         sent(peer, "orders", "second", TIMER_DELAY_MS=2_000)
@@ -321,12 +321,12 @@ def test_offsets_of_many_queues_are_written_in_records_that_fit(tmp_path: Path) 
                 "queueId": queue_id,
                 "commitOffset": queue_id,
             }
-            peer.say(codes.UPDATE_CONSUMER_OFFSET, oneway=True, **asked)
+            peer.say(Request.UPDATE_CONSUMER_OFFSET, oneway=True, **asked)
         peer.round_trip()
     with serving(tmp_path, **TINY) as served, connected(served) as peer:
         for queue_id in (0, 1, count - 1):
             asked = {"consumerGroup": GROUP, "topic": topic, "queueId": queue_id}
-            assert peer.ask(codes.QUERY_CONSUMER_OFFSET, **asked).fields["offset"] == str(queue_id)
+            assert peer.ask(Request.QUERY_CONSUMER_OFFSET, **asked).fields["offset"] == str(queue_id)
 
 
 def test_a_delete_marker_for_a_topic_that_does_not_exist_makes_none(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_a_delete_marker_for_a_topic_that_does_not_exist_makes_none(tmp_path: Pa
 def test_a_recall_by_a_key_that_no_message_can_have_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         make_topic(peer, "orders")
-        answer = peer.ask(codes.RECALL_MESSAGE, topic="orders", key="k" * 40_000, due=T0 + 1)
+        answer = peer.ask(Request.RECALL_MESSAGE, topic="orders", key="k" * 40_000, due=T0 + 1)
         assert (answer.code, "outcome" in answer.fields) == (codes.ILLEGAL_OPERATION, False)
 
 
@@ -350,7 +350,7 @@ def test_pending_counts_what_is_more_than_it_counts_in_one_go(tmp_path: Path) ->
         for delay_ms in (1_000, 3_600_000):
             messages = [("", {"TIMER_DELAY_MS": delay_ms}) for _ in range(count)]
             assert send_batch(peer, "orders", messages).code == codes.SUCCESS
-        body = orjson.loads(peer.ask(codes.GET_PENDING).body)
+        body = orjson.loads(peer.ask(Request.GET_PENDING).body)
         assert not body["truncated"]
         assert (body["near"], body["far"], [row["count"] for row in body["times"]]) == (count, count, [count, count])
 
@@ -362,12 +362,12 @@ def test_pending_shows_the_earliest_of_many_due_times_and_counts_all(tmp_path: P
         dues = [T0 + (n * 7_919 % count + 1) * 1_000 for n in range(count)]
         for name in ("orders", "others"):
             assert send_batch(peer, name, [("", {"TIMER_DELIVER_MS": due}) for due in dues]).code == codes.SUCCESS
-        body = orjson.loads(peer.ask(codes.GET_PENDING, unit="second", limit=limit, topic="orders").body)
+        body = orjson.loads(peer.ask(Request.GET_PENDING, unit="second", limit=limit, topic="orders").body)
         assert (body["total"], body["truncated"], [row["topic"] for row in body["topics"]]) == (count, True, ["orders"])
         assert [(row["from_ms"], row["count"]) for row in body["times"]] == [
             (T0 + n * 1_000, 1) for n in range(1, limit + 1)
         ]
-        body = orjson.loads(peer.ask(codes.GET_PENDING, unit="second", limit=limit).body)
+        body = orjson.loads(peer.ask(Request.GET_PENDING, unit="second", limit=limit).body)
         assert [(row["from_ms"], row["topic"]) for row in body["times"]] == [
             (T0 + (n // 2 + 1) * 1_000, ("orders", "others")[n % 2]) for n in range(limit)
         ]

@@ -18,6 +18,7 @@ from postdate.clock import ManualClock
 from postdate.server.connection import Connection
 from postdate.wire import codes
 from postdate.wire.frame import encode
+from postdate.wire.requests import ClientRequest, Request
 from tests.support.dialogue import (
     GROUP,
     LONG_POLL_MS,
@@ -45,14 +46,14 @@ def messages_of(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) 
 
 
 def connections(served: Served) -> int:
-    return served.call(lambda: len(served.service.connections))
+    return served.call(lambda: len(served.dispatcher.connections))
 
 
 def sweep(served: Served, span_ms: int = 0) -> None:
     """Lets time pass, then does what the server does every second."""
     if span_ms:
         served.pass_ms(span_ms)
-    served.call(lambda: list(served.service.connections.sweep()))
+    served.call(lambda: list(served.dispatcher.connections.sweep()))
 
 
 def until(served: Served, holds: Callable[[], bool]) -> None:
@@ -70,7 +71,7 @@ def connection_of(served: Served, peer: Peer) -> Connection:
     port = peer.socket.getsockname()[1]
 
     def found() -> list[Connection]:
-        return [each for each in served.service.connections if each.host.port == port]
+        return [each for each in served.dispatcher.connections if each.host.port == port]
 
     until(served, lambda: bool(found()))
     return served.call(found)[0]
@@ -94,11 +95,11 @@ def test_one_address_cannot_take_all_connections(tmp_path: Path, caplog: pytest.
                 other = socket.socket()
                 other.bind(("127.0.0.3", 0))
                 other.connect(("127.0.0.1", served.port))
-                until(served, lambda: len(served.service.connections) == 3)
+                until(served, lambda: len(served.dispatcher.connections) == 3)
                 other.close()
                 elsewhere.expect_closed()  # it comes from 127.0.0.1 too, wherever it went
-        until(served, lambda: not len(served.service.connections))
-        assert not served.call(lambda: served.service.connections._count_of), "an address that is gone is forgotten"
+        until(served, lambda: not len(served.dispatcher.connections))
+        assert not served.call(lambda: served.dispatcher.connections._count_of), "an address that is gone is forgotten"
         with connected(served) as again:
             again.round_trip()
 
@@ -228,7 +229,7 @@ def test_a_client_that_does_not_read_for_long_is_ended(tmp_path: Path, caplog: p
         sweep(served, STALLED_MS - 1)
         assert connections(served) == 2
         sweep(served, 1)
-        until(served, lambda: len(served.service.connections) == 1)
+        until(served, lambda: len(served.dispatcher.connections) == 1)
         assert "stalled_ms_max" in messages_of(caplog)[0]
         other.round_trip()
 
@@ -261,7 +262,7 @@ def test_notices_do_not_pile_up_for_a_client_that_does_not_read(tmp_path: Path) 
             before = served.call(lambda: connection.buffered_bytes)
             for n in range(200):
                 heartbeat(other, "other", {"orders": f"tag{n}"})
-                assert other.next_notice().code == codes.NOTIFY_CONSUMER_IDS_CHANGED
+                assert other.next_notice().code == ClientRequest.NOTIFY_CONSUMER_IDS_CHANGED
             assert served.call(lambda: connection.buffered_bytes) <= before
 
 
@@ -281,7 +282,7 @@ def test_all_connections_together_hold_only_so_much(tmp_path: Path, caplog: pyte
         greedy.expect_closed()
         assert any("buffered_bytes_max" in line for line in messages_of(caplog))
         assert served.call(lambda: connection.buffered_bytes) > 1 << 20, "the modest one may go on"
-        assert served.call(lambda: sum(each.buffered_bytes for each in served.service.connections)) <= 4 << 20
+        assert served.call(lambda: sum(each.buffered_bytes for each in served.dispatcher.connections)) <= 4 << 20
         good.round_trip()
 
 
@@ -294,7 +295,7 @@ def test_unread_answers_are_counted_with_what_all_connections_hold(
         with connected(served) as slow:
             deaf(served, slow)  # at 4 MiB, after what the system's own buffers take
             sweep(served)
-            until(served, lambda: len(served.service.connections) == 1)
+            until(served, lambda: len(served.dispatcher.connections) == 1)
             assert any("buffered_bytes_max" in line for line in messages_of(caplog))
             other.round_trip()
 
@@ -335,9 +336,9 @@ def test_what_waits_for_the_disk_is_counted_whatever_it_is(tmp_path: Path) -> No
     with serving(tmp_path, disk=gate.disk) as served, connected(served) as peer, connected(served) as other:
         make_topic(peer, "orders")
         sent(peer, "orders")
-        place = served.call(lambda: served.broker.reader.place("orders", 0, 0))
+        place = served.call(lambda: served.broker.view.place("orders", 0, 0))
         back: dict[str, Any] = {"group": GROUP, "offset": place}
-        assert peer.ask(codes.CONSUMER_SEND_MSG_BACK, **back).code == codes.SUCCESS
+        assert peer.ask(Request.CONSUMER_SEND_MSG_BACK, **back).code == codes.SUCCESS
         connection = connection_of(served, peer)
         gate.hold()
         offset: dict[str, Any] = {"consumerGroup": GROUP, "topic": "orders", "queueId": 0, "commitOffset": 1}
@@ -346,9 +347,9 @@ def test_what_waits_for_the_disk_is_counted_whatever_it_is(tmp_path: Path) -> No
         batch = send_command(peer, "orders", b"", fields={"m": True})
         commands = [
             send_command(peer, "orders"),
-            peer.command(codes.UPDATE_CONSUMER_OFFSET, **offset),
-            peer.command(codes.RECALL_MESSAGE, **handle),
-            peer.command(codes.CONSUMER_SEND_MSG_BACK, **back),
+            peer.command(Request.UPDATE_CONSUMER_OFFSET, **offset),
+            peer.command(Request.RECALL_MESSAGE, **handle),
+            peer.command(Request.CONSUMER_SEND_MSG_BACK, **back),
             marker,
         ]
         peer.write(*commands, batch)
@@ -371,10 +372,10 @@ def test_requests_that_wait_for_the_disk_one_by_one_leave_others_their_turn(tmp_
     ):
         other.round_trip()
         gate.hold()
-        commands = [maker.command(codes.UPDATE_AND_CREATE_TOPIC, topic=f"topic{n}") for n in range(100)]
+        commands = [maker.command(Request.UPDATE_AND_CREATE_TOPIC, topic=f"topic{n}") for n in range(100)]
         maker.write(*commands)
         gate.wait_for_flush()  # the loop waits with it
-        asked = other.say(codes.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        asked = other.say(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         threading.Event().wait(0.01)  # longer than a turn
         gate.open()
         known = orjson.loads(other.answer_to(asked).body)["topicList"]
@@ -391,7 +392,7 @@ def test_what_waits_for_its_turn_before_garbage_counts(tmp_path: Path) -> None:
     ):
         good.round_trip()
         gate.hold()
-        commands = [bad.command(codes.UPDATE_AND_CREATE_TOPIC, topic=f"topic{n}") for n in range(20)]
+        commands = [bad.command(Request.UPDATE_AND_CREATE_TOPIC, topic=f"topic{n}") for n in range(20)]
         bad.socket.sendall(b"".join(map(encode, commands)) + b"GET / HTTP/1.1\r\n\r\n")
         gate.wait_for_flush()
         threading.Event().wait(0.01)  # longer than a turn
@@ -402,13 +403,13 @@ def test_what_waits_for_its_turn_before_garbage_counts(tmp_path: Path) -> None:
 
 def test_only_so_many_count_what_waits_at_a_time(tmp_path: Path) -> None:
     with serving(tmp_path, counts_max=2) as served, connected(served) as peer:
-        asked = [peer.command(codes.GET_PENDING) for _ in range(5)]
+        asked = [peer.command(Request.GET_PENDING) for _ in range(5)]
         peer.write(*asked)
         answers = {answer.opaque: answer for answer in (peer.next_answer() for _ in asked)}
         assert [answers[command.opaque].code for command in asked[:2]] == [codes.SUCCESS] * 2
         for command in asked[2:]:
             refused(answers[command.opaque], "counts_max")
-        assert peer.ask(codes.GET_PENDING).code == codes.SUCCESS
+        assert peer.ask(Request.GET_PENDING).code == codes.SUCCESS
 
 
 # ---------------------------------------------------------------------------------------------------------- sizes
@@ -416,10 +417,10 @@ def test_only_so_many_count_what_waits_at_a_time(tmp_path: Path) -> None:
 
 def test_a_header_or_a_json_body_that_is_too_long_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with serving(tmp_path, json_bytes_max=256 << 10) as served, connected(served) as peer, connected(served) as bad:
-        answer = peer.ask(codes.HEART_BEAT, b"[" * (256 << 10) + b"]")
+        answer = peer.ask(Request.HEART_BEAT, b"[" * (256 << 10) + b"]")
         refused(answer, "json_bytes_max", codes.INVALID_PARAMETER)
         peer.round_trip()
-        bad.write(bad.command(codes.GET_ROUTEINFO_BY_TOPIC, topic="x" * (256 << 10)))
+        bad.write(bad.command(Request.GET_ROUTEINFO_BY_TOPIC, topic="x" * (256 << 10)))
         bad.expect_closed()
         assert "json_bytes_max" in messages_of(caplog)[0]
 
@@ -447,7 +448,7 @@ def test_one_request_acknowledges_only_so_many_messages(tmp_path: Path) -> None:
         ack = {"c": GROUP, "t": "orders", "q": 0, "pt": served.clock.now_ms(), "so": 0}
         for bits, code in (("/w==", codes.SUCCESS), ("/wE=", codes.INVALID_PARAMETER)):  # 8 bits, 9 bits
             body = orjson.dumps({"brokerName": "postdate", "acks": [{**ack, "b": bits}]})
-            assert peer.ask(codes.BATCH_ACK_MESSAGE, body).code == code
+            assert peer.ask(Request.BATCH_ACK_MESSAGE, body).code == code
 
 
 @pytest.mark.parametrize("limit", ["held_pulls_max", "held_pulls_per_connection_max"])
@@ -459,12 +460,12 @@ def test_a_pop_that_waits_counts_as_a_pull_that_waits(tmp_path: Path, limit: str
             "consumerGroup": GROUP, "topic": "orders", "queueId": -1, "maxMsgNums": 1, "invisibleTime": 1_000,
             "pollTime": LONG_POLL_MS, "bornTime": 0, "initMode": 0, "expType": "TAG", "exp": "*",
         }  # fmt: skip
-        peer.say(codes.POP_MESSAGE, **asked)
+        peer.say(Request.POP_MESSAGE, **asked)
         peer.write(pull_command(peer, "orders", wait_ms=LONG_POLL_MS))
-        refused(peer.ask(codes.POP_MESSAGE, **asked), limit, codes.POLLING_FULL)
+        refused(peer.ask(Request.POP_MESSAGE, **asked), limit, codes.POLLING_FULL)
         connection = connection_of(served, peer)
         assert served.call(lambda: connection.held_count) == 2
-        refused(peer.ask(codes.POP_MESSAGE, **{**asked, "exp": "t" * 16_385}), "expression_characters_max",
+        refused(peer.ask(Request.POP_MESSAGE, **{**asked, "exp": "t" * 16_385}), "expression_characters_max",
                 codes.INVALID_PARAMETER)  # fmt: skip
 
 
@@ -474,7 +475,7 @@ def test_what_a_held_request_said_besides_is_not_kept(tmp_path: Path) -> None:
         held = pull_command(peer, "orders", wait_ms=LONG_POLL_MS)
         peer.write(held._replace(remark="r" * 10_000, language="l" * 10_000, body=b"b" * 10_000))
         peer.round_trip()
-        kept = served.call(lambda: next(iter(next(iter(served.service.pulls._held.values())))).command)
+        kept = served.call(lambda: next(iter(next(iter(served.dispatcher.pulls._held.values())))).command)
         assert len(encode(kept)) < 300
 
 
@@ -500,10 +501,10 @@ def test_a_client_id_has_at_most_255_characters(tmp_path: Path, limit: int) -> N
 def test_definitions_are_small(tmp_path: Path) -> None:
     with serving(tmp_path, definition_bytes_max=1 << 10) as served, connected(served) as peer:
         fields: dict[str, Any] = {"topic": "orders", "attributes": f"+note={'x' * 1_024}"}
-        answer = peer.ask(codes.UPDATE_AND_CREATE_TOPIC, **fields)
+        answer = peer.ask(Request.UPDATE_AND_CREATE_TOPIC, **fields)
         refused(answer, "definition_bytes_max", codes.INVALID_PARAMETER)
         body = orjson.dumps({"groupName": GROUP, "note": "x" * 1_024})
-        answer = peer.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body)
+        answer = peer.ask(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body)
         refused(answer, "definition_bytes_max", codes.INVALID_PARAMETER)
 
 
@@ -511,10 +512,10 @@ def test_the_key_of_a_cancel_is_short(tmp_path: Path) -> None:
     with serving(tmp_path, key_characters_max=32) as served, connected(served) as peer:
         make_topic(peer, "orders")
         due = served.clock.now_ms() + HOUR_MS
-        answer = peer.ask(codes.RECALL_MESSAGE, topic="orders", key="k" * 33, due=due)
+        answer = peer.ask(Request.RECALL_MESSAGE, topic="orders", key="k" * 33, due=due)
         refused(answer, "key_characters_max", codes.ILLEGAL_OPERATION)
         sent(peer, "orders", KEYS="k" * 32, TIMER_DELIVER_MS=due)
-        assert peer.ask(codes.RECALL_MESSAGE, topic="orders", key="k" * 32, due=due).code == codes.SUCCESS
+        assert peer.ask(Request.RECALL_MESSAGE, topic="orders", key="k" * 32, due=due).code == codes.SUCCESS
 
 
 def test_a_handle_that_is_given_is_one_that_a_cancel_may_have(tmp_path: Path) -> None:
@@ -524,7 +525,7 @@ def test_a_handle_that_is_given_is_one_that_a_cancel_may_have(tmp_path: Path) ->
         assert "recallHandle" not in sent(peer, "orders", UNIQ_KEY="k" * 33, TIMER_DELIVER_MS=due).fields
         inner = [(name, {"UNIQ_KEY": "u" * length, "TIMER_DELIVER_MS": due}) for name, length in (("a", 32), ("b", 33))]
         assert send_batch(peer, "orders", inner).fields["recallHandles"].split(" ")[1] == "-"
-        assert peer.ask(codes.RECALL_MESSAGE, topic="orders", recallHandle=kept).code == codes.SUCCESS
+        assert peer.ask(Request.RECALL_MESSAGE, topic="orders", recallHandle=kept).code == codes.SUCCESS
 
 
 # --------------------------------------------------------------------------------------------- topics and groups
@@ -534,7 +535,7 @@ def test_a_topic_has_only_so_many_queues(tmp_path: Path) -> None:
     with serving(tmp_path, topic_queues_max=4) as served, connected(served) as peer:
         make_topic(peer, "orders", 4)
         fields: dict[str, Any] = {"topic": "orders", "readQueueNums": 5, "writeQueueNums": 5}
-        answer = peer.ask(codes.UPDATE_AND_CREATE_TOPIC, **fields)
+        answer = peer.ask(Request.UPDATE_AND_CREATE_TOPIC, **fields)
         assert (answer.code, "expected 1 to 4" in (answer.remark or "")) == (codes.INVALID_PARAMETER, True)
 
 
@@ -542,12 +543,12 @@ def test_queues_are_counted_over_all_topics_that_ever_were(tmp_path: Path) -> No
     with serving(tmp_path, queues_max=LEVELS + 6) as served, connected(served) as peer:
         make_topic(peer, "first", 4)
         fields: dict[str, Any] = {"topic": "second", "readQueueNums": 3, "writeQueueNums": 3}
-        refused(peer.ask(codes.UPDATE_AND_CREATE_TOPIC, **fields), "queues_max")
+        refused(peer.ask(Request.UPDATE_AND_CREATE_TOPIC, **fields), "queues_max")
         make_topic(peer, "second", 2)
         make_topic(peer, "first", 2)
         make_topic(peer, "first", 4)
-        assert peer.ask(codes.DELETE_TOPIC_IN_BROKER, topic="second").code == codes.SUCCESS
-        refused(peer.ask(codes.UPDATE_AND_CREATE_TOPIC, **fields), "queues_max")
+        assert peer.ask(Request.DELETE_TOPIC_IN_BROKER, topic="second").code == codes.SUCCESS
+        refused(peer.ask(Request.UPDATE_AND_CREATE_TOPIC, **fields), "queues_max")
 
 
 def test_topics_and_groups_made_by_using_them_are_bounded(tmp_path: Path) -> None:
@@ -566,7 +567,7 @@ def test_topics_and_groups_made_by_using_them_are_bounded(tmp_path: Path) -> Non
 def test_offsets_are_bounded_over_all_groups(tmp_path: Path) -> None:
     def commit(peer: Peer, group: str, queue_id: int) -> Any:
         fields: dict[str, Any] = {"consumerGroup": group, "topic": "orders", "queueId": queue_id, "commitOffset": 0}
-        return peer.ask(codes.UPDATE_CONSUMER_OFFSET, **fields)
+        return peer.ask(Request.UPDATE_CONSUMER_OFFSET, **fields)
 
     with serving(tmp_path, offsets_max=3) as served, connected(served) as peer:
         make_topic(peer, "orders", 4)
@@ -580,7 +581,7 @@ def test_offsets_are_bounded_over_all_groups(tmp_path: Path) -> None:
         refused(peer.next_answer(), "offsets_max")
     with serving(tmp_path, offsets_max=3) as served, connected(served) as peer:
         refused(commit(peer, "b", 1), "offsets_max")
-        assert peer.ask(codes.DELETE_SUBSCRIPTIONGROUP, groupName="a").code == codes.SUCCESS
+        assert peer.ask(Request.DELETE_SUBSCRIPTIONGROUP, groupName="a").code == codes.SUCCESS
         assert [commit(peer, "b", n).code for n in (1, 2)] == [codes.SUCCESS] * 2
         refused(commit(peer, "b", 3), "offsets_max")
         sent(peer, "orders")
@@ -588,7 +589,7 @@ def test_offsets_are_bounded_over_all_groups(tmp_path: Path) -> None:
             "consumerGroup": "new", "topic": "orders", "queueId": 0, "maxMsgNums": 1, "invisibleTime": 1_000,
             "pollTime": 0, "bornTime": 0, "initMode": 0, "expType": "TAG", "exp": "*",
         }  # fmt: skip
-        refused(peer.ask(codes.POP_MESSAGE, **asked), "offsets_max")
+        refused(peer.ask(Request.POP_MESSAGE, **asked), "offsets_max")
 
 
 # ---------------------------------------------------------------------------------------------- members and locks
@@ -600,11 +601,11 @@ def beat(peer: Peer, client_id: str, *consumers: tuple[str, list[str]]) -> Any:
         {"groupName": group, "subscriptionDataSet": [{"topic": topic, "subString": "*"} for topic in topics]}
         for group, topics in consumers
     ]
-    return peer.ask(codes.HEART_BEAT, orjson.dumps({"clientID": client_id, "consumerDataSet": data}))
+    return peer.ask(Request.HEART_BEAT, orjson.dumps({"clientID": client_id, "consumerDataSet": data}))
 
 
 def member_ids(served: Served, group: str) -> set[str]:
-    return served.call(lambda: {member.client_id for member in served.service.consumers._members.of(group)})
+    return served.call(lambda: {member.client_id for member in served.dispatcher.groups._members.of(group)})
 
 
 def test_a_connection_stands_for_a_few_members(tmp_path: Path) -> None:
@@ -618,7 +619,7 @@ def test_a_connection_stands_for_a_few_members(tmp_path: Path) -> None:
         assert "new" not in served.call(lambda: served.broker.fold.groups), "what is refused makes nothing"
         assert beat(other, "c3", ("a", [])).code == codes.SUCCESS
         # Leaving makes room, and leaves nothing behind.
-        assert peer.ask(codes.UNREGISTER_CLIENT, clientID="c2", consumerGroup="a").code == codes.SUCCESS
+        assert peer.ask(Request.UNREGISTER_CLIENT, clientID="c2", consumerGroup="a").code == codes.SUCCESS
         assert beat(peer, "c4", ("a", [])).code == codes.SUCCESS
         assert member_ids(served, "a") == {"c1", "c3", "c4"}
 
@@ -629,9 +630,9 @@ def test_a_member_that_comes_by_another_connection_is_counted_there(tmp_path: Pa
             assert beat(old, "c1", ("a", [])).code == codes.SUCCESS
             assert beat(peer, "c1", ("a", [])).code == codes.SUCCESS
             assert beat(old, "c2", ("a", [])).code == codes.SUCCESS
-        until(served, lambda: len(served.service.connections) == 1)
+        until(served, lambda: len(served.dispatcher.connections) == 1)
         assert member_ids(served, "a") == {"c1"}
-    members = served.service.consumers._members
+    members = served.dispatcher.groups._members
     assert (members._groups, members._places_of, members._size_bytes) == ({}, {}, 0)
 
 
@@ -669,7 +670,9 @@ def test_one_heartbeat_makes_only_so_many_topics_and_groups(tmp_path: Path) -> N
 
 def lock(peer: Peer, client_id: str, topics: list[str]) -> Any:
     queues = [{"topic": topic, "brokerName": "postdate", "queueId": 0} for topic in topics]
-    return peer.ask(codes.LOCK_BATCH_MQ, orjson.dumps({"consumerGroup": GROUP, "clientId": client_id, "mqSet": queues}))
+    return peer.ask(
+        Request.LOCK_BATCH_MQ, orjson.dumps({"consumerGroup": GROUP, "clientId": client_id, "mqSet": queues})
+    )
 
 
 def locked(answer: Any) -> list[str]:
@@ -686,5 +689,5 @@ def test_locks_are_bounded_and_those_that_are_held_are_renewed(tmp_path: Path) -
         assert locked(lock(peer, "c1", ["x" * 256])) == [], "no topic has such a name"
         refused(lock(peer, "c1", ["e"]), "locks_max")
         served.pass_ms(1_001)
-        served.call(served.service.consumers.expire)
+        served.call(served.dispatcher.groups.expire)
         assert locked(lock(peer, "c2", ["a", "b", "e"])) == ["a", "b", "e"]

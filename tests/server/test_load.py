@@ -12,6 +12,7 @@ import orjson
 from postdate.client.connection import Address, Connection, Connections
 from postdate.wire import codes
 from postdate.wire.frame import Command, encode
+from postdate.wire.requests import Request
 from tests.support.dialogue import LONG_POLL_MS, connected, make_topic
 from tests.support.serving import serving
 from verify.faults.process import Broker
@@ -35,7 +36,7 @@ def allow_files(count: int) -> None:
 def connect_idle(port: int) -> list[socket.socket]:
     """Connections as a client leaves them: one request was answered, then nothing."""
     idle = []
-    question = encode(Command(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": TOPIC}, opaque=1))
+    question = encode(Command(Request.GET_ROUTEINFO_BY_TOPIC, {"topic": TOPIC}, opaque=1))
     for _ in range(IDLE):
         connection = socket.create_connection(("127.0.0.1", port), WAIT_S)
         connection.sendall(question)
@@ -57,11 +58,11 @@ class Busy:
 
     async def work(self) -> None:
         for round_number in range(ROUNDS):
-            await self._ask(codes.HEART_BEAT, {}, self._heartbeat())
-            await self._ask(codes.SEND_MESSAGE_V2, self._send(round_number), b"x" * 200)
-            offset = await self._ask(codes.GET_MAX_OFFSET, {"topic": TOPIC, "queueId": self._queue_id})
+            await self._ask(Request.HEART_BEAT, {}, self._heartbeat())
+            await self._ask(Request.SEND_MESSAGE_V2, self._send(round_number), b"x" * 200)
+            offset = await self._ask(Request.GET_MAX_OFFSET, {"topic": TOPIC, "queueId": self._queue_id})
             # Only what others send now answers it, or its own timed message when it is due.
-            await self._ask(codes.PULL_MESSAGE, self._pull(int(offset.fields["offset"])))
+            await self._ask(Request.PULL_MESSAGE, self._pull(int(offset.fields["offset"])))
 
     async def _ask(self, code: int, fields: dict[str, Any], body: bytes = b"") -> Command:
         answer = await self._connection.request(code, fields, body, timeout=WAIT_S)
@@ -133,9 +134,9 @@ def test_a_sweep_gives_others_their_turn(tmp_path: Path) -> None:
         peer.round_trip()
         many = [socket.create_connection(("127.0.0.1", served.port), WAIT_S) for _ in range(count)]
         try:
-            while served.call(lambda: len(served.service.connections)) <= count:
+            while served.call(lambda: len(served.dispatcher.connections)) <= count:
                 peer.round_trip()
-            assert served.call(lambda: len(list(served.service.connections.sweep()))) == 1 + count // 128
+            assert served.call(lambda: len(list(served.dispatcher.connections.sweep()))) == 1 + count // 128
         finally:
             for connection in many:
                 connection.close()

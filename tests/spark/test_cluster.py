@@ -17,15 +17,15 @@ from postdate.bulk import flight as bulk_flight
 from postdate.bulk.process import Bulk
 from postdate.bulk.streams import far_batches
 from postdate.check import check_folder
-from postdate.client.connection import parse_address
+from postdate.client.address import parse_address
 from postdate.clock import ManualClock
-from postdate.config import MIB, Settings
+from postdate.config import MIB
 from postdate.spark.pipeline.history import History
 from postdate.spark.pipeline.source import horizon_of
 from postdate.storage.disk import RealDisk
 from tests.support.cluster import Cluster, Driver, bare_python, wait_for
 from tests.support.helpers import HOUR_MS, MINUTE_MS, SECOND_MS, T0, TOPIC, message, pulled
-from tests.support.serving import SERVED, Served
+from tests.support.serving import SERVED, Served, configured
 
 pytestmark = pytest.mark.full
 
@@ -50,7 +50,7 @@ class Broker:
         self.folder = folder
         self.clock = ManualClock(BEGIN)
         settings = SERVED | {"segment_bytes": 16 * MIB, "batch_bytes_max": MIB, "queue_file_rows": 65_536}
-        self.served = Served(RealDisk(folder), Settings(**settings), self.clock)
+        self.served = Served(RealDisk(folder), configured(settings), self.clock)
         self.core = self.served.broker
         self.served.call(lambda: self.core.put_topic(TOPIC, BEGIN, read_queue_count=QUEUES, write_queue_count=QUEUES))
         self.bulk = Bulk(folder, parse_address(self.served.server.broker_address), "127.0.0.1", 0)
@@ -96,7 +96,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 @pytest.fixture
 def driver(broker: Broker, cluster: Cluster, tmp_path: Path) -> Iterator[Driver]:
-    started = Driver(str(broker.bulk.address), cluster.master, bare_python(tmp_path / "bare"), tmp_path)
+    started = Driver(broker.served.server.broker_address, cluster.master, bare_python(tmp_path / "bare"), tmp_path)
     yield started
     started.end()
 
@@ -135,7 +135,7 @@ def test_messages_are_carried_by_several_executors(broker: Broker, driver: Drive
     broker.send(dues)
     served(broker, driver)
     pass_minutes(broker, driver, 9)
-    assert broker.core.rescues.count == 0
+    assert broker.core.rescuer.rescued_count == 0
     assert broker.shown() == [(due, due) for due in dues]
     reports = History(str(driver.table / "history")).last(20)
     assert max(report["workers"] for report in reports) == 2
@@ -167,6 +167,6 @@ def test_an_executor_that_dies_in_a_batch_costs_nothing(
     assert reading.acquire(timeout=60)  # what the dead one read, another reads again
     served(broker, driver)
     pass_minutes(broker, driver, 9)
-    assert broker.core.rescues.count == 0
+    assert broker.core.rescuer.rescued_count == 0
     assert broker.shown() == [(due, due) for due in dues]
     assert driver.stop() == 0, driver.log.read_text()

@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from postdate.arrival import PART_ROWS_MAX, PARTS_MAX, job_of, own_arrival
 from postdate.errors import UsageError
 from postdate.keys import key_hash
 from postdate.message import decode_properties, tag_hash
@@ -13,7 +14,7 @@ from postdate.spark.imports import columns
 from postdate.spark.imports.columns import PROPERTIES, Converter, Faults, Job, Wanted
 from postdate.spark.imports.options import fitted, named_columns, wanted_of
 from postdate.storage import record as records
-from postdate.table.format import PART_ROWS_MAX, PARTS_MAX, SCHEMA, job_of, own_arrival
+from postdate.table.format import SCHEMA
 from tests.support.helpers import DAY_MS, HOUR_MS, T0, TOPIC, Data, message, send
 
 DUE = T0 + HOUR_MS

@@ -155,17 +155,17 @@ def test_an_hour_without_a_pipeline_is_noticed_by_nobody(tmp_path: Path, spark: 
         if is_away:
             piped.stop_driver()
             without()
-            assert piped.broker.rescues.count > 50
+            assert piped.broker.rescuer.rescued_count > 50
             piped.start_driver()
         else:
             with piped.lagging():
                 without()
-            assert piped.broker.rescues.count > 50
+            assert piped.broker.rescuer.rescued_count > 50
         piped.follow()
-        rescued = piped.broker.rescues.count
+        rescued = piped.broker.rescuer.rescued_count
         piped.send(*(piped.now + n * 50_021 for n in range(3, 6)))
         piped.finish()
-        assert piped.broker.rescues.count == rescued, "once it is back, it serves"
+        assert piped.broker.rescuer.rescued_count == rescued, "once it is back, it serves"
 
 
 def test_of_two_pipelines_the_older_one_is_fenced(tmp_path: Path, spark: Any) -> None:
@@ -178,7 +178,7 @@ def test_of_two_pipelines_the_older_one_is_fenced(tmp_path: Path, spark: Any) ->
         send_some(piped)
         piped.pass_ms(MINUTE_MS)
         piped.wait(lambda: not old._query.isActive)
-        with pytest.raises(Refused, match=r"another pipeline has registered|another writer lives"):
+        with pytest.raises(Refused, match=r"another pipeline has registered|another writer is at work"):
             old.watch()
         piped.travel(piped.now + 2 * HOUR_MS)
 
@@ -197,7 +197,7 @@ def test_a_pipeline_that_wakes_up_behind_a_newer_one_is_refused(tmp_path: Path, 
         piped.follow()
         held.let_go()
         piped.wait(lambda: not old._query.isActive)
-        with pytest.raises(Refused, match=r"another pipeline has registered|another writer lives"):
+        with pytest.raises(Refused, match=r"another pipeline has registered|another writer is at work"):
             old.watch()
         piped.travel(piped.now + 2 * HOUR_MS)
 

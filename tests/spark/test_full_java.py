@@ -192,8 +192,7 @@ def clustered(folder: Path) -> Life:
         stack.callback(cluster.end)
         broker = stack.enter_context(running(folder, pipeline="none"))
         wait_for(lambda: sentence(broker, "bulk").startswith("listens on "), "bulk")
-        bulk = sentence(broker, "bulk").split()[2]
-        driver = Driver(bulk, cluster.master, bare_python(folder / "bare"), folder)
+        driver = Driver(broker.route_address, cluster.master, bare_python(folder / "bare"), folder)
         stack.callback(driver.end)
         wait_for_a_batch(broker, 1)
         life = Life(broker, folder)
@@ -229,9 +228,9 @@ def test_a_pipeline_that_is_killed_is_noticed_by_nobody_but_status(lives: Lives,
     life.judge()
     assert life.after["far"]["epoch"] == life.before["far"]["epoch"] + 2
     assert [line.partition(" warning  ")[2] for line in life.log.read_text().splitlines()] == [
-        "pipeline was killed by SIGKILL; it is started again in 1 s",
-        "pipeline ended with code 3; it is started again in 2 s",
-        "pipeline said: postdate: Spark's Java process was killed by SIGKILL",
+        "pipeline was killed by SIGKILL; it starts again in 1 s",
+        "pipeline ended with code 3; it starts again in 2 s",
+        "pipeline wrote: postdate: Spark's Java process was killed by SIGKILL",
     ]
 
 

@@ -20,7 +20,9 @@ import pytest
 
 import postdate.spark
 from postdate import cli
+from postdate.arrival import own_arrival
 from postdate.client.errors import Unreachable
+from postdate.contract import JobStatus
 from postdate.errors import PostdateError, Refused, UsageError
 from postdate.spark.formats import sink
 from postdate.spark.imports import imports, inputs, parquet
@@ -28,8 +30,7 @@ from postdate.spark.imports.columns import Wanted
 from postdate.spark.imports.options import wanted_of
 from postdate.storage import record as records
 from postdate.table import delta
-from postdate.table.files import Place, in_order
-from postdate.table.format import own_arrival
+from postdate.table.files import TableFolder, sort_rows
 from tests.support.carrying import BEGIN, World
 from tests.support.helpers import HOUR_MS, TOPIC
 from verify.faults.process import ROOT
@@ -55,7 +56,7 @@ def session(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     def shared(_memory: str, _environ: Any) -> Iterator[Any]:
         yield spark
 
-    monkeypatch.setattr(inputs, "embedded", shared)
+    monkeypatch.setattr(inputs, "embedded_spark", shared)
     return spark
 
 
@@ -80,7 +81,7 @@ def saved(path: Path, rows: pa.Table, **options: Any) -> str:
 
 def request(world: World, *paths: str, wanted: Wanted = WANTED, **given: Any) -> inputs.Request:
     usual: dict[str, Any] = {"id": "one", "skip_bad": "", "is_waiting": False, "memory": "1g", "topic": TOPIC}
-    return inputs.Request(paths=paths, wanted=wanted, bulk=str(world.bulk.address), **(usual | given))
+    return inputs.Request(paths=paths, wanted=wanted, address=world.address, **(usual | given))
 
 
 def run(asked: inputs.Request) -> inputs.Outcome:
@@ -89,12 +90,14 @@ def run(asked: inputs.Request) -> inputs.Outcome:
 
 def beside(world: World) -> list[str]:
     """Files that lie beside the table."""
-    return [name for name in Place(str(world.folder / "table" / "messages")).sizes() if name.startswith("_import")]
+    return [
+        name for name in TableFolder(str(world.folder / "table" / "messages")).sizes() if name.startswith("_import")
+    ]
 
 
 def rows_beside(world: World) -> list[dict[str, Any]]:
     tables = [pq.read_table(world.folder / "table" / "messages" / name) for name in beside(world)]
-    found: list[dict[str, Any]] = in_order(pa.concat_tables(tables)).to_pylist()
+    found: list[dict[str, Any]] = sort_rows(pa.concat_tables(tables)).to_pylist()
     return found
 
 
@@ -113,9 +116,9 @@ def shown(world: World, queue_id: int) -> list[str]:
 def test_rows_of_a_file_reach_their_queues_when_they_are_due(world: World, tmp_path: Path) -> None:
     path = saved(tmp_path / "in.parquet", table_of(50), row_group_size=20)
     outcome = run(request(world, path))
-    assert (outcome.job["state"], outcome.job["rows"], outcome.bad_count) == ("waiting", 50, 0)
+    assert (outcome.job.state, outcome.job.rows, outcome.bad_count) == ("waiting", 50, 0)
     world.batch()
-    assert world.gate.job("one")["state"] == "done"
+    assert world.control.find_job("one").state == "done"
     assert not beside(world)
     assert shown(world, 0) == shown(world, 1) == []
     world.pass_minutes(61)
@@ -152,7 +155,7 @@ def test_text_files_are_read(kind: str, world: World, tmp_path: Path) -> None:
     path = tmp_path / f"in.{kind}"
     path.write_text(TEXTS[kind])
     outcome = run(request(world, str(path), wanted=wanted_of({"due": "due", "body": "text", "key": "key"})))
-    assert (outcome.job["rows"], outcome.bad) == (2, [])
+    assert (outcome.job.rows, outcome.bad) == (2, [])
     due = int(datetime(2027, 1, 1, 8, tzinfo=UTC).timestamp() * 1_000)
     found = rows_beside(world)
     assert [(row["due"], row["key"]) for row in found] == [(due, "k1"), (due, None)]
@@ -174,7 +177,7 @@ def test_several_files_folders_and_patterns_are_one_import(world: World, tmp_pat
     saved(tmp_path / "a2.parquet", table_of(4))
     saved(tmp_path / "more" / "b.parquet", table_of(5))
     outcome = run(request(world, str(tmp_path / "a*.parquet"), str(tmp_path / "more")))
-    assert outcome.job["rows"] == 12
+    assert outcome.job.rows == 12
 
 
 # -- bad rows ---------------------------------------------------------------------------------------------------
@@ -191,9 +194,9 @@ def test_with_a_bad_row_nothing_is_scheduled(world: World, session: Any, tmp_pat
     assert outcome.is_given_up
     assert [(Path(bad.file).name, bad.row) for bad in outcome.bad] == [("in.parquet", 1), ("in.parquet", 778)]
     assert outcome.bad[0].reason == "column body (the body) is null"
-    assert (world.gate.job("one")["state"], beside(world)) == ("failed", [])
+    assert (world.control.find_job("one").state, beside(world)) == ("failed", [])
     again = run(request(world, saved(tmp_path / "in.parquet", table_of(3))))
-    assert (again.job["state"], again.job["rows"]) == ("waiting", 3)
+    assert (again.job.state, again.job.rows) == ("waiting", 3)
 
 
 def test_bad_rows_are_skipped_when_that_is_asked_for(world: World, tmp_path: Path) -> None:
@@ -201,7 +204,7 @@ def test_bad_rows_are_skipped_when_that_is_asked_for(world: World, tmp_path: Pat
     good = f'{{"due": "{at(DUE).isoformat()}", "body": "ok"}}'
     path.write_text(f'{good}\nno json\n[1]\n{good}\n{{"due": 5, "body": "x"}}\n{{"body": "x"}}\n')
     outcome = run(request(world, str(path), wanted=wanted_of({"due": "due"}), skip_bad=str(bad)))
-    assert (outcome.job["rows"], outcome.job["bad"], outcome.bad_count) == (2, 4, 4)
+    assert (outcome.job.rows, outcome.job.bad, outcome.bad_count) == (2, 4, 4)
     told = [json.loads(line) for line in bad.read_text().splitlines()]
     assert [(Path(each["file"]).name, each["row"]) for each in told] == [("in.jsonl", row) for row in (2, 3, 5, 6)]
     assert [each["reason"].partition(":")[0] for each in told] == [
@@ -243,7 +246,7 @@ def test_columns_that_do_not_fit_are_refused_before_anything_is_written(world: W
             run(request(world, path, wanted=wanted_of(wishes)))
         assert str(error.value).startswith(sentence)
     with pytest.raises(Refused):
-        world.gate.job("one")
+        world.control.find_job("one")
 
 
 def test_files_that_are_not_there_or_of_two_kinds_are_refused(tmp_path: Path) -> None:
@@ -264,7 +267,7 @@ def test_a_broker_that_is_away_or_refuses_is_told(world: World, tmp_path: Path) 
     with pytest.raises(Refused, match="nowhere"):
         run(request(world, path, topic="nowhere"))
     with pytest.raises(Unreachable, match=r"no broker answers at 127\.0\.0\.1:1"):
-        run(request(world, path)._replace(bulk="127.0.0.1:1"))
+        run(request(world, path)._replace(address="127.0.0.1:1"))
 
 
 # -- ids --------------------------------------------------------------------------------------------------------
@@ -275,23 +278,23 @@ def test_the_same_id_again_answers_with_the_first_result(world: World, tmp_path:
     run(request(world, path))
     names = beside(world)
     again = run(request(world, saved(tmp_path / "in.parquet", table_of(9))))
-    assert (again.job["state"], again.job["rows"], beside(world)) == ("waiting", 5, names)
+    assert (again.job.state, again.job.rows, beside(world)) == ("waiting", 5, names)
     world.batch()
     done = run(request(world, path, is_waiting=True))
-    assert (done.job["state"], done.job["rows"], beside(world)) == ("done", 5, [])
+    assert (done.job.state, done.job.rows, beside(world)) == ("done", 5, [])
 
 
 def test_an_import_that_died_is_loaded_again_from_the_start(world: World, tmp_path: Path) -> None:
-    begun = imports.begin(world.gate, "one", TOPIC, WANTED)
+    begun = imports.begin(world.control, "one", TOPIC, WANTED)
     assert begun.plan is not None
     left = Path(begun.plan.folder) / f"{begun.plan.stem}soon-{'0' * 32}.parquet"
     left.write_bytes(b"half a file")
     outcome = run(request(world, saved(tmp_path / "in.parquet", table_of(5))))
-    assert (outcome.job["number"], outcome.job["rows"], left.exists()) == (begun.job["number"], 5, False)
+    assert (outcome.job.number, outcome.job.rows, left.exists()) == (begun.job.number, 5, False)
 
 
 def test_two_imports_at_once_keep_to_their_own_files(world: World, tmp_path: Path) -> None:
-    other = imports.begin(world.gate, "one-soon", TOPIC, WANTED)
+    other = imports.begin(world.control, "one-soon", TOPIC, WANTED)
     assert other.plan is not None
     left = Path(other.plan.folder) / f"{other.plan.stem}soon-{'0' * 32}.parquet"
     left.write_bytes(b"of the other")
@@ -304,17 +307,17 @@ def test_two_imports_at_once_keep_to_their_own_files(world: World, tmp_path: Pat
     assert left.exists()
     left.unlink()
     assert len(rows_beside(world)) == 10
-    assert {world.gate.job(name)["state"] for name in ("one", "two")} == {"waiting"}
+    assert {world.control.find_job(name).state for name in ("one", "two")} == {"waiting"}
 
 
 def test_files_that_another_try_has_removed_are_not_adopted(world: World, session: Any, tmp_path: Path) -> None:
-    begun = imports.begin(world.gate, "one", TOPIC, WANTED)
+    begun = imports.begin(world.control, "one", TOPIC, WANTED)
     assert begun.plan is not None
     frame, wanted = inputs.frame_of(session, "parquet", [saved(tmp_path / "in.parquet", table_of(5))], WANTED)
-    (loaded,) = inputs.loaded_of(frame, begun.plan._replace(wanted=wanted))
-    imports.begin(world.gate, "one", TOPIC, WANTED)
+    (loaded,) = inputs.load_frame(frame, begun.plan._replace(wanted=wanted))
+    imports.begin(world.control, "one", TOPIC, WANTED)
     with pytest.raises(Refused, match="is another import with the id one running"):
-        imports.adopt(world.gate, begun.plan, loaded.files, 0)
+        imports.adopt(world.control, begun.plan, loaded.files, 0)
 
 
 # -- frames -----------------------------------------------------------------------------------------------------
@@ -322,27 +325,27 @@ def test_files_that_another_try_has_removed_are_not_adopted(world: World, sessio
 
 def written(spark: Any, world: World, frame: Any, **options: Any) -> None:
     postdate.spark.register(spark)
-    usual = {"topic": TOPIC, "due": "due", "bulk": str(world.bulk.address), "id": "one", "wait": "false"}
+    usual = {"topic": TOPIC, "due": "due", "addr": world.address, "id": "one", "wait": "false"}
     frame.write.format("postdate").mode("append").options(**(usual | options)).save()
 
 
 def test_a_frame_is_scheduled_all_of_it(world: World, spark: Any) -> None:
     frame = spark.createDataFrame(table_of(100)).repartition(3)
     written(spark, world, frame, key="key", tag="tag", property="Customer=key")
-    assert (world.gate.job("one")["state"], world.gate.job("one")["rows"]) == ("waiting", 100)
+    assert (world.control.find_job("one").state, world.control.find_job("one").rows) == ("waiting", 100)
     found = rows_beside(world)
     assert {row["arrival"] - own_arrival(0) >> 26 for row in found} == {0, 1, 2}
     assert records.properties_of(found[0]["record"])["Customer"] == found[0]["key"]
     world.batch()
     written(spark, world, frame, wait="true")
-    assert (world.gate.job("one")["state"], beside(world)) == ("done", [])
+    assert (world.control.find_job("one").state, beside(world)) == ("done", [])
 
 
 def test_a_frame_with_a_bad_row_leaves_nothing(world: World, spark: Any) -> None:
     frame = spark.createDataFrame(table_of(10, body=[None, *["x"] * 9])).coalesce(1)
     with pytest.raises(Exception, match=r"part 0, row 1: column body \(the body\) is null"):
         written(spark, world, frame)
-    assert (world.gate.job("one")["state"], beside(world)) == ("failed", [])
+    assert (world.control.find_job("one").state, beside(world)) == ("failed", [])
 
 
 def test_a_frame_that_fails_leaves_nothing(world: World, spark: Any) -> None:
@@ -363,7 +366,7 @@ def test_a_frame_that_fails_leaves_nothing(world: World, spark: Any) -> None:
     frame = spark.range(0, 2, 1, 2).mapInArrow(failing, "due timestamp, body string")
     with pytest.raises(Exception, match="enough"):
         written(spark, world, frame)
-    assert (world.gate.job("one")["state"], beside(world)) == ("failed", [])
+    assert (world.control.find_job("one").state, beside(world)) == ("failed", [])
 
 
 def test_what_a_task_wrote_for_an_import_that_is_over_goes_from_time_to_time(
@@ -371,13 +374,13 @@ def test_what_a_task_wrote_for_an_import_that_is_over_goes_from_time_to_time(
 ) -> None:
     """Spark does not wait for the other tasks of a job that has failed."""
     monkeypatch.setattr(delta, "_CHECKPOINT_EVERY", 5)
-    begun = [imports.begin(world.gate, name, TOPIC, WANTED).plan for name in ("one", "two")]
+    begun = [imports.begin(world.control, name, TOPIC, WANTED).plan for name in ("one", "two")]
     names = []
     for plan in begun:
         assert plan is not None
         names.append(f"{plan.stem}soon-{'0' * 32}.parquet")
         if plan.job.id == "one":
-            assert imports.give_up(world.gate, plan, "the job of Spark has failed")
+            assert imports.give_up(world.control, plan, "the job of Spark has failed")
         (Path(plan.folder) / names[-1]).write_bytes(b"written behind that")
     batches = 0
     while names[0] in beside(world):
@@ -391,28 +394,28 @@ def test_what_a_task_wrote_for_an_import_that_is_over_goes_from_time_to_time(
 def test_a_file_that_somebody_else_removes_meanwhile_ends_no_pipeline(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = imports.begin(world.gate, "one", TOPIC, WANTED).plan
+    plan = imports.begin(world.control, "one", TOPIC, WANTED).plan
     assert plan is not None
     left = Path(plan.folder) / f"{plan.stem}soon-{'0' * 32}.parquet"
     left.write_bytes(b"of an import that is given up")
-    jobs = world.gate.jobs
+    jobs = world.control.jobs
 
-    def given_up() -> list[dict[str, Any]]:
+    def given_up() -> list[JobStatus]:
         """Between what the pipeline has listed and what it removes."""
-        assert imports.give_up(world.gate, plan, "the job of Spark has failed")
+        assert imports.give_up(world.control, plan, "the job of Spark has failed")
         assert not left.exists()
         return jobs()
 
-    monkeypatch.setattr(world.gate, "jobs", given_up)
+    monkeypatch.setattr(world.control, "jobs", given_up)
     world.registered()
 
 
 def test_an_abort_behind_an_adoption_changes_nothing(world: World, spark: Any) -> None:
     written(spark, world, spark.createDataFrame(table_of(3)))
-    plan = imports.begin(world.gate, "two", TOPIC, WANTED).plan
+    plan = imports.begin(world.control, "two", TOPIC, WANTED).plan
     assert plan is not None
     plan = plan._replace(job=plan.job._replace(id="one"), stem="_import-one-")
-    assert not imports.give_up(world.gate, plan, "the answer was lost")
+    assert not imports.give_up(world.control, plan, "the answer was lost")
     assert len(rows_beside(world)) == 3
 
 
@@ -434,8 +437,8 @@ def test_options_that_are_wrong_are_told(world: World, spark: Any) -> None:
 
 
 def command(world: World, *words: str) -> list[str]:
-    address = str(world.bulk.address)
-    return [sys.executable, "-m", "postdate", "import", *words, "--topic", TOPIC, "--due", "due", "--bulk", address]
+    address = world.address
+    return [sys.executable, "-m", "postdate", "import", *words, "--topic", TOPIC, "--due", "due", "--addr", address]
 
 
 @pytest.mark.full  # the pages of docs/ run it, too
@@ -478,7 +481,7 @@ def test_the_command_tells_what_spark_could_not_read_and_leaves_nothing(world: W
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
     assert done.stderr.startswith("postdate: ")
     assert "b.parquet" in done.stderr, done.stderr
-    assert (world.gate.job("x")["state"], beside(world)) == ("failed", [])
+    assert (world.control.find_job("x").state, beside(world)) == ("failed", [])
 
 
 @pytest.mark.full
@@ -486,7 +489,7 @@ def test_ctrl_c_gives_an_import_up_while_it_loads(world: World, tmp_path: Path) 
     path = saved(tmp_path / "in.parquet", table_of(3_000_000))
     ended = interrupted(world, path, lambda: bool(beside(world)))
     assert ended == (130, "postdate: import x is given up: nothing is scheduled\n")
-    assert (world.gate.job("x")["state"], beside(world)) == ("failed", [])
+    assert (world.control.find_job("x").state, beside(world)) == ("failed", [])
 
 
 @pytest.mark.full
@@ -515,7 +518,7 @@ def interrupted(world: World, path: str, is_time: Callable[[], bool], pause_s: f
 
 def _state(world: World) -> str:
     try:
-        return str(world.gate.job("x")["state"])
+        return str(world.control.find_job("x").state)
     except PostdateError:
         return ""
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from postdate.check import check_folder
+from postdate.contract import JobStatus
 from postdate.errors import Refused
 from postdate.message import Cancelled
 from postdate.spark.pending.view import pending
@@ -17,9 +18,9 @@ from tests.support.helpers import HOUR_MS, MINUTE_MS, TOPIC
 FIVE, HOUR = BEGIN + 5 * MINUTE_MS, BEGIN + HOUR_MS
 
 
-def ask(world: World, job_id: str, where: str, by_ms: int = 0) -> dict[str, Any]:
+def ask(world: World, job_id: str, where: str, by_ms: int = 0) -> JobStatus:
     op = {"op": "postpone", "by_ms": by_ms} if by_ms else {"op": "cancel"}
-    job = world.gate._job("ask", {"id": job_id, "where": where, **op})
+    job = JobStatus.read(world.control._job("ask", {"id": job_id, "where": where, **op}))
     world.served.settle()
     return job
 
@@ -31,12 +32,12 @@ def cancelled(world: World, unique: str, due: int) -> Any:
 
 
 def done(world: World, job_id: str) -> tuple[str, int, int]:
-    job = world.gate.job(job_id)
-    return job["state"], job["changed"], job["late"]
+    job = world.control.find_job(job_id)
+    return job.state, job.changed, job.late
 
 
 def waiting(world: World) -> list[tuple[str, int]]:
-    rows = pending(world.spark, str(world.bulk.address)).orderBy("due", "arrival").collect()
+    rows = pending(world.spark, world.control).orderBy("due", "arrival").collect()
     return [(row.body.decode(), int(row.due.timestamp() * 1_000) - BEGIN) for row in rows]
 
 
@@ -133,11 +134,11 @@ def test_a_predicate_that_spark_does_not_understand_changes_nothing(world: World
     ):
         ask(world, f"wrong-{number}", where)
         world.batch()
-        job = world.gate.job(f"wrong-{number}")
-        assert job["state"] == "failed"
-        assert job["reason"].startswith(said), job["reason"]
-        assert "SQLSTATE" not in job["reason"]
-        assert "[`__" not in job["reason"], "hidden columns are not proposed"
+        job = world.control.find_job(f"wrong-{number}")
+        assert job.state == "failed"
+        assert job.reason.startswith(said), job.reason
+        assert "SQLSTATE" not in job.reason
+        assert "[`__" not in job.reason, "hidden columns are not proposed"
     assert waiting(world) == [("a 0", HOUR_MS)]
 
 
@@ -146,7 +147,7 @@ def test_the_same_id_answers_with_the_first_result(world: World) -> None:
     ask(world, "once", "true")
     world.batch()
     world.send("b", [HOUR])
-    assert ask(world, "once", "true")["changed"] == 1
+    assert ask(world, "once", "true").changed == 1
     world.batch()
     assert done(world, "once") == ("done", 1, 0)
     assert waiting(world) == [("b 0", HOUR_MS)]

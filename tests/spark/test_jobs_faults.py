@@ -6,9 +6,9 @@ from typing import Any
 import orjson
 import pytest
 
+from postdate.contract import JobStatus
 from postdate.spark import register
-from postdate.spark.executor.bulk_client import Gate
-from postdate.wire import codes
+from postdate.wire.requests import Request
 from tests.support.dialogue import Peer
 from tests.support.piping import HOUR_MS, MINUTE_MS, SECOND_MS, Held, Piped, Sent, piping
 
@@ -34,23 +34,21 @@ class Story:
 
     def ask(self, name: str, by_ms: int = 0) -> None:
         job = {"call": "ask", "id": name, "op": "postpone" if by_ms else "cancel", "by_ms": by_ms}
-        with Gate(self.piped.bulk_address) as gate:
-            gate._job("ask", job | {"where": f"key = '{name}'"})
+        self.piped.control._job("ask", job | {"where": f"key = '{name}'"})
 
-    def job(self, name: str) -> dict[str, Any]:
-        with Gate(self.piped.bulk_address) as gate:
-            return gate.job(name)
+    def job(self, name: str) -> JobStatus:
+        return self.piped.control.find_job(name)
 
     def wait_for(self, name: str) -> None:
         """Until a job is over, and holds the broker to what it has said: nothing of its group was due meanwhile."""
-        self.piped.wait(lambda: self.job(name)["state"] in ("done", "failed"))
+        self.piped.wait(lambda: self.job(name).state in ("done", "failed"))
         job, group = self.job(name), self.groups[name]
-        assert (job["state"], job["changed"], job["late"]) == ("done", len(group), 0), job
-        if job["op"] == "cancel":
+        assert (job.state, job.changed, job.late) == ("done", len(group), 0), job
+        if job.op == "cancel":
             self.piped.never |= {sent.body for sent in group}
         else:
             self.piped.sent = [
-                sent._replace(due=sent.due + job["by_ms"]) if sent in group else sent for sent in self.piped.sent
+                sent._replace(due=sent.due + job.by_ms) if sent in group else sent for sent in self.piped.sent
             ]
 
 
@@ -104,11 +102,10 @@ def test_a_driver_that_was_overtaken_decides_nothing(tmp_path: Path, spark: Any)
         with Held("job.decide").planted() as held:
             story.ask("a")
             held.wait()
-            with Gate(piped.bulk_address) as gate:
-                gate.register(str(piped.table), "another")
+            piped.control.register(str(piped.table), "another")
             held.let_go()
             assert "another pipeline has registered" in str(piped.failure())
-        assert story.job("a")["state"] == "waiting"
+        assert story.job("a").state == "waiting"
         piped.restart_driver()
         story.wait_for("a")
         piped.travel(piped.now + 3 * HOUR_MS)
@@ -129,9 +126,9 @@ def test_what_came_too_late_is_said_and_stays(tmp_path: Path, spark: Any) -> Non
                 piped.move(fired.due)
                 assert piped.cancel(cancelled) == "cancelled"
                 held.let_go()
-                piped.wait(lambda name=name: story.job(name)["state"] == "done")  # type: ignore[misc]
+                piped.wait(lambda name=name: story.job(name).state == "done")  # type: ignore[misc]
             job = story.job(name)
-            assert (job["rows"], job["changed"], job["late"]) == (len(group), len(group) - 2, 2)
+            assert (job.rows, job.changed, job.late) == (len(group), len(group) - 2, 2)
             changed = [group[1], *rest]
             if by_ms:
                 piped.sent = [each._replace(due=each.due + by_ms) if each in changed else each for each in piped.sent]
@@ -148,13 +145,11 @@ def test_a_job_waits_for_a_pipeline_and_can_be_withdrawn(tmp_path: Path, spark: 
         for name in ("a", "b"):
             story.groups[name] = story.groups["a"]
             story.ask(name)
-        with Gate(piped.bulk_address) as gate:
-            assert gate.fail("b", "withdrawn")["state"] == "failed"
+        assert piped.control.fail_job("b", "withdrawn").state == "failed"
         piped.restart_driver()
         story.wait_for("a")
-        with Gate(piped.bulk_address) as gate:
-            assert gate.fail("a", "too late")["state"] == "done"
-            assert gate.job("b")["reason"] == "withdrawn"
+        assert piped.control.fail_job("a", "too late").state == "done"
+        assert piped.control.find_job("b").reason == "withdrawn"
 
 
 @pytest.mark.full
@@ -170,9 +165,9 @@ def test_a_campaign_is_imported_cancelled_and_postponed_while_everything_dies(tm
         piped.kill_broker()
         piped.start_broker()
         piped.restart_driver()
-        piped.wait(lambda: story.job("campaign")["state"] == "done")
+        piped.wait(lambda: story.job("campaign").state == "done")
         piped.sent += rows
-        assert (story.job("campaign")["rows"], waiting_count(piped)) == (count, count)
+        assert (story.job("campaign").rows, waiting_count(piped)) == (count, count)
         left = count
         for name, step, by_ms in [
             ("k3", "job.decided", 0),
@@ -201,7 +196,7 @@ def schedule(piped: Piped, rows: list[Sent]) -> None:
         [(row.due, row.key, row.body) for row in rows], "due long, key string, body string"
     )
     (
-        frame.coalesce(1).write.format("postdate").mode("append").option("bulk", piped.bulk_address)
+        frame.coalesce(1).write.format("postdate").mode("append").option("addr", piped.address)
         .option("topic", CAMPAIGN).option("due", "due").option("due_unit", "ms").option("key", "key")
         .option("id", "campaign").option("wait", "false").save()
     )  # fmt: skip
@@ -211,7 +206,7 @@ def waiting_count(piped: Piped) -> int:
     assert piped.served is not None
     peer = Peer(piped.served.port)
     try:
-        found: int = orjson.loads(peer.ask(codes.GET_PENDING, topic=CAMPAIGN).body)["total"]
+        found: int = orjson.loads(peer.ask(Request.GET_PENDING, topic=CAMPAIGN).body)["total"]
         return found
     finally:
         peer.close()

@@ -14,7 +14,7 @@ import pytest
 import postdate
 from postdate.errors import PipelineFailed
 from postdate.spark.pending import extract, pending
-from postdate.spark.pending.pending import Wish
+from postdate.spark.pending.pending import Request
 from postdate.spark.session import java
 from tests.support.carrying import BEGIN, World
 from tests.support.helpers import HOUR_MS, TOPIC
@@ -33,8 +33,9 @@ def waiting(folder: Path) -> World:
     return world
 
 
-def wish(world: World, folder: Path, where: str = "", columns: tuple[str, ...] = (), limit: int = 0) -> Wish:
-    return Wish(str(world.bulk.address), where, list(columns), limit, "1g", str(folder / f"rows-{where}-{limit}"))
+def request(world: World, folder: Path, where: str = "", columns: tuple[str, ...] = (), limit: int = 0) -> Request:
+    target = str(folder / f"rows-{where}-{limit}")
+    return Request(world.address, "", where, list(columns), limit, "1g", target)
 
 
 def ran(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -51,7 +52,7 @@ def test_without_a_session_it_is_an_arrow_table(tmp_path: Path, capfd: pytest.Ca
     world = waiting(tmp_path)
     before = dict(os.environ)
     try:
-        found = postdate.pending(bulk=str(world.bulk.address))
+        found = postdate.pending(address=world.address)
     finally:
         world.close()
     assert isinstance(found, pa.Table)
@@ -65,24 +66,24 @@ def test_without_a_session_it_is_an_arrow_table(tmp_path: Path, capfd: pytest.Ca
 def test_rows_and_columns_are_chosen_before_they_are_read(tmp_path: Path, spark: Any) -> None:
     world = waiting(tmp_path / "data")
     try:
-        chosen = wish(world, tmp_path, "key like 'a-%' and properties['UNIQ_KEY'] like 'a-%'", ("key", "size"))
-        extract.extract(spark, chosen)
+        chosen = request(world, tmp_path, "key like 'a-%' and properties['UNIQ_KEY'] like 'a-%'", ("key", "size"))
+        extract.extract(spark, world.control, chosen)
         found = pq.read_table(chosen.target)
         assert found.column_names == ["key", "size"]
         assert sorted(found["key"].to_pylist()) == ["a-k0 other", "a-k2 other"]
-        first = wish(world, tmp_path, limit=2)
-        extract.extract(spark, first)
+        first = request(world, tmp_path, limit=2)
+        extract.extract(spark, world.control, first)
         assert pq.read_table(first.target)["body"].to_pylist() == [b"b 0", b"a 0"], "those that are due first"
-        none = wish(world, tmp_path, "false")
-        extract.extract(spark, none)
+        none = request(world, tmp_path, "false")
+        extract.extract(spark, world.control, none)
         assert pq.read_table(none.target).num_rows == 0
         for wrong, said in [
-            (wish(world, tmp_path, "colour = 1"), "with name `colour` cannot be resolved"),
-            (wish(world, tmp_path, "topic ="), "Syntax error"),
-            (wish(world, tmp_path, columns=("colour",)), "with name `colour` cannot be resolved"),
+            (request(world, tmp_path, "colour = 1"), "with name `colour` cannot be resolved"),
+            (request(world, tmp_path, "topic ="), "Syntax error"),
+            (request(world, tmp_path, columns=("colour",)), "with name `colour` cannot be resolved"),
         ]:
             with pytest.raises(postdate.UsageError, match=said):
-                extract.extract(spark, wrong)
+                extract.extract(spark, world.control, wrong)
     finally:
         world.close()
 
@@ -90,7 +91,7 @@ def test_rows_and_columns_are_chosen_before_they_are_read(tmp_path: Path, spark:
 def test_with_a_session_it_is_a_data_frame_on_it(tmp_path: Path, spark: Any) -> None:
     world = waiting(tmp_path)
     try:
-        frame = postdate.pending(spark, bulk=str(world.bulk.address))
+        frame = postdate.pending(spark, address=world.address, bulk=str(world.bulk.address))
         assert frame.sparkSession is spark
         assert frame.where("tag = 'a'").groupBy("topic").count().collect() == [(TOPIC, 4)]
     finally:
@@ -104,7 +105,7 @@ import postdate
 
 spark = SparkSession.builder.getOrCreate()
 before = spark.sparkContext.pythonExec
-rows = postdate.pending(spark, bulk=sys.argv[1])
+rows = postdate.pending(spark, address=sys.argv[1])
 assert spark.sparkContext.pythonExec == before
 print([bytes(row.body).decode() for row in rows.orderBy("due").collect()])
 spark.stop()
@@ -115,7 +116,7 @@ spark.stop()
 def test_a_plain_session_of_a_user_will_do(tmp_path: Path) -> None:
     world = waiting(tmp_path)
     try:
-        done = ran(PLAIN, str(world.bulk.address))
+        done = ran(PLAIN, world.address)
     finally:
         world.close()
     assert done.stdout == "['b 0', 'a 0', 'a 2', 'b 1']\n", done.stderr[-2_000:]
@@ -127,6 +128,7 @@ def test_what_is_asked_for_wrongly_is_refused_at_once(spark: Any) -> None:
         ("a list of names", {"columns": "due"}),
         ("at least 1, got 0", {"limit": 0}),
         ("expected host:port", {"bulk": "nowhere"}),
+        ("expected host:port", {"address": "nowhere"}),
         ("takes a Spark session", {"spark": "orders"}),
         ("a DataFrame has its own", {"spark": spark, "where": "true"}),
     ]
@@ -136,11 +138,11 @@ def test_what_is_asked_for_wrongly_is_refused_at_once(spark: Any) -> None:
 
 
 def test_where_no_broker_answers_it_is_told_in_a_sentence(spark: Any) -> None:
-    said = "no broker answers at 127.0.0.1:1: "
+    said = "no broker at 127.0.0.1:1: "
     with pytest.raises(postdate.Unreachable, match=said):
-        postdate.pending(bulk="127.0.0.1:1")
+        postdate.pending(address="127.0.0.1:1")
     with pytest.raises(postdate.Unreachable, match=said):
-        postdate.pending(spark, bulk="127.0.0.1:1")
+        postdate.pending(spark, address="127.0.0.1:1")
 
 
 def test_where_there_is_no_java_it_is_told_in_a_sentence(
@@ -149,11 +151,11 @@ def test_where_there_is_no_java_it_is_told_in_a_sentence(
     world = waiting(tmp_path / "data")
     try:
         monkeypatch.setattr(java, "find", lambda _environ: java.Missing(("PATH /usr: version 8",)))
-        monkeypatch.setattr(sys, "argv", ["extract", json.dumps(wish(world, tmp_path))])
+        monkeypatch.setattr(sys, "argv", ["extract", json.dumps(request(world, tmp_path))])
         assert extract.main() == 1
     finally:
         world.close()
-    fault = pending._fault(capsys.readouterr().err.strip(), 1)
+    fault = pending._error_of(capsys.readouterr().err.strip(), 1)
     assert isinstance(fault, PipelineFailed)
     assert str(fault).startswith("no Java 17 or newer was found (PATH /usr: version 8); install one with")
 
@@ -162,10 +164,10 @@ def test_a_spark_that_does_not_start_and_a_process_that_dies_are_told(tmp_path: 
     world = waiting(tmp_path)
     try:
         with pytest.raises(PipelineFailed, match=r"Spark does not start: .*Invalid initial heap size|-Xmx1x"):
-            postdate.pending(bulk=str(world.bulk.address), memory="1x")
+            postdate.pending(address=world.address, memory="1x")
     finally:
         world.close()
-    assert "ended with code -9: Killed" in str(pending._fault("Killed", -9))
+    assert "ended with code -9: Killed" in str(pending._error_of("Killed", -9))
 
 
 def test_nothing_of_spark_is_loaded_before_it_is_needed() -> None:

@@ -122,10 +122,10 @@ def problems(moment: Moment, folder: Path) -> list[str]:
 def _problems_of_table(moment: Moment, table: Table) -> list[str]:
     if table.far < moment.taken:
         return [f"{moment.taken} far rows were taken, the table has {table.far}"]
-    if missing := table.missing():
+    if missing := table.missing_files():
         return [f"{file.path} is missing or cut" for file in missing]
     window = Window(moment.horizon, NEVER, 0, moment.arrival_of_taken)
-    rows = read_window(table.place, list(table.files), window, ["due", "arrival", "kind"]).column("arrival")
+    rows = read_window(table.folder, list(table.files), window, ["due", "arrival", "kind"]).column("arrival")
     count = sum(arrival < moment.arrival_of_taken for arrival in rows.to_pylist())
     return [f"{moment.waiting} rows wait, the table has {count}"] if count != moment.waiting else []
 

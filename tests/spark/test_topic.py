@@ -14,7 +14,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 
 import postdate.spark
 from postdate.bulk.process import Bulk
-from postdate.client.connection import parse_address
+from postdate.client.address import parse_address
 from postdate.errors import PipelineFailed, UsageError
 from postdate.message import decode_properties
 from postdate.spark.formats import topic
@@ -35,7 +35,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def options(world: World, **more: object) -> dict[str, str]:
-    named = {"bulk": str(world.bulk.address), "topic": TOPIC, **more}
+    named = {"addr": world.address, "topic": TOPIC, **more}
     return {name: str(value) for name, value in named.items()}
 
 
@@ -113,8 +113,8 @@ def test_edges_and_columns_are_those_asked_for(world: World, spark: Any) -> None
 
 def test_a_queue_is_cut_into_ranges_that_leave_nothing_out() -> None:
     low, high = {"0": [7, 100]}, {"0": [7, 600_123], "1": [9, 3]}
-    found = [partition.value for partition in topic.ranges(low, high)]
-    assert [each[1:] for each in found] == [
+    found = [partition.value for partition in topic.ranges("b:1", low, high)]
+    assert [each[2:] for each in found] == [
         (7, 100, 250_100), (7, 250_100, 500_100), (7, 500_100, 600_123), (9, 0, 3),
     ]  # fmt: skip
 
@@ -123,7 +123,7 @@ def test_a_queue_is_cut_into_ranges_that_leave_nothing_out() -> None:
 
 WRONG = [
     ({}, "the option 'topic' is missing"),
-    ({"topic": "t", "colour": "red"}, "there is no option 'colour', but bulk, topic, start, stop, rows, columns"),
+    ({"topic": "t", "colour": "red"}, "there is no option 'colour', but addr, bulk, topic, start, stop, rows, columns"),
     (
         {"topic": "t", "start": "yesterday"},
         "the option 'start' is 'yesterday', expected earliest, latest or an instant",
@@ -152,7 +152,7 @@ def test_an_instant_is_read_with_its_zone_and_never_rounded_down() -> None:
     [
         ({"start": "soon"}, "the option 'start' is 'soon'"),
         ({"topic": "nobody"}, "topic 'nobody' does not exist"),
-        ({"bulk": "127.0.0.1:1"}, "no broker answers at 127.0.0.1:1"),
+        ({"addr": "127.0.0.1:1"}, "no broker at 127.0.0.1:1: connection refused"),
     ],
 )
 def test_spark_shows_the_sentence_and_no_java(world: World, spark: Any, more: dict[str, str], sentence: str) -> None:
@@ -253,7 +253,7 @@ def back(world: World) -> None:
 
 
 class Failing:
-    """A gate whose broker goes away after each batch of two rows, and now and then before the first."""
+    """A client whose bulk goes away after each batch of two rows, and now and then before the first."""
 
     asked: ClassVar[list[int]] = []
 
@@ -277,17 +277,15 @@ class Failing:
 
 
 def test_a_read_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic, "Gate", Failing)
+    monkeypatch.setattr(topic, "BulkClient", Failing)
     monkeypatch.setattr(topic, "_PAUSE_S", 0.0)
     monkeypatch.setattr(Failing, "asked", [])
-    asked, wanted = asked_of({"topic": "t", "columns": "offset"}), topic.Range(0, 7, 3, 10)
+    asked, wanted = asked_of({"topic": "t", "columns": "offset"}), topic.Range("127.0.0.1:9878", 0, 7, 3, 10)
     found = [offset for batch in topic.rows(asked, wanted, WAIT_S) for offset in batch.column(0).to_pylist()]
     assert found == list(range(3, 10))
     assert Failing.asked == [3, 5, 5, 7, 7, 9, 9]
     monkeypatch.setattr(Failing, "asked", [])
-    with pytest.raises(
-        PipelineFailed, match=r"no broker answers at 127\.0\.0\.1:9878, its bulk address: the connection"
-    ):
+    with pytest.raises(PipelineFailed, match=r"bulk does not answer at 127\.0\.0\.1:9878: the connection"):
         list(topic.rows(asked, wanted, -1.0))
 
 

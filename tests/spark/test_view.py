@@ -1,6 +1,7 @@
 """The view `pending` on real Spark: all that waits, wherever it is on its way, and nothing else."""
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -8,14 +9,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from postdate import cli
+from postdate.arrival import own_arrival
 from postdate.cli import sql
 from postdate.client.errors import Unreachable
 from postdate.errors import UsageError
+from postdate.spark.executor.waiting import COLUMNS
 from postdate.spark.pending import query
-from postdate.spark.pending.view import VIEW, pending
+from postdate.spark.pending.view import VIEW, living_rows, pending
+from postdate.table.format import CANCEL, DROP, MESSAGE, SCHEMA
+from postdate.table.living import Removals
 from tests.support.carrying import BEGIN, World
 from tests.support.helpers import HOUR_MS, MINUTE_MS, TOPIC
 
@@ -24,7 +31,7 @@ FIVE, HOUR = BEGIN + 5 * MINUTE_MS, BEGIN + HOUR_MS
 
 
 def names(spark: Any, world: World, where: str = "true") -> list[str]:
-    pending(spark, str(world.bulk.address)).createOrReplaceTempView(VIEW)
+    pending(spark, world.control).createOrReplaceTempView(VIEW)
     rows = spark.sql(f"select cast(body as string) as body from {VIEW} where {where} order by due, arrival").collect()
     return [row.body for row in rows]
 
@@ -55,6 +62,29 @@ def test_the_view_has_what_waits_at_every_step(tmp_path: Path, spark: Any) -> No
         world.close()
 
 
+def test_spark_finds_the_messages_that_columns_find(spark: Any) -> None:
+    """The rule of table/living.py, as Spark runs its SQL."""
+    dice = random.Random(7)
+    arrivals = [*range(1, 60), *(own_arrival(job, 0, row) for job in range(4) for row in range(10))]
+    kinds = [*[MESSAGE] * 8, CANCEL, DROP]
+    rows = [
+        {
+            "due": dice.randint(1, 5), "arrival": dice.choice(arrivals), "kind": dice.choice(kinds),
+            "topic": dice.choice("ab"), "queue": 0, "level": 0, "tag_hash": dice.randint(0, 4),
+            "unique_hash": dice.choice([0, 5, -6, 7, 8]), "key_hash": dice.choice([0, 5, -6, 9]), "key": None,
+            "tag": None, "size": number, "record": b"",
+        }
+        for number in range(1_500)
+    ]  # fmt: skip
+    table = pa.Table.from_pylist(rows, pa.schema([SCHEMA.field(name) for name in COLUMNS]))
+    messages = table.filter(pc.equal(table["kind"], MESSAGE))
+    wanted = messages.filter(Removals.of(table).living(messages))["size"].to_pylist()
+    frame = spark.createDataFrame(table)
+    found = living_rows(frame, frame.filter("false")).select("size").toArrow()["size"].to_pylist()
+    assert 0 < len(wanted) < messages.num_rows
+    assert sorted(found) == wanted
+
+
 def test_rows_that_were_rescued_are_there_once(tmp_path: Path, spark: Any) -> None:
     """The table has them, and the wheel."""
     world = World(tmp_path)
@@ -64,7 +94,7 @@ def test_rows_that_were_rescued_are_there_once(tmp_path: Path, spark: Any) -> No
         for _ in range(19):
             world.served.pass_ms(MINUTE_MS // 4)  # and nobody promotes
             world.served.settle()
-        assert world.broker.rescues.count == 1
+        assert world.broker.rescuer.rescued_count == 1
         assert names(spark, world) == ["a 0", "a 1"]
     finally:
         world.close()
@@ -74,7 +104,7 @@ def test_columns_are_as_documented(tmp_path: Path, spark: Any) -> None:
     world = World(tmp_path)
     try:
         world.send("a", [HOUR])
-        frame = pending(spark, str(world.bulk.address))
+        frame = pending(spark, world.control)
         shown = re.findall(
             r"^\| `(\w+)` \| ([\w<>,]+) \|", CLI_PAGE.read_text().partition("\n## sql\n")[2], re.MULTILINE
         )
@@ -89,25 +119,24 @@ def test_columns_are_as_documented(tmp_path: Path, spark: Any) -> None:
 
 def test_a_query_is_answered_or_refused_with_a_sentence(tmp_path: Path, spark: Any) -> None:
     world = World(tmp_path)
-    bulk = str(world.bulk.address)
     try:
         world.send("a", [HOUR, HOUR + 1, HOUR + 2])
-        found = query.answered(spark, "select key, size > 0 as big from pending order by due", bulk, 2)
+        found = query.answer_on(spark, "select key, size > 0 as big from pending order by due", world.control, 2)
         assert found == (["key", "big"], [["a-k0 other", True], ["a-k1 other", True]], True)
-        assert not query.answered(spark, "select 1 from pending", bulk, 3).is_cut
+        assert not query.answer_on(spark, "select 1 from pending", world.control, 3).is_cut
         for wrong, said in [
             ("select colour from pending", "A column, variable, or function parameter with name `colour` cannot be"),
             ("select * from nowhere", "The table or view `nowhere` cannot be found"),
             ("select * form pending", "Syntax error at or near"),
         ]:
             with pytest.raises(UsageError) as error:
-                query.answered(spark, wrong, bulk, 1)
+                query.answer_on(spark, wrong, world.control, 1)
             assert str(error.value).startswith(said)
             assert "SQLSTATE" not in str(error.value)
     finally:
         world.close()
-    with pytest.raises(Unreachable, match=f"no broker answers at {bulk}"):
-        query.answered(spark, "select 1 from pending", bulk, 1)
+    with pytest.raises(Unreachable, match=f"no broker at {world.address}"):
+        query.answer_on(spark, "select 1 from pending", world.control, 1)
 
 
 @pytest.mark.full  # the pages of docs/ run it, too
@@ -117,7 +146,7 @@ def test_the_command_prints_rows_and_ends(tmp_path: Path) -> None:
         world.send("a", [HOUR, HOUR])
         asked = "select due, topic, count(*) as n, max(body) as body from pending group by due, topic"
         done = subprocess.run(
-            [sys.executable, "-m", "postdate", "sql", asked, "--bulk", str(world.bulk.address), "--format", "json"],
+            [sys.executable, "-m", "postdate", "sql", asked, "--addr", world.address, "--format", "json"],
             capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postdate.state.far import CANCEL_GRACE_MS, FAR, FAR_STRUCT, NEVER, Far, Range, Rescue, _overlaid
+from postdate.arrival import NEVER
+from postdate.state.far import CANCEL_GRACE_MS, Far, Range, Rescue, _overlaid
 from postdate.storage.batch import CANCEL, MESSAGE
 from postdate.storage.disk import RealDisk
+from postdate.storage.layout import FAR, FAR_STRUCT
 
 BLOCK = 4
 ALL = [Range(0, NEVER)]

@@ -13,8 +13,10 @@ from postdate.state import saved
 from postdate.state.fold import WAITS, Fold
 from postdate.state.topics import SCHEDULE_TOPIC
 from postdate.storage import record as records
-from postdate.storage.batch import HEADER_BYTES, MESSAGE, ROW_BYTES, ROW_STRUCT, TOPIC, Batch
+from postdate.storage.batch import MESSAGE, TOPIC, Batch
 from postdate.storage.disk import RealDisk
+from postdate.storage.layout import BATCH_HEADER_BYTES as HEADER_BYTES
+from postdate.storage.layout import ROW_BYTES, ROW_STRUCT
 from tests.support.helpers import T0
 
 Row = tuple[int, int, int]  # queue number, due, level
@@ -66,7 +68,7 @@ class Story:
         length = (HEADER_BYTES + len(rows) + 100 * count + 7) & -8
         batch = Batch(self.end, self.end + length, at_ms, 0, count, rows)
         self.end += length
-        return self.fold.apply(batch)
+        return self.fold.apply(batch).answers
 
     def queues(self) -> list[tuple[list[tuple[int, int, int]], list[int]]]:
         """Of every queue: its entries, and when each became visible."""
@@ -87,10 +89,10 @@ def test_a_message_goes_to_its_queue_the_wheel_or_the_far_queue(tmp_path: Path) 
     assert answers == [0, 1, WAITS, WAITS]
     assert (story.fold.queues[number].length, story.fold.wheel.count, story.fold.far.length) == (2, 1, 1)
     assert (story.fold.near[number], story.fold.untaken[number]) == (1, 1)
-    assert story.fold.holds.held == {0: 2}
+    assert story.fold.references.held == {0: 2}
     story.fire(T0 + lead)
     assert (story.fold.queues[number].length, story.fold.wheel.count) == (3, 0)
-    assert story.fold.holds.held == {0: 1}
+    assert story.fold.references.held == {0: 1}
 
 
 def test_what_is_due_before_the_horizon_is_near_however_late(tmp_path: Path) -> None:
@@ -137,7 +139,7 @@ def test_a_deleted_topics_messages_go_nowhere(tmp_path: Path, rows_by_column: in
     assert story.topic(T0 + 1, op="delete", name="t") == 4
     story.fire(T0 + 10)
     assert [story.fold.queues[number].length for number in (*deleted, *kept)] == [0, 0, 1]
-    assert (story.fold.near, story.fold.holds.held) == ([0] * len(story.fold.near), {})
+    assert (story.fold.near, story.fold.references.held) == ([0] * len(story.fold.near), {})
     assert story.messages(T0 + 11, [(deleted[0], 0, 0), (kept[0], 0, 0), (deleted[1], 0, 0)]) == [WAITS, 1, WAITS]
 
 

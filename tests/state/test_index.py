@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from postdate.errors import CorruptQueue
 from postdate.state import index as indexes
-from postdate.state.index import INDEX, Index, block_rows, index_file_rows
+from postdate.state.index import Index, block_rows, index_file_rows
 from postdate.storage.disk import RealDisk
+from postdate.storage.layout import INDEX
+from postdate.testing.disk import VirtualDisk
 from tests.support.helpers import FaultyDisk
-from verify.simulation.disk import VirtualDisk
 
 BLOCK = 4
 FILE_ROWS = 14  # three blocks a file

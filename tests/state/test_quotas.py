@@ -1,25 +1,25 @@
 """How many messages wait for each second."""
 
-from postdate.state.quotas import Bursts
+from postdate.state.quotas import Quotas
 
 
 def test_a_second_counts_until_it_has_passed() -> None:
-    bursts = Bursts()
+    quotas = Quotas()
     for due, topic in ((2_999, "a"), (1_000, "a"), (1_999, "a"), (1_500, "b")):
-        bursts.add(due, topic)
-    assert [bursts.count(second, "a") for second in (0, 1, 2)] == [0, 2, 1]
-    bursts.forget_passed(1_999)
-    assert bursts.count(1, "b") == 1
-    bursts.forget_passed(2_000)
-    assert (bursts.count(1, "a"), bursts.count(2, "a")) == (0, 1)
+        quotas.add(due, topic)
+    assert [quotas.count(second, "a") for second in (0, 1, 2)] == [0, 2, 1]
+    quotas.forget_passed(1_999)
+    assert quotas.count(1, "b") == 1
+    quotas.forget_passed(2_000)
+    assert (quotas.count(1, "a"), quotas.count(2, "a")) == (0, 1)
 
 
 def test_the_state_comes_back() -> None:
-    bursts, again = Bursts(), Bursts()
+    quotas, again = Quotas(), Quotas()
     for due in (9_000, 1_000, 5_000):
-        bursts.add(due, "a")
-    again.load(bursts.state())
-    assert again.state() == bursts.state()
+        quotas.add(due, "a")
+    again.load(quotas.state())
+    assert again.state() == quotas.state()
     again.forget_passed(6_000)
     assert [again.count(second, "a") for second in (1, 5, 9)] == [0, 0, 1]
-    assert bursts.count(1, "a") == 1
+    assert quotas.count(1, "a") == 1

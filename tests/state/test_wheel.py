@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from postdate.arrival import NEVER
 from postdate.state import wheel as wheel_module
-from postdate.state.wheel import DEAD, NEVER, SINGLE, SINGLE_STRUCT, Found, Run, Wheel
-from postdate.storage.chunk import CHUNK_ROW
+from postdate.state.wheel import DEAD, Found, Run, Wheel
+from postdate.storage.layout import CHUNK_ROW, SINGLE, SINGLE_STRUCT
 
 
 def single(offset: int, queue: int = 0, unique: int = 0, key: int = 0, tag: int = 0) -> bytes:

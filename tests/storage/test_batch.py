@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postdate.storage import batch as batches
-from postdate.storage.batch import HEADER_BYTES, KIND_BATCH, KIND_FILLER, ROW, ROW_BYTES, ROW_STRUCT, parse
+from postdate.storage.batch import KIND_BATCH, KIND_FILLER, parse
+from postdate.storage.layout import BATCH_HEADER_BYTES as HEADER_BYTES
+from postdate.storage.layout import ROW, ROW_BYTES, ROW_STRUCT
 
 AT_MS = 1_700_000_000_000  # 0x018BCFE56800
 

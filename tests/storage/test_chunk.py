@@ -9,8 +9,10 @@ from xxhash import xxh3_64_intdigest
 
 from postdate.errors import CorruptChunk
 from postdate.storage import chunk as chunks
-from postdate.storage.chunk import CHUNK_BIT, CHUNK_ROW, HEADER_BYTES, Chunk, Chunks
+from postdate.storage.chunk import CHUNK_BIT, Chunk, Chunks
 from postdate.storage.disk import RealDisk
+from postdate.storage.layout import CHUNK_HEADER_BYTES as HEADER_BYTES
+from postdate.storage.layout import CHUNK_ROW
 
 RECORDS = b"first-second-third"
 

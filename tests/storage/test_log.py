@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from postdate.errors import CorruptLog, DiskFull, LogFailed, UsageError
-from postdate.storage.batch import HEADER_BYTES, Batch, header
+from postdate.storage.batch import Batch, header
 from postdate.storage.disk import RealDisk
+from postdate.storage.layout import BATCH_HEADER_BYTES as HEADER_BYTES
 from postdate.storage.log import OFFSET_MAX, Log
 from postdate.storage.segment import SegmentKeeper, Segments, path_of
 from tests.support.helpers import FaultyDisk, contents
@@ -25,7 +26,7 @@ def disk(tmp_path: Path) -> FaultyDisk:
 
 def opened(disk: RealDisk, known_durable: int = 0, unflushed_bytes_max: int = 1 << 20) -> tuple[Log, list[Batch]]:
     log = Log(disk, Segments(disk, SEGMENT), unflushed_bytes_max)
-    return log, list(log.recovered(0, known_durable))
+    return log, list(log.recover(0, known_durable))
 
 
 def append(log: Log, body: bytes, *, at_ms: int = 1, urgent: bool = False) -> Batch:
@@ -492,7 +493,7 @@ def test_scanning_yields_the_same_and_changes_nothing(disk: FaultyDisk) -> None:
     damage(disk, first.end + 50)
     before = contents(disk.root)
     log = Log(disk, Segments(disk, SEGMENT), 1 << 20)
-    assert list(log.scanned(0, 0)) == [first]
+    assert list(log.scan(0, 0)) == [first]
     assert log.end == first.end
     assert contents(disk.root) == before
 
@@ -611,7 +612,7 @@ def test_the_keeper_zeroes_segments_ahead_of_use(disk: FaultyDisk) -> None:
     disk.reach = lambda point: ready.release() if point == "segment.ready" else None  # type: ignore[method-assign]
     segments = Segments(disk, SEGMENT)
     log = Log(disk, segments, 1 << 20)
-    assert list(log.recovered(0, 0)) == []
+    assert list(log.recover(0, 0)) == []
     log.keeper = SegmentKeeper(segments)
     for _ in range(2):
         assert ready.acquire(timeout=10)

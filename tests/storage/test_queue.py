@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postdate.storage.disk import RealDisk
-from postdate.storage.queue import ENTRY, ENTRY_STRUCT, Queue
+from postdate.storage.layout import ENTRY, ENTRY_STRUCT
+from postdate.storage.queue import Queue
 
 
 @pytest.fixture

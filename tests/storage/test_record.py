@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postdate.errors import CorruptLog, IllegalMessage, UsageError
-from postdate.message import LOOPBACK, Host, Message, decode_properties
+from postdate.message import LOOPBACK, Host, Message, decode_properties, encode_properties
 from postdate.storage import delivery
 from postdate.storage.record import (
     MAGIC_V1,
@@ -19,6 +19,8 @@ from postdate.storage.record import (
     decode,
     deliver,
     encode,
+    has_key,
+    is_of_key,
     moved,
     properties_of,
     record_bytes,
@@ -379,3 +381,31 @@ def test_a_flipped_byte_is_corrupt_or_another_record(data: bytes, draw: st.DataO
     flipped[position] ^= draw.draw(st.integers(1, 255))
     with suppress(CorruptLog):
         assert decode(bytes(flipped)) != decode(data)
+
+
+# ----------------------------------------------------------------------------------------------------------- keys
+
+
+@pytest.mark.parametrize(
+    ("key", "by", "is_cancelled", "is_found"),
+    [
+        ("u", "unique", True, True),
+        ("a", "unique", False, False),
+        ("a", "key", True, True),
+        ("b", "key", False, True),
+        ("u", "key", False, False),
+        ("c", "key", False, False),
+    ],
+)
+def test_a_cancel_means_the_first_key_and_a_lookup_any(key: str, by: str, is_cancelled: bool, is_found: bool) -> None:
+    properties = {"UNIQ_KEY": "u", "KEYS": "a b"}
+    data = encode(Message("t", b"", encode_properties(properties)), b"t", 0, 0, LOOPBACK)
+    assert is_of_key(data, "t", key, by) == is_cancelled
+    assert not is_of_key(data, "other", key, by)
+    assert has_key(properties, key, by) == is_found
+    assert has_key(properties, key, "any") == (key != "c")
+
+
+def test_a_record_whose_properties_are_no_text_has_no_key() -> None:
+    data = encode(Message("t", b"", b"KEYS\x01\xff\x02"), b"t", 0, 0, LOOPBACK)
+    assert not is_of_key(data, "t", "", "key")

@@ -1,4 +1,4 @@
-"""Bulk beside a real server, in this process, and a Flight client that speaks to it."""
+"""Bulk beside a real server, in this process, and a client that speaks to both."""
 
 import json
 import time
@@ -12,22 +12,19 @@ import pyarrow.flight as flight
 
 from postdate.bulk.process import Bulk
 from postdate.bulk.schema import IN
-from postdate.client.connection import Address
+from postdate.client.address import Address
+from postdate.spark.executor.broker_client import BrokerClient
 from postdate.storage.disk import Disk
 from tests.support.serving import WAIT_S, Served
 
 
 class Client:
-    """What a pipeline, or anybody else, does with bulk."""
+    """What a pipeline does: it speaks Flight to bulk, and remoting to the broker."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, broker_port: int) -> None:
         self.port = port
         self.flight = flight.connect(f"grpc://127.0.0.1:{port}")
-
-    def act(self, name: str, said: Any = None) -> dict[str, Any]:
-        (result,) = self.flight.do_action(flight.Action(name, json.dumps(said).encode()))
-        answer: dict[str, Any] = json.loads(result.body.to_pybytes())
-        return answer
+        self.broker = BrokerClient(f"127.0.0.1:{broker_port}", f"127.0.0.1:{port}")
 
     def reader(self, queue: Any, start: int, stop: int, **more: int) -> flight.FlightStreamReader:
         ticket = {"queue": queue, "start": start, "stop": stop, **more}
@@ -66,7 +63,7 @@ class Client:
 def bulking(served: Served, folder: Path, disk: Disk | None = None) -> Iterator[Client]:
     """Bulk on a server's folder."""
     bulk = Bulk(folder, Address("127.0.0.1", served.port), "127.0.0.1", 0, disk)
-    client = Client(bulk.address.port)
+    client = Client(bulk.address.port, served.port)
     try:
         yield client
     finally:

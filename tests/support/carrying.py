@@ -12,17 +12,17 @@ from typing import Any
 import pyarrow as pa
 
 from postdate.bulk.process import Bulk
-from postdate.client.connection import parse_address
+from postdate.client.address import parse_address
 from postdate.clock import ManualClock
-from postdate.config import Settings
-from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.pipeline.batch import Pipeline
 from postdate.spark.pipeline.history import History
 from postdate.spark.pipeline.source import horizon_of
 from postdate.storage.disk import RealDisk
 from postdate.table.delta import Table
+from tests.support.bulking import wait_until
 from tests.support.helpers import HOUR_MS, MINUTE_MS, SECOND_MS, T0, TOPIC, message
-from tests.support.serving import SERVED, Served
+from tests.support.serving import SERVED, Served, configured
 
 BEGIN = T0 // HOUR_MS * HOUR_MS + SECOND_MS
 LEAD_MS = 60_000
@@ -58,17 +58,19 @@ class World:
         self.folder = folder
         self.spark: Any = spark or Here()
         self.clock = ManualClock(at_ms)
-        self.served = Served(RealDisk(folder), Settings(**(SERVED | settings)), self.clock)
+        self.served = Served(RealDisk(folder), configured(SERVED | settings), self.clock)
         self.broker = self.served.broker
         self.served.call(lambda: self.broker.put_topic(TOPIC, at_ms, read_queue_count=2, write_queue_count=2))
         self.bulk = Bulk(folder, parse_address(self.served.server.broker_address), "127.0.0.1", 0)
-        self.gate = Gate(str(self.bulk.address))
+        self.address = self.served.server.broker_address
+        self.control = BrokerClient(self.address, str(self.bulk.address))
+        wait_until(lambda: bool(self.control.state().bulk))
         self.pipeline = self.registered()
 
     def registered(self) -> Pipeline:
         root = self.folder / "table"
         history = History(str(root / "history"))
-        pipeline = Pipeline(self.spark, self.gate, str(self.bulk.address), Table(str(root / "messages")), history)
+        pipeline = Pipeline(self.spark, self.control, Table(str(root / "messages")), history)
         pipeline.register(str(root), "here")
         return pipeline
 
@@ -90,9 +92,9 @@ class World:
         self.served.settle()
 
     def batch(self) -> None:
-        state = self.gate.state()
-        horizon = horizon_of(state["now_ms"], LEAD_MS)
-        plan = {"far": [state["far_length"]], "horizon": [horizon]}
+        state = self.control.state()
+        horizon = horizon_of(state.now_ms, LEAD_MS)
+        plan = {"far": [state.far_length], "horizon": [horizon]}
         self.pipeline.run(Frame(pa.RecordBatch.from_pydict(plan)))  # type: ignore[arg-type]
         self.served.settle()
 
@@ -102,6 +104,5 @@ class World:
             self.batch()
 
     def close(self) -> None:
-        self.gate.close()
         self.bulk.close()
         self.served.stop()

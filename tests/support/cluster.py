@@ -132,10 +132,10 @@ class Cluster:
 class Driver:
     """The pipeline's own process; executors get the Python that is given."""
 
-    def __init__(self, bulk: str, master: str, python: Path, folder: Path) -> None:
+    def __init__(self, broker: str, master: str, python: Path, folder: Path) -> None:
         self.table = folder / "table"
         self.log = folder / "driver.log"
-        words = ["--bulk", bulk, "--master", master, "--table", str(self.table)]
+        words = ["--addr", broker, "--master", master, "--table", str(self.table)]
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "postdate", "pipeline", *words], stdin=subprocess.DEVNULL, stdout=out,

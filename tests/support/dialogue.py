@@ -14,6 +14,7 @@ import orjson
 
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command
+from postdate.wire.requests import Request
 from tests.support.helpers import FaultyDisk, snapshot
 from tests.support.serving import WAIT_S, Served
 from verify.faults.peer import (
@@ -84,7 +85,7 @@ def send_batch(peer: Peer, topic: str, messages: Sequence[tuple[str, Mapping[str
     """Sends (body, properties) as one batch; returns the answer."""
     inner = [bodies.Inner(0, body.encode(), properties_text(named).encode()) for body, named in messages]
     command = send_command(peer, topic, bodies.encode_batch(inner), fields={"m": True, **fields})
-    peer.write(command._replace(code=codes.SEND_BATCH_MESSAGE))
+    peer.write(command._replace(code=Request.SEND_BATCH_MESSAGE))
     return peer.answer_to(command.opaque)
 
 
@@ -148,3 +149,10 @@ def begun_later(served: Served, peer: Peer, topic: str) -> int:
     low, high = served.call(lambda: served.broker.offsets(topic, 0))
     assert 0 < low < high, f"the queue has offsets {low} to {high}"
     return low
+
+
+def ask_json(peer: Peer, code: int, **fields: Any) -> Any:
+    """Returns the body of an answer that must be a success."""
+    answer = peer.ask(code, **fields)
+    assert answer.code == codes.SUCCESS, answer
+    return orjson.loads(answer.body)

@@ -26,7 +26,7 @@ import orjson
 
 from postdate.wire import bodies, codes
 from postdate.wire.frame import BINARY, JSON, Command, encode
-from postdate.wire.schema import REQUESTS, Field, Kind
+from postdate.wire.requests import REQUESTS, Field, Kind, Request
 from tests.support.dialogue import Peer, make_topic, properties_text, pull, pull_command, send_command
 from verify.faults.process import Broker, now_ms
 
@@ -60,8 +60,9 @@ PROPERTIES: list[dict[str, Any]] = [
 
 # Requests whose body is JSON.
 _JSON_CODES = [
-    codes.HEART_BEAT, codes.LOCK_BATCH_MQ, codes.UNLOCK_BATCH_MQ, codes.CHECK_CLIENT_CONFIG, codes.BATCH_ACK_MESSAGE,
-    codes.QUERY_ASSIGNMENT, codes.SET_MESSAGE_REQUEST_MODE, codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+    Request.HEART_BEAT, Request.LOCK_BATCH_MQ, Request.UNLOCK_BATCH_MQ, Request.CHECK_CLIENT_CONFIG,
+    Request.BATCH_ACK_MESSAGE, Request.QUERY_ASSIGNMENT, Request.SET_MESSAGE_REQUEST_MODE,
+    Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
 ]  # fmt: skip
 
 
@@ -110,19 +111,19 @@ class Fuzz:
 
     def _body(self, code: int) -> bytes:
         random, name = self.random, f"fuzz{self.random.randrange(20)}"
-        if code == codes.HEART_BEAT:
+        if code == Request.HEART_BEAT:
             wanted = [{"topic": random.choice(["fuzz", name]), "subString": random.choice(["*", "a||b", ""])}]
             consumer = {"groupName": name, "subscriptionDataSet": wanted * random.randrange(4)}
             return orjson.dumps({"clientID": f"c{random.randrange(50)}", "consumerDataSet": [consumer]})
-        if code in (codes.LOCK_BATCH_MQ, codes.UNLOCK_BATCH_MQ):
+        if code in (Request.LOCK_BATCH_MQ, Request.UNLOCK_BATCH_MQ):
             queues = [{"topic": "fuzz", "brokerName": "postdate", "queueId": n} for n in range(random.randrange(5))]
             return orjson.dumps({"consumerGroup": name, "clientId": "c1", "mqSet": queues})
-        if code == codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP:
+        if code == Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP:
             return orjson.dumps({"groupName": name, "retryMaxTimes": random.choice([3, "x", -1, None])})
-        if code == codes.SEND_BATCH_MESSAGE:
+        if code == Request.SEND_BATCH_MESSAGE:
             inner = [bodies.Inner(0, b"b", properties_text(random.choice(PROPERTIES)).encode()[:30_000])]
             return bodies.encode_batch(inner * random.randrange(1, 4))
-        if code == codes.BATCH_ACK_MESSAGE:
+        if code == Request.BATCH_ACK_MESSAGE:
             ack = {
                 "c": name,
                 "t": "fuzz",
@@ -132,10 +133,10 @@ class Fuzz:
             }
             bits = random.choice(["AQ==", "/w==", "", "#", "A" * 4_000])
             return orjson.dumps({"brokerName": "postdate", "acks": [{**ack, "b": bits}] * random.randrange(4)})
-        if code in (codes.QUERY_ASSIGNMENT, codes.SET_MESSAGE_REQUEST_MODE):
+        if code in (Request.QUERY_ASSIGNMENT, Request.SET_MESSAGE_REQUEST_MODE):
             asked = {"topic": "fuzz", "consumerGroup": name, "clientId": "c1", "strategyName": "AVG"}
             return orjson.dumps({**asked, "mode": random.choice(["POP", "PULL", "x", 5]), "messageModel": "CLUSTERING"})
-        if code == codes.CHECK_CLIENT_CONFIG:
+        if code == Request.CHECK_CLIENT_CONFIG:
             return orjson.dumps({"subscriptionData": {"expressionType": random.choice(["TAG", "SQL92", 5])}})
         return random.randbytes(random.choice([0, 10, 200]))
 
@@ -388,7 +389,7 @@ class Good:
         return answer
 
     def _cancel(self, peer: Peer, key: str, handle: str) -> None:
-        answer = self._asked(peer, peer.command(codes.RECALL_MESSAGE, topic=self.TOPIC, recallHandle=handle))
+        answer = self._asked(peer, peer.command(Request.RECALL_MESSAGE, topic=self.TOPIC, recallHandle=handle))
         if answer.code == codes.SUCCESS:
             self.cancelled.add(key)
         elif now_ms() < self.due_of[key]:

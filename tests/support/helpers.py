@@ -13,21 +13,23 @@ from typing import Any
 import numpy as np
 
 from postdate.broker.broker import Broker
-from postdate.broker.cancelling import Traced
-from postdate.broker.staging import Stage
+from postdate.broker.cancelling import CancelResult
 from postdate.broker.writing import Ticket
-from postdate.config import Settings
+from postdate.config import Limits, Settings
+from postdate.contract import Stage
 from postdate.keys import key_hash
 from postdate.message import LOOPBACK, Cancelled, Message, encode_properties, first_key, tag_hash
 from postdate.storage import chunk as chunks
 from postdate.storage import record as records
 from postdate.storage.disk import Data as Bytes
 from postdate.storage.disk import RealDisk, RealFile, View
+from postdate.storage.layout import CHUNK_ROW
 
 T0 = 1_700_000_000_000
 SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 TOPIC = "orders"
-SMALL = Settings(segment_bytes=1 << 16, batch_bytes_max=1 << 14, queue_tail_rows=4, queue_file_rows=64)
+SMALL = Settings(segment_bytes=1 << 16, batch_bytes_max=1 << 14)
+SMALL_LIMITS = Limits(queue_tail_rows=4, queue_file_rows=64)
 KEEP_DAY = dataclasses.replace(SMALL, retention_ms=DAY_MS)
 LEAD_MS = 60_000
 FAR_MS = 10 * MINUTE_MS  # beyond the lead
@@ -83,7 +85,7 @@ def cancel(broker: Broker, key: str, due: int, at_ms: int, by: str = "unique") -
     ticket = broker.cancel(TOPIC, key, due, at_ms, by=by)
     broker.flush()
     answer = ticket.answer
-    assert isinstance(answer, Traced)
+    assert isinstance(answer, CancelResult)
     return answer.outcome
 
 
@@ -140,7 +142,7 @@ def snapshot(broker: Broker) -> None:
 
 def write_chunk(disk: RealDisk, name: str, rows: Sequence[tuple[int, int, int, Message]], flags: int = 0) -> None:
     """Uploads a chunk of (due, arrival, queue number, message), as the pipeline would after sorting."""
-    index = np.zeros(len(rows), chunks.CHUNK_ROW)
+    index = np.zeros(len(rows), CHUNK_ROW)
     data = b""
     for number, (due, arrival, queue, entry) in enumerate(sorted(rows, key=lambda row: row[:2])):
         record = records.encode(entry, entry.topic.encode(), arrival, T0, LOOPBACK)
@@ -221,7 +223,7 @@ class FaultyDisk(RealDisk):
 
     def open(self, path: str) -> FaultyFile:
         self.call("open", path)
-        return FaultyFile(self, path, self._made(path))
+        return FaultyFile(self, path, self._prepare_path(path))
 
     def map(self, path: str) -> View:
         self.call("map", path)
@@ -276,9 +278,16 @@ class Data:
         self.damaged = False  # set by a test that hurts the folder on purpose: then it is not checked at the end
         self._open: list[Broker] = []
 
-    def open(self, settings: Settings = SMALL, *, topic: str | None = TOPIC, queue_count: int = 1) -> Broker:
+    def open(
+        self,
+        settings: Settings = SMALL,
+        limits: Limits = SMALL_LIMITS,
+        *,
+        topic: str | None = TOPIC,
+        queue_count: int = 1,
+    ) -> Broker:
         """Opens a broker; makes the topic where it is not there."""
-        broker = Broker(self.disk, settings)
+        broker = Broker(self.disk, settings, limits=limits)
         self._open.append(broker)
         if topic is not None and topic not in broker.fold.topics.by_name:
             broker.put_topic(topic, T0, read_queue_count=queue_count, write_queue_count=queue_count)
@@ -310,7 +319,7 @@ def no_new_segments(data: Data) -> None:
 
 def upload(broker: Broker, data: Data, name: str, messages: list[Message], numbers: list[int]) -> None:
     """A chunk of far messages by their row numbers in the far queue."""
-    rows = broker.read_far(0, broker.fold.far.length)
+    rows = broker.view.read_far(0, broker.fold.far.length)
     write_chunk(
         data.disk,
         name,

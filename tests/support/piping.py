@@ -23,25 +23,24 @@ import pytest
 
 from postdate.bulk.process import Bulk
 from postdate.check import check_folder
-from postdate.client.connection import parse_address
+from postdate.client.address import parse_address
 from postdate.clock import ManualClock
-from postdate.config import Settings
 from postdate.errors import PostdateError
 from postdate.faultpoint import KILL_AT
 from postdate.message import Message, encode_properties
-from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.pipeline import batch, jobs
 from postdate.spark.pipeline.driver import Driver, Options
 from postdate.spark.pipeline.source import horizon_of
 from postdate.spark.session import java
-from postdate.spark.session.session import session
+from postdate.spark.session.session import start_session
 from postdate.storage.disk import Disk, RealDisk
 from postdate.table import delta, merging
 from postdate.table.files import SYNC_TRACE
-from postdate.wire import codes
 from postdate.wire.ids import recall_handle
+from postdate.wire.requests import Request
 from tests.support.dialogue import Peer
-from tests.support.serving import SERVED, Served
+from tests.support.serving import SERVED, Served, configured
 from verify.faults.process import ROOT, free_port
 
 NOW = 1_900_000_000_000 // 60_000 * 60_000 + 5_000
@@ -62,7 +61,7 @@ def spark_session() -> Iterator[Any]:
     with tempfile.TemporaryDirectory(prefix="postdate-tests-", ignore_cleanup_errors=True) as folder:
         os.environ[SYNC_TRACE] = str(_trace_in(folder))  # for its workers; a test that looks at it sets its own
         os.environ["PYTHONPATH"] = str(ROOT)  # what is tested is what stands here, wherever a test works
-        spark = session(MASTER, "1g", found.home, Path(folder))
+        spark = start_session(MASTER, "1g", found.home, Path(folder))
         os.environ.clear()
         os.environ.update(before)  # what Spark needs to start is nothing for other tests
         try:
@@ -195,7 +194,6 @@ class Piped:
         self.served: Served | None = None
         self.bulk: Bulk | None = None
         self.driver: Driver | None = None
-        self._gates: list[Gate] = []
         self._drivers: list[Driver] = []
         self.process: subprocess.Popen[bytes] | None = None
         self.start_broker()
@@ -206,17 +204,16 @@ class Piped:
     # -- parts --------------------------------------------------------------------------------------------------
 
     def start_broker(self, disk: Disk | None = None) -> None:
-        self.served = Served(disk or RealDisk(self.data), Settings(**self._settings), self.clock)
+        self.served = Served(disk or RealDisk(self.data), configured(self._settings), self.clock)
 
     def kill_broker(self) -> None:
         assert self.served is not None
-        self.rescued_before += self.broker.rescues.count
+        self.rescued_before += self.broker.rescuer.rescued_count
         self.served.kill()
         self.served = None
 
     def start_bulk(self, disk: Disk | None = None) -> None:
-        address = parse_address(f"127.0.0.1:{self._settings['broker_port']}")
-        self.bulk = Bulk(self.data, address, "127.0.0.1", self._settings["bulk_port"], disk)
+        self.bulk = Bulk(self.data, parse_address(self.address), "127.0.0.1", self._settings["bulk_port"], disk)
 
     def kill_bulk(self) -> None:
         assert self.bulk is not None
@@ -224,18 +221,24 @@ class Piped:
         self.bulk = None
 
     @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._settings['broker_port']}"
+
+    @property
+    def control(self) -> BrokerClient:
+        return BrokerClient(self.address, self.bulk_address)
+
+    @property
     def bulk_address(self) -> str:
         return f"127.0.0.1:{self._settings['bulk_port']}"
 
     def options(self, **changed: Any) -> Options:
         named = {"table": str(self.table), "master": MASTER, "pause_s": 0.02, **self._options, **changed}
-        return Options(bulk=self.bulk_address, **named)
+        return Options(address=self.address, bulk=self.bulk_address, **named)
 
     def driver_of(self, **changed: Any) -> Driver:
         """A pipeline that is not started yet."""
-        gate = Gate(self.bulk_address)
-        self._gates.append(gate)
-        driver = Driver(self.options(**changed), self.spark, gate)
+        driver = Driver(self.options(**changed), self.spark, self.control)
         driver.pipeline.merge_limits = self.merge_limits
         self._drivers.append(driver)
         return driver
@@ -281,7 +284,7 @@ class Piped:
         named = {KILL_AT: kill_at} if kill_at else {}
         with self._process_log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "postdate", "pipeline", "--bulk", self.bulk_address, "--table", str(self.table),
+                [sys.executable, "-m", "postdate", "pipeline", "--addr", self.address, "--table", str(self.table),
                  "--master", MASTER],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder, start_new_session=True,
                 env={**own, **named, "PYTHONPATH": str(ROOT), _MARK: str(self.folder)},
@@ -343,7 +346,7 @@ class Piped:
     def reports(self) -> list[dict[str, Any]]:
         """What the batches of the pipeline said of themselves; a broker keeps the last hundred, and `follow` asks."""
         assert self.served is not None
-        for report in self.served.service._pipelines.last_reports(100):
+        for report in self.served.dispatcher.pipelines.last_reports(100):
             self._reports[report["epoch"], report["batch"]] = report
         return list(self._reports.values())
 
@@ -454,8 +457,8 @@ class Piped:
 
         def write() -> None:
             served.broker.send(messages, self.now)
-            served.broker.flush()
-            served.service.pulse._settle()
+            served.broker.log.flush()
+            served.dispatcher.pulse._settle()
 
         served.call(write)
         self.sent += found
@@ -471,7 +474,7 @@ class Piped:
             asked |= {"key": sent.key, "due": sent.due}
         peer = Peer(self.served.port)
         try:
-            outcome = str(peer.ask(codes.RECALL_MESSAGE, producerGroup="p", **asked).fields["outcome"])
+            outcome = str(peer.ask(Request.RECALL_MESSAGE, producerGroup="p", **asked).fields["outcome"])
         finally:
             peer.close()
         alike = sent.unique if by == "unique" else sent.key
@@ -506,7 +509,7 @@ class Piped:
         while at < end:
             pulled = self.broker.pull(topic, queue_id, at, count_max=1)
             for record in pulled.records:
-                yield Shown(records.decode(record).body.decode(), self.broker.reader.visible_at_ms(topic, queue_id, at))
+                yield Shown(records.decode(record).body.decode(), self.broker.view.visible_at_ms(topic, queue_id, at))
             at = pulled.next_offset
 
     # -- the judge ----------------------------------------------------------------------------------------------
@@ -521,7 +524,7 @@ class Piped:
         for topic, queues in everything.items():
             for queue_id, queue in queues.items():
                 self._judge_queue(topic, queue_id, queue)
-        rescued = self.rescued_before + self.broker.rescues.count
+        rescued = self.rescued_before + self.broker.rescuer.rescued_count
         assert self.may_rescue or rescued == 0, f"{rescued} were rescued"
 
     def _judge_queue(self, topic: str, queue_id: int, queue: list[Shown]) -> None:
@@ -549,8 +552,6 @@ class Piped:
         if self.served is not None:
             self.served.stop()
             self.served = None
-        for gate in self._gates:
-            gate.close()
 
 
 def _message(sent: Sent, properties: dict[str, str]) -> Message:

@@ -2,20 +2,19 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import uvloop
-
 from postdate.broker.broker import Broker
 from postdate.check import check_folder
 from postdate.clock import Clock, ManualClock, SystemClock
-from postdate.config import MIB, Settings
+from postdate.config import LIMITS, MIB, Limits, Settings
+from postdate.process import new_event_loop
 from postdate.server import Server
-from postdate.server.dispatch import Service
+from postdate.server.dispatch import Dispatcher
 from postdate.storage.disk import Disk, RealDisk
 
 WAIT_S = 30.0
@@ -34,19 +33,24 @@ SERVED: dict[str, Any] = {
 }
 
 
+def configured(values: Mapping[str, Any]) -> tuple[Settings, Limits]:
+    """Settings and limits, each from the values with its names."""
+    limits = {name: value for name, value in values.items() if name in LIMITS}
+    return Settings(**{name: value for name, value in values.items() if name not in LIMITS}), Limits(**limits)
+
+
 class Served:
     """A running server. `call` runs something on its loop, `kill` ends it like a crash."""
 
-    STEPS_MAX = 1_000  # of driving a broker to one instant; more means that it spins
-
-    def __init__(self, disk: Disk, settings: Settings, clock: Clock) -> None:
+    def __init__(self, disk: Disk, configuration: tuple[Settings, Limits], clock: Clock) -> None:
         self.disk = disk
         self.clock = clock
         self._is_ended = False
-        self._loop = uvloop.new_event_loop()
+        self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="serving", daemon=True)
         self._thread.start()
-        self.broker = Broker(disk, settings)
+        settings, limits = configuration
+        self.broker = Broker(disk, settings, limits=limits)
         self.broker.start_keeper()
         self.server = Server(self.broker, clock)
         try:
@@ -66,10 +70,10 @@ class Served:
         return int(self.server.broker_address.rpartition(":")[2])
 
     @property
-    def service(self) -> Service:
-        service = self.server._service
-        assert service is not None
-        return service
+    def dispatcher(self) -> Dispatcher:
+        dispatcher = self.server._dispatcher
+        assert dispatcher is not None
+        return dispatcher
 
     def _run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(WAIT_S)
@@ -100,19 +104,7 @@ class Served:
 
     def settle(self) -> None:
         """Makes everything written durable and visible, and fires and rescues until nothing more is due."""
-
-        def run() -> None:
-            for _ in range(self.STEPS_MAX):
-                self.server.ring()
-                self.broker.flush()
-                self.service.pulse._settle()
-                # Waking consumers may have written something itself.
-                is_durable = self.broker.log.durable == self.broker.log.end
-                if is_durable and self.broker.wake_at_ms > self.clock.now_ms():
-                    return
-            raise AssertionError(f"the broker wants to be called again and again at {self.clock.now_ms()}")
-
-        self.call(run)
+        self.call(self.server.catch_up)
 
     def stop(self) -> None:
         """Ends it politely. Does nothing where it has ended already."""
@@ -130,15 +122,15 @@ class Served:
         self._is_ended = True
         self._run(self._cut())
         self._end_loop()
-        self.service.pulse._flushes.put(False)
+        self.dispatcher.pulse._flushes.put(False)
         self.broker.abandon()
 
     async def _cut(self) -> None:
         for listener in self.server._listeners:
             listener.close()
-        for connection in list(self.service.connections):
+        for connection in list(self.dispatcher.connections):
             connection.abort()
-        pulse = self.service.pulse
+        pulse = self.dispatcher.pulse
         pulse._is_stopped = True
         pulse._alarm.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -154,8 +146,8 @@ class Served:
 
 @contextmanager
 def serving(folder: Path, clock: Clock | None = None, disk: Disk | None = None, **settings: Any) -> Iterator[Served]:
-    """A server on a data folder, checked when it has stopped or was killed."""
-    served = Served(disk or RealDisk(folder), Settings(**(SERVED | settings)), clock or SystemClock())
+    """A server on a data folder, checked when it has stopped or was killed. `settings` may be limits, too."""
+    served = Served(disk or RealDisk(folder), configured(SERVED | settings), clock or SystemClock())
     try:
         yield served
     finally:

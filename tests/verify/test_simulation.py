@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from postdate.arrival import own_arrival
 from postdate.broker.broker import Broker
-from postdate.broker.rescuing import Rescues
+from postdate.broker.rescuing import Rescuer
 from postdate.errors import CorruptLog
 from postdate.message import Cancelled
-from postdate.table.format import own_arrival
 from verify import simulation
 from verify.simulation import Broken, Failure, Model, Op, VirtualDisk, World, random_history, run_history, run_seed
 from verify.simulation import __main__ as command
@@ -288,7 +288,7 @@ SERVED = [Op("serve", (3,)), Op("send", (3, 20_000, 0, 0, 3)), Op("serve", (5,))
 
 def test_a_pipeline_in_time_from_which_something_is_rescued_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     run_history(SERVED)
-    monkeypatch.setattr(Rescues, "rescue_lead_ms", 9_900)
+    monkeypatch.setattr(Rescuer, "rescue_lead_ms", 9_900)
     with pytest.raises(Broken, match="messages were rescued from a pipeline in time"):
         run_history(SERVED)
 

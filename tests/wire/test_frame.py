@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postdate.errors import ProtocolError
-from postdate.wire.frame import BINARY, JSON, LANGUAGES, Command, Frames, decode, encode, framed, reply
+from postdate.wire.frame import BINARY, JSON, LANGUAGES, Command, Frames, decode, encode, encode_frame, reply
 
 INT16, INT32 = 2**15, 2**31
 REQUEST = Command(10, {"topic": "orders"}, b"body", opaque=7)
@@ -221,8 +221,8 @@ def test_fields_are_written_as_java_writes_them(serialization: int) -> None:
 
 
 def test_a_header_written_beforehand_is_framed_with_either_mark() -> None:
-    assert framed(b"head", b"body") == b"\x00\x00\x00\x0c\x00\x00\x00\x04headbody"
-    assert framed(b"head", serialization=BINARY) == b"\x00\x00\x00\x08\x01\x00\x00\x04head"
+    assert encode_frame(b"head", b"body") == b"\x00\x00\x00\x0c\x00\x00\x00\x04headbody"
+    assert encode_frame(b"head", serialization=BINARY) == b"\x00\x00\x00\x08\x01\x00\x00\x04head"
 
 
 def test_languages_have_rocketmqs_numbers() -> None:

@@ -70,7 +70,7 @@ def role_of(command: Sequence[str]) -> str | None:
 def _role(program: str, verb: str) -> str | None:
     if program.startswith(("pyspark.", "postdate.spark.")):
         return PIPELINE
-    return _ROLES.get(verb, OTHER) if program == "postdate" else None
+    return _ROLES.get(verb, OTHER) if program in ("postdate", "verify.faults.postdate") else None
 
 
 def install(folder: Path, role: str) -> None:

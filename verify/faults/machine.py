@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
 # How to tell processes apart by their commands, the first that fits.
 PARTS = {
     "bulk": "-m postdate bulk", "pipeline": "-m postdate pipeline", "java": "java ", "worker": "pyspark",
-    "broker": "-m postdate up",
+    "broker": "postdate up",
 }  # fmt: skip
 
 
@@ -54,10 +54,9 @@ class Machine:
         self.folder, self.history, self.with_pipeline = folder, history, with_pipeline
         self.layer = Layer(folder / "layer", [folder / "data"])
         bulk_port = free_port() if with_pipeline else -1
-        self.bulk_address = f"127.0.0.1:{bulk_port}"
         parts = {"bulk_port": bulk_port, "pipeline": "embedded" if with_pipeline else "none"}
         self.broker = Broker(folder, self.layer.environment(), **SETTINGS, **parts, **(settings or {}))
-        self.driver = Remoting(self.broker.port, self.broker.route_address, self.bulk_address, folder)
+        self.driver = Remoting(self.broker.port, self.broker.route_address, folder)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -177,7 +176,7 @@ class Machine:
     def second_pipeline(self, seconds: float) -> None:
         """It fences the first, which is started again and fences it: whoever is older stages nothing."""
         table = str(self.broker.data / "table")
-        process = self.broker.spawn("pipeline", "--bulk", self.bulk_address, "--table", table)
+        process = self.broker.spawn("pipeline", "--addr", self.broker.route_address, "--table", table)
         try:
             time.sleep(seconds)
         finally:
@@ -213,7 +212,7 @@ class Machine:
 
     def _judge_reading(self, broker: Broker, what: str, is_named: bool) -> None:
         """What check has not named must not be missing, and nothing comes with another body unnoticed."""
-        driver = Remoting(broker.port, broker.route_address, "", self.folder)
+        driver = Remoting(broker.port, broker.route_address, self.folder)
         try:
             entries = {(each.place, each.offset): each for each in driver.entries({})}
         except (Lost, PostdateError) as error:

@@ -14,6 +14,7 @@ from postdate.storage.record import Record
 from postdate.wire import codes
 from postdate.wire.frame import JSON, Command, Frames, decode, encode
 from postdate.wire.records import decode_records
+from postdate.wire.requests import Request
 
 GROUP = "workers"
 WAIT_S = 60.0  # for an answer: generous, for machines that are busy
@@ -134,7 +135,7 @@ def send_command(
     }  # fmt: skip
     data = body.encode() if isinstance(body, str) else body
     letters = {name: value for name, value in letters.items() if value is not None}
-    return peer.command(codes.SEND_MESSAGE_V2, data, oneway=oneway, **letters)
+    return peer.command(Request.SEND_MESSAGE_V2, data, oneway=oneway, **letters)
 
 
 # -- consumers --------------------------------------------------------------------------------------------------
@@ -172,7 +173,7 @@ def pull_command(
     tags: str | None = "*",
     wait_ms: int = 0,
     commit: int | None = None,
-    code: int = codes.PULL_MESSAGE,
+    code: int = Request.PULL_MESSAGE,
     **fields: Any,
 ) -> Command:
     """A pull. `tags` is written into the request; None leaves the subscription to the heartbeat."""
@@ -220,10 +221,10 @@ def heartbeat(
         "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET", "subscriptionDataSet": wanted,
     }  # fmt: skip
     body = {"clientID": client_id, "producerDataSet": [], "consumerDataSet": [consumer]}
-    return peer.ask(codes.HEART_BEAT, orjson.dumps(body))
+    return peer.ask(Request.HEART_BEAT, orjson.dumps(body))
 
 
 def make_topic(peer: Peer, name: str, queue_count: int = 1, **fields: Any) -> None:
     asked = {"topic": name, "readQueueNums": queue_count, "writeQueueNums": queue_count, "perm": 6, **fields}
-    answer = peer.ask(codes.UPDATE_AND_CREATE_TOPIC, **asked)
+    answer = peer.ask(Request.UPDATE_AND_CREATE_TOPIC, **asked)
     assert answer.code == codes.SUCCESS, answer

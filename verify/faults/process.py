@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from postdate.check import check_folder
+from postdate.config import LIMITS
 from postdate.storage.disk import RealDisk
 from verify.faults.peer import Peer
 
@@ -39,6 +40,7 @@ class Broker:
     """A broker process on a folder. It keeps its ports, so that clients find it again after a restart."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str] | None = None, **settings: Any) -> None:
+        # Settings become flags, limits an argument: see verify/faults/postdate.py.
         self._environ = environ or {}
         self.data = folder / "data"
         self.log = folder / "broker.log"
@@ -55,8 +57,11 @@ class Broker:
     # -- life -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        flags = [text for name, value in self._settings.items() for text in (_flag(name), str(value))]
-        self._process = self.spawn("up", "--json", *flags)
+        settings = {name: value for name, value in self._settings.items() if name not in LIMITS}
+        limits = {name: value for name, value in self._settings.items() if name in LIMITS}
+        flags = [text for name, value in settings.items() for text in (_flag(name), str(value))]
+        words = ["up", "--json", *flags, "--limits", json.dumps(limits)]
+        self._process = self.spawn(*words, module="verify.faults.postdate")
         assert self._process.stdout is not None
         is_heard = select.select([self._process.stdout], [], [], START_S)[0]
         line = self._process.stdout.readline() if is_heard else ""
@@ -69,12 +74,12 @@ class Broker:
         self.ready = json.loads(line)
         self.start_count += 1
 
-    def spawn(self, *arguments: str) -> "subprocess.Popen[str]":
+    def spawn(self, *arguments: str, module: str = "postdate") -> "subprocess.Popen[str]":
         """One of our commands, in a group of its own, with this broker's environment and log."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("POSTDATE_")}
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "postdate", *arguments], stdin=subprocess.DEVNULL,
+                [sys.executable, "-m", module, *arguments], stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=log, text=True, cwd=self._folder,
                 env={**own, "PYTHONPATH": str(ROOT), **self._environ, _MARK: str(self._folder)},
                 start_new_session=True,

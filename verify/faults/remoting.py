@@ -18,6 +18,7 @@ from postdate.wire import bodies, codes
 from postdate.wire.frame import Command
 from postdate.wire.ids import parse_recall_handle
 from postdate.wire.records import decode_records
+from postdate.wire.requests import Request
 from verify.faults.driver import Answer, Cancel, Consumer, Delivery, Entry, Form, Lost, Producer, Sent, Wish
 from verify.faults.peer import (
     Closed,
@@ -102,7 +103,7 @@ class RemotingProducer(_Connected):
         queue_id = _queue_of(wishes[0].key)
         command = send_command(self.peer, TOPIC, bodies.encode_batch(inner), queue_id=queue_id, fields={"m": True})
         try:
-            self.peer.write(command._replace(code=codes.SEND_BATCH_MESSAGE))
+            self.peer.write(command._replace(code=Request.SEND_BATCH_MESSAGE))
             answer = self.peer.answer_to(command.opaque)
         except _LOST:
             return [Answer(Sent.IN_DOUBT)] * len(wishes)
@@ -125,10 +126,10 @@ class RemotingProducer(_Connected):
         return Cancel(str(outcome)) if outcome in list(Cancel) else Cancel.IN_DOUBT
 
     def _by_handle(self, _: Wish, answer: Answer) -> Command:
-        return self.peer.ask(codes.RECALL_MESSAGE, topic=TOPIC, recallHandle=answer.handle)
+        return self.peer.ask(Request.RECALL_MESSAGE, topic=TOPIC, recallHandle=answer.handle)
 
     def _by_key(self, wish: Wish, _: Answer) -> Command:
-        return self.peer.ask(codes.RECALL_MESSAGE, topic=TOPIC, key=user_key(wish.key), due=wish.value)
+        return self.peer.ask(Request.RECALL_MESSAGE, topic=TOPIC, key=user_key(wish.key), due=wish.value)
 
     def _by_marker(self, wish: Wish, _: Answer) -> Command:
         marker = send_command(self.peer, TOPIC, "", TIMER_DELIVER_MS=wish.value, TIMER_DEL_UNIQKEY=wish.key)
@@ -171,7 +172,7 @@ class PullConsumer(_Connected):
         topic, queue_id = self._places[self._turn % len(self._places)]
         place = _place(topic, queue_id)
         try:
-            told = self.peer.ask(codes.QUERY_CONSUMER_OFFSET, **_committed(topic, queue_id))
+            told = self.peer.ask(Request.QUERY_CONSUMER_OFFSET, **_committed(topic, queue_id))
             offset = int(told.fields.get("offset", 0))
             command = pull_command(self.peer, topic, offset, queue_id=queue_id, group=PULL, wait_ms=POLL_MS)
             self.peer.write(command)
@@ -185,7 +186,7 @@ class PullConsumer(_Connected):
         if deliveries:
             topic, queue_id, offset = deliveries[-1].token[:3]
             try:
-                self.peer.ask(codes.UPDATE_CONSUMER_OFFSET, **_committed(topic, queue_id), commitOffset=offset)
+                self.peer.ask(Request.UPDATE_CONSUMER_OFFSET, **_committed(topic, queue_id), commitOffset=offset)
             except _LOST as error:
                 raise Lost(str(error)) from error
         return [False] * len(deliveries)
@@ -193,7 +194,7 @@ class PullConsumer(_Connected):
     def again(self, delivery: Delivery) -> bool:
         back: dict[str, Any] = {"group": PULL, "offset": delivery.token[3], "delayLevel": 1}
         try:
-            return self.peer.ask(codes.CONSUMER_SEND_MSG_BACK, **back).code == codes.SUCCESS
+            return self.peer.ask(Request.CONSUMER_SEND_MSG_BACK, **back).code == codes.SUCCESS
         except _LOST as error:
             raise Lost(str(error)) from error
 
@@ -221,7 +222,7 @@ class PopConsumer(_Connected):
             "exp": "*",
         }  # fmt: skip
         try:
-            answer = self.peer.ask(codes.POP_MESSAGE, **asked)
+            answer = self.peer.ask(Request.POP_MESSAGE, **asked)
         except _LOST as error:
             raise Lost(str(error)) from error
         popped_at = str(answer.fields.get("popTime", ""))
@@ -240,7 +241,7 @@ class PopConsumer(_Connected):
             "extraInfo": f"{offset} {popped_at} {POP_INVISIBLE_MS} 0 0 postdate {queue_id} {offset}",
         }  # fmt: skip
         try:
-            return self.peer.ask(codes.ACK_MESSAGE, **handle).code == codes.SUCCESS
+            return self.peer.ask(Request.ACK_MESSAGE, **handle).code == codes.SUCCESS
         except _LOST as error:
             raise Lost(str(error)) from error
 
@@ -292,8 +293,8 @@ class Remoting:
     consumer_kinds: Sequence[str] = (PULL, POP, CLIENT)
     levels_ms: Mapping[int, int] = {1: 1_000, 2: 5_000, 3: 10_000}
 
-    def __init__(self, broker_port: int, route_address: str, bulk_address: str, folder: Path) -> None:
-        self._port, self._route, self._bulk, self._folder = broker_port, route_address, bulk_address, folder
+    def __init__(self, broker_port: int, route_address: str, folder: Path) -> None:
+        self._port, self._route, self._folder = broker_port, route_address, folder
 
     def prepare(self) -> None:
         connected = _Connected(self._port)
@@ -346,7 +347,7 @@ class Remoting:
         """Of broker and pipeline, as `postdate status --json` tells it. Raises Lost."""
         connected = _Connected(self._port)
         try:
-            return bodies.load(connected.peer.ask(codes.GET_STATUS).body, "the state of a broker")
+            return bodies.load(connected.peer.ask(Request.GET_STATUS).body, "the state of a broker")
         except _LOST as error:
             raise Lost(str(error)) from error
         finally:
@@ -383,7 +384,7 @@ class Remoting:
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         command = [
             sys.executable, "-m", "postdate", "import", str(file), "--topic", TOPIC, "--due", "due", "--due-unit", "ms",
-            "--key", "key", "--id", name, "--bulk", self._bulk, "--json",
+            "--key", "key", "--id", name, "--addr", self._route, "--json",
         ]  # fmt: skip
         with (self._folder / "import.log").open("ab") as said:
             return any(_is_done(command, said) for _ in range(IMPORT_TRIES))

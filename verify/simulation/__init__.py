@@ -2,7 +2,7 @@
 
     from postdate.broker import Broker
     from postdate.clock import ManualClock
-    from verify.simulation import VirtualDisk
+    from postdate.testing import VirtualDisk
 
     clock, disk = ManualClock(), VirtualDisk()
     broker = Broker(disk)                # nothing touches your file system
@@ -13,7 +13,7 @@
 full disks against a small dictionary model; a failing one is shortened and printed with its seed.
 """
 
-from verify.simulation.disk import Killed, VirtualDisk
+from postdate.testing.disk import Killed, VirtualDisk
 from verify.simulation.history import Failure, random_history, run_history, run_seed
 from verify.simulation.model import Broken, Model
 from verify.simulation.world import Op, World

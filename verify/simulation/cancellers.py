@@ -3,11 +3,11 @@
 A cancel is answered by the broker alone, or, where the message may be in the table, by whoever reads that.
 """
 
-from postdate.broker.cancelling import Traced
+from postdate.arrival import NEVER
+from postdate.broker.cancelling import CancelResult
 from postdate.broker.writing import Ticket
 from postdate.errors import DiskFull, FlowControl
 from postdate.message import Cancelled
-from postdate.state.wheel import NEVER
 from verify.simulation.model import Asked
 from verify.simulation.owners import Owners
 from verify.simulation.producers import Producers
@@ -23,7 +23,7 @@ class Cancellers:
         self._producers = producers  # a cancel may name what they send next
         self._owners = owners  # what they bring, the broker need not know of
         self._waiting: list[tuple[Ticket, Asked]] = []  # not answered yet
-        self._asking: list[tuple[Traced, Asked]] = []  # wait for what the table has
+        self._asking: list[tuple[CancelResult, Asked]] = []  # wait for what the table has
         self._cancelling: Asked | None = None  # inside the call
 
     def cancel(self, pick: int, variant: int) -> None:
@@ -66,9 +66,9 @@ class Cancellers:
                 self._take_in(ticket.answer, asked, held)
         self._waiting = [(ticket, asked) for ticket, asked in self._waiting if ticket.answers is None]
 
-    def _take_in(self, traced: Traced, asked: Asked, held: frozenset[str]) -> None:
+    def _take_in(self, traced: CancelResult, asked: Asked, held: frozenset[str]) -> None:
         asked.jobs = traced.tombstone.jobs
-        self._site.digest.note("cancelled", traced.outcome, traced.may_be_in_table, traced.rescued, asked.jobs)
+        self._site.digest.note("cancelled", traced.outcome, traced.may_be_in_table, traced.rescues, asked.jobs)
         if not traced.may_be_in_table:
             hidden = self._owners.on_way() | (held if traced.outcome is Cancelled.DELIVERED else NONE)
             self._site.model.answered(asked, traced.outcome, in_table=hidden)

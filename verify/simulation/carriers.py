@@ -5,7 +5,8 @@
 - One that may take everything leaves no job open.
 """
 
-from postdate.broker.staging import Stage, Verified
+from postdate.broker.staging import VerifiedStage
+from postdate.contract import Stage
 from postdate.errors import DiskFull, Refused
 from verify.simulation.model import Broken
 from verify.simulation.pipeline import SimulatedPipeline
@@ -25,7 +26,7 @@ class Carriers:
         self._time = time
         self._pipelines = [SimulatedPipeline(site.disk, site.table, site.digest) for _ in range(2)]
         self._last: Stage | None = None
-        self._begun: tuple[Stage, Verified] | None = None  # its chunks are read, its record is not written
+        self._begun: tuple[Stage, VerifiedStage] | None = None  # its chunks are read, its record is not written
 
     def _pipeline(self, which: int) -> SimulatedPipeline:
         return self._pipelines[which % len(self._pipelines)]
@@ -58,12 +59,12 @@ class Carriers:
         rescued: int | None = None
         for _ in range(minutes):
             self._time.let_pass(minute_ms - self._site.now_ms() % minute_ms)
-            if rescued is not None and self._site.broker.rescues.count > rescued:
-                count = self._site.broker.rescues.count - rescued
+            if rescued is not None and self._site.broker.rescuer.rescued_count > rescued:
+                count = self._site.broker.rescuer.rescued_count - rescued
                 raise Broken(f"{count} messages were rescued from a pipeline in time")
             self.work(_ALL, which)
             self.stage(2 * minute_ms, which)
-            rescued = self._site.broker.rescues.count if self._is_in_time() else None
+            rescued = self._site.broker.rescuer.rescued_count if self._is_in_time() else None
             self._site.digest.note("serve", rescued)
 
     def _is_in_time(self) -> bool:
@@ -182,7 +183,7 @@ class Carriers:
         with self._site.digest.suppress(OSError):
             stage = self._planned(pipeline, ahead_ms)
             staging.check(stage)
-            self._begun = stage, staging.verified(stage)
+            self._begun = stage, staging.verify(stage)
 
     def end_stage(self) -> None:
         """Its record is written, and is compared with where the broker is when it is applied."""

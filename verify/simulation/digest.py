@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from verify.simulation.disk import VirtualDisk
+from postdate.testing.disk import VirtualDisk
 
 _DIGEST_BYTES = 16
 

@@ -2,10 +2,11 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from verify.simulation.model import Broken
-from verify.simulation.site import SETTINGS, with_settings
+from verify.simulation.site import LIMITS, SETTINGS, with_settings
 from verify.simulation.world import Op, World
 
 OPS_PER_HISTORY = 60
@@ -89,13 +90,13 @@ def _which(dice: random.Random) -> int:
     return dice.choice((0, 0, 0, 1))
 
 
-# By the seed's last digit: other settings than the usual ones.
+# By the seed's last digit: other settings and limits than the usual ones.
 _VARIANTS = {
-    3: with_settings(flush="async"),
-    5: with_settings(retention_ms=500),
-    6: with_settings(retention_ms=500),
-    7: with_settings(wheel_entries_max=12),
-    8: with_settings(rows_by_column=64),
+    3: (with_settings(flush="async"), LIMITS),
+    5: (with_settings(retention_ms=500), LIMITS),
+    6: (with_settings(retention_ms=500), LIMITS),
+    7: (with_settings(wheel_entries_max=12), LIMITS),
+    8: (SETTINGS, replace(LIMITS, rows_by_column=64)),
 }
 
 
@@ -118,7 +119,7 @@ def run_history(history: list[Op], seed: int = 0) -> None:
 
 
 def _world_of(seed: int) -> World:
-    return World(_VARIANTS.get(seed % 10, SETTINGS))
+    return World(*_VARIANTS.get(seed % 10, (SETTINGS, LIMITS)))
 
 
 def _run_in(world: World, history: list[Op]) -> None:

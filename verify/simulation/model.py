@@ -7,10 +7,9 @@ has become visible; it raises Broken with a sentence where a promise is.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from postdate.arrival import NEVER, OWN, came_before, job_of
 from postdate.broker.lookup import Found, State
 from postdate.message import Cancelled
-from postdate.state.wheel import NEVER
-from postdate.table.format import OWN, came_before, job_of
 
 
 class Broken(AssertionError):

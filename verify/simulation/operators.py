@@ -4,9 +4,9 @@
 - What waited for a topic is cancelled when that is deleted.
 """
 
+from postdate.arrival import NEVER
 from postdate.broker.lookup import Found, State
 from postdate.errors import DiskFull
-from postdate.state.wheel import NEVER
 from postdate.storage import record as records
 from verify.simulation.model import Broken, Sent
 from verify.simulation.poppers import Poppers

@@ -14,17 +14,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from postdate.arrival import own_arrival
 from postdate.broker.writing import Ticket
 from postdate.errors import DiskFull, FlowControl, Refused
 from postdate.keys import key_hash
 from postdate.message import Message
-from postdate.state.decisions import JobAnswer
-from postdate.state.far import FAR
-from postdate.state.jobs import CANCEL, DONE, FAILED, IMPORT, LOADING, POSTPONE, RUNNING, WAITING, Job
+from postdate.state.jobs import CANCEL, DONE, FAILED, IMPORT, LOADING, POSTPONE, RUNNING, WAITING, Job, JobAnswer
 from postdate.state.topics import GONE
 from postdate.storage import record as records
 from postdate.storage.batch import MESSAGE
-from postdate.table.format import own_arrival
+from postdate.storage.layout import FAR
 from verify.simulation.model import Broken, Sent
 from verify.simulation.pipeline import TableRow, selects
 from verify.simulation.producers import Producers
@@ -62,7 +61,7 @@ class Owners:
         job_id, op = f"job-{name}", POSTPONE if by_ms else CANCEL
         predicate = f"topic={topic_at(where)}" if where < len(TOPICS) else f"key=k{where - len(TOPICS)}"
         with self._site.digest.suppress(DiskFull, FlowControl, Refused):
-            ticket = self._site.broker.commands.ask(job_id, op, predicate, by_ms, self._site.now_ms())
+            ticket = self._site.broker.jobs.ask(job_id, op, predicate, by_ms, self._site.now_ms())
             self._asked.append((ticket, job_id))
 
     def load(self, name: int, amount: int, key: int, place: int, count: int) -> None:
@@ -78,7 +77,7 @@ class Owners:
         """The number of an import that is to be filled; none where the id is known, or no import is taken."""
         broker = self._site.broker
         with self._site.digest.suppress(DiskFull, FlowControl, Refused):
-            ticket = broker.commands.begin(job_id, topic, self._site.now_ms())
+            ticket = broker.jobs.begin(job_id, topic, self._site.now_ms())
             broker.flush()
             job: Job = ticket.answer.job
             self._note_job(job)
@@ -113,7 +112,7 @@ class Owners:
         job = self._site.broker.fold.jobs.get(number)
         if job is not None:
             with self._site.digest.suppress(DiskFull, Refused):
-                ticket = self._site.broker.commands.adopt(job.id, [self._files[number]], 0, self._site.now_ms())
+                ticket = self._site.broker.jobs.adopt(job.id, [self._files[number]], 0, self._site.now_ms())
                 self._asked.append((ticket, job.id))
 
     def fail(self, pick: int) -> None:
@@ -122,7 +121,7 @@ class Owners:
         if jobs:
             job = jobs[pick % len(jobs)]
             with self._site.digest.suppress(DiskFull, Refused):
-                ticket = self._site.broker.commands.fail(job.id, "given up", self._site.now_ms())
+                ticket = self._site.broker.jobs.fail(job.id, "given up", self._site.now_ms())
                 self._asked.append((ticket, job.id))
 
     def doubt(self) -> None:

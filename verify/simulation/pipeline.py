@@ -11,21 +11,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from postdate.arrival import NEAR, OWN, came_before, own_arrival
 from postdate.broker.broker import Broker
-from postdate.broker.jobs import Selected
-from postdate.broker.staging import Stage
 from postdate.broker.writing import Ticket
+from postdate.contract import Selection, Stage, TableFile
 from postdate.errors import Refused
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
-from postdate.state.far import FAR
+from postdate.state.cancels import Tombstone
 from postdate.state.jobs import IMPORT, WAITING, Job, Part
-from postdate.state.tombstones import Tombstone
 from postdate.state.topics import GONE
 from postdate.storage import chunk, selection
 from postdate.storage import record as records
 from postdate.storage.batch import CANCEL, JOB, MESSAGE
 from postdate.storage.disk import Disk
-from postdate.table.format import DROP, NEAR, OWN, came_before, own_arrival
+from postdate.storage.layout import CHUNK_ROW, FAR, SELECTED
+from postdate.table.format import DROP
 from verify.simulation.digest import Digest
 
 _KEEP_MS = 60_000  # what is promoted stays so long behind the horizon: a cancel may still look for it
@@ -108,7 +108,7 @@ class SimulatedPipeline:
         self._seen = 0  # the table's last commit that it knows
         self._chunk_count = 0
         self._selection_count = 0
-        self._selected: Selected | None = None  # uploaded for a job, not yet decided
+        self._selected: Selection | None = None  # uploaded for a job, not yet decided
         self._deciding: Ticket | None = None  # written, perhaps not durable
         self.epoch = 0
 
@@ -141,10 +141,10 @@ class SimulatedPipeline:
         steps of a command. If another has written to the table, nothing is taken, and it must register again.
         """
         while count > 0 and self.epoch:
-            start = max(self._table.read_until, broker.far_first)
+            start = max(self._table.read_until, broker.view.far.first)
             job = next((job for job in broker.fold.jobs.open() if job.far >= start), None)
-            rows = broker.read_far(start, count if job is None else min(count, job.far - start))
-            if job is not None and job.far == start and len(broker.read_far(start, 1)):
+            rows = broker.view.read_far(start, count if job is None else min(count, job.far - start))
+            if job is not None and job.far == start and len(broker.view.read_far(start, 1)):
                 self._carry_out(broker, job, at_ms)
                 count -= 1
             else:
@@ -181,7 +181,7 @@ class SimulatedPipeline:
         elif job.state != WAITING:
             self._commit(self._drops(job) + self._moved_in(job), job.far + 1)
         elif job.op == IMPORT:
-            self._decide(broker, Selected(self.epoch, job.number, ()), at_ms)
+            self._decide(broker, Selection(self.epoch, job.number, ()), at_ms)
         elif self._selected is None or self._selected.number != job.number:
             self._selected = self._select(broker, job)
         else:
@@ -191,7 +191,7 @@ class SimulatedPipeline:
         """What lies beside the table comes into it, at the command's place in the far queue."""
         return [row._replace(number=job.far) for file in job.files for row in self._table.aside[file[0]]]
 
-    def _select(self, broker: Broker, job: Job) -> Selected:
+    def _select(self, broker: Broker, job: Job) -> Selection:
         """Uploads what the predicate lets pass, and writes beside the table what is brought again."""
         found = sorted(self._meant(broker, job), key=lambda each: (each.row.due, each.row.arrival))
         self._selection_count += 1
@@ -204,8 +204,9 @@ class SimulatedPipeline:
             if job.by_ms:
                 moved = [_moved(each.row, job.by_ms, own + index) for index, each in enumerate(part)]
                 self._table.aside[f"_job-{name}.parquet"] = moved
-                files.append([f"_job-{name}.parquet", 0, len(moved), moved[0].due, moved[-1].due, own, own])
-        return Selected(self.epoch, job.number, tuple(parts), tuple(files))
+                bounds = (moved[0].due, moved[-1].due, own, own)
+                files.append(TableFile(f"_job-{name}.parquet", 0, len(moved), *bounds))
+        return Selection(self.epoch, job.number, tuple(parts), tuple(files))
 
     def _meant(self, broker: Broker, job: Job) -> list[Found]:
         """What waits at the place of a command, when the table has everything up to it, and the predicate means."""
@@ -223,11 +224,11 @@ class SimulatedPipeline:
             and selects(job.where, records.topic_of(each.row.record), _first_key(each.row.record))
         ]
 
-    def _decide(self, broker: Broker, selected: Selected, at_ms: int) -> None:
+    def _decide(self, broker: Broker, selected: Selection, at_ms: int) -> None:
         self._selected = None
         try:
-            broker.commands.check(selected)
-            self._deciding = broker.commands.decide(selected, broker.commands.verified(selected), at_ms)
+            broker.jobs.check(selected)
+            self._deciding = broker.jobs.decide(selected, broker.jobs.verify(selected), at_ms)
         except Refused as error:
             self._digest.note_error(error)
             self.die()
@@ -274,7 +275,7 @@ class SimulatedPipeline:
         return [self._write_chunk(half) for half in halves]
 
     def _write_chunk(self, rows: list[TableRow]) -> str:
-        index = np.zeros(len(rows), chunk.CHUNK_ROW)
+        index = np.zeros(len(rows), CHUNK_ROW)
         position = 0
         for place, (_, row, data) in enumerate(rows):
             for name in ("due", "arrival", "size", "queue", "tag_hash", "unique_hash", "key_hash"):
@@ -318,7 +319,7 @@ def without_drops(rows: list[TableRow]) -> list[TableRow]:
 
 
 def _selected_rows(found: list[Found]) -> np.ndarray:
-    rows = np.zeros(len(found), selection.SELECTED)
+    rows = np.zeros(len(found), SELECTED)
     for index, each in enumerate(found):
         for name in ("due", "arrival", "unique_hash", "key_hash", "queue"):
             rows[name][index] = each.row.row[name]

@@ -12,13 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from postdate.arrival import NEVER
 from postdate.broker.broker import Broker
-from postdate.broker.handout import PopAsk
-from postdate.broker.leasing import Handle, Popped
+from postdate.broker.leasing import LeaseHandle, Popped, PopRequest
 from postdate.broker.writing import Ticket
 from postdate.errors import DiskFull, FlowControl
 from postdate.message import DLQ_TOPIC_PREFIX, Message
-from postdate.state.wheel import NEVER
 from postdate.storage import record as records
 from verify.simulation.model import Broken
 from verify.simulation.site import TOPICS, Site, Watch, topic_at
@@ -71,7 +70,7 @@ class Poppers:
     def _pop(self, topic: str, count: int, invisible_ms: int) -> bool:
         """Asks for messages of all queues; returns whether there are some."""
         numbers = list(self._site.broker.fold.topics.get(topic).numbers)
-        ask = PopAsk(GROUP, topic, range(len(numbers)), count, 1 << 20, invisible_ms, TIMES_MAX)
+        ask = PopRequest(GROUP, topic, range(len(numbers)), count, 1 << 20, invisible_ms, TIMES_MAX)
         ticket = self._site.broker.leases.pop(ask, self._site.now_ms())
         self._site.digest.note("pop", ticket is not None)
         if ticket is not None:
@@ -109,9 +108,9 @@ class Poppers:
         )
         self._changing = None
 
-    def _handle(self, place: Place, is_wrong: bool) -> Handle:
+    def _handle(self, place: Place, is_wrong: bool) -> LeaseHandle:
         given = self._given[place]
-        return Handle(given.topic, given.queue_id, place[1], given.popped_at_ms - (1 if is_wrong else 0))
+        return LeaseHandle(given.topic, given.queue_id, place[1], given.popped_at_ms - (1 if is_wrong else 0))
 
     def bury(self, count: int) -> None:
         """What was given too often becomes a dead letter."""
@@ -120,7 +119,7 @@ class Poppers:
 
     def _bury(self, count: int) -> None:
         leases = self._site.broker.leases
-        spent = leases.spent(count)
+        spent = leases.spent_messages(count)
         self._site.digest.note("spent", spent)
         for (_, number, offset), data in spent:
             letter = Message(DEAD_LETTERS, f"{number}:{offset}".encode()) if data else None
@@ -137,7 +136,7 @@ class Poppers:
             self._site.digest.note("popper", call.ticket.answer)
             call.take_in(call.ticket.answer)
 
-    def _popped(self, popped: Popped, ask: PopAsk, numbers: list[int]) -> None:
+    def _popped(self, popped: Popped, ask: PopRequest, numbers: list[int]) -> None:
         for given in popped.messages:
             place = (numbers[given.queue_id], given.offset)
             if place in self._given:
@@ -156,17 +155,17 @@ class Poppers:
         if times <= before.times:
             raise Broken(f"{place} was given {before.times + 1} times before, its consumer is told {times}")
 
-    def _acked(self, place: Place, handle: Handle, is_good: bool) -> None:
+    def _acked(self, place: Place, handle: LeaseHandle, is_good: bool) -> None:
         given = self._judged(place, handle, is_good)
         if given is not None and is_good:
             given.is_acked = True
 
-    def _changed(self, place: Place, handle: Handle, is_good: bool, at_ms: int, until_ms: int) -> None:
+    def _changed(self, place: Place, handle: LeaseHandle, is_good: bool, at_ms: int, until_ms: int) -> None:
         given = self._judged(place, handle, is_good)
         if given is not None and is_good:
             given.popped_at_ms, given.until_ms, given.is_in_doubt = at_ms, until_ms, False
 
-    def _judged(self, place: Place, handle: Handle, is_good: bool) -> Given | None:
+    def _judged(self, place: Place, handle: LeaseHandle, is_good: bool) -> Given | None:
         """A handle is good while it is the newest and the message is not acknowledged; None where it is forgotten."""
         given = self._given.get(place)
         if given is None or given.is_in_doubt:
@@ -204,7 +203,7 @@ class Poppers:
 
     def pop_the_rest(self) -> None:
         """Every lease ends, and whoever pops is given all that is left; then nothing may be lost."""
-        while self._site.broker.leases.spent(1):
+        while self._site.broker.leases.spent_messages(1):
             self._bury(50)
             self._watch.flush()
         # One topic may give nothing while the group has too much of the other.

@@ -4,14 +4,13 @@ The bodies of messages are m1, m2, ... in the order in which they are made, thei
 """
 
 from postdate import message as messages
+from postdate.arrival import NEVER, OWN
 from postdate.broker.writing import Ticket
 from postdate.errors import CorruptLog, DiskFull, FlowControl
 from postdate.message import Message, encode_properties
-from postdate.state.wheel import NEVER
 from postdate.storage import record as records
 from postdate.storage.log import Log
 from postdate.storage.segment import Segments
-from postdate.table.format import OWN
 from verify.simulation.model import Broken, Sent
 from verify.simulation.site import TOPICS, Site, topic_at
 
@@ -131,9 +130,9 @@ class Producers:
 
     def _bodies_in_log(self) -> dict[str, int]:
         disk, settings = self._site.disk, self._site.settings
-        log = Log(disk, Segments(disk, settings.segment_bytes), settings.unflushed_bytes_max)
+        log = Log(disk, Segments(disk, settings.segment_bytes), self._site.limits.unflushed_bytes_max)
         places = {}
-        for batch in log.scanned(self._end_before, 0):
+        for batch in log.scan(self._end_before, 0):
             for row in batch.array():
                 offset = batch.offset + int(row["position"])
                 places[records.decode(log.read(offset, int(row["size"]))).body.decode()] = offset

@@ -9,10 +9,10 @@ from typing import Protocol
 
 from postdate.broker.broker import Broker
 from postdate.clock import ManualClock
-from postdate.config import Settings
+from postdate.config import Limits, Settings
 from postdate.errors import LogFailed
+from postdate.testing.disk import Killed, VirtualDisk
 from verify.simulation.digest import Digest
-from verify.simulation.disk import Killed, VirtualDisk
 from verify.simulation.model import Model, Sent
 from verify.simulation.pipeline import SimulatedTable
 
@@ -21,15 +21,17 @@ TOPICS = ("orders", "mails")
 SETTINGS = Settings(
     segment_bytes=16 * 1024,
     batch_bytes_max=16 * 1024,
-    unflushed_bytes_max=16 * 1024,
     lead_ms=5_000,
-    rescue_step_ms=1_000,
     retention_ms=30_000,
+    message_delay_level="1s 3s 10s 1m",
+)
+LIMITS = Limits(
+    unflushed_bytes_max=16 * 1024,
+    rescue_step_ms=1_000,
     queue_file_rows=64,
     queue_tail_rows=4,
     far_block_rows=8,
     rows_by_column=6,
-    message_delay_level="1s 3s 10s 1m",
 )
 
 
@@ -49,8 +51,9 @@ class Watch(Protocol):
 class Site:
     """`broker` may be asked for while one runs: always, but inside a crash."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, limits: Limits) -> None:
         self.settings = settings
+        self.limits = limits
         self.disk = VirtualDisk()
         self.clock = ManualClock(START_MS)
         self.model = Model(clock_max=START_MS)
@@ -68,7 +71,7 @@ class Site:
         """Opens the broker, again and again where the opening itself is killed."""
         while self._broker is None:
             try:
-                self._broker = Broker(self.disk, self.settings)
+                self._broker = Broker(self.disk, self.settings, limits=self.limits)
             except (Killed, LogFailed):
                 self.disk.kill()
                 self.digest.note_disk(self.disk)

@@ -3,8 +3,8 @@
 When time has passed and nothing is in the way, all that was due must have been seen.
 """
 
+from postdate.arrival import NEVER
 from postdate.errors import DiskFull
-from postdate.state.wheel import NEVER
 from verify.simulation.model import Broken
 from verify.simulation.owners import Owners
 from verify.simulation.site import Site, Watch
@@ -68,11 +68,13 @@ class Timekeeper:
 
     def advance(self) -> None:
         """Fires what is due now, without a flush behind it."""
+        broker, now_ms = self._site.broker, self._site.now_ms()
         try:
-            self._site.digest.note("advance", self._site.broker.advance(self._site.now_ms()))
+            broker.advance(now_ms)
+            self._site.digest.note("advance", broker.paused_until_ms(now_ms) or broker.wake_at_ms)
         except DiskFull as error:
             self._site.digest.note_error(error)
-            assert self._site.broker.fire_error is not None, "a failed fire can be seen"
+            assert broker.fire_error is not None, "a failed fire can be seen"
 
     def step(self, span_ms: int) -> None:
         """The clock jumps."""

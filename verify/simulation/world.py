@@ -14,19 +14,19 @@ from typing import NamedTuple
 from postdate.broker.broker import Broker
 from postdate.broker.view import PullStatus
 from postdate.check import check_folder
-from postdate.config import Settings
+from postdate.config import Limits, Settings
 from postdate.errors import DiskFull, LogFailed
 from postdate.storage import record as records
 from postdate.storage.segment import SPARE_COUNT
+from postdate.testing.disk import Killed
 from verify.simulation.cancellers import Cancellers
 from verify.simulation.carriers import Carriers
-from verify.simulation.disk import Killed
 from verify.simulation.model import Broken
 from verify.simulation.operators import Operators
 from verify.simulation.owners import Owners
 from verify.simulation.poppers import DEAD_LETTERS, Poppers
 from verify.simulation.producers import Producers
-from verify.simulation.site import SETTINGS, TOPICS, Site
+from verify.simulation.site import LIMITS, SETTINGS, TOPICS, Site
 from verify.simulation.timekeeper import Timekeeper
 
 _QUEUE_COUNTS = {**dict.fromkeys(TOPICS, 2), DEAD_LETTERS: 1}
@@ -43,8 +43,8 @@ class Op(NamedTuple):
 class World:
     """Runs ops one after another; raises model.Broken where a promise is broken."""
 
-    def __init__(self, settings: Settings = SETTINGS) -> None:
-        self.site = Site(settings)
+    def __init__(self, settings: Settings = SETTINGS, limits: Limits = LIMITS) -> None:
+        self.site = Site(settings, limits)
         self.disk, self.clock, self.model = self.site.disk, self.site.clock, self.site.model
         self._producers = Producers(self.site)
         self._owners = Owners(self.site, self, self._producers)

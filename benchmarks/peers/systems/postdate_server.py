@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks import process
 from benchmarks.process import Running
 from benchmarks.server import QUEUE_COUNT, Peer, make_topic
-from postdate.wire import codes
+from postdate.wire.requests import Request
 
 TOPIC = "peers"
 SETTINGS = (
@@ -52,6 +52,7 @@ class Server:
         """What the queues' ends add up to."""
         with Peer(self._address) as peer:
             answers = [
-                peer.ask(codes.GET_MAX_OFFSET, {"topic": TOPIC, "queueId": queue_id}) for queue_id in range(QUEUE_COUNT)
+                peer.ask(Request.GET_MAX_OFFSET, {"topic": TOPIC, "queueId": queue_id})
+                for queue_id in range(QUEUE_COUNT)
             ]
         return sum(int(answer.fields["offset"]) for answer in answers)

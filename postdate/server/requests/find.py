@@ -1,38 +1,41 @@
-"""Messages by key or id, for operators: found whether they wait or not, and said to be what they are.
+"""Messages by key, by id and by their place in a queue, for operators. Waiting messages are found too.
 
-A lookup runs step by step beside everything else, so that nothing that is due waits for it. The record of an answer is
-the message's own, with two properties behind the producer's: POSTDATE_STATE (lookup.State) and, of a message with a due
-time, POSTDATE_DUE_MS. One that is in no queue has the queue offset -1.
+A lookup runs step by step, so that firing does not wait for it. The record of an answer is the message's own, with two
+properties after the producer's: POSTDATE_STATE (lookup.State) and, for a message with a due time, POSTDATE_DUE_MS. A
+message that is in no queue has the queue offset -1.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
+import orjson
+
 from postdate.broker.broker import Broker
 from postdate.broker.lookup import BY_ANY, BY_UNIQUE, Found
+from postdate.broker.view import NEVER
 from postdate.errors import UsageError
-from postdate.message import PROPERTIES_BYTES_MAX, PROPERTY_DUE_MS, PROPERTY_STATE, encode_properties
+from postdate.message import PROPERTIES_BYTES_MAX, PROPERTY_DUE_MS, PROPERTY_STATE, Host, encode_properties
 from postdate.server.connection import Connection
 from postdate.server.tasks import Tasks
-from postdate.state.wheel import NEVER
 from postdate.storage import record as records
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
 
 _HEADER_BYTES_MAX = 1 << 12  # of an answer: what a frame holds besides its body
-_TYPES = ("", "K", "U")  # of an index, as new clients name it: user keys, unique keys
+_INDEX_TYPES = ("", "K", "U")  # as new clients name them: user keys, unique keys
+_ENTRIES_MAX = 1_024  # of a queue in one answer
 
 
 class Lookups:
-    """Serves one broker."""
+    """Answers requests for single messages."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._tasks = Tasks(broker, "lookups_max")
 
-    def query(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
-        if asked["indexType"] not in _TYPES:
+    def query_messages(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+        if asked["indexType"] not in _INDEX_TYPES:
             raise UsageError(f"an index of type {asked['indexType']!r} does not exist: keys are indexed, K and U")
         is_unique = asked["_UNIQUE_KEY_QUERY"] or asked["indexType"] == "U"
         steps = self._broker.find(
@@ -43,23 +46,17 @@ class Lookups:
             end_ms=NEVER if asked["endTimestamp"] is None else asked["endTimestamp"],
             store_host=connection.broker_host,
         )
-        limit = self._broker.settings.lookup_count_max if is_unique else asked["maxNum"]
-        count_max = max(1, min(limit, self._broker.settings.lookup_count_max))
+        limit = self._broker.limits.lookup_count_max if is_unique else asked["maxNum"]
+        count_max = max(1, min(limit, self._broker.limits.lookup_count_max))
         self._tasks.answer(connection, command, self._answer_query(command, asked, steps, count_max))
-
-    def view(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
-        steps = self._broker.view(asked["offset"], store_host=connection.broker_host)
-        self._tasks.answer(connection, command, self._answer_view(command, asked["offset"], steps))
-
-    # -- step by step -------------------------------------------------------------------------------------------
 
     async def _answer_query(
         self, command: Command, asked: Mapping[str, Any], steps: Iterator[Found | None], count_max: int
     ) -> bytes:
         found: list[bytes] = []
         room = self._broker.settings.frame_bytes_max - _HEADER_BYTES_MAX
-        async for message in _slowly(steps):
-            record = _told(message)
+        async for message in _pace(steps):
+            record = _with_state(message)
             if found and sum(map(len, found)) + len(record) > room:
                 break
             found.append(record)
@@ -68,27 +65,52 @@ class Lookups:
         if not found:
             remark = f"no message of topic {asked['topic']!r} has the key {asked['key']!r} in that range of time"
             return reply(command, codes.QUERY_NOT_FOUND, remark=remark)
-        fold = self._broker.fold
-        fields = {"indexLastUpdateTimestamp": fold.at_ms, "indexLastUpdatePhyoffset": fold.position}
+        view = self._broker.view
+        fields = {"indexLastUpdateTimestamp": view.applied_at_ms, "indexLastUpdatePhyoffset": view.position}
         return reply(command, codes.SUCCESS, fields, body=b"".join(found))
 
+    def view_message(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+        steps = self._broker.find_at(asked["offset"], store_host=connection.broker_host)
+        self._tasks.answer(connection, command, self._answer_view(command, asked["offset"], steps))
+
     async def _answer_view(self, command: Command, offset: int, steps: Iterator[Found | None]) -> bytes:
-        async for found in _slowly(steps):
-            return reply(command, codes.SUCCESS, body=_told(found))
+        async for found in _pace(steps):
+            return reply(command, codes.SUCCESS, body=_with_state(found))
         return reply(command, codes.SYSTEM_ERROR, remark=f"there is no message at offset {offset}")
 
+    def list_entries(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
+        """Answers the entries of a queue from an index on."""
+        low, high = self._broker.offsets(asked["topic"], asked["queueId"])
+        index, count = asked["index"], asked["count"]
+        if not index >= 0 or not 1 <= count <= _ENTRIES_MAX:
+            raise UsageError(f"index {index} and count {count}, expected 0 or more and 1 to {_ENTRIES_MAX}")
+        found = self._broker.view.entries(asked["topic"], asked["queueId"], max(index, low), min(index + count, high))
+        rows = [{"physicOffset": place, "physicSize": size, "tagsCode": tag} for place, size, tag in found]
+        body = {"maxQueueIndex": high, "minQueueIndex": low, "queueData": rows}
+        return reply(command, codes.SUCCESS, body=orjson.dumps(body))
 
-async def _slowly(steps: Iterator[Found | None]) -> AsyncIterator[Found]:
-    """What the steps find; everything else has its turn between two of them."""
+
+async def _pace(steps: Iterator[Found | None]) -> AsyncIterator[Found]:
+    """Yields what the steps find; the event loop goes round between two of them."""
     for found in steps:
         if found is not None:
             yield found
         await asyncio.sleep(0)
 
 
-def _told(found: Found) -> bytes:
-    """The record of a message, and behind its properties what is said about it, if there is room for it."""
-    said = {PROPERTY_STATE: found.state.value}
+def _with_state(found: Found) -> bytes:
+    """Returns the record of a message with its state after its properties, if there is room for it."""
+    state = {PROPERTY_STATE: found.state.value}
     if found.due_at_ms:
-        said[PROPERTY_DUE_MS] = str(found.due_at_ms)
-    return records.extended(found.record, encode_properties(said), PROPERTIES_BYTES_MAX)
+        state[PROPERTY_DUE_MS] = str(found.due_at_ms)
+    return records.extended(found.record, encode_properties(state), PROPERTIES_BYTES_MAX)
+
+
+def delivered_record(broker: Broker, offset: int, store_host: Host) -> bytes:
+    """Returns the record at an offset of the log as a client reads it, visible or not; empty where there is none."""
+    data = broker.read_record(offset)
+    if not data:
+        return b""
+    record, body = records.decode(data), bytearray(data)
+    records.deliver(body, [(0, record.queue_offset, offset, record.stored_at_ms)], store_host)
+    return bytes(body)

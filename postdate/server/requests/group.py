@@ -1,93 +1,120 @@
-"""What consumers ask for besides pulls: heartbeats, members, offsets, locks, send-backs."""
+"""Consumer groups: their members, offsets, locks, assignments, retries and definitions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import orjson
 
 from postdate.broker.broker import Broker
 from postdate.broker.writing import Ticket
 from postdate.clock import Clock
-from postdate.errors import DiskFull, FlowControl, LogFailed
-from postdate.message import GROUP_TOPIC_CHARACTERS_MAX, RETRY_TOPIC_PREFIX, Message, check_group
+from postdate.errors import (
+    DiskFull,
+    FlowControl,
+    GroupNotFound,
+    LogFailed,
+    NoPermission,
+    ProtocolError,
+    UsageError,
+)
+from postdate.message import (
+    DELAY_PROPERTIES,
+    DLQ_TOPIC_PREFIX,
+    GROUP_TOPIC_CHARACTERS_MAX,
+    PROPERTY_DELAY,
+    PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_RETRY_TOPIC,
+    RETRY_TOPIC_PREFIX,
+    Message,
+    check_group,
+    decode_properties,
+    encode_properties,
+)
 from postdate.server.answers import when_settled
 from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
-from postdate.server.requests.auto_creation import Birth
 from postdate.server.requests.pull import Pulls, check_expression, check_filter
-from postdate.server.requests.retries import returned
-from postdate.server.requests.send import retry_times_max
-from postdate.server.sessions.locks import Locks
-from postdate.server.sessions.members import Members
-from postdate.server.sessions.offsets import Offsets
-from postdate.server.sessions.senders import Senders
+from postdate.server.requests.topic import AutoCreation, Topics
+from postdate.server.sessions import Sessions
 from postdate.storage import record as records
 from postdate.storage.chunk import CHUNK_BIT
 from postdate.storage.record import Record
 from postdate.wire import bodies, codes
+from postdate.wire.allocation import allocate, allocate_by_circle
+from postdate.wire.bodies import Assignment, QueueName
 from postdate.wire.frame import Command, encode, reply
 from postdate.wire.ids import message_id
+from postdate.wire.requests import ClientRequest
 
+POP, PULL = "POP", "PULL"
+_MODES_SETTING = "messageRequestModes"  # a group's setting: how it reads each topic, as its operator has set it
+_ANY_QUEUE = -1
+_STRATEGIES = {"AVG": allocate, "AVG_BY_CIRCLE": allocate_by_circle}
 _FIRST_RETRY_LEVEL = 3  # 10 s by default; each further retry is one level later
 
 
-class Consumers:
-    """Serves one broker."""
+class Groups:
+    """Answers requests about consumer groups, pulls and pops apart."""
 
     def __init__(
         self,
         broker: Broker,
         clock: Clock,
         pulse: Pulse,
+        sessions: Sessions,
+        creation: AutoCreation,
+        topics: Topics,
         pulls: Pulls,
-        birth: Birth,
-        members: Members[Connection],
-        senders: Senders[Connection],
-        offsets: Offsets,
     ) -> None:
         self._broker = broker
         self._clock = clock
         self._pulse = pulse
+        self._members = sessions.members
+        self._senders = sessions.senders
+        self._offsets = sessions.offsets
+        self._locks = sessions.locks
+        self._creation = creation
+        self._topics = topics
         self._pulls = pulls
-        self._birth = birth
-        self._members = members
-        self._senders = senders
-        self._offsets = offsets
-        self._locks = Locks(broker.settings.lock_expiry_ms * 1_000_000, broker.settings.locks_max)
+        self._name = broker.settings.broker_name
 
     # -- members ------------------------------------------------------------------------------------------------
 
-    def heart_beat(self, connection: Connection, command: Command, _: Mapping[str, Any]) -> bytes:
+    def take_heartbeat(self, connection: Connection, command: Command, _: Mapping[str, Any]) -> bytes:
         heartbeat = bodies.decode_heartbeat(command.body)
         for consumer in heartbeat.consumers:
             check_group(consumer.group)
             for subscription in consumer.subscriptions:
-                check_expression(subscription.expression, self._broker.settings.expression_characters_max)
+                check_expression(subscription.expression, self._broker.limits.expression_characters_max)
         self._members.admit(heartbeat, connection)
-        self._make_topics(heartbeat)
-        said = (connection, self._clock.elapsed_ns(), command.language, command.version)
-        self._senders.beat(heartbeat, *said)
-        changed = self._members.beat(heartbeat, *said)
+        self._create_topics(heartbeat)
+        sender = (connection, self._clock.elapsed_ns(), command.language, command.version)
+        self._senders.beat(heartbeat, *sender)
+        changed = self._members.beat(heartbeat, *sender)
         answer = reply(command, codes.SUCCESS, {"IS_SUPPORT_HEART_BEAT_V2": "false", "IS_SUB_CHANGE": "true"})
         if changed:
             self._pulls.release(connection)
         self.notify(changed)
         return answer
 
-    def _make_topics(self, heartbeat: bodies.Heartbeat) -> None:
-        """Groups with their retry topics, and topics that are subscribed to. Making one waits for the disk, and
-        everybody with it. Of very many groups, some are made and the rest is refused until the next heartbeat; of very
-        many subscriptions, the rest is made by the next heartbeats, or by whoever uses them first.
+    def _create_topics(self, heartbeat: bodies.Heartbeat) -> None:
+        """Creates the groups of a heartbeat with their retry topics, and the topics that they subscribe to.
+
+        Creating one waits for the disk, and every client waits with it, so a heartbeat creates only some. Where groups
+        are left it is refused, and its client sends it again; topics that are left are created by the next heartbeats,
+        or by the first request that uses them.
         """
-        topics, left = self._broker.fold.topics.by_name, self._broker.settings.heartbeat_topics_max
+        has_topic, left = self._broker.view.has_topic, self._broker.limits.heartbeat_topics_max
         for consumer in heartbeat.consumers:
-            if RETRY_TOPIC_PREFIX + consumer.group not in topics:
+            if not has_topic(RETRY_TOPIC_PREFIX + consumer.group):
                 if not left:
-                    raise FlowControl("heartbeat_topics_max: so many groups are made by one heartbeat; send it again")
-                self._birth.retry_topic(consumer.group)
+                    raise FlowControl("heartbeat_topics_max: one heartbeat creates no more groups; send it again")
+                self._creation.use_retry_topic(consumer.group)
                 left -= 1
         for name in {each.topic for consumer in heartbeat.consumers for each in consumer.subscriptions}:
-            if left and name not in topics:
-                self._birth.subscribed(name)
-                left -= name in topics
+            if left and not has_topic(name):
+                self._creation.subscribe(name)
+                left -= has_topic(name)
 
     def unregister(self, _connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         group = asked["consumerGroup"]
@@ -96,7 +123,7 @@ class Consumers:
         self._senders.leave(asked["clientID"], asked["producerGroup"])
         return reply(command, codes.SUCCESS)
 
-    def consumer_list(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
+    def list_members(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         members = self._members.of(asked["consumerGroup"])
         if not members:
             remark = f"no consumer of group {asked['consumerGroup']!r} is connected"
@@ -104,29 +131,31 @@ class Consumers:
         return reply(command, codes.SUCCESS, body=bodies.encode_consumer_ids(member.client_id for member in members))
 
     def check_subscription(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
-        """Asked only for filters that are not by tag, which we do not have."""
+        """Refuses filters that are not by tag. Clients ask only about those."""
         data = bodies.load(command.body, "a subscription").get("subscriptionData")
         check_filter(data.get("expressionType") or "TAG" if isinstance(data, dict) else "TAG")
         return reply(command, codes.SUCCESS)
 
     def notify(self, groups: set[str]) -> None:
-        """Tells every member of these groups that their company has changed, so that they share out anew."""
+        """Notifies every member of these groups that the members have changed, so that they share out anew."""
         for group in groups:
-            notice = Command(codes.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group}, flag=codes.FLAG_ONEWAY)
-            frame, members = encode(notice), self._members.of(group)
+            fields = {"consumerGroup": group}
+            notice = encode(Command(ClientRequest.NOTIFY_CONSUMER_IDS_CHANGED, fields, flag=codes.FLAG_ONEWAY))
+            members = self._members.of(group)
             for connection in {member.link for member in members}:
-                connection.notify(frame)
+                connection.notify(notice)
             if not members:
                 self._offsets.forget_moves(group)
 
     def drop(self, connection: Connection) -> None:
-        """The connection is gone, and with it the members behind it."""
+        """Removes the clients of a connection that has ended."""
         self._senders.drop(connection)
         self.notify(self._members.drop(connection))
 
     def expire(self) -> None:
+        """Removes clients that have been silent for too long, and locks that nobody has renewed."""
         now_ns = self._clock.elapsed_ns()
-        silent_since_ns = now_ns - self._broker.settings.client_expiry_ms * 1_000_000
+        silent_since_ns = now_ns - self._broker.limits.client_expiry_ms * 1_000_000
         self._senders.expire(silent_since_ns)
         self.notify(self._members.expire(silent_since_ns))
         self._locks.expire(now_ns)
@@ -137,7 +166,7 @@ class Consumers:
         group, topic, queue_id = asked["consumerGroup"], asked["topic"], asked["queueId"]
         offset = self._offsets.get(group, topic, queue_id)
         if offset is None and topic == RETRY_TOPIC_PREFIX + group:
-            self._birth.retry_topic(group)
+            self._creation.use_retry_topic(group)
         if offset is None and asked["setZeroIfNotFound"] and self._is_fresh(topic, queue_id):
             offset = 0
         if offset is None:
@@ -146,79 +175,61 @@ class Consumers:
         return reply(command, codes.SUCCESS, {"offset": offset})
 
     def _is_fresh(self, topic: str, queue_id: int) -> bool:
-        """Whether a new group begins this queue at its first message, whatever it says about where to begin.
+        """Returns whether a new group starts this queue at its first message, wherever the group wants to start.
 
-        A consumer learns of a new topic, or of a queue that was added, up to half a minute late. Beginning at the end
+        A consumer learns of a new topic, or of a queue that was added, up to half a minute late. Starting at the end
         then would skip what came meanwhile.
         """
         low, high = self._broker.offsets(topic, queue_id)
         if low > 0:
             return False
-        head = self._broker.reader.place(topic, queue_id, 0) if high else self._broker.log.end
-        return head < CHUNK_BIT and self._broker.log.end - head <= self._broker.settings.fresh_queue_bytes
+        head = self._broker.view.place(topic, queue_id, 0) if high else self._broker.log.end
+        return head < CHUNK_BIT and self._broker.log.end - head <= self._broker.limits.fresh_queue_bytes
 
-    def update_offset(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes | None:
+    def commit_offset(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes | None:
         group, topic, queue_id = asked["consumerGroup"], asked["topic"], asked["queueId"]
         if self._offsets.is_moving(group, topic, queue_id):
             return reply(command, codes.SUCCESS, remark="not written: an operator has moved the group meanwhile")
-        self._birth.group(group)
+        self._creation.use_group(group)
         if command.is_oneway:
-            self._broker.offsets(topic, queue_id)
+            self._broker.offsets(topic, queue_id)  # raises for a queue that does not exist
             self._offsets.note(group, topic, queue_id, max(asked["commitOffset"], 0))
             return None
         offset, asked_by = asked["commitOffset"], command.without_content()
         answer = when_settled(connection, asked_by, lambda _: reply(asked_by, codes.SUCCESS))
         ticket = self._offsets.commit(group, topic, queue_id, offset, self._clock.now_ms())
 
-        def written(ticket: Ticket) -> None:
+        def settle(ticket: Ticket) -> None:
             if ticket.error is None:
-                self._offsets.written(group, {(topic, queue_id): offset})
+                self._offsets.mark_written(group, {(topic, queue_id): offset})
             answer(ticket)
 
-        self._pulse.expect(connection, ticket, written)
+        self._pulse.expect(connection, ticket, settle)
         return None
 
     def write_offsets(self) -> None:
-        """Writes the offsets that nobody waits for."""
+        """Writes the offsets that clients have committed without waiting for an answer."""
         if self._offsets.is_empty:
             return
         try:
             self._offsets.write(self._clock.now_ms())
         except (DiskFull, LogFailed):
-            return  # said already by whoever fires; they stay noted, and the next try comes soon
+            return  # the pulse has logged it; the offsets stay noted until the next try
         self._pulse.nudge()
-
-    def max_offset(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
-        return reply(command, codes.SUCCESS, {"offset": self._bounds(asked)[1]})
-
-    def min_offset(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
-        return reply(command, codes.SUCCESS, {"offset": self._bounds(asked)[0]})
-
-    def _bounds(self, asked: Mapping[str, Any]) -> tuple[int, int]:
-        return self._broker.offsets(asked["topic"], asked["queueId"])
-
-    def search_offset(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
-        """The first offset visible at or after an instant; the last one at or before it for boundary UPPER."""
-        topic, queue_id, at_ms = asked["topic"], asked["queueId"], asked["timestamp"]
-        offset = self._broker.search(topic, queue_id, at_ms)
-        if asked["boundaryType"].upper() == "UPPER":
-            offset = max(self._broker.search(topic, queue_id, at_ms + 1) - 1, self._bounds(asked)[0])
-        return reply(command, codes.SUCCESS, {"offset": offset})
-
-    def earliest_time(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
-        """When the first message that is still there became visible; -1 where there is none."""
-        low, high = self._bounds(asked)
-        at_ms = self._broker.reader.visible_at_ms(asked["topic"], asked["queueId"], low) if low < high else -1
-        return reply(command, codes.SUCCESS, {"timestamp": at_ms})
 
     # -- locks --------------------------------------------------------------------------------------------------
 
     def lock(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
         request = bodies.decode_lock(command.body)
         check_group(request.group)
-        named = {(queue.topic, queue.queue_id): queue for queue in request.queues if _may_exist(queue)}
-        taken = self._locks.lock(request.group, request.client_id, list(named), self._clock.elapsed_ns())
-        return reply(command, codes.SUCCESS, body=bodies.encode_locked(named[queue] for queue in taken))
+        # Locks stay in memory: a queue whose topic can have no such name is left out.
+        named = {
+            (queue.topic, queue.queue_id): queue
+            for queue in request.queues
+            if len(queue.topic) <= GROUP_TOPIC_CHARACTERS_MAX
+        }
+        locked = self._locks.lock(request.group, request.client_id, list(named), self._clock.elapsed_ns())
+        return reply(command, codes.SUCCESS, body=bodies.encode_locked(named[queue] for queue in locked))
 
     def unlock(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
         request = bodies.decode_lock(command.body)
@@ -226,38 +237,144 @@ class Consumers:
         self._locks.unlock(request.group, request.client_id, queues)
         return reply(command, codes.SUCCESS)
 
+    # -- assignments: a consumer with clientRebalance=false asks which queues to read, and how -----------------------
+    #
+    # Popping, every member reads all queues; pulling, the queues are shared out by the client's strategy. Consumers are
+    # told to pop, unless SET_MESSAGE_REQUEST_MODE has asked for pulls. Retry topics are always pulled.
+
+    def assign_queues(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+        request = bodies.decode_assignment_request(command.body)
+        mode = self._mode(request.group, request.topic)
+        queue_ids: Sequence[int]
+        if request.message_model == "BROADCASTING":
+            mode, queue_ids = PULL, self._all_queues(request.topic)
+        else:
+            queue_ids = [_ANY_QUEUE] if mode == POP else self._share_of_queues(request)
+        assignments = [Assignment(QueueName(request.topic, self._name, queue_id), mode) for queue_id in queue_ids]
+        return reply(command, codes.SUCCESS, body=bodies.encode_assignments(assignments))
+
+    def _mode(self, group: str, topic: str) -> str:
+        if topic.startswith(RETRY_TOPIC_PREFIX):
+            return PULL
+        modes = self._broker.view.group_settings(group).get(_MODES_SETTING, {})
+        return PULL if modes.get(topic) == PULL else POP
+
+    def _all_queues(self, topic: str) -> Sequence[int]:
+        return range(self._creation.promise_topic(topic).read_queue_count)
+
+    def _share_of_queues(self, request: bodies.AssignmentRequest) -> Sequence[int]:
+        strategy = _STRATEGIES.get(request.strategy)
+        if strategy is None:
+            known = ", ".join(_STRATEGIES)
+            raise UsageError(f"strategy {request.strategy[:100]!r} is unknown, expected one of {known}")
+        client_ids = [member.client_id for member in self._members.of(request.group)]
+        return strategy(request.client_id, client_ids, self._all_queues(request.topic))
+
+    def set_mode(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+        request = bodies.decode_mode_request(command.body)
+        if request.topic.startswith(RETRY_TOPIC_PREFIX):
+            raise NoPermission(f"topic {request.topic!r} is always pulled: clients send messages back to it")
+        if request.mode not in (POP, PULL):
+            raise UsageError(f"mode {request.mode[:100]!r}, expected {POP} or {PULL}")
+        self._creation.use_group(request.group)
+        settings = dict(self._broker.view.group_settings(request.group))
+        modes = settings.get(_MODES_SETTING, {}) | {request.topic: request.mode}
+        self._broker.put_group(request.group, settings | {_MODES_SETTING: modes}, self._clock.now_ms())
+        return reply(command, codes.SUCCESS)
+
     # -- send-backs ---------------------------------------------------------------------------------------------
 
     def send_back(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes | None:
-        """A consumer could not do its work: the message comes again later, or, past the limit, is a dead letter."""
-        data = self._broker.look(asked["offset"])
+        """Takes back a message that a consumer could not handle: it comes again later, or is a dead letter."""
+        data = self._broker.read_record(asked["offset"])
         if not data:
             return reply(command, codes.SYSTEM_ERROR, remark=f"there is no message at offset {asked['offset']}")
         record, now_ms = records.decode(data), self._clock.now_ms()
         due = self._broker.due_of(record)
         if due.at_ms > now_ms and not due.level:
-            # Nobody has received it: whoever asks has the offset from its producer. Of a level nobody can say, it may
-            # have meant less when the message was sent.
+            # Nobody has received it: the client has its offset from the producer. A message with a level is let
+            # through, because the level may have meant a shorter delay when the message was sent.
             return reply(command, codes.SYSTEM_ERROR, remark=f"the message at offset {asked['offset']} is not due yet")
-        ticket = self._broker.send([self._again(connection, record, asked)], now_ms)
+        ticket = self._broker.send([self._message_again(connection, record, asked)], now_ms)
         asked_by = command.without_content()
         self._pulse.expect(
             connection, ticket, when_settled(connection, asked_by, lambda _: reply(asked_by, codes.SUCCESS))
         )
         return None
 
-    def _again(self, connection: Connection, record: Record, asked: Mapping[str, Any]) -> Message:
-        """The message as it comes again."""
+    def _message_again(self, connection: Connection, record: Record, asked: Mapping[str, Any]) -> Message:
         group, level = asked["group"], asked["delayLevel"]
         limit = retry_times_max(self._broker, group, asked["maxReconsumeTimes"])
         origin = asked["originMsgId"] or message_id(connection.broker_host, asked["offset"])
         times = record.reconsume_times
         if level < 0 or times >= limit:
-            return returned(record, self._birth.dead_letter_topic(group).name, origin, times + 1)
-        topic = self._birth.retry_topic(group).name
-        return returned(record, topic, origin, times + 1, level or _FIRST_RETRY_LEVEL + times)
+            return retry_message(record, self._creation.use_dead_letter_topic(group).name, origin, times + 1)
+        topic = self._creation.use_retry_topic(group).name
+        return retry_message(record, topic, origin, times + 1, level or _FIRST_RETRY_LEVEL + times)
+
+    # -- definitions --------------------------------------------------------------------------------------------
+
+    def put(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+        settings = bodies.load(command.body, "a group's settings")
+        name = settings.pop("groupName", None)
+        if not isinstance(name, str):
+            raise ProtocolError("a group's settings need the field groupName")
+        # SET_MESSAGE_REQUEST_MODE sets how the group reads its topics, and this request leaves it as it is.
+        modes = self._broker.view.group_settings(name).get(_MODES_SETTING)
+        settings |= {_MODES_SETTING: modes} if modes else {}
+        self._broker.put_group(name, settings, self._clock.now_ms())
+        return reply(command, codes.SUCCESS)
+
+    def delete(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
+        """Deletes a group with its offsets and its retry and dead letter topics."""
+        name = asked["groupName"]
+        if not self._broker.view.has_group(name):
+            raise GroupNotFound(f"group {name!r} does not exist")
+        for topic in (RETRY_TOPIC_PREFIX + name, DLQ_TOPIC_PREFIX + name):
+            if self._broker.view.has_topic(topic):
+                self._topics.remove(topic)
+        self._broker.delete_group(name, self._clock.now_ms())
+        self._offsets.forget_group(name)
+        return reply(command, codes.SUCCESS)
+
+    def list_settings(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+        table = {
+            name: {
+                "groupName": name,
+                "retryMaxTimes": self._broker.settings.retry_times_max,
+                "retryQueueNums": 1,
+                **settings,
+            }
+            for name, settings in self._broker.view.all_group_settings().items()
+        }
+        return reply(command, codes.SUCCESS, body=orjson.dumps({"subscriptionGroupTable": table}))
 
 
-def _may_exist(queue: bodies.QueueName) -> bool:
-    """No topic has a longer name, and what is locked is kept."""
-    return len(queue.topic) <= GROUP_TOPIC_CHARACTERS_MAX
+# -- retries ----------------------------------------------------------------------------------------------------
+
+
+def retry_message(record: Record, topic: str, origin_id: str, times: int, level: int = 0) -> Message:
+    """Returns the message of a record for a retry or dead letter topic: tried `times` times, due by a delay level."""
+    properties = without_delay(record.properties)
+    properties.setdefault(PROPERTY_RETRY_TOPIC, record.topic)
+    properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, origin_id)
+    if level:
+        properties[PROPERTY_DELAY] = str(level)
+    return Message(
+        topic, record.body, encode_properties(properties), 0, record.flag, record.sys_flag, record.born_at_ms,
+        record.born_host, times,
+    )  # fmt: skip
+
+
+def without_delay(properties: bytes) -> dict[str, str]:
+    """Returns properties without those that ask for a delay: a message that is sent on does not wait a second time."""
+    return {name: value for name, value in decode_properties(properties).items() if name not in DELAY_PROPERTIES}
+
+
+def retry_times_max(broker: Broker, group: str, asked: int | None) -> int:
+    """Returns how often a group's message is tried again before it is a dead letter: as its consumer asks, else by the
+    group's settings, else by the broker's.
+    """
+    if asked is None or asked < 0:
+        asked = broker.view.group_settings(group).get("retryMaxTimes")
+    return asked if isinstance(asked, int) and asked >= 0 else broker.settings.retry_times_max

@@ -1,36 +1,55 @@
-"""What is asked about jobs: by people, by whoever imports, by the pipeline that carries them out.
+"""Answers requests about jobs: of people, of imports, and of the pipeline that carries jobs out.
 
-begin, ask, adopt, fail, decide     write to the log, see commands.py
+begin, ask, adopt, fail, decide     write to the log: postdate/broker/jobs.py
 find, list, command                 look
-progress                            is told to whoever looks, and kept in memory alone
+progress                            is shown to people, and kept in memory alone
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
-
-import orjson
+from typing import Any, NamedTuple
 
 from postdate.broker.broker import Broker
-from postdate.broker.jobs import Selected, answered
+from postdate.broker.jobs import require_job
+from postdate.broker.view import Job, TopicInfo
 from postdate.broker.writing import Ticket
 from postdate.clock import Clock
+from postdate.contract import (
+    CANCEL,
+    FAILED,
+    Fields,
+    ImportOrder,
+    JobOrder,
+    JobStatus,
+    OrderPart,
+    Plain,
+    Selection,
+    TableFile,
+    dump,
+    load,
+)
 from postdate.errors import ProtocolError, Refused, UsageError
 from postdate.server.connection import Connection
-from postdate.server.requests.fields import number, text
 from postdate.server.tasks import Tasks
-from postdate.state.jobs import CANCEL, FAILED, Job
-from postdate.state.topics import Topic
-from postdate.wire import bodies, codes
+from postdate.wire import codes
 from postdate.wire.frame import Command, reply
 
+_STEP_MAX = 100  # characters of the sentence about a job's progress
+
 Settled = Callable[[Connection, Ticket], Awaitable[None]]
-Said = Mapping[str, Any]
-_Call = Callable[[Connection, Said], Awaitable[dict[str, Any]]]
+_Call = Callable[[Connection, Fields, Plain], Awaitable[Plain]]
+
+
+class Progress(NamedTuple):
+    """How far a job is."""
+
+    step: str = ""
+    done: int = 0
+    total: int = 0
 
 
 class Jobs:
-    """Of one service. `settled` returns when a ticket is durable and has its answer."""
+    """Answers one request, JOB, by its `call`. `settled` returns when a ticket is durable and has its answer."""
 
     def __init__(self, broker: Broker, clock: Clock, tasks: Tasks, settled: Settled) -> None:
         self._broker = broker
@@ -38,116 +57,110 @@ class Jobs:
         self._tasks = tasks
         self._settled = settled
         self._deciding = asyncio.Lock()
-        self._progress: dict[str, dict[str, Any]] = {}
+        self._progress: dict[str, Progress] = {}
         self._calls: dict[str, _Call] = {
             "begin": self._begin, "ask": self._ask, "adopt": self._adopt, "fail": self._fail, "decide": self._decide,
-            "find": self._find, "list": self._list, "command": self._command, "progress": self._note_progress,
+            "find": self._find, "list": self._list, "command": self._order, "progress": self._note_progress,
         }  # fmt: skip
 
     def answer(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> None:
-        said = bodies.load(command.body, "a question about jobs")
-        call = self._calls.get(text(said, "call"))
+        plain = load(command.body, "a request about jobs")
+        fields = Fields(plain, "a request about jobs")
+        call = self._calls.get(fields.text("call"))
         if call is None:
-            raise ProtocolError(f"call is {said.get('call')!r:.64}, expected one of {', '.join(self._calls)}")
-        asked_by = command.without_content()
-        self._tasks.answer(connection, asked_by, self._answered(connection, asked_by, call, said))
+            raise ProtocolError(f"call is {plain.get('call')!r:.64}, expected one of {', '.join(self._calls)}")
+        request = command.without_content()
 
-    async def _answered(self, connection: Connection, command: Command, call: _Call, said: Said) -> bytes:
-        return reply(command, codes.SUCCESS, body=orjson.dumps(await call(connection, said)))
+        async def answer() -> bytes:
+            return reply(request, codes.SUCCESS, body=dump(await call(connection, fields, plain)))
+
+        self._tasks.answer(connection, request, answer())
 
     # -- asking -------------------------------------------------------------------------------------------------
 
-    async def _begin(self, connection: Connection, said: Said) -> dict[str, Any]:
-        job_id, name = text(said, "id"), text(said, "topic")
-        table = self._broker.fold.far.table
+    async def _begin(self, connection: Connection, fields: Fields, _: Plain) -> Plain:
+        job_id, name = fields.text("id"), fields.text("topic")
+        table = self._broker.view.far.table
         if not table:
             raise Refused("there is no table to import into: no pipeline has registered yet")
-        known = self._broker.fold.jobs.find(job_id)
+        known = self._broker.view.find_job(job_id)
         is_new = known is None or known.state == FAILED
-        job = await self._written(connection, self._broker.commands.begin(job_id, name, self._clock.now_ms()))
-        return {
-            "job": self._told(job), "is_new": is_new, "table": table, "now_ms": self._clock.now_ms(),
-            "delay_ms_max": self._broker.settings.delay_ms_max,
-            "queues": _write_queues(self._broker.fold.topics.get(job.topic)),
-        }  # fmt: skip
+        job = await self._write(connection, self._broker.jobs.begin(job_id, name, self._clock.now_ms()))
+        queues = _write_queues(self._broker.view.topic(job.topic))
+        now_ms, delay_ms_max = self._clock.now_ms(), self._broker.settings.delay_ms_max
+        return ImportOrder(self._status(job), is_new, table, now_ms, delay_ms_max, queues).plain()
 
-    async def _ask(self, connection: Connection, said: Said) -> dict[str, Any]:
-        op, by_ms = text(said, "op") or CANCEL, number(said, "by_ms") if "by_ms" in said else 0
-        job_id, where = text(said, "id"), text(said, "where")
-        ticket = self._broker.commands.ask(job_id, op, where, by_ms, self._clock.now_ms())
-        return self._told(await self._written(connection, ticket))
+    async def _ask(self, connection: Connection, fields: Fields, _: Plain) -> Plain:
+        op, by_ms = fields.text("op") or CANCEL, fields.number("by_ms", 0)
+        job_id, where = fields.text("id"), fields.text("where")
+        ticket = self._broker.jobs.ask(job_id, op, where, by_ms, self._clock.now_ms())
+        return self._status(await self._write(connection, ticket))._asdict()
 
-    async def _adopt(self, connection: Connection, said: Said) -> dict[str, Any]:
-        files = said.get("files")
-        if not isinstance(files, list):
-            raise ProtocolError("an import needs files, a list")
-        job_id, bad = text(said, "id"), number(said, "bad")
-        ticket = self._broker.commands.adopt(job_id, files, bad, self._clock.now_ms())
-        return self._told(await self._written(connection, ticket))
+    async def _adopt(self, connection: Connection, fields: Fields, _: Plain) -> Plain:
+        job_id, files, bad = fields.text("id"), fields.files("files"), fields.number("bad")
+        ticket = self._broker.jobs.adopt(job_id, files, bad, self._clock.now_ms())
+        return self._status(await self._write(connection, ticket))._asdict()
 
-    async def _fail(self, connection: Connection, said: Said) -> dict[str, Any]:
-        job_id, reason = text(said, "id"), text(said, "reason")
-        return self._told(
-            await self._written(connection, self._broker.commands.fail(job_id, reason, self._clock.now_ms()))
-        )
+    async def _fail(self, connection: Connection, fields: Fields, _: Plain) -> Plain:
+        ticket = self._broker.jobs.fail(fields.text("id"), fields.text("reason"), self._clock.now_ms())
+        return self._status(await self._write(connection, ticket))._asdict()
 
-    async def _written(self, connection: Connection, ticket: Ticket) -> Job:
+    async def _write(self, connection: Connection, ticket: Ticket) -> Job:
         await self._settled(connection, ticket)
-        return answered(ticket.answer)
+        return require_job(ticket.answer)
 
     # -- deciding -----------------------------------------------------------------------------------------------
 
-    async def _decide(self, connection: Connection, said: Said) -> dict[str, Any]:
-        """Reading what was selected takes long, so that happens on another thread."""
-        commands, selected = self._broker.commands, _selected(said)
+    async def _decide(self, connection: Connection, _: Fields, plain: Plain) -> Plain:
+        """Decides about what was selected. Reading that takes long, so it happens on another thread."""
+        jobs, selection = self._broker.jobs, Selection.read(plain)
         async with self._deciding:
-            commands.check(selected)
-            parts = await asyncio.to_thread(commands.verified, selected)
-            ticket = commands.decide(selected, parts, self._clock.now_ms())
-            return (await self._written(connection, ticket)).command()
+            jobs.check(selection)
+            parts = await asyncio.to_thread(jobs.verify, selection)
+            ticket = jobs.decide(selection, parts, self._clock.now_ms())
+            return _order_for(await self._write(connection, ticket)).plain()
 
-    async def _command(self, _: Connection, said: Said) -> dict[str, Any]:
-        job = self._broker.fold.jobs.get(number(said, "number"))
+    async def _order(self, _: Connection, fields: Fields, _plain: Plain) -> Plain:
+        number = fields.number("number")
+        job = self._broker.view.job(number)
         if job is None:
-            raise UsageError(f"there is no job of number {said['number']}")
-        return job.command()
+            raise UsageError(f"there is no job of number {number}")
+        return _order_for(job).plain()
 
     # -- looking ------------------------------------------------------------------------------------------------
 
-    async def _find(self, _: Connection, said: Said) -> dict[str, Any]:
-        return self._told(self._broker.commands.find(text(said, "id")))
+    async def _find(self, _: Connection, fields: Fields, _plain: Plain) -> Plain:
+        return self._status(self._broker.jobs.find(fields.text("id")))._asdict()
 
-    async def _list(self, _: Connection, _said: Said) -> dict[str, Any]:
-        return {"now_ms": self._clock.now_ms(), "jobs": [self._told(job) for job in self._broker.fold.jobs.all()]}
+    async def _list(self, _: Connection, _fields: Fields, _plain: Plain) -> Plain:
+        jobs = [self._status(job)._asdict() for job in self._broker.view.jobs()]
+        return {"now_ms": self._clock.now_ms(), "jobs": jobs}
 
-    async def _note_progress(self, _: Connection, said: Said) -> dict[str, Any]:
-        job = self._broker.commands.find(text(said, "id"))
+    async def _note_progress(self, _: Connection, fields: Fields, _plain: Plain) -> Plain:
+        job = self._broker.jobs.find(fields.text("id"))
         if not job.is_over:
-            names = ("done", "total")
-            self._progress[job.id] = {"step": text(said, "step")[:100]} | {name: number(said, name) for name in names}
+            step, done, total = fields.text("step")[:_STEP_MAX], fields.number("done"), fields.number("total")
+            self._progress[job.id] = Progress(step, done, total)
         return {}
 
-    def _told(self, job: Job) -> dict[str, Any]:
+    def _status(self, job: Job) -> JobStatus:
         if job.is_over:
             self._progress.pop(job.id, None)
-        return job.told() | self._progress.get(job.id, {"step": "", "done": 0, "total": 0})
+        progress = self._progress.get(job.id, Progress())
+        return JobStatus(
+            job.id, job.number, job.op, job.state, job.topic, job.where, job.by_ms, job.rows, job.changed, job.late,
+            job.bad, job.at_ms, job.ended_at_ms, job.reason, *progress,
+        )  # fmt: skip
 
 
-def _write_queues(topic: Topic) -> list[list[int]]:
+def _order_for(job: Job) -> JobOrder:
+    files = tuple(TableFile(*file) for file in job.files)
+    parts = tuple(OrderPart(part.name, part.own, tuple(part.late)) for part in job.parts)
+    return JobOrder(
+        job.number, job.id, job.op, job.state, job.where, job.by_ms, job.arrival, job.changed, files, parts
+    )  # fmt: skip
+
+
+def _write_queues(topic: TopicInfo) -> tuple[tuple[int, int], ...]:
     """The queues that messages may be sent to: id in the topic, and number."""
-    return [[queue_id, topic.numbers[queue_id]] for queue_id in range(topic.write_queue_count)]
-
-
-def _selected(said: Said) -> Selected:
-    parts = said.get("parts")
-    if not isinstance(parts, list) or not all(_is_part(part) for part in parts):
-        raise ProtocolError("a decision needs parts, a list of names and arrivals")
-    files = said.get("files", [])
-    if not isinstance(files, list):
-        raise ProtocolError("the files of a decision are no list")
-    named = tuple((name, own) for name, own in parts)
-    return Selected(number(said, "epoch"), number(said, "number"), named, tuple(files))
-
-
-def _is_part(part: object) -> bool:
-    return isinstance(part, list) and len(part) == 2 and isinstance(part[0], str) and type(part[1]) is int
+    return tuple((queue_id, topic.numbers[queue_id]) for queue_id in range(topic.write_queue_count))

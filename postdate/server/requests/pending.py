@@ -1,8 +1,7 @@
-"""What waits, by topic and by time, and what is due in the time ahead: in the wheel, in the far queue, and in the
-pipeline's table.
+"""Counts of waiting messages: by topic and by time, and how many are due in the time ahead.
 
-Broker and pipeline go on meanwhile. A stage moves messages from one place to the next, so where one has come in between
-all is counted again.
+They wait in the wheel, in the far queue and in the pipeline's table. Broker and pipeline go on while they are counted.
+A stage moves messages from one of these to the next, so all are counted again where one came in between.
 """
 
 import asyncio
@@ -13,27 +12,26 @@ import numpy as np
 import orjson
 
 from postdate.broker.broker import Broker
+from postdate.broker.view import Waiting
 from postdate.clock import Clock
 from postdate.counts import NOTHING, UNITS_MS, Counts, Seconds
 from postdate.errors import ProtocolError
 from postdate.server.connection import Connection
 from postdate.server.sessions.table import Table
 from postdate.server.tasks import Tasks
-from postdate.state.topics import GONE
-from postdate.state.wheel import Waiting
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
 
 T = TypeVar("T")
 
-_ROWS_MAX = 10_000  # of an answer about what waits
-_SECONDS_MAX = 31 * 86_400  # of a look ahead
+_ROWS_MAX = 10_000  # of an answer
+_SECONDS_MAX = 31 * 86_400  # of a forecast
 _COUNT_ROWS = 16_384  # counted in one go: about a millisecond
 _TRIES = 5
 
 
 class _Queues(NamedTuple):
-    """The topics that are counted, and by queue number which of them it belongs to; -1 is not counted."""
+    """The topics to count, and for each queue number the index of its topic, or -1 if it does not count."""
 
     names: list[str]
     codes: np.ndarray
@@ -52,7 +50,7 @@ class _Ahead(NamedTuple):
 
 
 class Pending:
-    """Of one service. Counted step by step, so that nothing that is due waits for it."""
+    """Answers how many messages wait. It counts step by step, so that firing does not wait for it."""
 
     def __init__(self, broker: Broker, clock: Clock, table: Table, tasks: Tasks) -> None:
         self._broker = broker
@@ -60,9 +58,9 @@ class Pending:
         self._table = table
         self._tasks = tasks
 
-    def pending(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+    def count(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         self._check(asked)
-        self._tasks.answer(connection, command, self._pending(command, asked))
+        self._tasks.answer(connection, command, self._count(command, asked))
 
     def forecast(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         self._check(asked)
@@ -75,22 +73,23 @@ class Pending:
         if asked["unit"] not in UNITS_MS:
             raise ProtocolError(f"unit {asked['unit']!r}, expected one of {', '.join(UNITS_MS)}")
         if asked["topic"]:
-            self._broker.fold.topics.get(asked["topic"])
+            self._broker.view.topic(asked["topic"])
 
     # -- what waits ---------------------------------------------------------------------------------------------
 
-    async def _pending(self, command: Command, asked: Mapping[str, Any]) -> bytes:
+    async def _count(self, command: Command, asked: Mapping[str, Any]) -> bytes:
         by = {"unit_ms": UNITS_MS[asked["unit"]], "limit": max(1, min(asked["limit"], _ROWS_MAX))}
 
-        async def once() -> _Counted:
+        async def count_once() -> _Counted:
             queues = self._queues(asked["topic"])
             table, near, far = (Counts(**by) for _ in range(3))
             unread = await self._count_table(queues, by, lambda body: table.merge(Counts.of(orjson.loads(body), **by)))
-            await _count(self._broker.fold.wheel.waiting(), queues, near)
-            await _count(self._broker.fold.waiting_far(), queues, far)
+            await _count_rows(self._broker.view.waiting_near(), queues, near)
+            await _count_rows(self._broker.view.waiting_far(), queues, far)
             return _Counted(near, far, table, unread)
 
-        return reply(command, codes.SUCCESS, body=orjson.dumps(_told(await self._steadily(once), asked["unit"])))
+        counted = await self._count_steadily(count_once)
+        return reply(command, codes.SUCCESS, body=orjson.dumps(_body_of(counted, asked["unit"])))
 
     # -- what is ahead ------------------------------------------------------------------------------------------
 
@@ -99,48 +98,47 @@ class Pending:
         from_ms = self._clock.now_ms() // unit_ms * unit_ms
         by = {"from_ms": from_ms, "seconds": asked["bars"] * unit_ms // 1_000}
 
-        async def once() -> _Ahead:
+        async def count_once() -> _Ahead:
             queues = self._queues(asked["topic"])
             seconds = Seconds(by["from_ms"], by["seconds"])
             unread = await self._count_table(queues, by, seconds.merge)
-            await _count(self._broker.fold.wheel.waiting(), queues, seconds)
-            await _count(self._broker.fold.waiting_far(), queues, seconds)
+            await _count_rows(self._broker.view.waiting_near(), queues, seconds)
+            await _count_rows(self._broker.view.waiting_far(), queues, seconds)
             return _Ahead(seconds, unread)
 
-        ahead = await self._steadily(once)
+        ahead = await self._count_steadily(count_once)
         bars = [bar._asdict() for bar in ahead.seconds.bars(unit_ms // 1_000)]
-        told = {"unit": asked["unit"], "topic": asked["topic"], "unread": ahead.unread, "bars": bars}
-        return reply(command, codes.SUCCESS, body=orjson.dumps(told))
+        body = {"unit": asked["unit"], "topic": asked["topic"], "unread": ahead.unread, "bars": bars}
+        return reply(command, codes.SUCCESS, body=orjson.dumps(body))
 
     # -- counting -----------------------------------------------------------------------------------------------
 
-    async def _steadily(self, once: Callable[[], Awaitable[T]]) -> T:
-        """Counts until no stage has come in between, or often enough."""
-        far = self._broker.fold.far
+    async def _count_steadily(self, count_once: Callable[[], Awaitable[T]]) -> T:
+        """Counts until no stage came in between, at most _TRIES times."""
         for _ in range(_TRIES):
-            place = (far.taken, far.horizon_at_ms)
-            counted = await once()
-            if (far.taken, far.horizon_at_ms) == place:
+            far = self._broker.view.far
+            counted = await count_once()
+            if self._broker.view.far[:3] == far[:3]:  # epoch, taken and horizon
                 break
         return counted
 
     def _queues(self, topic: str) -> _Queues:
-        topics = self._broker.fold.topics
-        names = [topic] if topic else sorted({name for name, _ in topics.places})
+        by_queue = self._broker.view.topics_by_queue()
+        names = [topic] if topic else sorted(set(by_queue))
         number_of = {name: number for number, name in enumerate(names)}
-        codes_of = np.array([number_of.get(name, -1) for name, _ in topics.places], np.int64)
-        codes_of[topics.target_array == GONE] = -1
+        codes_of = np.array([number_of.get(name, -1) for name in by_queue], np.int64)
+        codes_of[self._broker.view.deleted_queues()] = -1
         return _Queues(names, codes_of)
 
     async def _count_table(self, queues: _Queues, by: Mapping[str, int], merge: Callable[[bytes], None]) -> str:
-        """Asks for what the table holds, and merges the answer; says why where that was not possible."""
-        far = self._broker.fold.far
+        """Asks for the counts of the table and merges them; returns why where that is not possible."""
+        far = self._broker.view.far
         if not far.in_table:
             return ""
         wish = {
-            **by, "horizon": far.horizon_at_ms, "before": far.arrival_of(far.taken), "names": queues.names,
+            **by, "horizon": far.horizon_at_ms, "before": far.arrival_of_taken, "names": queues.names,
             "codes": queues.codes.tolist(), "cancels": self._cancels(queues),
-            "untaken_jobs": [job.number for job in self._broker.fold.jobs.all() if job.far >= far.taken],
+            "untaken_jobs": [job.number for job in self._broker.view.jobs() if job.far >= far.taken],
         }  # fmt: skip
         answer = await self._table.count(orjson.dumps(wish))
         if isinstance(answer, str):
@@ -154,11 +152,11 @@ class Pending:
         return ""
 
     def _cancels(self, queues: _Queues) -> list[tuple[int, ...]]:
-        """Those that the table does not have yet, and that may be for one of its rows."""
-        fold = self._broker.fold
+        """Returns the cancels that the table does not have yet, and that may be for one of its rows."""
+        view = self._broker.view
         number_of = {name: number for number, name in enumerate(queues.names)}
         found: list[tuple[int, ...]] = []
-        for tombstone in fold.tombstones.between(fold.far.horizon_at_ms + 1, 1 << 62):
+        for tombstone in view.tombstones_after(view.far.horizon_at_ms):
             signed = int(np.uint64(tombstone.key_hash).view(np.int64))
             hashes = (signed, 0) if tombstone.by == "unique" else (0, signed)
             place = (tombstone.due, tombstone.arrival, number_of.get(tombstone.topic, -1))
@@ -166,7 +164,7 @@ class Pending:
         return found
 
 
-async def _count(pieces: Iterable[Waiting], queues: _Queues, counts: Counts | Seconds) -> None:
+async def _count_rows(pieces: Iterable[Waiting], queues: _Queues, counts: Counts | Seconds) -> None:
     for piece in pieces:
         for start in range(0, len(piece.due), _COUNT_ROWS):
             part = slice(start, start + _COUNT_ROWS)
@@ -176,8 +174,8 @@ async def _count(pieces: Iterable[Waiting], queues: _Queues, counts: Counts | Se
             await asyncio.sleep(0)
 
 
-def _told(counted: _Counted, unit: str) -> dict[str, Any]:
-    """As the answer has it. `near`, `far` and `table` are messages."""
+def _body_of(counted: _Counted, unit: str) -> dict[str, Any]:
+    """Returns the body of an answer. `near`, `far` and `table` are numbers of messages."""
     tiers = {"near": counted.near, "far": counted.far, "table": counted.table}
     topics = [
         {"topic": name}

@@ -1,11 +1,11 @@
-"""Pops: consumers that take messages without owning a queue, and acknowledge each.
+"""Pops: consumers take messages without owning a queue, and acknowledge each.
 
-    POP_MESSAGE                       gives messages for a while; waits for some, as a pull does
-    ACK_MESSAGE, BATCH_ACK_MESSAGE    done with them
-    CHANGE_MESSAGE_INVISIBLETIME      needs more time, or wants it again later
+    POP_MESSAGE                       leases messages for a while; waits for some, as a pull does
+    ACK_MESSAGE, BATCH_ACK_MESSAGE    end the leases of messages that are done
+    CHANGE_MESSAGE_INVISIBLETIME      changes when a lease ends: more time, or again later
 
-A message keeps its place: a client finds what it is given again in the same queue at the same offset, with the number
-of times it was given before. RocketMQ copies it to a retry topic instead. Handles have RocketMQ's form.
+A message whose lease ends comes again in the same queue at the same offset, with the number of times it was given
+before. RocketMQ copies it to a retry topic instead. Handles have RocketMQ's form.
 """
 
 import asyncio
@@ -14,22 +14,19 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from postdate.broker.broker import Broker
-from postdate.broker.handout import PopAsk
-from postdate.broker.leasing import Given, Handle, Popped
-from postdate.broker.writing import Ticket
+from postdate.broker.leasing import LeaseHandle, Popped, PoppedMessage, PopRequest
+from postdate.broker.view import Key, TopicInfo
+from postdate.broker.writing import Changes, Ticket
 from postdate.clock import Clock
 from postdate.errors import DiskFull, FlowControl, LogFailed, PopsFull, PostdateError, UsageError
 from postdate.message import Message, check_group
 from postdate.server.answers import refusal, when_settled
 from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
-from postdate.server.requests.auto_creation import Birth
-from postdate.server.requests.pull import Pulls, check_expression, hashes_of
-from postdate.server.requests.retries import returned
-from postdate.server.requests.send import retry_times_max
+from postdate.server.requests.group import retry_message, retry_times_max
+from postdate.server.requests.pull import Pulls, check_expression, tag_hashes_of
+from postdate.server.requests.topic import AutoCreation
 from postdate.server.sessions.meter import Meter
-from postdate.state.leases import Key
-from postdate.state.topics import Topic
 from postdate.storage import record as records
 from postdate.storage.record import Record
 from postdate.wire import bodies, codes
@@ -37,7 +34,7 @@ from postdate.wire.frame import Command, reply
 from postdate.wire.ids import message_id
 
 _POLL_MS_MAX = 60_000
-_BURIED_AT_ONCE = 64  # dead letters of one look: their bodies are copied
+_BURIED_AT_ONCE = 64  # dead letters of one step: their bodies are copied
 _IN_ORDER_QUEUE = 999  # RocketMQ's mark of handles that were given in order
 
 
@@ -46,7 +43,7 @@ class _Held:
 
     __slots__ = ("ask", "command", "connection", "timer")
 
-    def __init__(self, connection: Connection, command: Command, ask: PopAsk) -> None:
+    def __init__(self, connection: Connection, command: Command, ask: PopRequest) -> None:
         self.connection = connection
         self.command = command
         self.ask = ask
@@ -58,7 +55,7 @@ class _Ack(NamedTuple):
 
     connection: Connection
     command: Command
-    handle: Handle
+    handle: LeaseHandle
 
 
 class _Place(NamedTuple):
@@ -69,25 +66,27 @@ class _Place(NamedTuple):
 
 
 class Pops:
-    """Serves one broker; holds the pops that wait, first come first served."""
+    """Answers pops and acknowledgements; holds the pops that wait, first come first served."""
 
-    def __init__(self, broker: Broker, clock: Clock, pulse: Pulse, pulls: Pulls, birth: Birth, meter: Meter) -> None:
+    def __init__(
+        self, broker: Broker, clock: Clock, pulse: Pulse, pulls: Pulls, creation: AutoCreation, meter: Meter
+    ) -> None:
         self._broker = broker
         self._clock = clock
         self._pulse = pulse
         self._pulls = pulls
-        self._birth = birth
+        self._creation = creation
         self._meter = meter
         self._loop = asyncio.get_running_loop()
         self._held: dict[_Place, dict[_Held, None]] = {}
         self._held_of: dict[Connection, dict[_Held, None]] = {}
-        self._acks: dict[str, list[_Ack]] = {}  # of this read, by group
-        self._turn = 0  # where the next pop of any queue begins to look
+        self._acks: dict[str, list[_Ack]] = {}  # by group: those of this read
+        self._turn = 0  # which queue the next pop of any queue tries first
 
     # -- popping ------------------------------------------------------------------------------------------------
 
     def pop(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes | None:
-        self.write()  # what came before it, comes before it
+        self.write()  # keeps the order of the requests
         ask, command = self._ask(connection, asked), command.without_content()
         try:
             if self._give(connection, command, ask):
@@ -102,12 +101,12 @@ class Pops:
         self._hold(connection, command, ask, min(asked["pollTime"], _POLL_MS_MAX))
         return None
 
-    def _ask(self, connection: Connection, asked: Mapping[str, Any]) -> PopAsk:
-        group, topic = asked["consumerGroup"], self._pulls.topic(asked["consumerGroup"], asked["topic"])
-        check_expression(asked["exp"] or "", self._broker.settings.expression_characters_max)
+    def _ask(self, connection: Connection, asked: Mapping[str, Any]) -> PopRequest:
+        group, topic = asked["consumerGroup"], self._pulls.readable_topic(asked["consumerGroup"], asked["topic"])
+        check_expression(asked["exp"] or "", self._broker.limits.expression_characters_max)
         if asked["maxMsgNums"] < 1:
             raise UsageError(f"maxMsgNums is {asked['maxMsgNums']}, expected at least 1")
-        return PopAsk(
+        return PopRequest(
             group,
             topic.name,
             self._queue_ids(topic, asked["queueId"]),
@@ -115,54 +114,54 @@ class Pops:
             self._broker.settings.pull_bytes_max,
             asked["invisibleTime"],
             retry_times_max(self._broker, group, None),
-            hashes_of(asked["exp"] or "", asked["expType"] or "TAG"),
+            tag_hashes_of(asked["exp"] or "", asked["expType"] or "TAG"),
             from_end=asked["initMode"] == codes.POP_FROM_END,
             in_order=asked["order"],
             store_host=connection.broker_host,
         )
 
-    def _queue_ids(self, topic: Topic, queue_id: int) -> list[int]:
-        """The queues to look at. Of any queue: each pop begins one further, so that none starves."""
+    def _queue_ids(self, topic: TopicInfo, queue_id: int) -> list[int]:
+        """Returns the queues to try. A pop of any queue starts one further than the last, so that no queue starves."""
         if queue_id >= 0:
             return [queue_id]
         count = topic.read_queue_count
         self._turn += 1
         return [(self._turn + index) % count for index in range(count)]
 
-    def _give(self, connection: Connection, command: Command, ask: PopAsk) -> bool:
-        """Begins to give what there is; returns whether there is something. The answer follows when it is durable."""
+    def _give(self, connection: Connection, command: Command, ask: PopRequest) -> bool:
+        """Leases what there is; returns whether there is something. The answer follows when the lease is durable."""
         ticket = self._broker.leases.pop(ask, self._clock.now_ms())
         if ticket is None:
             return False
         self._pulse.expect(connection, ticket, lambda ticket: self._answer(connection, command, ask, ticket))
         return True
 
-    def _answer(self, connection: Connection, command: Command, ask: PopAsk, ticket: Ticket) -> None:
+    def _answer(self, connection: Connection, command: Command, ask: PopRequest, ticket: Ticket) -> None:
         if ticket.error is not None:
             connection.write(refusal(command, ticket.error))
             return
         popped: Popped = ticket.answer
-        if not popped.messages:  # what came back had no record any more, or the topic is gone
+        if not popped.messages:  # the records of returned messages are gone, or the topic is
             connection.write(_nothing(command, codes.PULL_NOT_FOUND, ask, popped.popped_at_ms))
             return
         self._meter.pulled(ask.topic, ask.group, len(popped.messages))
         fields = _fields(ask, popped.popped_at_ms, self._rest_count(ask)) | _places(popped.messages, ask.in_order)
         connection.write(reply(command, codes.SUCCESS, fields, body=popped.body))
 
-    def _rest_count(self, ask: PopAsk) -> int:
-        """Messages that the group was not given yet. The topic may be gone by now."""
-        topic = self._broker.fold.topics.by_name.get(ask.topic)
-        if topic is None:
+    def _rest_count(self, ask: PopRequest) -> int:
+        """Returns how many messages the group has not been given yet. The topic may be gone by now."""
+        view = self._broker.view
+        if not view.has_topic(ask.topic):
             return 0
         count = 0
         for queue_id in ask.queue_ids:
-            queue = self._broker.fold.queues[topic.numbers[queue_id]]
-            count += queue.length - (self._broker.fold.groups.offset(ask.group, ask.topic, queue_id) or queue.first)
+            low, high = view.offsets(ask.topic, queue_id)
+            count += high - (view.committed_offset(ask.group, ask.topic, queue_id) or low)
         return count
 
     # -- held pops ----------------------------------------------------------------------------------------------
 
-    def _hold(self, connection: Connection, command: Command, ask: PopAsk, poll_ms: int) -> None:
+    def _hold(self, connection: Connection, command: Command, ask: PopRequest, poll_ms: int) -> None:
         held = _Held(connection, command, ask)
         self._held.setdefault(_Place(ask.group, ask.topic), {})[held] = None
         self._held_of.setdefault(connection, {})[held] = None
@@ -180,58 +179,58 @@ class Pops:
         self._release(held)
         held.connection.write(_nothing(held.command, codes.POLLING_TIMEOUT, held.ask, self._clock.now_ms()))
 
-    def wake(self, grown: set[int]) -> None:
-        """Queues have grown, or leases have ended: gives to those that waited for it. Called before a look at what is
-        to be flushed.
+    def wake(self, changes: Changes) -> None:
+        """Serves the pops that wait for queues that have grown or leases that have ended. The pulse calls it before it
+        decides whether to flush.
         """
-        places = self._broker.fold.topics.places
-        freed = self._broker.fold.pops.freed
-        topics = {places[number][0] for number in grown}
-        back = {_Place(group, places[number][0]) for group, number in freed}
-        freed.clear()
+        topic_of = self._broker.view.topic_of_queue
+        topics = {topic_of(number) for number in changes.grown_queues}
+        back = {_Place(group, topic_of(number)) for group, number in changes.ready_again}
         for place in [place for place in self._held if place.topic in topics or place in back]:
-            self._serve(place)
-        if self._broker.fold.pops.spent:
+            self._serve_place(place)
+        if self._broker.view.has_spent_leases:
             self._bury()
 
-    def _serve(self, place: _Place) -> None:
+    def serve(self, group: str, topic: str) -> None:
+        """Serves the pops of a group that an operator has moved."""
+        self._serve_place(_Place(group, topic))
+
+    def _serve_place(self, place: _Place) -> None:
         for held in list(self._held.get(place, ())):
             try:
                 if held.connection.is_paused:
-                    continue  # it does not read what it has asked for already
+                    continue  # it has not read its last answers yet
                 if not self._give(held.connection, held.command, held.ask):
-                    return  # nor is there anything for those behind it
+                    return  # nor is there anything for the pops after it
             except FlowControl:
                 return
             except (PostdateError, OSError) as error:
                 held.connection.write(refusal(held.command, error))
             self._release(held)
 
-    def moved(self, group: str, topic: str) -> None:
-        """An operator has moved a group: pops that wait are given what it finds there."""
-        self._serve(_Place(group, topic))
-
     def drop(self, connection: Connection) -> None:
-        """The connection is gone."""
+        """Forgets the pops of a connection that has ended."""
         for held in list(self._held_of.get(connection, ())):
             self._release(held)
 
     def release_all(self) -> None:
-        """The server stops: every consumer is told to ask again."""
+        """Ends all pops, because the server stops."""
         for held in [held for pops in self._held_of.values() for held in pops]:
             self._give_up(held)
 
     # -- acknowledging ------------------------------------------------------------------------------------------
 
     def acknowledge(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
-        """Clients acknowledge one by one and send many in one go: those of a read are written as one record."""
+        """Takes in an acknowledgement for the next `write`. Clients send many one by one in one go: those of a read are
+        written as one record.
+        """
         handle = _handle(asked)
-        self._broker.offsets(handle.topic, handle.queue_id)  # raises for a queue that is not there
+        self._broker.offsets(handle.topic, handle.queue_id)  # raises for a queue that does not exist
         check_group(asked["consumerGroup"])
         self._acks.setdefault(asked["consumerGroup"], []).append(_Ack(connection, command.without_content(), handle))
 
     def write(self) -> None:
-        """Writes the acknowledgements that were taken in."""
+        """Writes the acknowledgements collected since the last write."""
         if not self._acks:
             return
         acks_of, self._acks = self._acks, {}
@@ -245,10 +244,10 @@ class Pops:
                 self._pulse.expect(acks[0].connection, ticket, partial(_answer_acks, acks), len(acks))
 
     def acknowledge_batch(self, connection: Connection, command: Command, _: Mapping[str, Any]) -> None:
-        """Several groups may stand in one request; all are written, the last one is answered for."""
-        by_group: dict[str, list[Handle]] = {}
-        for ack in bodies.decode_batch_ack(command.body, self._broker.settings.batch_messages_max):
-            handles = [Handle(ack.topic, ack.queue_id, offset, ack.popped_at_ms) for offset in ack.offsets]
+        """Acknowledges messages of several groups. The answer comes with the last group, which is durable last."""
+        by_group: dict[str, list[LeaseHandle]] = {}
+        for ack in bodies.decode_batch_ack(command.body, self._broker.limits.batch_messages_max):
+            handles = [LeaseHandle(ack.topic, ack.queue_id, offset, ack.popped_at_ms) for offset in ack.offsets]
             by_group.setdefault(ack.group, []).extend(handles)
         if not by_group:
             raise UsageError("a batch of acknowledgements names no message")
@@ -259,7 +258,7 @@ class Pops:
         answer = when_settled(connection, asked_by, lambda _: reply(asked_by, codes.SUCCESS))
         self._pulse.expect(connection, tickets[-1], answer)
 
-    def change(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+    def change_invisible_time(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         self.write()
         handle, now_ms, command = _handle(asked), self._clock.now_ms(), command.without_content()
         invisible_ms = asked["invisibleTime"]
@@ -272,39 +271,39 @@ class Pops:
     # -- dead letters -------------------------------------------------------------------------------------------
 
     def _bury(self) -> None:
-        """Moves messages that were given as often as they may be to the dead letter queue of their group."""
+        """Moves messages that were given as often as allowed to the dead letter queue of their group."""
         try:
-            for key, record in self._broker.leases.spent(_BURIED_AT_ONCE):
+            for key, record in self._broker.leases.spent_messages(_BURIED_AT_ONCE):
                 self._bury_one(key, record)
         except (DiskFull, LogFailed):
-            return  # said already by whoever fires; the next look comes with the next flush or tick
+            return  # the pulse has logged it; the next flush or tick tries again
 
     def _bury_one(self, key: Key, data: bytes) -> None:
         letter = self._dead_letter(key, records.decode(data)) if data else None
         self._broker.leases.bury(key, letter, self._clock.now_ms())
 
     def _dead_letter(self, key: Key, record: Record) -> Message:
-        lease = self._broker.fold.pops.leases[key]
-        topic = self._birth.dead_letter_topic(key[0]).name
+        lease = self._broker.view.lease(key)
+        topic = self._creation.use_dead_letter_topic(key[0]).name
         origin = message_id(record.store_host, lease.place)
-        return returned(record, topic, origin, record.reconsume_times + lease.times + 1)
+        return retry_message(record, topic, origin, record.reconsume_times + lease.times + 1)
 
     def tick(self) -> None:
-        """From time to time: what could not be buried for want of room is tried again."""
-        if self._broker.fold.pops.spent:
+        """Buries dead letters that did not fit on the disk before. Called from time to time."""
+        if self._broker.view.has_spent_leases:
             self._bury()
             self._pulse.nudge()
 
 
-def _handle(asked: Mapping[str, Any]) -> Handle:
-    """Which lease a request means. The handle says when the message was popped; RocketMQ's has eight words."""
+def _handle(asked: Mapping[str, Any]) -> LeaseHandle:
+    """Returns the lease that a request names. The handle, eight words in RocketMQ, says when the message was popped."""
     words = asked["extraInfo"].split(" ")
     if len(words) < 7 or not words[1].isdecimal() or len(words[1]) > 18:
         raise UsageError(f"extraInfo {asked['extraInfo'][:200]!r} is no handle of a popped message")
-    return Handle(asked["topic"], asked["queueId"], asked["offset"], int(words[1]))
+    return LeaseHandle(asked["topic"], asked["queueId"], asked["offset"], int(words[1]))
 
 
-_STALE = "the handle is not good any more: the message is acknowledged, or was given again"
+_STALE = "the handle is no longer valid: the message is acknowledged, or was given again"
 
 
 def _answer_acks(acks: list[_Ack], ticket: Ticket) -> None:
@@ -327,21 +326,21 @@ def _changed(command: Command, fields: Mapping[str, Any], good: bool) -> bytes:
     return reply(command, codes.SUCCESS, fields) if good else reply(command, codes.NO_MESSAGE, fields, remark=_STALE)
 
 
-def _fields(ask: PopAsk, popped_at_ms: int, rest_count: int) -> dict[str, Any]:
+def _fields(ask: PopRequest, popped_at_ms: int, rest_count: int) -> dict[str, Any]:
     mark = _IN_ORDER_QUEUE if ask.in_order else 0
     return {
         "popTime": popped_at_ms, "invisibleTime": ask.invisible_ms, "reviveQid": mark, "restNum": rest_count,
     }  # fmt: skip
 
 
-def _nothing(command: Command, code: int, ask: PopAsk, now_ms: int, remark: str = "") -> bytes:
-    """An answer without messages. It has the fields all the same: the Java client insists on them."""
+def _nothing(command: Command, code: int, ask: PopRequest, now_ms: int, remark: str = "") -> bytes:
+    """Returns an answer without messages. It has the fields all the same: the Java client insists on them."""
     return reply(command, code, _fields(ask, now_ms, 0), remark=remark)
 
 
-def _places(messages: list[Given], in_order: bool) -> dict[str, str]:
-    """Where the messages stand, in the order of the records: per queue the first offset, then all of them."""
-    by_queue: dict[int, list[Given]] = {}
+def _places(messages: list[PoppedMessage], in_order: bool) -> dict[str, str]:
+    """Returns the places of messages in the order of their records: of each queue the first offset, and all of them."""
+    by_queue: dict[int, list[PoppedMessage]] = {}
     for message in messages:
         by_queue.setdefault(message.queue_id, []).append(message)
     places = {

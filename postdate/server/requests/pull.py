@@ -1,29 +1,27 @@
 """Pulls: read what is visible, or wait for it.
 
-A pull that finds nothing new and may wait is held; it is answered when something arrives or fires that it wants, or
-when its time is over. Messages that its filter leaves out do not wake the consumer: the held pull moves over them.
+A pull that finds nothing new and may wait is held. It is answered when a message that it wants becomes visible, or when
+its time is over. Messages that its filter leaves out do not wake the consumer: the held pull skips them.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from postdate.broker.broker import Broker
-from postdate.broker.view import Pulled, PullStatus
+from postdate.broker.view import PERM_READ, Pulled, PullStatus, TopicInfo
 from postdate.errors import FlowControl, NoPermission, PostdateError, ProtocolError, SubscriptionMissing, UsageError
 from postdate.message import INT64_MAX, RETRY_TOPIC_PREFIX, tag_hash
 from postdate.server.answers import refusal
 from postdate.server.connection import Connection
-from postdate.server.requests.auto_creation import Birth
-from postdate.server.sessions.members import Members
-from postdate.server.sessions.meter import Meter
-from postdate.server.sessions.offsets import Offsets, Place
-from postdate.state.topics import PERM_READ, Topic
+from postdate.server.requests.topic import AutoCreation
+from postdate.server.sessions import Sessions
+from postdate.server.sessions.offsets import Place
 from postdate.wire import codes
 from postdate.wire.bodies import parse_subscription
-from postdate.wire.frame import JSON, Command, framed, plain_text, reply, shown
-from postdate.wire.schema import REQUESTS, values
+from postdate.wire.frame import JSON, Command, encode_frame, plain_text, reply, show_value
+from postdate.wire.requests import REQUESTS
 
 _CODES = {
     PullStatus.FOUND: codes.SUCCESS,
@@ -31,12 +29,12 @@ _CODES = {
     PullStatus.NO_MATCH: codes.PULL_RETRY_IMMEDIATELY,
     PullStatus.ILLEGAL_OFFSET: codes.PULL_OFFSET_MOVED,
 }
-_REACHED_MAX = 100_000  # it is only to be looked at: where it would become more, it begins anew
+_REACHED_MAX = 100_000  # only operators look at it: beyond this it is cleared
 _SUSPEND_MS_MAX = 60_000  # clients give up on an answer after 30 s
 
 
 class _Ask(NamedTuple):
-    """What a pull asks for."""
+    """The fields of a pull."""
 
     group: str
     topic: str
@@ -70,31 +68,29 @@ _Key = TypeVar("_Key", int, Connection)
 
 
 class Pulls:
-    """Answers pulls of one broker; holds those that wait, by the number of their queue."""
+    """Answers pulls; holds those that wait, by the number of their queue."""
 
-    def __init__(
-        self, broker: Broker, offsets: Offsets, members: Members[Connection], birth: Birth, meter: Meter
-    ) -> None:
+    def __init__(self, broker: Broker, sessions: Sessions, creation: AutoCreation) -> None:
         self._broker = broker
-        self._meter = meter
-        self._offsets = offsets
-        self._members = members
-        self._birth = birth
+        self._meter = sessions.meter
+        self._offsets = sessions.offsets
+        self._members = sessions.members
+        self._creation = creation
         self._loop = asyncio.get_running_loop()
         self._held: dict[int, set[_Held]] = {}
         self._held_of: dict[Connection, set[_Held]] = {}
-        self.held_count = 0  # pops that wait, too (pops.py)
-        self._reached: dict[tuple[str, str, int], int] = {}
+        self.held_count = 0  # of pops too (pop.py)
+        self._reached: dict[tuple[str, str, int], int] = {}  # by group, topic and queue id
 
     def pull(self, connection: Connection, command: Command) -> bytes | None:
-        """The answer; None where the pull is held. Raises what a client may have done wrong."""
+        """Returns the answer; None where the pull is held. Raises PostdateError for the client's mistakes."""
         ask = _ask(command)
-        self.topic(ask.group, ask.topic)
+        self.readable_topic(ask.group, ask.topic)
         tag_hashes = self._tag_hashes(connection, command, ask)
         target = self._offsets.take_move(ask.group, ask.topic, ask.queue_id)
         if target is not None and target != ask.offset:
             return _answer(command, self._moved(ask, target))
-        pulled = self._pulled(connection, ask, ask.offset, tag_hashes)
+        pulled = self._read(connection, ask, ask.offset, tag_hashes)
         if ask.sys_flag & codes.PULL_COMMIT_OFFSET and ask.commit_offset >= 0:
             self._offsets.note(ask.group, ask.topic, ask.queue_id, ask.commit_offset)
         if pulled.status is PullStatus.NO_NEW and _wants_to_wait(ask) and not command.is_oneway:
@@ -103,18 +99,18 @@ class Pulls:
         return _answer(command, pulled)
 
     def _moved(self, ask: _Ask, target: int) -> Pulled:
-        """What a member is told whose group an operator has moved."""
+        """Returns the answer to a member whose group an operator has moved."""
         low, high = self._broker.offsets(ask.topic, ask.queue_id)
         return Pulled(PullStatus.ILLEGAL_OFFSET, target, low, high)
 
-    def topic(self, group: str, name: str) -> Topic:
-        """A topic that a group reads. Raises TopicNotFound, GroupNotFound, NoPermission."""
+    def readable_topic(self, group: str, name: str) -> TopicInfo:
+        """Returns a topic that a group may read. Raises TopicNotFound, GroupNotFound, NoPermission."""
         if name == RETRY_TOPIC_PREFIX + group:
-            topic = self._birth.retry_topic(group)
+            topic: TopicInfo = self._creation.use_retry_topic(group)
         else:
-            topic = self._broker.fold.topics.get(name)
-        if group not in self._broker.fold.groups:
-            self._birth.group(group)
+            topic = self._broker.view.topic(name)
+        if not self._broker.view.has_group(group):
+            self._creation.use_group(group)
         if not topic.perm & PERM_READ:
             raise NoPermission(f"topic {name!r} may not be read: its perm is {topic.perm}")
         return topic
@@ -126,14 +122,14 @@ class Pulls:
                 expression, kind = plain_text(get("subscription") or ""), plain_text(get("expressionType") or "TAG")
             except ValueError as error:
                 raise ProtocolError(f"subscription or expressionType of a pull: {error}") from error
-            check_expression(expression, self._broker.settings.expression_characters_max)
-            return hashes_of(expression, kind)
+            check_expression(expression, self._broker.limits.expression_characters_max)
+            return tag_hashes_of(expression, kind)
         subscription = self._members.subscription(ask.group, ask.topic, connection)
         if subscription is None:
             raise SubscriptionMissing(f"group {ask.group!r} has no subscription to topic {ask.topic!r}")
-        return hashes_of(subscription.expression, subscription.kind)
+        return tag_hashes_of(subscription.expression, subscription.kind)
 
-    def _pulled(self, connection: Connection, ask: _Ask, offset: int, tag_hashes: frozenset[int] | None) -> Pulled:
+    def _read(self, connection: Connection, ask: _Ask, offset: int, tag_hashes: frozenset[int] | None) -> Pulled:
         settings = self._broker.settings
         pulled = self._broker.pull(
             ask.topic,
@@ -152,7 +148,7 @@ class Pulls:
         return pulled
 
     def reached(self, group: str, topic: str, queue_id: int) -> int:
-        """Up to where a group has pulled a queue; 0 where that is not known."""
+        """Returns up to where a group has pulled a queue; 0 where that is not known."""
         return self._reached.get((group, topic, queue_id), 0)
 
     # -- held pulls ---------------------------------------------------------------------------------------------
@@ -160,10 +156,10 @@ class Pulls:
     def _hold(self, connection: Connection, command: Command, ask: _Ask, tag_hashes: frozenset[int] | None) -> None:
         full = self.why_full(connection)
         if full:
-            # An answer without messages would be worse: a client asks again at once after that, but only after seconds
-            # where it was refused.
+            # An answer without messages would be worse: a client asks again at once after that, but waits for seconds
+            # after a refusal.
             raise FlowControl(full)
-        number = self._broker.fold.topics.get(ask.topic).numbers[ask.queue_id]
+        number = self._broker.view.queue_number(ask.topic, ask.queue_id)
         held = _Held(connection, command, ask, tag_hashes, number)
         self._held.setdefault(number, set()).add(held)
         self._held_of.setdefault(connection, set()).add(held)
@@ -175,11 +171,11 @@ class Pulls:
         connection.held_count += change
 
     def why_full(self, connection: Connection) -> str:
-        """Why no more pulls, or pops, of a connection may wait; empty where they may."""
-        settings = self._broker.settings
-        if self.held_count >= settings.held_pulls_max:
+        """Returns why no more pulls and pops of a connection may wait; empty where they may."""
+        limits = self._broker.limits
+        if self.held_count >= limits.held_pulls_max:
             return f"held_pulls_max: {self.held_count} pulls and pops wait for messages, the limit; try later"
-        if connection.held_count >= settings.held_pulls_per_connection_max:
+        if connection.held_count >= limits.held_pulls_per_connection_max:
             return (
                 f"held_pulls_per_connection_max: {connection.held_count} pulls and pops of this connection wait for "
                 "messages, the limit; try later"
@@ -193,8 +189,8 @@ class Pulls:
         if held.timer is not None:
             held.timer.cancel()
 
-    def wake(self, grown: set[int]) -> None:
-        """These queues have grown: answers the pulls that waited for it."""
+    def wake(self, grown: Set[int]) -> None:
+        """Answers the pulls that wait for these queues, which have grown."""
         for number in grown & self._held.keys():
             for held in list(self._held[number]):
                 self._try(held)
@@ -202,13 +198,13 @@ class Pulls:
     def _try(self, held: _Held) -> None:
         try:
             if held.connection.is_paused:
-                # Held pulls are many: what they would read must not pile up for a client that does not read.
+                # Held pulls are many: their answers must not pile up for a client that does not read.
                 self._finish(held, self._nothing(held, PullStatus.NO_MATCH))
                 return
-            pulled = self._pulled(held.connection, held.ask, held.offset, held.tag_hashes)
+            pulled = self._read(held.connection, held.ask, held.offset, held.tag_hashes)
             while pulled.status is PullStatus.NO_MATCH:
                 held.offset = pulled.next_offset
-                pulled = self._pulled(held.connection, held.ask, held.offset, held.tag_hashes)
+                pulled = self._read(held.connection, held.ask, held.offset, held.tag_hashes)
         except (PostdateError, OSError) as error:
             self._finish(held, refusal(held.command, error))
             return
@@ -216,13 +212,13 @@ class Pulls:
             self._finish(held, _answer(held.command, pulled))
 
     def _give_up(self, held: _Held) -> None:
-        """Its time is over: it is told that there is nothing, and from where to go on."""
+        """Ends a pull whose time is over: its answer has no messages and says from where to go on."""
         self._try(held)
         if held in self._held.get(held.number, ()):
             self._finish(held, self._nothing(held, PullStatus.NO_NEW))
 
     def _nothing(self, held: _Held, status: PullStatus) -> bytes:
-        """An answer without records: ask again, from where it stands."""
+        """Returns an answer without records, after which the client asks again from where it stands."""
         low, high = self._broker.offsets(held.ask.topic, held.ask.queue_id)
         return _answer(held.command, Pulled(status, held.offset, low, high))
 
@@ -231,26 +227,26 @@ class Pulls:
         held.connection.write(answer)
 
     def move(self, group: str, targets: Mapping[Place, int]) -> None:
-        """An operator has moved a group: its pulls that are held in these queues are told at once."""
+        """Answers the held pulls of a group that an operator has moved in these queues."""
         for (topic, queue_id), target in targets.items():
             self._reached.pop((group, topic, queue_id), None)
-            number = self._broker.fold.topics.get(topic).numbers[queue_id]
+            number = self._broker.view.queue_number(topic, queue_id)
             for held in [each for each in self._held.get(number, ()) if each.ask.group == group]:
                 self._offsets.take_move(group, topic, queue_id)
                 self._finish(held, _answer(held.command, self._moved(held.ask, target)))
 
     def drop(self, connection: Connection) -> None:
-        """The connection is gone."""
+        """Forgets the pulls of a connection that has ended."""
         for held in list(self._held_of.get(connection, ())):
             self._release(held)
 
     def release(self, connection: Connection) -> None:
-        """A client is told to ask again, because what it subscribes to has changed: held pulls keep the old filter."""
+        """Ends the pulls of a client whose subscriptions have changed: held pulls have the old filter."""
         for held in list(self._held_of.get(connection, ())):
             self._give_up(held)
 
     def release_all(self) -> None:
-        """The server stops: every consumer is told to ask again."""
+        """Ends all pulls, because the server stops."""
         for connection in list(self._held_of):
             self.release(connection)
 
@@ -260,34 +256,33 @@ def _wants_to_wait(ask: _Ask) -> bool:
 
 
 def check_filter(kind: object) -> None:
-    """Raises UsageError for a kind of filter that we do not have; a client may have written anything."""
+    """Raises UsageError for all filters but tags. The kind comes from a client, and may be of any type."""
     if kind != "TAG":
-        raise UsageError(f"the broker filters by tag, not by {kind if type(kind) is str else shown(kind)}")
+        raise UsageError(f"the broker filters by tag, not by {kind if type(kind) is str else show_value(kind)}")
 
 
 def check_expression(expression: str, limit: int) -> None:
-    """Raises UsageError for an expression that is too long: its tags are kept while a pull waits."""
+    """Raises UsageError for an expression that is too long: a held pull has its tags in memory."""
     if len(expression) > limit:
         raise UsageError(
             f"expression_characters_max: a subscription has {len(expression)} characters, the limit is {limit}"
         )
 
 
-def _hashes(expression: str, kind: str) -> frozenset[int] | None:
-    """The hashes of the tags that a subscription wants; None for all."""
+def _hash_tags(expression: str, kind: str) -> frozenset[int] | None:
     check_filter(kind)
     tags = parse_subscription("", expression).tags
     return frozenset(map(tag_hash, tags)) if tags else None
 
 
-# Every pull says the same few again. Long ones are not remembered, so that this stays small.
-_REMEMBERED_CHARACTERS = 256
-_hashes_remembered = lru_cache(1_024)(_hashes)
+# Pulls repeat a few expressions. Long ones are not cached, so that the cache stays small.
+_CACHED_CHARACTERS_MAX = 256
+_hash_tags_cached = lru_cache(1_024)(_hash_tags)
 
 
-def hashes_of(expression: str, kind: str) -> frozenset[int] | None:
-    """The hashes of the tags that an expression wants; None for all. Raises UsageError for other kinds of filters."""
-    return (_hashes_remembered if len(expression) <= _REMEMBERED_CHARACTERS else _hashes)(expression, kind)
+def tag_hashes_of(expression: str, kind: str) -> frozenset[int] | None:
+    """Returns the hashes of the tags that an expression names; None for all. Raises UsageError for other filters."""
+    return (_hash_tags_cached if len(expression) <= _CACHED_CHARACTERS_MAX else _hash_tags)(expression, kind)
 
 
 def _discard(table: dict[_Key, set[_Held]], key: _Key, held: _Held) -> None:
@@ -297,7 +292,7 @@ def _discard(table: dict[_Key, set[_Held]], key: _Key, held: _Held) -> None:
 
 
 def _ask(command: Command) -> _Ask:
-    """The fields of a pull. The usual ones are read directly: a pull of 32 messages takes some 50 us in all."""
+    """Returns the fields of a pull. The usual ones are read directly: a pull of 32 messages takes some 50 us in all."""
     fields = command.fields
     try:
         get = fields.get
@@ -322,7 +317,7 @@ def _ask(command: Command) -> _Ask:
 
 
 def _ask_by_table(command: Command) -> _Ask:
-    asked = values(REQUESTS[command.code], command.fields)
+    asked = REQUESTS[command.code].read_fields(command.fields)
     return _Ask(
         asked["consumerGroup"], asked["topic"], asked["queueId"], asked["queueOffset"], asked["maxMsgNums"],
         asked["sysFlag"], asked["commitOffset"], asked["suspendTimeoutMillis"], asked["maxMsgBytes"],
@@ -335,7 +330,7 @@ def _answer(command: Command, pulled: Pulled) -> bytes:
     if command.serialization != JSON:
         fields = {"suggestWhichBrokerId": 0, "nextBeginOffset": next_offset, "minOffset": low, "maxOffset": high}
         return reply(command, code, fields, body=body)
-    return framed(
+    return encode_frame(
         f'{{"code":{code},"extFields":{{"suggestWhichBrokerId":"0","nextBeginOffset":"{next_offset}",'
         f'"minOffset":"{low}","maxOffset":"{high}"}},"flag":1,"language":"PYTHON","opaque":{command.opaque},'
         f'"serializeTypeCurrentRPC":"JSON","version":{codes.PROTOCOL_VERSION}}}'.encode(),

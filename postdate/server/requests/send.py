@@ -1,4 +1,4 @@
-"""What producers ask for: send, send in batches, recall, cancel by delete marker.
+"""Sends, single and in batches.
 
 The sends of one read become one batch of the log; each is answered when that batch is durable and applied. Where a
 batch is refused, its sends are tried one by one, so that a bad message fails alone.
@@ -10,43 +10,32 @@ from typing import Any
 import orjson
 
 from postdate.broker.broker import Broker
-from postdate.broker.sending import DUE, MESSAGE_SENT, UNIQUE_KEY, Prepared
 from postdate.broker.writing import Ticket
-from postdate.clock import Clock
 from postdate.errors import (
     IllegalMessage,
     NoPermission,
     PostdateError,
     ProtocolError,
-    Refused,
     TopicNotFound,
-    UsageError,
 )
 from postdate.message import (
-    DELAY_PROPERTIES,
-    PROPERTY_TIMER_DEL_UNIQKEY,
-    PROPERTY_UNIQ_KEY,
     RETRY_TOPIC_PREFIX,
-    Cancelled,
     Message,
-    decode_properties,
-    due,
     encode_properties,
 )
-from postdate.server.answers import refusal
+from postdate.server.answers import REGION_FIELDS, refusal
 from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
-from postdate.server.requests.auto_creation import Birth
-from postdate.server.sessions.table import Table, Truth
+from postdate.server.requests.group import retry_times_max, without_delay
+from postdate.server.requests.recall import Recalls
+from postdate.server.requests.topic import AutoCreation
+from postdate.storage.batch import Prepared
 from postdate.wire import bodies, codes
-from postdate.wire.frame import JSON, Command, framed, reply
-from postdate.wire.ids import RecallHandle, encode_recall_handle, message_id, parse_recall_handle
-from postdate.wire.schema import REQUESTS, values
-from postdate.wire.sends import decode_send
+from postdate.wire.frame import JSON, Command, encode_frame, reply
+from postdate.wire.ids import encode_recall_handle, message_id
+from postdate.wire.requests import REQUESTS, Request, decode_send
 
-SEND_CODES = frozenset({codes.SEND_MESSAGE, codes.SEND_MESSAGE_V2, codes.SEND_BATCH_MESSAGE})
-_REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
-# msgId, queueId, queueOffset, transactionId, for a timed one its recall handle, opaque
+# With msgId, queueId, queueOffset, transactionId, for a timed message its recall handle, and opaque.
 _SENT_TIMED = (
     b'{"code":0,"extFields":{"msgId":"%%b%%016X","queueId":"%%d","queueOffset":"%%d","transactionId":"%%b",'
     b'"recallHandle":"%%b","MSG_REGION":"DefaultRegion","TRACE_ON":"true"},"flag":1,"language":"%b","opaque":%%d,'
@@ -56,26 +45,26 @@ _SENT = _SENT_TIMED.replace(b'"recallHandle":"%b",', b"")
 _NEW = tuple.__new__
 
 
-class Producers:
-    """Serves one broker. `collect_usual`, `write` and `_answer` are the hot path."""
+class Sends:
+    """Takes sends in, writes them and answers them. `collect_usual`, `write` and `_answer` are the hot path."""
 
-    def __init__(self, broker: Broker, clock: Clock, pulse: Pulse, birth: Birth, table: Table) -> None:
+    def __init__(self, broker: Broker, pulse: Pulse, creation: AutoCreation, recalls: Recalls) -> None:
         self._broker = broker
-        self._clock = clock
         self._pulse = pulse
-        self._birth = birth
-        self._table = table
+        self._creation = creation
+        self._recalls = recalls
         self._name = broker.settings.broker_name
-        self._key_characters_max = broker.settings.key_characters_max
+        self._key_characters_max = broker.limits.key_characters_max
         self._next_queue = 0
-        # Collected sends: what to answer each by (a usual one by its opaque alone), and its message.
+        # The sends collected since the last write: what to answer each by (a usual one by its opaque alone), and its
+        # message.
         self._asks: list[int | Command] = []
         self._prepared: list[Prepared] = []
 
     # -- sending ------------------------------------------------------------------------------------------------
 
     def collect_usual(self, connection: Connection, frame: bytes, now_ms: int) -> bool:
-        """Takes a send in as `collect` does, if it is what nearly all are; returns whether it was."""
+        """Takes in a send as `collect` does, if it is like nearly all others; returns whether it was."""
         found = decode_send(frame)
         if found is None:
             return False
@@ -90,7 +79,7 @@ class Producers:
             or topic.startswith("%")
         ):
             return False
-        # Past the constructor, which is a Python function and costs as much as all of the checks.
+        # Not by the constructor, which is a Python function and costs as much as all of the checks.
         message = _NEW(
             Message,
             (
@@ -109,14 +98,14 @@ class Producers:
         try:
             self._prepared.append(self._broker.prepare(message, now_ms))
         except PostdateError:
-            return False  # `collect` finds out what to do about it
+            return False  # `collect` tries again, and answers the error
         self._asks.append(header.opaque)
         return True
 
     def collect(self, connection: Connection, command: Command, now_ms: int) -> None:
-        """Takes a send in; it is written by the next `write`, which must be called with the same arguments."""
+        """Takes in a send; the next `write`, which must be called with the same arguments, writes it."""
         if command.flag & codes.FLAG_RESPONSE:
-            return  # an answer to something that we never asked
+            return  # an answer to a question that we never asked
         if _is_batch(command):
             self._write_batch(connection, command, now_ms)
             return
@@ -124,25 +113,23 @@ class Producers:
             message = self._message(connection, command)
             self._prepared.append(self._broker.prepare(message, now_ms))
         except PostdateError as error:
-            self._second_try(connection, command, error, now_ms)
+            self._try_again(connection, command, error, now_ms)
             return
         is_usual = command.serialization == JSON and not command.flag
         self._asks.append(command.opaque if is_usual else command.without_content())
 
-    def _second_try(self, connection: Connection, command: Command, error: PostdateError, now_ms: int) -> None:
-        """A send that could not be prepared: perhaps its topic must be made first, its queue was promised and never
-        made, or it is a delete marker.
+    def _try_again(self, connection: Connection, command: Command, error: PostdateError, now_ms: int) -> None:
+        """Tries a send that could not be prepared once more: perhaps its topic must be created first, its queue was
+        promised and never created, or it is a delete marker.
         """
-        self.write(connection, now_ms)  # what came before it, comes before it
+        self.write(connection, now_ms)  # keeps the order of the sends
         try:
             message = self._message(connection, command)
-            cancelled = self._cancelled_by_marker(message, now_ms)
-            if cancelled is not None:
-                self._expect_marker(connection, command.without_content(), message._replace(body=b""), cancelled)
+            if self._recalls.take_marker(connection, command, message, now_ms):
                 return
             if isinstance(error, TopicNotFound):
-                self._make_topic(command, message)
-            fitting = self._within_queues(message)
+                self._create_topic(command, message)
+            fitting = self._fit_queues(message)
             if isinstance(error, TopicNotFound) or fitting is not message:
                 self._prepared.append(self._broker.prepare(fitting, now_ms))
                 self._asks.append(command.without_content())
@@ -151,20 +138,22 @@ class Producers:
             error = problem
         self._refuse(connection, command, error)
 
-    def _within_queues(self, message: Message) -> Message:
-        """A route that was promised before anybody made the topic may have named more queues than it then got."""
-        topic = self._broker.fold.topics.by_name.get(message.topic)
-        if topic is None or not topic.write_queue_count <= message.queue_id < self._birth.new_queue_count:
+    def _fit_queues(self, message: Message) -> Message:
+        """Moves a message to a queue that exists. A route that was promised before the topic was created may have named
+        more queues than the topic then got.
+        """
+        topic = self._broker.view.find_topic(message.topic)
+        if topic is None or not topic.write_queue_count <= message.queue_id < self._creation.new_queue_count:
             return message
         return message._replace(queue_id=message.queue_id % topic.write_queue_count)
 
-    def _make_topic(self, command: Command, message: Message) -> None:
-        asked = values(REQUESTS[command.code], command.fields)["defaultTopicQueueNums"]
-        self._birth.topic(message.topic, asked)
+    def _create_topic(self, command: Command, message: Message) -> None:
+        asked = REQUESTS[command.code].read_fields(command.fields)["defaultTopicQueueNums"]
+        self._creation.use_topic(message.topic, asked)
 
     def _message(self, connection: Connection, command: Command) -> Message:
-        """The message of a send, read leniently. Raises ProtocolError that names the field that cannot be read."""
-        asked = values(REQUESTS[command.code], command.fields)
+        """Returns the message of a send. Raises ProtocolError that names the field that cannot be read."""
+        asked = REQUESTS[command.code].read_fields(command.fields)
         message = Message(
             asked["topic"],
             command.body,
@@ -176,70 +165,64 @@ class Producers:
             connection.host,
             asked["reconsumeTimes"],
         )
-        return self._unusual(message, command)
-
-    def _unusual(self, message: Message, command: Command) -> Message:
         if message.sys_flag & codes.SYS_TRANSACTION:
             raise NoPermission("transactions are not supported: the half message was not stored")
         if message.topic.startswith(RETRY_TOPIC_PREFIX):
-            message = self._retried(message, command)
-        return self._with_queue(message) if message.queue_id < 0 else message
+            message = self._retry_or_dead_letter(message, asked["maxReconsumeTimes"])
+        return message if message.queue_id >= 0 else message._replace(queue_id=self._pick_queue(message.topic))
 
-    def _with_queue(self, message: Message) -> Message:
-        """The broker picks: one queue after the other."""
-        topic = self._broker.fold.topics.by_name.get(message.topic)
+    def _pick_queue(self, name: str) -> int:
+        """Picks one queue after the other, for a producer that leaves the choice to the broker."""
+        topic = self._broker.view.find_topic(name)
         self._next_queue += 1
-        return message._replace(queue_id=self._next_queue % topic.write_queue_count if topic else 0)
+        return self._next_queue % topic.write_queue_count if topic else 0
 
-    def _retried(self, message: Message, command: Command) -> Message:
-        """A consumer sends its message back as a plain one, because its send-back failed or it wants its own delay.
-        Past the limit it is a dead letter.
+    def _retry_or_dead_letter(self, message: Message, times_max: int | None) -> Message:
+        """Returns a message that a consumer sends back as a plain send, because its send-back failed or it wants its
+        own delay. Beyond the limit the message is a dead letter.
         """
         group = message.topic.removeprefix(RETRY_TOPIC_PREFIX)
-        asked = values(REQUESTS[command.code], command.fields)["maxReconsumeTimes"]
-        if message.reconsume_times <= retry_times_max(self._broker, group, asked):
+        if message.reconsume_times <= retry_times_max(self._broker, group, times_max):
             return message
-        topic = self._birth.dead_letter_topic(group)
+        topic = self._creation.use_dead_letter_topic(group)
         return message._replace(
             topic=topic.name, queue_id=0, properties=encode_properties(without_delay(message.properties))
         )
 
     def _write_batch(self, connection: Connection, command: Command, now_ms: int) -> None:
-        """A batch of a client is a batch of the log: all of it or nothing."""
+        """Writes a batch of a client as a batch of the log: all of it or nothing."""
         self.write(connection, now_ms)
         try:
-            ticket = self._sent(command, self._batch(connection, command), now_ms)
+            ticket = self._send(command, self._messages(connection, command), now_ms)
         except PostdateError as error:
             self._refuse(connection, command, error)
             return
         asked = command.without_content()
         self._pulse.expect(connection, ticket, lambda ticket: self._answer_batch(connection, asked, ticket))
 
-    def _batch(self, connection: Connection, command: Command) -> list[Message]:
-        """The messages of a batch: topic, queue and times are the frame's, the rest is each message's own."""
-        settings = self._broker.settings
+    def _messages(self, connection: Connection, command: Command) -> list[Message]:
+        """Returns the messages of a batch. Topic, queue and times are the frame's, the rest is each message's own."""
+        settings, limits = self._broker.settings, self._broker.limits
         if len(command.body) > settings.body_bytes_max:
             raise IllegalMessage(f"the batch has {len(command.body)} bytes, the limit is {settings.body_bytes_max}")
         outer = self._message(connection, command)
-        inner = bodies.decode_batch(command.body, settings.batch_messages_max + 1)
+        inner = bodies.decode_batch(command.body, limits.batch_messages_max + 1)
         if not inner:
             raise IllegalMessage("the batch holds no message")
-        if len(inner) > settings.batch_messages_max:
-            raise IllegalMessage(
-                f"batch_messages_max: the batch holds more than {settings.batch_messages_max} messages"
-            )
+        if len(inner) > limits.batch_messages_max:
+            raise IllegalMessage(f"batch_messages_max: the batch holds more than {limits.batch_messages_max} messages")
         return [outer._replace(body=each.body, properties=each.properties, flag=each.flag) for each in inner]
 
-    def _sent(self, command: Command, messages: list[Message], now_ms: int) -> Ticket:
-        """Sends, and makes the topic where that is why it failed."""
+    def _send(self, command: Command, messages: list[Message], now_ms: int) -> Ticket:
+        """Sends a batch; creates the topic where it does not exist."""
         try:
             return self._broker.send(messages, now_ms)
         except TopicNotFound:
-            self._make_topic(command, messages[0])
+            self._create_topic(command, messages[0])
             return self._broker.send(messages, now_ms)
 
     def write(self, connection: Connection, now_ms: int) -> None:
-        """Writes what was collected as one batch. Where that is refused, one by one: what fits is taken."""
+        """Writes the collected sends as one batch; where that is refused, one by one, so that some may succeed."""
         asks, prepared = self._asks, self._prepared
         if not asks:
             return
@@ -267,9 +250,9 @@ class Producers:
     # -- answering a send ---------------------------------------------------------------------------------------
 
     def _answer(self, connection: Connection, asks: list[int | Command], ticket: Ticket) -> None:
-        """One write answers every send of a batch.
+        """Answers every send of a batch by one write.
 
-        The usual answers are written out: making them by the general way costs as much as the rest of a send.
+        The usual answers are formatted here: `frame.reply` would cost as much as the rest of a send.
         """
         if ticket.error is not None:
             for ask in asks:
@@ -282,17 +265,17 @@ class Producers:
             if type(ask) is not int:
                 frames += self._unusual_answer(connection, ask, entry, offset, answer)
                 continue
-            key = entry[UNIQUE_KEY] or ""
-            has_handle = entry[DUE] and 0 < len(key) <= key_characters_max
+            key = entry.unique_key or ""
+            has_handle = entry.due_at_ms and 0 < len(key) <= key_characters_max
             unique = key.encode()
             if not unique.isalnum():
                 unique = orjson.dumps(unique.decode())[1:-1]
-            queue_id, shown = entry[MESSAGE_SENT][3], answer if answer > 0 else 0
+            queue_id, shown = entry.message.queue_id, answer if answer > 0 else 0
             if has_handle:
                 header = _SENT_TIMED % (prefix, offset, queue_id, shown, unique, handle_of(entry), ask)
             else:
                 header = _SENT % (prefix, offset, queue_id, shown, unique, ask)
-            frames.append(framed(header))
+            frames.append(encode_frame(header))
         if frames:
             connection.write(frames[0] if len(frames) == 1 else b"".join(frames))
 
@@ -312,134 +295,35 @@ class Producers:
             entries, offsets, answer = ticket.prepared, ticket.offsets, ticket.answers[0]
             try:
                 frame = reply(command, codes.SUCCESS, self._fields(connection, entries, offsets, answer))
-            except ProtocolError:  # ids and handles of so many messages do not fit a header; those of the first do
+            except ProtocolError:  # ids and handles of all messages do not fit a header; those of the first do
                 frame = reply(command, codes.SUCCESS, self._fields(connection, entries[:1], offsets[:1], answer))
             connection.write(frame)
 
     def _has_handle(self, entry: Prepared) -> bool:
-        """Whether it can be recalled: it waits, and its unique key is one that a cancel may have."""
-        return bool(entry[DUE]) and 0 < len(entry[UNIQUE_KEY] or "") <= self._key_characters_max
+        """Returns whether a message can be recalled: it waits, and its unique key is one that a cancel may name."""
+        return bool(entry.due_at_ms) and 0 < len(entry.unique_key or "") <= self._key_characters_max
 
     def _handle(self, entry: Prepared) -> bytes:
-        return encode_recall_handle(entry[MESSAGE_SENT][0], self._name, entry[DUE], entry[UNIQUE_KEY] or "")
+        return encode_recall_handle(entry.message.topic, self._name, entry.due_at_ms, entry.unique_key or "")
 
     def _fields(
         self, connection: Connection, entries: list[Prepared], offsets: list[int], answer: int
     ) -> Mapping[str, Any]:
-        """The fields of an answer: ids of all, the place of the first, a handle for each that has one."""
+        """Returns the fields of an answer: all ids, the place of the first message, a handle for each that has one."""
         handles = [self._handle(entry).decode() if self._has_handle(entry) else "-" for entry in entries]
         fields: dict[str, Any] = {
             "msgId": ",".join(message_id(connection.broker_host, offset) for offset in offsets),
-            "queueId": entries[0][MESSAGE_SENT].queue_id,
+            "queueId": entries[0].message.queue_id,
             "queueOffset": max(answer, 0),
-            "transactionId": entries[0][UNIQUE_KEY] or "",
-            **_REGION,
+            "transactionId": entries[0].unique_key or "",
+            **REGION_FIELDS,
         }
         if len(entries) > 1:
             return fields | {"recallHandles": " ".join(handles)}
         return fields | ({"recallHandle": handles[0]} if handles[0] != "-" else {})
 
-    # -- cancelling ---------------------------------------------------------------------------------------------
-
-    def recall(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
-        """370: by the handle of the send's answer or, our addition, by key and due."""
-        topic, now_ms = asked["topic"], self._clock.now_ms()
-        self._broker.fold.topics.get(topic)
-        try:
-            if asked["recallHandle"] or not asked["key"]:
-                handle = self._checked_handle(topic, asked["recallHandle"])
-                name = handle.unique_key
-                ticket = self._broker.cancel(topic, name, handle.due_at_ms, now_ms)
-            else:
-                name = asked["key"]
-                ticket = self._broker.cancel(topic, name, asked["due"], now_ms, by="key")
-        except (ProtocolError, UsageError) as error:
-            raise Refused(str(error)) from error
-        asked_by = command.without_content()
-        self._pulse.expect(connection, ticket, lambda ticket: self._answer_recall(connection, asked_by, name, ticket))
-
-    def _checked_handle(self, topic: str, text: str) -> RecallHandle:
-        handle = parse_recall_handle(text)
-        if handle.topic != topic:
-            raise Refused(f"the recall handle is of topic {handle.topic!r}, not of {topic!r}")
-        if handle.broker_name != self._name:
-            raise Refused(f"the recall handle is of broker {handle.broker_name!r}, this is {self._name!r}")
-        return handle
-
-    def _answer_recall(self, connection: Connection, command: Command, name: str, ticket: Ticket) -> None:
-        self._answer_cancel(connection, command, name, ticket, {"msgId": name})
-
-    def _answer_cancel(
-        self, connection: Connection, command: Command, name: str, ticket: Ticket, fields: Mapping[str, Any]
-    ) -> None:
-        """Answers a cancel, later than others where the table must be asked first."""
-        if command.is_oneway:
-            return
-        if ticket.error is not None:
-            connection.write(refusal(command, ticket.error))
-            return
-        self._table.find(ticket.answer, lambda truth: connection.write(_truth(command, name, fields, truth)))
-
-    def _cancelled_by_marker(self, message: Message, now_ms: int) -> Ticket | None:
-        """RocketMQ's delete marker: a message of the same topic and due whose property names the one to cancel, by its
-        unique key or by "topic+key". None where it is no such message.
-        """
-        properties = decode_properties(message.properties)
-        marked = properties.get(PROPERTY_TIMER_DEL_UNIQKEY)
-        if marked is None:
-            return None
-        due_at_ms, _ = due(properties, now_ms, self._broker.levels, self._broker.settings.delay_ms_max)
-        if not due_at_ms:
-            raise IllegalMessage(
-                f"a message with {PROPERTY_TIMER_DEL_UNIQKEY} = {marked!r} needs the due time of the message that it "
-                "cancels, later than now"
-            )
-        return self._broker.cancel(message.topic, marked.removeprefix(f"{message.topic}+"), due_at_ms, now_ms)
-
-    def _expect_marker(self, connection: Connection, command: Command, marker: Message, ticket: Ticket) -> None:
-        self._pulse.expect(connection, ticket, lambda ticket: self._answer_marker(connection, command, marker, ticket))
-
-    def _answer_marker(self, connection: Connection, command: Command, message: Message, ticket: Ticket) -> None:
-        properties = decode_properties(message.properties)
-        fields = {
-            "msgId": message_id(connection.broker_host, ticket.offsets[0]),
-            "queueId": message.queue_id,
-            "queueOffset": 0,
-            "transactionId": properties.get(PROPERTY_UNIQ_KEY, ""),
-            **_REGION,
-        }
-        self._answer_cancel(connection, command, properties[PROPERTY_TIMER_DEL_UNIQKEY], ticket, fields)
-
-
-def _truth(command: Command, name: str, fields: Mapping[str, Any], truth: Truth) -> bytes:
-    """0 only where the message is cancelled: a Java client sees no remark on success."""
-    fields = {**fields, "outcome": truth.outcome.value}
-    if truth.outcome is Cancelled.CANCELLED:
-        return reply(command, codes.SUCCESS, fields)
-    remark = f"message {name} is delivered already"
-    if truth.unread:
-        remark = f"it is not known whether message {name} waits; if it does, it is cancelled: {truth.unread}"
-    elif truth.outcome is Cancelled.UNKNOWN:
-        remark = f"no message {name} waits for that time: it is unknown, or was delivered long ago"
-    return reply(command, codes.ILLEGAL_OPERATION, fields, remark=remark)
-
 
 def _is_batch(command: Command) -> bool:
-    """By its code or, as the C++ client has it, by a flag of the others."""
-    fields = command.fields
-    said = fields.get("batch", fields.get("m"))
-    return command.code == codes.SEND_BATCH_MESSAGE or said not in (None, "", "false", "0", 0)
-
-
-def without_delay(properties: bytes) -> dict[str, str]:
-    """Properties without what asks for a delay: whatever is sent on must not wait a second time."""
-    return {name: value for name, value in decode_properties(properties).items() if name not in DELAY_PROPERTIES}
-
-
-def retry_times_max(broker: Broker, group: str, asked: int | None) -> int:
-    """How often a group's message is tried again before it is a dead letter: as its consumer asks, else as the group is
-    set, else as the broker is.
-    """
-    if asked is None or asked < 0:
-        asked = broker.fold.groups.settings.get(group, {}).get("retryMaxTimes")
-    return asked if isinstance(asked, int) and asked >= 0 else broker.settings.retry_times_max
+    """Returns whether a send is a batch, by its code or, as the C++ client sends batches, by a flag."""
+    flag = command.fields.get("batch", command.fields.get("m"))
+    return command.code == Request.SEND_BATCH_MESSAGE or flag not in (None, "", "false", "0", 0)

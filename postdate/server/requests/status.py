@@ -1,6 +1,6 @@
-"""What the broker tells operators about itself: figures, rates and settings.
+"""What the broker reports about itself to operators: figures, rates and settings.
 
-Names are RocketMQ's where its tools look for them. Behind them stand ours, in our words.
+The figures that RocketMQ's tools look for have its names. Ours follow, with names of our own.
 """
 
 import dataclasses
@@ -8,34 +8,32 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 
 from postdate import __version__
 from postdate.broker.broker import Broker
+from postdate.broker.view import NEVER
 from postdate.clock import Clock
 from postdate.config import DAY_MS, LIVE, Settings
 from postdate.errors import UsageError
 from postdate.server.connection import Connection
 from postdate.server.sessions.meter import Came, Meter, Span, Went, Whole
-from postdate.state.topics import GONE
-from postdate.state.wheel import NEVER
 from postdate.wire import codes, reports
 from postdate.wire.frame import Command, reply
 
-_NONE = "0"  # of a queue that RocketMQ has and we have not: nobody waits in it
+_NONE = "0"  # for queues that RocketMQ has and we have not
 _REPORTS_SHOWN = 20
 _SPANS = {"statsMinute": Span.MINUTE, "statsHour": Span.HOUR, "statsDay": Span.DAY}
 
 
 class Days:
-    """Totals as they were when this day and the one before it began, by the calendar of UTC."""
+    """Totals at the start of this day and of the one before it, by the calendar of UTC."""
 
     def __init__(self, now_ms: int, totals: tuple[int, int]) -> None:
         self._day = now_ms // DAY_MS
         self.this_morning = self.yesterday_morning = totals
 
-    def look(self, now_ms: int, totals: tuple[int, int]) -> None:
+    def update(self, now_ms: int, totals: tuple[int, int]) -> None:
         day = now_ms // DAY_MS
         if day > self._day:
             self.yesterday_morning = self.this_morning if day == self._day + 1 else totals
@@ -43,7 +41,7 @@ class Days:
 
 
 class Status:
-    """Serves one broker. `counts` gives figures of the server itself, by name."""
+    """Answers what operators ask about the broker as a whole. `counts` gives figures of the server itself, by name."""
 
     def __init__(
         self,
@@ -58,22 +56,22 @@ class Status:
         self._meter = meter
         self._counts = counts
         self._last_reports = last_reports
-        self.parts: Mapping[str, str] = {}  # by name: how it is with what runs beside the broker, in a sentence
+        self.parts: Mapping[str, str] = {}  # by name of a child process: its state, in a sentence
         self._began_ms = clock.now_ms()
         self._days = Days(self._began_ms, self._totals())
 
     def tick(self) -> None:
-        """Called from time to time, and before anything is told."""
+        """Updates rates and totals. Called from time to time, and before an answer."""
         self._meter.tick(self._clock.elapsed_ns())
-        self._days.look(self._clock.now_ms(), self._totals())
+        self._days.update(self._clock.now_ms(), self._totals())
 
     def _totals(self) -> tuple[int, int]:
-        """Messages in and out since the start."""
+        """Returns how many messages came in and went out since the start."""
         return self._broker.accepted_count, self._meter.pulled_total
 
     # -- figures ------------------------------------------------------------------------------------------------
 
-    def figures(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+    def get_figures(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
         self.tick()
         table = self._known_to_tools() | self._timer_known_to_tools() | self._own()
         return reply(command, codes.SUCCESS, body=reports.encode_table(table))
@@ -109,46 +107,39 @@ class Status:
         return table if earliest_ms is None else table | {"earliestMessageTimeStamp": str(earliest_ms)}
 
     def _rates(self, key: Whole) -> str:
-        """Messages in a second: over the last minute, hour and day."""
+        """Returns messages per second over the last minute, hour and day."""
         now_ns = self._clock.elapsed_ns()
         return " ".join(f"{max(0.0, self._meter.rate(key, span, now_ns).per_second):.2f}" for span in Span)
 
     def _timer_known_to_tools(self) -> dict[str, str]:
-        """RocketMQ counts its wheel and how far it is behind. Here a message that was accepted is where it waits."""
+        """Returns the figures of RocketMQ's timer. An accepted message is in the wheel at once: none is behind."""
         late_ms = self._late_ms()
         return {
             "timerReadBehind": str(late_ms // 1_000),
             "timerOffsetBehind": _NONE,
-            "timerCongestNum": str(sum(self._waiting())),
+            "timerCongestNum": str(sum(self._broker.view.waiting_counts())),
             "timerEnqueueTps": self._rates(Whole.TIMED).split(" ")[0],
             "timerDequeueTps": self._rates(Whole.FIRED).split(" ")[0],
         }
 
     def _late_ms(self) -> int:
-        """By how much the earliest message that waits is late: nothing, unless the disk is full or fails."""
-        due_at_ms = self._broker.fold.wheel.next_due_at_ms
+        """Returns how late the earliest waiting message is: 0, unless the disk is full or fails."""
+        due_at_ms = self._broker.view.next_due_at_ms
         return 0 if due_at_ms == NEVER else max(0, self._clock.now_ms() - due_at_ms)
 
-    def _waiting(self) -> tuple[int, int]:
-        """Messages that wait near and far; of the far ones also those whose cancel nobody has met yet."""
-        fold = self._broker.fold
-        gone = np.flatnonzero(fold.topics.target_array == GONE).tolist()  # queues of deleted topics
-        near, far = (sum(counts) - sum(counts[number] for number in gone) for counts in (fold.near, fold.untaken))
-        return near, far
-
     def _own(self) -> dict[str, str]:
-        fold = self._broker.fold
-        near, far = self._waiting()
+        view = self._broker.view
+        near, far = view.waiting_counts()
         figures: dict[str, Any] = {
             "postdate_waiting_near": near,
             "postdate_waiting_far": far,
             "postdate_late_ms": self._late_ms(),
             "postdate_timed_total": self._broker.timed_count,
             "postdate_fired_per_second": self._rates(Whole.FIRED),
-            "postdate_tombstones": fold.tombstones.count,
+            "postdate_tombstones": view.tombstone_count,
             **{f"postdate_pipeline_{name}": value for name, value in self._of_pipeline().items()},
-            "postdate_topics": len(fold.topics.by_name) - 1,  # without the schedule topic
-            "postdate_groups": len(fold.groups),
+            "postdate_topics": len(view.topic_names()),
+            "postdate_groups": view.group_count,
             **{f"postdate_{name}": count for name, count in self._counts().items()},
             "postdate_log_problem": self._broker.log.failure or self._broker.fire_error or "none",
         }
@@ -156,24 +147,24 @@ class Status:
 
     def _of_pipeline(self) -> dict[str, Any]:
         far = self._of_far()
-        told = {name: far[name] for name in ("taken", "backlog", "horizon", "epoch", "rescued")}
-        return told | {"serving": str(far["is_served"]).lower()}
+        figures = {name: far[name] for name in ("taken", "backlog", "horizon", "epoch", "rescued")}
+        return figures | {"serving": str(far["is_served"]).lower()}
 
     # -- the whole at a glance ----------------------------------------------------------------------------------
 
-    def overview(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
-        told = {
+    def get_overview(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+        overview = {
             "broker": self._of_broker(),
             "far": self._of_far(),
-            "table": self._broker.fold.far.table,
+            "table": self._broker.view.far.table,
             "reports": self._last_reports(_REPORTS_SHOWN),
             "parts": dict(self.parts),
         }
-        return reply(command, codes.SUCCESS, body=orjson.dumps(told))
+        return reply(command, codes.SUCCESS, body=orjson.dumps(overview))
 
     def _of_broker(self) -> dict[str, Any]:
         broker = self._broker
-        (near, far), (total, free) = self._waiting(), broker.disk_space()
+        (near, far), (total, free) = broker.view.waiting_counts(), broker.disk_space()
         return {
             "version": __version__,
             "data": str(Path(broker.settings.data).resolve()),
@@ -182,7 +173,7 @@ class Status:
             "waiting_near": near,
             "waiting_far": far,
             "late_ms": self._late_ms(),
-            "tombstones": broker.fold.tombstones.count,
+            "tombstones": broker.view.tombstone_count,
             "disk_bytes": total,
             "disk_free_bytes": free,
             "log_bytes": sum(min(stop, broker.log.end) - start for start, stop in broker.log.ranges()),
@@ -190,24 +181,24 @@ class Status:
         }
 
     def _of_far(self) -> dict[str, Any]:
-        """The far queue, and what the pipeline has of it."""
-        far = self._broker.fold.far
+        """Returns the figures of the far queue and of the pipeline that takes from it."""
+        far = self._broker.view.far
         return {
             "taken": far.taken,
             "length": far.length,
             "backlog": far.length - far.taken,
             "horizon": far.horizon_at_ms,
             "epoch": far.epoch,
-            "is_served": self._broker.rescues.is_served(self._clock.now_ms()),
-            "rescued": self._broker.rescues.count,
+            "is_served": self._broker.rescuer.is_served(self._clock.now_ms()),
+            "rescued": self._broker.rescuer.rescued_count,
             "rows_in": far.rows_in,
             "rows_out": far.rows_out,
         }
 
     # -- rates --------------------------------------------------------------------------------------------------
 
-    def rates(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
-        """TOPIC_PUT_NUMS by topic, GROUP_GET_NUMS by "topic@group"."""
+    def get_rates(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
+        """Answers the rates of a topic (TOPIC_PUT_NUMS), or of a "topic@group" (GROUP_GET_NUMS)."""
         self.tick()
         key, now_ns = _key(asked["statsName"], asked["statsKey"]), self._clock.elapsed_ns()
         body = {}
@@ -218,12 +209,12 @@ class Status:
 
     # -- settings -----------------------------------------------------------------------------------------------
 
-    def settings(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
-        body = reports.encode_properties_text(_shown(self._broker.settings))
+    def get_settings(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+        body = reports.encode_properties_text(_texts(self._broker.settings))
         return reply(command, codes.SUCCESS, {"version": f"postdate {__version__}"}, body=body)
 
     def change_settings(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
-        """All of them, or none where one is refused."""
+        """Changes all of the settings, or none where one is refused."""
         self._broker.change_settings(reports.decode_properties_text(command.body))
         return reply(command, codes.SUCCESS)
 
@@ -233,11 +224,11 @@ def _key(name: str, key: str) -> Came | Went:
         return Came(key)
     if name == "GROUP_GET_NUMS":
         return Went(*key.partition("@")[::2])
-    raise UsageError(f"statistics {name[:64]!r} are not kept, expected TOPIC_PUT_NUMS or GROUP_GET_NUMS")
+    raise UsageError(f"there are no statistics {name[:64]!r}, expected TOPIC_PUT_NUMS or GROUP_GET_NUMS")
 
 
-def _shown(settings: Settings) -> dict[str, str]:
-    """All settings as text, and which of them may change."""
+def _texts(settings: Settings) -> dict[str, str]:
+    """Returns all settings as text, and which of them may change while the broker runs."""
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}
     return texts | {"live_settings": " ".join(sorted(LIVE))}

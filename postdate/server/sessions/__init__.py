@@ -1,1 +1,32 @@
-"""What the server remembers of connected clients."""
+"""What the server remembers of its clients while it runs.
+
+members.py    consumers and producers that are connected
+locks.py      queues that orderly consumers hold for themselves
+offsets.py    offsets on their way to the log
+meter.py      how many messages came and went
+questions.py  questions of the broker to its clients
+table.py      the process that can read the pipeline's table
+"""
+
+from postdate.broker.broker import Broker
+from postdate.server.connection import Connection
+from postdate.server.sessions.locks import Locks
+from postdate.server.sessions.members import Members, Senders
+from postdate.server.sessions.meter import Meter
+from postdate.server.sessions.offsets import Offsets
+from postdate.server.sessions.questions import Questions, Relays
+from postdate.server.sessions.table import Table
+
+
+class Sessions:
+    """The sessions of one server, as the requests share them."""
+
+    def __init__(self, broker: Broker, now_ns: int) -> None:
+        self.members = Members[Connection](broker)
+        self.senders = Senders[Connection](broker)
+        self.locks = Locks(broker.limits.lock_expiry_ms * 1_000_000, broker.limits.locks_max)
+        self.offsets = Offsets(broker)
+        self.meter = Meter(broker, now_ns)
+        self.questions = Questions()
+        self.relays = Relays(broker, self.questions)
+        self.table = Table(broker, self.questions)

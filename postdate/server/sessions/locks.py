@@ -1,4 +1,4 @@
-"""Queues that orderly consumers hold for themselves. A lock that is not renewed expires; nothing of it is on disk."""
+"""Queues that orderly consumers hold for themselves. A lock expires unless its client renews it; none is on disk."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ class _Lock(NamedTuple):
 
 
 class Locks:
-    """By group: who holds which queue, and until when."""
+    """Which client holds which queue, and until when, by group."""
 
     def __init__(self, lock_ns: int, locks_max: int) -> None:
         self._lock_ns = lock_ns
@@ -25,8 +25,8 @@ class Locks:
         return sum(map(len, self._locks.values()))
 
     def lock(self, group: str, client_id: str, queues: list[Queue], now_ns: int) -> list[Queue]:
-        """Takes or renews what is free or the client's own; returns what it holds now of these. Raises FlowControl, and
-        takes nothing, where that would be too many.
+        """Locks the queues that are free, renews the client's own, and returns both. Raises FlowControl, and locks
+        nothing, where there would be too many locks.
         """
         held = self._locks.get(group, {})
         free = [queue for queue in queues if _is_free(held.get(queue), client_id, now_ns)]
@@ -47,7 +47,7 @@ class Locks:
             self._locks.pop(group, None)
 
     def expire(self, now_ns: int) -> None:
-        """Forgets what has expired, so that the table does not grow."""
+        """Removes expired locks, so that the table does not grow."""
         for group in list(self._locks):
             held = {queue: lock for queue, lock in self._locks[group].items() if lock.until_ns > now_ns}
             if held:

@@ -1,7 +1,8 @@
-"""Who is connected: the members of each consumer group and what they subscribe to. No socket is touched here.
+"""Connected clients: the members of each consumer group with their subscriptions, and the producers of each group.
 
-A member comes with its first heartbeat and stays until it says goodbye, its connection ends or it has been silent for
-too long. Every change of a group's members is told to all of them, so that they share the queues out anew at once.
+A client comes with its first heartbeat and stays until it says goodbye, its connection ends or it has been silent for
+too long. The caller notifies a group's members of every change, so that they share the queues out anew at once. No
+socket is touched here.
 """
 
 from collections.abc import Hashable, Iterable
@@ -19,6 +20,8 @@ _SUBSCRIPTION_BYTES = 512  # of a subscription without its texts
 
 
 class Member(NamedTuple, Generic[Link]):
+    """A consumer: one client in one group."""
+
     client_id: str
     link: Link
     consumer: Consumer
@@ -28,23 +31,35 @@ class Member(NamedTuple, Generic[Link]):
 
     @property
     def size_bytes(self) -> int:
-        """About what it costs in RAM. An expression is kept as it is and cut into tags."""
-        wanted = self.consumer.subscriptions
-        texts = sum(len(each.topic) + 2 * len(each.expression) + _SUBSCRIPTION_BYTES for each in wanted)
+        """About what it costs in RAM. An expression is stored as text and as tags, hence twice."""
+        subscriptions = self.consumer.subscriptions
+        texts = sum(len(each.topic) + 2 * len(each.expression) + _SUBSCRIPTION_BYTES for each in subscriptions)
         return _MEMBER_BYTES + len(self.client_id) + len(self.consumer.group) + texts
 
 
 class Members(Generic[Link]):
-    """Groups by name, members by client id."""
+    """The members of all consumer groups: groups by name, members by client id."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._groups: dict[str, dict[str, Member[Link]]] = {}
-        self._places_of: dict[Link, set[tuple[str, str]]] = {}  # group and client id of those behind a connection
+        self._places_of: dict[Link, set[tuple[str, str]]] = {}  # by connection: group and client id of its members
         self._size_bytes = 0
 
+    def admit(self, heartbeat: Heartbeat, link: Link) -> None:
+        """Raises FlowControl where a heartbeat asks for more than there is room for."""
+        members = _members_in(heartbeat, link)
+        places = {(member.consumer.group, member.client_id) for member in members} | self._places_of.get(link, set())
+        if len(places) > self._broker.limits.connection_members_max:
+            raise FlowControl(
+                f"connection_members_max: one connection has {len(places)} members of groups, "
+                f"the limit is {self._broker.limits.connection_members_max}"
+            )
+        if self._size_bytes + sum(member.size_bytes for member in members) > self._broker.limits.members_bytes_max:
+            raise FlowControl(f"members_bytes_max: the members of all groups take {self._size_bytes} bytes; try later")
+
     def beat(self, heartbeat: Heartbeat, link: Link, now_ns: int, language: str, version: int) -> set[str]:
-        """A heartbeat came that was admitted; returns the groups in which something changed."""
+        """Takes in a heartbeat that was admitted; returns the groups in which something changed."""
         changed = set()
         for member in _members_in(heartbeat, link, now_ns, language, version):
             group = member.consumer.group
@@ -56,17 +71,25 @@ class Members(Generic[Link]):
                 changed.add(group)
         return changed
 
-    def admit(self, heartbeat: Heartbeat, link: Link) -> None:
-        """Raises FlowControl where a heartbeat asks for more than there is room for."""
-        beaten = _members_in(heartbeat, link)
-        places = {(member.consumer.group, member.client_id) for member in beaten} | self._places_of.get(link, set())
-        if len(places) > self._broker.settings.connection_members_max:
-            raise FlowControl(
-                f"connection_members_max: {len(places)} members of groups behind one connection, "
-                f"the limit is {self._broker.settings.connection_members_max}"
-            )
-        if self._size_bytes + sum(member.size_bytes for member in beaten) > self._broker.settings.members_bytes_max:
-            raise FlowControl(f"members_bytes_max: the members of all groups take {self._size_bytes} bytes; try later")
+    def leave(self, client_id: str, group: str) -> bool:
+        """Removes a member that says goodbye; returns whether there was one."""
+        return self._forget(client_id, group) is not None
+
+    def drop(self, link: Link) -> set[str]:
+        """Removes the members of a connection that has ended; returns the groups that lost one."""
+        places = list(self._places_of.get(link, ()))
+        for group, client_id in places:
+            self._forget(client_id, group)
+        return {group for group, _ in places}
+
+    def expire(self, before_ns: int) -> set[str]:
+        """Removes the members last seen before an instant; returns the groups that lost one."""
+        changed = set()
+        for group in list(self._groups):
+            for member in self.of(group):
+                if member.seen_at_ns < before_ns and self.leave(member.client_id, group):
+                    changed.add(group)
+        return changed
 
     def _forget(self, client_id: str, group: str) -> Member[Link] | None:
         member = self._groups.get(group, {}).pop(client_id, None)
@@ -81,42 +104,22 @@ class Members(Generic[Link]):
         self._size_bytes -= member.size_bytes
         return member
 
-    def leave(self, client_id: str, group: str) -> bool:
-        """A member said goodbye; returns whether there was such a member."""
-        return self._forget(client_id, group) is not None
-
-    def drop(self, link: Link) -> set[str]:
-        """A connection ended; returns the groups that lost a member by it."""
-        places = list(self._places_of.get(link, ()))
-        for group, client_id in places:
-            self._forget(client_id, group)
-        return {group for group, _ in places}
-
-    def expire(self, before_ns: int) -> set[str]:
-        """Members that were last seen before that instant are gone; returns the groups that lost one."""
-        changed = set()
-        for group in list(self._groups):
-            for member in self.of(group):
-                if member.seen_at_ns < before_ns and self.leave(member.client_id, group):
-                    changed.add(group)
-        return changed
-
     def of(self, group: str) -> list[Member[Link]]:
         return list(self._groups.get(group, {}).values())
 
     def names(self) -> list[str]:
-        """Of the groups that have members."""
+        """The names of the groups that have members."""
         return list(self._groups)
 
     def subscribes(self, group: str, topic: str) -> bool:
-        """Whether a member of the group wants something of the topic."""
-        return _wanted(self._groups.get(group, {}).values(), topic) is not None
+        """Returns whether a member of the group subscribes to the topic."""
+        return _subscription_to(topic, self._groups.get(group, {}).values()) is not None
 
     def subscription(self, group: str, topic: str, link: Link) -> Subscription | None:
-        """What the member behind a connection wants of a topic; what any other member wants, where it has not said."""
+        """Returns the subscription to a topic of a connection's own member; of any other member where it has none."""
         members = self._groups.get(group, {})
         own = [members[client_id] for name, client_id in self._places_of.get(link, ()) if name == group]
-        return _wanted(own, topic) or _wanted(members.values(), topic)
+        return _subscription_to(topic, own) or _subscription_to(topic, members.values())
 
 
 def _members_in(
@@ -127,6 +130,69 @@ def _members_in(
     ]
 
 
-def _wanted(members: Iterable[Member[Link]], topic: str) -> Subscription | None:
+def _subscription_to(topic: str, members: Iterable[Member[Link]]) -> Subscription | None:
     subscriptions = (each for member in members for each in member.consumer.subscriptions)
     return next((each for each in subscriptions if each.topic == topic), None)
+
+
+# -- producers --------------------------------------------------------------------------------------------------
+
+
+class Sender(NamedTuple, Generic[Link]):
+    """A producer: one client in one group."""
+
+    client_id: str
+    link: Link
+    seen_at_ns: int
+    language: str
+    version: int
+
+
+class Senders(Generic[Link]):
+    """The producers of all groups, as their heartbeats name them: only operators ask for them. Producers beyond
+    groups_max are not listed, and send all the same.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._groups: dict[str, dict[str, Sender[Link]]] = {}
+        self._groups_of: dict[Link, set[str]] = {}
+        self._count = 0
+
+    def beat(self, heartbeat: Heartbeat, link: Link, now_ns: int, language: str, version: int) -> None:
+        sender = Sender(heartbeat.client_id, link, now_ns, language, version)
+        for group in heartbeat.producer_groups:
+            is_known = heartbeat.client_id in self._groups.get(group, ())
+            if is_known or self._count < self._broker.settings.groups_max:
+                self._groups.setdefault(group, {})[heartbeat.client_id] = sender
+                self._groups_of.setdefault(link, set()).add(group)
+                self._count += not is_known
+
+    def leave(self, client_id: str, group: str) -> None:
+        """Removes a producer that says goodbye."""
+        known = self._groups.get(group, {})
+        if known.pop(client_id, None) is None:
+            return
+        self._count -= 1
+        if not known:
+            del self._groups[group]
+
+    def drop(self, link: Link) -> None:
+        """Removes the producers of a connection that has ended."""
+        for group in self._groups_of.pop(link, ()):
+            for sender in self.of(group):
+                if sender.link == link:
+                    self.leave(sender.client_id, group)
+
+    def expire(self, before_ns: int) -> None:
+        """Removes the producers last seen before an instant."""
+        for group in self.names():
+            for sender in self.of(group):
+                if sender.seen_at_ns < before_ns:
+                    self.leave(sender.client_id, group)
+
+    def of(self, group: str) -> list[Sender[Link]]:
+        return list(self._groups.get(group, {}).values())
+
+    def names(self) -> list[str]:
+        return list(self._groups)

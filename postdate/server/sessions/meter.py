@@ -1,7 +1,7 @@
 """How many messages came and went: by topic and by group, in the last minute, hour and day.
 
-Nothing is counted for each message. A pull adds the number of its records once; what a topic got is the growth of its
-queues, looked at from time to time, and only of those that grew. Counts are of this process: a restart begins at 0.
+Nothing is counted for each message. A pull adds the number of its records once. What a topic got is the growth of its
+queues, measured from time to time, and only for those that grew. Counts start at 0 with the process.
 """
 
 from collections import deque
@@ -13,14 +13,14 @@ from postdate.broker.broker import Broker
 
 TICK_MS = 10_000
 _SECOND_NS = 1_000_000_000
-# A pair of topic and group costs some 100 bytes in each of 38 buckets; those beyond it are only left out here.
+# A pair of topic and group costs some 100 bytes in each of 38 buckets; pairs beyond this have no rates.
 _KEYS_MAX = 100_000
 
 Counts = dict[Hashable, int]
 
 
 class Span(Enum):
-    """What a rate is taken over: so many buckets of so many seconds."""
+    """The time that a rate covers: a number of buckets, and their seconds."""
 
     MINUTE = (6, 10)
     HOUR = (6, 600)
@@ -33,14 +33,14 @@ class Rate(NamedTuple):
 
 
 class _Window:
-    """The buckets of one span, the newest last. It also counts the bucket that is being filled, so it reaches back one
-    bucket further than its span.
+    """The buckets of one span, the newest last. The newest is still being filled, so there is one more than the span
+    has.
     """
 
     def __init__(self, span: Span, now_ns: int) -> None:
         count, seconds = span.value
         self._bucket_ns = seconds * _SECOND_NS
-        self._buckets: deque[tuple[int, Counts]] = deque([(now_ns, {})], count + 1)  # by when they were begun
+        self._buckets: deque[tuple[int, Counts]] = deque([(now_ns, {})], count + 1)  # with its start
 
     def add(self, counts: Counts, now_ns: int) -> None:
         began_ns, bucket = self._buckets[-1]
@@ -79,14 +79,14 @@ class Whole(Enum):
 
 
 class Meter:
-    """Counts for one broker. `pulled` and `grew` are called on the way of messages, the others from time to time."""
+    """Counts for one broker. Requests call `pulled` and `grew`; the rest runs from time to time."""
 
     def __init__(self, broker: Broker, now_ns: int) -> None:
         self._broker = broker
         self._windows = {span: _Window(span, now_ns) for span in Span}
         self._fresh: Counts = {}  # not in the windows yet
-        self._grown: set[int] = set()  # numbers of queues to look at
-        self._lengths = [queue.length for queue in broker.fold.queues]  # as last seen; by number
+        self._grown: set[int] = set()  # numbers of queues that grew since the last tick
+        self._lengths = broker.view.queue_lengths()  # as last seen; by number
         self._sent = (broker.accepted_count, broker.timed_count)  # as last seen
         self.pulled_total = 0
 
@@ -108,8 +108,8 @@ class Meter:
         self._fresh = {}
         visible = self._count_growth(counts)
         counts[Whole.ACCEPTED], counts[Whole.TIMED] = accepted - self._sent[0], timed - self._sent[1]
-        # What was sent without a delay is visible one flush after it was accepted, so a single count may be out by
-        # that; the sum is not.
+        # A message without a delay is visible one flush after it was accepted, so a single count may be off by that;
+        # the sum is not.
         counts[Whole.FIRED] = visible - (counts[Whole.ACCEPTED] - counts[Whole.TIMED])
         self._sent = (accepted, timed)
         for window in self._windows.values():
@@ -117,17 +117,16 @@ class Meter:
 
     def _count_growth(self, counts: Counts) -> int:
         grown, self._grown = self._grown, set()
-        fold, lengths = self._broker.fold, self._lengths
-        queues, places = fold.queues, fold.topics.places
-        lengths += [0] * (len(queues) - len(lengths))
+        view, lengths = self._broker.view, self._lengths
+        lengths += [0] * (view.queue_count - len(lengths))
         total = 0
         for number in grown:
-            topic, length = places[number][0], queues[number].length
+            topic, length = view.topic_of_queue(number), view.queue_length(number)
             growth, lengths[number] = length - lengths[number], length
             counts[Came(topic)] = counts.get(Came(topic), 0) + growth
             total += growth
         return total
 
     def rate(self, key: Hashable, span: Span, now_ns: int) -> Rate:
-        """What was counted for a key, and how much that is in a second. As of the last tick."""
+        """Returns the count of a key and its rate per second, as of the last tick."""
         return self._windows[span].rate(key, now_ns)

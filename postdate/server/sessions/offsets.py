@@ -1,6 +1,6 @@
 """Offsets that consumers commit without waiting for an answer: within pulls, and oneway.
 
-They come with every pull, so they are collected and written as one record per group from time to time. A crash may
+They come with every pull, so they are noted here and written from time to time, as one record per group. A crash may
 lose the last of them, and the group reads again from an older one: delivery is at least once. An offset whose client
 waits for an answer is written at once.
 """
@@ -16,22 +16,22 @@ _ROW_BYTES_MAX = 512  # of an offset in a record: a topic of 255 characters, two
 
 
 class Offsets:
-    """What is committed: on disk, on its way there, or noted until the next `write`."""
+    """The offsets of all groups: in the log, on their way there, or noted until the next `write`."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._rows_max = broker.settings.batch_bytes_max // _ROW_BYTES_MAX
-        self._latest: dict[str, dict[Place, int]] = {}  # since the start; the fold lags behind it by a flush
-        self._noted: dict[str, set[Place]] = {}  # of those, what is not written
-        self._moves: dict[str, dict[Place, int]] = {}  # where an operator has moved a group, until a member is told
-        self._fresh: set[tuple[str, Place]] = set()  # of those, where the fold has none yet; may hold some more
+        self._latest: dict[str, dict[Place, int]] = {}  # since the start; the broker lags behind by a flush
+        self._noted: dict[str, set[Place]] = {}  # of those, the ones not written
+        self._moves: dict[str, dict[Place, int]] = {}  # where an operator has moved a group, until a member learns it
+        self._fresh: set[tuple[str, Place]] = set()  # places of which the broker had no offset; may hold too many
 
     @property
     def is_empty(self) -> bool:
         return not self._noted
 
     def note(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Keeps an offset until `write`. Raises FlowControl."""
+        """Notes an offset for the next `write`. Raises FlowControl."""
         known = self.get(group, topic, queue_id)
         if known != offset:
             self._admit(group, (topic, queue_id), known)
@@ -39,26 +39,26 @@ class Offsets:
             self._noted.setdefault(group, set()).add((topic, queue_id))
 
     def _admit(self, group: str, place: Place, known: int | None) -> None:
-        """Offsets of queues for which a group has none yet are counted, those on their way to the fold too."""
+        """Raises FlowControl where an offset for a place without one is one too many. Counts those on their way too."""
         if known is not None:
             return
-        groups = self._broker.fold.groups
-        if groups.offset_count + len(self._fresh) >= self._broker.settings.offsets_max:
+        view = self._broker.view
+        if view.committed_offset_count + len(self._fresh) >= self._broker.limits.offsets_max:
             self._fresh = {
                 (name, other)
                 for name, other in self._fresh
-                if groups.offset(name, *other) is None and other in self._latest.get(name, ())
+                if view.committed_offset(name, *other) is None and other in self._latest.get(name, ())
             }
-            self._broker.definitions.admit_offsets(len(self._fresh) + 1)
+            self._broker.topics.admit_offsets(len(self._fresh) + 1)
         self._fresh.add((group, place))
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         latest = self._latest.get(group, {}).get((topic, queue_id))
-        return latest if latest is not None else self._broker.fold.groups.offset(group, topic, queue_id)
+        return latest if latest is not None else self._broker.view.committed_offset(group, topic, queue_id)
 
     def of(self, group: str) -> dict[Place, int]:
-        """All that a group has committed."""
-        return self._broker.fold.groups.offsets(group) | self._latest.get(group, {})
+        """Returns all offsets that a group has committed."""
+        return self._broker.view.committed_offsets(group) | self._latest.get(group, {})
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int, at_ms: int) -> Ticket:
         """Writes an offset at once. Raises FlowControl, and what the broker raises."""
@@ -69,8 +69,8 @@ class Offsets:
         return ticket
 
     def move(self, group: str, targets: Mapping[Place, int], at_ms: int, *, is_read: bool) -> Ticket:
-        """Writes offsets that an operator has chosen. Where members read these queues (`is_read`), what they commit
-        does not count until they were told: it is from before. Raises DiskFull, LogFailed.
+        """Writes offsets that an operator has chosen. Where members read these queues (`is_read`), their commits do not
+        count until they have learned of the move: they are from before it. Raises DiskFull, LogFailed.
         """
         rows = [(*place, offset) for place, offset in targets.items()]
         for start in range(0, len(rows), self._rows_max):
@@ -81,19 +81,19 @@ class Offsets:
             self._moves.setdefault(group, {}).update(targets)
         return ticket
 
-    def written(self, group: str, targets: Mapping[Place, int]) -> None:
-        """These offsets are durable: the fold knows them, and goes on from there where the group pops."""
+    def mark_written(self, group: str, targets: Mapping[Place, int]) -> None:
+        """Forgets offsets that are durable: the broker has them now, and moves them itself where the group pops."""
         latest = self._latest.get(group, {})
         for place, offset in targets.items():
             if latest.get(place) == offset and place not in self._noted.get(group, ()):
                 del latest[place]
 
     def is_moving(self, group: str, topic: str, queue_id: int) -> bool:
-        """Whether a group was moved in a queue and its member there does not know yet."""
+        """Returns whether a group was moved in a queue and its member there has not learned it yet."""
         return (topic, queue_id) in self._moves.get(group, ())
 
     def take_move(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Where a member has to go on, once; None where nobody has moved its group."""
+        """Returns where a member has to go on, once; None where nobody has moved its group."""
         moves = self._moves.get(group)
         target = moves.pop((topic, queue_id), None) if moves else None
         if moves is not None and not moves:
@@ -101,11 +101,11 @@ class Offsets:
         return target
 
     def forget_moves(self, group: str) -> None:
-        """A group has no members any more: whoever comes begins where the group was moved to."""
+        """Forgets the moves of a group without members: the next member starts where the group was moved to."""
         self._moves.pop(group, None)
 
     def write(self, at_ms: int) -> None:
-        """Writes everything that was noted. Raises DiskFull, LogFailed; then what is left stays noted."""
+        """Writes all noted offsets. Raises DiskFull, LogFailed; the rest then stays noted."""
         for group, noted in list(self._noted.items()):
             latest = self._latest[group]
             rows = [(*place, latest[place]) for place in sorted(noted)]

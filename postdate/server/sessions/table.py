@@ -1,10 +1,10 @@
-"""The pipeline's table, as the broker knows it: a connection that answers questions about it.
+"""Asks bulk about the pipeline's table, over the connection that bulk has attached.
 
     client --370---> broker --9809--> bulk, which reads the table
     client --9801--> broker --9811--> bulk
 
-A cancel whose message nobody here knows, due behind the horizon, may have it in the table. Whoever cancels waits for
-the answer, nobody else does; without one in time it is "unknown", and the cancel stands.
+A cancel whose message the broker does not know, due after the horizon, may have its message in the table. Only the
+client that cancels waits for the answer; without one in time the outcome is "unknown", and the cancel stands.
 """
 
 import asyncio
@@ -15,19 +15,21 @@ from typing import Any, NamedTuple
 import orjson
 
 from postdate.broker.broker import Broker
-from postdate.broker.cancelling import Traced
+from postdate.broker.cancelling import CancelResult
 from postdate.message import Cancelled
 from postdate.server.connection import Connection
 from postdate.server.sessions.questions import Questions
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
+from postdate.wire.requests import ClientRequest
 
-_NOBODY = "nobody is connected who can read the table"
+_NOBODY = "no process is attached that can read the table"
+_ADDRESS_MAX = 300  # characters: a name has 255 at most
 _COUNT_S = 60.0  # ten million rows take a second or two; a busy machine may need more
 
 
 class Truth(NamedTuple):
-    """What a cancel is answered. `unread` says why the table was not asked, or has not answered."""
+    """The answer to a cancel. `unread` says why the table was not asked, or has not answered."""
 
     outcome: Cancelled
     unread: str = ""
@@ -37,19 +39,21 @@ Tell = Callable[[Truth], None]
 
 
 class Table:
-    """Of one service. Whoever attached last answers."""
+    """Asks the process that attached last, which is bulk, and knows where that listens."""
 
     def __init__(self, broker: Broker, questions: Questions) -> None:
         self._broker = broker
         self._questions = questions
         self._reader: Connection | None = None
+        self.bulk_address = ""  # of the one that is attached
         self._count = 0  # questions on their way
 
-    def attach(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+    def attach(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         if self._reader is not connection:
             self._detach()
             self._reader = connection
             connection.held_count += 1  # it may be silent for long: it waits for questions
+        self.bulk_address = asked["bulk"][:_ADDRESS_MAX]
         return reply(command, codes.SUCCESS)
 
     def drop(self, connection: Connection) -> None:
@@ -60,29 +64,32 @@ class Table:
         if self._reader is not None:
             self._reader.held_count -= 1
             self._reader = None
+            self.bulk_address = ""
 
-    def find(self, traced: Traced, tell: Tell) -> None:
+    def find(self, result: CancelResult, tell: Tell) -> None:
         """Tells the truth about a cancel, at once where the table need not or cannot be asked."""
-        if not traced.may_be_in_table:
-            tell(Truth(traced.outcome))
+        if not result.may_be_in_table:
+            tell(Truth(result.outcome))
             return
-        limit = self._broker.settings.table_reads_max
+        limit = self._broker.limits.table_reads_max
         if self._reader is None:
             tell(Truth(Cancelled.UNKNOWN, _NOBODY))
         elif self._count >= limit:
             tell(Truth(Cancelled.UNKNOWN, f"table_reads_max: {limit} questions about the table wait, the limit"))
         else:
-            self._ask(self._reader, traced, tell)
+            self._ask(self._reader, result, tell)
 
-    def _ask(self, reader: Connection, traced: Traced, tell: Tell) -> None:
+    def _ask(self, reader: Connection, result: CancelResult, tell: Tell) -> None:
         self._count += 1
-        tombstone = traced.tombstone
+        tombstone = result.tombstone
         fields = {
             "topic": tombstone.topic, "key": tombstone.key, "by": tombstone.by, "keyHash": tombstone.key_hash,
-            "due": tombstone.due, "before": tombstone.arrival,
+            "due": tombstone.due, "before": tombstone.arrival, "table": self._broker.view.far.table,
         }  # fmt: skip
-        wait_s = self._broker.settings.table_read_ms_max / 1_000
-        self._questions.ask(reader, codes.FIND_IN_TABLE, fields, b"", wait_s, partial(self._answered, traced, tell))
+        wait_s = self._broker.limits.table_read_ms_max / 1_000
+        self._questions.ask(
+            reader, ClientRequest.FIND_IN_TABLE, fields, b"", wait_s, partial(self._answered, result, tell)
+        )
 
     async def count(self, wish: bytes) -> Command | str:
         """How much waits in the table, as JSON of `counts.Counts`, or in a sentence why that is not known."""
@@ -91,21 +98,23 @@ class Table:
         done: asyncio.Future[Command | str] = asyncio.get_running_loop().create_future()
 
         def tell(answer: Command | str) -> None:
-            if not done.done():  # whoever asked may be gone
+            if not done.done():  # the client may be gone
                 done.set_result(answer)
 
-        self._questions.ask(self._reader, codes.COUNT_TABLE, {}, wish, _COUNT_S, tell)
+        self._questions.ask(
+            self._reader, ClientRequest.COUNT_TABLE, {"table": self._broker.view.far.table}, wish, _COUNT_S, tell
+        )
         return await done
 
-    def _answered(self, traced: Traced, tell: Tell, answer: Command | str) -> None:
+    def _answered(self, result: CancelResult, tell: Tell, answer: Command | str) -> None:
         self._count -= 1
         arrivals = answer if isinstance(answer, str) else _arrivals(answer)
         if isinstance(arrivals, str):
-            # It may have come into the wheel meanwhile, where everybody can see it.
-            found = self._broker.cancels.is_cancelled_by(traced, [])
+            # The message may have come into the wheel meanwhile, where the broker sees it.
+            found = self._broker.cancels.is_cancelled_by(result, [])
             tell(Truth(Cancelled.CANCELLED) if found else Truth(Cancelled.UNKNOWN, arrivals))
         else:
-            found = self._broker.cancels.is_cancelled_by(traced, arrivals)
+            found = self._broker.cancels.is_cancelled_by(result, arrivals)
             tell(Truth(Cancelled.CANCELLED if found else Cancelled.UNKNOWN))
 
 
@@ -118,5 +127,5 @@ def _arrivals(answer: Command) -> list[int] | str:
     except orjson.JSONDecodeError:
         found = None
     if not isinstance(found, list) or not all(type(each) is int for each in found):
-        return f"what the table is said to hold cannot be read: {answer.body[:64]!r}"
+        return f"the answer about the table cannot be read: {answer.body[:64]!r}"
     return found

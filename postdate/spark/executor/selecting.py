@@ -1,5 +1,5 @@
-"""What executors do for a job: rows that its predicate has selected go to the broker, which decides about them; what
-it has decided goes into the table.
+"""What executors do for a job: upload the rows that its predicate selects, for the broker to decide about them, and
+write the decision into the table.
 
 Executors import this: the standard library, pyarrow and pyspark are all it may need.
 """
@@ -12,20 +12,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
+from postdate.arrival import NEAR, OWN_ARRIVAL, own_arrival
 from postdate.faultpoint import reach
 from postdate.process import keep_freed_memory
-from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.executor.bulk_client import BulkClient
 from postdate.spark.executor.tasks import RESULT, Batches, Result, Task, in_tiers, pieces, plain, write_tiers
 from postdate.spark.executor.waiting import IS_NEAR
-from postdate.table.files import Place, in_order, repeated, write
-from postdate.table.format import DROP, MESSAGE, NEAR, OWN_ARRIVAL, SCHEMA, SELECTED, own_arrival
+from postdate.table.files import TableFolder, constant_column, sort_rows, write_file
+from postdate.table.format import DROP, MESSAGE, SCHEMA, SELECTED
 
 HIDDEN = "__"  # begins the names of columns that a predicate does not see
 _NARROW = ("due", "arrival", "unique_hash", "key_hash", "queue")
 
 
 def columns(by_ms: int) -> list[str]:
-    """What `select` needs of each row: all of it, where it is brought again."""
+    """The columns that `select` needs: all, where the job brings the rows again."""
     names = [name for name in SCHEMA.names if name != "flags"] if by_ms else list(_NARROW)
     return [*(f"{HIDDEN}{name}" for name in names), f"{HIDDEN}{IS_NEAR}"]
 
@@ -34,7 +35,7 @@ def columns(by_ms: int) -> list[str]:
 
 
 def select(task: Task) -> Callable[[Batches], Batches]:
-    """For mapInArrow over the rows that a predicate has let pass: one answer for each part that was uploaded."""
+    """The function for mapInArrow over selected rows: one answer for each part that it uploads."""
     return lambda batches: _answers(task, batches)
 
 
@@ -45,7 +46,7 @@ def _answers(task: Task, batches: Batches) -> Batches:
     done = 0
     for rows in pieces(batches):
         own = own_arrival(task["number"], part, done)
-        answer = _selected(task, in_order(_shown(rows)), own)
+        answer = _selected(task, sort_rows(_shown(rows)), own)
         done += rows.num_rows
         yield pa.RecordBatch.from_pydict({"result": [json.dumps(answer)]}, schema=RESULT)
 
@@ -55,10 +56,10 @@ def _shown(rows: pa.Table) -> pa.Table:
 
 
 def _selected(task: Task, rows: pa.Table, own: int) -> Result:
-    """Uploads sorted rows and, where they are postponed, writes them beside the table as they will be."""
+    """Uploads sorted rows and, where the job postpones, writes them beside the table with their new due."""
     name = f"{task['number']:08d}-{uuid.uuid4().hex}"
-    with Gate(task["bulk"]) as gate:
-        gate.select(name, _narrow(rows))
+    with BulkClient(task["bulk"]) as bulk:
+        bulk.select(name, _narrow(rows))
     reach("selection.uploaded")
     files = _write_moved(task, rows, own) if task["by_ms"] else []
     return {"name": name, "own": own, "rows": rows.num_rows, "files": files, "due_high": rows.column("due")[-1].as_py()}
@@ -70,17 +71,17 @@ def _narrow(rows: pa.Table) -> pa.Table:
 
 
 def _write_moved(task: Task, rows: pa.Table, own: int) -> list[list[object]]:
-    place, count = Place(task["table"]), rows.num_rows
+    place, count = TableFolder(task["table"]), rows.num_rows
     moved = {
         "due": pc.add(rows.column("due"), task["by_ms"]),
         "arrival": pa.array(range(own, own + count), pa.int64()),
-        "kind": repeated(MESSAGE, pa.int8(), count),
-        "flags": repeated(OWN_ARRIVAL, pa.int32(), count),
+        "kind": constant_column(MESSAGE, pa.int8(), count),
+        "flags": constant_column(OWN_ARRIVAL, pa.int32(), count),
     }
     columns = [moved[name] if name in moved else rows.column(name) for name in SCHEMA.names]
     table = pa.Table.from_arrays(columns, names=SCHEMA.names)
     files = [
-        write(place, f"_job-{task['number']:08d}-{tier}-{uuid.uuid4().hex[:12]}.parquet", part)
+        write_file(place, f"_job-{task['number']:08d}-{tier}-{uuid.uuid4().hex[:12]}.parquet", part)
         for tier, part in in_tiers(table, task["edge"])
     ]
     return [list(file) for file, _ in files]
@@ -90,11 +91,11 @@ def _write_moved(task: Task, rows: pa.Table, own: int) -> list[list[object]]:
 
 
 def drop(task: Task) -> Result:
-    """Takes what a part has changed out of the table: a row for each, of the same due and arrival. What came too late
-    stays; where it was written anew, the new row goes.
+    """Takes what a part has changed out of the table: writes a drop for each row, of the same due and arrival. Rows
+    that came too late stay; where the job postpones, the drop is for their new row.
     """
-    with Gate(task["bulk"]) as gate:
-        rows = gate.selection(task["name"])
+    with BulkClient(task["bulk"]) as bulk:
+        rows = bulk.selection(task["name"])
     is_late = pc.is_in(pa.array(range(rows.num_rows), pa.int64()), pa.array(task["late"], pa.int64()))
     gone = [_drops(rows.filter(pc.invert(is_late)))]
     if task["by_ms"] and task["late"]:
@@ -102,8 +103,8 @@ def drop(task: Task) -> Result:
         late = late.filter(is_late)
         due = pc.add(late.column("due"), task["by_ms"])
         gone.append(_drops(late.set_column(0, "due", due).set_column(1, "arrival", late.column("own"))))
-    drops = in_order(pa.concat_tables(gone))
-    files = write_tiers(Place(task["table"]), drops, task["edge"], task["far"]) if drops.num_rows else []
+    drops = sort_rows(pa.concat_tables(gone))
+    files = write_tiers(TableFolder(task["table"]), drops, task["edge"], task["far"]) if drops.num_rows else []
     return {"files": plain(files)}
 
 
@@ -112,6 +113,7 @@ def _drops(rows: pa.Table) -> pa.Table:
     own = {name: rows.column(name) for name in _NARROW}
     fixed = {"kind": DROP, "topic": "", "level": 0, "tag_hash": 0, "flags": 0, "size": 0, "record": b""}
     arrays = [
-        own[field.name] if field.name in own else repeated(fixed.get(field.name), field.type, count) for field in SCHEMA
+        own[field.name] if field.name in own else constant_column(fixed.get(field.name), field.type, count)
+        for field in SCHEMA
     ]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)

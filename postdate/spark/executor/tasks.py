@@ -1,7 +1,7 @@
-"""What executors do: ranges of the far queue into files, windows of due into chunks or into merged files.
+"""What executors do: turn ranges of the far queue into files, and windows of due into chunks or merged files.
 
-A task is told what to do by a plain dict and answers with one. It can be run again: what an earlier attempt has left
-is a file that nothing names.
+A task gets a plain dict and answers with one. It can run again: an earlier attempt leaves at most a file that nothing
+names.
 """
 
 import json
@@ -17,11 +17,21 @@ import pyarrow.parquet as pq
 
 from postdate.errors import CorruptTable
 from postdate.faultpoint import reach
-from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
 from postdate.process import keep_freed_memory
-from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.executor.bulk_client import BulkClient
 from postdate.storage import record as records
-from postdate.table.files import NEVER, Group, Place, Sorted, Window, Written, in_order, read_window, repeated, write
+from postdate.table.files import (
+    NEVER,
+    RowGroup,
+    SortedRows,
+    TableFolder,
+    Window,
+    WrittenFile,
+    constant_column,
+    read_window,
+    sort_rows,
+    write_file,
+)
 from postdate.table.format import (
     BATCH_TIERS,
     CANCEL,
@@ -30,21 +40,21 @@ from postdate.table.format import (
     MESSAGE,
     SCHEMA,
     File,
-    batch_file,
-    came_before,
+    batch_file_name,
     writer_options,
 )
+from postdate.table.living import Removals
 
 Task = dict[str, Any]
 Result = dict[str, Any]
 Batches = Iterator[pa.RecordBatch]
 
 RESULT = pa.schema([pa.field("result", pa.string())])
-_PIECE_BYTES = 128 << 20  # of records: what a task holds in memory before it writes a file
+_PIECE_BYTES = 128 << 20  # of records that a task holds in memory before it writes a file
 
 
 def over_numbers(work: Callable[[Task], Result], common: Task, tasks: list[Task]) -> Callable[[Batches], Batches]:
-    """For mapInArrow over rows that are numbers of tasks."""
+    """The function for mapInArrow over rows that are numbers of tasks."""
     return lambda batches: _answers(work, (common | tasks[number] for number in _values(batches)))
 
 
@@ -54,7 +64,7 @@ def _values(batches: Batches) -> Iterator[Any]:
 
 
 def _answers(work: Callable[[Task], Result], tasks: Iterator[Task]) -> Batches:
-    """One row per task, with the executor that did it: all workers of an executor have one parent."""
+    """One row per task, with the executor that ran it: all workers of an executor have one parent."""
     keep_freed_memory()
     worker = {"worker": f"{socket.gethostname()}:{os.getppid()}"}
     for task in tasks:
@@ -62,15 +72,15 @@ def _answers(work: Callable[[Task], Result], tasks: Iterator[Task]) -> Batches:
 
 
 def _answer(work: Callable[[Task], Result], task: Task) -> Result:
-    """What a task has done. A damaged table is told as a sentence: trying again would not mend it."""
+    """Runs a task. A damaged table becomes part of the answer: Spark would try again, which would not mend it."""
     try:
         return work(task)
     except CorruptTable as error:
         return {"damage": str(error)}
 
 
-def results(lines: Iterable[str]) -> list[Result]:
-    """The answers of tasks. Raises CorruptTable where one of them met damage."""
+def read_results(lines: Iterable[str]) -> list[Result]:
+    """Reads the answers of tasks. Raises CorruptTable where one of them met damage."""
     found: list[Result] = [json.loads(line) for line in lines]
     for result in found:
         if "damage" in result:
@@ -78,20 +88,20 @@ def results(lines: Iterable[str]) -> list[Result]:
     return found
 
 
-def written(found: Iterable[Result]) -> list[Written]:
-    """The files that tasks have made."""
+def written_files(found: Iterable[Result]) -> list[WrittenFile]:
+    """The files that tasks have written."""
     return [
-        Written(File(*file), [Group(*group) for group in groups])
+        WrittenFile(File(*file), [RowGroup(*group) for group in groups])
         for result in found
         for file, groups in result["files"]
     ]
 
 
-def warm(task: Task) -> Result:
-    """What the first task of a worker would have to wait for: everything is loaded, a little is sorted and written."""
+def warm_up(task: Task) -> Result:
+    """Loads everything, and sorts and writes a little, so that the first real task of a worker need not wait."""
     rows = SCHEMA.empty_table()
     sink = pa.BufferOutputStream()
-    pq.write_table(in_order(rows), sink, **writer_options("soon"))
+    pq.write_table(sort_rows(rows), sink, **writer_options("soon"))
     return {"rows": task["rows"] + pq.read_table(pa.BufferReader(sink.getvalue())).num_rows}
 
 
@@ -100,16 +110,16 @@ def warm(task: Task) -> Result:
 
 def ingest(task: Task) -> Result:
     """Far rows start..stop-1 into files: rows due before `edge` apart from the others."""
-    place, files = Place(task["table"]), []
-    with Gate(task["bulk"]) as gate:
-        # By map: no name here holds on to a piece that is sorted by now.
-        for rows in map(in_order, map(_as_rows, pieces(gate.far(task["start"], task["stop"])))):
+    place, files = TableFolder(task["table"]), []
+    with BulkClient(task["bulk"]) as bulk:
+        # By map, so that no name here holds a piece that is sorted already.
+        for rows in map(sort_rows, map(_as_rows, pieces(bulk.far(task["start"], task["stop"])))):
             files += write_tiers(place, rows, task["edge"], task["start"])
     return {"files": plain(files)}
 
 
 def pieces(batches: Batches) -> Iterator[pa.Table]:
-    """Batches brought together, so many bytes at a time."""
+    """Joins batches into tables of about 128 MB."""
     held: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -123,21 +133,21 @@ def pieces(batches: Batches) -> Iterator[pa.Table]:
 
 
 def _emptied(held: list[pa.RecordBatch]) -> pa.Table:
-    """All that is held, and held no more: a piece is large, and whoever has it wants to let it go."""
+    """Joins the batches and empties the list: a piece is large, and its reader must be able to free it."""
     table = pa.Table.from_batches(held)
     held.clear()
     return table
 
 
 def _as_rows(far: pa.Table) -> pa.Table:
-    flags = repeated(0, pa.int32(), far.num_rows)
+    flags = constant_column(0, pa.int32(), far.num_rows)
     far = far.append_column("flags", flags).append_column("size", pc.binary_length(far.column("record")))
     return far.select(SCHEMA.names).cast(SCHEMA)
 
 
-def write_tiers(place: Place, rows: pa.Table, edge: int, far: int) -> list[Written]:
-    """Sorted rows as files of a batch that begins at that far row: rows due before `edge` apart from the others."""
-    return [write(place, batch_file(tier, far, _fresh()), part) for tier, part in in_tiers(rows, edge)]
+def write_tiers(place: TableFolder, rows: pa.Table, edge: int, far: int) -> list[WrittenFile]:
+    """Writes sorted rows as files of a batch that begins at a far row: rows due before `edge` apart from the others."""
+    return [write_file(place, batch_file_name(tier, far, _fresh()), part) for tier, part in in_tiers(rows, edge)]
 
 
 def in_tiers(rows: pa.Table, edge: int) -> list[tuple[str, pa.Table]]:
@@ -146,8 +156,8 @@ def in_tiers(rows: pa.Table, edge: int) -> list[tuple[str, pa.Table]]:
     return [(tier, part) for tier, part in parts if part.num_rows]
 
 
-def plain(files: list[Written]) -> list[Any]:
-    """As JSON takes them."""
+def plain(files: list[WrittenFile]) -> list[Any]:
+    """Files as JSON lists."""
     return [[list(file), [list(group) for group in groups]] for file, groups in files]
 
 
@@ -159,46 +169,45 @@ def _fresh() -> str:
 
 
 def promote(task: Task) -> Result:
-    """A window of the table into one chunk, without what is cancelled."""
-    told: Result = {"read": 0, "cancelled": 0, "rows": 0, "chunk": None}
+    """Uploads a window of the table as one chunk, without what is cancelled."""
+    counts: Result = {"read": 0, "cancelled": 0, "rows": 0, "chunk": None}
     window = Window(*task["window"])
-    with Sorted(Place(task["table"]), task["files"], window, task["untaken"]) as rows:
+    with SortedRows(TableFolder(task["table"]), task["files"], window, task["untaken"]) as rows:
         columns = [*CHUNK_COLUMNS, "kind", "topic"] if rows.has_cancels else [*CHUNK_COLUMNS, "kind"]
-        pieces: Iterable[pa.Table] = (_living(piece, window, told) for piece in rows.pieces(columns))
+        pieces: Iterable[pa.Table] = (_living(piece, window, counts) for piece in rows.pieces(columns))
         if rows.has_cancels:
-            pieces = list(pieces)  # a chunk is announced with its rows, and only now it is known which are left
-            count = told["rows"]
+            pieces = list(pieces)  # a chunk is announced with its count of rows, which is known only now
+            count = counts["rows"]
         else:
             count = rows.count()
         if count:
             reach("chunk.upload")
-            with Gate(task["bulk"]) as gate:
-                uploaded = gate.upload(_chunk_name(task["epoch"]), count, (p.select(CHUNK_COLUMNS) for p in pieces))
+            with BulkClient(task["bulk"]) as bulk:
+                uploaded = bulk.upload(_chunk_name(task["epoch"]), count, (p.select(CHUNK_COLUMNS) for p in pieces))
             reach("chunk.uploaded")
-            told |= {"chunk": uploaded.name, "bytes": uploaded.bytes}
-    return told
+            counts |= {"chunk": uploaded.name, "bytes": uploaded.bytes}
+    return counts
 
 
-def _living(rows: pa.Table, window: Window, told: Result) -> pa.Table:
-    """The messages among sorted rows that no cancel is for. What was met is added to what is told."""
+def _living(rows: pa.Table, window: Window, counts: Result) -> pa.Table:
+    """The messages among sorted rows that no cancel is for. Adds the counts to the task's answer."""
     kind = rows.column("kind")
     if pc.all(pc.equal(kind, MESSAGE)).as_py():
         messages, cancelled = rows, 0
-        told["read"] += rows.num_rows
+        counts["read"] += rows.num_rows
     else:
         messages, cancels, drops = (rows.filter(pc.equal(kind, each)) for each in (MESSAGE, CANCEL, DROP))
-        # Of the cancels of one instant every task of it is told; each counts those that arrived in its own part.
-        told["read"] += messages.num_rows + _arrived_within(cancels, window) + drops.num_rows
+        # Every task of one instant sees all its cancels; each counts those that arrived in its own part.
+        counts["read"] += messages.num_rows + _arrived_within(cancels, window) + drops.num_rows
         before = messages.num_rows
-        if drops.num_rows:
-            gone = pc.is_in(messages.column("arrival"), drops.column("arrival").combine_chunks())
-            messages = messages.filter(pc.invert(gone))
-        dead = _cancelled(messages, cancels)
-        if dead:
-            messages = messages.take(pa.array(sorted(set(range(messages.num_rows)) - dead), pa.int64()))
+        record, cancel_record = messages.column("record"), cancels.column("record")
+        living = Removals(cancels, drops).living(
+            messages, lambda message, cancel: _has_key(record[message].as_py(), cancel_record[cancel].as_py())
+        )
+        messages = messages.filter(living)
         cancelled = before - messages.num_rows
-    told["cancelled"] += cancelled
-    told["rows"] += messages.num_rows
+    counts["cancelled"] += cancelled
+    counts["rows"] += messages.num_rows
     return messages
 
 
@@ -215,51 +224,26 @@ def _arrived_within(rows: pa.Table, window: Window) -> int:
     return int(pc.sum(_arrived(rows, window)).as_py() or 0)
 
 
-def _cancelled(messages: pa.Table, cancels: pa.Table) -> set[int]:
-    """Which messages a cancel is for: the same topic, key and due, and the message arrived before it."""
-    dead: set[int] = set()
-    for column in ("unique_hash", "key_hash"):
-        own = cancels.filter(pc.not_equal(cancels.column(column), 0))
-        if not own.num_rows:
-            continue
-        wanted: dict[tuple[int, int], list[tuple[int, int, str, bytes]]] = {}
-        names = ("due", column, "arrival", "tag_hash", "topic", "record")
-        for due, hashed, *rest in zip(*(own.column(name).to_pylist() for name in names), strict=True):
-            wanted.setdefault((due, hashed), []).append(tuple(rest))
-        hits = pc.indices_nonzero(pc.is_in(messages.column(column), own.column(column).combine_chunks()))
-        found = messages.take(hits)
-        for hit, *message in zip(hits.to_pylist(), *(found.column(name).to_pylist() for name in names), strict=True):
-            due, hashed, arrival, _, topic, record = message
-            for cancel_arrival, jobs, cancel_topic, cancel in wanted.get((due, hashed), ()):
-                is_earlier = came_before(arrival, cancel_arrival, jobs)
-                if is_earlier and topic == cancel_topic and _is_of_key(record, cancel):
-                    dead.add(hit)
-    return dead
-
-
-def _is_of_key(message: bytes, cancel: bytes) -> bool:
-    """Whether the message has the key that is cancelled: equal hashes are only a hint."""
+def _has_key(message: bytes, cancel: bytes) -> bool:
+    """Whether a message has the key that a cancel names: equal hashes are only a hint."""
     asked = json.loads(records.decode(cancel).body)
-    properties = records.properties_of(message)
-    if asked["by"] == "unique":
-        return bool(properties.get(PROPERTY_UNIQ_KEY) == asked["key"])
-    return bool(first_key(properties.get(PROPERTY_KEYS, "")) == asked["key"])
+    return records.is_of_key(message, asked["topic"], asked["key"], asked["by"])
 
 
 # -- merge ------------------------------------------------------------------------------------------------------
 
 
 def merge(task: Task) -> Result:
-    """A window of the table into new files, one for each bucket of due."""
-    place, window = Place(task["table"]), Window(*task["window"])
+    """Writes a window of the table as new files, one for each bucket of due."""
+    place, window = TableFolder(task["table"]), Window(*task["window"])
     rows = read_window(place, task["files"], window)
-    rows = in_order(rows.filter(_arrived(rows, window)))  # cancels come whole; here each part keeps its own
+    rows = sort_rows(rows.filter(_arrived(rows, window)))  # cancels come whole; here each part keeps its own
     files = []
     for tier, low, high in task["buckets"]:
         due = rows.column("due")
         part = rows.filter(pc.and_(pc.greater(due, low), pc.less_equal(due, high)))
         if part.num_rows:
-            files.append(write(place, f"{tier}-{low + 1:020d}-{_fresh()}.parquet", part))
+            files.append(write_file(place, f"{tier}-{low + 1:020d}-{_fresh()}.parquet", part))
     return {"read": rows.num_rows, "files": plain(files)}
 
 
@@ -267,20 +251,20 @@ def merge(task: Task) -> Result:
 
 
 def count(task: Task) -> Result:
-    """How many rows of its files lie in some windows that do not overlap."""
-    place, found = Place(task["table"]), 0
+    """Counts the rows of its files that lie in some windows, which do not overlap."""
+    place, found = TableFolder(task["table"]), 0
     for window in (Window(*each) for each in task["windows"]):
         found += _arrived_within(read_window(place, task["files"], window, ["due", "arrival", "kind"]), window)
     return {"rows": found}
 
 
 def restore(task: Task) -> Result:
-    """Far rows start..stop-1 that none of the files holds, into new files: those due after an instant, and all that
-    arrived at or after a place.
+    """Writes far rows start..stop-1 that none of the files holds as new files: those due after an instant, and all
+    that arrived at or after a place.
     """
-    place, files = Place(task["table"]), []
-    with Gate(task["bulk"]) as gate:
-        for piece in pieces(gate.far(task["start"], task["stop"])):
+    place, files = TableFolder(task["table"]), []
+    with BulkClient(task["bulk"]) as bulk:
+        for piece in pieces(bulk.far(task["start"], task["stop"])):
             rows = _as_rows(piece)
             is_due = pc.greater(rows.column("due"), task["due_after"])
             rows = rows.filter(pc.or_(is_due, pc.greater_equal(rows.column("arrival"), task["late_from"])))
@@ -292,5 +276,5 @@ def restore(task: Task) -> Result:
                 known = known.filter(pc.not_equal(known.column("kind"), DROP))  # it has the arrival of its message
                 rows = rows.filter(pc.invert(pc.is_in(arrival, known.column("arrival").combine_chunks())))
             if rows.num_rows:
-                files += write_tiers(place, in_order(rows), task["edge"], task["start"])
+                files += write_tiers(place, sort_rows(rows), task["edge"], task["start"])
     return {"files": plain(files)}

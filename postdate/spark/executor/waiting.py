@@ -1,4 +1,4 @@
-"""What waits outside the table, as rows for Spark: the wheel, and the far queue's remainder. And what records hold.
+"""What waits outside the table, as rows for Spark: the wheel, and the rest of the far queue. And what records hold.
 
 Executors import this: the standard library, pyarrow and pyspark are all it may need.
 """
@@ -11,14 +11,14 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from postdate.message import decode_properties
-from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.executor.bulk_client import BulkClient
 from postdate.storage import record as records
-from postdate.table.files import repeated
+from postdate.table.files import constant_column
 
 NAME = "postdate-waiting"
 _RANGE_ROWS = 250_000
 
-# As Spark calls the columns that the table and this have in common; `is_near` is ours.
+# Spark's types of the columns that this has in common with the table; `is_near` is ours.
 COLUMNS = {
     "due": "bigint", "arrival": "bigint", "kind": "tinyint", "topic": "string", "queue": "int", "level": "tinyint",
     "tag_hash": "int", "unique_hash": "bigint", "key_hash": "bigint", "key": "string", "tag": "string", "size": "int",
@@ -28,7 +28,7 @@ IS_NEAR = "is_near"
 
 
 class WaitingSource(DataSource):
-    """Options: bulk (host:port), start, stop (the far rows that are wanted)."""
+    """Options: bulk (host:port), start, stop (of the far rows)."""
 
     @classmethod
     def name(cls) -> str:
@@ -42,18 +42,20 @@ class WaitingSource(DataSource):
 
 
 class WaitingReader(DataSourceReader):
+    """Reads the wheel, and a range of far rows."""
+
     def __init__(self, bulk: str, start: int, stop: int) -> None:
         self._bulk = bulk
         self._start, self._stop = start, stop
 
     def partitions(self) -> Sequence[InputPartition]:
-        """None stands for the wheel."""
+        """One partition for the wheel, which is None, and one for each range of far rows."""
         ranges = [(at, min(at + _RANGE_ROWS, self._stop)) for at in range(self._start, max(self._stop, 0), _RANGE_ROWS)]
         return [InputPartition(each) for each in (None, *ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        with Gate(self._bulk) as gate:
-            batches = gate.near() if partition.value is None else gate.far(*partition.value)
+        with BulkClient(self._bulk) as bulk:
+            batches = bulk.near() if partition.value is None else bulk.far(*partition.value)
             for batch in batches:
                 yield _columns(batch, is_near=partition.value is None)
 
@@ -61,7 +63,7 @@ class WaitingReader(DataSourceReader):
 def _columns(batch: pa.RecordBatch, *, is_near: bool) -> pa.RecordBatch:
     size = pc.binary_length(batch.column("record"))
     arrays = [size if name == "size" else batch.column(name) for name in COLUMNS]
-    flag = repeated(is_near, pa.bool_(), batch.num_rows)
+    flag = constant_column(is_near, pa.bool_(), batch.num_rows)
     return pa.RecordBatch.from_arrays([*arrays, flag], names=[*COLUMNS, IS_NEAR])
 
 

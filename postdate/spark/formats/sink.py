@@ -1,8 +1,8 @@
 """The sink of format("postdate"): a frame's rows, scheduled. All of them, or none.
 
 Spark makes the writer in the driver, runs `write` once for each partition, again where a task has failed, and then
-calls `commit`, or `abort`, also behind a commit that has raised; each in a process of its own, so that nothing but the
-pickled writer and the messages of its tasks goes from one to the next.
+calls `commit`, or `abort`, also after a commit that has raised. Each runs in a process of its own, so that nothing but
+the pickled writer and the messages of its tasks goes from one to the next.
 """
 
 import uuid
@@ -14,11 +14,10 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from postdate.config import Settings
 from postdate.errors import UsageError
-from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.imports import imports
-from postdate.spark.imports.loading import Loaded, load
+from postdate.spark.imports.loading import Loaded, Plan, load
 from postdate.spark.imports.options import checked_topic, fitted, named_columns, wanted_of
 
 # Options by their names for Spark, which has them in small letters; those of a column have the name of `Wanted`.
@@ -26,12 +25,12 @@ _COLUMNS = {
     "due": "due", "due_unit": "unit", "zone": "zone", "body": "body", "key": "key", "tag": "tag",
     "properties": "properties", "queue": "queue",
 }  # fmt: skip
-OPTIONS = ("bulk", "topic", *_COLUMNS, "property", "id", "skip_bad", "wait")
+OPTIONS = ("addr", "bulk", "topic", *_COLUMNS, "property", "id", "skip_bad", "wait")
 _FLAGS = {"true": True, "false": False}
 
 
 def writer(options: Mapping[str, str], schema: Any, *, overwrite: bool = False) -> "Writer":
-    """For DataSource.writer. Begins the import. Raises UsageError, Refused, and FlightError where no broker answers."""
+    """Begins the import. Raises UsageError, Refused, TopicNotFound, and Unreachable where no broker answers."""
     if overwrite:
         raise UsageError('messages can only be added: write with mode("append")')
     unknown = sorted(set(options) - set(OPTIONS))
@@ -41,11 +40,11 @@ def writer(options: Mapping[str, str], schema: Any, *, overwrite: bool = False) 
     wishes["named"] = named_columns(options.get("property", ""))
     wishes.setdefault("due", "")
     wanted = fitted(wanted_of(wishes), {field.name: field.dataType.simpleString() for field in schema.fields})
-    topic, bulk = checked_topic(options.get("topic", "")), options.get("bulk", f"127.0.0.1:{Settings().bulk_port}")
+    topic = checked_topic(options.get("topic", ""))
     is_waiting = _flag(options, "wait")
-    with Gate(bulk) as gate:
-        begun = imports.begin(gate, options.get("id") or uuid.uuid4().hex, topic, wanted)
-    return Writer(bulk, begun, options.get("skip_bad", ""), is_waiting)
+    broker = BrokerClient(options.get("addr"), options.get("bulk", ""))
+    import_ = imports.begin(broker, options.get("id") or uuid.uuid4().hex, topic, wanted)
+    return Writer(broker, import_, options.get("skip_bad", ""), is_waiting)
 
 
 def _flag(options: Mapping[str, str], name: str) -> bool:
@@ -57,18 +56,18 @@ def _flag(options: Mapping[str, str], name: str) -> bool:
 
 @dataclass
 class Message(WriterCommitMessage):
-    """What a task tells."""
+    """What a task has loaded."""
 
     loaded: Loaded | None
 
 
 class Writer(DataSourceArrowWriter):
-    """One import. Without a plan it was adopted before: nothing is written, its end is waited for."""
+    """Writes one import. One without a plan was adopted before: the writer writes nothing, and waits for its end."""
 
-    def __init__(self, bulk: str, begun: imports.Begun, skip_bad: str, is_waiting: bool) -> None:
-        self._bulk = bulk
-        self._id, self._plan = begun.job["id"], begun.plan
-        self._skip_bad = skip_bad  # a file for them
+    def __init__(self, broker: BrokerClient, import_: imports.Import, skip_bad: str, is_waiting: bool) -> None:
+        self._broker = broker
+        self._id, self._plan = import_.job.id, import_.plan
+        self._skip_bad = skip_bad  # a file for bad rows
         self._is_waiting = is_waiting
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
@@ -79,26 +78,24 @@ class Writer(DataSourceArrowWriter):
         return Message(load(self._plan, context.partitionId(), iterator))
 
     def commit(self, messages: list[Any]) -> None:
-        """Raises BadRows; then nothing is scheduled."""
-        with Gate(self._bulk) as gate:
-            if self._plan is not None:
-                loaded = [message.loaded for message in messages if message is not None]
-                self._adopt(gate, self._plan, loaded)
-            if self._is_waiting:
-                imports.wait(gate, self._id, lambda _: None)
+        """Hands the files to the pipeline. Raises BadRows; then nothing is scheduled."""
+        if self._plan is not None:
+            loaded = [message.loaded for message in messages if message is not None]
+            self._adopt(self._plan, loaded)
+        if self._is_waiting:
+            imports.wait(self._broker, self._id)
 
-    def _adopt(self, gate: Gate, plan: Any, loaded: list[Loaded]) -> None:
+    def _adopt(self, plan: Plan, loaded: list[Loaded]) -> None:
         bad_count = sum(part.bad_count for part in loaded)
         if bad_count:
             bad = imports.bad_rows(loaded)
             if not self._skip_bad:
-                imports.give_up(gate, plan, imports.counted(bad_count))
+                imports.give_up(self._broker, plan, imports.counted(bad_count))
                 raise imports.BadRows(" ".join(imports.bad_lines(bad, bad_count)))
             imports.write_bad(self._skip_bad, bad)
-        imports.adopt(gate, plan, [file for part in loaded for file in part.files], bad_count)
+        imports.adopt(self._broker, plan, [file for part in loaded for file in part.files], bad_count)
 
     def abort(self, messages: list[Any]) -> None:  # noqa: ARG002 - Spark's name
-        """What was adopted stays so: the commit has failed while it waited."""
+        """Gives the import up. One that was adopted stays: its commit has failed while it waited."""
         if self._plan is not None:
-            with Gate(self._bulk) as gate:
-                imports.give_up(gate, self._plan, "the job of Spark has failed")
+            imports.give_up(self._broker, self._plan, "the job of Spark has failed")

@@ -1,24 +1,26 @@
-"""A topic as rows for Spark: once, or as a stream whose place is kept in Spark's checkpoint.
+"""The format "postdate": a topic as rows for Spark, once or as a stream; its sink is in sink.py.
 
     place of a stream      {"0": [17, 120], "1": [18, 80]}        by queue id: number of the queue, next offset
 
-Only what is visible and durable is read, so that a range of offsets has the same rows whenever it is read, but for
-those whose records retention has taken meanwhile. The number of a queue is never given twice: it tells a topic from a
-later one of the same name.
+Spark keeps the place of a stream in its checkpoint. Only visible and durable messages are read, so that a range of
+offsets has the same rows whenever it is read, but for those whose records retention has taken meanwhile. No two queues
+have the same number: it tells a topic from a later one of the same name.
 
-Executors import this: the standard library, pyarrow and pyspark are all it may need.
+The driver asks the broker how far queues go and where bulk is; tasks read from bulk. Spark makes these objects in
+processes of its own, on the driver and on executors: the standard library, pyarrow and pyspark are all this module may
+need. docs/streams.md is the contract.
 """
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import flight
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -26,22 +28,28 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from postdate.contract import QueueSpan
 from postdate.errors import PipelineFailed, PostdateError, Refused, UsageError
-from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.executor.broker_client import AWAY, BrokerClient
+from postdate.spark.executor.bulk_client import BulkClient
+
+if TYPE_CHECKING:
+    from postdate.spark.formats import sink
+
+NAME = "postdate"
 
 COLUMNS = {
     "topic": "string", "queue": "int", "offset": "bigint", "due": "timestamp", "visible": "timestamp", "tag": "string",
     "key": "string", "properties": "map<string,string>", "body": "binary",
 }  # fmt: skip
 EARLIEST, LATEST = "earliest", "latest"
-BULK_DEFAULT = "127.0.0.1:9878"
 ROWS_DEFAULT = 1_000_000  # of a stream's batch: some seconds of work
-OPTIONS = ("bulk", "topic", "start", "stop", "rows", "columns")
+OPTIONS = ("addr", "bulk", "topic", "start", "stop", "rows", "columns")
 
 _RANGE_ROWS = 250_000  # of one task
-_NEWS_S = 0.1  # how long news are waited for, before Spark is told that there are none
+_NEWS_S = 0.1  # how long a stream waits for messages before Spark hears that there are none
 _PAUSE_S = 0.5  # between two tries to reach a broker that is away
-_PATIENCE_S = 30.0  # of a read that is no stream: so long a broker may be away in the middle of it
+_PATIENCE_S = 30.0  # a broker may be away this long in the middle of a read that is no stream
 _TIMESTAMP = pa.timestamp("us", "UTC")
 _EPOCH, _MS = datetime.fromtimestamp(0, UTC), timedelta(milliseconds=1)
 
@@ -55,7 +63,8 @@ Place = dict[str, list[int]]
 class Asked:
     """What the options ask for. `start` and `stop` are words, or instants in epoch milliseconds."""
 
-    bulk: str
+    address: str | None  # of the broker; None: POSTDATE_ADDR, else this machine's
+    bulk: str  # "" where the broker tells
     topic: str
     start: str | int
     stop: str | int
@@ -64,14 +73,15 @@ class Asked:
 
 
 def asked_of(options: Mapping[str, str]) -> Asked:
-    """Raises UsageError that says what is wrong."""
+    """Reads the options. Raises UsageError that says what is wrong."""
     unknown = [name for name in options if name.lower() not in OPTIONS]
     if unknown:
         raise UsageError(f"there is no option {unknown[0]!r}, but {', '.join(OPTIONS)}")
     if not options.get("topic"):
         raise UsageError("the option 'topic' is missing: which topic is to be read?")
     return Asked(
-        options.get("bulk", BULK_DEFAULT),
+        options.get("addr"),
+        options.get("bulk", ""),
         options["topic"],
         _edge("start", options.get("start", EARLIEST)),
         _edge("stop", options.get("stop", LATEST)),
@@ -92,7 +102,7 @@ def _edge(name: str, text: str) -> str | int:
             f"the option {name!r} is {text!r}, expected earliest, latest or an instant with its zone, "
             "such as 2030-01-31T08:00:00+01:00"
         )
-    return -((_EPOCH - instant) // _MS)  # rounded up: what became visible before it is not meant
+    return -((_EPOCH - instant) // _MS)  # rounded up: messages that became visible before the instant are left out
 
 
 def _rows(text: str) -> int:
@@ -113,18 +123,19 @@ def _columns(text: str) -> tuple[str, ...]:
 
 
 class Range(NamedTuple):
-    """The offsets start..stop-1 of a queue; what a task reads."""
+    """The offsets start..stop-1 of a queue, for one task, and where bulk is."""
 
+    bulk: str
     queue: int
     number: int
     start: int
     stop: int
 
 
-def ranges(low: Place, high: Place) -> list[InputPartition]:
-    """Between two places of one topic. A queue that is not in the first one has been added since."""
+def ranges(bulk: str, low: Place, high: Place) -> list[InputPartition]:
+    """Splits what lies between two places of a topic. A queue that is not in the first place has been added since."""
     return [
-        InputPartition(Range(int(queue), number, at, min(at + _RANGE_ROWS, stop)))
+        InputPartition(Range(bulk, int(queue), number, at, min(at + _RANGE_ROWS, stop)))
         for queue, (number, stop) in high.items()
         for at in range(_begin(low, queue), stop, _RANGE_ROWS)
     ]
@@ -134,33 +145,36 @@ def _begin(low: Place, queue: str) -> int:
     return low[queue][1] if queue in low else 0
 
 
-def places(gate: Gate, topic: str, *edges: str | int) -> list[Place]:
-    """Where these edges lie in each queue. Raises pyarrow's FlightError."""
+def places(broker: BrokerClient, topic: str, *edges: str | int) -> list[Place]:
+    """Where these edges lie in each queue. Raises what the broker's client raises."""
     instants = {-1 if isinstance(edge, str) else edge for edge in edges}
-    queues = {at_ms: gate.topic(topic, at_ms) for at_ms in sorted(instants, reverse=True)}
+    queues = {at_ms: broker.topic(topic, at_ms) for at_ms in sorted(instants, reverse=True)}
     return [_place(queues[-1 if isinstance(edge, str) else edge], edge) for edge in edges]
 
 
-def _place(queues: list[list[int]], edge: str | int) -> Place:
-    which = {EARLIEST: 2, LATEST: 3}.get(str(edge), 4)
-    return {str(queue[0]): [queue[1], queue[which]] for queue in queues}
+def _place(queues: list[QueueSpan], edge: str | int) -> Place:
+    if edge == EARLIEST:
+        return {str(queue.id): [queue.number, queue.first] for queue in queues}
+    if edge == LATEST:
+        return {str(queue.id): [queue.number, queue.next] for queue in queues}
+    return {str(queue.id): [queue.number, queue.since] for queue in queues}
 
 
 def rows(asked: Asked, wanted: Range, patience_s: float) -> Iterator[pa.RecordBatch]:
-    """The messages of a range. Where the broker goes away it is waited for, and asked for the rest."""
+    """The messages of a range. Where bulk goes away, waits for it and asks for the rest."""
     where = {"topic": asked.topic, "id": wanted.queue, "number": wanted.number}
-    told = ["offset", *(name for name in asked.columns if name not in ("topic", "queue", "offset"))]
+    columns = ["offset", *(name for name in asked.columns if name not in ("topic", "queue", "offset"))]
     at, until = wanted.start, time.monotonic() + patience_s
     while True:
         try:
-            with Gate(asked.bulk) as gate:
-                for batch in gate.queue(where, at, wanted.stop, told):
+            with BulkClient(wanted.bulk) as bulk:
+                for batch in bulk.queue(where, at, wanted.stop, columns):
                     yield _columns_of(batch, asked, wanted.queue)
                     at, until = batch.column(0)[-1].as_py() + 1, time.monotonic() + patience_s
             return
         except flight.FlightError as error:
             if not _is_away(error) or time.monotonic() > until:
-                raise _told(asked.bulk, error) from None
+                raise _bulk_error(wanted.bulk, error) from None
             time.sleep(_PAUSE_S)
 
 
@@ -181,7 +195,7 @@ def _instants(at_ms: pa.Array) -> pa.Array:
 
 
 def _due(at_ms: pa.Array) -> pa.Array:
-    """Null where a message was not delayed."""
+    """When messages were due; null for one that was not delayed."""
     return pc.if_else(pc.equal(at_ms, 0), pa.scalar(None, _TIMESTAMP), _instants(at_ms))
 
 
@@ -196,15 +210,15 @@ class TopicReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         asked = self._asked
+        broker = BrokerClient(asked.address, asked.bulk)
         try:
-            with Gate(asked.bulk) as gate:
-                low, high = places(gate, asked.topic, asked.start, asked.stop)
-        except flight.FlightError as error:
-            raise _told(asked.bulk, error) from None
-        return ranges(low, high) or [InputPartition(None)]
+            low, high = places(broker, asked.topic, asked.start, asked.stop)
+            return ranges(broker.bulk(), low, high) or [InputPartition(None)]
+        except AWAY as error:
+            raise PipelineFailed(str(error)) from None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Nothing where there is no range: Spark asks all the same."""
+        """The rows of a range; none where the topic is empty, for which Spark asks all the same."""
         return iter(()) if partition.value is None else rows(self._asked, partition.value, _PATIENCE_S)
 
 
@@ -212,20 +226,20 @@ class TopicReader(DataSourceReader):
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Places are asked for on the driver, one batch after the other. A broker that is away is waited for; a topic that
-    is gone ends the query.
+    """Asks for places on the driver, one batch after the other. Waits for a broker that is away; a topic that is gone
+    ends the query.
     """
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
-        self._gate: Gate | None = None
-        self._last: Place | None = None  # where a query ends that takes what is there and no more
+        self._broker = BrokerClient(asked.address, asked.bulk)
+        self._last: Place | None = None  # where a query ends that takes what is there now and no more
 
     def initialOffset(self) -> Place:  # noqa: N802 - Spark's names
-        return self._waited_for(self._asked.start)
+        return self._wait_for(self._asked.start)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._last = self._waited_for(LATEST)
+        self._last = self._wait_for(LATEST)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self._asked.rows)
@@ -236,41 +250,35 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return dict(high) if isinstance(limit, ReadAllAvailable) else bounded(start, high, self._asked.rows)
 
     def partitions(self, start: Place, end: Place) -> Sequence[InputPartition]:
-        return ranges(start, end)
+        while True:
+            try:
+                return ranges(self._broker.bulk(), start, end)
+            except AWAY:
+                time.sleep(_PAUSE_S)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return rows(self._asked, partition.value, float("inf"))
 
-    def stop(self) -> None:
-        if self._gate is not None:
-            self._gate.close()
-            self._gate = None
-
-    def _waited_for(self, edge: str | int) -> Place:
+    def _wait_for(self, edge: str | int) -> Place:
         while True:
-            place = self._found(edge)
+            place = self._find(edge)
             if place is not None:
                 return place
             time.sleep(_PAUSE_S)
 
     def _news(self, start: Place) -> Place:
-        """The end of the topic; `start` where nothing has come, or nobody answers, for a moment."""
-        place = self._found(LATEST)
+        """The end of the topic; `start` where for a moment nothing has come, or nobody answers."""
+        place = self._find(LATEST)
         if place is None or place == start:
             time.sleep(_NEWS_S)
-            place = self._found(LATEST)
+            place = self._find(LATEST)
         return start if place is None else place
 
-    def _found(self, edge: str | int) -> Place | None:
-        """None where the broker is away."""
+    def _find(self, edge: str | int) -> Place | None:
+        """Where an edge lies; None where the broker is away."""
         try:
-            if self._gate is None:
-                self._gate = Gate(self._asked.bulk)
-            return places(self._gate, self._asked.topic, edge)[0]
-        except flight.FlightError as error:
-            self.stop()
-            if not _is_away(error):
-                raise _told(self._asked.bulk, error) from None
+            return places(self._broker, self._asked.topic, edge)[0]
+        except AWAY:
             return None
 
     def _refuse_another(self, start: Place, high: Place) -> None:
@@ -278,12 +286,14 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if any(queue not in high or high[queue][0] != number for queue, (number, _) in start.items()):
             raise Refused(
                 f"topic {self._asked.topic!r} was deleted and made again since this checkpoint was written: "
-                "what it has now is read with a new checkpoint"
+                "read the new one with a new checkpoint"
             )
 
 
 def bounded(start: Place, high: Place, rows_max: int) -> Place:
-    """As far as `high`, and so many rows at most. Each queue gets its share, and what others leave."""
+    """A place at most this many rows after `start`, and no further than `high`. Each queue gets its share, and what
+    others leave.
+    """
     begin = {queue: _begin(start, queue) for queue in high}
     waiting = {queue: stop - begin[queue] for queue, (_, stop) in high.items()}
     place, left = dict(high), rows_max
@@ -303,10 +313,40 @@ def _is_away(error: flight.FlightError) -> bool:
     return not isinstance(error, flight.FlightServerError)
 
 
-def _told(bulk: str, error: flight.FlightError) -> PostdateError:
-    """As a sentence, without what gRPC adds to it. To be raised without its cause: Spark would show all of that."""
+def _bulk_error(bulk: str, error: flight.FlightError) -> PostdateError:
+    """Our error for one of Flight, without what gRPC adds to its sentence. Raise it without its cause: Spark would show
+    all of that.
+    """
     sentence = str(error).partition(". Detail:")[0].partition(". gRPC client debug")[0].rpartition("with message: ")[2]
     if not _is_away(error):
         return Refused(sentence)
     reason = "" if sentence.startswith("failed to connect") else f": {sentence}"
-    return PipelineFailed(f"no broker answers at {bulk}, its bulk address{reason}")
+    return PipelineFailed(f"bulk does not answer at {bulk}{reason}")
+
+
+# -- the format -------------------------------------------------------------------------------------------------
+
+
+class PostdateSource(DataSource):
+    """A topic as a table and as a stream, and frames as messages. Options are checked when it is loaded; the broker is
+    asked when it is read.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        """The columns of a read. Raises UsageError."""
+        return ", ".join(f"{name} {COLUMNS[name]}" for name in asked_of(self.options).columns)
+
+    def reader(self, schema: Any) -> TopicReader:  # noqa: ARG002 - Spark's names
+        return TopicReader(asked_of(self.options))
+
+    def streamReader(self, schema: Any) -> TopicStreamReader:  # noqa: ARG002, N802
+        return TopicStreamReader(asked_of(self.options))
+
+    def writer(self, schema: Any, overwrite: bool) -> "sink.Writer":
+        from postdate.spark.formats import sink  # needs more than readers, which travel to executors
+
+        return sink.writer(self.options, schema, overwrite=overwrite)

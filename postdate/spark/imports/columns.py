@@ -1,8 +1,8 @@
-"""Columns of a frame as rows of the table: what a bulk import does with its data, by columns.
+"""Turns columns of a frame into rows of the table, all rows of a batch at once.
 
-A record is made of its head (numpy), its body, its topic and its properties (Arrow), all rows of a batch at once; only
-checksums and hashes are asked for row by row. What a row may hold is judged by the rules of a send. Executors that load
-need numpy and xxhash: the package is installed there.
+A record is made of its head (numpy), its body, its topic and its properties (Arrow); only checksums and hashes are
+computed row by row. The rules of a send say what a row may hold. Executors that load need numpy and xxhash: the package
+is installed there.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh3_64_intdigest
 
+from postdate.arrival import PART_ROWS_MAX, PARTS_MAX, own_arrival
 from postdate.errors import UsageError
 from postdate.keys import key_hash
 from postdate.message import (
@@ -35,7 +36,7 @@ from postdate.message import (
 )
 from postdate.storage.chunk import FLAG_OWN_ARRIVAL
 from postdate.storage.record import HEAD_BYTES, shape
-from postdate.table.format import MESSAGE, PART_ROWS_MAX, PARTS_MAX, SCHEMA, own_arrival
+from postdate.table.format import MESSAGE, SCHEMA
 
 # A record's head, as postdate/storage/record.py draws it for two IPv4 hosts.
 _HEAD = np.dtype(
@@ -54,19 +55,19 @@ _DIGITS = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 _SEPARATORS = "[\x01\x02]"
 _SHOWN_CHARACTERS_MAX = 64
 
-# What has an argument of its own, what the import sets itself, and what only a broker may set.
+# Properties that have an argument of their own, that the import sets itself, or that only a broker may set.
 RESERVED_PROPERTIES = (
     INTERNAL_PROPERTIES | DELAY_PROPERTIES
     | {PROPERTY_UNIQ_KEY, PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_TIMER_DEL_UNIQKEY, PROPERTY_TRANSACTION}
 )  # fmt: skip
 PROPERTIES = pa.map_(pa.string(), pa.string())
 
-TIMESTAMP, MILLISECONDS, SECONDS = "timestamp", "ms", "s"  # what a due time is told in
+TIMESTAMP, MILLISECONDS, SECONDS = "timestamp", "ms", "s"  # forms of a due time
 ROUND_ROBIN, BY_KEY = "round-robin", "key"  # how queues are chosen
 
 
 class Wanted(NamedTuple):
-    """Which column is what; "" for none."""
+    """The columns of an import, by what they hold; "" for none."""
 
     due: str
     body: str
@@ -80,13 +81,13 @@ class Wanted(NamedTuple):
 
     @property
     def columns(self) -> list[str]:
-        """Each once."""
+        """All columns, each once."""
         single = [self.due, self.body, self.key, self.tag, self.properties]
         return list(dict.fromkeys(name for name in [*single, *(column for _, column in self.named)] if name))
 
 
 class Job(NamedTuple):
-    """An import, as the broker told when it began."""
+    """An import, as the broker described it when it began."""
 
     id: str
     number: int
@@ -101,8 +102,8 @@ Faults = dict[int, str]  # why a row of a batch is bad
 
 
 class Converter:
-    """Makes rows of one part of an import. Rows count up from batch to batch, bad ones too: the same input gives the
-    same arrivals, however often it is tried.
+    """Makes rows of one part of an import. Counts rows from batch to batch, bad ones too: the same input gives the same
+    arrivals in every attempt.
     """
 
     def __init__(self, wanted: Wanted, job: Job, part: int) -> None:
@@ -117,7 +118,7 @@ class Converter:
 
     def rows(self, batch: pa.RecordBatch, faults: Faults) -> pa.Table:
         """The good rows of a batch, in its order. Adds to `faults` why others are bad. Raises UsageError where the part
-        has too many.
+        has too many rows.
         """
         count = batch.num_rows
         if self._row + count > PART_ROWS_MAX:
@@ -132,10 +133,10 @@ class Converter:
             columns = {name: column.take(pa.array(index)) for name, column in columns.items()}
         return self._made(columns, index, first, faults)
 
-    # -- judging ------------------------------------------------------------------------------------------------
+    # -- checking ------------------------------------------------------------------------------------------------
 
     def _checked(self, batch: pa.RecordBatch, faults: Faults) -> dict[str, pa.Array]:
-        """The columns that records are made of: due, body, key, tag, properties (those of users, encoded)."""
+        """The columns that records are made of: due, body, key, tag, properties (of users, encoded)."""
         wanted = self._wanted
         due = self._due(batch.column(wanted.due), faults)
         body = _as_binary(batch.column(wanted.body))
@@ -159,7 +160,7 @@ class Converter:
             pc.greater(due, latest),
             lambda row: f"due {_moment(due[row].as_py())} is later than {_moment(latest)}, the longest delay from now",
         )
-        return pc.max_element_wise(due, 1)  # 0 would mean "not delayed"; all that is past is due at once
+        return pc.max_element_wise(due, 1)  # 0 would mean "not delayed"; the past is due at once
 
     def _properties(self, batch: pa.RecordBatch, faults: Faults) -> pa.Array:
         wanted = self._wanted
@@ -202,7 +203,7 @@ class Converter:
         return pa.Table.from_arrays([made[name] for name in SCHEMA.names], schema=SCHEMA)
 
     def _unique(self, arrival: np.ndarray) -> tuple[pa.Array, np.ndarray]:
-        """Unique keys, which the id and the arrival determine, and their hashes."""
+        """Unique keys, made of the import's id and the arrival, and their hashes."""
         nibbles = np.empty((len(arrival), 16), np.uint8)
         octets = arrival.astype(">i8").view(np.uint8).reshape(-1, 8)
         nibbles[:, 0::2], nibbles[:, 1::2] = octets >> 4, octets & 15
@@ -214,7 +215,7 @@ class Converter:
         return _fixed(data, _UNIQUE_BYTES, pa.string()), np.array(hashes, np.uint64)
 
     def _chosen(self, arrival: np.ndarray, key_hashes: np.ndarray) -> np.ndarray:
-        """Which of the queues each row goes to; one without a key to any."""
+        """The queue of each row, as an index; a row without a key takes the next one."""
         turns = (arrival + self._part) % len(self._queues)
         if self._wanted.queue == ROUND_ROBIN:
             return turns
@@ -254,8 +255,8 @@ def due_ms(column: pa.Array, wanted: Wanted, faults: Faults) -> pa.Array:
 
 
 def in_zone(column: pa.Array, zone: str) -> pa.Array:
-    """Timestamps with a zone. Of a time that clocks show twice the first is meant; one that they skip means the moment
-    at which they do.
+    """Timestamps with a zone. A time that clocks show twice means the first; one that they skip means the moment at
+    which they skip it.
     """
     if column.type.tz is None:
         column = pc.assume_timezone(column, zone, ambiguous="earliest", nonexistent="latest")
@@ -263,7 +264,7 @@ def in_zone(column: pa.Array, zone: str) -> pa.Array:
 
 
 def check_zone(zone: str) -> None:
-    """Raises UsageError for a zone that nobody knows."""
+    """Raises UsageError for an unknown zone."""
     try:
         in_zone(pa.array([datetime(2000, 1, 1)], pa.timestamp("us")), zone)
     except pa.ArrowInvalid:
@@ -294,7 +295,7 @@ def _numbers_of(column: pa.Array, wanted: Wanted, faults: Faults) -> pa.Array:
 
 
 def _instants_of(column: pa.Array, wanted: Wanted, faults: Faults) -> pa.Array:
-    """The usual case has one form, which Arrow reads; where it is not so, row by row."""
+    """Instants in ISO 8601. Arrow reads a column of one form at once; others are read row by row."""
     try:
         return _ceiled(column.cast(_INSTANT))
     except pa.ArrowInvalid:
@@ -475,7 +476,7 @@ def _tag_hashes(tags: pa.Array) -> pa.Array:
 
 
 def _mark(faults: Faults, is_bad: pa.Array, reason: Callable[[int], str]) -> None:
-    """Of several reasons the first is kept."""
+    """Marks rows as bad; the first reason stays."""
     if pc.any(is_bad).as_py():
         for row in pc.indices_nonzero(is_bad).to_pylist():
             if row not in faults:

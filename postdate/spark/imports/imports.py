@@ -1,45 +1,42 @@
-"""Imports: what the driver does of one, by the calls of the gate. Shared by the sink and by `postdate import`.
+"""Imports: what the driver does for one, shared by the sink and by `postdate import`.
 
     begin    the broker gives it a number, and says where the table is
     load     executors write files beside the table; nothing is scheduled yet
     adopt    the broker writes down which files count: from here on no crash loses it
     wait     a batch of the pipeline takes them into the table
 
-Given up before it is adopted, an import has changed nothing. The id tells one from another: begun again, it answers
-what became of it, or is loaded anew where the first try has died.
+An import that is given up before it is adopted has changed nothing. The id tells one from another: an import that
+begins again answers what became of it, or loads anew where the first try has died.
 """
 
 import json
 import re
-import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from pyarrow import flight
-
+from postdate.client import admin
+from postdate.contract import FAILED, LOADING, JobStatus
 from postdate.errors import PipelineFailed, PostdateError, Refused
-from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.imports.columns import Job, Wanted
 from postdate.spark.imports.loading import Bad, Loaded, Plan
-from postdate.state.jobs import DONE, FAILED, LOADING
-from postdate.table.files import Place
+from postdate.table.files import TableFolder
 from postdate.table.format import MESSAGES, File
 from postdate.table.merging import edge_ms
 
-_POLL_S = 0.2
 _SHOWN_MAX = 20
 _AWAY_S = 60.0  # how long a broker may be away while we wait for it
 
 
-class Begun(NamedTuple):
-    """An import that was begun. Without a plan there is nothing to load: it was adopted before."""
+class Import(NamedTuple):
+    """An import that has begun. Without a plan there is nothing to load: it was adopted before."""
 
-    job: dict[str, Any]
+    job: JobStatus
     plan: Plan | None
 
 
 class BadRow(NamedTuple):
-    """As people count: from 1, in a file or a part of a frame."""
+    """A bad row, counted as people count: from 1, in a file or a part of a frame."""
 
     file: str
     row: int
@@ -47,88 +44,76 @@ class BadRow(NamedTuple):
 
 
 class BadRows(PostdateError, ValueError):
-    """The fault of whoever made the data: rows that can never be scheduled. Nothing was."""
+    """The fault of the data: some rows can never be scheduled, so nothing is."""
 
 
-def begin(gate: Gate, job_id: str, topic: str, wanted: Wanted) -> Begun:
-    """Raises Refused. Files that an earlier try has left are removed."""
-    told = gate.begin({"id": job_id, "op": "import", "topic": topic})
-    job = told["job"]
-    if job["state"] != LOADING:
-        return Begun(job, None)
-    queues = tuple((queue_id, number) for queue_id, number in told["queues"])
-    known = Job(job_id, job["number"], topic, queues, told["now_ms"], told["delay_ms_max"])
-    folder = f"{told['table'].rstrip('/')}/{MESSAGES}"
+def begin(broker: BrokerClient, job_id: str, topic: str, wanted: Wanted) -> Import:
+    """Begins an import, and removes files that an earlier try has left. Raises Refused, TopicNotFound."""
+    order = broker.begin_import(job_id, topic)
+    if order.job.state != LOADING:
+        return Import(order.job, None)
+    job = Job(job_id, order.job.number, topic, order.queues, order.now_ms, order.delay_ms_max)
+    folder = f"{order.table.rstrip('/')}/{MESSAGES}"
     # The broker takes no id that a file could not have in its name.
-    plan = Plan(wanted, known, folder, f"_import-{job_id}-", edge_ms(told["now_ms"]))
-    if not told["is_new"]:
+    plan = Plan(wanted, job, folder, f"_import-{job_id}-", edge_ms(order.now_ms))
+    if not order.is_new:
         remove_files(plan)
-    return Begun(job, plan)
+    return Import(order.job, plan)
 
 
 def files_of(plan: Plan) -> list[str]:
-    """The files that lie beside the table for this import, whichever attempt wrote them."""
+    """The files of this import beside the table, of all attempts."""
     own = re.compile(rf"{re.escape(plan.stem)}(soon|later)-[0-9a-f]{{32}}\.parquet")
-    return [name for name in Place(plan.folder).sizes() if own.fullmatch(name)]
+    return [name for name in TableFolder(plan.folder).sizes() if own.fullmatch(name)]
 
 
 def remove_files(plan: Plan, but: Iterable[str] = ()) -> None:
-    place = Place(plan.folder)
+    place = TableFolder(plan.folder)
     for name in set(files_of(plan)) - set(but):
         place.remove(name)
 
 
-def adopt(gate: Gate, plan: Plan, files: Sequence[File], bad_count: int) -> dict[str, Any]:
-    """From here on the import is safe. Raises Refused."""
+def adopt(broker: BrokerClient, plan: Plan, files: Sequence[File], bad_count: int) -> JobStatus:
+    """Hands the files to the pipeline; from here on the import is safe. Raises Refused."""
     names = {file.path for file in files}
-    missing = names.difference(Place(plan.folder).sizes())
+    missing = names.difference(TableFolder(plan.folder).sizes())
     if missing:
         raise Refused(f"{min(missing)} is gone: is another import with the id {plan.job.id} running?")
     remove_files(plan, but=names)  # of attempts that Spark has tried again
-    job = gate.adopt(plan.job.id, [list(file) for file in files], bad_count)
-    if job["state"] == FAILED:
-        raise Refused(f"import {plan.job.id} was given up meanwhile: {job['reason']}")
+    job = broker.adopt(plan.job.id, files, bad_count)
+    if job.state == FAILED:
+        raise Refused(f"import {plan.job.id} was given up meanwhile: {job.reason}")
     return job
 
 
-def give_up(gate: Gate, plan: Plan, reason: str) -> bool:
-    """Ends an import that has not been adopted, and says whether it was one. What was adopted is left as it is, should
-    its answer have been lost. The broker is told before files go: nobody adopts them any more.
+def give_up(broker: BrokerClient, plan: Plan, reason: str) -> bool:
+    """Ends an import that is not adopted, and returns whether that was so. Leaves an adopted one, whose answer may have
+    been lost, as it is. Tells the broker before it removes files: nobody adopts them after that.
     """
-    job = gate.job(plan.job.id)
-    if job["state"] == LOADING:
-        job = gate.fail(plan.job.id, reason)
-    if job["state"] != FAILED or job["number"] != plan.job.number:
+    job = broker.find_job(plan.job.id)
+    if job.state == LOADING:
+        job = broker.fail_job(plan.job.id, reason)
+    if job.state != FAILED or job.number != plan.job.number:
         return False
     remove_files(plan)
     return True
 
 
-def wait(gate: Gate, job_id: str, look: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """The job when it has ended. Raises PipelineFailed where it has failed, FlightError where the broker stays away."""
-    away_from: float | None = None
-    while True:
-        try:
-            job = gate.job(job_id)
-            away_from = None
-        except flight.FlightError:
-            away_from = away_from or time.monotonic()
-            if time.monotonic() - away_from > _AWAY_S:
-                raise
-        else:
-            if job["state"] == FAILED:
-                raise PipelineFailed(f"import {job_id} has failed: {job['reason']}")
-            if job["state"] == DONE:
-                return job
-            look(job)
-        time.sleep(_POLL_S)
+def wait(broker: BrokerClient, job_id: str, show: admin.Show | None = None) -> JobStatus:
+    """Waits until an import is in the table. Raises PipelineFailed where it fails, Unreachable or TimedOut where the
+    broker stays away.
+    """
+    job = admin.follow_job(broker.addresses, job_id, show, _AWAY_S)
+    if job.state == FAILED:
+        raise PipelineFailed(f"import {job_id} has failed: {job.reason}")
+    return job
 
 
 # -- what was loaded --------------------------------------------------------------------------------------------
 
 
 def bad_rows(loaded: Sequence[Loaded]) -> list[BadRow]:
-    """Those that were kept, counted in their files: a row's number needs the rows of all blocks before its own."""
+    """The bad rows, counted in their files: the number of a row needs the rows of all blocks before its own."""
     lengths: dict[tuple[str, int], int] = {}
     for part in loaded:
         for file, block, rows in part.blocks:
@@ -152,7 +137,7 @@ def counted(bad_count: int) -> str:
 
 
 def bad_lines(bad: list[BadRow], count: int) -> list[str]:
-    """For people: the first of them, and how many there are."""
+    """Lines for people: the first bad rows, and how many there are."""
     lines = [f"{each.file}, row {each.row}: {each.reason}" for each in bad[:_SHOWN_MAX]]
     if count > len(lines):
         lines.append(f"... and {count - len(lines):,} more")
@@ -160,7 +145,7 @@ def bad_lines(bad: list[BadRow], count: int) -> list[str]:
 
 
 def write_bad(path: str, bad: list[BadRow]) -> None:
-    """A JSON line for each."""
+    """Writes a JSON line for each bad row."""
     with open(path, "w", encoding="utf-8") as lines:
         for each in bad:
             lines.write(json.dumps(each._asdict(), ensure_ascii=False) + "\n")

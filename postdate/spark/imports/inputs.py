@@ -4,7 +4,7 @@
     csv       with a header; each file is one part, since a body may hold line ends
     jsonl     an object in each line; cut into parts by Spark, read by us
 
-A row knows its file and the part of it that it is from, so that a bad one can be told by its number.
+A row knows its file and its part of the file, so that a bad one can be named by its number.
 """
 
 import pickle
@@ -17,25 +17,25 @@ from typing import Any, NamedTuple
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import flight
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from postdate.errors import PipelineFailed, UsageError
-from postdate.spark.executor.bulk_client import Gate
+from postdate.contract import JobStatus
+from postdate.errors import PipelineFailed, PostdateError, UsageError
+from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.imports import imports, parquet
 from postdate.spark.imports.columns import Wanted
 from postdate.spark.imports.loading import BLOCK, BROKEN, FILE, JSON_NAMES, LINE, Loaded, Plan, kinds_of, load
 from postdate.spark.imports.options import check_names, fitted, roles_of, with_body
-from postdate.spark.pending.query import embedded, told
-from postdate.table.files import Place
+from postdate.spark.pending.query import embedded_spark, spark_errors
+from postdate.table.files import TableFolder
 
 KINDS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 _SAMPLE_LINES = 1_000
 _LOOK_S = 1.0
-_ARROW_BYTES = 16 << 20  # in one batch, whatever the rows have
+_ARROW_BYTES = 16 << 20  # in one batch, however large its rows are
 
 Look = Callable[[str, int], None]  # a step, and how many rows it has done
 
@@ -47,93 +47,97 @@ class Request(NamedTuple):
     topic: str
     wanted: Wanted
     id: str
-    skip_bad: str  # a file for bad rows, "" where one keeps all from being scheduled
+    skip_bad: str  # a file for bad rows; "" where a bad row keeps all from being scheduled
     is_waiting: bool
-    bulk: str
+    address: str | None  # of the broker
     memory: str
 
 
 class Outcome(NamedTuple):
-    """What became of it."""
+    """What became of an import."""
 
-    job: dict[str, Any]
+    job: JobStatus
     bad_count: int
     bad: list[imports.BadRow]
     is_given_up: bool = False
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user's wish: Ctrl-C; the sentence says what became of the import."""
+    """The user has pressed Ctrl-C; the sentence says what became of the import."""
 
 
 # -- running ----------------------------------------------------------------------------------------------------
 
 
 def run(request: Request, environ: Mapping[str, str], look: Look) -> Outcome:
-    """Raises UsageError, Refused, Unreachable, PipelineFailed, and Interrupted with a sentence."""
+    """Imports files. Raises UsageError, Refused, Unreachable, PipelineFailed, and Interrupted with a sentence."""
     kind = kind_of(request.paths)
-    with told(request.bulk), Gate(request.bulk) as gate:
-        gate.state()  # a broker that is away is told before Spark takes its seconds
-        # What Spark raises is told while its Java lives: behind that, nobody knows what it said.
-        with _given_up(gate, request) as begun, embedded(request.memory, environ) as spark, told(request.bulk):
-            spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", _ARROW_BYTES)
-            frame, wanted = frame_of(spark, kind, request.paths, request.wanted)
-            parts = parquet.parts_of(_all_local(request.paths), wanted.columns) if kind == "parquet" else None
-            known = imports.begin(gate, request.id, request.topic, wanted)
-            loaded: list[Loaded] = []
-            if known.plan is not None:
-                begun.append(known.plan)
-                with _watched(gate, known.plan, look):
-                    loaded = (
-                        loaded_of(frame, known.plan) if parts is None else loaded_by_groups(frame, known.plan, parts)
-                    )
-        return _ended(gate, request, known, loaded, look)
+    broker = BrokerClient(request.address)
+    broker.state()  # a broker that is away is noticed before Spark takes its seconds
+    # What Spark raises is read while its Java lives: after that nobody knows what it said.
+    with (
+        _give_up_on_error(broker, request) as plans,
+        embedded_spark(request.memory, environ) as spark,
+        spark_errors(),
+    ):
+        spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", _ARROW_BYTES)
+        frame, wanted = frame_of(spark, kind, request.paths, request.wanted)
+        parts = parquet.parts_of(_all_local(request.paths), wanted.columns) if kind == "parquet" else None
+        known = imports.begin(broker, request.id, request.topic, wanted)
+        loaded: list[Loaded] = []
+        if known.plan is not None:
+            plans.append(known.plan)
+            with _watched(broker, known.plan, look):
+                loaded = load_frame(frame, known.plan) if parts is None else load_groups(frame, known.plan, parts)
+    return _finish(broker, request, known, loaded, look)
 
 
-def _ended(gate: Gate, request: Request, begun: imports.Begun, loaded: list[Loaded], look: Look) -> Outcome:
-    """Behind the loading: Spark is not needed any more."""
-    job, bad, bad_count = begun.job, imports.bad_rows(loaded), sum(part.bad_count for part in loaded)
-    if begun.plan is not None:
+def _finish(
+    broker: BrokerClient, request: Request, import_: imports.Import, loaded: list[Loaded], look: Look
+) -> Outcome:
+    """Adopts what is loaded and waits for it. Spark is not needed any more."""
+    job, bad, bad_count = import_.job, imports.bad_rows(loaded), sum(part.bad_count for part in loaded)
+    if import_.plan is not None:
         if bad_count and not request.skip_bad:
-            imports.give_up(gate, begun.plan, imports.counted(bad_count))
+            imports.give_up(broker, import_.plan, imports.counted(bad_count))
             return Outcome(job, bad_count, bad, is_given_up=True)
         if bad_count:
             imports.write_bad(request.skip_bad, bad)
-        job = imports.adopt(gate, begun.plan, [file for part in loaded for file in part.files], bad_count)
+        job = imports.adopt(broker, import_.plan, [file for part in loaded for file in part.files], bad_count)
     if request.is_waiting:
         try:
-            job = imports.wait(gate, request.id, lambda at: look(at["step"] or at["state"], at["done"]))
+            job = imports.wait(broker, request.id, lambda at: look(at.step or at.state, at.done))
         except KeyboardInterrupt:
             raise Interrupted(f"import {request.id} goes on without us: see postdate jobs") from None
         except PipelineFailed:
-            if begun.plan is not None:
-                imports.give_up(gate, begun.plan, "")
+            if import_.plan is not None:
+                imports.give_up(broker, import_.plan, "")
             raise
     return Outcome(job, bad_count, bad)
 
 
 @contextmanager
-def _given_up(gate: Gate, request: Request) -> Iterator[list[Plan]]:
-    """Around the loading, with Spark inside of it: when it fails, no task writes any more. What was begun is told by
-    the list.
+def _give_up_on_error(broker: BrokerClient, request: Request) -> Iterator[list[Plan]]:
+    """Gives an import up when its loading fails. Spark runs inside the block, so that no task writes after it. The
+    block appends the plan of an import that has begun to the list.
     """
-    begun: list[Plan] = []
+    plans: list[Plan] = []
     try:
-        yield begun
+        yield plans
     except BaseException as error:
         is_ours = isinstance(error, KeyboardInterrupt)
-        for plan in begun:
-            imports.give_up(gate, plan, "interrupted" if is_ours else str(error))
+        for plan in plans:
+            imports.give_up(broker, plan, "interrupted" if is_ours else str(error))
         if is_ours:
             raise Interrupted(f"import {request.id} is given up: nothing is scheduled") from None
         raise
 
 
 @contextmanager
-def _watched(gate: Gate, plan: Plan, look: Look) -> Iterator[None]:
-    """Tells now and then, here and to the broker, how many rows are loaded."""
+def _watched(broker: BrokerClient, plan: Plan, look: Look) -> Iterator[None]:
+    """Reports now and then, here and to the broker, how many rows are loaded."""
     ending = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(gate, plan, look, ending), name="import", daemon=True)
+    watcher = threading.Thread(target=_watch, args=(broker, plan, look, ending), name="import", daemon=True)
     watcher.start()
     try:
         yield
@@ -142,8 +146,8 @@ def _watched(gate: Gate, plan: Plan, look: Look) -> Iterator[None]:
         watcher.join()
 
 
-def _watch(gate: Gate, plan: Plan, look: Look, ending: threading.Event) -> None:
-    place, known = Place(plan.folder), dict[str, int]()
+def _watch(broker: BrokerClient, plan: Plan, look: Look, ending: threading.Event) -> None:
+    place, known = TableFolder(plan.folder), dict[str, int]()
     while not ending.wait(_LOOK_S):
         for name in set(imports.files_of(plan)) - set(known):
             try:
@@ -153,25 +157,25 @@ def _watch(gate: Gate, plan: Plan, look: Look, ending: threading.Event) -> None:
         rows = sum(known.values())
         look("loading", rows)
         try:
-            gate.progress(plan.job.id, "loading", rows, 0)
-        except flight.FlightError:
-            continue  # only for people who look; whoever loads will notice a broker that is away
+            broker.note_progress(plan.job.id, "loading", rows, 0)
+        except PostdateError:
+            continue  # progress is for people; the import itself notices a broker that is away
 
 
-def loaded_of(frame: DataFrame, plan: Plan) -> list[Loaded]:
-    """Runs the tasks."""
+def load_frame(frame: DataFrame, plan: Plan) -> list[Loaded]:
+    """Loads a frame by tasks, one for each of its partitions."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None, "Spark runs tasks in a context"
         yield pa.RecordBatch.from_pydict({"loaded": [pickle.dumps(load(plan, context.partitionId(), batches))]})
 
-    function: Any = work  # as Spark's types have it, it is another kind of function
+    function: Any = work  # Spark's types expect another kind of function
     return [pickle.loads(row.loaded) for row in frame.mapInArrow(function, "loaded binary").collect()]
 
 
-def loaded_by_groups(frame: DataFrame, plan: Plan, parts: list[parquet.Part]) -> list[Loaded]:
-    """The same for local files of Parquet, whose rows the tasks read without Spark."""
+def load_groups(frame: DataFrame, plan: Plan, parts: list[parquet.Part]) -> list[Loaded]:
+    """Loads local files of Parquet, whose rows the tasks read without Spark."""
     schema = to_arrow_schema(frame.select(*plan.wanted.columns).schema, timezone="UTC")
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -188,7 +192,7 @@ def loaded_by_groups(frame: DataFrame, plan: Plan, parts: list[parquet.Part]) ->
 
 
 def kind_of(paths: Sequence[str]) -> str:
-    """What all the files are. Raises UsageError."""
+    """The kind of all the files. Raises UsageError where they differ."""
     found = {path: _kind_of(path) for path in paths}
     kinds = set(found.values())
     if len(kinds) > 1:
@@ -208,7 +212,7 @@ def _kind_of(path: str) -> str:
 
 
 def _local_files(path: str) -> list[str]:
-    """A file, all of a folder, or those that a pattern is for. Raises UsageError where there are none."""
+    """A file, all files of a folder, or those that match a pattern. Raises UsageError where there are none."""
     here = Path(path)
     if here.is_dir():
         files = [each for each in here.rglob("*") if each.is_file() and not each.name.startswith(("_", "."))]
@@ -223,14 +227,14 @@ def _local_files(path: str) -> list[str]:
 
 
 def _all_local(paths: Sequence[str]) -> list[str]:
-    """All files, in order; none where one is elsewhere."""
+    """All files, in order; none where one of them is not local."""
     if any("://" in path for path in paths):
         return []
     return [str(Path(file).absolute()) for path in paths for file in sorted(_local_files(path))]
 
 
 def frame_of(spark: SparkSession, kind: str, paths: Sequence[str], wanted: Wanted) -> tuple[DataFrame, Wanted]:
-    """The columns that are wanted, and where each row is from. Raises UsageError, before anything is written."""
+    """A frame of the columns that are needed, and of where each row is from. Raises UsageError."""
     whole = [path if "://" in path else str(Path(path).absolute()) for path in paths]
     return {"parquet": _parquet, "csv": _csv, "jsonl": _jsonl}[kind](spark, whole, wanted)
 
@@ -249,7 +253,7 @@ def _parquet(spark: SparkSession, paths: list[str], wanted: Wanted) -> tuple[Dat
 
 
 def _csv(spark: SparkSession, paths: list[str], wanted: Wanted) -> tuple[DataFrame, Wanted]:
-    # A quote within quotes is doubled, as RFC 4180 and every spreadsheet have it; Spark's own way is a backslash.
+    # A quote within quotes is doubled, as in RFC 4180 and every spreadsheet; Spark's own way is a backslash.
     reader = spark.read.options(header=True, multiLine=True, quote='"', escape='"', columnPruning=False)
     names = reader.csv(paths).columns
     wanted = fitted(wanted, dict.fromkeys(names, "string"))
@@ -260,12 +264,12 @@ def _csv(spark: SparkSession, paths: list[str], wanted: Wanted) -> tuple[DataFra
 
 def _jsonl(spark: SparkSession, paths: list[str], wanted: Wanted) -> tuple[DataFrame, Wanted]:
     lines = spark.read.text(paths).withColumnRenamed("value", LINE).filter(f.trim(LINE) != "")
-    wanted = _fitted_to_sample(wanted, [row[LINE] for row in lines.limit(_SAMPLE_LINES).collect()])
+    wanted = _fit_to_sample(wanted, [row[LINE] for row in lines.limit(_SAMPLE_LINES).collect()])
     return _placed(lines, [LINE]), wanted
 
 
-def _fitted_to_sample(wanted: Wanted, lines: list[str]) -> Wanted:
-    """Objects need not have all columns, so that the first lines together must. Raises UsageError."""
+def _fit_to_sample(wanted: Wanted, lines: list[str]) -> Wanted:
+    """Checks the columns against the first lines: an object may lack some, all together may not. Raises UsageError."""
     objects = [found for line in lines if isinstance(found := _loaded(line), dict)]
     names = list(dict.fromkeys(name for found in objects for name in found))
     wanted = with_body(wanted, names)
@@ -283,4 +287,4 @@ def _loaded(line: str) -> Any:
     try:
         return orjson.loads(line)
     except ValueError:
-        return None  # told with its number when it is loaded
+        return None  # loading reports it with its number

@@ -1,7 +1,7 @@
-"""Loading: what an executor does of a bulk import, one part of the frame into files beside the table.
+"""Loading: an executor writes one part of a frame as files beside the table.
 
-Files have names that begin with an underscore: nobody takes them for the table's until a batch of the pipeline adopts
-them. A part can be loaded again; what an earlier attempt has left is a file that nobody names.
+The files' names begin with an underscore: no reader takes them for the table's until a batch of the pipeline adopts
+them. A part can be loaded again; an earlier attempt leaves at most a file that nothing names.
 """
 
 import uuid
@@ -15,19 +15,19 @@ import pyarrow.compute as pc
 from postdate.process import keep_freed_memory
 from postdate.spark.executor.tasks import in_tiers
 from postdate.spark.imports.columns import PROPERTIES, TIMESTAMP, Converter, Faults, Job, Wanted, properties_of
-from postdate.table.files import Place, in_order, write
+from postdate.table.files import TableFolder, sort_rows, write_file
 from postdate.table.format import File
 
-# Columns that a reader of files adds: which file and which part of it a row is from, a line that is not read yet, and
-# one that could not be read.
+# Columns that a reader of files adds: the file of a row and the part of it, a line to parse, and a line that could not
+# be read.
 FILE, BLOCK, LINE, BROKEN = "_postdate_file", "_postdate_block", "_postdate_line", "_postdate_broken"
 
-_FILE_ROWS, _FILE_BYTES = 250_000, 128 << 20  # what a part holds in memory before it writes files
-BAD_KEPT = 10_000  # of a part; the others are counted
+_FILE_ROWS, _FILE_BYTES = 250_000, 128 << 20  # that a part holds in memory before it writes files
+BAD_KEPT = 10_000  # bad rows of a part that are named; the others are counted
 
 
 class Plan(NamedTuple):
-    """What every part is told."""
+    """What every part needs to know."""
 
     wanted: Wanted
     job: Job
@@ -46,7 +46,7 @@ class Bad(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """What became of a part. Its blocks are of files, or the part is one itself: with how many rows each."""
+    """What became of a part. Its blocks are parts of files, or the part itself, each with its count of rows."""
 
     files: list[File]
     bad_count: int
@@ -55,11 +55,11 @@ class Loaded(NamedTuple):
 
 
 def load(plan: Plan, part: int, batches: Iterable[pa.RecordBatch]) -> Loaded:
-    """Raises UsageError where it is too large, OSError where a file cannot be written."""
+    """Loads one part. Raises UsageError where it is too large, OSError where a file cannot be written."""
     keep_freed_memory()
-    place, converter, tally = Place(plan.folder), Converter(plan.wanted, plan.job, part), _Tally(part)
+    place, converter, tally = TableFolder(plan.folder), Converter(plan.wanted, plan.job, part), _Tally(part)
     files: list[File] = []
-    for rows in map(in_order, _pieces(_good(converter, tally, plan.wanted, batches))):
+    for rows in map(sort_rows, _pieces(_good(converter, tally, plan.wanted, batches))):
         files += _written(place, plan, rows)
     return Loaded(files, tally.bad_count, tally.bad, tally.blocks)
 
@@ -73,7 +73,7 @@ def _good(converter: Converter, tally: "_Tally", wanted: Wanted, batches: Iterab
 
 
 def _pieces(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Brought together, so many rows or bytes at a time."""
+    """Joins tables until they have enough rows or bytes for a file."""
     held: list[pa.Table] = []
     count = size = 0
     for table in tables:
@@ -87,9 +87,9 @@ def _pieces(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(held)
 
 
-def _written(place: Place, plan: Plan, rows: pa.Table) -> list[File]:
+def _written(place: TableFolder, plan: Plan, rows: pa.Table) -> list[File]:
     return [
-        write(place, f"{plan.stem}{tier}-{uuid.uuid4().hex}.parquet", part).file
+        write_file(place, f"{plan.stem}{tier}-{uuid.uuid4().hex}.parquet", part).file
         for tier, part in in_tiers(rows, plan.edge_ms)
     ]
 
@@ -118,7 +118,7 @@ class _Tally:
             start += count
 
     def _runs(self, batch: pa.RecordBatch) -> Iterator[tuple[str, int, int]]:
-        """The rows of a block stand together."""
+        """The blocks of a batch, whose rows stand together: file, block and count of rows."""
         if FILE not in batch.schema.names:
             yield self._part, 0, batch.num_rows
             return
@@ -134,7 +134,7 @@ class _Tally:
 
 
 def _readable(batch: pa.RecordBatch, wanted: Wanted, faults: Faults) -> pa.RecordBatch:
-    """The batch with the columns that are wanted, whatever it was read from."""
+    """A batch with the columns of the import, from any kind of file."""
     if BROKEN in batch.schema.names:
         for row in pc.indices_nonzero(pc.is_valid(batch.column(BROKEN))).to_pylist():
             faults[row] = "the row has not as many fields as the header"
@@ -142,7 +142,7 @@ def _readable(batch: pa.RecordBatch, wanted: Wanted, faults: Faults) -> pa.Recor
 
 
 def _parsed(lines: pa.Array, wanted: Wanted, faults: Faults) -> pa.RecordBatch:
-    """Lines of JSON: an object each."""
+    """Parses lines of JSON, an object each."""
     objects = [_object(line, row, faults) for row, line in enumerate(lines.cast(pa.binary()).to_pylist())]
     arrays = {name: _values(objects, name, wanted, faults) for name in wanted.columns}
     return pa.RecordBatch.from_pydict(arrays)
@@ -166,7 +166,7 @@ JSON_NAMES: dict[type, str] = {
 
 
 def kinds_of(name: str, wanted: Wanted) -> tuple[type, ...]:
-    """What a column of JSON may hold, besides null."""
+    """The types that a column of JSON may hold, besides null."""
     if name == wanted.due:
         return (str,) if wanted.unit == TIMESTAMP else (str, int)
     return (dict, str) if name == wanted.properties else (str,)

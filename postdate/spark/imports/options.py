@@ -1,4 +1,4 @@
-"""Wishes: what a user says about the columns of an import, as options or flags, held against the columns there are."""
+"""Options of an import: what a user says about its columns, checked against the columns that exist."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,14 +17,14 @@ from postdate.spark.imports.columns import (
 )
 
 UNITS, QUEUES = (TIMESTAMP, MILLISECONDS, SECONDS), (ROUND_ROBIN, BY_KEY)
-BODY = "body"  # the column that holds it where nothing else was said
+BODY = "body"  # the column of bodies where the user names none
 _WHOLE = ("bigint", "int", "smallint", "tinyint")
 _TEXT = ("string",)
 _MAPS = ("map<string,string>", "string")
 
 
 def wanted_of(wishes: Mapping[str, Any]) -> Wanted:
-    """Raises UsageError for what contradicts itself. Columns are not known yet."""
+    """Reads the options; the columns are not known yet. Raises UsageError for options that contradict each other."""
     wanted = Wanted(**{"body": "", **wishes})
     if not wanted.due:
         raise UsageError("due: say which column holds the due time")
@@ -50,7 +50,7 @@ def _choose(what: str, value: str, values: tuple[str, ...]) -> None:
 
 
 def checked_topic(topic: str) -> str:
-    """Raises UsageError and IllegalMessage."""
+    """Checks the name of a topic. Raises UsageError, IllegalMessage."""
     if not topic:
         raise UsageError("topic: say which topic the messages are for")
     check_topic(topic)
@@ -58,7 +58,7 @@ def checked_topic(topic: str) -> str:
 
 
 def named_columns(text: str) -> tuple[tuple[str, str], ...]:
-    """Of a text such as `region=area, shop=shop_id`: properties with their columns. Raises UsageError."""
+    """Reads properties with their columns from `region=area, shop=shop_id`. Raises UsageError."""
     pairs = [each.partition("=") for each in text.split(",") if each.strip()]
     for name, sign, column in pairs:
         if not (name.strip() and sign and column.strip()):
@@ -67,7 +67,7 @@ def named_columns(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def with_body(wanted: Wanted, names: list[str]) -> Wanted:
-    """The column `body` is the body where no other was said. Raises UsageError."""
+    """Takes the column `body` where the user names none. Raises UsageError where it does not exist."""
     if wanted.body:
         return wanted
     if BODY not in names:
@@ -76,21 +76,21 @@ def with_body(wanted: Wanted, names: list[str]) -> Wanted:
 
 
 def roles_of(wanted: Wanted) -> list[tuple[str, str]]:
-    """What each column is for."""
+    """The roles of the columns, each with its column."""
     single = ("due", "body", "key", "tag", "properties")
     roles = [(role, getattr(wanted, role)) for role in single if getattr(wanted, role)]
     return roles + [(f"property {name}", column) for name, column in wanted.named]
 
 
 def check_names(wanted: Wanted, names: list[str]) -> None:
-    """Raises UsageError for a column that is not there."""
+    """Raises UsageError for a column that does not exist."""
     for role, name in roles_of(wanted):
         if name not in names:
             raise UsageError(f"{role}: there is no column {name}; there are: {', '.join(names)}")
 
 
 def fitted(wanted: Wanted, types: Mapping[str, str]) -> Wanted:
-    """Completed, and held against columns with their types as Spark names them. Raises UsageError."""
+    """Completes the columns, and checks them against the types that Spark names. Raises UsageError."""
     names = list(types)
     wanted = with_body(wanted, names)
     check_names(wanted, names)

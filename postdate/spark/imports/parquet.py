@@ -1,6 +1,6 @@
 """Local Parquet files as parts of an import: tasks read row groups themselves, so that no row goes through Java.
 
-Spark has told what the columns are; values come as it would have given them.
+Spark determines the types of the columns, and values come as it would give them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 
 from postdate.errors import PipelineFailed
 from postdate.spark.imports.loading import BLOCK, FILE
-from postdate.table.files import repeated
+from postdate.table.files import constant_column
 
-_PART_ROWS, _PART_BYTES = 1_000_000, 512 << 20  # of one task: enough of them for every core to the end
+_PART_ROWS, _PART_BYTES = 1_000_000, 512 << 20  # of one task: small enough to keep every core busy to the end
 _BATCH_ROWS = 32_768
 
 
@@ -29,15 +29,15 @@ Part = list[Group]
 
 
 def parts_of(paths: Sequence[str], columns: Sequence[str]) -> list[Part] | None:
-    """Groups that stand together, task by task; None where no file is local, or one has not all the columns: a folder's
-    name may tell one, which is Spark's to know.
+    """Splits row groups into parts, one for each task. Returns None where no file is local, or where a file lacks a
+    column: the name of a folder may hold it, which Spark knows.
     """
     if not paths:
         return None
     parts: list[Part] = []
     rows = size = 0
     for path in paths:
-        with _told(path):
+        with _named_errors(path):
             metadata = pq.read_metadata(path)
         if not set(columns) <= set(metadata.schema.to_arrow_schema().names):
             return None
@@ -52,15 +52,16 @@ def parts_of(paths: Sequence[str], columns: Sequence[str]) -> list[Part] | None:
 
 
 def batches_of(part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a part with these columns, and where each is from."""
+    """The rows of a part with these columns, and with where each comes from."""
     for path, number in part:
-        with _told(path), pq.ParquetFile(path) as file:
+        with _named_errors(path), pq.ParquetFile(path) as file:
             for batch in file.iter_batches(_BATCH_ROWS, [number], schema.names, use_threads=False):
                 yield _placed(batch, schema, path, number)
 
 
 @contextmanager
-def _told(path: str) -> Iterator[None]:
+def _named_errors(path: str) -> Iterator[None]:
+    """Names the file that cannot be read."""
     try:
         yield
     except (OSError, pa.ArrowException) as error:
@@ -69,10 +70,10 @@ def _told(path: str) -> Iterator[None]:
 
 def _placed(batch: pa.RecordBatch, schema: pa.Schema, path: str, number: int) -> pa.RecordBatch:
     arrays: list[Any] = [_as(batch.column(field.name), field.type) for field in schema]
-    places = [repeated(path, pa.string(), batch.num_rows), repeated(number, pa.int64(), batch.num_rows)]
+    places = [constant_column(path, pa.string(), batch.num_rows), constant_column(number, pa.int64(), batch.num_rows)]
     return pa.RecordBatch.from_arrays([*arrays, *places], names=[*schema.names, FILE, BLOCK])
 
 
 def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Spark has microseconds, and leaves out what is finer."""
+    """Casts a column. Spark has microseconds, and drops what is finer."""
     return column if column.type == kind else column.cast(kind, safe=not pa.types.is_timestamp(kind))

@@ -1,4 +1,4 @@
-"""Writes what waits to a folder, as Parquet, on a Spark of its own: the process behind `postdate.pending()`."""
+"""Writes what waits to a folder, as Parquet, on a Spark of its own: the process that `postdate.pending()` starts."""
 
 import json
 import os
@@ -6,32 +6,34 @@ import sys
 from typing import Any
 
 from postdate.errors import PostdateError
-from postdate.spark.executor.bulk_client import Gate
-from postdate.spark.pending.pending import Wish
-from postdate.spark.pending.query import embedded, told
+from postdate.spark.executor.broker_client import BrokerClient
+from postdate.spark.pending.pending import Request
+from postdate.spark.pending.query import embedded_spark, spark_errors
 from postdate.spark.pending.view import pending
 
 
-def extract(spark: Any, wish: Wish) -> None:
-    """No row goes through the driver, so that its heap need not grow with them. Raises what `told` raises."""
+def extract(spark: Any, broker: BrokerClient, request: Request) -> None:
+    """Writes the rows. None goes through the driver, whose heap need not grow with them. Raises what `spark_errors`
+    raises.
+    """
     spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-    with told(wish.bulk):
-        rows = pending(spark, wish.bulk)
-        if wish.where:
-            rows = rows.where(wish.where)
-        if wish.limit:
-            rows = rows.orderBy("due", "arrival").limit(wish.limit)
-        rows.select(*wish.columns or rows.columns).write.parquet(wish.target, compression="lz4")
+    with spark_errors():
+        rows = pending(spark, broker)
+        if request.where:
+            rows = rows.where(request.where)
+        if request.limit:
+            rows = rows.orderBy("due", "arrival").limit(request.limit)
+        rows.select(*request.columns or rows.columns).write.parquet(request.target, compression="lz4")
 
 
 def main() -> int:
-    """Argument: a wish, as JSON. Where it fails, the last line on stderr is the error's name and sentence."""
-    wish = Wish(*json.loads(sys.argv[1]))
+    """Argument: a request, as JSON. Where it fails, the last line on stderr is the error's name and sentence."""
+    request = Request(*json.loads(sys.argv[1]))
     try:
-        with told(wish.bulk), Gate(wish.bulk) as gate:
-            gate.state()  # before Spark starts, which takes some seconds
-        with embedded(wish.memory, os.environ) as spark:
-            extract(spark, wish)
+        broker = BrokerClient(request.address, request.bulk)
+        broker.bulk()  # before Spark starts, which takes some seconds
+        with embedded_spark(request.memory, os.environ) as spark:
+            extract(spark, broker, request)
     except PostdateError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

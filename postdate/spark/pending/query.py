@@ -1,4 +1,4 @@
-"""One query over the view `pending`, on a Spark of its own."""
+"""Queries over the view `pending`, on a Spark of their own."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,93 +11,100 @@ from pyspark.errors import AnalysisException, ParseException, PySparkException
 
 from postdate.client.errors import Unreachable
 from postdate.errors import PipelineFailed, UsageError
-from postdate.spark.pending.view import VIEW, chosen, pending
-from postdate.spark.pipeline.driver import begun, ended, first_line
-from postdate.spark.pipeline.jobs import shortened
+from postdate.spark.executor.broker_client import BrokerClient
+from postdate.spark.pending.view import VIEW, matching, pending
+from postdate.spark.pipeline.driver import first_line, start_spark, stop_spark
+from postdate.spark.pipeline.jobs import spark_sentence
 from postdate.spark.session import java
-from postdate.spark.session.session import scratch
-from postdate.spark.session.stderr import aside
+from postdate.spark.session.session import scratch_folder
+from postdate.spark.session.stderr import divert_stderr
 
 SAMPLE_ROWS = 10
 
 
 class Found(NamedTuple):
+    """What a query answers."""
+
     names: list[str]
     rows: list[list[Any]]
-    is_cut: bool  # there are more
+    is_cut: bool  # there are more rows
 
 
-def answer(query: str, bulk: str, limit: int, memory: str, environ: Mapping[str, str]) -> Found:
-    """On a Spark of its own. Raises what `answered` raises, PipelineFailed."""
-    with embedded(memory, environ) as spark:
-        return answered(spark, query, bulk, limit)
+def answer(query: str, broker: BrokerClient, limit: int, memory: str, environ: Mapping[str, str]) -> Found:
+    """Answers a query on a Spark of its own. Raises what `answer_on` raises, PipelineFailed."""
+    with embedded_spark(memory, environ) as spark:
+        return answer_on(spark, query, broker, limit)
 
 
-def answered(spark: Any, query: str, bulk: str, limit: int) -> Found:
-    """At most so many rows. Raises UsageError where Spark does not understand it, Unreachable, PipelineFailed."""
-    with told(bulk):
-        pending(spark, bulk).createOrReplaceTempView(VIEW)
+def answer_on(spark: Any, query: str, broker: BrokerClient, limit: int) -> Found:
+    """Answers with `limit` rows at most. Raises UsageError where Spark does not understand the query, Unreachable,
+    PipelineFailed.
+    """
+    with spark_errors():
+        pending(spark, broker).createOrReplaceTempView(VIEW)
         rows = spark.sql(query).limit(limit + 1).toArrow()
     columns = [column.to_pylist() for column in rows.slice(0, limit).columns]
     return Found(rows.column_names, [list(row) for row in zip(*columns, strict=True)], rows.num_rows > limit)
 
 
-class Tried(NamedTuple):
+class Sample(NamedTuple):
+    """What a job would change."""
+
     total: int
-    sample: list[dict[str, Any]]  # the first ten that would be changed; `due` in epoch ms
+    sample: list[dict[str, Any]]  # the first ten; `due` in epoch ms
 
 
-def tried(where: str, bulk: str, memory: str, environ: Mapping[str, str]) -> Tried:
-    """What a predicate selects, on a Spark of its own. Raises what `answered` raises, PipelineFailed."""
-    with embedded(memory, environ) as spark:
-        return sampled(spark, where, bulk)
+def try_predicate(where: str, broker: BrokerClient, memory: str, environ: Mapping[str, str]) -> Sample:
+    """What a predicate selects, on a Spark of its own. Raises what `answer_on` raises, PipelineFailed."""
+    with embedded_spark(memory, environ) as spark:
+        return try_predicate_on(spark, where, broker)
 
 
-def sampled(spark: Any, where: str, bulk: str) -> Tried:
+def try_predicate_on(spark: Any, where: str, broker: BrokerClient) -> Sample:
     """Raises UsageError where Spark does not understand the predicate, Unreachable, PipelineFailed."""
-    with told(bulk):
-        rows = chosen(pending(spark, bulk), where)
+    with spark_errors():
+        rows = matching(pending(spark, broker), where)
         first = rows.orderBy("due", "arrival").limit(SAMPLE_ROWS)
         shown = first.selectExpr("unix_millis(due) as due", "topic", "tag", "key", "size", "body")
-        return Tried(rows.count(), shown.toArrow().to_pylist())
+        return Sample(rows.count(), shown.toArrow().to_pylist())
 
 
 @contextmanager
-def embedded(memory: str, environ: Mapping[str, str]) -> Iterator[Any]:
-    """A quiet Spark session on all cores, in UTC; it ends with the block. Raises PipelineFailed."""
+def embedded_spark(memory: str, environ: Mapping[str, str]) -> Iterator[Any]:
+    """Starts a quiet Spark session on all cores, in UTC; it ends with the block. Raises PipelineFailed."""
     found = java.find(environ)
     if isinstance(found, java.Missing):
         raise PipelineFailed(f"{found.sentence}; {java.INSTALL}")
-    with scratch() as folder, aside() as said:
-        spark = begun("local[*]", memory, found.home, Path(folder), said)
+    with scratch_folder() as folder, divert_stderr() as lines:
+        spark = start_spark("local[*]", memory, found.home, Path(folder), lines)
         try:
             spark.conf.set("spark.sql.session.timeZone", "UTC")
             yield spark
         finally:
-            ended(spark)
+            stop_spark(spark)
 
 
 @contextmanager
-def told(bulk: str) -> Iterator[None]:
-    """What fails inside, in our words. Raises UsageError, Unreachable, PipelineFailed."""
+def spark_errors() -> Iterator[None]:
+    """Raises errors of Spark and Flight as ours: UsageError, Unreachable, PipelineFailed."""
     try:
         yield
     except (ParseException, AnalysisException) as error:
-        raise UsageError(shortened(error)) from error
+        raise UsageError(spark_sentence(error)) from error
     except flight.FlightError as error:
-        raise Unreachable(f"no broker answers at {bulk}: {first_line(error)}") from error
+        raise Unreachable(f"bulk does not answer: {first_line(error)}") from error
     except PySparkException as error:
         raise PipelineFailed(first_line(error)) from error
     except Py4JJavaError as error:
-        raise PipelineFailed(_named(error)) from error
+        raise PipelineFailed(_java_sentence(error)) from error
 
 
-def _named(error: Py4JJavaError) -> str:
-    """What an exception of Java says that PySpark has no name for: the sentence of the first of its causes to which
-    Spark has given one, which names the file that could not be read; else that of the first.
+def _java_sentence(error: Py4JJavaError) -> str:
+    """The sentence of a Java exception that PySpark has no name for: that of the first cause to which Spark has given
+    one, which names the file that could not be read; else that of the exception.
     """
-    said = [shortened(each) for each in _causes(error.java_exception) if each.startswith("[")]
-    return said[0] if said else first_line(error.java_exception.toString())
+    found = [spark_sentence(each) for each in _causes(error.java_exception) if each.startswith("[")]
+    return found[0] if found else first_line(error.java_exception.toString())
 
 
 def _causes(exception: Any) -> Iterator[str]:

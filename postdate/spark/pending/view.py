@@ -2,10 +2,10 @@
 
     near     in the wheel                                                  from the broker, over bulk
     far      in the log, not yet taken by the pipeline                     likewise
-    table    taken, due behind the horizon                                 files of the table, read by Spark itself
+    table    taken, due after the horizon                                  files of the table, read by Spark itself
 
-It is of the moment when it is made; the pipeline goes on. What is in the wheel by then is told by the wheel alone, what
-is cancelled is left out.
+It shows the moment when it is made; the pipeline goes on. A message that has come into the wheel meanwhile is shown
+from there alone, a cancelled one is left out.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,30 +19,30 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.functions import arrow_udf
 
-from postdate.spark.executor.bulk_client import Gate
+from postdate.contract import State
+from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.executor.selecting import HIDDEN
 from postdate.spark.executor.waiting import COLUMNS, IS_NEAR, NAME, WaitingSource, body, properties
-from postdate.table.format import CANCEL, DROP, JOB_SHIFT, MESSAGE, MESSAGES, OWN, File, files_of
+from postdate.table.format import CANCEL, DROP, MESSAGE, MESSAGES, File, list_files
+from postdate.table.living import HAS_ARRIVED, IS_CANCELLED, IS_DROPPED, IS_UNPROMOTED
 
 VIEW = "pending"
 SHOWN = ("due", "topic", "tag", "key", "size", "properties", "body", "queue", "level", "arrival")
 _SCHEMA = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
 _udf: Any = arrow_udf  # its types know functions of one kind only
 
-State = dict[str, Any]
 
-
-def pending(spark: SparkSession, bulk: str) -> DataFrame:
-    """All that waits, by the broker whose bulk address that is. Raises pyarrow's FlightError where it is away."""
-    with Gate(bulk) as gate:
-        state = gate.state()
-    outside = _outside(spark, bulk, max(state["taken"], state["far_first"]), state["far_length"])
+def pending(spark: SparkSession, broker: BrokerClient) -> DataFrame:
+    """All that waits at a broker. Raises Unreachable or TimedOut where that is away."""
+    state = broker.state()
+    outside = _outside(spark, broker.bulk_of(state), max(state.taken, state.far_first), state.far_length)
     near, rest = outside.filter(f.col(IS_NEAR)), outside.filter(~f.col(IS_NEAR)).select(*COLUMNS)
     base, files = _listed(state)
-    taken = [file for file in files if file.due_high > state["horizon"] and not file.is_untaken(state["taken"])]
+    taken = [file for file in files if file.due_high > state.horizon and not file.is_untaken(state.taken)]
     if taken:
-        is_taken = (f.col("arrival") < state["arrival_of_taken"]) | (f.col("arrival") >= OWN)
-        rest = rest.unionByName(_read(spark, base, taken).filter((f.col("due") > state["horizon"]) & is_taken))
+        is_taken = f.expr(HAS_ARRIVED.format(before=state.arrival_of_taken))
+        table = _read(spark, base, taken).alias("m").filter((f.col("due") > state.horizon) & is_taken)
+        rest = rest.unionByName(table)
     return _shown(_waiting(near, rest, state))
 
 
@@ -50,27 +50,27 @@ def pending(spark: SparkSession, bulk: str) -> DataFrame:
 def selectable(
     spark: SparkSession, bulk: str, state: State, base: str, files: Iterable[File], before: int
 ) -> Iterator[DataFrame]:
-    """What waits at the place of a command that arrived there, when the table has everything up to it: as `pending`
-    shows it, and the table's own columns under hidden names. The wheel is read once: what a rescue moves there
-    meanwhile must not be missed in both places.
+    """What waits when a job's command is due to be carried out: the table has everything that arrived `before` it. The
+    columns are those of `pending`, and the table's own under hidden names. The wheel is read once, so that a message
+    that a rescue moves there meanwhile is not missed in both places.
     """
     near = _outside(spark, bulk, 0, 0).persist(StorageLevel.DISK_ONLY)
     try:
         near.count()
-        untaken = [file for file in files if file.is_untaken(state["taken"])]
-        taken = [file for file in files if not file.is_untaken(state["taken"])]
-        is_late = (f.col("arrival") >= state["arrival_of_taken"]) & (f.col("arrival") < OWN)
+        untaken = [file for file in files if file.is_untaken(state.taken)]
+        taken = [file for file in files if not file.is_untaken(state.taken)]
+        unpromoted = IS_UNPROMOTED.format(horizon=state.horizon, late_from=state.arrival_of_taken)
         rest = _read(spark, base, untaken)
-        rest = rest.unionByName(_read(spark, base, taken).filter((f.col("due") > state["horizon"]) | is_late))
-        waiting = _waiting(near, rest, state).filter((f.col("arrival") < before) | (f.col("arrival") >= OWN))
+        rest = rest.unionByName(_read(spark, base, taken).alias("m").filter(f.expr(unpromoted)))
+        waiting = _waiting(near, rest, state).alias("m").filter(f.expr(HAS_ARRIVED.format(before=before)))
         yield _shown(waiting, hidden=True)
     finally:
         near.unpersist()
 
 
-def chosen(rows: DataFrame, where: str) -> DataFrame:
-    """Rows by a predicate that knows their columns and no others. Without a name of its own Spark would look for a
-    column where the rows come from.
+def matching(rows: DataFrame, where: str) -> DataFrame:
+    """The rows that a predicate over their columns lets pass. The alias keeps Spark from looking for further columns
+    where the rows come from.
     """
     return rows.alias(VIEW).where(where)
 
@@ -83,14 +83,14 @@ def _outside(spark: SparkSession, bulk: str, start: int, stop: int) -> DataFrame
 
 
 def _listed(state: State) -> tuple[str, list[File]]:
-    """Where the table's files are, and which there are; none where there is no table yet."""
-    if not state["table"]:
+    """The folder of the table's files, and the files; none where there is no table yet."""
+    if not state.table:
         return "", []
     try:
-        delta = DeltaTable(f"{state['table'].rstrip('/')}/{MESSAGES}")
+        delta = DeltaTable(f"{state.table.rstrip('/')}/{MESSAGES}")
     except TableNotFoundError:
         return "", []
-    return delta.table_uri.rstrip("/"), files_of(delta)
+    return delta.table_uri.rstrip("/"), list_files(delta)
 
 
 def _read(spark: SparkSession, base: str, files: list[File]) -> DataFrame:
@@ -100,30 +100,23 @@ def _read(spark: SparkSession, base: str, files: list[File]) -> DataFrame:
 
 
 def _waiting(near: DataFrame, rest: DataFrame, state: State) -> DataFrame:
-    """Messages in the wheel, and those elsewhere that nothing takes away, for topics that are there."""
-    waiting = near.unionByName(_living(rest, near).withColumn(IS_NEAR, f.lit(False)))
-    return waiting.filter(~f.col("queue").isin(state["gone"])) if state["gone"] else waiting
+    """The messages of existing topics: those in the wheel, and the living ones elsewhere."""
+    waiting = near.unionByName(living_rows(rest, near).withColumn(IS_NEAR, f.lit(False)))
+    return waiting.filter(~f.col("queue").isin(list(state.gone))) if state.gone else waiting
 
 
-def _living(rest: DataFrame, near: DataFrame) -> DataFrame:
-    """The messages that no cancel is for, that no job has taken away, and that are not in the wheel by now."""
+def living_rows(rest: DataFrame, near: DataFrame) -> DataFrame:
+    """The messages that no cancel and no drop takes away (table/living.py), and that are not in the wheel by now."""
     messages = rest.filter(f.col("kind") == MESSAGE).alias("m")
     cancels = f.broadcast(rest.filter(f.col("kind") == CANCEL)).alias("c")
-    same_key = ((f.col("c.unique_hash") != 0) & (f.col("c.unique_hash") == f.col("m.unique_hash"))) | (
-        (f.col("c.key_hash") != 0) & (f.col("c.key_hash") == f.col("m.key_hash"))
-    )
-    is_for = (f.col("c.topic") == f.col("m.topic")) & (f.col("c.due") == f.col("m.due")) & same_key
-    job = f.shiftright(f.col("m.arrival") - OWN, JOB_SHIFT)
-    came_before = f.when(f.col("m.arrival") < OWN, f.col("m.arrival") < f.col("c.arrival"))
-    is_for &= came_before.otherwise(job < f.col("c.tag_hash"))
-    messages = messages.join(cancels, is_for, "left_anti")
-    drops = rest.filter(f.col("kind") == DROP).select("due", "arrival")
-    messages = messages.join(drops, ["due", "arrival"], "left_anti")
+    messages = messages.join(cancels, f.expr(IS_CANCELLED), "left_anti")
+    drops = rest.filter(f.col("kind") == DROP).alias("d")
+    messages = messages.join(drops, f.expr(IS_DROPPED), "left_anti")
     return messages.join(f.broadcast(near.select("arrival")), "arrival", "left_anti").select(*COLUMNS)
 
 
 def _shown(waiting: DataFrame, *, hidden: bool = False) -> DataFrame:
-    """As it is documented. What a query does not ask for is not read."""
+    """The columns that users see. Spark does not read those that a query does not name."""
     body_of = _udf(body, "binary")
     properties_of = _udf(properties, "map<string, string>")
     own = [f.col(name).alias(f"{HIDDEN}{name}") for name in (*COLUMNS, IS_NEAR)] if hidden else []

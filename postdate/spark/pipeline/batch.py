@@ -1,8 +1,8 @@
 """A batch: ingest, promote, stage, forget and merge.
 
-Spark's checkpoint only wakes it. What is done is decided by the broker (taken, horizon) and by the table (its own place
-in the far queue), so that a batch can be repeated, or begun anew with a lost or older checkpoint, without gap or
-duplicate. Everything is durable before the stage is called.
+Spark's checkpoint only wakes it. The broker (taken, horizon) and the table (its own place in the far queue) decide what
+it does, so that a batch can be repeated, or begun anew with a lost or older checkpoint, without gap or duplicate.
+Everything is durable before the stage is called.
 """
 
 import logging
@@ -11,30 +11,32 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from deltalake.exceptions import DeltaError
-from pyarrow import flight
 from pyspark.sql import DataFrame, SparkSession
 
-from postdate.errors import CorruptTable, Refused
+from postdate.arrival import OWN
+from postdate.contract import Report, Stage, State
+from postdate.errors import CorruptTable, PostdateError, Refused
 from postdate.faultpoint import reach
 from postdate.spark.executor import tasks
-from postdate.spark.executor.bulk_client import Gate
-from postdate.spark.executor.tasks import written
+from postdate.spark.executor.broker_client import BrokerClient
+from postdate.spark.executor.tasks import written_files
 from postdate.spark.pipeline.history import History
 from postdate.spark.pipeline.jobs import Jobs
 from postdate.table import merging
 from postdate.table.delta import Table
-from postdate.table.files import NEVER, Window, Written, touches
-from postdate.table.format import OWN, File
-from postdate.table.slices import DEFAULT, Limits, slices
+from postdate.table.files import NEVER, Window, WrittenFile, touches
+from postdate.table.format import File
+from postdate.table.slices import DEFAULT, Limits, split_window
 
 logger = logging.getLogger("postdate.pipeline")
 
-KEEP_MS = 60_000  # a file stays so long behind the horizon: a point read after a cancel may still look for it
-
-State = dict[str, Any]
+KEEP_MS = 60_000  # a file stays this long after the horizon has passed it: a cancel may still look into it
+_REPORTS = 20  # of earlier pipelines, reported again to a broker that may have been restarted
 
 
 class Ingested(NamedTuple):
+    """What came into the table."""
+
     far_to: int
     horizon: int  # that the plan asks for
     files: int
@@ -43,6 +45,8 @@ class Ingested(NamedTuple):
 
 
 class Promoted(NamedTuple):
+    """What left the table as chunks."""
+
     chunks: list[str]
     rows: int
     cancelled: int
@@ -51,61 +55,62 @@ class Promoted(NamedTuple):
 
 
 class Pipeline:
-    """The four steps, on one Spark session, for one broker. Raises Refused where another pipeline has registered."""
+    """Runs batches on one Spark session for one broker. Raises Refused where another pipeline has registered."""
 
     def __init__(
-        self, spark: SparkSession, gate: Gate, bulk: str, table: Table, history: History, limits: Limits = DEFAULT
+        self, spark: SparkSession, broker: BrokerClient, table: Table, history: History, limits: Limits = DEFAULT
     ) -> None:
         self._spark = spark
-        self._gate = gate
-        self._bulk = bulk
+        self._broker = broker
+        self._bulk = ""  # where the tasks reach bulk; the broker tells with its state
         self.table = table
         self._history = history
         self._limits = limits
         self.merge_limits = merging.DEFAULT
         self.epoch = 0
         self.batch_count = 0
-        self._jobs = Jobs(spark, gate, bulk, table, self._run)
+        self._jobs = Jobs(spark, broker, table, self._run)
         self._lost_rows = 0
         self._last_cut_ms = 0
         self._workers: set[str] = set()  # that took part in a batch
 
     # -- starting -----------------------------------------------------------------------------------------------
 
-    def warm(self) -> None:
+    def warm_up(self) -> None:
         """Has Spark start its workers and compile what every batch needs, before anything depends on it."""
-        self._run(tasks.warm, [{"rows": 0}] * self._spark.sparkContext.defaultParallelism)
+        self._run(tasks.warm_up, [{"rows": 0}] * self._spark.sparkContext.defaultParallelism)
 
     def register(self, table: str, master: str) -> State:
-        """Becomes the one pipeline that may stage, and proves that the table holds what was taken. `table` is where
-        that is, for others who look for it: the folder that its messages are in.
+        """Becomes the one pipeline that may stage, and proves that the table holds what was taken. `table` is the
+        folder of the table, which the broker tells to others who look for it.
         """
-        state = self._gate.register(table, master)
-        self.epoch = state["epoch"]
+        state = self._broker.register(table, master)
+        self.epoch = state.epoch
+        self._bulk = self._broker.bulk_of(state)
         self.table.refresh()  # the pipeline before this one may have lived until now
         for name in self.table.torn:
             logger.warning("entry %s of the Delta log was cut by a crash before it counted; it was set aside", name)
         self._prove(state)
         self._jobs.remove_strangers()
-        for report in self._history.last(20):
-            self._gate.report(report)
+        for report in self._history.last(_REPORTS):
+            self._broker.report(report)
         return state
 
     def _prove(self, state: State) -> None:
-        """The table must hold every row that was taken and is not promoted."""
-        missing = self.table.missing()
+        """Restores from the log what the table lacks of the rows that were taken and are not promoted."""
+        missing = self.table.missing_files()
         if missing:
             logger.error(
-                "%d files of the table are missing or cut (the first: %s): what they held is read again from the log",
+                "%d files of the table are missing or cut (the first: %s): their rows are read again from the log",
                 len(missing), missing[0].path,
             )  # fmt: skip
-        if self.table.far < state["taken"]:
+        if self.table.far < state.taken:
             logger.error(
                 "the table ends at far row %d, but %d were taken: the rest is read again from the log",
-                self.table.far, state["taken"],
+                self.table.far, state.taken,
             )  # fmt: skip
-        expected = state["rows_in"] - state["rows_out"]
-        if missing or self.table.far < state["taken"] or self._waiting_rows(state) < expected:
+        expected = state.rows_in - state.rows_out
+        if missing or self.table.far < state.taken or self._waiting_rows(state) < expected:
             self._restore(state, missing)
         found = self._waiting_rows(state)
         if found != expected:
@@ -117,13 +122,13 @@ class Pipeline:
             )  # fmt: skip
 
     def _waiting_rows(self, state: State) -> int:
-        """Rows of the table that were taken and are due behind the horizon."""
-        logged = Window(state["horizon"], NEVER, 0, state["arrival_of_taken"])
+        """Counts the rows of the table that were taken and are due after the horizon."""
+        logged = Window(state.horizon, NEVER, 0, state.arrival_of_taken)
         own = logged._replace(arrival_low=OWN, arrival_high=NEVER)
         windows = [logged] if logged.arrival_high == NEVER else [logged, own]
         whole, part = 0, []
         for file in self.table.files.values():
-            if file.is_untaken(state["taken"]):
+            if file.is_untaken(state.taken):
                 continue
             if file.due_low > logged.due_low and file.arrival_high < logged.arrival_high:
                 whole += file.rows
@@ -134,89 +139,87 @@ class Pipeline:
         return whole + int(sum(result["rows"] for result in counts))
 
     def _restore(self, state: State, missing: list[File]) -> None:
-        """Reads again from the log what the table should have and lacks: what is due behind the horizon, and what was
+        """Reads again from the log what the table should have and lacks: what is due after the horizon, and what was
         committed for a stage that never came.
         """
-        stop = max(state["taken"], self.table.far)
+        stop = max(state.taken, self.table.far)
         kept = [file for file in self.table.files.values() if file not in missing]
         common = {
-            "due_after": state["horizon"], "late_from": state["arrival_of_taken"],
+            "due_after": state.horizon, "late_from": state.arrival_of_taken,
             "files": [file.path for file in kept],
         }  # fmt: skip
-        ranges = self._ranges(state["far_first"], stop)
-        results = self._run(
-            tasks.restore, [common | each | {"edge": merging.edge_ms(state["now_ms"])} for each in ranges]
-        )
-        files = written(results)
-        self.table.commit(files, missing, far=stop, rows=max(state["rows_in"], self.table.rows))
+        edge = {"edge": merging.edge_ms(state.now_ms)}
+        results = self._run(tasks.restore, [common | each | edge for each in self._ranges(state.far_first, stop)])
+        files = written_files(results)
+        self.table.commit(files, missing, far=stop, rows=max(state.rows_in, self.table.rows))
         logger.warning("%d rows were restored from the log", sum(file.rows for file, _ in files))
 
     # -- one batch ----------------------------------------------------------------------------------------------
 
     def run(self, plan: DataFrame) -> None:
-        """Does one batch; what it did goes to the history."""
+        """Runs one batch, and reports it."""
         reach("batch.begun")
         clock = _Stopwatch()
         self._workers.clear()
-        state = self._gate.state()
-        if state["epoch"] != self.epoch:  # before anything is written: the table is the other one's now
-            raise Refused(f"another pipeline has registered: its epoch is {state['epoch']}, ours was {self.epoch}")
+        state = self._broker.state()
+        if state.epoch != self.epoch:  # before anything is written: the table is the other one's now
+            raise Refused(f"another pipeline has registered: its epoch is {state.epoch}, ours was {self.epoch}")
+        self._bulk = self._broker.bulk_of(state)
         ingested = self._ingest(plan, state)
         far_to = ingested.far_to
         clock.stop("ingest_s")
-        horizon = (state["horizon"], max(ingested.horizon, state["horizon"]))
+        horizon = (state.horizon, max(ingested.horizon, state.horizon))
         promoted = self._promote(state, horizon)
         clock.stop("promote_s")
         self._stage(state, far_to, horizon, promoted)
         clock.stop("stage_s")
         forgotten = self._forget(horizon[1])
-        merged = self._merge(state["now_ms"], horizon[1])
+        merged = self._merge(state.now_ms, horizon[1])
         if self.table.tidy():
             self._jobs.remove_strangers()
         clock.stop("merge_s")
         self.batch_count += 1
-        self._tell(
-            {
-                "at_ms": state["now_ms"], "batch": self.batch_count, "epoch": self.epoch,
-                "far_from": state["taken"], "far_to": far_to, "horizon": horizon[1],
-                "rows_in": ingested.rows, "promoted": promoted.rows, "cancelled": promoted.cancelled,
-                "chunks": len(promoted.chunks), "opened_files": promoted.files,
-                "files": ingested.files, "bytes": ingested.bytes, "forgotten_files": forgotten, "merged_rows": merged,
-                "table_files": len(self.table.files), "table_bytes": self.table.bytes,
-                "rescued": state["rescued"], "backlog": max(state["far_length"] - far_to, 0),
-                "workers": len(self._workers),
-                "master": self._spark.sparkContext.master, **clock.spans, "total_s": clock.total(),
-            }
+        self._report(
+            Report(
+                at_ms=state.now_ms, batch=self.batch_count, epoch=self.epoch, far_from=state.taken, far_to=far_to,
+                horizon=horizon[1], rows_in=ingested.rows, promoted=promoted.rows, cancelled=promoted.cancelled,
+                chunks=len(promoted.chunks), opened_files=promoted.files, files=ingested.files, bytes=ingested.bytes,
+                forgotten_files=forgotten, merged_rows=merged, table_files=len(self.table.files),
+                table_bytes=self.table.bytes, rescued=state.rescued, backlog=max(state.far_length - far_to, 0),
+                workers=len(self._workers), **clock.spans, total_s=clock.total(),
+                master=str(self._spark.sparkContext.master),
+            )
         )  # fmt: skip
         reach("batch.done")
 
-    def _tell(self, report: dict[str, Any]) -> None:
-        """For people: the batch is done, and does not depend on it."""
+    def _report(self, report: Report) -> None:
+        """Reports for people. The batch is done, and does not depend on it."""
+        figures = report.plain()
         try:
-            self._history.append(report)
-            self._gate.report(report)
-        except (DeltaError, OSError, flight.FlightError) as error:
-            logger.warning("what the batch did could not be told: %s", error)
+            self._history.append(figures)
+            self._broker.report(figures)
+        except (DeltaError, OSError, PostdateError) as error:
+            logger.warning("the report of the batch was lost: %s", error)
 
     # -- ingest -------------------------------------------------------------------------------------------------
 
     def _ingest(self, plan: DataFrame, state: State) -> Ingested:
-        """Takes far rows into the table, from where it ends: the checkpoint may be ahead of it or behind."""
+        """Takes far rows into the table, from where the table ends: the checkpoint may be ahead of it or behind."""
         (planned,) = plan.collect()
-        files: list[Written] = []
-        for number, far in sorted(state["commands"], key=lambda command: int(command[1])):
-            if self.table.far <= far < planned.far:
-                files += self._take(far, state)
-                self._jobs.carry_out(number, far, state, self.epoch)
+        files: list[WrittenFile] = []
+        for job in sorted(state.commands, key=lambda job: job.far):
+            if self.table.far <= job.far < planned.far:
+                files += self._take(job.far, state)
+                self._jobs.carry_out(job.number, job.far, state, self.epoch)
         files += self._take(planned.far, state)
         rows, size = (sum(getattr(file, name) for file, _ in files) for name in ("rows", "bytes"))
         return Ingested(self.table.far, planned.horizon, len(files), rows, size)
 
-    def _take(self, stop: int, state: State) -> list[Written]:
-        """Takes what is there before far row `stop`."""
-        start = max(self.table.far, state["far_first"])  # what is gone before that was rescued long ago
-        edge = {"edge": merging.edge_ms(state["now_ms"])}
-        files = written(self._run(tasks.ingest, [each | edge for each in self._ranges(start, stop)]))
+    def _take(self, stop: int, state: State) -> list[WrittenFile]:
+        """Takes the far rows before `stop`."""
+        start = max(self.table.far, state.far_first)  # rows that are gone before that were rescued long ago
+        edge = {"edge": merging.edge_ms(state.now_ms)}
+        files = written_files(self._run(tasks.ingest, [each | edge for each in self._ranges(start, stop)]))
         if stop > self.table.far:
             reach("ingest.written")
             self.table.take(files, stop)
@@ -226,10 +229,11 @@ class Pipeline:
 
     def _promote(self, state: State, horizon: tuple[int, int]) -> Promoted:
         """Uploads what is due up to the new horizon, and what is late, as chunks."""
-        window = Window(-1, horizon[1], after=horizon[0], late_from=state["arrival_of_taken"])
-        untaken = [file for file in self.table.files.values() if file.is_untaken(state["taken"])]
+        window = Window(-1, horizon[1], after=horizon[0], late_from=state.arrival_of_taken)
+        untaken = [file for file in self.table.files.values() if file.is_untaken(state.taken)]
         touched = {
-            file.path: file for file in [*self.table.touched(window), *self.table.touched(window.whole, untaken)]
+            file.path: file
+            for file in [*self.table.files_touching(window), *self.table.files_touching(window.whole, untaken)]
         }
         work = self._cut(list(touched.values()), window, [file.path for file in untaken])
         results = self._run(tasks.promote, [task | {"epoch": self.epoch} for task in work])
@@ -242,14 +246,16 @@ class Pipeline:
         )
 
     def _cut(self, files: list[File], window: Window, untaken: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """One task for each slice of the window, with the files that it touches."""
+        """Makes one task for each slice of the window, with the files that it touches."""
         groups = {
-            file.path: [group for group in self.table.groups(file.path) if touches(group, _own(file, window, untaken))]
+            file.path: [
+                group for group in self.table.row_groups(file.path) if touches(group, _own(file, window, untaken))
+            ]
             for file in files
         }
         every = [group for found in groups.values() for group in found]
         work = []
-        for piece in slices(every, window, self._limits):
+        for piece in split_window(every, window, self._limits):
             touched = [
                 file.path
                 for file in files
@@ -261,30 +267,25 @@ class Pipeline:
 
     def _stage(self, state: State, far_to: int, horizon: tuple[int, int], promoted: Promoted) -> None:
         reach("stage.call")
-        self._gate.stage(
-            {
-                "epoch": self.epoch, "far": [state["taken"], far_to], "horizon": list(horizon),
-                "chunks": promoted.chunks, "rows_in": self.table.rows, "rows_out": promoted.read + self._lost_rows,
-            }
-        )  # fmt: skip
+        rows_out = promoted.read + self._lost_rows
+        chunks = tuple(promoted.chunks)
+        self._broker.stage(Stage(self.epoch, (state.taken, far_to), horizon, chunks, self.table.rows, rows_out))
         self._lost_rows = 0
         reach("stage.called")
 
     # -- forget and merge ---------------------------------------------------------------------------------------
 
     def _forget(self, horizon: int) -> int:
-        """Files whose last row was promoted a while ago leave the table."""
+        """Removes files from the table whose last row was promoted a while ago; returns how many."""
         gone = [file for file in self.table.files.values() if file.due_high <= horizon - KEEP_MS]
         if gone:
             self.table.commit(removed=gone)
         return len(gone)
 
     def _merge(self, now_ms: int, horizon: int) -> int:
-        """Rewrites files that were made in the order of arrival into such of one hour or month; returns how many
-        rows.
-        """
+        """Rewrites files that hold the order of arrival as files of one hour or month each; returns how many rows."""
         files = self.table.files.values()
-        merge = merging.planned(files, now_ms, horizon - KEEP_MS, self._last_cut_ms, self.merge_limits)
+        merge = merging.plan_merge(files, now_ms, horizon - KEEP_MS, self._last_cut_ms, self.merge_limits)
         if merge is None:
             return 0
         work = self._cut(merge.files, Window(-1, NEVER))
@@ -292,21 +293,21 @@ class Pipeline:
         read, held = sum(result["read"] for result in results), sum(file.rows for file in merge.files)
         if read != held:
             raise CorruptTable(f"a merge of {len(merge.files)} files has read {read} rows, the table says {held}")
-        merged = written(results)
+        merged = written_files(results)
         reach("merge.written")
         self.table.commit(merged, merge.files)
         reach("merge.committed")
-        if merge.ends_cut:
+        if merge.ends_split:
             self._last_cut_ms = now_ms
         return sum(file.rows for file, _ in merged)
 
     # -- tasks --------------------------------------------------------------------------------------------------
 
     def _common(self) -> dict[str, Any]:
-        return {"bulk": self._bulk, "table": self.table.place.uri}
+        return {"bulk": self._bulk, "table": self.table.folder.uri}
 
     def _ranges(self, start: int, stop: int) -> list[dict[str, int]]:
-        """Of the far queue, one for each task."""
+        """Splits far rows into ranges, one for each task."""
         rows = self._limits.rows
         return [{"start": at, "stop": min(at + rows, stop)} for at in range(start, stop, rows)]
 
@@ -316,23 +317,25 @@ class Pipeline:
             return []
         numbers = self._spark.range(0, len(specs), 1, len(specs))
         answers = numbers.mapInArrow(tasks.over_numbers(work, self._common(), specs), "result string")
-        results = tasks.results(row.result for row in answers.collect())
+        results = tasks.read_results(row.result for row in answers.collect())
         self._workers.update(result["worker"] for result in results)
         return results
 
 
 def _own(file: File, window: Window, untaken: Sequence[str]) -> Window:
-    """Of a file that was just made nothing was promoted before."""
+    """The window for a file. Nothing of a file that was just made has been promoted before."""
     return window.whole if file.path in untaken else window
 
 
 def _clipped(buckets: list[merging.Bucket], window: list[int]) -> list[merging.Bucket]:
-    """The parts of the buckets that lie in a task's window."""
+    """Clips the buckets to a task's window."""
     low, high = window[:2]
     return [(tier, max(start, low), min(stop, high)) for tier, start, stop in buckets if start < high and stop > low]
 
 
 class _Stopwatch:
+    """Measures the steps of a batch in seconds."""
+
     def __init__(self) -> None:
         self._began = self._last = time.monotonic()
         self.spans: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""The driver: one process that registers with a broker, runs the one query, and ends when it is told to."""
+"""The driver: one process that registers with a broker, runs the one query, and ends on a signal."""
 
 import logging
 import os
@@ -17,49 +17,53 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyarrow import flight
 from pyspark.errors import PySparkException
 
+from postdate.contract import State
 from postdate.errors import PipelineFailed, PostdateError, UsageError
 from postdate.process import let_others_go_first
-from postdate.spark.executor.bulk_client import Gate
+from postdate.spark.executor import broker_client
+from postdate.spark.executor.broker_client import BrokerClient
+from postdate.spark.executor.bulk_client import BulkClient
 from postdate.spark.pipeline.batch import Pipeline
 from postdate.spark.pipeline.history import History
 from postdate.spark.pipeline.source import NAME, PlanSource
 from postdate.spark.session import java
-from postdate.spark.session.session import scratch, session
-from postdate.spark.session.stderr import aside
+from postdate.spark.session.session import scratch_folder, start_session
+from postdate.spark.session.stderr import divert_stderr
 from postdate.table.delta import Table
 from postdate.table.format import CHECKPOINT, HISTORY, MESSAGES
 from postdate.table.slices import TASK_ROWS, Limits
 
 logger = logging.getLogger("postdate.pipeline")
 
-_BATCH_S = 3.0  # a batch under way may take so long to end; then it is broken off, and done again by the next start
+_BATCH_S = 3.0  # a batch under way gets this long to end; then it is broken off, and the next start repeats it
 _STOP_S = 1.0
 _WATCH_S = 0.2
 _TRACEBACK, _OURS = "Traceback (most recent call last):\n", "postdate.errors."
 _NICENESS = 10  # beside a broker, which fires on the same cores
-_AWAY = (flight.FlightUnavailableError, flight.FlightTimedOutError)
+_AWAY = (*broker_client.AWAY, flight.FlightUnavailableError, flight.FlightTimedOutError)
 _OF_SPARK = (PySparkException, Py4JError)
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a pipeline needs to know. An empty table means the broker's own folder, which only works beside it."""
+    """What a pipeline needs to know."""
 
-    bulk: str = "127.0.0.1:9878"
-    table: str = ""
+    address: str | None = None  # of the broker; None: POSTDATE_ADDR, else 127.0.0.1:9876
+    bulk: str = ""  # of bulk; empty: the broker tells
+    table: str = ""  # empty: where the last pipeline kept it, as the broker tells
     master: str = "local[*]"
     memory: str = "1g"
     checkpoint: str = ""  # empty: beside the table, where that is a local folder
-    parent_pid: int = 0  # ends when this process is gone; 0 = does not look
+    parent_pid: int = 0  # the pipeline ends when this process is gone; 0: it does not look
     batch_rows: int = 2_000_000
     batch_bytes: int = 1 << 30
     task_rows: int = TASK_ROWS
-    soon_rows: int = TASK_ROWS  # so many that wait are worth a batch before the minute turns
-    pause_s: float = 0.5  # between two looks for news
+    soon_rows: int = TASK_ROWS  # this many that wait are worth a batch before the minute turns
+    pause_s: float = 0.5  # between two looks at the broker
 
     @property
     def root(self) -> str:
-        """The table's folder or URI, such that it means the same to a process that runs elsewhere."""
+        """The table's folder or URI, in a form that a process in another folder understands."""
         return self.table.rstrip("/") if "://" in self.table else str(Path(self.table).resolve())
 
     @property
@@ -82,50 +86,51 @@ class Options:
 class Driver:
     """Runs the query until `stop` is called or it ends by itself."""
 
-    def __init__(self, options: Options, spark: Any, gate: Gate) -> None:
+    def __init__(self, options: Options, spark: Any, broker: BrokerClient) -> None:
         self._options = options
         self._spark = spark
-        self._gate = gate
+        self._broker = broker
         self._batch = threading.Lock()  # held while a batch runs: a query is not stopped inside one
         self._is_stopping = False
         self._failure: BaseException | None = None
         self._query: Any = None
-        self._anew_at = -1  # how many batches had passed when the checkpoint was begun anew
+        self._anew_at = -1  # how many batches had run when the checkpoint was begun anew
         self._is_waiting = False
         limits = Limits(options.task_rows, slots=spark.sparkContext.defaultParallelism)
-        self.pipeline = Pipeline(spark, gate, options.bulk, Table(options.messages), History(options.history), limits)
+        self.pipeline = Pipeline(spark, broker, Table(options.messages), History(options.history), limits)
 
     def start(self) -> None:
-        """Registers and begins. Raises Refused, CorruptTable, PipelineFailed."""
-        self.pipeline.warm()
+        """Registers, and starts the query. Raises Refused, CorruptTable, PipelineFailed."""
+        self.pipeline.warm_up()
         self.pipeline.register(self._options.root, self._options.master)
         self._spark.dataSource.register(PlanSource)
         try:
-            self._query = self._begun()
+            self._query = self._start_query()
         except (PySparkException, Py4JError) as error:
             if not self._may_begin_anew():
                 raise PipelineFailed(f"the query does not start: {first_line(error)}") from error
-            self._query = self._begun_anew(error)
+            self._query = self._begin_anew(error)
 
     def _may_begin_anew(self) -> bool:
-        """Whether the checkpoint is to blame, for all we know: no batch has failed, and one has passed since it was
+        """Whether the checkpoint may be to blame: no batch of ours has failed, and one has run since the checkpoint was
         begun anew. Parts of it may be lost; Spark notices that when it writes them.
         """
-        is_theirs = self._failure is None and self.pipeline.batch_count != self._anew_at
-        return is_theirs and os.path.isdir(self._options.checkpoint_folder)
+        is_of_spark = self._failure is None and self.pipeline.batch_count != self._anew_at
+        return is_of_spark and os.path.isdir(self._options.checkpoint_folder)
 
-    def _begun_anew(self, failure: object) -> Any:
-        """Without the checkpoint that is there: the broker and the table know where they are."""
+    def _begin_anew(self, failure: object) -> Any:
+        """Starts the query without its checkpoint: the broker and the table know where they are."""
         logger.warning("Spark's checkpoint cannot be used and is begun anew: %s", first_line(failure))
         shutil.rmtree(self._options.checkpoint_folder)
         self._anew_at = self.pipeline.batch_count
-        return self._begun()
+        return self._start_query()
 
-    def _begun(self) -> Any:
+    def _start_query(self) -> Any:
         options = self._options
         rows = (
             self._spark.readStream.format(NAME)
-            .option("bulk", options.bulk).option("rows", options.batch_rows).option("bytes", options.batch_bytes)
+            .option("addr", self._broker.addresses)
+            .option("rows", options.batch_rows).option("bytes", options.batch_bytes)
             .option("soon", options.soon_rows).option("pause", options.pause_s)
             .load()
         )  # fmt: skip
@@ -141,16 +146,16 @@ class Driver:
             try:
                 self.pipeline.run(plan)
             except Exception as error:
-                self._failure = error  # Spark would tell it in a page of its own words
+                self._failure = error  # Spark would report it in a page of its own words
                 raise
 
     def watch(self) -> None:
-        """Looks whether the query still runs. Raises what ended it."""
+        """Checks that the query still runs. Raises what ended it."""
         if self._query.isActive or self._is_stopping or self._is_away():
             return
         failure = self._failure or self._query.exception()
         if self._may_begin_anew():
-            self._query = self._begun_anew(failure)
+            self._query = self._begin_anew(failure)
             return
         raise (
             failure
@@ -159,24 +164,25 @@ class Driver:
         )
 
     def _is_away(self) -> bool:
-        """Whether the broker is away, or was until now: then the query begins again where it ended."""
-        is_told = isinstance(self._failure, _AWAY)
+        """Whether the broker or bulk is away, or was until now: then the query starts again where it ended."""
+        has_said = isinstance(self._failure, _AWAY)
         try:
-            self._gate.state()
+            with BulkClient(self._broker.bulk()) as bulk:
+                bulk.probe()
         except _AWAY as error:
             if not self._is_waiting:
                 logger.warning("the broker is away, waiting: %s", first_line(error))
             self._is_waiting = True
             return True
-        if not (is_told or self._is_waiting):
+        if not (has_said or self._is_waiting):
             return False
         logger.info("the broker is back")
         self._is_waiting, self._failure = False, None
-        self._query = self._begun()
+        self._query = self._start_query()
         return True
 
     def stop(self) -> None:
-        """Ends the query between two batches, or, where one takes too long, inside it."""
+        """Ends the query between two batches, or inside one that takes too long."""
         self._is_stopping = True
         is_between = self._batch.acquire(timeout=_BATCH_S)
         stopper = threading.Thread(target=self._stop_query, daemon=True)
@@ -189,16 +195,16 @@ class Driver:
         try:
             if self._query is not None:
                 self._query.stop()
-        except Exception as error:  # whatever it is: the process ends now
+        except Exception as error:  # the process ends now, whatever Spark says
             logger.debug("the query did not stop: %s", error)
 
 
 def first_line(error: object) -> str:
-    """An exception of Spark's without its page of Java; of one that a task raised, what it said itself."""
+    """The sentence of an exception: Spark's without its page of Java, a task's without its traceback."""
     text = str(getattr(error, "desc", None) or error).strip()
     raised = text.rpartition(_TRACEBACK)[2] if _TRACEBACK in text else text
-    told = next((line for line in raised.splitlines() if not line.startswith(" ")), text)
-    return told.removeprefix(_OURS)[:300]
+    sentence = next((line for line in raised.splitlines() if not line.startswith(" ")), text)
+    return sentence.removeprefix(_OURS)[:300]
 
 
 def run(options: Options) -> None:
@@ -209,18 +215,21 @@ def run(options: Options) -> None:
     found = java.find(os.environ)
     if isinstance(found, java.Missing):
         raise PipelineFailed(f"{found.sentence}; {java.INSTALL}")
-    gate = _waited_for(options, ending)
-    if gate is None:
+    broker = BrokerClient(options.address, options.bulk)
+    state = _wait_for_state(broker, options, ending)
+    if state is None:
         return
-    options = _completed(options, gate)
+    options = replace(options, table=options.table or state.table)
+    if not options.table:
+        raise UsageError("the broker does not say where the table is: name a folder with --table")
     if options.master.startswith("local"):
         let_others_go_first(_NICENESS)  # before Spark starts: its processes inherit it
-    with scratch() as folder, aside() as said:
-        spark = begun(options.master, options.memory, found.home, Path(folder), said)
+    with scratch_folder() as folder, divert_stderr() as lines:
+        spark = start_spark(options.master, options.memory, found.home, Path(folder), lines)
         driver = None
         try:
             with _in_our_words(_java_of(spark)):
-                driver = Driver(options, spark, gate)
+                driver = Driver(options, spark, broker)
                 driver.start()
                 print(f"pipeline runs on Spark {spark.version}, {options.master}, table {options.table}", flush=True)
                 while not ending.wait(_WATCH_S) and not _is_orphan(options):
@@ -228,34 +237,26 @@ def run(options: Options) -> None:
         finally:
             if driver is not None:
                 driver.stop()
-            ended(spark)
+            stop_spark(spark)
     logging.shutdown()
 
 
-def _waited_for(options: Options, ending: threading.Event) -> Gate | None:
-    """The gate, when the broker is there; None where we are to end before."""
-    pause_s, said = 0.25, False
+def _wait_for_state(broker: BrokerClient, options: Options, ending: threading.Event) -> State | None:
+    """Waits until broker and bulk answer; returns the broker's state, or None where we end before that."""
+    pause_s, has_said = 0.25, False
     while not ending.is_set() and not _is_orphan(options):
-        gate = Gate(options.bulk)
         try:
-            gate.state()
-            return gate
-        except flight.FlightError as error:
-            gate.close()
-            if not said:
-                logger.warning("no broker answers at %s, waiting: %s", options.bulk, first_line(error))
-                said = True
+            state = broker.state()
+            with BulkClient(broker.bulk_of(state)) as bulk:
+                bulk.probe()
+            return state
+        except _AWAY as error:
+            if not has_said:
+                logger.warning("no broker answers at %s, waiting: %s", broker.addresses, first_line(error))
+                has_said = True
             ending.wait(pause_s)
             pause_s = min(2 * pause_s, 10.0)
     return None
-
-
-def _completed(options: Options, gate: Gate) -> Options:
-    """With the table where the broker says, if nothing else was said."""
-    table = options.table or gate.state()["table"]
-    if not table:
-        raise UsageError("the broker does not say where the table is: name a folder with --table")
-    return replace(options, table=table)
 
 
 def _is_orphan(options: Options) -> bool:
@@ -265,20 +266,22 @@ def _is_orphan(options: Options) -> bool:
 # -- Spark itself -----------------------------------------------------------------------------------------------
 
 
-def begun(master: str, memory: str, home: str, folder: Path, said: Sequence[str]) -> Any:
-    """A session. Where Java does not even begin, the last that it has said tells why; later it is an exception."""
+def start_spark(master: str, memory: str, home: str, folder: Path, lines: Sequence[str]) -> Any:
+    """Starts a session. Where Java does not even start, the last lines that it wrote say why. Raises PipelineFailed."""
     try:
-        return session(master, memory, home, folder)
+        return start_session(master, memory, home, folder)
     except Py4JJavaError as error:
         why = first_line(str(error.java_exception))
         raise PipelineFailed(f"Spark does not start on {master}: {why}") from error
     except _OF_SPARK as error:
-        raise PipelineFailed(f"Spark does not start: {'; '.join(said) or first_line(error)}") from error
+        raise PipelineFailed(f"Spark does not start: {'; '.join(lines) or first_line(error)}") from error
 
 
 @contextmanager
 def _in_our_words(java_process: "subprocess.Popen[bytes] | None") -> Iterator[None]:
-    """Where Java ends, any call fails in any way; why it does is told by how Java ended."""
+    """Raises errors of Spark as PipelineFailed. Where Java has ended any call may fail in any way, so the error says
+    how it ended.
+    """
     try:
         yield
     except Exception as error:
@@ -291,7 +294,7 @@ def _in_our_words(java_process: "subprocess.Popen[bytes] | None") -> Iterator[No
 
 
 def _ending(process: "subprocess.Popen[bytes]") -> str:
-    """How a process has ended; empty where it runs."""
+    """How a process has ended; empty while it runs."""
     try:
         code = process.wait(_STOP_S)
     except subprocess.TimeoutExpired:
@@ -300,13 +303,13 @@ def _ending(process: "subprocess.Popen[bytes]") -> str:
 
 
 def _java_of(spark: Any) -> "subprocess.Popen[bytes] | None":
-    """None where somebody else has started it."""
+    """The Java process of a session; None where somebody else has started it."""
     process: subprocess.Popen[bytes] | None = getattr(spark.sparkContext._gateway, "proc", None)
     return process
 
 
-def ended(spark: Any) -> None:
-    """Stops Spark; where it does not follow in time, its process is ended."""
+def stop_spark(spark: Any) -> None:
+    """Stops Spark, and kills its process where that takes too long."""
     process = _java_of(spark)
     stopper = threading.Thread(target=_stop, args=(spark,), daemon=True)
     stopper.start()
@@ -320,5 +323,5 @@ def ended(spark: Any) -> None:
 def _stop(spark: Any) -> None:
     try:
         spark.stop()
-    except Exception as error:  # whatever it is: the process ends now
+    except Exception as error:  # the process ends now, whatever Spark says
         logger.debug("Spark did not stop: %s", first_line(error))

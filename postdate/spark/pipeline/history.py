@@ -3,34 +3,25 @@
 import logging
 import os
 import shutil
-from typing import Any
+from typing import Any, get_type_hints
 
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
+from postdate.contract import Report
+
 logger = logging.getLogger("postdate.pipeline")
 
-_WHOLE = (
-    "at_ms", "batch", "epoch", "far_from", "far_to", "horizon", "rows_in", "promoted", "cancelled", "chunks",
-    "opened_files", "files", "bytes", "forgotten_files", "merged_rows", "table_files", "table_bytes", "rescued",
-    "backlog", "workers",
-)  # fmt: skip
-_SECONDS = ("ingest_s", "promote_s", "stage_s", "merge_s", "total_s")
-SCHEMA = pa.schema(
-    [
-        *(pa.field(name, pa.int64()) for name in _WHOLE),
-        *(pa.field(name, pa.float64()) for name in _SECONDS),
-        pa.field("master", pa.string()),
-    ]
-)
+_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string()}
+SCHEMA = pa.schema([pa.field(name, _TYPES[kind]) for name, kind in get_type_hints(Report).items()])
 _COMPACT_EVERY = 200  # batches
 _KEEP_MS = 30 * 86_400_000
 
 
 class History:
-    """One row per batch. It is for people: a batch does not depend on it, and it is not synced. What a power loss has
-    left of it may be of no use; then it is set aside and begun anew.
+    """One row per batch, for people. A batch does not depend on it, and it is not synced: a power loss may leave it
+    unreadable; then it is set aside and begun anew.
     """
 
     def __init__(self, uri: str) -> None:
@@ -53,7 +44,7 @@ class History:
             self._compact(report["at_ms"])
 
     def _set_aside(self) -> None:
-        """Only where it is a folder of this machine; elsewhere what was written is durable."""
+        """Moves the table aside where it is a local folder; elsewhere writes are durable."""
         if os.path.isdir(self._uri):
             shutil.rmtree(f"{self._uri}.torn", ignore_errors=True)
             os.replace(self._uri, f"{self._uri}.torn")
@@ -67,7 +58,7 @@ class History:
         table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)
 
     def last(self, count: int) -> list[dict[str, Any]]:
-        """The newest rows, oldest first; none where the table is new, or cannot be read."""
+        """The newest rows, the oldest first; none where the table is new, or cannot be read."""
         try:
             rows = DeltaTable(self._uri).to_pyarrow_table()
         except (DeltaError, OSError, pa.ArrowException):

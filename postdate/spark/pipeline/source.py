@@ -1,37 +1,37 @@
-"""The source of the one streaming query. It yields plans, no messages: up to where to take the far queue, and the
+"""The source of the one streaming query. It yields plans instead of messages: how far to take the far queue, and which
 horizon to reach.
 
-A batch is worth its while when a minute has turned, so that the next one must be promoted, or when many rows wait. At
-each turn everything that came is taken, in several batches where it is much: what was still untaken then is due a
-minute later at the earliest.
+A batch runs when a minute has turned, because the next minute must be promoted, or when many rows wait. At each turn
+everything that came is taken, in several batches where it is much: a row that comes later is due a minute later at the
+earliest.
 
-This runs in a process of Spark's own. It knows the broker by its bulk port alone, and waits where that is away.
+Spark runs this in a process of its own, with the Python of its executors. While the broker is away it waits.
 """
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pyarrow import flight
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from postdate.spark.executor.bulk_client import Gate
+from postdate.contract import BatchSize, State
+from postdate.spark.executor.broker_client import AWAY, BrokerClient
 
 NAME = "postdate-plan"
 MINUTE_MS = 60_000
-_WAIT_S = 1.0  # for news, before Spark is told that there are none
+_WAIT_S = 1.0  # for something to do, before Spark hears that there is nothing
 
 Offset = dict[str, int]
 
 
 def horizon_of(now_ms: int, lead_ms: int) -> int:
-    """Up to when everything is promoted: the lead from now, rounded up to a whole minute."""
+    """The instant up to which everything is promoted: the lead from now, rounded up to a whole minute."""
     return -(-(now_ms + lead_ms) // MINUTE_MS) * MINUTE_MS
 
 
 class PlanSource(DataSource):
-    """Options: bulk (host:port), rows, bytes (of a batch at most), soon (rows that are worth a batch), pause (seconds
-    between two looks for news).
+    """Options: addr (of the broker), rows, bytes (of a batch at most), soon (rows that are worth a batch), pause
+    (seconds between two looks).
     """
 
     @classmethod
@@ -46,20 +46,21 @@ class PlanSource(DataSource):
 
 
 class PlanReader(DataSourceStreamReader):
+    """Plans the batches. Spark calls it on the driver's machine, one call after the other."""
+
     def __init__(self, options: Mapping[str, str]) -> None:
-        self._bulk = options["bulk"]
+        self._broker = BrokerClient(options["addr"])
         self._rows, self._bytes = int(options["rows"]), int(options["bytes"])
         self._soon = int(options["soon"])
         self._pause_s = float(options["pause"])
         self._is_behind = False  # the last batch could not take everything
-        self._gate: Gate | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802
-        """Where the broker is: with a new checkpoint there is nothing else to go by."""
+        """Where the broker is: a new checkpoint knows nothing else."""
         while True:
             state = self._state(0)
             if state is not None:
-                return {"far": state["taken"], "horizon": state["horizon"]}
+                return {"far": state.taken, "horizon": state.horizon}
             time.sleep(self._pause_s)
 
     def latestOffset(self, start: Offset, limit: object) -> Offset:  # noqa: ARG002, N802
@@ -71,33 +72,26 @@ class PlanReader(DataSourceStreamReader):
                 return offset
             time.sleep(self._pause_s)
 
-    def _next(self, start: Offset, state: dict[str, Any]) -> Offset:
-        horizon = max(horizon_of(state["now_ms"], state["lead_ms"]), start["horizon"])
-        waiting = state["far_length"] - max(start["far"], state["taken"])
-        is_asked = any(far >= start["far"] for _, far in state["commands"])  # somebody waits for a job
-        if horizon == start["horizon"] and not is_asked and waiting < (1 if self._is_behind else self._soon):
+    def _next(self, start: Offset, state: State) -> Offset:
+        horizon = max(horizon_of(state.now_ms, state.lead_ms), start["horizon"])
+        waiting = state.far_length - max(start["far"], state.taken)
+        has_job = any(job.far >= start["far"] for job in state.commands)  # somebody waits for it
+        if horizon == start["horizon"] and not has_job and waiting < (1 if self._is_behind else self._soon):
             return start
-        self._is_behind = state["stop"] < state["far_length"]
-        return {"far": max(state["stop"], start["far"]), "horizon": horizon}
+        stop = state.far_length if state.stop is None else state.stop
+        self._is_behind = stop < state.far_length
+        return {"far": max(stop, start["far"]), "horizon": horizon}
 
-    def _state(self, far: int) -> dict[str, Any] | None:
-        """None where the broker is away."""
+    def _state(self, far: int) -> State | None:
+        """The state of the broker, with the end of a batch from a far row on; None where the broker is away."""
         try:
-            if self._gate is None:
-                self._gate = Gate(self._bulk)
-            return self._gate.state(start=far, rows_max=self._rows, bytes_max=self._bytes)
-        except flight.FlightError:
-            self.stop()
+            return self._broker.state(BatchSize(far, self._rows, self._bytes))
+        except AWAY:
             return None
 
-    def stop(self) -> None:
-        if self._gate is not None:
-            self._gate.close()
-            self._gate = None
-
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # noqa: ARG002
-        """One, that is only read to be told: a task that read its own range from here would keep two processes, with
-        the memory of two.
+        """One partition that carries the plan to the batch. A task that read its own range of far rows here would need
+        a second process, with its memory.
         """
         return [InputPartition((end["far"], end["horizon"]))]
 

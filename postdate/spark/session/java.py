@@ -1,8 +1,8 @@
 """Java for Spark: where it is, and which version, or why none was found.
 
-Whoever starts Spark looks here first: without Java, PySpark fails with a stack trace that tells nobody what to do. Only
-the standard library is used, so that `postdate up` can look before anything of Spark is loaded. A Java is believed when
-it has said its version itself: folders are named in many ways, and a file may belong to another machine.
+Commands that start Spark look here first: without Java, PySpark fails with a stack trace that does not say what to do.
+The module needs the standard library alone, so that `postdate up` can look before it loads anything of Spark. It
+believes a Java that prints its version: folders are named in many ways, and a file may belong to another machine.
 """
 
 import os
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 VERSION_MIN = 17  # of Spark 4
-_ANSWER_S = 10.0  # a cold disk, a busy machine: a Java that says nothing for longer is none
+_ANSWER_S = 10.0  # a cold disk and a busy machine take less
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
-# Patterns of folders, in the order of their names: of two that are new enough the older one is better known to Spark.
+# Patterns of folders, in the order of their names: of two that are new enough Spark knows the older one better.
 USUAL_PLACES = (
     "/usr/lib/jvm/*",
     "/usr/java/*",
@@ -39,7 +39,7 @@ class Java(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """No Java that is new enough: what was found at each place that was looked at."""
+    """No Java is new enough: what was found in each place."""
 
     reasons: tuple[str, ...]
 
@@ -50,12 +50,12 @@ class Missing(NamedTuple):
 
 
 def find(environ: Mapping[str, str], home: str = "", places: Sequence[str] = USUAL_PLACES) -> Java | Missing:
-    """The first Java that is new enough: in `home` alone where that is given, else in JAVA_HOME, on the PATH, in the
-    usual places. Runs every candidate until one will do, each for some seconds at most.
+    """Finds the first Java that is new enough: in `home` alone where that is not empty, else in JAVA_HOME, on the PATH,
+    in the usual places. Runs every candidate until one fits, each for some seconds at most.
     """
     reasons = []
     for label, candidate in [("java_home", home)] if home else _candidates(environ, places):
-        found = _asked(Path(candidate).expanduser())
+        found = _ask_version(Path(candidate).expanduser())
         if isinstance(found, Java):
             return found
         reasons.append(f"{label} {candidate}: {found}")
@@ -63,7 +63,7 @@ def find(environ: Mapping[str, str], home: str = "", places: Sequence[str] = USU
 
 
 def _candidates(environ: Mapping[str, str], places: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Where it came from, and the folder; no folder twice."""
+    """Where each candidate comes from, and its folder; no folder twice."""
     seen: set[str] = set()
     for label, candidate in _named(environ, places):
         real = os.path.realpath(os.path.expanduser(candidate))
@@ -78,36 +78,36 @@ def _named(environ: Mapping[str, str], places: Sequence[str]) -> Iterator[tuple[
     program = shutil.which("java", path=environ.get("PATH", ""))
     if program:
         yield "PATH", _home_of(program)
-    yield from (("found", home) for home in _told_by_mac())
+    yield from (("found", home) for home in _homes_on_mac())
     for place in places:
-        # As a user of the shell would write it; one that is not there is no news.
+        # Written as in a shell; most of them are not there.
         pattern = Path(place).expanduser()
         homes = sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
         yield from (("found", str(home)) for home in homes if (home / "bin" / "java").exists())
 
 
 def _home_of(program: str) -> str:
-    """On the PATH stands a chain of links; the home is above the folder where it ends."""
+    """The home of a program on the PATH: follows its links, and goes up two folders."""
     return str(Path(os.path.realpath(program)).parent.parent)
 
 
-def _told_by_mac() -> Iterator[str]:
-    """On macOS /usr/bin/java is there without any Java behind it, and this program knows where one is."""
+def _homes_on_mac() -> Iterator[str]:
+    """On macOS /usr/bin/java is there even without a Java; another program knows where one is."""
     if not os.access(_MAC_FINDER, os.X_OK):
         return
-    told = _run([_MAC_FINDER, "-v", f"{VERSION_MIN}+"])
-    if isinstance(told, subprocess.CompletedProcess) and told.returncode == 0:
-        yield told.stdout.strip()
+    done = _run([_MAC_FINDER, "-v", f"{VERSION_MIN}+"])
+    if isinstance(done, subprocess.CompletedProcess) and done.returncode == 0:
+        yield done.stdout.strip()
 
 
-def _asked(home: Path) -> Java | str:
+def _ask_version(home: Path) -> Java | str:
     """The Java of a home, or what is wrong with it."""
-    told = _run([str(home / "bin" / "java"), "-version"])
-    if isinstance(told, str):
-        return told
-    match = _VERSION.search(told.stderr + told.stdout)
-    if told.returncode:
-        return f"java -version ended with code {told.returncode}"
+    done = _run([str(home / "bin" / "java"), "-version"])
+    if isinstance(done, str):
+        return done
+    match = _VERSION.search(done.stderr + done.stdout)
+    if done.returncode:
+        return f"java -version ended with code {done.returncode}"
     if match is None:
         return "java -version told no version"
     version = int(match[2] or 0) if match[1] == "1" else int(match[1])  # "1.8.0" is Java 8
@@ -115,7 +115,7 @@ def _asked(home: Path) -> Java | str:
 
 
 def _run(command: list[str]) -> "subprocess.CompletedProcess[str] | str":
-    """What a program said, or why it could not be asked."""
+    """Runs a program; returns what it printed, or why it could not be run."""
     try:
         return subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_ANSWER_S,

@@ -1,4 +1,4 @@
-"""A Spark session that is quiet, sized by us, and carries our modules to its executors."""
+"""Starts a Spark session that is quiet, has our sizes, and carries our modules to its executors."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = spark: %m%n%throwable{0}
 """
-# Of what fails in a task or a batch the driver tells in its own words.
+# What fails in a task or a batch the driver reports itself.
 _SILENT = (
     "org.apache.spark.deploy.SparkSubmit", "org.apache.spark.api.python.PythonGatewayServer",
     "org.apache.spark.repl.Main", "org.apache.spark.sql.execution.streaming", "org.apache.spark.executor",
@@ -28,7 +28,7 @@ _SILENT = (
 )  # fmt: skip
 
 
-def session(master: str, memory: str, home: str, folder: Path) -> Any:
+def start_session(master: str, memory: str, home: str, folder: Path) -> Any:
     """Starts Spark with the Java at `home`. `folder` is for its log settings, our modules and its scratch files."""
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
@@ -44,17 +44,17 @@ def session(master: str, memory: str, home: str, folder: Path) -> Any:
     conf = SparkConf()
     for name, value in _settings(master, memory, settings, folder).items():
         conf.set(name, value)
-    # A group of its own: Ctrl-C in a terminal is for us, and we stop it in order.
+    # A group of its own: Ctrl-C in a terminal reaches us alone, and we stop Java in order.
     gateway = launch_gateway(conf, popen_kwargs={"process_group": 0})  # type: ignore[no-untyped-call]
     context = SparkContext(gateway=gateway, conf=conf)
     return SparkSession(context)
 
 
 def _settings(master: str, memory: str, log_settings: Path, folder: Path) -> dict[str, str]:
-    # Java only gives out work: what its second compiler would gain it would not earn back.
+    # Java only hands out work: its second compiler would cost more than it gains.
     java = f"-Xss64m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile=file:{log_settings}"
-    # Here executors have the whole package; elsewhere they have what travels with the job.
-    carried = {} if _is_local(master) else {"spark.submit.pyFiles": str(packed(folder))}
+    # On this machine executors have the whole package; elsewhere it travels with the job.
+    carried = {} if _is_local(master) else {"spark.submit.pyFiles": str(pack_modules(folder))}
     return carried | {
         "spark.master": master,
         "spark.app.name": "postdate",
@@ -63,7 +63,7 @@ def _settings(master: str, memory: str, log_settings: Path, folder: Path) -> dic
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": str(folder),
-        "spark.sql.warehouse.dir": str(folder),  # else Spark makes a folder wherever somebody stands
+        "spark.sql.warehouse.dir": str(folder),  # else Spark makes one in the current folder
         "spark.sql.streaming.numRecentProgressUpdates": "2",
         "spark.sql.streaming.minBatchesToRetain": "10",
         "spark.sql.shuffle.partitions": "2",
@@ -79,14 +79,14 @@ def _is_local(master: str) -> bool:
 
 
 def _show_package() -> None:
-    """To workers of this machine, from wherever it was imported: they begin with the path of the interpreter alone."""
+    """Lets workers on this machine find the package, which they know by the interpreter's own path alone."""
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     root = str(Path(postdate.__file__).parent.parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([root, *(path for path in known if path and path != root)])
 
 
 def _own_address(master: str) -> str:
-    """Executors elsewhere must find the driver; here nobody else needs to."""
+    """The address at which executors reach the driver: on a cluster, the one that leads to the master."""
     if _is_local(master):
         return "127.0.0.1"
     import socket
@@ -106,8 +106,8 @@ def _write_log_settings(folder: Path) -> Path:
     return path
 
 
-def packed(folder: Path) -> Path:
-    """Our package for the executors, as one archive: what they import of it needs pyarrow alone."""
+def pack_modules(folder: Path) -> Path:
+    """Packs our package for the executors, as one archive: what they import of it needs pyarrow alone."""
     root = Path(postdate.__file__).parent
     path = folder / "postdate-modules.zip"
     with zipfile.ZipFile(path, "w") as archive:
@@ -116,5 +116,6 @@ def packed(folder: Path) -> Path:
     return path
 
 
-def scratch() -> tempfile.TemporaryDirectory[str]:
+def scratch_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder for one session; it goes with it."""
     return tempfile.TemporaryDirectory(prefix="postdate-spark-", ignore_cleanup_errors=True)

@@ -1,8 +1,7 @@
-"""What Spark writes to stderr, kept apart from what we tell there.
+"""Keeps what Spark writes to stderr apart from what we write there.
 
-The JVM, Spark's own Python and its workers say a lot: on start, and pages for one broken connection. What matters of it
-comes to the driver as an exception. The rest is for whoever asks for level debug, and for the sentence about a Spark
-that does not start.
+The JVM, Spark's own Python and its workers write a lot: on start, and pages for one broken connection. What matters
+comes to the driver as an exception. The rest is logged at level debug, and explains a Spark that does not start.
 """
 
 import logging
@@ -17,21 +16,21 @@ from typing import TextIO
 
 logger = logging.getLogger("postdate.pipeline")
 
-_LAST_LINES = 8  # enough for what went wrong
+_LAST_LINES = 8  # enough to tell what went wrong
 _LEFT_S = 0.2  # for what is in the pipe at the end
-_OF_A_STACK = re.compile(r"\s|Traceback |Caused by: |WARNING: |$")  # what it says stands beside it
+_OF_A_STACK = re.compile(r"\s|Traceback |Caused by: |WARNING: |$")  # the sentence stands on another line
 
 
 @contextmanager
-def aside() -> Iterator[deque[str]]:
-    """While it lasts, what this process and those that it starts write to stderr is logged at debug; the log itself
-    goes where it went. Gives the last lines, those of stacks left out.
+def divert_stderr() -> Iterator[deque[str]]:
+    """Logs at debug what this process and those that it starts write to stderr; the log itself goes where it went.
+    Gives the last lines, without those of stacks.
     """
     last: deque[str] = deque(maxlen=_LAST_LINES)
     sys.stderr.flush()
     with os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace") as own:
-        reader = _diverted(last)
-        handlers = _moved(sys.stderr, own)
+        reader = _start_reader(last)
+        handlers = _move_handlers(sys.stderr, own)
         try:
             yield last
         finally:
@@ -42,7 +41,7 @@ def aside() -> Iterator[deque[str]]:
                 handler.setStream(sys.stderr)
 
 
-def _diverted(last: "deque[str]") -> threading.Thread:
+def _start_reader(last: "deque[str]") -> threading.Thread:
     """Puts a pipe in the place of stderr, and a thread at its other end."""
     reading, writing = os.pipe()
     os.dup2(writing, 2)
@@ -55,13 +54,13 @@ def _diverted(last: "deque[str]") -> threading.Thread:
 def _read(reading: int, last: "deque[str]") -> None:
     with os.fdopen(reading, encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            logger.debug("spark said: %s", line.rstrip())
+            logger.debug("spark: %s", line.rstrip())
             if not _OF_A_STACK.match(line):
                 last.append(line.strip())
 
 
-def _moved(source: TextIO, target: TextIO) -> "list[logging.StreamHandler[TextIO]]":
-    """The log's handlers that wrote to one stream, and now write to another."""
+def _move_handlers(source: TextIO, target: TextIO) -> "list[logging.StreamHandler[TextIO]]":
+    """Moves the log's handlers from one stream to another, and returns them."""
     every = logging.getLogger().handlers
     found = [each for each in every if isinstance(each, logging.StreamHandler) and each.stream is source]
     for handler in found:

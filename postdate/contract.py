@@ -1,0 +1,452 @@
+"""What the broker, bulk and Spark say to each other, as types that every side imports.
+
+    State        where broker and pipeline are: what a pipeline asks first
+    Stage        what a batch has done: far rows taken, a horizon reached, chunks uploaded
+    JobStatus    where a job is, for people and for programs that wait for it
+    JobOrder     a job for the pipeline that carries it out
+    Selection    what a pipeline has selected for a job
+    ImportOrder  an import that may begin: where its files go
+    Report       what a batch reports about itself
+
+They travel as JSON in the bodies of requests and answers (docs/protocol.md, "Pipelines" and "Jobs"): `plain` gives a
+value that `dump` writes, `read` takes one that `load` has read. A reader ignores fields that it does not know: a newer
+peer may add some. The standard library is all this module needs, since it travels to Spark's executors.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeGuard, TypeVar
+
+from postdate.errors import ProtocolError
+
+LOADING, WAITING, RUNNING, DONE, FAILED = "loading", "waiting", "running", "done", "failed"  # states of a job
+IMPORT, CANCEL, POSTPONE = "import", "cancel", "postpone"  # kinds of jobs
+ENDED = (DONE, FAILED)
+
+# Codes of the requests that carry all this; wire/requests.py has their fields and answers.
+GET_BULK_STATE, REGISTER_PIPELINE, STAGE, REPORT_BATCH, JOB, GET_BULK_TOPIC = 9_802, 9_804, 9_805, 9_806, 9_814, 9_820
+
+Plain = Mapping[str, Any]
+Figures = dict[str, Any]  # names with texts and numbers
+Item = TypeVar("Item")
+
+_NUMBER_END = 1 << 63
+
+
+# -- JSON -------------------------------------------------------------------------------------------------------
+
+
+def load(body: bytes, what: str) -> dict[str, Any]:
+    """Reads a JSON object. Raises ProtocolError that names `what` cannot be read."""
+    try:
+        found = json.loads(body)
+    except ValueError as error:  # no JSON, or no text at all
+        raise ProtocolError(f"{what} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ProtocolError(f"{what} is {found!r:.64}, expected a JSON object")
+    return found
+
+
+def dump(plain: object) -> bytes:
+    return json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def is_number(value: object) -> TypeGuard[int]:
+    """Whether a value is a whole number of 64 bits; True and False are none."""
+    return type(value) is int and -_NUMBER_END <= value < _NUMBER_END
+
+
+class Fields:
+    """Reads the fields of a JSON object, each by its type. Raises ProtocolError that names the field."""
+
+    def __init__(self, plain: Plain, what: str) -> None:
+        self._plain = plain
+        self._what = what
+
+    def value(self, name: str, is_right: Callable[[Any], bool], expected: str) -> Any:
+        """Reads a value of any form that a function can tell."""
+        value = self._plain.get(name)
+        if not is_right(value):
+            found = f"{name} is {value!r:.64}" if name in self._plain else f"{name} is missing"
+            raise ProtocolError(f"{self._what} cannot be read: {found}, expected {expected}")
+        return value
+
+    def number(self, name: str, default: int | None = None) -> int:
+        if default is not None and name not in self._plain:
+            return default
+        value: int = self.value(name, is_number, "a whole number")
+        return value
+
+    def text(self, name: str) -> str:
+        """Empty where the field is missing."""
+        return str(self.value(name, _is_text, "a text")) if name in self._plain else ""
+
+    def flag(self, name: str) -> bool:
+        return bool(self.value(name, lambda value: isinstance(value, bool), "true or false"))
+
+    def pair(self, name: str) -> tuple[int, int]:
+        first, second = self.value(name, _is_pair, "two whole numbers: from and to")
+        return first, second
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        return tuple(self.value(name, lambda value: _is_list(value, is_number), "a list of whole numbers"))
+
+    def pairs(self, name: str) -> tuple[tuple[int, int], ...]:
+        found = self.value(name, lambda value: _is_list(value, _is_pair), "a list of pairs of whole numbers")
+        return tuple((first, second) for first, second in found)
+
+    def names(self, name: str) -> tuple[str, ...]:
+        return tuple(self.value(name, lambda value: _is_list(value, _is_text), "a list of names"))
+
+    def files(self, name: str) -> "tuple[TableFile, ...]":
+        expected = "a list of files, each with its path, bytes, rows, and bounds of due and arrival"
+        return tuple(TableFile(*file) for file in self.value(name, lambda value: _is_list(value, _is_file), expected))
+
+    def each(self, name: str, read: Callable[[Plain], Item]) -> tuple[Item, ...]:
+        """A list of objects, each read by a function."""
+        found = self.value(
+            name, lambda value: _is_list(value, lambda each: isinstance(each, dict)), "a list of objects"
+        )
+        return tuple(read(each) for each in found)
+
+    def inner(self, name: str) -> Plain:
+        found: Plain = self.value(name, _is_object, "an object")
+        return found
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_list(value: object, is_right: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(is_right, value))
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(is_number, value))
+
+
+def _is_file(value: object) -> bool:
+    if not isinstance(value, list) or len(value) != len(TableFile._fields):
+        return False
+    return isinstance(value[0], str) and all(map(is_number, value[1:]))
+
+
+# -- the pipeline -----------------------------------------------------------------------------------------------
+
+
+class BatchSize(NamedTuple):
+    """How large the next batch may be: this many far rows and bytes of the log, from a far row on."""
+
+    start: int
+    rows_max: int
+    bytes_max: int
+
+
+class OpenJob(NamedTuple):
+    """A job that waits or runs, and the far row of its command."""
+
+    number: int
+    far: int
+
+
+class State(NamedTuple):
+    """Where broker and pipeline are."""
+
+    now_ms: int
+    lead_ms: int
+    delay_ms_max: int
+    epoch: int  # of the pipeline that registered last; the only one that may stage
+    taken: int  # far rows before this one are in the table
+    horizon: int  # epoch ms: everything due until then is in the wheel
+    far_first: int  # the first far row that is not gone
+    far_length: int  # far rows that are durable
+    arrival_of_taken: int
+    rows_in: int  # that ever came into the table
+    rows_out: int  # that ever left it
+    rescued: int
+    table: str  # where the last pipeline keeps its table, "" for none
+    bulk: str  # where bulk listens, "" while none is attached
+    commands: tuple[OpenJob, ...]
+    gone: tuple[int, ...]  # numbers of the queues of deleted topics
+    stop: int | None = None  # where a batch of the size that was asked about ends
+    staged: tuple[str, ...] | None = None  # names of staged chunks, for a pipeline that registers
+
+    def plain(self) -> dict[str, Any]:
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+    @classmethod
+    def read(cls, plain: Plain) -> "State":
+        fields = Fields(plain, "the state of a broker")
+        return cls(
+            now_ms=fields.number("now_ms"),
+            lead_ms=fields.number("lead_ms"),
+            delay_ms_max=fields.number("delay_ms_max"),
+            epoch=fields.number("epoch"),
+            taken=fields.number("taken"),
+            horizon=fields.number("horizon"),
+            far_first=fields.number("far_first"),
+            far_length=fields.number("far_length"),
+            arrival_of_taken=fields.number("arrival_of_taken"),
+            rows_in=fields.number("rows_in"),
+            rows_out=fields.number("rows_out"),
+            rescued=fields.number("rescued"),
+            table=fields.text("table"),
+            bulk=fields.text("bulk"),
+            commands=tuple(OpenJob(*pair) for pair in fields.pairs("commands")),
+            gone=fields.numbers("gone"),
+            stop=fields.number("stop") if "stop" in plain else None,
+            staged=fields.names("staged") if "staged" in plain else None,
+        )
+
+
+class Registration(NamedTuple):
+    """A pipeline that begins: where its table is, and where its Spark runs."""
+
+    table: str
+    master: str
+
+    @classmethod
+    def read(cls, plain: Plain) -> "Registration":
+        fields = Fields(plain, "the registration of a pipeline")
+        return cls(fields.text("table"), fields.text("master"))
+
+
+class Stage(NamedTuple):
+    """What a batch has done: it took far rows, promoted up to a horizon, and uploaded chunks."""
+
+    epoch: int
+    far: tuple[int, int]  # `taken` before and after
+    horizon: tuple[int, int]  # before and after
+    chunks: tuple[str, ...]  # names of files
+    rows_in: int  # rows that ever came into the table
+    rows_out: int  # rows that this stage takes out of it
+
+    @classmethod
+    def read(cls, plain: Plain) -> "Stage":
+        fields = Fields(plain, "a stage")
+        return cls(
+            fields.number("epoch"), fields.pair("far"), fields.pair("horizon"), fields.names("chunks"),
+            fields.number("rows_in"), fields.number("rows_out"),
+        )  # fmt: skip
+
+
+class Report(NamedTuple):
+    """What a batch reports about itself. `postdate status` shows it, and the history keeps it."""
+
+    at_ms: int
+    batch: int
+    epoch: int
+    far_from: int
+    far_to: int
+    horizon: int
+    rows_in: int
+    promoted: int
+    cancelled: int
+    chunks: int
+    opened_files: int
+    files: int
+    bytes: int
+    forgotten_files: int
+    merged_rows: int
+    table_files: int
+    table_bytes: int
+    rescued: int
+    backlog: int
+    workers: int
+    ingest_s: float
+    promote_s: float
+    stage_s: float
+    merge_s: float
+    total_s: float
+    master: str
+
+    def plain(self) -> Figures:
+        return self._asdict()
+
+
+def read_report(plain: Plain) -> Figures:
+    """Reads the figures of a batch. A pipeline of another make may report others than `Report` has; all are flat."""
+    for name, value in plain.items():
+        if isinstance(value, dict | list):
+            raise ProtocolError(f"the report of a batch has {name} = {value!r:.64}, expected a text or a number")
+    return dict(plain)
+
+
+class QueueSpan(NamedTuple):
+    """How far a queue of a topic goes, in offsets."""
+
+    id: int
+    number: int
+    first: int  # that is not gone
+    next: int  # that the next message gets
+    since: int  # the first that became visible at or after the instant that was asked about
+
+
+def read_spans(plain: Plain) -> list[QueueSpan]:
+    fields = Fields(plain, "the queues of a topic")
+    found = fields.value("queues", lambda value: _is_list(value, _is_span), "a list of five numbers for each queue")
+    return [QueueSpan(*each) for each in found]
+
+
+def _is_span(value: object) -> bool:
+    return isinstance(value, list) and len(value) == len(QueueSpan._fields) and all(map(is_number, value))
+
+
+# -- jobs -------------------------------------------------------------------------------------------------------
+
+
+class TableFile(NamedTuple):
+    """A file beside the table: its size, and the bounds of what it holds."""
+
+    path: str
+    bytes: int
+    rows: int
+    due_low: int
+    due_high: int
+    arrival_low: int
+    arrival_high: int
+
+
+class JobStatus(NamedTuple):
+    """Where a job is."""
+
+    id: str
+    number: int
+    op: str
+    state: str
+    topic: str  # of an import
+    where: str  # of the others
+    by_ms: int
+    rows: int
+    changed: int
+    late: int
+    bad: int
+    at_ms: int
+    ended_at_ms: int
+    reason: str  # why it failed
+    step: str = ""  # what it does at the moment
+    done: int = 0
+    total: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in ENDED
+
+    @classmethod
+    def read(cls, plain: Plain) -> "JobStatus":
+        fields = Fields(plain, "the state of a job")
+        return cls(
+            id=fields.text("id"),
+            number=fields.number("number"),
+            op=fields.text("op"),
+            state=fields.text("state"),
+            topic=fields.text("topic"),
+            where=fields.text("where"),
+            by_ms=fields.number("by_ms"),
+            rows=fields.number("rows"),
+            changed=fields.number("changed"),
+            late=fields.number("late"),
+            bad=fields.number("bad"),
+            at_ms=fields.number("at_ms"),
+            ended_at_ms=fields.number("ended_at_ms"),
+            reason=fields.text("reason"),
+            step=fields.text("step"),
+            done=fields.number("done"),
+            total=fields.number("total"),
+        )
+
+
+class OrderPart(NamedTuple):
+    """A file of rows that a job has selected."""
+
+    name: str
+    own: int  # arrival of its first row when that is brought again, where the job postpones
+    late: tuple[int, ...]  # rows of it that came too late
+
+    @classmethod
+    def read(cls, plain: Plain) -> "OrderPart":
+        fields = Fields(plain, "a part of a job")
+        return cls(fields.text("name"), fields.number("own"), fields.numbers("late"))
+
+
+class JobOrder(NamedTuple):
+    """A job for the pipeline that carries it out."""
+
+    number: int
+    id: str
+    op: str
+    state: str
+    where: str
+    by_ms: int
+    arrival: int  # of its command
+    changed: int
+    files: tuple[TableFile, ...]
+    parts: tuple[OrderPart, ...]
+
+    def plain(self) -> dict[str, Any]:
+        return self._asdict() | {"parts": [part._asdict() for part in self.parts]}
+
+    @classmethod
+    def read(cls, plain: Plain) -> "JobOrder":
+        fields = Fields(plain, "the order for a job")
+        return cls(
+            fields.number("number"), fields.text("id"), fields.text("op"), fields.text("state"), fields.text("where"),
+            fields.number("by_ms"), fields.number("arrival"), fields.number("changed"), fields.files("files"),
+            fields.each("parts", OrderPart.read),
+        )  # fmt: skip
+
+
+class Selection(NamedTuple):
+    """What a pipeline has selected for a job."""
+
+    epoch: int
+    number: int
+    parts: tuple[tuple[str, int], ...]  # names of files, and the arrival of the first row when that is brought again
+    files: tuple[TableFile, ...] = ()  # beside the table: the rows as they are brought again, where the job postpones
+
+    @classmethod
+    def read(cls, plain: Plain) -> "Selection":
+        fields = Fields({"files": [], **plain}, "what is selected for a job")
+        parts = fields.value("parts", lambda value: _is_list(value, _is_part), "a list of names and arrivals")
+        named = tuple((name, own) for name, own in parts)
+        return cls(fields.number("epoch"), fields.number("number"), named, fields.files("files"))
+
+
+def _is_part(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and is_number(value[1])
+
+
+class ImportOrder(NamedTuple):
+    """An import that may begin, or one of the same id that has begun before."""
+
+    job: JobStatus
+    is_new: bool
+    table: str
+    now_ms: int
+    delay_ms_max: int
+    queues: tuple[tuple[int, int], ...]  # id and number of those that may be written
+
+    def plain(self) -> dict[str, Any]:
+        return self._asdict() | {"job": self.job._asdict()}
+
+    @classmethod
+    def read(cls, plain: Plain) -> "ImportOrder":
+        fields = Fields(plain, "the order for an import")
+        return cls(
+            JobStatus.read(fields.inner("job")), fields.flag("is_new"), fields.text("table"), fields.number("now_ms"),
+            fields.number("delay_ms_max"), fields.pairs("queues"),
+        )  # fmt: skip
+
+
+def read_jobs(plain: Plain) -> list[JobStatus]:
+    return list(Fields(plain, "the list of jobs").each("jobs", JobStatus.read))
+
+
+def plain_files(files: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
+    """Files as JSON lists."""
+    return [list(file) for file in files]

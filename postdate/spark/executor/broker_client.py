@@ -1,0 +1,221 @@
+"""The way to the broker for control: state, epoch, stage, report, jobs, topics. Rows go through bulk_client.py.
+
+It speaks remoting (docs/protocol.md) like every other client, and raises what the client raises: Unreachable or
+TimedOut where no broker answers, Refused and others with the broker's own sentence. A call is a connection of its own,
+so that a client serves any thread, and any process that gets a copy of it.
+
+Spark plans queries with the Python of its executors, so the standard library is all this module needs; frames are
+written here as postdate/wire/frame.py draws them.
+"""
+
+import json
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from struct import Struct
+from typing import Any, NamedTuple
+
+from postdate import contract
+from postdate.client.address import Address, attempts, parse_address, route_addresses
+from postdate.client.errors import Disconnected, TimedOut, Unavailable, Unreachable, no_broker_at, refusal_of
+from postdate.contract import (
+    BatchSize,
+    Figures,
+    ImportOrder,
+    JobOrder,
+    JobStatus,
+    Plain,
+    QueueSpan,
+    Selection,
+    Stage,
+    State,
+    dump,
+    load,
+)
+from postdate.errors import FlowControl, ProtocolError
+from postdate.wire import codes
+
+AWAY = (Unreachable, TimedOut, Unavailable, FlowControl)  # a later try may pass
+
+_CONNECT_S = 3.0
+_ASK_S = 10.0  # most requests are answered from memory
+_WRITE_S = 30.0  # the broker syncs its disk
+_STAGE_S = 300.0  # the broker reads and sums up every byte of the chunks, or of what is selected
+_MARKS = Struct(">ii")  # length of the frame, and of its header
+_LENGTH_BYTES = 4
+_ANYWHERE = ("0.0.0.0", "::")  # a process that listens there is reached where its machine is
+
+
+class _Answer(NamedTuple):
+    code: int
+    remark: str | None
+    body: bytes
+
+
+class BrokerClient:
+    """Asks one broker, or the first of several addresses that answers."""
+
+    def __init__(self, address: str | None = None, bulk: str = "") -> None:
+        """`address` is the route address, None for that of the environment. `bulk` is used in place of the address of
+        bulk that the broker tells. Raises UsageError for what is no address.
+        """
+        self._addresses = route_addresses(address)
+        self._bulk = str(parse_address(bulk)) if bulk else ""
+        self._answered = self._addresses[0]  # the address that has answered last
+
+    @property
+    def addresses(self) -> str:
+        """All addresses, as `address` of another client takes them."""
+        return ";".join(map(str, self._addresses))
+
+    @property
+    def address(self) -> str:
+        """The address that has answered last."""
+        return str(self._answered)
+
+    def bulk_of(self, state: State) -> str:
+        """Where bulk listens, by the state of its broker. Raises Unreachable where none is attached."""
+        if self._bulk:
+            return self._bulk
+        if not state.bulk:
+            raise Unreachable(f"the broker at {self.address} has no bulk process at the moment; is bulk_port -1?")
+        host, port = parse_address(state.bulk)
+        return str(Address(self._answered.host if host in _ANYWHERE else host, port))
+
+    def bulk(self) -> str:
+        """Asks where bulk listens. Raises Unreachable where none is attached."""
+        return self._bulk or self.bulk_of(self.state())
+
+    # -- the pipeline -------------------------------------------------------------------------------------------
+
+    def state(self, size: BatchSize | None = None) -> State:
+        """Where broker and pipeline are. With a size, `stop` says how far such a batch goes."""
+        fields = {} if size is None else {"start": size.start, "rowsMax": size.rows_max, "bytesMax": size.bytes_max}
+        return State.read(self._load(self._ask(contract.GET_BULK_STATE, fields)))
+
+    def register(self, table: str, master: str) -> State:
+        """Makes the caller the one pipeline that may stage."""
+        body = dump({"table": table, "master": master})
+        return State.read(self._load(self._ask(contract.REGISTER_PIPELINE, body=body, timeout=_WRITE_S)))
+
+    def stage(self, stage: Stage) -> None:
+        """Raises Refused where the broker is elsewhere, or another pipeline has registered."""
+        self._ask(contract.STAGE, body=dump(stage._asdict()), timeout=_STAGE_S)
+
+    def report(self, figures: Figures) -> None:
+        self._ask(contract.REPORT_BATCH, body=dump(figures))
+
+    def topic(self, name: str, at_ms: int = -1) -> list[QueueSpan]:
+        """How far each queue of a topic goes. Raises TopicNotFound."""
+        return contract.read_spans(self._load(self._ask(contract.GET_BULK_TOPIC, {"topic": name, "at": at_ms})))
+
+    # -- jobs ---------------------------------------------------------------------------------------------------
+
+    def begin_import(self, job_id: str, topic: str) -> ImportOrder:
+        """Begins an import, or finds it by its id. Raises Refused, TopicNotFound."""
+        return ImportOrder.read(self._job("begin", {"id": job_id, "topic": topic}))
+
+    def adopt(self, job_id: str, files: Sequence[tuple[Any, ...]], bad_count: int) -> JobStatus:
+        """Has the pipeline take files that lie beside the table into it. Raises Refused."""
+        request = {"id": job_id, "files": contract.plain_files(files), "bad": bad_count}
+        return JobStatus.read(self._job("adopt", request))
+
+    def fail_job(self, job_id: str, reason: str) -> JobStatus:
+        """Ends a job that has changed nothing. Raises Refused."""
+        return JobStatus.read(self._job("fail", {"id": job_id, "reason": reason}))
+
+    def note_progress(self, job_id: str, step: str, done: int, total: int) -> None:
+        """Notes how far a job is, for people who look."""
+        self._job("progress", {"id": job_id, "step": step, "done": done, "total": total})
+
+    def find_job(self, job_id: str) -> JobStatus:
+        """Where a job is. Raises BrokerError for an id that nobody knows."""
+        return JobStatus.read(self._job("find", {"id": job_id}))
+
+    def jobs(self) -> list[JobStatus]:
+        """All jobs that are known."""
+        return contract.read_jobs(self._job("list", {}))
+
+    def order(self, number: int) -> JobOrder:
+        """A job, for the pipeline that carries it out."""
+        return JobOrder.read(self._job("command", {"number": number}))
+
+    def decide(self, selection: Selection) -> JobOrder:
+        """Tells what was selected for a job; the order says which of it came too late. Raises Refused."""
+        return JobOrder.read(self._job("decide", selection._asdict()))
+
+    def _job(self, call: str, request: Mapping[str, Any]) -> Plain:
+        return self._load(self._ask(contract.JOB, body=dump({"call": call, **request}), timeout=_STAGE_S))
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def _load(self, answer: _Answer) -> Plain:
+        return load(answer.body, f"the answer of {self.address}")
+
+    def _ask(
+        self, code: int, fields: Mapping[str, object] | None = None, body: bytes = b"", timeout: float = _ASK_S
+    ) -> _Answer:
+        """Raises Unreachable, Disconnected, TimedOut, and what a refusal means."""
+        frame = _frame(code, fields or {}, body)
+        connection, address = self._connect()
+        with connection:
+            answer = _exchange(connection, address, frame, timeout)
+        if answer.code != codes.SUCCESS:
+            raise refusal_of(answer.code, answer.remark)
+        return answer
+
+    def _connect(self) -> tuple[socket.socket, Address]:
+        for attempt in attempts(self._addresses):
+            with attempt as address:
+                try:
+                    connection = socket.create_connection(address, _CONNECT_S)
+                except TimeoutError:
+                    raise TimedOut(f"no connection to {address} within {_CONNECT_S:.1f} s") from None
+                except (OSError, UnicodeError) as error:
+                    raise no_broker_at(address, error) from error
+                self._answered = address
+                return connection, address
+        raise AssertionError("an attempt has succeeded, or the last one has raised")
+
+
+def _frame(code: int, fields: Mapping[str, object], body: bytes) -> bytes:
+    header = {
+        "code": code, "language": codes.LANGUAGE, "version": codes.PROTOCOL_VERSION, "opaque": 1, "flag": 0,
+        "extFields": {name: str(value) for name, value in fields.items()},
+    }  # fmt: skip
+    text = json.dumps(header).encode()
+    return _MARKS.pack(_LENGTH_BYTES + len(text) + len(body), len(text)) + text + body
+
+
+def _exchange(connection: socket.socket, address: Address, frame: bytes, timeout: float) -> _Answer:
+    until = time.monotonic() + timeout
+    try:
+        connection.settimeout(timeout)
+        connection.sendall(frame)
+        length = int.from_bytes(_receive(connection, _LENGTH_BYTES, until))
+        return _decode(_receive(connection, length, until), address)
+    except TimeoutError:
+        raise TimedOut(f"no answer from {address} within {timeout:.1f} s") from None
+    except OSError as error:
+        raise Disconnected(f"{address}: the connection was lost: {error}") from error
+
+
+def _receive(connection: socket.socket, size: int, until: float) -> bytes:
+    received = bytearray()
+    while len(received) < size:
+        connection.settimeout(max(until - time.monotonic(), 0.001))
+        piece = connection.recv(size - len(received))
+        if not piece:
+            raise ConnectionError("the broker has closed it")
+        received += piece
+    return bytes(received)
+
+
+def _decode(frame: bytes, address: Address) -> _Answer:
+    start = _LENGTH_BYTES
+    stop = start + int.from_bytes(frame[1:start])
+    try:
+        header = load(frame[start:stop], "the header")
+        return _Answer(int(header["code"]), header.get("remark"), frame[stop:])
+    except (ProtocolError, KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"{address} does not speak the protocol: {error!r}") from error

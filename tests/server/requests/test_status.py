@@ -1,0 +1,219 @@
+"""What the broker reports about itself: figures, rates and settings."""
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from postdate import __version__
+from postdate.clock import ManualClock
+from postdate.config import FIELDS, LIVE
+from postdate.wire import codes
+from postdate.wire.reports import decode_properties_text, encode_properties_text
+from postdate.wire.requests import Request
+from tests.support.dialogue import (
+    GROUP,
+    LONG_POLL_MS,
+    Peer,
+    ask_json,
+    connected,
+    heartbeat,
+    make_topic,
+    pull,
+    pull_command,
+    send,
+    sent,
+)
+from tests.support.helpers import DAY_MS, FAR_MS, MINUTE_MS, T0
+from tests.support.serving import serving
+
+# -- figures --------------------------------------------------------------------------------------------------------
+
+
+def figures(peer: Peer) -> dict[str, str]:
+    table: dict[str, str] = ask_json(peer, Request.GET_BROKER_RUNTIME_INFO)["table"]
+    assert all(isinstance(value, str) for value in table.values()), "Java reads texts"
+    return table
+
+
+def test_figures_tell_what_waits_what_came_and_what_went(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        empty = figures(peer)
+        assert "earliestMessageTimeStamp" not in empty
+        assert (empty["putMessageTimesTotal"], empty["timerCongestNum"]) == ("0", "0")
+        sent(peer, "orders")
+        sent(peer, "orders", TIMER_DELAY_SEC=5)
+        for _ in range(2):
+            sent(peer, "orders", TIMER_DELAY_MS=FAR_MS)
+        served.pass_ms(2_000)
+        pull(peer, "orders")
+        told = figures(peer)
+        assert (told["postdate_waiting_near"], told["postdate_waiting_far"]) == ("1", "2")
+        assert told["timerCongestNum"] == "3"
+        assert (told["putMessageTimesTotal"], told["postdate_timed_total"]) == ("4", "3")
+        assert told["putTps"].split() == ["2.00"] * 3, "four messages in two seconds"
+        assert told["getTransferredTps"].split() == ["0.50"] * 3
+        assert (told["timerEnqueueTps"], told["timerDequeueTps"]) == ("1.50", "0.00")
+        assert (told["postdate_topics"], told["postdate_groups"], told["postdate_connections"]) == ("1", "1", "1")
+        assert told["earliestMessageTimeStamp"] == str(T0)
+        assert told["brokerVersionDesc"] == f"postdate {__version__}"
+        assert told["runtime"] == "0 days, 0 hours, 0 minutes, 2 seconds"
+        assert 0 < float(told["commitLogDiskRatio"]) <= 1
+        assert told["postdate_log_problem"] == "none"
+        served.pass_ms(3_000)
+        served.settle()
+        told = figures(peer)
+        assert (told["postdate_waiting_near"], told["timerDequeueTps"]) == ("0", "0.20")
+        sent(peer, "orders", TIMER_DELAY_SEC=5)
+        peer.ask(Request.DELETE_TOPIC_IN_BROKER, topic="orders")
+        told = figures(peer)
+        assert (told["postdate_waiting_near"], told["postdate_waiting_far"]) == ("0", "0"), "it is cancelled"
+
+
+def test_totals_of_a_day_begin_at_midnight(tmp_path: Path) -> None:
+    morning = T0 // DAY_MS * DAY_MS
+    with serving(tmp_path, ManualClock(morning + DAY_MS - MINUTE_MS)) as served, connected(served) as peer:
+        for _ in range(3):
+            sent(peer, "orders")
+        pull(peer, "orders")
+        served.pass_ms(2 * MINUTE_MS)
+        served.call(served.dispatcher.status.tick)
+        sent(peer, "orders")
+        told = figures(peer)
+        names = ("msgPutTotalYesterdayMorning", "msgPutTotalTodayMorning", "msgPutTotalTodayNow")
+        assert [told[name] for name in names] == ["0", "3", "4"]
+        assert (told["msgGetTotalTodayMorning"], told["msgGetTotalTodayNow"]) == ("3", "3")
+        served.pass_ms(2 * DAY_MS)
+        told = figures(peer)
+        assert [told[name] for name in names] == ["4", "4", "4"], "nothing came yesterday"
+
+
+def test_held_pulls_are_counted(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer, connected(served) as other:
+        make_topic(peer, "orders")
+        other.write(pull_command(other, "orders", wait_ms=LONG_POLL_MS))
+        other.round_trip()
+        told = figures(peer)
+        assert (told["postdate_held_pulls"], told["postdate_connections"]) == ("1", "2")
+
+
+# -- rates ----------------------------------------------------------------------------------------------------------
+
+
+def rates(peer: Peer, name: str, key: str) -> dict[str, Any]:
+    told: dict[str, Any] = ask_json(peer, Request.VIEW_BROKER_STATS_DATA, statsName=name, statsKey=key)
+    return told
+
+
+def test_rates_are_kept_by_topic_and_by_group_for_a_minute_an_hour_and_a_day(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        for _ in range(6):
+            sent(peer, "orders")
+        sent(peer, "orders", TIMER_DELAY_SEC=3_000)
+        pull(peer, "orders", maxMsgNums=4)
+        served.pass_ms(2_000)
+        came = rates(peer, "TOPIC_PUT_NUMS", "orders")
+        assert came["statsMinute"] == {"sum": 6, "tps": 3.0, "avgpt": 0.0}, "what waits has not come yet"
+        went = rates(peer, "GROUP_GET_NUMS", f"orders@{GROUP}")
+        assert went["statsMinute"] == {"sum": 4, "tps": 2.0, "avgpt": 0.0}
+        for _ in range(30):
+            served.pass_ms(10_000)
+            served.call(served.dispatcher.status.tick)
+        came = rates(peer, "TOPIC_PUT_NUMS", "orders")
+        assert [came[span]["sum"] for span in ("statsMinute", "statsHour", "statsDay")] == [0, 6, 6]
+        assert rates(peer, "GROUP_GET_NUMS", "orders@nobody")["statsDay"]["sum"] == 0
+        assert rates(peer, "TOPIC_PUT_NUMS", "nowhere")["statsDay"]["sum"] == 0
+
+
+def test_rates_that_nobody_counts_are_refused_by_name(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        answer = peer.ask(Request.VIEW_BROKER_STATS_DATA, statsName="BROKER_PUT_NUMS", statsKey="x")
+        assert answer.code == codes.INVALID_PARAMETER
+        assert "there are no statistics 'BROKER_PUT_NUMS'" in (answer.remark or "")
+
+
+# -- settings -------------------------------------------------------------------------------------------------------
+
+
+def settings_of(peer: Peer, code: int = Request.GET_BROKER_CONFIG) -> dict[str, str]:
+    answer = peer.ask(code)
+    assert answer.code == codes.SUCCESS
+    assert answer.fields == {"version": f"postdate {__version__}"}
+    return decode_properties_text(answer.body)
+
+
+def change(peer: Peer, **texts: str) -> tuple[int, str | None]:
+    answer = peer.ask(Request.UPDATE_BROKER_CONFIG, encode_properties_text(texts))
+    return answer.code, answer.remark
+
+
+def test_all_settings_are_told_and_which_of_them_may_change(tmp_path: Path) -> None:
+    with serving(tmp_path, data="a\\folder of ü") as served, connected(served) as peer:
+        told = settings_of(peer)
+        assert told.keys() == FIELDS.keys() | {"live_settings"}
+        assert (told["auto_create_topics"], told["shutdown_ms"]) == ("true", "500")
+        assert told["data"] == "a\\folder of ü"
+        assert told["live_settings"].split() == sorted(LIVE)
+        assert settings_of(peer, Request.GET_NAMESRV_CONFIG) == told
+
+
+def test_a_change_counts_at_once_and_until_the_broker_stops(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        assert change(peer, auto_create_topics="false", body_bytes_max="10") == (codes.SUCCESS, None)
+        assert send(peer, "orders").code == codes.TOPIC_NOT_EXIST
+        make_topic(peer, "orders")
+        assert send(peer, "orders", "0123456789").code == codes.SUCCESS
+        assert send(peer, "orders", "0123456789a").code == codes.MESSAGE_ILLEGAL
+        assert settings_of(peer)["body_bytes_max"] == "10"
+        assert change(peer, pull_count_max="1") == (codes.SUCCESS, None)
+        sent(peer, "orders")
+        assert len(pull(peer, "orders").records) == 1
+    with serving(tmp_path) as served, connected(served) as peer:
+        assert send(peer, "others", "0123456789a").code == codes.SUCCESS
+
+
+@pytest.mark.parametrize(
+    ("texts", "sentence"),
+    [
+        ({"topics_max": "7", "lead_ms": "1s"}, "lead_ms cannot change while the broker runs"),
+        ({"topics_max": "7", "groups_max": "0"}, "groups_max is 0, expected 1 to"),
+        ({"topics_max": "7", "colour": "red"}, "'colour' is no setting"),
+        ({"topics_max": "7", "locks_max": "5"}, "locks_max is fixed at 100,000 and cannot change"),
+    ],
+)
+def test_one_refusal_refuses_the_whole_change(tmp_path: Path, texts: dict[str, str], sentence: str) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        before = settings_of(peer)
+        code, remark = change(peer, **texts)
+        assert code == codes.INVALID_PARAMETER
+        assert (remark or "").startswith(sentence)
+        assert settings_of(peer) == before
+
+
+@pytest.mark.parametrize("body", [b"\xff=1", b"topics_max", b"= 5"])
+def test_what_is_no_list_of_settings_is_refused(tmp_path: Path, body: bytes) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        assert peer.ask(Request.UPDATE_BROKER_CONFIG, body).code == codes.INVALID_PARAMETER
+
+
+def test_nobody_keeps_the_settings_from_before_a_change(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        sent(peer, "orders", TIMER_DELAY_SEC=1)
+        pull(peer, "orders")
+        heartbeat(peer, "c1", {"orders": "*"})
+        before = served.call(lambda: weakref.ref(served.broker.settings))
+        assert change(peer, topics_max="77") == (codes.SUCCESS, None)
+        served.call(gc.collect)
+        assert before() is None, [type(each) for each in gc.get_referrers(before())]
+
+
+def test_the_limit_of_connections_may_change(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        assert change(peer, connections_max="1") == (codes.SUCCESS, None)
+        with connected(served) as one_too_many:
+            one_too_many.expect_closed()
+        assert change(peer, connections_max="2") == (codes.SUCCESS, None)
+        with connected(served) as welcome:
+            welcome.round_trip()

@@ -1,0 +1,183 @@
+"""Jobs: what their records change, what they have taken, and where they have moved it to."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from postdate.arrival import NEAR, NEVER
+from postdate.keys import key_hash
+from postdate.state.far import Far
+from postdate.state.jobs import CANCEL, DONE, FAILED, IMPORT, LOADING, POSTPONE, RUNNING, WAITING, Job, Jobs, Part
+from postdate.state.references import References
+from postdate.state.topics import Topics
+from postdate.state.wheel import Wheel
+from postdate.storage import selection
+from postdate.storage.batch import JOB
+from postdate.storage.chunk import Chunks
+from postdate.storage.disk import RealDisk
+from postdate.storage.layout import FAR, SELECTED, SINGLE_STRUCT
+
+BY_MS = 100
+HORIZON = 100
+NAME = "00000000-0"
+
+
+class World:
+    """One topic, a message of due 60 and arrival 8 in the wheel, and jobs that select rows by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.disk, self.far, self.wheel, topics = RealDisk(folder), Far(RealDisk(folder), 64, 4, 8), Wheel(), Topics()
+        topics.put("a", 1, 1, 6, {})
+        self.far.epoch = 1
+        self.references, self.near = References(Chunks(self.disk), 4), [1]
+        self.wheel.add(60, SINGLE_STRUCT.pack(8, 100, 0, 0, 0, 0))
+        self.references.hold(8)
+        self.selections = selection.Selections(self.disk)
+        self.jobs = Jobs(self.wheel, self.far, topics, self.selections, self.references, self.near)
+        self.end = 0
+
+    def call(self, call: str, **body: Any) -> str:
+        """Where the job is then, or why not."""
+        self.end += 64
+        answer = self.jobs.apply({"call": call, **body}, self.end - 48, 40, 1_000 + self.end)
+        return answer.job.state if answer.job else answer.reason
+
+    def begin(self, call: str, op: str) -> str:
+        return self.call(call, id="j", op=op, topic="", where="true", by_ms=0)
+
+    def decide(self, *names: str, epoch: int = 1) -> str:
+        """As the fold does; rows of arrival 7 are cancelled."""
+        self.end += 64
+        parts = [
+            {"name": name, "rows": 5, "due_low": 0, "due_high": NEVER, "arrival_high": 9, "own": 0} for name in names
+        ]
+        answer = self.jobs.decide({"number": 0, "epoch": epoch, "parts": parts, "files": []}, self.end)
+        if answer.job is None:
+            return answer.reason
+        for part in answer.job.parts:
+            is_cancelled = self.selections.rows(part.name)["arrival"] == 7
+            self.jobs.take_selected(answer.job, part, is_cancelled, 1_000 + self.end)
+        return answer.job.state
+
+    def job(self, op: str, rows: list[tuple[int, int]], late: tuple[int, ...] = ()) -> Job:
+        """A job that has taken these (due, arrival), but for those that came too late."""
+        job = self.jobs.begin(op, f"j{self.jobs.next_number}", 0, WAITING)
+        job.by_ms = BY_MS if op == POSTPONE else 0
+        self.jobs.enqueue(job, job.number, 0)
+        selected = np.zeros(len(rows), SELECTED)
+        selected["due"], selected["arrival"] = np.array(rows).T
+        selected["unique_hash"] = key_hash("k")
+        name = f"{job.number:08}-0"
+        selection.write(self.disk, name, selected)
+        self.jobs.run(job, 1, [Part(name, len(rows), rows[0][0], rows[-1][0], 0, 0, list(late))])
+        return job
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def far_rows(*places: tuple[int, int]) -> np.ndarray:
+    rows = np.zeros(len(places), FAR)
+    rows["due"], rows["arrival"] = np.array(places).T
+    return rows
+
+
+# -------------------------------------------------------------------------------------------- what their records change
+
+
+def test_a_command_gets_its_place_in_the_far_queue_and_is_never_due(world: World) -> None:
+    assert world.begin("ask", CANCEL) == WAITING
+    row = world.far.rows.read(0, 1)[0]
+    assert (row["arrival"], row["due"], row["kind"]) == (16, NEVER, JOB)
+    assert world.references.held == {0: 1, 1: 1}, "its record must stay in the log"
+    assert world.begin("ask", CANCEL) == WAITING, "asked again, it is the same job"
+    assert (world.far.length, world.jobs.next_number) == (1, 1)
+
+
+def test_an_import_gets_its_place_when_its_files_are_written(world: World) -> None:
+    assert world.call("adopt", id="j", files=[], rows=0, bad=0) == "there is no job 'j'"
+    assert (world.begin("begin", IMPORT), world.far.length) == (LOADING, 0)
+    assert world.call("adopt", id="j", files=[], rows=3, bad=1) == WAITING
+    assert world.call("adopt", id="j", files=[], rows=9, bad=9) == WAITING
+    assert (world.far.length, world.jobs.all()[0].rows) == (1, 3)
+    assert world.decide(NAME).endswith("it has its files, and selects nothing")
+    assert world.decide() == RUNNING
+    assert world.call("fail", id="j", reason="late") == RUNNING, "it cannot be withdrawn any more"
+
+
+def test_a_job_that_has_failed_may_be_asked_for_again(world: World) -> None:
+    world.begin("ask", CANCEL)
+    assert world.call("fail", id="j", reason="no") == FAILED
+    assert world.decide() == "job 0 does not wait for a decision: it is failed"
+    assert world.begin("ask", CANCEL) == WAITING
+    assert world.jobs.all()[0].number == 1
+
+
+def test_a_decision_takes_what_waits_and_tells_what_came_too_late(world: World) -> None:
+    world.begin("ask", CANCEL)
+    world.far.horizon_at_ms, world.far.taken = HORIZON, 1
+    rows = np.zeros(5, SELECTED)
+    # Staged and fired; in the wheel; in the table; cancelled; found in the wheel, and fired since.
+    rows["due"], rows["arrival"] = [50, 60, 200, 200, 200], [5, 8, 6, 7, 9]
+    rows["flags"][4] = NEAR
+    selection.write(world.disk, NAME, rows)
+    assert world.decide(NAME, epoch=2).startswith("epoch 2 is not the current one (1)")
+    assert world.decide(NAME) == RUNNING
+    (job,) = world.jobs.decided()
+    assert job.parts[0].late == [0, 3, 4]
+    assert (job.rows, job.late, job.changed, job.decided_at) == (5, 3, 2, world.end)
+    assert (world.wheel.count, world.near, world.references.held) == (0, [0], {1: 1}), "what was in the wheel is dead"
+
+
+# -------------------------------------------------------------------------------------------- what they have taken
+
+
+def test_what_was_taken_is_dead_unless_it_came_too_late(world: World) -> None:
+    job = world.job(CANCEL, [(10, 1), (10, 2), (20, 3)], late=(1,))
+    rows = far_rows((10, 1), (10, 2), (20, 3), (20, 4))
+    assert world.jobs.find_taken(rows).tolist() == [True, False, True, False]
+    assert world.jobs.find_taken(rows[:0]).tolist() == []
+    assert world.jobs.ahead_of(0) == [job]
+    assert world.jobs.ahead_of(1) == [], "the table has followed"
+    assert not world.jobs.find_taken_by(rows, []).any()
+
+
+def test_a_selection_that_retention_has_let_go_takes_nothing_more(tmp_path: Path, world: World) -> None:
+    world.job(CANCEL, [(10, 1)])
+    (tmp_path / selection.FOLDER / "00000000-0").unlink()
+    assert not world.jobs.find_taken(far_rows((10, 1))).any()
+
+
+def test_a_message_is_followed_through_every_job_that_moved_it(world: World) -> None:
+    world.job(POSTPONE, [(10, 1), (20, 2)], late=(1,))
+    world.job(POSTPONE, [(110, 1)])
+    assert world.jobs.moved_dues("a", "k", 10) == [110, 210]
+    assert world.jobs.moved_dues("a", "k", 20) == []
+    assert world.jobs.moved_dues("b", "k", 10) == []
+    assert world.jobs.moved_dues("a", "other", 10) == []
+    assert [world.jobs.has_moved(*place) for place in ((10, 1), (20, 2), (10, 9))] == [True, False, False]
+
+
+def test_what_a_job_has_moved_is_remembered_until_all_that_became_of_it_has_passed(world: World) -> None:
+    first, second = world.job(POSTPONE, [(10, 1)]), world.job(POSTPONE, [(110, 1)])
+    for job in (first, second):
+        world.jobs.end(job, DONE, 0)
+    world.jobs.forget_passed(209)
+    assert world.jobs.decided() == [first, second], "the second has moved what the first has moved"
+    world.jobs.forget_passed(210)
+    assert world.jobs.decided() == []
+
+
+def test_what_was_only_taken_away_is_forgotten_when_it_has_passed_and_the_table_has_followed(world: World) -> None:
+    job = world.job(CANCEL, [(10, 1)])
+    world.jobs.forget_passed(10)
+    assert world.jobs.decided() == [job]
+    world.jobs.end(job, DONE, 0)
+    world.jobs.forget_passed(9)
+    assert world.jobs.decided() == [job]
+    world.jobs.forget_passed(10)
+    assert world.jobs.decided() == []

@@ -1,0 +1,16 @@
+"""The command line with limits of the caller's: `python -m verify.faults.postdate up --limits '{"locks_max": 5}'`.
+
+Limits are no settings, so no flag of `postdate up` changes them. A broker of a test needs some to be small, so that
+files and pauses end within seconds.
+"""
+
+import json
+import sys
+
+from postdate import cli
+from postdate.config import Limits
+
+if __name__ == "__main__":
+    *words, flag, text = sys.argv[1:]
+    assert flag == "--limits", f"expected --limits JSON as the last words, found {flag} {text}"
+    sys.exit(cli.main(words, limits=Limits(**json.loads(text))))
