@@ -14,8 +14,9 @@ PAGE = ROOT / "docs" / "tour.md"
 HEAD = """\
 # A tour of the source
 
-Every module, from the bottom layer to the top, with the first sentence of its docstring. A module imports only what stands above it on this
-page, or in its own part. `python -m tests.support.tour` writes this page again; a test notices when it is out of date.
+Every module, from the bottom layer to the top, with the first sentence of its docstring. A module imports only what
+stands above it on this page, or in its own part. `python -m tests.support.tour` writes this page again; a test notices
+when it is out of date.
 """
 
 

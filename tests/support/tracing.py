@@ -1,11 +1,11 @@
-"""Records which functions of the package run, in the order of their first call: for the walks of docs/architecture.md.
+"""Records which functions of the package run, and in which order: for the walks of docs/architecture.md.
 
 Threads are followed from their start on, so a trace is made before the server that it follows.
 """
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -17,17 +17,25 @@ ROOT = Path(postdate.__file__).parent.parent
 _PACKAGE = str(ROOT / "postdate") + "/"
 
 
-class Trace:
-    """What was called while it was recording: `postdate/broker/broker.py` and `Broker.send`, each pair once."""
+Call = tuple[str, str]  # "postdate/broker/broker.py" and "Broker.send"
 
-    def __init__(self) -> None:
-        self.calls: dict[tuple[str, str], None] = {}
+
+class Trace:
+    """What was called while it was recording: the modules that took part, and every call of the watched functions."""
+
+    def __init__(self, watched: Iterable[Call]) -> None:
+        self._watched = set(watched)
+        self.calls: list[Call] = []
+        self.modules: set[str] = set()
         self.is_recording = False
 
     def _follow(self, frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and self.is_recording and frame.f_code.co_filename.startswith(_PACKAGE):
-            code = frame.f_code
-            self.calls.setdefault((code.co_filename[len(str(ROOT)) + 1 :], code.co_qualname))
+            call = (frame.f_code.co_filename[len(str(ROOT)) + 1 :], frame.f_code.co_qualname)
+            if call[1] != "<module>":  # a module that is loaded on the way takes no part yet
+                self.modules.add(call[0])
+            if call in self._watched:
+                self.calls.append(call)
 
     @contextmanager
     def following(self) -> Iterator["Trace"]:
@@ -47,8 +55,3 @@ class Trace:
             yield
         finally:
             self.is_recording = False
-
-    @property
-    def modules(self) -> list[str]:
-        """Files in the order in which they were entered."""
-        return list(dict.fromkeys(path for path, _ in self.calls))
