@@ -1,4 +1,4 @@
-"""`postdate cancel`: the truth about a cancel, as a sentence and an exit code. By predicate, a job."""
+"""`postdate cancel`: cancels one message, or by predicate a job; answers with a sentence and an exit code."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""`postdate check`: is everything in a closed folder still true?"""
+"""`postdate check`: verifies a closed data folder."""
 
 import argparse
 

@@ -17,7 +17,7 @@ _THIS_MACHINE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
 
 def beside(settings: Settings, limits: Limits) -> Parts:
-    """What the settings ask for, and a sentence about each that they do not."""
+    """The processes that the settings ask for, and a sentence about each other one."""
     if settings.bulk_port < 0:
         others = {BULK: "off: bulk_port is -1", PIPELINE: f"off, as bulk is: {_STAY}"}
         return Parts(limits, SystemClock(), [], others)
@@ -42,7 +42,7 @@ def is_embedded(settings: Settings) -> bool:
 
 
 def _bulk(settings: Settings, addresses: Addresses) -> list[str]:
-    """A free port is kept when it is started again: the pipeline was told it."""
+    """Keeps a free port when it starts again: the pipeline knows that port."""
     port = addresses[BULK].rpartition(":")[2] if BULK in addresses else str(settings.bulk_port)
     return [
         sys.executable, "-m", "postdate", "bulk", "--data", str(Path(settings.data).resolve()), "--host", settings.host,
@@ -59,12 +59,12 @@ def _pipeline(settings: Settings, addresses: Addresses) -> list[str]:
 
 
 def _level() -> str:
-    """As much as whoever started us wants to know: what is told at a lower level ends here in any case."""
+    """The level of this process; a record below it would end here in any case."""
     return "debug" if logging.getLogger("postdate").isEnabledFor(logging.DEBUG) else "info"
 
 
 def _table(settings: Settings) -> str:
-    """A folder by its whole path: whoever reads it, bulk among them, may work in another one."""
+    """A folder by its whole path: bulk and other readers may work in another folder."""
     if "://" in settings.table:
         return settings.table
     return str(Path(settings.table or f"{settings.data}/table").resolve())
@@ -78,6 +78,6 @@ def _java(home: str) -> dict[str, str] | str:
 
 
 def _from_here(address: str) -> str:
-    """An address that all of this machine's are behind, as one of them."""
+    """An address of this machine for one that stands for all of them."""
     host, _, port = address.rpartition(":")
     return f"{_THIS_MACHINE.get(host, host)}:{port}"

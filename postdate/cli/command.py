@@ -1,4 +1,4 @@
-"""What commands share: exit codes, flags, verbs below a command, and the question before something is lost."""
+"""What commands share: exit codes, flags, verbs of a command, and the question before a deletion."""
 
 import argparse
 import json
@@ -14,14 +14,23 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 Run = Callable[[argparse.Namespace], int]
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps each command on the line of its summary: argparse forgets that commands stand further to the right."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            self._action_max_length += self._indent_increment
+
+
 def describe(parser: argparse.ArgumentParser, text: str) -> None:
-    """Gives a parser its help: a description, then examples and exit codes as they are."""
+    """Sets the help of a parser: a description, then examples and exit codes as they stand in the text."""
     parser.description, _, parser.epilog = text.partition("\n\n")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = _HelpFormatter
 
 
 def runs(parser: argparse.ArgumentParser, run: Run, failed: int = REFUSED) -> None:
-    """Sets what a command does, and its exit code when somebody else's fault keeps it from being done."""
+    """Sets what a command runs, and its exit code where the broker, the network or the disk is at fault."""
     parser.set_defaults(run=run, failed=failed)
 
 
@@ -43,7 +52,7 @@ def add_broker(parser: argparse.ArgumentParser, run: Run) -> None:
 
 
 def add_bulk(parser: argparse.ArgumentParser) -> None:
-    """The flag of a command that reads or writes by the million, past the broker's own port."""
+    """Adds the flag of commands that read and write by the million, past the broker's own port."""
     parser.add_argument(
         "--bulk",
         metavar="HOST:PORT",
@@ -53,7 +62,7 @@ def add_bulk(parser: argparse.ArgumentParser) -> None:
 
 
 def add_parent(parser: argparse.ArgumentParser) -> None:
-    """For `up`, which starts other commands: they end with it, however it ends. Nobody types it, so no help has it."""
+    """Adds the flag of commands that `up` starts: they end when it ends. Nobody types it, so no help shows it."""
     parser.add_argument("--parent-pid", dest="_parent_pid", type=int, default=0, help=argparse.SUPPRESS)
 
 
@@ -80,12 +89,12 @@ class Verbs:
 def is_meant(question: str) -> bool:
     """Asks on the terminal whether a deletion is meant. Raises UsageError where nobody can answer."""
     if not sys.stdin.isatty():
-        raise UsageError("what is deleted does not come back: give --yes if you mean it")
+        raise UsageError("a deletion cannot be undone: give --yes if you mean it")
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
 def say_no(sentence: str) -> int:
-    """Tells why nothing was done; returns the exit code for that."""
+    """Prints why nothing was done; returns the exit code for that."""
     print(f"postdate: {sentence}", file=sys.stderr)
     return NEGATIVE
 

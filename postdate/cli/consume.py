@@ -1,4 +1,4 @@
-"""`postdate consume`: messages as they come, one line each."""
+"""`postdate consume`: prints messages as they come, one line each."""
 
 import argparse
 import asyncio
@@ -22,7 +22,7 @@ Prints the messages of a topic as a member of a consumer group. A message is ack
 examples:
   postdate consume orders --group billing                            until Ctrl-C
   postdate consume orders --group billing --tag "paid || refunded"
-  postdate consume orders --group new --from last                    a new group begins behind what is there
+  postdate consume orders --group new --from last                    a new group begins after the last message
   postdate consume orders --group billing --count 10 --timeout 30s   ten, or until none has come for 30 s
   postdate consume orders --group billing --json | jq -r .body
 
@@ -41,8 +41,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="start", choices=("first", "last"), default="first", help="where a new group begins"
     )
-    parser.add_argument("--count", metavar="N", type=positive, help="end after so many messages")
-    parser.add_argument("--timeout", metavar="SPAN", type=span_ms, help="end when none has come for so long")
+    parser.add_argument("--count", metavar="N", type=positive, help="end after this many messages")
+    parser.add_argument("--timeout", metavar="SPAN", type=span_ms, help="end when none has come for this long")
     add_broker(parser, _consume)
 
 
@@ -52,7 +52,7 @@ def _consume(arguments: argparse.Namespace) -> int:
 
 
 async def _receive(arguments: argparse.Namespace) -> int:
-    """Prints until there are enough, or none has come for too long; returns how many it were."""
+    """Prints until there are enough, or none has come for too long; returns how many it printed."""
     printed = 0
     async with connect_async(arguments.addr) as client:
         messages = client.consume(
@@ -82,7 +82,7 @@ def _print(message: AsyncReceivedMessage, *, json: bool) -> None:
 
 
 def _body(message: AsyncReceivedMessage) -> bytes:
-    """The body; as it came where it is compressed in a way that we cannot read, for one message must not stop all."""
+    """The body; as it came where we cannot decompress it, because one message must not stop all."""
     try:
         return message.body
     except ProtocolError as error:

@@ -1,4 +1,4 @@
-"""`postdate find`: messages by their key, and where they are."""
+"""`postdate find`: finds messages by key and says where they are."""
 
 import argparse
 from typing import Any
@@ -35,7 +35,7 @@ _WORDS = {
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("topic", metavar="TOPIC", help="the topic that it was sent to")
     parser.add_argument("key", metavar="KEY", help="one of its keys, or its id")
-    parser.add_argument("--limit", metavar="N", type=positive, default=32, help="at most so many (default: 32)")
+    parser.add_argument("--limit", metavar="N", type=positive, default=32, help="at most this many (default: 32)")
     add_broker(parser, _find)
 
 

@@ -1,4 +1,4 @@
-"""The data folder that `check` and `log` read."""
+"""Opens the data folder that `check` and `log` read."""
 
 import argparse
 from pathlib import Path
@@ -10,14 +10,14 @@ from postdate.storage.folder import FORMAT_FILE
 
 
 def add_folder(parser: argparse.ArgumentParser, run: Run) -> None:
-    """The flags of a command that works on a data folder."""
+    """Adds the flags of a command that works on a data folder."""
     parser.add_argument("folder", metavar="DIR", type=Path, help="the data folder")
     add_json(parser)
     runs(parser, run, failed=USAGE)
 
 
 def opened(arguments: argparse.Namespace) -> RealDisk:
-    """The data folder; opening one that is not there must not make it. Raises ForeignFolder."""
+    """Opens the data folder, and creates none. Raises ForeignFolder."""
     folder: Path = arguments.folder
     if not folder.is_dir():
         raise ForeignFolder(f"{folder} is not a folder")

@@ -1,4 +1,4 @@
-"""`postdate forecast`: what is due in the time ahead, as bars."""
+"""`postdate forecast`: shows what is due in the time ahead, as bars."""
 
 import argparse
 import shutil
@@ -17,7 +17,7 @@ examples:
   postdate forecast --topic orders --span hour       one topic, the next hour
   postdate forecast --json                           for a program
 
-The first bar is the unit that we are in; of what was due earlier in it, nothing waits any more.
+The first bar is the present minute, hour or day; messages due earlier in it are out already.
 
 exit codes: 0 shown, 1 there is no such topic, 2 wrong usage, 3 no broker was reached or it refused, 130 interrupted
 """
@@ -55,15 +55,15 @@ def _forecast(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(found)
         return OK
-    for number, (name, told) in enumerate(found.items()):
+    for number, (name, forecast) in enumerate(found.items()):
         if number:
             print()
-        _print_span(_SPANS[name], told)
+        _print_span(_SPANS[name], forecast)
     return OK
 
 
-def _print_span(span: _Span, told: dict[str, Any]) -> None:
-    bars, of_topic = told["bars"], f" for {told['topic']}" if told["topic"] else ""
+def _print_span(span: _Span, forecast: dict[str, Any]) -> None:
+    bars, of_topic = forecast["bars"], f" for {forecast['topic']}" if forecast["topic"] else ""
     total, most = sum(each["rows"] for each in bars), max(each["rows"] for each in bars)
     print(f"{span.title}{of_topic}: {total:,} due")
     if total:
@@ -75,8 +75,8 @@ def _print_span(span: _Span, told: dict[str, Any]) -> None:
         ]  # fmt: skip
         print()
         print_table([f"{span.unit}", "due", "", "busiest second"], rows)
-    if told["unread"]:
-        print(f"without what the pipeline's table holds: {told['unread']}")
+    if forecast["unread"]:
+        print(f"without what the pipeline's table holds: {forecast['unread']}")
 
 
 def _bar_width() -> int:

@@ -1,4 +1,4 @@
-"""`postdate import`: the rows of files, scheduled as messages."""  # noqa: N999 - a command's module has its name
+"""`postdate import`: schedules the rows of files as messages."""  # noqa: N999 - a command's module has its name
 
 import argparse
 import os
@@ -84,8 +84,8 @@ def _import(arguments: argparse.Namespace) -> int:
             working.say(f"import {request.id}: repeat with --id {request.id} if this is interrupted")
         try:
             outcome = inputs.run(request, os.environ, _shown(working))
-        except inputs.Interrupted as told:
-            working.say(f"postdate: {told}")
+        except inputs.Interrupted as interrupted:
+            working.say(f"postdate: {interrupted}")
             return INTERRUPTED
     return _answer(arguments, outcome, (clock.elapsed_ns() - started_ns) / 1e9)
 
@@ -135,5 +135,5 @@ def _as_json(outcome: "Outcome", seconds: float) -> dict[str, Any]:
     state = "failed" if outcome.is_given_up else job["state"]
     rows = 0 if outcome.is_given_up else job["rows"]
     bad = [each._asdict() for each in outcome.bad[:20]]
-    told = {"id": job["id"], "state": state, "rows": rows, "bad": outcome.bad_count or job["bad"]}
-    return told | {"bad_rows": bad, "seconds": round(seconds, 3)}
+    fields = {"id": job["id"], "state": state, "rows": rows, "bad": outcome.bad_count or job["bad"]}
+    return fields | {"bad_rows": bad, "seconds": round(seconds, 3)}

@@ -1,4 +1,4 @@
-"""`postdate log`: the log, batch by batch, as text or JSON."""
+"""`postdate log`: prints the log, batch by batch, as text or JSON."""
 
 import argparse
 import base64
@@ -71,7 +71,7 @@ def add(command: argparse.ArgumentParser) -> None:
     command.add_argument("--topic", metavar="T", help="only messages of this topic")
     kinds = list(KIND_NAMES.values())
     command.add_argument("--kind", metavar="K", choices=kinds, help=f"only records of this kind: {', '.join(kinds)}")
-    command.add_argument("--limit", metavar="N", type=whole_number, help="print at most so many records")
+    command.add_argument("--limit", metavar="N", type=whole_number, help="print at most this many records")
     command.add_argument("--body", action="store_true", help="print whole bodies (base64 with --json)")
 
 
@@ -93,7 +93,7 @@ def _log(arguments: argparse.Namespace) -> int:
 
 
 def _items(segments: Segments, start: int, stop: int | None) -> Iterator[Batch | Hole]:
-    """Batches and holes of a range, without fillers and without the zeros behind the end."""
+    """Batches and holes of a range, without fillers and without the zeros after the end."""
     for base in segments.bases:
         if base + segments.segment_bytes <= start or (stop is not None and base >= stop):
             continue
@@ -104,7 +104,7 @@ def _items(segments: Segments, start: int, stop: int | None) -> Iterator[Batch |
 
 
 def _print_hole(segments: Segments, hole: Hole) -> None:
-    """On stderr, so that stdout has records alone. Whether it is damage or a torn tail, only `check` can tell."""
+    """On stderr, so that stdout has records alone. Only `check` can tell damage from a torn tail."""
     print(f"{place_of(segments, hole.offset)}: {hole.problem} ({hole.end - hole.offset} bytes)", file=sys.stderr)
 
 

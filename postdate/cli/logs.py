@@ -1,4 +1,4 @@
-"""What a long-running command tells on stderr: one line per event."""
+"""Log lines of a long-running command on stderr, one per event."""
 
 import argparse
 import logging
@@ -10,11 +10,11 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 
 def add_log_level(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--log-level", choices=_LEVELS, default="info", help="what is told on stderr (default: info)")
+    parser.add_argument("--log-level", choices=_LEVELS, default="info", help="what is logged on stderr (default: info)")
 
 
 def start_logging(level: str, only: str = "") -> None:
-    """Of one logger and those below it, where a library would tell things that are nobody's business."""
+    """Starts logging to stderr. `only` names the one logger to hear, where libraries would log what concerns nobody."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines())
     handler.addFilter(logging.Filter(only))

@@ -1,4 +1,4 @@
-"""`postdate pending`: what waits, by topic and by time."""
+"""`postdate pending`: counts what waits, by topic and by time."""
 
 import argparse
 from typing import Any
@@ -26,7 +26,7 @@ exit codes: 0 shown, 1 there is no such topic, 2 wrong usage, 3 no broker was re
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--topic", metavar="T", default="", help="only this topic")
     parser.add_argument("--by", choices=("minute", "hour", "day"), default="minute", help="rows by (default: minute)")
-    parser.add_argument("--limit", metavar="N", type=positive, default=20, help="at most so many rows (default: 20)")
+    parser.add_argument("--limit", metavar="N", type=positive, default=20, help="at most this many rows (default: 20)")
     add_broker(parser, _pending)
 
 

@@ -1,4 +1,4 @@
-"""`postdate pipeline`: the Spark pipeline in the foreground, until it is told to stop."""
+"""`postdate pipeline`: runs the Spark pipeline in the foreground until Ctrl-C or SIGTERM."""
 
 import argparse
 import os

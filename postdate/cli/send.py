@@ -48,7 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--file", metavar="F", help="the body is what this file holds; - is stdin")
     parser.add_argument("--lines", action="store_true", help="each line of stdin is a message")
     when = parser.add_mutually_exclusive_group()
-    when.add_argument("--delay", metavar="SPAN", type=span, help="deliver it so much later")
+    when.add_argument("--delay", metavar="SPAN", type=span, help="deliver it this much later")
     when.add_argument("--at", metavar="TIME", type=instant_ms, help="deliver it then: ISO 8601 or epoch milliseconds")
     when.add_argument("--level", metavar="N", type=positive, help="deliver it after RocketMQ's delay level N")
     parser.add_argument("--key", metavar="K", help="a key to find or cancel it by")
@@ -56,7 +56,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--property", metavar="NAME=VALUE", type=named_value, action="append", default=[], help="may be repeated"
     )
-    parser.add_argument("--count", metavar="N", type=positive, default=1, help="send it so many times")
+    parser.add_argument("--count", metavar="N", type=positive, default=1, help="send it this many times")
     add_broker(parser, _send)
 
 

@@ -39,7 +39,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--format", choices=("table", "csv", "json"), default="table", help="how rows are printed (default: table)"
     )
     parser.add_argument(
-        "--limit", metavar="N", type=positive, default=1_000, help="at most so many rows (default: 1000)"
+        "--limit", metavar="N", type=positive, default=1_000, help="at most this many rows (default: 1000)"
     )
     add_address(parser)
     add_bulk(parser)

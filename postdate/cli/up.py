@@ -1,4 +1,4 @@
-"""`postdate up`: a broker in the foreground, until it is told to stop; beside it bulk and the pipeline."""
+"""`postdate up`: runs a broker in the foreground until Ctrl-C or SIGTERM, beside it bulk and the pipeline."""
 
 import argparse
 import logging
@@ -66,7 +66,7 @@ def _up(arguments: argparse.Namespace) -> int:
     return OK
 
 
-# -- what is told -----------------------------------------------------------------------------------------------
+# -- what it prints ---------------------------------------------------------------------------------------------
 
 
 def _print_ready(parts: Parts, server: Server) -> None:
@@ -94,7 +94,7 @@ def _bulk_text(settings: Settings, parts: Parts) -> str:
 
 
 def _pipeline_text(settings: Settings, parts: Parts) -> str:
-    """What it will be: it comes up some seconds later."""
+    """What the pipeline will be: it starts some seconds later."""
     if is_embedded(settings) and not parts[PIPELINE].startswith(("no Java", "off")):
         return f"Spark {settings.spark_master}, starting"
     return parts[PIPELINE]

@@ -1,4 +1,4 @@
-"""Arguments as values. What cannot be read is refused by argparse with usage and a sentence."""
+"""Turns arguments into values. argparse refuses the others with usage and a sentence."""
 
 import argparse
 from datetime import UTC, datetime

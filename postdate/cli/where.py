@@ -1,4 +1,4 @@
-"""What `cancel --where` and `postpone` share: a job that changes what a predicate selects, asked for and waited for."""
+"""What `cancel --where` and `postpone` share: they ask for a job by predicate, wait for it and print the outcome."""
 
 import argparse
 import os
@@ -18,7 +18,7 @@ _SAMPLE = ("due", "topic", "tag", "key", "size", "body")
 
 
 def add(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """The flags; without --where nothing is ever changed."""
+    """Adds the flags. Without --where nothing is ever changed."""
     parser.add_argument(
         "--where",
         metavar="PREDICATE",
@@ -36,7 +36,7 @@ def add(parser: argparse.ArgumentParser, *, required: bool) -> None:
 
 def run(arguments: argparse.Namespace, op: str, by_ms: int) -> int:
     if not arguments.where.strip():
-        raise UsageError("--where is empty: what is meant by that? All that waits is --where true")
+        raise UsageError("--where is empty; --where true selects all that waits")
     if arguments.dry_run:
         return _try(arguments, op)
     job_id = arguments.id or uuid.uuid4().hex

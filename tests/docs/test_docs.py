@@ -186,8 +186,10 @@ def prose_of(text: str) -> str:
 
 def sections_of(text: str) -> dict[str, str]:
     """The text under each heading of any depth, up to the next heading."""
-    parts = re.split(r"^#+ (.+)$", text, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+    found = re.finditer(r"^```.*?^```$|^#+ ([^\n]+)$", text, flags=re.MULTILINE | re.DOTALL)
+    headings = [match for match in found if match[1]]  # a comment in a block is none
+    ends = [match.start() for match in headings[1:]] + [len(text)]
+    return {match[1]: text[match.end() : end] for match, end in zip(headings, ends, strict=True)}
 
 
 def tables_of(text: str) -> list[list[list[str]]]:
@@ -907,11 +909,11 @@ def flags_held(name: str) -> dict[str, str]:
     """Every flag and argument of a command with its help, those of all verbs together."""
     command = parsers_of(app.build_parser([name]))[name]
     actions = [action for parser in parsers_of(command).values() for action in parser._actions]
-    common = {"--help", "--addr", "--json"}
+    common, settings = {"--help", "--addr", "--json"}, {*FIELDS, *LIMITS} if name == "settings" else set()
     return {
         (action.option_strings[-1] if action.option_strings else str(action.metavar)): str(action.help)
         for action in actions
-        if common.isdisjoint(action.option_strings) and not action.dest.startswith("_")
+        if common.isdisjoint(action.option_strings) and not action.dest.startswith("_") and action.dest not in settings
     }
 
 

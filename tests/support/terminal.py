@@ -27,13 +27,13 @@ def plain(text: str) -> str:
 class Terminal:
     """Runs `postdate` with stdin, stdout and stderr on a terminal."""
 
-    def __init__(self, *words: str, columns: int = 80, lines: int = 50, cwd: Path | None = None) -> None:
+    def __init__(self, *words: str, columns: int = 80, lines: int = 50, term: str = "xterm-256color") -> None:
         self._outside, inside = pty.openpty()
         fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "postdate", *words], stdin=inside, stdout=inside, stderr=inside, cwd=cwd,
-            env={**environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}, start_new_session=True,
+            [sys.executable, "-m", "postdate", *words], stdin=inside, stdout=inside, stderr=inside,
+            env={**environ, "PYTHONPATH": str(ROOT), "TERM": term}, start_new_session=True,
         )  # fmt: skip
         os.close(inside)
         self._text = ""
