@@ -25,11 +25,12 @@ from benchmarks.bench import say
 from benchmarks.process import Running, cpu_s, memory_mb
 from benchmarks.report import Lines, shown
 from benchmarks.server import CHUNK, HOUR_MS, PULL_BATCH, QUEUE_COUNT, TOPIC, WINDOW, Peer, now_ms
+from postdate.arrival import NEVER
 from postdate.config import Settings
 from postdate.process import keep_freed_memory
 from postdate.spark.executor import tasks
 from postdate.storage import chunk
-from postdate.table.files import NEVER, Window
+from postdate.table.files import Window
 from postdate.wire import codes
 from postdate.wire.frame import decode
 

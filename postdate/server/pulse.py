@@ -33,7 +33,7 @@ Tell = Callable[[LogFailed | None], None]
 _CATCH_UP_STEPS_MAX = 100_000  # each fires or rescues up to a batch; more means that the broker makes no progress
 
 # Troubles that may come again and again.
-_LOG_FAILED = "nothing is stored or fired any more"
+_LOG_FAILED = "the log has failed, nothing more is stored or fired"
 _NOT_FIRED = "due messages cannot be fired, trying again"
 _NO_SNAPSHOT = "the snapshot failed, a restart will take longer"
 _NOT_REMOVED = "old files cannot be removed"
@@ -129,7 +129,7 @@ class Pulse:
             try:
                 self._loop.call_soon_threadsafe(self._flushed, error)
             except RuntimeError:
-                return  # the loop is closed: nobody waits for an answer any more
+                return  # the loop is closed, and nobody waits for an answer
 
     def _flushed(self, error: LogFailed | None) -> None:
         self._flush_asked = False

@@ -12,13 +12,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from postdate.arrival import NEVER
 from postdate.errors import CorruptTable
 from postdate.faultpoint import reach
 from postdate.process import Pacer
 from postdate.table.format import CANCEL, MESSAGE, ORDER, ROW_GROUP_ROWS, SCHEMA, File, writer_options
 from postdate.table.living import is_unpromoted
 
-NEVER = (1 << 63) - 1
 _WINDOW_COLUMNS = ("due", "arrival", "kind")  # they tell whether a row is in a window
 PIECE_ROWS, PIECE_BYTES = 32_768, 16 << 20  # sorted at once, or a little more
 SYNC_TRACE = "POSTDATE_SYNC_TRACE"  # a file that gets one line per sync, for tests of a power loss

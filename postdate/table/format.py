@@ -46,7 +46,7 @@ SCHEMA = pa.schema(
 ORDER = [("due", "ascending"), ("arrival", "ascending")]
 CHUNK_COLUMNS = ["due", "arrival", "queue", "tag_hash", "flags", "unique_hash", "key_hash", "record"]
 CHUNK_SCHEMA = pa.schema([SCHEMA.field(name) for name in CHUNK_COLUMNS])
-# What a job has selected, for the broker. `flags` is NEAR for a message that was found in the wheel.
+# What a job has selected, for the broker. `flags` is arrival.NEAR for a message that was found in the wheel.
 SELECTED = pa.schema(
     [
         pa.field("due", pa.int64(), nullable=False),
@@ -57,7 +57,6 @@ SELECTED = pa.schema(
         pa.field("flags", pa.int32(), nullable=False),
     ]
 )
-NEAR = 1
 # Columns with few different values. A dictionary of the others would not pay.
 _DICTIONARY = ["topic", "tag", "queue", "kind", "level", "tag_hash", "flags"]
 ROW_GROUP_ROWS = 8_192

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from postdate.arrival import NEVER
 from postdate.errors import CorruptData
 from postdate.storage.chunk import Chunk
 from postdate.storage.disk import RealDisk
 from postdate.table import merging
 from postdate.table.delta import Table
-from postdate.table.files import NEVER, SYNC_TRACE, Window, read_window
+from postdate.table.files import SYNC_TRACE, Window, read_window
 from tests.support.piping import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Piped, Sent, Steps, piping, sync_trace
 from tests.support.power import TracedDisk, lose_power
 

@@ -7,12 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from postdate.arrival import NEVER
 from postdate.errors import CorruptTable
 from postdate.spark.executor import tasks
 from postdate.storage.chunk import Chunk
 from postdate.storage.disk import RealDisk
 from postdate.table.delta import Table
-from postdate.table.files import NEVER, Window, read_window, write_file
+from postdate.table.files import Window, read_window, write_file
 from postdate.table.format import CANCEL
 from tests.support.bulking import bulking
 from tests.support.serving import serving

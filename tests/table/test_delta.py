@@ -10,9 +10,10 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
+from postdate.arrival import NEVER
 from postdate.errors import CorruptTable, Refused
 from postdate.table.delta import Table
-from postdate.table.files import NEVER, TableFolder, Window, WrittenFile, write_file
+from postdate.table.files import TableFolder, Window, WrittenFile, write_file
 from postdate.table.format import entry_path
 from tests.support.carrying import World
 from tests.support.helpers import HOUR_MS

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from postdate.arrival import NEVER
 from postdate.errors import CorruptTable
 from postdate.table import files
 from postdate.table.delta import Table
-from postdate.table.files import NEVER, Window, read_row_groups, read_window, sync_path, touches, write_file
+from postdate.table.files import Window, read_row_groups, read_window, sync_path, touches, write_file
 from postdate.table.format import CANCEL, ROW_GROUP_ROWS
 from tests.support.table_rows import arrivals, damage_cut, damage_flipped, damage_gone, messages, row, table_of
 

@@ -1,12 +1,9 @@
-"""The table on disk: which arrivals came first, which files and which entries of the Delta log count."""
+"""The table on disk: which files and which entries of the Delta log count."""
 
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as some
 
-from postdate.arrival import OWN, PART_ROWS_MAX, PARTS_MAX, came_before, job_of, own_arrival
 from postdate.table.format import (
     ACTIONS,
     File,
@@ -17,20 +14,6 @@ from postdate.table.format import (
     parse_versions,
     writer_options,
 )
-
-
-@given(some.integers(0, 1 << 19), some.integers(0, PARTS_MAX - 1), some.integers(0, PART_ROWS_MAX - 1))
-def test_a_row_of_a_job_knows_its_job(job: int, part: int, row: int) -> None:
-    arrival = own_arrival(job, part, row)
-    assert OWN <= arrival < 1 << 62, "below the offsets of chunks"
-    assert job_of(arrival) == job
-    assert came_before(arrival, 7, job + 1)
-    assert not came_before(arrival, 1 << 60, job)
-
-
-def test_of_places_in_the_log_the_smaller_came_before() -> None:
-    assert came_before(6, 7, 0)
-    assert not came_before(7, 7, 99)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postdate.table.files import NEVER, RowGroup, Window
+from postdate.arrival import NEVER
+from postdate.table.files import RowGroup, Window
 from postdate.table.slices import Limits, split_window
 
 

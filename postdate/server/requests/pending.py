@@ -148,7 +148,7 @@ class Pending:
         try:
             merge(answer.body)
         except (KeyError, TypeError, ValueError):
-            return f"what the table is said to hold cannot be read: {answer.body[:64]!r}"
+            return f"the table's answer cannot be read: {answer.body[:64]!r}"
         return ""
 
     def _cancels(self, queues: _Queues) -> list[tuple[int, ...]]:

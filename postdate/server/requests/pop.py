@@ -92,12 +92,12 @@ class Pops:
             if self._give(connection, command, ask):
                 return None
         except PopsFull as error:
-            return _nothing(command, codes.POLLING_FULL, ask, self._clock.now_ms(), str(error))
+            return _answer_without_messages(command, codes.POLLING_FULL, ask, self._clock.now_ms(), str(error))
         if asked["pollTime"] <= 0 or command.is_oneway:
-            return _nothing(command, codes.PULL_NOT_FOUND, ask, self._clock.now_ms())
+            return _answer_without_messages(command, codes.PULL_NOT_FOUND, ask, self._clock.now_ms())
         full = self._pulls.why_full(connection)
         if full:
-            return _nothing(command, codes.POLLING_FULL, ask, self._clock.now_ms(), full)
+            return _answer_without_messages(command, codes.POLLING_FULL, ask, self._clock.now_ms(), full)
         self._hold(connection, command, ask, min(asked["pollTime"], _POLL_MS_MAX))
         return None
 
@@ -142,7 +142,7 @@ class Pops:
             return
         popped: Popped = ticket.answer
         if not popped.messages:  # the records of returned messages are gone, or the topic is
-            connection.write(_nothing(command, codes.PULL_NOT_FOUND, ask, popped.popped_at_ms))
+            connection.write(_answer_without_messages(command, codes.PULL_NOT_FOUND, ask, popped.popped_at_ms))
             return
         self._meter.pulled(ask.topic, ask.group, len(popped.messages))
         fields = _fields(ask, popped.popped_at_ms, self._rest_count(ask)) | _places(popped.messages, ask.in_order)
@@ -177,7 +177,9 @@ class Pops:
 
     def _give_up(self, held: _Held) -> None:
         self._release(held)
-        held.connection.write(_nothing(held.command, codes.POLLING_TIMEOUT, held.ask, self._clock.now_ms()))
+        held.connection.write(
+            _answer_without_messages(held.command, codes.POLLING_TIMEOUT, held.ask, self._clock.now_ms())
+        )
 
     def wake(self, changes: Changes) -> None:
         """Serves the pops that wait for queues that have grown or leases that have ended. The pulse calls it before it
@@ -265,7 +267,7 @@ class Pops:
         ticket = self._broker.leases.change_invisible(asked["consumerGroup"], handle, invisible_ms, now_ms)
         fields = {"popTime": now_ms, "invisibleTime": invisible_ms, "reviveQid": asked["extraInfo"].split(" ")[3]}
         self._pulse.expect(
-            connection, ticket, when_settled(connection, command, lambda good: _changed(command, fields, good))
+            connection, ticket, when_settled(connection, command, lambda good: _answer_change(command, fields, good))
         )
 
     # -- dead letters -------------------------------------------------------------------------------------------
@@ -322,7 +324,7 @@ def _refuse(acks: list[_Ack], error: PostdateError | OSError) -> None:
             ack.connection.write(refusal(ack.command, error))
 
 
-def _changed(command: Command, fields: Mapping[str, Any], good: bool) -> bytes:
+def _answer_change(command: Command, fields: Mapping[str, Any], good: bool) -> bytes:
     return reply(command, codes.SUCCESS, fields) if good else reply(command, codes.NO_MESSAGE, fields, remark=_STALE)
 
 
@@ -333,7 +335,7 @@ def _fields(ask: PopRequest, popped_at_ms: int, rest_count: int) -> dict[str, An
     }  # fmt: skip
 
 
-def _nothing(command: Command, code: int, ask: PopRequest, now_ms: int, remark: str = "") -> bytes:
+def _answer_without_messages(command: Command, code: int, ask: PopRequest, now_ms: int, remark: str = "") -> bytes:
     """Returns an answer without messages. It has the fields all the same: the Java client insists on them."""
     return reply(command, code, _fields(ask, now_ms, 0), remark=remark)
 
@@ -344,14 +346,14 @@ def _places(messages: list[PoppedMessage], in_order: bool) -> dict[str, str]:
     for message in messages:
         by_queue.setdefault(message.queue_id, []).append(message)
     places = {
-        "startOffsetInfo": ";".join(f"0 {queue} {min(m.offset for m in given)}" for queue, given in by_queue.items()),
+        "startOffsetInfo": ";".join(f"0 {queue} {min(m.offset for m in popped)}" for queue, popped in by_queue.items()),
         "msgOffsetInfo": ";".join(
-            f"0 {queue} {','.join(str(m.offset) for m in given)}" for queue, given in by_queue.items()
+            f"0 {queue} {','.join(str(m.offset) for m in popped)}" for queue, popped in by_queue.items()
         ),
     }
     if in_order:
         places["orderCountInfo"] = ";".join(
-            f"0 qo{queue}%{m.offset} {m.times}" for queue, given in by_queue.items() for m in given
+            f"0 qo{queue}%{m.offset} {m.times}" for queue, popped in by_queue.items() for m in popped
         )
     return places
 

@@ -89,7 +89,7 @@ class Pulls:
         tag_hashes = self._tag_hashes(connection, command, ask)
         target = self._offsets.take_move(ask.group, ask.topic, ask.queue_id)
         if target is not None and target != ask.offset:
-            return _answer(command, self._moved(ask, target))
+            return _answer(command, self._move_of(ask, target))
         pulled = self._read(connection, ask, ask.offset, tag_hashes)
         if ask.sys_flag & codes.PULL_COMMIT_OFFSET and ask.commit_offset >= 0:
             self._offsets.note(ask.group, ask.topic, ask.queue_id, ask.commit_offset)
@@ -98,7 +98,7 @@ class Pulls:
             return None
         return _answer(command, pulled)
 
-    def _moved(self, ask: _Ask, target: int) -> Pulled:
+    def _move_of(self, ask: _Ask, target: int) -> Pulled:
         """Returns the answer to a member whose group an operator has moved."""
         low, high = self._broker.offsets(ask.topic, ask.queue_id)
         return Pulled(PullStatus.ILLEGAL_OFFSET, target, low, high)
@@ -199,7 +199,7 @@ class Pulls:
         try:
             if held.connection.is_paused:
                 # Held pulls are many: their answers must not pile up for a client that does not read.
-                self._finish(held, self._nothing(held, PullStatus.NO_MATCH))
+                self._finish(held, self._answer_without_records(held, PullStatus.NO_MATCH))
                 return
             pulled = self._read(held.connection, held.ask, held.offset, held.tag_hashes)
             while pulled.status is PullStatus.NO_MATCH:
@@ -215,9 +215,9 @@ class Pulls:
         """Ends a pull whose time is over: its answer has no messages and says from where to go on."""
         self._try(held)
         if held in self._held.get(held.number, ()):
-            self._finish(held, self._nothing(held, PullStatus.NO_NEW))
+            self._finish(held, self._answer_without_records(held, PullStatus.NO_NEW))
 
-    def _nothing(self, held: _Held, status: PullStatus) -> bytes:
+    def _answer_without_records(self, held: _Held, status: PullStatus) -> bytes:
         """Returns an answer without records, after which the client asks again from where it stands."""
         low, high = self._broker.offsets(held.ask.topic, held.ask.queue_id)
         return _answer(held.command, Pulled(status, held.offset, low, high))
@@ -233,7 +233,7 @@ class Pulls:
             number = self._broker.view.queue_number(topic, queue_id)
             for held in [each for each in self._held.get(number, ()) if each.ask.group == group]:
                 self._offsets.take_move(group, topic, queue_id)
-                self._finish(held, _answer(held.command, self._moved(held.ask, target)))
+                self._finish(held, _answer(held.command, self._move_of(held.ask, target)))
 
     def drop(self, connection: Connection) -> None:
         """Forgets the pulls of a connection that has ended."""

@@ -270,11 +270,11 @@ class Sends:
             unique = key.encode()
             if not unique.isalnum():
                 unique = orjson.dumps(unique.decode())[1:-1]
-            queue_id, shown = entry.message.queue_id, answer if answer > 0 else 0
+            queue_id, queue_offset = entry.message.queue_id, answer if answer > 0 else 0
             if has_handle:
-                header = _SENT_TIMED % (prefix, offset, queue_id, shown, unique, handle_of(entry), ask)
+                header = _SENT_TIMED % (prefix, offset, queue_id, queue_offset, unique, handle_of(entry), ask)
             else:
-                header = _SENT % (prefix, offset, queue_id, shown, unique, ask)
+                header = _SENT % (prefix, offset, queue_id, queue_offset, unique, ask)
             frames.append(encode_frame(header))
         if frames:
             connection.write(frames[0] if len(frames) == 1 else b"".join(frames))

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from postdate.arrival import NEVER
 from postdate.errors import CorruptTable
 from postdate.faultpoint import reach
 from postdate.process import keep_freed_memory
 from postdate.spark.executor.bulk_client import BulkClient
 from postdate.storage import record as records
 from postdate.table.files import (
-    NEVER,
     RowGroup,
     SortedRows,
     TableFolder,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame, SparkSession
 
-from postdate.arrival import OWN
+from postdate.arrival import NEVER, OWN
 from postdate.contract import Report, Stage, State
 from postdate.errors import CorruptTable, PostdateError, Refused
 from postdate.faultpoint import reach
@@ -24,7 +24,7 @@ from postdate.spark.pipeline.history import History
 from postdate.spark.pipeline.jobs import Jobs
 from postdate.table import merging
 from postdate.table.delta import Table
-from postdate.table.files import NEVER, Window, WrittenFile, touches
+from postdate.table.files import Window, WrittenFile, touches
 from postdate.table.format import File
 from postdate.table.slices import DEFAULT, Limits, split_window
 
