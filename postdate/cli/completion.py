@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from postdate.cli.command import OK, USAGE, runs
+from postdate.cli.command import OK, USAGE, set_run
 
 HELP = """\
 Prints a script that completes commands, verbs, flags and their values in a shell.
@@ -42,7 +42,7 @@ class Command(NamedTuple):
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", metavar="SHELL", choices=tuple(_SCRIPTS), help="bash, zsh or fish")
-    runs(parser, _completion, failed=USAGE)
+    set_run(parser, _completion, failed=USAGE)
 
 
 def _completion(arguments: argparse.Namespace) -> int:
