@@ -186,7 +186,7 @@ def _fish(commands: list[Command]) -> Iterator[str]:
 
 
 def _fish_condition(command: Command) -> str:
-    """Where its verbs may stand: behind its own words, and not behind one of them."""
+    """Where its verbs may stand: after its own words, and not after another verb."""
     if not command.words:
         return "__fish_use_subcommand"
     names = " ".join(name for name, _ in command.verbs)
