@@ -271,7 +271,7 @@ def _some_text(text: str) -> str:
     return "" if text.strip() else "a text that is not empty"
 
 
-def _name(text: str) -> str:
+def _name_rule(text: str) -> str:
     """A recall handle is words with spaces between them, and the broker's name is one of them."""
     return "" if _NAME.fullmatch(text) else "one or more of the characters % | a-z A-Z 0-9 _ -"
 
@@ -297,7 +297,7 @@ def _power_of_two(number: int) -> str:
     return "a power of two" if number & (number - 1) else ""
 
 
-def advertised(text: str) -> tuple[str, int] | None:
+def parse_advertised(text: str) -> tuple[str, int] | None:
     """Host and port (0 where it has none) of host, host:port or [IPv6]:port; None for anything else."""
     match = _ADVERTISED.fullmatch(text)
     if match is None or not _is_ipv6(match["ipv6"]) or not 1 <= int(match["port"] or 1) <= PORT_MAX:
@@ -305,8 +305,10 @@ def advertised(text: str) -> tuple[str, int] | None:
     return match["ipv6"] or match["name"], int(match["port"] or 0)
 
 
-def _advertised_or_nothing(text: str) -> str:
-    return "" if not text or advertised(text) else f"host, host:port or [IPv6]:port with a port of 1 to {PORT_MAX}"
+def _advertised_rule(text: str) -> str:
+    return (
+        "" if not text or parse_advertised(text) else f"host, host:port or [IPv6]:port with a port of 1 to {PORT_MAX}"
+    )
 
 
 def _is_ipv6(text: str | None) -> bool:
@@ -318,7 +320,7 @@ def _is_ipv6(text: str | None) -> bool:
 
 _RULES: dict[str, Callable[[Any], str]] = {
     "flush": _flush_mode, "segment_bytes": _power_of_two, "data": _some_text, "host": _some_text,
-    "advertise": _advertised_or_nothing, "broker_name": _name, "cluster_name": _name,
+    "advertise": _advertised_rule, "broker_name": _name_rule, "cluster_name": _name_rule,
     "pipeline": _pipeline, "spark_master": _spark_master,
 }  # fmt: skip
 
@@ -348,7 +350,7 @@ def _switch(text: str) -> bool | None:
     return _SWITCHES.get(text.lower())
 
 
-def _parsed(field: "dataclasses.Field[Any]", text: str) -> Any:
+def _parse(field: "dataclasses.Field[Any]", text: str) -> Any:
     """The value that a text means for a setting; the text itself where it means none, which `_fault` then refuses."""
     words = field.name.split("_")
     readers: list[Callable[[str], Any]] = []
@@ -380,7 +382,7 @@ ROCKETMQ_NAMES = {
 }  # fmt: skip
 
 
-def changed(settings: Settings, texts: Mapping[str, str]) -> Settings:
+def apply_changes(settings: Settings, texts: Mapping[str, str]) -> Settings:
     """Settings after changes given as text, by name. Raises UsageError for the first that is no setting, may not
     change, or has a value out of bounds.
     """
@@ -396,7 +398,7 @@ def _change(asked_name: str, text: str) -> tuple[str, Any]:
         raise UsageError(f"{asked_name!r} is no setting{_suggestion(name)}")
     if name not in LIVE:
         raise UsageError(f"{label} cannot change while the broker runs: change it where it is set, and restart")
-    return name, checked(label, name, text)
+    return name, check_value(label, name, text)
 
 
 # -- from a file, the environment and flags ---------------------------------------------------------------------
@@ -433,15 +435,15 @@ def load(*, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, s
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     warnings: list[str] = []
-    for label, source, name, value in _given(file, environ, flags):
+    for label, source, name, value in _values_given(file, environ, flags):
         if name in LIMITS:
             warnings.append(f"{label} is fixed at {limit_text(name)} now and is ignored")
         else:
-            values[name], sources[name] = checked(label, name, value), source
+            values[name], sources[name] = check_value(label, name, value), source
     return Loaded(Settings(**values), sources, tuple(warnings))
 
 
-def _given(
+def _values_given(
     file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
 ) -> Iterable[tuple[str, str, str, Any]]:
     """What each source gives, the weakest first: how a sentence calls it, the source, the name, the value."""
@@ -478,11 +480,11 @@ def _suggestion(name: str) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def checked(label: str, name: str, value: Any) -> Any:
+def check_value(label: str, name: str, value: Any) -> Any:
     """The value of one setting, from text too. Raises UsageError, which calls it by its label."""
     field = FIELDS[name]
     if isinstance(value, str):
-        value = _parsed(field, value)
+        value = _parse(field, value)
     fault = _fault(field, value)
     if fault:
         raise UsageError(f"{label} is {fault}{_hint(field, value)}")

@@ -22,7 +22,7 @@ from postdate.config import (
     ROCKETMQ_NAMES,
     Limits,
     Settings,
-    changed,
+    apply_changes,
     find_file,
     load,
 )
@@ -332,7 +332,7 @@ def test_what_may_change_is_a_setting_and_not_fixed_with_the_folder() -> None:
 def test_settings_change_by_text_and_the_old_value_stays_as_it_is() -> None:
     before = Settings(lead_ms=2_000)
     texts = {"retention_ms": "7d", "autoCreateTopicEnable": "false", "body_bytes_max": " 1MiB "}
-    after = changed(before, texts)
+    after = apply_changes(before, texts)
     assert after == Settings(lead_ms=2_000, retention_ms=7 * DAY_MS, auto_create_topics=False, body_bytes_max=MIB)
     assert before == Settings(lead_ms=2_000)
 
@@ -352,4 +352,4 @@ def test_settings_change_by_text_and_the_old_value_stays_as_it_is() -> None:
 )
 def test_a_change_that_cannot_be_is_refused_by_name(texts: dict[str, str], sentence: str) -> None:
     with pytest.raises(UsageError, match=f"^{re.escape(sentence)}"):
-        changed(Settings(), texts)
+        apply_changes(Settings(), texts)

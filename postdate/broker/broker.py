@@ -32,7 +32,7 @@ from postdate.broker.staging import Staging, raise_if_refused
 from postdate.broker.topics import TopicCalls
 from postdate.broker.view import View
 from postdate.broker.writing import NO_SECONDS, Changes, Seconds, Ticket, Writer
-from postdate.config import Limits, Settings, changed
+from postdate.config import Limits, Settings, apply_changes
 from postdate.contract import Stage
 from postdate.errors import CorruptData, CorruptSnapshot, DiskFull, FlowControl, LogFailed, PostdateError, UsageError
 from postdate.message import LOOPBACK, Due, Host, Message, decode_properties, due
@@ -178,7 +178,7 @@ class Broker:
 
     def change_settings(self, texts: Mapping[str, str]) -> None:
         """Changes settings by name, until the broker is closed: all of them or none. Raises UsageError."""
-        self._settings.now = changed(self._settings.now, texts)
+        self._settings.now = apply_changes(self._settings.now, texts)
 
     def close(self) -> None:
         """Takes a last snapshot, so that the next start replays nothing, and lets the folder go."""

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from postdate.cli.command import OK, USAGE, add_parent, runs
+from postdate.cli.command import OK, USAGE, add_parent, set_run
 from postdate.client.connection import Address, parse_address
 from postdate.config import Settings
 from postdate.extras import require_extra
@@ -36,7 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", metavar="H", default=host, help=f"address to listen on (default: {host})")
     parser.add_argument("--port", metavar="N", type=int, default=port, help=f"port, 0 for a free one (default: {port})")
     add_parent(parser)
-    runs(parser, _bulk, failed=USAGE)
+    set_run(parser, _bulk, failed=USAGE)
 
 
 def _bulk(arguments: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ import argparse
 
 from postdate.check import check_folder
 from postdate.cli.command import NEGATIVE, OK, print_json
-from postdate.cli.folder import add_folder, opened
+from postdate.cli.folder import add_folder, open_disk
 from postdate.cli.render import Working, count
 
 HELP = """\
@@ -25,7 +25,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def _check(arguments: argparse.Namespace) -> int:
     with Working(f"checking {arguments.folder}"):
-        report = check_folder(opened(arguments))
+        report = check_folder(open_disk(arguments))
     if arguments.json:
         print_json({"ok": report.ok, "findings": report.findings, "numbers": report.numbers})
     elif report.ok:

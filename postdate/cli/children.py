@@ -16,7 +16,7 @@ _STAY = "far messages stay in the log and are still on time"
 _THIS_MACHINE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
 
-def beside(settings: Settings, limits: Limits) -> Parts:
+def plan_children(settings: Settings, limits: Limits) -> Parts:
     """The processes that the settings ask for, and a sentence about each other one."""
     if settings.bulk_port < 0:
         others = {BULK: "off: bulk_port is -1", PIPELINE: f"off, as bulk is: {_STAY}"}

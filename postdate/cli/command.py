@@ -29,7 +29,7 @@ def describe(parser: argparse.ArgumentParser, text: str) -> None:
     parser.formatter_class = _HelpFormatter
 
 
-def runs(parser: argparse.ArgumentParser, run: Run, failed: int = REFUSED) -> None:
+def set_run(parser: argparse.ArgumentParser, run: Run, failed: int = REFUSED) -> None:
     """Sets what a command runs, and its exit code where the broker, the network or the disk is at fault."""
     parser.set_defaults(run=run, failed=failed)
 
@@ -48,7 +48,7 @@ def add_broker(parser: argparse.ArgumentParser, run: Run) -> None:
     """The flags of a command that talks to a broker."""
     add_address(parser)
     add_json(parser)
-    runs(parser, run)
+    set_run(parser, run)
 
 
 def add_bulk(parser: argparse.ArgumentParser) -> None:

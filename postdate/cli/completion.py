@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from postdate.cli.command import OK, USAGE, runs
+from postdate.cli.command import OK, USAGE, set_run
 
 HELP = """\
 Prints a script that completes commands, verbs, flags and their values in a shell.
@@ -42,7 +42,7 @@ class Command(NamedTuple):
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", metavar="SHELL", choices=tuple(_SCRIPTS), help="bash, zsh or fish")
-    runs(parser, _completion, failed=USAGE)
+    set_run(parser, _completion, failed=USAGE)
 
 
 def _completion(arguments: argparse.Namespace) -> int:
@@ -186,7 +186,7 @@ def _fish(commands: list[Command]) -> Iterator[str]:
 
 
 def _fish_condition(command: Command) -> str:
-    """Where its verbs may stand: behind its own words, and not behind one of them."""
+    """Where its verbs may stand: after its own words, and not after another verb."""
     if not command.words:
         return "__fish_use_subcommand"
     names = " ".join(name for name, _ in command.verbs)

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from postdate.cli.command import USAGE, Run, add_json, runs
+from postdate.cli.command import USAGE, Run, add_json, set_run
 from postdate.errors import ForeignFolder
 from postdate.storage.disk import RealDisk
 from postdate.storage.folder import FORMAT_FILE
@@ -13,10 +13,10 @@ def add_folder(parser: argparse.ArgumentParser, run: Run) -> None:
     """Adds the flags of a command that works on a data folder."""
     parser.add_argument("folder", metavar="DIR", type=Path, help="the data folder")
     add_json(parser)
-    runs(parser, run, failed=USAGE)
+    set_run(parser, run, failed=USAGE)
 
 
-def opened(arguments: argparse.Namespace) -> RealDisk:
+def open_disk(arguments: argparse.Namespace) -> RealDisk:
     """Opens the data folder, and creates none. Raises ForeignFolder."""
     folder: Path = arguments.folder
     if not folder.is_dir():

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from postdate.cli.command import INTERRUPTED, NEGATIVE, OK, add_address, add_bulk, add_json, print_json, runs
+from postdate.cli.command import INTERRUPTED, NEGATIVE, OK, add_address, add_bulk, add_json, print_json, set_run
 from postdate.cli.render import Working, count
 from postdate.cli.values import named_value
 from postdate.client.address import route_addresses
@@ -68,7 +68,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_bulk(parser)
     parser.add_argument("--memory", metavar="SIZE", default="1g", help="heap of Spark (default: 1g)")
     add_json(parser)
-    runs(parser, _import)
+    set_run(parser, _import)
 
 
 def _import(arguments: argparse.Namespace) -> int:

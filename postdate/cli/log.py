@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from postdate.check import Hole, place_of, walk
 from postdate.cli.command import OK, print_json
-from postdate.cli.folder import add_folder, opened
+from postdate.cli.folder import add_folder, open_disk
 from postdate.cli.render import body as show_body
 from postdate.cli.render import count, instant, span
 from postdate.cli.values import whole_number
@@ -76,7 +76,7 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def _log(arguments: argparse.Namespace) -> int:
-    disk = opened(arguments)
+    disk = open_disk(arguments)
     segments = Segments(disk, open_folder(disk, Settings(), Limits())["segment_bytes"])
     left = arguments.limit
     for item in _items(segments, arguments.start, arguments.stop):

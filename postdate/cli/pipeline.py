@@ -4,7 +4,7 @@ import argparse
 import os
 
 from postdate import config
-from postdate.cli.command import OK, REFUSED, add_address, add_bulk, add_parent, runs
+from postdate.cli.command import OK, REFUSED, add_address, add_bulk, add_parent, set_run
 from postdate.cli.logs import add_log_level, start_logging
 from postdate.client.address import parse_address, route_addresses
 from postdate.config import MIB, Settings
@@ -57,15 +57,15 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     add_log_level(parser)
     add_parent(parser)
-    runs(parser, _pipeline, failed=REFUSED)
+    set_run(parser, _pipeline, failed=REFUSED)
 
 
 def _pipeline(arguments: argparse.Namespace) -> int:
     route_addresses(arguments.addr)
     if arguments.bulk:
         parse_address(arguments.bulk)
-    master = config.checked("--master", "spark_master", arguments.master)
-    memory_bytes = config.checked("--memory", "spark_memory_bytes", arguments.memory)
+    master = config.check_value("--master", "spark_master", arguments.master)
+    memory_bytes = config.check_value("--memory", "spark_memory_bytes", arguments.memory)
     require_extra("spark", "postdate pipeline")
     found = java.find(os.environ, arguments.java_home)
     if isinstance(found, java.Missing):

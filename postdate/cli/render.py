@@ -124,7 +124,7 @@ def console() -> "Console":
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
     """Prints columns: numbers to the right with thousands marked, texts to the left."""
     if is_terminal():
-        console().print(drawn_table(heads, rows))
+        console().print(draw_table(heads, rows))
     else:
         print(*table(heads, rows), sep="\n")
 
@@ -143,7 +143,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
     ]
 
 
-def drawn_table(heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> "Table":
+def draw_table(heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> "Table":
     """A table as `rich` draws it, without columns that are empty. Only columns of long texts fold."""
     from rich import box
     from rich.table import Table
@@ -168,7 +168,7 @@ def print_facts(facts: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
     """Prints one line for each name and value, with the values below each other."""
     pairs = list(facts.items() if isinstance(facts, Mapping) else facts)
     if is_terminal():
-        console().print(drawn_facts(pairs))
+        console().print(draw_facts(pairs))
         return
     for line in fact_lines(pairs):
         print(line)
@@ -179,7 +179,7 @@ def fact_lines(facts: Sequence[tuple[str, str]]) -> list[str]:
     return [f"{name:<{width}}  {value}" for name, value in facts]
 
 
-def drawn_facts(facts: Sequence[tuple[str, str]]) -> "Table":
+def draw_facts(facts: Sequence[tuple[str, str]]) -> "Table":
     from rich.table import Table
     from rich.text import Text
 

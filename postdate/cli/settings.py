@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from postdate import config
-from postdate.cli.command import OK, USAGE, add_json, print_json, runs
+from postdate.cli.command import OK, USAGE, add_json, print_json, set_run
 from postdate.cli.render import print_table
 from postdate.config import FIELDS, FLUSH_MODES, GROUPS, LIMITS, PIPELINES, Loaded, text_of
 
@@ -35,7 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--toml", action="store_true", help="print a file of all defaults, each with its reason")
     add_json(parser)
     add_settings(parser)
-    runs(parser, _settings, failed=USAGE)
+    set_run(parser, _settings, failed=USAGE)
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

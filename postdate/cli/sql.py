@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from postdate.cli.command import OK, add_address, add_bulk, runs
+from postdate.cli.command import OK, add_address, add_bulk, set_run
 from postdate.cli.render import print_table
 from postdate.cli.values import positive
 from postdate.errors import UsageError
@@ -44,7 +44,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_address(parser)
     add_bulk(parser)
     parser.add_argument("--memory", metavar="SIZE", default="1g", help="heap of Spark (default: 1g)")
-    runs(parser, _sql)
+    set_run(parser, _sql)
 
 
 def _sql(arguments: argparse.Namespace) -> int:

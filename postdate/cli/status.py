@@ -11,8 +11,8 @@ from postdate.cli.render import (
     Cell,
     console,
     count,
-    drawn_facts,
-    drawn_table,
+    draw_facts,
+    draw_table,
     fact_lines,
     is_terminal,
     moment,
@@ -90,7 +90,7 @@ def _print(status: Status, arguments: argparse.Namespace) -> None:
         print_json(status)
     elif is_terminal():
         terminal = console()
-        terminal.print(drawn(status, arguments.batches, terminal.width))
+        terminal.print(draw(status, arguments.batches, terminal.width))
     else:
         print(*overview(status, arguments.batches), sep="\n")
 
@@ -119,7 +119,7 @@ def _watch_on_terminal(status: Status, arguments: argparse.Namespace) -> None:
     with Live(console=terminal, screen=True, auto_refresh=False) as live:
         while True:
             notice = [Text(f"\n{problem}", style="bold red")] if problem else []
-            live.update(Group(drawn(status, arguments.batches, terminal.width), *notice), refresh=True)
+            live.update(Group(draw(status, arguments.batches, terminal.width), *notice), refresh=True)
             time.sleep(arguments.watch)
             try:
                 status, problem = admin.status(arguments.addr), ""
@@ -148,7 +148,7 @@ def overview(status: Status, batch_count: int) -> list[str]:
     return lines
 
 
-def drawn(status: Status, batch_count: int, columns: int) -> "RenderableType":
+def draw(status: Status, batch_count: int, columns: int) -> "RenderableType":
     """The same as `rich` draws it: a panel for each section, side by side where the terminal is wide."""
     from rich.console import Group
     from rich.panel import Panel
@@ -156,7 +156,7 @@ def drawn(status: Status, batch_count: int, columns: int) -> "RenderableType":
     from rich.text import Text
 
     panels: list[RenderableType] = [
-        Panel(drawn_facts(facts), title=head, title_align="left", border_style="dim")
+        Panel(draw_facts(facts), title=head, title_align="left", border_style="dim")
         for head, facts in _sections(status).items()
     ]
     across = 2 if columns >= _WIDE_COLUMNS else 1
@@ -168,7 +168,7 @@ def drawn(status: Status, batch_count: int, columns: int) -> "RenderableType":
     parts: list[RenderableType] = [Text(_title(status), style="bold"), grid]
     batches = _batches(status["reports"][::-1][:batch_count])
     if batches.rows:
-        content = Group(drawn_table(batches.heads, batches.rows), Text(batches.last, style="dim"))
+        content = Group(draw_table(batches.heads, batches.rows), Text(batches.last, style="dim"))
         parts.append(Panel(content, title="last batches", title_align="left", border_style="dim"))
     return Group(*parts)
 

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from postdate import __version__
-from postdate.cli.children import BULK, PIPELINE, beside, is_embedded
-from postdate.cli.command import OK, USAGE, add_json, print_json, runs
+from postdate.cli.children import BULK, PIPELINE, is_embedded, plan_children
+from postdate.cli.command import OK, USAGE, add_json, print_json, set_run
 from postdate.cli.logs import add_log_level, start_logging
 from postdate.cli.render import count
 from postdate.cli.settings import add_settings, load_settings
@@ -44,7 +44,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_log_level(parser)
     add_json(parser)
     add_settings(parser)
-    runs(parser, _up, failed=USAGE)
+    set_run(parser, _up, failed=USAGE)
 
 
 def _up(arguments: argparse.Namespace) -> int:
@@ -54,7 +54,7 @@ def _up(arguments: argparse.Namespace) -> int:
         logger.warning("%s", warning)
     settings, limits = loaded.settings, arguments.limits or Limits()
     try:
-        parts = beside(settings, limits)
+        parts = plan_children(settings, limits)
         ready = partial(_print_ready_json if arguments.json else _print_ready, parts)
         run(settings, ready, parts, limits=limits)
     except ForeignFolder as error:

@@ -1,4 +1,4 @@
-"""What a consumer is asked to do."""
+"""The options of a consumer, checked."""
 
 from typing import Literal, NamedTuple
 
@@ -13,7 +13,7 @@ PREFETCH_DEFAULT = 16_000
 
 
 class Wanted(NamedTuple):
-    """What a consumer was asked to do."""
+    """The options of a consumer, by the names of its call."""
 
     topic: str
     group: str
@@ -48,11 +48,11 @@ class Wanted(NamedTuple):
 
     @property
     def retry_topic(self) -> str:
-        """Where what the group sends back waits and comes from."""
+        """The topic of messages that the group has sent back."""
         return RETRY_TOPIC_PREFIX + self.group
 
     def subscriptions(self) -> dict[str, Subscription]:
-        """By topic. What was sent back was wanted once, whatever its tag."""
+        """Subscriptions by topic. The group takes back all that it has sent back, without a filter."""
         return {
             self.topic: parse_subscription(self.topic, self.tag),
             self.retry_topic: parse_subscription(self.retry_topic, SUBSCRIPTION_ALL),

@@ -8,7 +8,7 @@ import logging
 import socket
 from asyncio import get_running_loop
 
-from postdate.config import Settings, advertised
+from postdate.config import Settings, parse_advertised
 from postdate.message import LOOPBACK, Host
 from postdate.wire.ids import address_text, host_of
 
@@ -20,7 +20,7 @@ class Address:
 
     def __init__(self, settings: Settings) -> None:
         self.broker_port = settings.broker_port
-        self._name, self._port = advertised(settings.advertise) or ("", 0)
+        self._name, self._port = parse_advertised(settings.advertise) or ("", 0)
         self._resolved = LOOPBACK
 
     async def resolve(self) -> None:

@@ -52,4 +52,4 @@ def test_the_pipeline_is_told_a_table_that_means_the_same_everywhere(
     ],
 )
 def test_each_part_has_a_sentence_whether_it_is_there_or_not(settings: Settings, names: list[str]) -> None:
-    assert sorted(children.beside(settings, Limits())) == names
+    assert sorted(children.plan_children(settings, Limits())) == names
