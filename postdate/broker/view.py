@@ -38,7 +38,6 @@ from postdate.storage.segment import Segments
 __all__ = [
     "CANCEL",
     "FAILED",
-    "NEVER",
     "PERM_INHERIT",
     "PERM_READ",
     "PERM_WRITE",
