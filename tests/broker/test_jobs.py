@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from postdate.broker.broker import Broker
-from postdate.broker.jobs import OPEN_MAX, Selected, require_job
+from postdate.broker.jobs import OPEN_MAX, require_job
+from postdate.contract import Selection
 from postdate.errors import CorruptSelection, FlowControl, PostdateError, Refused, TopicNotFound, UsageError
 from postdate.state.jobs import DONE, FAILED, LOADING, RUNNING, WAITING, Job
 from postdate.storage import selection
@@ -20,17 +21,17 @@ def ask(broker: Broker, job_id: str = "job", op: str = "cancel", where: str = "t
     return require_job(settled(broker, broker.jobs.ask(job_id, op, where, by_ms, T0)))
 
 
-def select(data: Data, broker: Broker, job: Job, queue: int | None = None) -> Selected:
+def select(data: Data, broker: Broker, job: Job, queue: int | None = None) -> Selection:
     """Writes a selection of the first far message, as a pipeline uploads it."""
     row = broker.view.read_far(0, 1)[0]
     rows = np.zeros(1, SELECTED)
     rows["due"], rows["arrival"], rows["queue"] = row["due"], row["arrival"], row["queue"] if queue is None else queue
     name = f"{job.number:08d}-part"
     selection.write(data.disk, name, rows)
-    return Selected(broker.view.far.epoch, job.number, ((name, 0),))
+    return Selection(broker.view.far.epoch, job.number, ((name, 0),))
 
 
-def decide(broker: Broker, selected: Selected) -> Job:
+def decide(broker: Broker, selected: Selection) -> Job:
     return require_job(settled(broker, broker.jobs.decide(selected, broker.jobs.verify(selected), T0)))
 
 
