@@ -104,7 +104,7 @@ def fill(broker: Broker, part: Part, at_ms: int = START_AT_MS, *, snapshots: boo
 
 def replay_bytes(broker: Broker) -> int:
     """What a crash now would have to replay."""
-    return broker.fold.position - (broker._kept[-1].position if broker._kept else 0)
+    return broker.bytes_since_snapshot
 
 
 def fill_tail(broker: Broker, batch_size: int) -> None:

@@ -1,31 +1,36 @@
-"""The broker: the fold on a log, as calls. Synchronous, no clock, no socket, no thread of its own.
+"""The broker: a log and the state that follows from it, as calls. It has no clock, no socket and no thread of its own.
 
-    send, cancel, stage, ...   validate, write one batch, give a ticket
-    flush                      makes all that was written durable (a server calls `log.flush` on another thread)
+    send, cancel, stage, ...   check the call, write one batch, give a ticket
+    flush                      makes everything written durable (a server calls `log.flush` on another thread)
     settle                     applies what is durable: tickets get their answers, messages become visible
-    advance                    fires what is due, rescues what Spark does not serve, says when to come back
-    pull, search, ...          read what is visible
+    advance                    fires what is due, and rescues what the pipeline does not bring in time
+    pull, find, ...            read messages
     put_topic, put_group, ...  define what messages are sent to, and who reads them
 
-Parts of the work have rooms of their own: reader, definitions, cancels, rescues, leases, staging, commands. Here they
-are wired together, opened and closed. The calls above are the broker's own; whatever else a room can do is asked of the
-room.
+This file opens and closes a data folder and connects the parts. The calls above are the broker's own; the others are
+made on the part that has them:
+
+    view       every question about the state that changes nothing
+    leases     pop, acknowledge, change the invisible time, bury
+    jobs       imports, cancels and postponements in bulk
+    staging    what a pipeline brings
+    cancels, topics, rescuer    what stands behind the calls above
 
 Instants come in as arguments, milliseconds of the caller's clock. A refused call has changed nothing. In flush mode
-"async" a batch is applied as soon as it is written; what Spark may read and what a stage is told still waits for the
-disk.
+"async" a batch is applied as soon as it is written; what a pipeline may read, and the answer to a stage, still wait for
+the disk.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from postdate.arrival import NEVER
-from postdate.broker import retention
 from postdate.broker.cancelling import CancelCalls
 from postdate.broker.jobs import JobCalls
 from postdate.broker.leasing import LeaseCalls
 from postdate.broker.lookup import Found, Lookup
 from postdate.broker.rescuing import Rescuer
+from postdate.broker.retention import Retention, forget_dead_entries
 from postdate.broker.sending import Intake
 from postdate.broker.settings import CurrentSettings
 from postdate.broker.staging import Staging, raise_if_refused
@@ -34,7 +39,7 @@ from postdate.broker.view import View
 from postdate.broker.writing import NO_SECONDS, Changes, Seconds, Ticket, Writer
 from postdate.config import Limits, Settings, apply_changes
 from postdate.contract import Stage
-from postdate.errors import CorruptData, CorruptSnapshot, DiskFull, FlowControl, LogFailed, PostdateError, UsageError
+from postdate.errors import CorruptData, CorruptSnapshot, DiskFull, FlowControl, LogFailed, PostdateError
 from postdate.message import LOOPBACK, Due, Host, Message, decode_properties, due
 from postdate.state import saved
 from postdate.state.fold import Fold
@@ -51,7 +56,10 @@ CHUNK_OFFSET_MAX = (1 << 63) - 1
 
 
 class Broker:
-    """One open data folder. Raises FolderInUse, ForeignFolder, CorruptData on opening."""
+    """One open data folder. Raises FolderInUse, ForeignFolder, CorruptData on opening.
+
+    `fold` is the state itself, for those who verify it; everybody else asks `view`.
+    """
 
     def __init__(
         self,
@@ -64,15 +72,11 @@ class Broker:
         self._settings = CurrentSettings(settings or Settings(), limits or Limits())
         self.limits = self._settings.limits
         self._disk = disk
-        # Messages written since the folder was opened, and those of them that had to wait.
-        self.accepted_count = self.timed_count = 0
+        self.accepted_count = 0  # messages written since the folder was opened
+        self.timed_count = 0  # those of them that had to wait
         self.fire_failures = 0
         self.fire_error: PostdateError | None = None
         self._failed_at_ms = self.retry_at_ms = 0
-        self._kept: list[saved.Kept] = []  # newest last
-        self._batches_replayed = 0
-        self._batches_saved = 0  # of those that were replayed or applied, how many the last snapshot has
-        self._snapshot_running = False
         refuse_foreign(disk)
         self._lock: LockedFolder = disk.lock()
         try:
@@ -89,15 +93,19 @@ class Broker:
         self._segments.remove_unfinished()
         self.log = Log(self._disk, self._segments, self.limits.unflushed_bytes_max)
         snapshot.remove_unfinished(self._disk)
-        self.fold, damaged = self._loaded(fixed)
-        self._make_rooms(min(self.settings.batch_bytes_max, fixed["segment_bytes"]), store_host)
-        self._replay()
+        self.fold, loaded, damaged = self._load(fixed)
+        self._make_parts(min(self.settings.batch_bytes_max, fixed["segment_bytes"]), store_host)
+        replayed_count = self._replay()
         snapshot.remove(self._disk, damaged)  # they would count among the two that are kept
-        retention.forget_dead_entries(self.log, self.fold)
+        forget_dead_entries(self.log, self.fold)
         self.rescuer = Rescuer(self.log, self.fold, self._writer, self._settings)  # counts from here on
+        self._retention = Retention(
+            self._disk, self.log, self.fold, self._writer, self.leases, self.rescuer, self._settings,
+            loaded=loaded, replayed_count=replayed_count,
+        )  # fmt: skip
         self._write_changed_settings()
 
-    def _make_rooms(self, batch_bytes_max: int, store_host: Host) -> None:
+    def _make_parts(self, batch_bytes_max: int, store_host: Host) -> None:
         settings = self._settings
         self._intake = Intake(self.fold, settings, store_host)
         # The first half of `send`, for a caller who gathers a batch one message after the other: checks a message and
@@ -109,8 +117,8 @@ class Broker:
         )
         self._lookup = Lookup(self.fold, self.levels, batch_bytes_max)
         self.view = View(self.fold, self.log, self._segments)
-        # Bound, as `prepare` is, so that the hot paths cost no call more. Other calls of rooms are methods below: from
-        # 30 attributes on Python reads each of them more slowly.
+        # Bound, as `prepare` is: a method that only passes the call on would cost the hot paths a tenth of a
+        # microsecond. The calls that are not hot are methods below: beyond 30 attributes Python reads each more slowly.
         self.pull = self.view.pull
         self.staging = Staging(self._disk, self.fold, self._writer, settings)
         self.jobs = JobCalls(self.fold, self._writer, settings)
@@ -118,21 +126,23 @@ class Broker:
         self.topics = TopicCalls(self.fold, self._writer, self._intake, self.view, self.cancels, settings)
         self.leases = LeaseCalls(self.fold, self._writer, self._intake, self.view, self.topics, settings)
 
-    def _replay(self) -> None:
-        """Applies what the log has behind the snapshot."""
+    def _replay(self) -> int:
+        """Applies what the log has after the snapshot; returns how many batches that were."""
         saved.cut_rows(self.fold)
         known_durable = max(snapshot.positions(self._disk), default=0)
+        count = 0
         for batch in self.log.recover(self.fold.position, known_durable):
             self.fold.apply(batch)
-            self._batches_replayed += 1
+            count += 1
+        return count
 
     def start_keeper(self) -> None:
-        """Has a helper thread zero the log's segments ahead of use, until the broker is closed."""
+        """Starts a helper thread that zeroes the log's segments ahead of use, until the broker is closed."""
         self.log.keeper = SegmentKeeper(self._segments)
 
-    def _loaded(self, fixed: dict[str, int]) -> tuple[Fold, list[int]]:
-        """The fold of the newest good snapshot, and the snapshots that could not be used; a fresh fold where the log
-        goes back to its beginning.
+    def _load(self, fixed: dict[str, int]) -> tuple[Fold, saved.Kept | None, list[int]]:
+        """Returns the fold of the newest good snapshot, that snapshot, and those that could not be used; a fresh fold
+        where no snapshot can be used and the log goes back to its beginning.
         """
         problems: list[str] = []
         damaged: list[int] = []
@@ -144,14 +154,13 @@ class Broker:
                 problems.append(str(error))
                 damaged.append(position)
                 continue
-            self._kept = [saved.kept_of(fold)]
-            return fold, damaged
+            return fold, saved.kept_of(fold), damaged
         if not self.log.is_whole:
             raise CorruptSnapshot(
                 f"no snapshot can be used ({'; '.join(problems) or 'there is none'}) and the log is not whole "
                 f"(it begins at {self.log.start}): restore the folder 'snapshots' from a copy; nothing was changed"
             )
-        return self._fresh_fold(fixed), damaged
+        return self._fresh_fold(fixed), None, damaged
 
     def _fresh_fold(self, fixed: dict[str, int]) -> Fold:
         return Fold(
@@ -166,7 +175,7 @@ class Broker:
         )
 
     def _write_changed_settings(self) -> None:
-        """The lead decides what is near, so the log must know it."""
+        """Writes the lead to the log where it has changed: it decides what is near, so a replay must know it."""
         if self.fold.lead_ms != self.settings.lead_ms:
             self._writer.write_system(SETTINGS, {"lead_ms": self.settings.lead_ms}, self.fold.at_ms)
             self.flush()
@@ -181,9 +190,9 @@ class Broker:
         self._settings.now = apply_changes(self._settings.now, texts)
 
     def close(self) -> None:
-        """Takes a last snapshot, so that the next start replays nothing, and lets the folder go."""
+        """Takes a last snapshot, so that the next start replays nothing, and releases the folder."""
         try:
-            if self.log.failure is None and not self._snapshot_running:
+            if self.log.failure is None and not self._retention.is_taking_snapshot:
                 self.flush()
                 for step in self.snapshot():
                     if step is not None:
@@ -192,7 +201,7 @@ class Broker:
             self.abandon()
 
     def abandon(self) -> None:
-        """Lets the folder go as it is, like a crash does; the next start recovers."""
+        """Releases the folder as it is, like a crash does; the next start recovers."""
         self.log.close()
         self.fold.chunks.close()
         self._lock.release()
@@ -202,14 +211,13 @@ class Broker:
     def send(self, messages: Sequence[Message], at_ms: int) -> Ticket:
         """Writes messages as one batch. A message's answer is its queue offset, or fold.WAITS while it waits.
 
-        Raises IllegalMessage, TopicNotFound, NoPermission, FlowControl, DiskFull, LogFailed; then nothing of the batch
-        was written.
+        Raises IllegalMessage, TopicNotFound, NoPermission, FlowControl, DiskFull, LogFailed; then nothing was written.
         """
         return self.write([self.prepare(message, at_ms) for message in messages], at_ms)
 
     def write(self, prepared: list[Prepared], at_ms: int) -> Ticket:
-        """The second half: writes one batch, at the instant for which its messages were prepared. No topic may have
-        changed in between. Raises IllegalMessage, FlowControl, DiskFull, LogFailed.
+        """The second half of `send`: writes one batch, at the instant for which its messages were prepared. No topic
+        may have changed in between. Raises IllegalMessage, FlowControl, DiskFull, LogFailed.
         """
         timed = len([None for entry in prepared if entry.due_at_ms])
         seconds = self._admitted(prepared, timed) if timed else NO_SECONDS
@@ -219,8 +227,8 @@ class Broker:
         return ticket
 
     def _admitted(self, prepared: list[Prepared], timed: int) -> Seconds:
-        """Flow control: the near tier lives in RAM, so it has a bound. Returns how many are due in which limited
-        second.
+        """Checks that messages which will wait fit the bounds of the wheel, which is in RAM, and of each second.
+        Returns how many are due in which second, where seconds are limited. Raises FlowControl.
         """
         limit = self.settings.wheel_entries_max
         if self.fold.wheel.count + self._writer.pending_timed + timed > limit:
@@ -265,11 +273,12 @@ class Broker:
     # -- time ---------------------------------------------------------------------------------------------------
 
     def advance(self, at_ms: int) -> Changes:
-        """Fires what is due at `at_ms` and rescues what Spark is not serving. `wake_at_ms` says when to come back.
+        """Fires what is due at `at_ms` and rescues what the pipeline does not bring in time. `wake_at_ms` says when to
+        come back.
 
-        What it writes shows after the next flush, like everything. Raises DiskFull or LogFailed where it could not
-        write: nothing is half done, `fire_error` says why, and it tries again after a growing pause (until then a
-        call does nothing).
+        What it writes becomes visible after the next flush, like everything. Raises DiskFull or LogFailed where it
+        could not write: nothing is half done, `fire_error` says why, and it tries again after a growing pause (until
+        then a call does nothing).
         """
         if self.paused_until_ms(at_ms):
             return self._writer.take_changes()
@@ -288,12 +297,12 @@ class Broker:
         return self._writer.take_changes()
 
     def paused_until_ms(self, at_ms: int) -> int:
-        """When `advance` tries again after it has failed; 0 where it need not wait, as after a clock was set back."""
+        """When `advance` tries again after a failure; 0 where it need not wait, as after a clock was set back."""
         return self.retry_at_ms if self._failed_at_ms <= at_ms < self.retry_at_ms else 0
 
     @property
     def wake_at_ms(self) -> int:
-        """When `advance` has something to do next; wheel.NEVER where nothing waits."""
+        """When `advance` has something to do next; NEVER where nothing waits."""
         return min(self.fold.next_at_ms, self.rescuer.next_at_ms)
 
     def _fire_if_due(self, at_ms: int) -> None:
@@ -314,18 +323,18 @@ class Broker:
         """Cancels every message of that topic, key and due that arrived before; the answer is a CancelResult."""
         return self.cancels.cancel(topic, key, due_at_ms, at_ms, by=by)
 
-    # -- Spark --------------------------------------------------------------------------------------------------
+    # -- the pipeline -------------------------------------------------------------------------------------------
 
     def register_pipeline(self, at_ms: int, *, table: str = "", master: str = "") -> Ticket:
-        """A pipeline begins; the answer is its epoch. Stages of older ones are refused from then on. It says where its
-        table is and on which cluster it runs, for operators.
+        """Registers a pipeline; the answer is its epoch. Stages of older pipelines are refused from then on. Operators
+        are shown where its table is and on which cluster it runs.
         """
         said = {"table": table, "master": master}
         self.topics.check_size("what a pipeline says of itself", said)
         return self._writer.write_system(PIPELINE, said, at_ms)
 
     def stage(self, stage: Stage, at_ms: int) -> None:
-        """Takes uploaded chunks into the wheel and moves taken and horizon, durable on return: the three steps of
+        """Brings uploaded chunks into the wheel and moves taken and horizon, durable on return: the three steps of
         `staging`, on the caller's thread.
 
         Raises Refused for a stage that is stale, repeated or overtaken; CorruptChunk for a file that is not whole.
@@ -355,8 +364,8 @@ class Broker:
         )  # fmt: skip
 
     def delete_topic(self, name: str, at_ms: int) -> int:
-        """Deletes a topic and cancels what waits for it; durable on return. Returns how many waited in wheel and far
-        queue.
+        """Deletes a topic and cancels what waits for it; durable on return. Returns how many messages waited in the
+        wheel and the far queue.
         """
         return self.topics.delete_topic(name, at_ms)
 
@@ -374,17 +383,16 @@ class Broker:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """The smallest offset that is not gone, and the next one that will be given."""
+        """Returns the smallest offset that is there, and the next one that will be given."""
         return self.view.offsets(topic, queue_id)
 
     def search(self, topic: str, queue_id: int, at_ms: int) -> int:
-        """The first offset that became visible at or after an instant; the max offset where none did."""
+        """Returns the first offset that became visible at or after an instant; the next one where none did."""
         return self.view.search(topic, queue_id, at_ms)
 
     def read_record(self, offset: int) -> bytes:
-        """The record of a message at an offset of the log or a chunk, visible or not; empty where there is none.
-
-        The offset may be anything: a client names it.
+        """Returns the record of a message at an offset of the log or a chunk, visible or not; empty where there is
+        none. The offset may be anything: a client names it.
         """
         logged = self._lookup.logged(offset) if self._may_be_looked_at(offset) else None
         return logged.data if logged else b""
@@ -393,7 +401,7 @@ class Broker:
         return 0 <= offset < self.log.durable or CHUNK_BIT <= offset <= CHUNK_OFFSET_MAX
 
     def find_at(self, offset: int, *, store_host: Host | None = None) -> Iterator[Found | None]:
-        """As `read_record`, with the truth about the message: at most one Found, behind steps that are None."""
+        """Finds out about the message at an offset: yields None for each step, then at most one Found."""
         return self._lookup.find_at(offset, store_host) if self._may_be_looked_at(offset) else iter(())
 
     def find(
@@ -406,62 +414,39 @@ class Broker:
         end_ms: int = NEVER,
         store_host: Host | None = None,
     ) -> Iterator[Found | None]:
-        """The messages of a topic and key, visible or not, newest first: steps of a fraction of a millisecond, each a
-        Found or None. `by` is "unique", "key" or "any"; the instants bound when a message was stored, waited or became
-        visible. Raises TopicNotFound, UsageError.
+        """Finds the messages of a topic and key, visible or not, newest first, in steps of a fraction of a millisecond:
+        yields a Found or None for each. `by` is "unique", "key" or "any"; the instants bound when a message was stored,
+        waited or became visible. Raises TopicNotFound, UsageError.
         """
         return self._lookup.find(topic, key, by, begin_ms, end_ms, store_host)
 
     def due_of(self, record: records.Record) -> Due:
-        """When a stored record is or was due, by what the levels mean today."""
+        """Returns when a stored record is or was due, by what the delay levels mean today."""
         return due(decode_properties(record.properties), record.stored_at_ms, self.levels, NEVER)
 
     # -- snapshots and retention --------------------------------------------------------------------------------
 
     def disk_space(self) -> tuple[int, int]:
-        """Bytes of the disk that the folder is on, in all and free."""
+        """Returns the bytes of the disk that the folder is on: in all, and free."""
         return self._disk.space()
 
     @property
     def snapshot_is_due(self) -> bool:
         """Whether a crash now would have to replay more than the settings want."""
-        base = self._kept[-1].position if self._kept else 0
-        return (
-            self.fold.position - base >= self.settings.snapshot_bytes
-            or self.batches_since_snapshot >= self.limits.snapshot_batches
-        )
+        return self._retention.is_snapshot_due
+
+    @property
+    def bytes_since_snapshot(self) -> int:
+        return self._retention.bytes_since_snapshot
 
     @property
     def batches_since_snapshot(self) -> int:
-        return self._batch_count - self._batches_saved
-
-    @property
-    def _batch_count(self) -> int:
-        return self._batches_replayed + self._writer.applied_count
+        return self._retention.batches_since_snapshot
 
     def snapshot(self) -> Iterator[saved.Step]:
-        """Takes a snapshot in small steps, see recovery.take. The caller goes on working between the steps."""
-        if self._snapshot_running:
-            raise UsageError("a snapshot is being taken already")
-        if self._writer.broken is not None:
-            raise self._writer.broken
-        kept = saved.kept_of(self.fold)
-        if self._kept and self._kept[-1].position == kept.position:
-            return
-        self._snapshot_running = True
-        batch_count = self._batch_count
-        try:
-            yield from saved.take(self._disk, self.fold, self.log.flush)
-            self._kept = [*self._kept, kept][-snapshot.KEPT :]
-            self._batches_saved = batch_count
-        finally:
-            self._snapshot_running = False
+        """Takes a snapshot in small steps, see saved.take. The caller goes on working between the steps."""
+        return self._retention.take_snapshot()
 
     def retain(self, at_ms: int) -> int:
         """Removes segments and chunks that nobody needs any more; returns how many files."""
-        if self._writer.broken is not None:
-            raise self._writer.broken
-        if len(self._kept) < snapshot.KEPT or self.rescuer.is_under_way:
-            return 0
-        promised = self.leases.promised_places()
-        return retention.retain(self.log, self.fold, self._kept[0], at_ms - self.settings.retention_ms, promised)
+        return self._retention.retain(at_ms)

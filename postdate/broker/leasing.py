@@ -32,7 +32,7 @@ from postdate.storage import record as records
 from postdate.storage.batch import ACK, INVISIBLE, POP, Prepared
 from postdate.storage.queue import FILTER_ROWS, Queue, tagged
 
-_PASSED_MAX = 10_000  # places remembered, see `_move`: forgetting them costs another look
+_PASSED_MAX = 10_000  # places that `_move` remembers: forgetting them costs another look
 
 
 class PopRequest(NamedTuple):
@@ -59,7 +59,7 @@ class PoppedMessage(NamedTuple):
     times: int  # how often it was given before
 
 
-class Popped(NamedTuple):
+class PopResult(NamedTuple):
     """What a pop gave: the messages and, in the same order, their records."""
 
     popped_at_ms: int
@@ -80,20 +80,20 @@ class LeaseHandle(NamedTuple):
 
 
 class PopTicket(Ticket):
-    """The receipt of a pop; its answer is a Popped."""
+    """The receipt of a pop; its answer is a PopResult."""
 
-    __slots__ = ("_at_ms", "_leases", "_picked")
+    __slots__ = ("_at_ms", "_leases", "_plan")
 
-    def __init__(self, leases: "LeaseCalls", picked: "Picked", at_ms: int) -> None:
+    def __init__(self, leases: "LeaseCalls", plan: "PopPlan", at_ms: int) -> None:
         super().__init__()
         self._leases = leases
-        self._picked = picked
+        self._plan = plan
         self._at_ms = at_ms
 
     def settle(self, answers: list[list[int]]) -> None:
         """The pop is applied: the fold has answered how often each message was given before."""
         try:
-            self.answers = [self._leases.hand_over(self._picked, answers[0], self._at_ms)]
+            self.answers = [self._leases.hand_over(self._plan, answers[0], self._at_ms)]
         except (PostdateError, OSError) as error:
             self.answers, self.error = [], error  # the messages are given all the same, and come back
 
@@ -132,7 +132,7 @@ class LeaseCalls:
 
     def pop(self, request: PopRequest, at_ms: int) -> Ticket | None:
         """Gives a group messages for a while, those first that came back to it. What is not acknowledged by then is
-        given again. The answer is a Popped; None where there is nothing to give.
+        given again. The answer is a PopResult; None where there is nothing to give.
 
         Raises PopsFull where the group has too many already.
         """
@@ -142,36 +142,36 @@ class LeaseCalls:
         self._check_invisible(request.invisible_ms)
         if request.count_max < 1:
             raise UsageError(f"count_max is {request.count_max}, expected at least 1")
-        picked = self._picker.pick(request, self._settings.now)
-        if picked.is_nothing:
+        plan = self._picker.pick(request, self._settings.now)
+        if plan.is_nothing:
             return None
-        self._topics.admit_popper(request.group, self._count_fresh_offsets(picked))
-        ticket = PopTicket(self, picked, at_ms)
-        self._picker.promise(picked)
+        self._topics.admit_popper(request.group, self._count_fresh_offsets(plan))
+        ticket = PopTicket(self, plan, at_ms)
+        self._picker.promise(plan)
         try:
-            self._writer.write_system(POP, _pop_record(picked), at_ms, ticket)
+            self._writer.write_system(POP, _pop_record(plan), at_ms, ticket)
         except PostdateError:
-            self._picker.end_promise(picked)  # nothing was written
+            self._picker.end_promise(plan)  # nothing was written
             raise
         return ticket
 
-    def _count_fresh_offsets(self, picked: "Picked") -> int:
+    def _count_fresh_offsets(self, plan: "PopPlan") -> int:
         """Counts the queues of which the group commits an offset for the first time."""
-        offset_of, request = self._fold.groups.offset, picked.request
-        return sum(offset_of(request.group, request.topic, queue_id) is None for queue_id, _ in picked.next)
+        offset_of, request = self._fold.groups.offset, plan.request
+        return sum(offset_of(request.group, request.topic, queue_id) is None for queue_id, _ in plan.next)
 
     def _check_invisible(self, invisible_ms: int) -> None:
         limit = self._settings.now.invisible_ms_max
         if not 0 < invisible_ms <= limit:
             raise UsageError(f"the invisible time is {invisible_ms} ms, expected 1 to invisible_ms_max ({limit})")
 
-    def hand_over(self, picked: "Picked", times: list[int], at_ms: int) -> Popped:
+    def hand_over(self, plan: "PopPlan", times: list[int], at_ms: int) -> PopResult:
         """Makes what the consumer reads of a pop that was just applied, by how often each message was given before."""
-        self._picker.end_promise(picked)
+        self._picker.end_promise(plan)
         messages: list[PoppedMessage] = []
         places: list[tuple[int, int, int, int]] = []
         body = bytearray()
-        for pick, record, count in zip(picked.picks, picked.records, times, strict=True):
+        for pick, record, count in zip(plan.picks, plan.records, times, strict=True):
             if count == NOT_GIVEN:
                 continue
             messages.append(PoppedMessage(pick.queue_id, pick.offset, count))
@@ -180,8 +180,8 @@ class LeaseCalls:
             body += record if is_own else records.moved(record, pick.queue_id)
             if count:
                 records.given_again(body, places[-1][0], count)
-        records.deliver(body, places, picked.request.store_host)
-        return Popped(at_ms, messages, bytes(body))
+        records.deliver(body, places, plan.request.store_host)
+        return PopResult(at_ms, messages, bytes(body))
 
     def promised_places(self) -> set[int]:
         """Offsets of the records that pops, acknowledgements and changes name which are not applied yet."""
@@ -258,15 +258,15 @@ class LeaseCalls:
         return self._write(LeaseTicket(self._picker, [key]), ACK, body, at_ms, letters)
 
 
-def _pop_record(picked: "Picked") -> dict[str, Any]:
-    request = picked.request
+def _pop_record(plan: "PopPlan") -> dict[str, Any]:
+    request = plan.request
     return {
         "group": request.group,
         "invisible_ms": request.invisible_ms,
         "times_max": request.times_max,
-        "messages": [[pick.number, pick.offset, pick.place, pick.size] for pick in picked.picks],
-        "lost": picked.lost,
-        "offsets": [[request.topic, queue_id, offset] for (queue_id, _), offset in picked.next.items()],
+        "messages": [[pick.number, pick.offset, pick.place, pick.size] for pick in plan.picks],
+        "lost": plan.lost,
+        "offsets": [[request.topic, queue_id, offset] for (queue_id, _), offset in plan.next.items()],
     }
 
 
@@ -285,7 +285,7 @@ class Pick(NamedTuple):
     is_new: bool
 
 
-class Picked:
+class PopPlan:
     """What a pop will give, with its records."""
 
     def __init__(self, request: PopRequest, settings: Settings) -> None:
@@ -327,35 +327,35 @@ class Picker:
 
     def __init__(self, fold: Fold) -> None:
         self._fold = fold
-        self._promised: dict[Key, int] = {}  # and where its record lies
-        self._touched: dict[Key, int] = {}  # acknowledgements, changes and burials on their way
-        self._promised_new: dict[str, int] = {}  # by group
+        self._promised: dict[Key, int] = {}  # by message: where its record lies
+        self._touched: dict[Key, int] = {}  # by message: acknowledgements, changes and burials on their way
+        self._promised_new: dict[str, int] = {}  # by group: promised messages that it was never given
         self._next: dict[tuple[str, int], list[int]] = {}  # (group, number): promised offsets, oldest first
         self._passed: dict[tuple[str, int], tuple[int, int]] = {}  # (group, number): from where to where
 
     # -- promises -----------------------------------------------------------------------------------------------
 
-    def promise(self, picked: Picked) -> None:
-        group = picked.request.group
-        self._promised.update(zip(picked.keys(), [pick.place for pick in picked.picks], strict=True))
-        self._count_new(group, picked.new_count)
-        for (_, number), offset in picked.next.items():
+    def promise(self, plan: PopPlan) -> None:
+        group = plan.request.group
+        self._promised.update(zip(plan.keys(), [pick.place for pick in plan.picks], strict=True))
+        self._count_new(group, plan.new_count)
+        for (_, number), offset in plan.next.items():
             self._next.setdefault((group, number), []).append(offset)
 
-    def end_promise(self, picked: Picked) -> None:
+    def end_promise(self, plan: PopPlan) -> None:
         """The pop is applied, and the fold knows it from now on; or nothing was written."""
-        group = picked.request.group
-        for key in set(picked.keys()):
+        group = plan.request.group
+        for key in set(plan.keys()):
             del self._promised[key]
-        self._count_new(group, -picked.new_count)
-        for _, number in picked.next:
+        self._count_new(group, -plan.new_count)
+        for _, number in plan.next:
             promised = self._next[group, number]
             del promised[0]
             if not promised:
                 del self._next[group, number]
 
     def promised_places(self) -> set[int]:
-        """Where the records lie that will be given, or are changed to come again later: they must stay."""
+        """Returns where the records lie that will be given, or are changed to come again later: they must stay."""
         leases = self._fold.leases.by_key
         return {*self._promised.values(), *(leases[key].place for key in self._touched if key in leases)}
 
@@ -381,20 +381,20 @@ class Picker:
 
     # -- picking ------------------------------------------------------------------------------------------------
 
-    def pick(self, request: PopRequest, settings: Settings) -> Picked:
-        """What can be given now. Raises PopsFull where there is something, and the group has too much already."""
-        picked = Picked(request, settings)
+    def pick(self, request: PopRequest, settings: Settings) -> PopPlan:
+        """Chooses what can be given now. Raises PopsFull where there is something and the group has too much."""
+        plan = PopPlan(request, settings)
         numbers = self._fold.topics.get(request.topic).numbers
         queues = [(queue_id, self._fold.queues[numbers[queue_id]]) for queue_id in request.queue_ids]
         if request.in_order:
             group = request.group
             queues = [(queue_id, queue) for queue_id, queue in queues if not self._is_away(group, queue.number)]
         for queue_id, queue in queues:
-            self._pick_ready(picked, queue_id, queue)
+            self._pick_ready(plan, queue_id, queue)
         for queue_id, queue in queues:
-            if len(picked.picks) < request.count_max:
-                self._pick_new(picked, queue_id, queue)
-        return picked
+            if len(plan.picks) < request.count_max:
+                self._pick_new(plan, queue_id, queue)
+        return plan
 
     def _is_away(self, group: str, number: int) -> bool:
         """Whether the group has, or was promised, a message of that queue."""
@@ -403,12 +403,12 @@ class Picker:
         on_their_way = chain(self._promised, self._touched)
         return any(key[0] == group and key[1] == number for key in on_their_way)
 
-    def _pick_ready(self, picked: Picked, queue_id: int, queue: Queue) -> None:
-        group, number = picked.request.group, queue.number
+    def _pick_ready(self, plan: PopPlan, queue_id: int, queue: Queue) -> None:
+        group, number = plan.request.group, queue.number
         ready = self._fold.leases.ready.get((group, number), {})
-        for offset in sorted(ready) if picked.request.in_order else ready:
+        for offset in sorted(ready) if plan.request.in_order else ready:
             lease = self._fold.leases.by_key[group, number, offset]
-            if not picked.has_room_for(lease.size):
+            if not plan.has_room_for(lease.size):
                 return
             if (group, number, offset) in self._promised or (group, number, offset) in self._touched:
                 continue
@@ -416,29 +416,29 @@ class Picker:
             if record and offset >= queue.first:
                 visible_at_ms = int(queue.visible_at_ms(offset, offset + 1)[0])
                 pick = Pick(queue_id, number, offset, lease.place, lease.size, visible_at_ms, is_new=False)
-                picked.add(pick, record)
+                plan.add(pick, record)
             else:
-                picked.lost.append((number, offset))
+                plan.lost.append((number, offset))
 
-    def _pick_new(self, picked: Picked, queue_id: int, queue: Queue) -> None:
-        request = picked.request
+    def _pick_new(self, plan: PopPlan, queue_id: int, queue: Queue) -> None:
+        request = plan.request
         begin = self._begin(request, queue_id, queue)
         start = self._passed_to(request.group, queue.number, begin)
-        room = self._room(picked)
+        room = self._room(plan)
         while start < queue.length:
             if room <= 0:
-                self._refuse_if_nothing(picked)
+                self._refuse_if_nothing(plan)
                 break
-            count_before = len(picked.picks)
-            start = self._pick_range(picked, queue_id, queue, start, room)
-            if len(picked.picks) > count_before:
+            count_before = len(plan.picks)
+            start = self._pick_range(plan, queue_id, queue, start, room)
+            if len(plan.picks) > count_before:
                 break
         if start > begin:
-            self._move(picked, queue_id, queue.number, begin, start)
+            self._move(plan, queue_id, queue.number, begin, start)
 
-    def _pick_range(self, picked: Picked, queue_id: int, queue: Queue, start: int, room: int) -> int:
+    def _pick_range(self, plan: PopPlan, queue_id: int, queue: Queue, start: int, room: int) -> int:
         """Picks what is wanted of the next entries; returns where to go on."""
-        request, leases = picked.request, self._fold.leases.by_key
+        request, leases = plan.request, self._fold.leases.by_key
         stop = min(start + (FILTER_ROWS if request.tag_hashes else min(request.count_max, room)), queue.length)
         entries = queue.entries.read(start, stop)
         visible_at = queue.visible_at_ms(start, stop)
@@ -447,47 +447,47 @@ class Picker:
             record = self._fold.read(place, size)
             if not record or (request.group, queue.number, start + index) in leases:
                 continue  # gone; or the group's offset was set back, and it has this one
-            if not room or not picked.has_room_for(size):
+            if not room or not plan.has_room_for(size):
                 return start + index
             pick = Pick(queue_id, queue.number, start + index, place, size, int(visible_at[index]), is_new=True)
-            picked.add(pick, record)
+            plan.add(pick, record)
             room -= 1
         return stop
 
-    def _room(self, picked: Picked) -> int:
-        group, leases, new_count = picked.request.group, self._fold.leases, picked.new_count
-        own = picked.popped_max - leases.counts.get(group, 0) - self._promised_new.get(group, 0)
+    def _room(self, plan: PopPlan) -> int:
+        group, leases, new_count = plan.request.group, self._fold.leases, plan.new_count
+        own = plan.popped_max - leases.counts.get(group, 0) - self._promised_new.get(group, 0)
         promised = sum(self._promised_new.values())
-        return min(own, picked.entries_max - self._fold.wheel.count - len(leases.by_key) - promised) - new_count
+        return min(own, plan.entries_max - self._fold.wheel.count - len(leases.by_key) - promised) - new_count
 
-    def _refuse_if_nothing(self, picked: Picked) -> None:
-        if not picked.is_nothing:
+    def _refuse_if_nothing(self, plan: PopPlan) -> None:
+        if not plan.is_nothing:
             return
-        count = self._fold.leases.counts.get(picked.request.group, 0)
+        count = self._fold.leases.counts.get(plan.request.group, 0)
         raise PopsFull(
-            f"group {picked.request.group!r} has {count} messages that it has not acknowledged (group_popped_max: "
-            f"{picked.popped_max}), all groups have {len(self._fold.leases.by_key)} (with what is due soon, "
-            f"wheel_entries_max: {picked.entries_max})"
+            f"group {plan.request.group!r} has {count} messages that it has not acknowledged (group_popped_max: "
+            f"{plan.popped_max}), all groups have {len(self._fold.leases.by_key)} (with what is due soon, "
+            f"wheel_entries_max: {plan.entries_max})"
         )
 
-    def _move(self, picked: Picked, queue_id: int, number: int, begin: int, end: int) -> None:
-        """The group goes on behind what was looked at. What was passed over alone is not worth a record: it is
-        remembered here, and looked at again after a restart, or when the group's offset was set to another place.
+    def _move(self, plan: PopPlan, queue_id: int, number: int, begin: int, end: int) -> None:
+        """Moves the group past what was looked at. Passing over messages alone is not worth a record: it is remembered
+        here, and they are looked at again after a restart, or when the group's offset was set to another place.
         """
-        if any(pick.number == number for pick in picked.picks):
-            picked.next[queue_id, number] = end
-            self._passed.pop((picked.request.group, number), None)
+        if any(pick.number == number for pick in plan.picks):
+            plan.next[queue_id, number] = end
+            self._passed.pop((plan.request.group, number), None)
             return
         if len(self._passed) >= _PASSED_MAX:
             self._passed.clear()
-        self._passed[picked.request.group, number] = (begin, end)
+        self._passed[plan.request.group, number] = (begin, end)
 
     def _passed_to(self, group: str, number: int, begin: int) -> int:
         since, end = self._passed.get((group, number), (begin, begin))
         return end if since == begin else begin
 
     def _begin(self, request: PopRequest, queue_id: int, queue: Queue) -> int:
-        """The first offset that nobody of the group was given, or promised."""
+        """Returns the first offset that nobody of the group was given, or promised."""
         promised = self._next.get((request.group, queue.number))
         offset = promised[-1] if promised else self._fold.groups.offset(request.group, request.topic, queue_id)
         if offset is None:

@@ -1,15 +1,15 @@
-"""The lookup: messages by their key, each with the truth about where it is.
+"""The lookup: finds messages by key or by place, and says of each where it is.
 
 A lookup is an iterator of small steps: each does a fraction of a millisecond of work, so that no fire waits for it, and
-gives a message or None. Between two steps the fold may go on, and retention may take files away. A message is looked
-for in the direction in which messages move (far queue, staged chunk, wheel, queue), so that one that moves meanwhile is
-not missed.
+yields a message or None. Between two steps the fold may go on, and retention may remove files. A message is looked for
+in the direction in which messages move (far queue, staged chunk, wheel, queue), so that one that moves meanwhile is not
+missed.
 
-    found through the index      every message in the log that is not older than the index
-    through the far queue        older ones that wait, or waited long; by unique key and first user key
-    through the chunks           those whose record is only in a chunk any more; likewise
+    the index        leads to every message in the log that is not older than the index
+    the far queue    to older ones that wait, or waited long; by unique key and first user key
+    the chunks       to those whose record is left in a chunk alone; likewise
 
-This file changes nothing. What only the pipeline's table holds it cannot know.
+This file changes nothing. It cannot know what the pipeline's table alone holds.
 """
 
 import enum
@@ -32,9 +32,9 @@ from postdate.storage.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk
 
 BY_ANY, BY_UNIQUE, BY_KEY = "any", "unique", "key"
 NOWHERE = -1  # queue offset of a message that is in no queue
-_ROWS_PER_STEP = 16_384  # of entries, far rows, singles or chunk rows looked through: some 0.1 ms
-_SCAN_PRICE = 16  # looking through a far row costs as much as searching the index for so many of its rows
-_ARRIVALS_MAX = 64  # of one key, that a cancel looks up one by one: some 0.1 ms each
+_ROWS_PER_STEP = 16_384  # entries, far rows, singles or chunk rows looked through in one step: some 0.1 ms
+_SCAN_PRICE = 16  # looking through one far row costs as much as searching the index among this many rows
+_ARRIVALS_MAX = 64  # messages of one key that a cancel looks up one by one: some 0.1 ms each
 _Result = TypeVar("_Result")
 Steps = Generator[None, None, _Result]
 
@@ -46,7 +46,7 @@ class State(enum.Enum):
     VISIBLE = "visible"  # in its queue
     CANCELLED = "cancelled"  # it will never be seen
     DELETED = "deleted"  # with its topic
-    UNKNOWN = "unknown"  # what is left does not tell: it was delivered or cancelled long ago
+    UNKNOWN = "unknown"  # nothing that is left says: it was delivered or cancelled long ago
 
 
 class Found(NamedTuple):
@@ -64,12 +64,12 @@ class Found(NamedTuple):
 
     @property
     def until_ms(self) -> int:
-        """The last instant that is its own: it became visible then, or is due."""
+        """When it became visible, or is due."""
         return max(self.stored_at_ms, self.visible_at_ms, self.due_at_ms)
 
 
 class Logged(NamedTuple):
-    """A record of a message and what stands in it."""
+    """A message's record, raw and decoded."""
 
     offset: int  # in the log or a chunk
     data: bytes
@@ -96,13 +96,13 @@ class _Place(NamedTuple):
 
 
 class Lookup:
-    """Looks into one fold. `levels` says what a delay level means where nothing else tells."""
+    """Looks messages up in one fold. `levels` says what a delay level means where nothing else does."""
 
     def __init__(self, fold: Fold, levels: DelayLevels, record_bytes_max: int) -> None:
         self._fold = fold
         self._levels = levels
         self._record_bytes_max = record_bytes_max
-        # By hash of a key that was sought: where its messages are, but for rows of the far queue from this number on.
+        # By hash of a key that was sought: where its messages are, except in far rows from the second number on.
         self._sought: dict[int, tuple[list[int], int]] = {}
 
     # -- by key -------------------------------------------------------------------------------------------------
@@ -110,17 +110,17 @@ class Lookup:
     def find(
         self, topic: str, key: str, by: str, begin_ms: int, end_ms: int, store_host: Host | None
     ) -> Iterator[Found | None]:
-        """The messages of a topic and key, newest first, each once; None after a step that has found none.
+        """Yields the messages of a topic and key, newest first, each once; None for a step that has found none.
 
-        `by` says which key is meant: "unique", "key" (one of KEYS), or "any" of them. Of those the ones that were
+        `by` says which key is meant: "unique", "key" (one of KEYS), or "any" of them. Only messages count that were
         stored, waited or became visible between the two instants. Raises TopicNotFound, UsageError.
         """
         if not key or by not in (BY_ANY, BY_UNIQUE, BY_KEY):
             raise UsageError(f"a lookup needs a key and by='unique', 'key' or 'any', got key {key!r} and by={by!r}")
         self._fold.topics.get(topic)
-        return self._found(topic, key, by, begin_ms, end_ms, store_host)
+        return self._find(topic, key, by, begin_ms, end_ms, store_host)
 
-    def _found(
+    def _find(
         self, topic: str, key: str, by: str, begin_ms: int, end_ms: int, store_host: Host | None
     ) -> Iterator[Found | None]:
         for staged, offset in self._once(key_hash(key)):
@@ -133,7 +133,9 @@ class Lookup:
                 yield found if is_within else None
 
     def _once(self, hashed: int) -> Iterator[tuple[_Staged | None, int]]:
-        """(its row in a chunk if that is how it was found, offset) of what may be meant; offset 0 is a step."""
+        """Yields (its row in a chunk if it was found there, offset) of each message that may be meant, once; offset 0
+        is a step.
+        """
         seen: set[int] = set()
         for offset in self._in_log(hashed):
             if offset not in seen:
@@ -150,7 +152,7 @@ class Lookup:
         yield from self._in_far(hashed, begin)
 
     def _in_far(self, hashed: int, before: int) -> Iterator[int]:
-        """Messages older than the index that were far when they came."""
+        """Yields offsets of messages older than the index that were far when they came."""
         rows, wanted = self._fold.far.rows, np.uint64(hashed)
         stop = rows.search("arrival", before, "left")
         while stop > rows.first:
@@ -162,7 +164,7 @@ class Lookup:
             stop = start
 
     def _in_chunks(self, hashed: int) -> Iterator[_Staged | None]:
-        """Rows of chunks whose record is in no other place."""
+        """Yields rows of chunks whose record is in no other place."""
         for base in reversed(self._fold.chunks.bases()):
             chunk = self._fold.chunks.get(base)
             if chunk is not None:
@@ -184,7 +186,7 @@ class Lookup:
     # -- by place -----------------------------------------------------------------------------------------------
 
     def find_at(self, offset: int, store_host: Host | None) -> Iterator[Found | None]:
-        """The message at an offset of the log or of a chunk, if there is one: at most one Found."""
+        """Yields None for each step, then the message at an offset of the log or of a chunk, if there is one."""
         logged = self.logged(offset)
         if logged is not None:
             yield from run_steps(self._find_logged(logged, store_host))
@@ -206,8 +208,8 @@ class Lookup:
         return None
 
     def logged(self, offset: int) -> Logged | None:
-        """The message at an offset; None where it is gone, or nobody's. The offset may be anything: a client names it,
-        and a hash may point at it by chance.
+        """Returns the message at an offset; None where it is gone, or there is none. The offset may be anything: a
+        client names it, or a hash points at it by chance.
         """
         size = int.from_bytes(self._fold.read(offset, 4), "big")
         data = self._fold.read(offset, size) if size <= self._record_bytes_max else b""
@@ -222,11 +224,12 @@ class Lookup:
     # -- for a cancel -------------------------------------------------------------------------------------------
 
     def untaken(self, due_at_ms: int, column: str, hashed: int, before: int) -> np.ndarray:
-        """The untaken far messages before row number `before` of that due and key hash that are not in the wheel.
+        """Returns the rows of untaken far messages of that due and key hash, before row number `before`, that are not
+        in the wheel.
 
-        With a pipeline few rows are untaken and looking through them is cheapest. Without one all that waits is, and a
-        cancel that looked through ten million rows would keep everybody waiting for a tenth of a second: the index
-        leads to them, but for those older than it.
+        With a pipeline few rows are untaken, and looking through them is cheapest. Without one everything that waits is
+        untaken, and a cancel that looked through ten million rows would stop everybody for a tenth of a second: the
+        index leads to the rows, except to those older than it.
         """
         far, index = self._fold.far, self._fold.index
         sought = self._sought.get(hashed)
@@ -244,8 +247,8 @@ class Lookup:
         return _join([old, known, new])
 
     def seek(self, hashes: Sequence[int]) -> None:
-        """Looks for many keys at once, where one by one would be dear. What is found is remembered until
-        `unseek`; what has come since is then looked for in its row.
+        """Looks for many keys at once, where one by one would be expensive. What is found is remembered until `unseek`;
+        messages that come later are looked for among the far rows.
         """
         if (self._fold.far.length - self._first_untaken) * _SCAN_PRICE > self._fold.index.row_count:
             found, seen = self._fold.index.find_many(hashes), self._fold.far.length
@@ -259,8 +262,8 @@ class Lookup:
         return max(self._fold.far.taken, self._fold.far.rows.first)
 
     def _arrivals(self, hashed: int) -> list[int] | None:
-        """Where the index says that messages of a key are; None where so many share it that looking them up one by one
-        would take longer than looking through all rows.
+        """Returns where the index says that messages of a key are; None where looking them up one by one would take
+        longer than looking through all rows.
         """
         found: set[int] = set()
         for offsets in self._fold.index.find(hashed):
@@ -269,7 +272,7 @@ class Lookup:
                 return None
         return sorted(found)
 
-    # -- the truth about a message ------------------------------------------------------------------------------
+    # -- where a message is -------------------------------------------------------------------------------------
 
     def _message(self, logged: Logged, staged: _Staged | None, store_host: Host | None) -> Steps[Found]:
         record = logged.record
@@ -280,11 +283,11 @@ class Lookup:
             logged.data, State.DELETED, logged.offset, arrival, record.stored_at_ms, due_at_ms, record.queue_id
         )
         if topic is None or not self._is_of(topic, seen, staged):
-            return _undelivered(seen, store_host)
+            return _as_undelivered(seen, store_host)
         place = yield from self._place(seen, staged)
         if not place.offsets:
-            return _undelivered(seen._replace(state=place.state), store_host)
-        return (yield from self._shown(seen, topic, place, store_host))
+            return _as_undelivered(seen._replace(state=place.state), store_host)
+        return (yield from self._find_in_queues(seen, topic, place, store_host))
 
     def _is_of(self, topic: Topic, seen: Found, staged: _Staged | None) -> bool:
         """Whether it was sent to the topic that has this name now."""
@@ -293,7 +296,7 @@ class Lookup:
         return seen.arrival >= topic.born
 
     def _due(self, logged: Logged) -> Steps[int]:
-        """When it is due. What a level meant when it was sent is written in SCHEDULE_TOPIC_XXXX."""
+        """Returns when it is due. What a level meant when it was sent is written in SCHEDULE_TOPIC_XXXX."""
         record = logged.record
         for number in self._level_numbers(int(logged.properties.get(PROPERTY_DELAY, 0))):
             yield
@@ -305,7 +308,9 @@ class Lookup:
         return due(logged.properties, record.stored_at_ms, self._levels, NEVER).at_ms
 
     def _level_numbers(self, level: int) -> list[int]:
-        """Queues of levels, the likely one first: there may have been fewer levels, or more, when it was sent."""
+        """Returns the queues of levels, the likely one first: the number of levels may have been another when it was
+        sent.
+        """
         if level <= 0:
             return []
         numbers = self._fold.topics.get(SCHEDULE_TOPIC).numbers
@@ -324,7 +329,7 @@ class Lookup:
         return (yield from self._single_place(seen))
 
     def _far_row(self, arrival: int) -> tuple[int, np.ndarray]:
-        """A message's row of the far queue and its number; none where it never was far."""
+        """Returns the number of a message's far row, and the row; an empty array where it never was far."""
         rows = self._fold.far.rows
         number = rows.search("arrival", arrival, "left")
         row = rows.read(number, number + 1)
@@ -339,7 +344,7 @@ class Lookup:
         if staged is not None:
             return (yield from self._staged_place(seen, staged))
         place = yield from self._single_place(seen)
-        # Where it is not visible: the table left it out, or retention has removed its chunk.
+        # If it is not visible, the table left it out, or retention has removed its chunk.
         is_known = not place.offsets or self._fold.is_cancelled(row)
         return place if is_known else place._replace(state=State.UNKNOWN)
 
@@ -348,11 +353,11 @@ class Lookup:
             if run.base == staged.base and run.position <= staged.row:
                 fate = run.fate(staged.row)
                 return (yield from self._single_place(seen)) if fate == ELSEWHERE else _Place(_STATES[fate])
-        # It was fired. From here or, after a rescue, from the log: nobody knows any more.
+        # It was fired: from here or, after a rescue, from the log. Nothing says which.
         return _Place(State.CANCELLED, (staged.offset, seen.arrival))
 
     def _staged(self, seen: Found) -> Steps[_Staged | None]:
-        """The row of a message in the staged chunks, which are sorted by (due, arrival)."""
+        """Returns the row of a message in the staged chunks, which are sorted by (due, arrival)."""
         for base in reversed(self._fold.chunks.bases()):
             yield
             chunk = self._fold.chunks.get(base)
@@ -362,7 +367,7 @@ class Lookup:
         return None
 
     def _single_place(self, seen: Found) -> Steps[_Place]:
-        """A single in the wheel, or one that was fired."""
+        """Looks among the singles in the wheel; a message that is not there was fired."""
         start = 0
         while len(singles := self._fold.wheel.singles(seen.due_at_ms, start, start + _ROWS_PER_STEP)):
             hits = np.flatnonzero(singles["offset"] == seen.arrival)
@@ -372,12 +377,12 @@ class Lookup:
             yield
         return _Place(State.CANCELLED, (seen.arrival,))
 
-    def _shown(self, seen: Found, topic: Topic, place: _Place, store_host: Host | None) -> Steps[Found]:
-        """The message where it stands in a queue, if it does. One that is due and was not cancelled has an entry for as
-        long as its record is there.
+    def _find_in_queues(self, seen: Found, topic: Topic, place: _Place, store_host: Host | None) -> Steps[Found]:
+        """Looks for the message's entry in a queue. A message that is due and was not cancelled has one as long as its
+        record is there.
         """
         since, is_cut = max(seen.due_at_ms, seen.stored_at_ms), False
-        # A queue that was gone when it was due has handed it to one with a smaller id.
+        # Where its queue was gone when it was due, its entry is in a queue with a smaller id.
         for queue_id in range(min(seen.queue_id, len(topic.numbers) - 1), -1, -1):
             queue = self._fold.queues[topic.numbers[queue_id]]
             start = max(queue.search(since), queue.first)
@@ -388,13 +393,13 @@ class Lookup:
                 yield
                 if len(hits):
                     found = int(offsets[hits[0]])
-                    return self._delivered(seen, topic, queue_id, start + int(hits[0]), found, store_host)
+                    return self._as_delivered(seen, topic, queue_id, start + int(hits[0]), found, store_host)
                 start += len(offsets)
-        # A chunk may have a copy of a message that was fired from the log, and has lost that record and its entry.
+        # A chunk may hold a copy of a message that was fired from the log and has lost its record and entry there.
         state = State.UNKNOWN if is_cut and len(place.offsets) > 1 else place.state
-        return _undelivered(seen._replace(state=state), store_host)
+        return _as_undelivered(seen._replace(state=state), store_host)
 
-    def _delivered(
+    def _as_delivered(
         self, seen: Found, topic: Topic, queue_id: int, queue_offset: int, place: int, store_host: Host | None
     ) -> Found:
         queue = self._fold.queues[topic.numbers[queue_id]]
@@ -411,7 +416,7 @@ _STATES = {LIVING: State.WAITING, CANCELLED: State.CANCELLED}
 
 
 def run_steps(steps: Steps[_Result]) -> Iterator[_Result | None]:
-    """None after each step but the last, then the result."""
+    """Yields None for each step but the last, then the result."""
     while True:
         try:
             next(steps)
@@ -422,13 +427,13 @@ def run_steps(steps: Steps[_Result]) -> Iterator[_Result | None]:
 
 
 def _join(parts: list[np.ndarray]) -> np.ndarray:
-    """numpy is slow to join rows of many fields, and mostly there is one part or none."""
+    """Concatenates arrays. numpy is slow to join rows of many fields, and mostly there is one part or none."""
     kept = [part for part in parts if len(part)]
     return np.concatenate(kept) if len(kept) > 1 else kept[0] if kept else parts[0]
 
 
-def _undelivered(seen: Found, store_host: Host | None) -> Found:
-    """The record of a message that is in no queue: its queue offset says so."""
+def _as_undelivered(seen: Found, store_host: Host | None) -> Found:
+    """Marks the record of a message that is in no queue: its queue offset says so."""
     body = bytearray(seen.record)
     records.deliver(body, [(0, NOWHERE, seen.offset, seen.stored_at_ms)], store_host)
     return seen._replace(record=bytes(body))
@@ -440,7 +445,7 @@ def _staged(base: int, chunk: Chunk, row: int) -> _Staged:
 
 
 def _row_of(chunk: Chunk, due_at_ms: int, arrival: int) -> int | None:
-    """The row of a message of the far queue in a chunk."""
+    """Returns the row of a far message in a chunk."""
     index, wanted = chunk.index, (due_at_ms, arrival)
     if not chunk.head.due_low_ms <= due_at_ms <= chunk.head.due_high_ms:
         return None

@@ -1,26 +1,120 @@
-"""Retention: what may leave the disk, and when.
+"""Snapshots and retention: what is saved, what may leave the disk, and when.
 
 A segment or chunk may go when nothing in it waits, nothing in it waited when the older of the two snapshots was taken
 (a replay from there reads it), and enough time has passed since the last of its messages became visible. Segments may
-go from the middle of the log: one message that waits a year holds its own segment, not the log behind it.
+go from the middle of the log: one message that waits a year holds its own segment, not the log after it.
 """
+
+from collections.abc import Iterator
 
 import numpy as np
 
+from postdate.broker.leasing import LeaseCalls
+from postdate.broker.rescuing import Rescuer
+from postdate.broker.settings import CurrentSettings
+from postdate.broker.writing import Writer
+from postdate.errors import UsageError
+from postdate.state import saved
 from postdate.state.fold import Fold
 from postdate.state.jobs import DONE, POSTPONE, Job, Part
 from postdate.state.saved import Kept
-from postdate.storage import selection
+from postdate.storage import selection, snapshot
 from postdate.storage.chunk import CHUNK_BIT
+from postdate.storage.disk import Disk
 from postdate.storage.log import Log
 from postdate.storage.queue import Queue
 
 _ENTRIES_PER_LOOK = 2_048
 
 
-def retain(log: Log, fold: Fold, older: Kept, seen_before_ms: int, promised: set[int]) -> int:
+class Retention:
+    """Takes snapshots, and removes files that neither the fold nor a replay from a snapshot needs. `loaded` is the
+    snapshot that the fold began with, `replayed_count` the number of batches applied since.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        log: Log,
+        fold: Fold,
+        writer: Writer,
+        leases: LeaseCalls,
+        rescuer: Rescuer,
+        settings: CurrentSettings,
+        *,
+        loaded: Kept | None,
+        replayed_count: int,
+    ) -> None:
+        self._disk = disk
+        self._log = log
+        self._fold = fold
+        self._writer = writer
+        self._leases = leases
+        self._rescuer = rescuer
+        self._settings = settings
+        self._snapshots = [] if loaded is None else [loaded]  # newest last
+        self._replayed_count = replayed_count
+        self._saved_count = 0  # of the batches that were replayed or applied, those that the last snapshot has
+        self._is_taking = False
+
+    # -- snapshots ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_snapshot_due(self) -> bool:
+        """Whether a crash now would have to replay more than the settings want."""
+        return (
+            self.bytes_since_snapshot >= self._settings.now.snapshot_bytes
+            or self.batches_since_snapshot >= self._settings.limits.snapshot_batches
+        )
+
+    @property
+    def bytes_since_snapshot(self) -> int:
+        return self._fold.position - (self._snapshots[-1].position if self._snapshots else 0)
+
+    @property
+    def batches_since_snapshot(self) -> int:
+        return self._batch_count - self._saved_count
+
+    @property
+    def _batch_count(self) -> int:
+        return self._replayed_count + self._writer.applied_count
+
+    def take_snapshot(self) -> Iterator[saved.Step]:
+        """Takes a snapshot in small steps, see saved.take. The caller goes on working between the steps."""
+        if self._is_taking:
+            raise UsageError("a snapshot is being taken already")
+        if self._writer.broken is not None:
+            raise self._writer.broken
+        taken, batch_count = saved.kept_of(self._fold), self._batch_count
+        if self._snapshots and self._snapshots[-1].position == taken.position:
+            return
+        self._is_taking = True
+        try:
+            yield from saved.take(self._disk, self._fold, self._log.flush)
+            self._snapshots = [*self._snapshots, taken][-snapshot.KEPT :]
+            self._saved_count = batch_count
+        finally:
+            self._is_taking = False
+
+    @property
+    def is_taking_snapshot(self) -> bool:
+        return self._is_taking
+
+    # -- removing -----------------------------------------------------------------------------------------------
+
+    def retain(self, at_ms: int) -> int:
+        """Removes segments and chunks that nobody needs any more; returns how many files."""
+        if self._writer.broken is not None:
+            raise self._writer.broken
+        if len(self._snapshots) < snapshot.KEPT or self._rescuer.is_under_way:
+            return 0
+        promised, seen_before_ms = self._leases.promised_places(), at_ms - self._settings.now.retention_ms
+        return _remove(self._log, self._fold, self._snapshots[0], seen_before_ms, promised)
+
+
+def _remove(log: Log, fold: Fold, older: Kept, seen_before_ms: int, promised: set[int]) -> int:
     """Removes what may go and was last seen before that instant; returns how many files. `promised` are offsets of
-    records that the fold will hold when what is written has been applied.
+    records that the fold will reference when everything written is applied.
     """
     kept = {offset >> log.segment_shift for offset in promised if offset < CHUNK_BIT}
     segments = [
@@ -44,13 +138,13 @@ def retain(log: Log, fold: Fold, older: Kept, seen_before_ms: int, promised: set
         fold.references.chunk_seen.pop(base, None)
     if segments or chunks:
         _shorten_rows(log, fold, older, seen_before_ms)
-    # A log that is whole can be replayed from its beginning, and whatever jobs decided with it.
+    # A log that is whole can be replayed from its beginning, and what jobs decided with it.
     return len(segments) + len(chunks) + (0 if log.is_whole else _remove_selections(fold, older))
 
 
 def _remove_selections(fold: Fold, older: Kept) -> int:
-    """Lets the selections of jobs go that no replay reads again and no rescue, cancel or stage asks for; and those that
-    no job has named: of jobs whose pipeline has died, unless one is at work now.
+    """Removes the selections of jobs that no replay reads again and no rescue, cancel or stage asks for; and those that
+    no job has named, because their pipeline has died, unless a job is at work now.
     """
     first = fold.far.arrival_of(fold.far.rows.first)  # no rescue, now or in a replay, comes by rows before it
     needed = {part.name for job in fold.jobs.all() for part in job.parts if _is_needed(job, part, first)}
@@ -80,7 +174,7 @@ def _segment_may_go(number: int, log: Log, fold: Fold, older: Kept, seen_before_
 
 
 def _shorten_rows(log: Log, fold: Fold, older: Kept, seen_before_ms: int) -> None:
-    """Lets rows go whose records are gone: when it is certain that the records do not come back after a power loss."""
+    """Forgets rows whose records are gone, when it is certain that no power loss brings the records back."""
     log.sync_folder()
     fold.chunks.sync_folder()
     forget_dead_entries(log, fold)
@@ -93,10 +187,11 @@ def _shorten_rows(log: Log, fold: Fold, older: Kept, seen_before_ms: int) -> Non
 
 
 def _first_young(log: Log, fold: Fold, seen_before_ms: int) -> int:
-    """Where the segments begin that are young, up to the end of the log without a gap.
+    """Returns where the young segments begin that reach the end of the log without a gap.
 
     The index does not reach further back: one message that waits a year, or became visible yesterday after one, would
-    hold the keys of all that came since. What waits that long is a row of the far queue, and found there.
+    keep the keys of everything that came since. A message that waits that long is a row of the far queue, and found
+    there.
     """
     first = log.end >> log.segment_shift
     for number in reversed(log.segment_numbers()):

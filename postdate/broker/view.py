@@ -34,11 +34,10 @@ from postdate.storage.queue import FILTER_ROWS, Queue, tagged
 from postdate.storage.rows import Rows
 from postdate.storage.segment import Segments
 
-# Constants and plain values of the state that its answers are made of: those above import them from here.
+# The answers are made of these constants and plain values of the state: those above import them from here.
 __all__ = [
     "CANCEL",
     "FAILED",
-    "NEVER",
     "PERM_INHERIT",
     "PERM_READ",
     "PERM_WRITE",
@@ -71,7 +70,7 @@ class Pulled(NamedTuple):
     next_offset: int
     min_offset: int
     max_offset: int
-    body: bytes = b""  # the records, one behind the other
+    body: bytes = b""  # the records, one after the other
     record_count: int = 0
 
     @property
@@ -232,8 +231,8 @@ class View:
         return self._fold.waiting_far()
 
     def wheel_page(self, after: tuple[int, int], limit: int) -> tuple[np.ndarray, tuple[int, int] | None]:
-        """Rows (wheel.NEAR) of what waits in the wheel behind a place of (due, arrival), about `limit` of them, and the
-        place where the next page begins; None after the last one.
+        """Returns rows (layout.NEAR) of what waits in the wheel after a place of (due, arrival), about `limit` of them,
+        and the place where the next page begins; None after the last one.
         """
         rows, place = self._fold.wheel.page(after, limit)
         return rows[~self.is_deleted(rows["queue"])], place
@@ -262,7 +261,7 @@ class View:
         return self._fold.far.arrival_of(number)
 
     def read_far(self, start: int, count: int) -> np.ndarray:
-        """Rows of the far queue (far.FAR) that are durable, from number `start` on."""
+        """Returns rows of the far queue (layout.FAR) that are durable, from number `start` on."""
         first = self._fold.far.rows.first
         if start < first or count < 0:
             raise UsageError(f"far rows from {start} and {count} of them: the first that is there is {first}")
@@ -309,14 +308,14 @@ class View:
     # -- queues -------------------------------------------------------------------------------------------------
 
     def queue(self, topic: str, queue_id: int) -> Queue:
-        """Raises TopicNotFound, UsageError."""
+        """Returns the state's own queue, to be read only, for parts of the broker. Raises TopicNotFound, UsageError."""
         found = self._fold.topics.get(topic)
         if not 0 <= queue_id < len(found.numbers):
             raise UsageError(f"queue {queue_id} of topic {topic!r} does not exist: it has {len(found.numbers)}")
         return self._fold.queues[found.numbers[queue_id]]
 
     def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """The smallest offset that is not gone, and the next one that will be given."""
+        """Returns the smallest offset that is there, and the next one that will be given."""
         queue = self.queue(topic, queue_id)
         return queue.first, queue.length
 
@@ -333,21 +332,21 @@ class View:
         return len(self._fold.queues)
 
     def search(self, topic: str, queue_id: int, at_ms: int) -> int:
-        """The first offset that became visible at or after an instant; the max offset where none did."""
+        """Returns the first offset that became visible at or after an instant; the next one where none did."""
         queue = self.queue(topic, queue_id)
         return max(queue.search(at_ms), queue.first)
 
     def visible_at_ms(self, topic: str, queue_id: int, offset: int) -> int:
-        """When a message became visible."""
+        """Returns when a message became visible."""
         return int(self.queue(topic, queue_id).visible_at_ms(offset, offset + 1)[0])
 
     def entries(self, topic: str, queue_id: int, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """(place in the log, size, tag hash) of the visible messages start..stop-1."""
+        """Returns (place in the log, size, tag hash) of the visible messages start..stop-1."""
         found: list[tuple[int, int, int]] = self.queue(topic, queue_id).entries.read(start, stop).tolist()
         return found
 
     def place(self, topic: str, queue_id: int, offset: int) -> int:
-        """Where the record of a visible message lies in the log."""
+        """Returns where the record of a visible message lies in the log."""
         return int(self.queue(topic, queue_id).entries.read(offset, offset + 1)["offset"][0])
 
     # -- pulling ------------------------------------------------------------------------------------------------
@@ -365,9 +364,8 @@ class View:
     ) -> Pulled:
         """Reads visible messages from an offset on, at least one if there is one, as their consumer reads them.
 
-        `store_host` is where their consumer reaches the broker, if not where that was when they were stored.
-
-        Messages whose record is gone (retention) are passed over.
+        `store_host` is where the consumer reaches the broker; without it, the address at which they were stored.
+        Messages whose records retention has removed are passed over.
         """
         queue = self.queue(topic, queue_id)
         low, high = queue.first, queue.length
@@ -390,8 +388,8 @@ class View:
         tag_hashes: frozenset[int] | None,
         store_host: Host | None,
     ) -> tuple[bytes, int, int]:
-        """The records from an offset on that pass the filter, as their consumer sees them, where to go on, and how many
-        they are.
+        """Returns the records from an offset on that pass the filter, as their consumer sees them, where to go on, and
+        how many they are.
 
         All are copied into one piece first and patched there: a pull of 32 takes some 40 us.
         """
@@ -429,7 +427,7 @@ class View:
     def _collect_many(
         self, queue: Queue, queue_id: int, offset: int, count_max: int, bytes_max: int, store_host: Host
     ) -> tuple[bytes, int]:
-        """The records from an offset on, by columns, and how many they are; none where not all are there and alike."""
+        """Returns the records from an offset on, by columns, and their number; none unless all are there and alike."""
         entries = queue.entries.read(offset, offset + count_max)
         ends = np.cumsum(entries["size"], dtype=np.int64)
         count = max(1, int(np.searchsorted(ends, bytes_max, "right")))
@@ -444,7 +442,7 @@ class View:
         return b"", 0
 
     def _read_many(self, places: np.ndarray, sizes: np.ndarray) -> list[bytes]:
-        """Records; mostly they are in one segment, which is looked up once."""
+        """Reads records; mostly they are in one segment, which is looked up once."""
         shift, number = self._segments.shift, int(places[0]) >> self._segments.shift
         view = self._segments.views.get(number)
         if view is None or (places >> shift != number).any():
@@ -452,7 +450,7 @@ class View:
         starts = places & (self._segments.segment_bytes - 1)
         return [view[start:stop] for start, stop in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
 
-    # -- rows ---------------------------------------------------------------------------------------------------
+    # -- rows in files ------------------------------------------------------------------------------------------
 
     @property
     def file_rows(self) -> int:
@@ -460,21 +458,23 @@ class View:
         return self._fold.file_rows
 
     def rows_of(self, topic: str, queue_id: int) -> Rows:
-        """The rows of a topic's queue or, for the topic "", of the far queue."""
+        """Returns the rows of a topic's queue or, for the topic "", of the far queue: the state's own, to be read and
+        never changed, because an answer may hold megabytes of them.
+        """
         return self.queue(topic, queue_id).entries if topic else self._fold.far.rows
 
     def times_of(self, topic: str, queue_id: int) -> Rows:
-        """The rows that say when the entries of a topic's queue became visible."""
+        """Returns the rows that say when the entries of a topic's queue became visible; likewise."""
         return self.queue(topic, queue_id).times
 
     def time_row(self, topic: str, queue_id: int, offset: int) -> int:
-        """Which of these rows holds for an offset."""
+        """Returns the number of the one among them that holds for an offset."""
         queue = self.queue(topic, queue_id)
         return queue.time_row(max(offset, queue.first))
 
 
 def _chosen(entries: np.ndarray, tag_hashes: frozenset[int] | None) -> Iterable[tuple[int, tuple[int, int, int]]]:
-    """Entries that pass a filter, with their indexes."""
+    """Yields the entries that pass a filter, with their indexes."""
     if not tag_hashes:
         return enumerate(entries.tolist())
     return ((index, entries[index].item()) for index in tagged(entries, tag_hashes))

@@ -21,6 +21,7 @@ from postdate.storage.log import Log
 
 Seconds = dict[tuple[int, str], int]  # (second of due time, topic) -> messages
 NO_SECONDS: Seconds = {}
+_NO_OFFSETS: list[int] = []
 _NEW = tuple.__new__  # past the constructor of a named tuple: changes are taken after every flush
 
 
@@ -41,9 +42,9 @@ class Ticket:
 
     __slots__ = ("answers", "end", "error", "offsets", "prepared", "seconds", "timed")
 
-    def __init__(self) -> None:
-        self.end = 0  # durable when the log is durable up to here
-        self.offsets: list[int] = []  # of its records in the log
+    def __init__(self, end: int = 0, offsets: list[int] = _NO_OFFSETS) -> None:
+        self.end = end  # durable when the log is durable up to here
+        self.offsets = offsets  # of its records in the log
         self.prepared: list[Prepared] = []  # its messages
         self.answers: list[Any] | None = None
         self.error: PostdateError | OSError | None = None
@@ -133,8 +134,9 @@ class Writer:
     ) -> Ticket:
         body, offsets = packed
         if ticket is None:
-            ticket = Ticket()
-        ticket.end, ticket.offsets = start + length, offsets
+            ticket = Ticket(start + length, offsets)
+        else:
+            ticket.end, ticket.offsets = start + length, offsets
         batch = self._log.append(start, at_ms, row_count, body)
         assert batch.end == ticket.end, f"a batch that ends at {batch.end} was planned to end at {ticket.end}"
         self._pending.append((batch, ticket))

@@ -9,7 +9,7 @@ import os
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
 
-from postdate.broker.view import NEVER
+from postdate.arrival import NEVER
 
 _CLOCK_REALTIME = 0
 _TIMER_ABSTIME = 1

@@ -17,8 +17,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from postdate.arrival import NEVER
 from postdate.broker.broker import Broker
-from postdate.broker.view import NEVER
 from postdate.broker.writing import Changes, Ticket
 from postdate.clock import Clock, ManualClock
 from postdate.errors import DiskFull, LogFailed, PostdateError

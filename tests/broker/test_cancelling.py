@@ -2,6 +2,9 @@
 
 import pytest
 
+from postdate.arrival import NEVER
+from postdate.broker.broker import Broker
+from postdate.config import Settings
 from postdate.errors import TopicNotFound, UsageError
 from postdate.message import Cancelled
 from postdate.state import saved
@@ -9,6 +12,9 @@ from tests.support.helpers import (
     DAY_MS,
     FAR_MS,
     HOUR_MS,
+    KEEP_DAY,
+    LEAD_MS,
+    SMALL,
     T0,
     TOPIC,
     Data,
@@ -17,7 +23,10 @@ from tests.support.helpers import (
     bodies,
     cancel,
     message,
+    registered,
+    segment_of_messages,
     send,
+    snapshot,
     waiting_count,
 )
 
@@ -166,3 +175,96 @@ def test_tombstones_are_forgotten_when_their_work_is_done(data: Data) -> None:
     assert broker.fold.cancels.count == 0
     assert broker.fold.references.held == {}, "nothing waits any more, so no segment is held"
     assert waiting_count(broker) == 0
+
+
+def test_a_cancel_while_a_snapshot_runs_hits_nobody_else_after_a_clock_step_back(data: Data) -> None:
+    """The slot of a due was fired, and the same due has a new slot: two slots, of which the snapshot holds one."""
+    broker = data.open(queue_count=2)
+    due = T0 + 1_000
+    send(broker, T0, message("fired", unique="a", due=due))
+    steps = broker.snapshot()
+    next(steps)
+    advance(broker, due)
+    send(broker, T0 + 500, message("cancelled", unique="b", due=due, queue_id=1))
+    assert cancel(broker, "b", due, T0 + 500) == Cancelled.CANCELLED
+    for step in steps:
+        if step is not None:
+            step()
+    assert (bodies(broker), bodies(broker, TOPIC, 1)) == (["fired"], [])
+    data.crash(broker)
+    broker = data.open()
+    advance(broker, due)
+    assert (bodies(broker), bodies(broker, TOPIC, 1)) == (["fired"], [])
+
+
+def test_a_cancel_long_after_delivery_and_retention_is_unknown(data: Data) -> None:
+    broker = data.open(KEEP_DAY)
+    send(broker, T0, message("long ago", unique="k", due=T0 + 5))
+    for _ in range(8):
+        segment_of_messages(broker, T0 + 10, "x")  # one instant: its first row stands for all of them
+    for _ in range(2):
+        send(broker, T0 + 20, message("y"))
+        snapshot(broker)
+    at_ms = T0 + 2 * DAY_MS
+    assert broker.retain(at_ms) > 0
+    number = broker.fold.topics.get(TOPIC).numbers[0]
+    assert data.disk.list(f"queues/{number}/entries")[0] > f"{0:020d}", "not even the file of its entry is there"
+    assert cancel(broker, "k", T0 + 5, at_ms) == Cancelled.UNKNOWN
+
+
+@pytest.mark.parametrize("due", [NEVER - 1, NEVER, T0 + SMALL.delay_ms_max + 1, 0, -1])
+def test_a_cancel_of_an_absurd_due_is_refused(data: Data, due: int) -> None:
+    broker = data.open()
+    end = broker.log.end
+    with pytest.raises(UsageError, match=f"the due time of a cancel is {due}, expected epoch milliseconds"):
+        broker.cancel(TOPIC, "k", due, T0)
+    assert broker.log.end == end
+
+
+def test_the_latest_due_that_a_message_may_have_can_be_cancelled(data: Data) -> None:
+    broker = data.open()
+    due = T0 + SMALL.delay_ms_max
+    send(broker, T0, message("ten years", unique="k", due=due), message("kept", due=T0 + FAR_MS))
+    assert cancel(broker, "k", due, T0) == Cancelled.CANCELLED
+    advance_to(broker, T0, due + HOUR_MS)
+    assert (bodies(broker), broker.wake_at_ms) == (["kept"], NEVER)
+
+
+BRIEF = Settings(segment_bytes=16_384, batch_bytes_max=16_384, retention_ms=1_000, tombstones_max=5)
+
+
+def cancelled_again_and_again(broker: Broker, rounds: int) -> None:
+    """Each round sends a near and a far message, cancels the near one, and lets time and retention pass."""
+    at_ms = T0
+    for n in range(rounds):
+        far = message(f"far{n}", due=at_ms + 2 * LEAD_MS)
+        send(broker, at_ms, message(f"near{n}", unique=f"n{n}", due=at_ms + 1_000), far)
+        assert cancel(broker, f"n{n}", at_ms + 1_000, at_ms) == Cancelled.CANCELLED
+        advance_to(broker, at_ms, at_ms + 2 * LEAD_MS)
+        at_ms += 2 * LEAD_MS
+        assert bodies(broker)[-1] == f"far{n}"
+        send(broker, at_ms, message(bytes(12_000)))
+        snapshot(broker)
+        at_ms += 2_000
+        broker.retain(at_ms)
+    assert broker.log.start > 0
+
+
+@pytest.mark.parametrize("pipeline", [False, True])
+def test_a_tombstone_is_forgotten_though_no_pipeline_ever_takes_anything(data: Data, pipeline: bool) -> None:
+    broker = data.open(BRIEF)
+    if pipeline:
+        registered(broker)
+    cancelled_again_and_again(broker, 20)
+    assert broker.fold.cancels.count == 0
+
+
+def test_a_tombstone_of_nothing_is_forgotten_after_its_due(data: Data) -> None:
+    broker = data.open()
+    registered(broker)
+    send(broker, T0, message("far", due=T0 + DAY_MS))
+    for due in (T0 + 1_000, T0 + FAR_MS):
+        assert cancel(broker, "nobody", due, T0) == Cancelled.UNKNOWN
+    advance_to(broker, T0, T0 + HOUR_MS)
+    send(broker, T0 + HOUR_MS, message("time passes"))
+    assert broker.fold.cancels.count == 0

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from postdate.broker.broker import Broker
-from postdate.broker.leasing import LeaseHandle, Popped, PopRequest
+from postdate.broker.leasing import LeaseHandle, PopRequest, PopResult
 from postdate.errors import PopsFull, UsageError
 from postdate.message import DLQ_TOPIC_PREFIX, Message
 from postdate.state import saved
@@ -39,21 +39,21 @@ DEAD = DLQ_TOPIC_PREFIX + GROUP
 ASK = PopRequest(GROUP, TOPIC, [0], 32, 1 << 20, MINUTE_MS, 16)
 
 
-def pop(broker: Broker, at_ms: int, **changes: Any) -> Popped:
+def pop(broker: Broker, at_ms: int, **changes: Any) -> PopResult:
     popped = settled(broker, broker.leases.pop(ASK._replace(**changes), at_ms))
-    assert isinstance(popped, Popped)
+    assert isinstance(popped, PopResult)
     return popped
 
 
-def texts(popped: Popped) -> list[str]:
+def texts(popped: PopResult) -> list[str]:
     return [records.decode(data).body.decode() for data in records.split(popped.body)]
 
 
-def handles(popped: Popped) -> list[LeaseHandle]:
+def handles(popped: PopResult) -> list[LeaseHandle]:
     return [LeaseHandle(TOPIC, given.queue_id, given.offset, popped.popped_at_ms) for given in popped.messages]
 
 
-def acknowledge(broker: Broker, popped: Popped, at_ms: int) -> list[bool]:
+def acknowledge(broker: Broker, popped: PopResult, at_ms: int) -> list[bool]:
     good: list[bool] = settled(broker, broker.leases.acknowledge(GROUP, handles(popped), at_ms))
     return good
 

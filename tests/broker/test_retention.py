@@ -4,12 +4,16 @@ import dataclasses
 
 import pytest
 
+from postdate.broker.broker import Broker
 from postdate.broker.view import PullStatus
+from postdate.errors import UsageError
+from postdate.message import Cancelled
 from tests.support.helpers import (
     DAY_MS,
     FAR_MS,
     HOUR_MS,
     KEEP_DAY,
+    LEAD_MS,
     SMALL_LIMITS,
     T0,
     TOPIC,
@@ -17,6 +21,7 @@ from tests.support.helpers import (
     advance,
     advance_to,
     bodies,
+    cancel,
     message,
     pulled,
     registered,
@@ -27,6 +32,7 @@ from tests.support.helpers import (
     stage,
     upload,
     waiting_count,
+    write_chunk,
 )
 
 
@@ -230,3 +236,85 @@ def test_a_rescue_works_after_retention_has_dropped_the_beginning_of_the_far_que
     assert bodies(broker)[-1] == "rescued"
     data.crash(broker)
     assert bodies(data.open(KEEP_DAY))[-1] == "rescued"
+
+
+def two_snapshots(broker: Broker, at_ms: int) -> None:
+    """Ends two segments with a snapshot each, so that retention may look at what came before."""
+    for n in range(2):
+        segment_of_messages(broker, at_ms, f"{n}.")
+        snapshot(broker)
+
+
+def test_retention_waits_for_a_rescue_that_is_written_and_not_durable(data: Data) -> None:
+    broker = data.open(KEEP_DAY)
+    due = T0 + 5 * DAY_MS
+    far = message("far", due=due)
+    send(broker, T0, far)
+    epoch = registered(broker)
+    upload(broker, data, "c1", [far], [0])
+    stage(broker, epoch, 1, T0 + 1)
+    two_snapshots(broker, T0 + 1)
+    at_ms = due - LEAD_MS
+    broker.advance(at_ms)
+    assert broker.retain(at_ms) == 0, "the rescue was planned with the record that would go"
+    broker.flush()
+    advance_to(broker, at_ms, due)
+    assert bodies(broker)[-1] == "far"
+    stage(broker, epoch, broker.fold.far.length, due, ["c1"], due)
+    advance_to(broker, due, due + HOUR_MS)
+    assert bodies(broker).count("far") == 1, "the table brings it again and it is known"
+
+
+def forgotten_rows(data: Data) -> tuple[Broker, int]:
+    """A broker without a pipeline whose first far rows are gone by retention, and the instant."""
+    broker = data.open(KEEP_DAY, dataclasses.replace(SMALL_LIMITS, far_block_rows=8))
+    at_ms = T0
+    for n in range(4):
+        send(broker, at_ms, *[message(f"{n}.{m}", due=at_ms + FAR_MS) for m in range(50)])
+        advance_to(broker, at_ms, at_ms + FAR_MS)
+        segment_of_messages(broker, at_ms + FAR_MS, "x")
+        snapshot(broker)
+        at_ms += DAY_MS
+    assert broker.retain(at_ms) > 0
+    return broker, at_ms
+
+
+def test_without_a_pipeline_far_rows_are_forgotten_with_their_segments(data: Data) -> None:
+    broker, _ = forgotten_rows(data)
+    assert broker.view.far.first >= 64
+    assert data.disk.list("far")[0] > f"{0:020d}", "whole files are gone"
+    with pytest.raises(UsageError, match=f"the first that is there is {broker.view.far.first}"):
+        broker.view.read_far(0, 10)
+    first, offsets = broker.view.far.first, broker.offsets(TOPIC, 0)
+    data.crash(broker)
+    broker = data.open(broker.settings, broker.limits)
+    assert broker.offsets(TOPIC, 0) == offsets
+    assert 64 <= broker.view.far.first <= first
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_first_pipeline_begins_at_the_first_far_row_that_is_there(data: Data, restarts: bool) -> None:
+    broker, at_ms = forgotten_rows(data)
+    if restarts:
+        data.crash(broker)
+        broker = data.open(broker.settings, broker.limits)
+    send(broker, at_ms, message("far", unique="k", due=at_ms + FAR_MS))
+    epoch = registered(broker, at_ms)
+    rows = broker.view.read_far(broker.view.far.first, 1_000)
+    assert broker.view.far.first + len(rows) == broker.fold.far.length == 201
+    upload_last(broker, data, "c1")
+    stage(broker, epoch, 201, at_ms + FAR_MS, ["c1"], at_ms)
+    assert cancel(broker, "k", at_ms + FAR_MS + 1, at_ms) == Cancelled.UNKNOWN
+    advance_to(broker, at_ms, at_ms + DAY_MS)
+    assert bodies(broker)[-1] == "far"
+    assert waiting_count(broker) == 0
+    assert broker.fold.references.held.keys() <= {broker.log.end >> 16}, (
+        "nothing but the last cancel may hold a segment"
+    )
+
+
+def upload_last(broker: Broker, data: Data, name: str) -> None:
+    """A chunk of the last far row."""
+    row = broker.view.read_far(broker.fold.far.length - 1, 1)[0]
+    far = message("far", unique="k", due=int(row["due"]))
+    write_chunk(data.disk, name, [(int(row["due"]), int(row["arrival"]), int(row["queue"]), far)])

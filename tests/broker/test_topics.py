@@ -9,6 +9,7 @@ from postdate.message import Cancelled
 from tests.support.helpers import (
     DAY_MS,
     FAR_MS,
+    LEAD_MS,
     SMALL,
     T0,
     TOPIC,
@@ -130,3 +131,21 @@ def test_offsets_that_make_no_sense_are_refused(data: Data) -> None:
     with pytest.raises(IllegalMessage, match="group"):
         broker.commit_offsets("a b", [], T0)
     assert broker.offsets(TOPIC, 0) == (0, 0)
+
+
+def test_deleting_a_topic_counts_no_cancelled_message_that_a_pending_rescue_moves(data: Data) -> None:
+    broker = data.open()
+    send(broker, T0, message("cancelled", unique="k", due=T0 + FAR_MS), message("kept", due=T0 + FAR_MS))
+    cancel(broker, "k", T0 + FAR_MS, T0)
+    broker.advance(T0 + FAR_MS - LEAD_MS)
+    assert broker.delete_topic(TOPIC, T0 + FAR_MS - LEAD_MS) == 1
+
+
+@pytest.mark.parametrize("delay_ms", [1_000, FAR_MS])
+def test_deleting_a_topic_counts_no_message_whose_cancel_is_pending(data: Data, delay_ms: int) -> None:
+    broker = data.open()
+    send(broker, T0, message("cancelled", unique="k", due=T0 + delay_ms))
+    broker.send([message("kept", due=T0 + delay_ms)], T0)
+    ticket = broker.cancel(TOPIC, "k", T0 + delay_ms, T0)
+    assert broker.delete_topic(TOPIC, T0) == 1
+    assert ticket.answer.outcome == Cancelled.CANCELLED

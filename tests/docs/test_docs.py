@@ -1248,7 +1248,7 @@ def test_shown_output_is_compared(promised: list[str], holds: bool) -> None:
 
 
 def test_links_that_lead_nowhere_are_noticed() -> None:
-    text = "[a](no-such.md) [b](README.md#layout) [c](README.md#nowhere) [d](https://example.org) [e](docs)"
+    text = "[a](no-such.md) [b](README.md#start) [c](README.md#nowhere) [d](https://example.org) [e](docs)"
     assert list(link_problems(ROOT / "README.md", text)) == [
         "no-such.md leads nowhere",
         "README.md#nowhere names no heading",

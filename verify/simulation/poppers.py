@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from postdate.arrival import NEVER
 from postdate.broker.broker import Broker
-from postdate.broker.leasing import LeaseHandle, Popped, PopRequest
+from postdate.broker.leasing import LeaseHandle, PopRequest, PopResult
 from postdate.broker.writing import Ticket
 from postdate.errors import DiskFull, FlowControl
 from postdate.message import DLQ_TOPIC_PREFIX, Message
@@ -136,7 +136,7 @@ class Poppers:
             self._site.digest.note("popper", call.ticket.answer)
             call.take_in(call.ticket.answer)
 
-    def _popped(self, popped: Popped, ask: PopRequest, numbers: list[int]) -> None:
+    def _popped(self, popped: PopResult, ask: PopRequest, numbers: list[int]) -> None:
         for given in popped.messages:
             place = (numbers[given.queue_id], given.offset)
             if place in self._given:

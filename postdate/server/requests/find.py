@@ -11,9 +11,9 @@ from typing import Any
 
 import orjson
 
+from postdate.arrival import NEVER
 from postdate.broker.broker import Broker
 from postdate.broker.lookup import BY_ANY, BY_UNIQUE, Found
-from postdate.broker.view import NEVER
 from postdate.errors import UsageError
 from postdate.message import PROPERTIES_BYTES_MAX, PROPERTY_DUE_MS, PROPERTY_STATE, Host, encode_properties
 from postdate.server.connection import Connection

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from postdate.broker.broker import Broker
-from postdate.broker.leasing import LeaseHandle, Popped, PoppedMessage, PopRequest
+from postdate.broker.leasing import LeaseHandle, PoppedMessage, PopRequest, PopResult
 from postdate.broker.view import Key, TopicInfo
 from postdate.broker.writing import Changes, Ticket
 from postdate.clock import Clock
@@ -140,7 +140,7 @@ class Pops:
         if ticket.error is not None:
             connection.write(refusal(command, ticket.error))
             return
-        popped: Popped = ticket.answer
+        popped: PopResult = ticket.answer
         if not popped.messages:  # the records of returned messages are gone, or the topic is
             connection.write(_answer_without_messages(command, codes.PULL_NOT_FOUND, ask, popped.popped_at_ms))
             return

@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 
 from postdate import __version__
+from postdate.arrival import NEVER
 from postdate.broker.broker import Broker
-from postdate.broker.view import NEVER
 from postdate.clock import Clock
 from postdate.config import DAY_MS, LIVE, Settings
 from postdate.errors import UsageError

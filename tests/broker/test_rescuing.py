@@ -1,10 +1,12 @@
-"""Time without a pipeline: far messages come on time, and RAM holds only what is near."""
+"""Rescues and time: far messages come on time without a pipeline, and RAM holds only what is near."""
 
 import dataclasses
 
 import pytest
 
 from postdate.arrival import NEVER
+from postdate.config import Limits
+from postdate.errors import UsageError
 from tests.support.helpers import (
     DAY_MS,
     FAR_MS,
@@ -23,6 +25,7 @@ from tests.support.helpers import (
     pulled,
     registered,
     send,
+    send_each,
     stage,
 )
 
@@ -139,3 +142,19 @@ def test_rescues_look_no_further_than_they_must_while_a_pipeline_serves(data: Da
     stage(broker, registered(broker), 0, due + HOUR_MS)
     advance(broker, due - LEAD_MS // 2)
     assert broker.fold.wheel.count == 6, "what is due within half a lead and rescue_step_ms"
+
+
+def test_a_taken_row_in_the_first_block_does_not_starve_the_blocks_behind_it(data: Data) -> None:
+    broker = data.open(limits=dataclasses.replace(SMALL_LIMITS, rescue_blocks_max=2, far_block_rows=8))
+    due = T0 + FAR_MS
+    send(broker, T0, message("taken", due=due))
+    send_each(broker, T0, [message(str(n), due=due + n) for n in range(30)])
+    stage(broker, registered(broker), 1, due + HOUR_MS)
+    assert broker.rescuer.is_served(due), "so that only untaken rows are rescued"
+    advance_to(broker, T0, due + MINUTE_MS)
+    assert bodies(broker) == [str(n) for n in range(30)]
+
+
+def test_a_rescue_needs_two_blocks_because_the_first_may_hold_nothing_for_it() -> None:
+    with pytest.raises(UsageError, match="rescue_blocks_max is 1, expected at least 2"):
+        Limits(rescue_blocks_max=1)

@@ -1,4 +1,4 @@
-"""The broker and its folder: failing disks, odd folders, writing without waiting."""
+"""The broker and its folder: firing, failing disks, odd folders, writing without waiting."""
 
 import dataclasses
 import errno
@@ -269,3 +269,17 @@ def test_a_batch_is_synced_before_it_is_answered(data: Data) -> None:
     data.disk.points.clear()
     send(broker, T0, message())
     assert data.disk.points[:4] == ["log.append", "log.append.written", "log.flush", "log.flushed"]
+
+
+def test_a_fire_does_not_wait_for_a_batch_whose_instant_the_clock_has_left(data: Data) -> None:
+    broker = data.open()
+    broker.send([message("ahead")], T0 + 10_000)
+    broker.log.flush()
+    broker.send([message("due", due=T0 + 100)], T0)  # the clock stepped back
+    broker.settle()
+    broker.log.flush()
+    broker.send([message("pending")], T0 + 50)
+    broker.settle()
+    broker.advance(T0 + 100)
+    broker.flush()
+    assert bodies(broker) == ["ahead", "pending", "due"]
