@@ -116,12 +116,9 @@ def frame(header: bytes) -> bytes:
         (None, TimedOut, "no answer from .* within 0.2 s"),
     ],
 )
-def test_a_peer_that_misbehaves_is_named(
-    monkeypatch: pytest.MonkeyPatch, answer: bytes | None, error: Any, sentence: str
-) -> None:
-    monkeypatch.setattr(BrokerClient._ask, "__defaults__", (None, b"", 0.2 if answer is None else 5.0))
+def test_a_peer_that_misbehaves_is_named(answer: bytes | None, error: Any, sentence: str) -> None:
     with answering(answer) as address, pytest.raises(error, match=sentence):
-        BrokerClient(address).state()
+        BrokerClient(address, ask_s=0.2 if answer is None else 5.0).state()
 
 
 def test_away_means_that_a_later_try_may_pass() -> None:
