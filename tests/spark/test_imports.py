@@ -21,9 +21,9 @@ import pytest
 import postdate.spark
 from postdate import cli
 from postdate.arrival import own_arrival
-from postdate.client.errors import Unreachable
+from postdate.client.errors import BrokerError, Unreachable
 from postdate.contract import JobStatus
-from postdate.errors import PostdateError, Refused, UsageError
+from postdate.errors import PostdateError, Refused, TopicNotFound, UsageError
 from postdate.spark.formats import sink
 from postdate.spark.imports import imports, inputs, parquet
 from postdate.spark.imports.columns import Wanted
@@ -245,7 +245,7 @@ def test_columns_that_do_not_fit_are_refused_before_anything_is_written(world: W
         with pytest.raises(UsageError) as error:
             run(request(world, path, wanted=wanted_of(wishes)))
         assert str(error.value).startswith(sentence)
-    with pytest.raises(Refused):
+    with pytest.raises(BrokerError, match="there is no job 'one'"):
         world.control.find_job("one")
 
 
@@ -264,9 +264,9 @@ def test_files_that_are_not_there_or_of_two_kinds_are_refused(tmp_path: Path) ->
 
 def test_a_broker_that_is_away_or_refuses_is_told(world: World, tmp_path: Path) -> None:
     path = saved(tmp_path / "in.parquet", table_of(1))
-    with pytest.raises(Refused, match="nowhere"):
+    with pytest.raises(TopicNotFound, match="nowhere"):
         run(request(world, path, topic="nowhere"))
-    with pytest.raises(Unreachable, match=r"no broker answers at 127\.0\.0\.1:1"):
+    with pytest.raises(Unreachable, match=r"no broker at 127\.0\.0\.1:1"):
         run(request(world, path)._replace(address="127.0.0.1:1"))
 
 
@@ -422,7 +422,7 @@ def test_an_abort_behind_an_adoption_changes_nothing(world: World, spark: Any) -
 def test_options_that_are_wrong_are_told(world: World, spark: Any) -> None:
     frame = spark.createDataFrame(table_of(1))
     for options, sentence in [
-        ({"colour": "red"}, "option colour is not known, expected one of bulk, topic, due"),
+        ({"colour": "red"}, "option colour is not known, expected one of addr, bulk, topic, due"),
         ({"due": "when"}, "due: there is no column when"),
         ({"wait": "perhaps"}, "option wait is 'perhaps', expected true or false"),
         ({"topic": "nowhere"}, "nowhere"),

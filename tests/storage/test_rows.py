@@ -245,7 +245,9 @@ def test_missing_files_and_rows_are_named(disk: FaultyDisk) -> None:
     fresh = make(disk, 24)
     with pytest.raises(CorruptQueue, match="rows/00000000000000000008 has 40 bytes, 96 are needed"):
         fresh.check_files()
-    with pytest.raises(CorruptQueue, match="rows/00000000000000000008 ends early: rows 8 to 15 need 96 bytes, 40"):
+    with pytest.raises(
+        CorruptQueue, match="rows/00000000000000000008 ends early: rows 8 to 15 need 96 bytes, it has 40"
+    ):
         fresh.read(0, 24)
     disk.remove("rows/00000000000000000008")
     with pytest.raises(CorruptQueue, match="has 0 bytes"):

@@ -55,10 +55,12 @@ class _Answer(NamedTuple):
 class BrokerClient:
     """Asks one broker, or the first of several addresses that answers."""
 
-    def __init__(self, address: str | None = None, bulk: str = "") -> None:
+    def __init__(self, address: str | None = None, bulk: str = "", ask_s: float = _ASK_S) -> None:
         """`address` is the route address, None for that of the environment. `bulk` is used in place of the address of
-        bulk that the broker tells. Raises UsageError for what is no address.
+        bulk that the broker tells. Requests that the broker answers from memory wait for `ask_s` seconds. Raises
+        UsageError for what is no address.
         """
+        self._ask_s = ask_s
         self._addresses = route_addresses(address)
         self._bulk = str(parse_address(bulk)) if bulk else ""
         self._answered = self._addresses[0]  # the address that has answered last
@@ -153,13 +155,13 @@ class BrokerClient:
         return load(answer.body, f"the answer of {self.address}")
 
     def _ask(
-        self, code: int, fields: Mapping[str, object] | None = None, body: bytes = b"", timeout: float = _ASK_S
+        self, code: int, fields: Mapping[str, object] | None = None, body: bytes = b"", timeout: float | None = None
     ) -> _Answer:
         """Raises Unreachable, Disconnected, TimedOut, and what a refusal means."""
         frame = _frame(code, fields or {}, body)
         connection, address = self._connect()
         with connection:
-            answer = _exchange(connection, address, frame, timeout)
+            answer = _exchange(connection, address, frame, self._ask_s if timeout is None else timeout)
         if answer.code != codes.SUCCESS:
             raise refusal_of(answer.code, answer.remark)
         return answer
