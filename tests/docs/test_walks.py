@@ -28,7 +28,7 @@ ELSEWHERE = ("postdate/bulk/", "postdate/spark/executor/selecting.py")
 class Walk(NamedTuple):
     steps: list[tuple[str, str]]  # file and function
     aside: set[str]  # files that take part, and that the data does not pass
-    count: int  # of modules, as the page says it
+    module_count: int  # as the page says it
 
     @property
     def modules(self) -> set[str]:
@@ -48,7 +48,7 @@ def read_walk(heading: str) -> Walk:
 
 def check_walk(walk: Walk, trace: Trace) -> None:
     """Compares a walk with what was called."""
-    assert walk.count == len(walk.modules), f"the page says {walk.count} modules, its table has {len(walk.modules)}"
+    assert walk.module_count == len(walk.modules), f"the page says {walk.module_count} modules, its table has {len(walk.modules)}"
     left = iter(trace.calls)
     for step in walk.steps:
         if step[0].startswith(ELSEWHERE):

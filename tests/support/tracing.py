@@ -46,7 +46,7 @@ class Trace:
             yield self
         finally:
             sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
+            threading.setprofile(None)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
