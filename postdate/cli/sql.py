@@ -1,4 +1,4 @@
-"""`postdate sql`: Spark SQL over all that waits."""
+"""`postdate sql`: prints what a query of Spark SQL finds in everything that waits."""
 
 import argparse
 import csv

@@ -93,7 +93,6 @@ from tests.support.helpers import (
     write_chunk,
 )
 from tests.support.serving import Served, serving
-from tests.test_imports import LAYERS
 from verify.faults.process import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +100,7 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
     (ROOT / "docs").glob("*.md")
 )
 (
-    ARCHITECTURE,
+    LIMITS_PAGE,
     FORMATS,
     SETTINGS,
     PROTOCOL,
@@ -118,7 +117,7 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
 ) = (
     ROOT / "docs" / f"{name}.md"
     for name in (
-        "architecture",
+        "limits",
         "formats",
         "settings",
         "protocol",
@@ -539,29 +538,6 @@ def test_files_that_a_page_names_are_there(page: Path) -> None:
     assert [path for path in paths if path not in NOT_YET and not (ROOT / path).exists()] == []
 
 
-# -- architecture -----------------------------------------------------------------------------------------------
-
-
-def test_the_tour_names_every_module_once() -> None:
-    named = [code(cells[0]) for cells in table_in(ARCHITECTURE, "Reading the source")]
-    modules = [str(path.relative_to(ROOT)) for path in (ROOT / "postdate").rglob("*.py")]
-    assert sorted(named) == sorted(modules)
-
-
-def test_the_import_table_is_the_one_that_is_held() -> None:
-    shown = table_in(ARCHITECTURE, "Who may import whom")
-    assert [tuple(re.findall(r"\w+", cells[1])) for cells in shown] == list(LAYERS)
-
-
-def test_parts_of_the_import_table_that_do_not_exist_are_in_italics() -> None:
-    for _, parts in table_in(ARCHITECTURE, "Who may import whom"):
-        for part in codes(parts):
-            assert (ROOT / "postdate" / f"{part}.py").exists() or (ROOT / "postdate" / part).is_dir(), part
-        for part in re.findall(r"\*(\w+)\*", parts):
-            assert not (ROOT / "postdate" / f"{part}.py").exists(), part
-            assert not (ROOT / "postdate" / part).exists(), part
-
-
 # -- settings ---------------------------------------------------------------------------------------------------
 
 FACTORS = {
@@ -635,7 +611,7 @@ NOT_BY_CLIENTS = {
 
 
 def test_the_table_of_bounds_names_every_limit_with_its_default_and_a_test_that_is_there() -> None:
-    rows = table_in(ARCHITECTURE, "When too much comes")
+    rows = table_in(LIMITS_PAGE, "Bounds")
     named = {code(setting): (value_of(default), code(test)) for setting, default, _, _, test in rows}
     values = vars(Settings()) | vars(Limits())
     assert set(named) == {name for name in values if name.endswith("_max")} - NOT_BY_CLIENTS
@@ -1272,7 +1248,7 @@ def test_shown_output_is_compared(promised: list[str], holds: bool) -> None:
 
 
 def test_links_that_lead_nowhere_are_noticed() -> None:
-    text = "[a](no-such.md) [b](README.md#layout) [c](README.md#nowhere) [d](https://example.org) [e](docs)"
+    text = "[a](no-such.md) [b](README.md#start) [c](README.md#nowhere) [d](https://example.org) [e](docs)"
     assert list(link_problems(ROOT / "README.md", text)) == [
         "no-such.md leads nowhere",
         "README.md#nowhere names no heading",
