@@ -48,7 +48,8 @@ def read_walk(heading: str) -> Walk:
 
 def check_walk(walk: Walk, trace: Trace) -> None:
     """Compares a walk with what was called."""
-    assert walk.module_count == len(walk.modules), f"the page says {walk.module_count} modules, its table has {len(walk.modules)}"
+    named = len(walk.modules)
+    assert walk.module_count == named, f"the page says {walk.module_count} modules, its table has {named}"
     left = iter(trace.calls)
     for step in walk.steps:
         if step[0].startswith(ELSEWHERE):
