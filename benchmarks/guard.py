@@ -266,20 +266,25 @@ def fire(guard: Guard) -> list[Cost]:
 def receive(guard: Guard) -> list[Cost]:
     """From due to the hand of our client, which waits: what the server and what the client does for it."""
     client_us: list[float] = []
+    delay_ms = RECEIVE_DELAY_MS
     with guard.server("--pipeline", "none") as running, Peer(running.broker_address) as peer:
         server.make_topic(peer)
         with postdate.connect(running.route_address) as client:
             messages = client.consume(TOPIC, group="guard")
 
             def once() -> float:
-                due_at_ms = now_ms() + RECEIVE_DELAY_MS
-                server.sent(peer, [due_at_ms] * RECEIVE_COUNT)
-                assert now_ms() < due_at_ms, "sending took longer than the delay"
-                before_s, client_before_s = running.cpu_s, time.process_time()
-                for _ in range(RECEIVE_COUNT):
-                    assert next(messages).body == server.BODY
-                client_us.append((time.process_time() - client_before_s) / RECEIVE_COUNT * 1e6)
-                return (running.cpu_s - before_s) / RECEIVE_COUNT
+                nonlocal delay_ms
+                while True:
+                    due_at_ms = now_ms() + delay_ms
+                    server.sent(peer, [due_at_ms] * RECEIVE_COUNT)
+                    is_in_time = now_ms() < due_at_ms
+                    before_s, client_before_s = running.cpu_s, time.process_time()
+                    for _ in range(RECEIVE_COUNT):
+                        assert next(messages).body == server.BODY
+                    if is_in_time:
+                        client_us.append((time.process_time() - client_before_s) / RECEIVE_COUNT * 1e6)
+                        return (running.cpu_s - before_s) / RECEIVE_COUNT
+                    delay_ms *= 2  # the machine is busy: sending took longer than the delay
 
             rounds = guard.rounds(once)
     own = [Round(us, each.loop_s) for us, each in zip(client_us[1:], rounds, strict=True)]

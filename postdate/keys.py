@@ -7,4 +7,8 @@ def key_hash(key: str) -> int:
     """Return the unsigned 64-bit hash of a unique or user key. 0 means "no key" and is returned for "" alone."""
     if not key:
         return 0
-    return xxh3_64_intdigest(key.encode("utf-8", "surrogatepass")) or 1
+    try:
+        data = key.encode()
+    except UnicodeEncodeError:  # asked for at first, this way would cost every key twice the time
+        data = key.encode("utf-8", "surrogatepass")
+    return xxh3_64_intdigest(data) or 1

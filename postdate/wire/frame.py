@@ -43,7 +43,8 @@ NO_FIELDS: Mapping[str, Any] = {}
 _LENGTH = Struct(">i")
 _LENGTH_BYTES = _LENGTH.size
 HEADER_AT = 4  # in a frame without its length
-_MARKS = Struct(">ii")  # length and mark
+_MARK = Struct(">I")  # the serialization in its first byte, the header's length in the others
+MARKS = Struct(">ii")  # length and mark
 _HEADER_BYTES_MAX = 0xFFFFFF
 _BINARY_HEAD = Struct(">hBhiii")  # code, language, version, opaque, flag, bytes of the remark
 _INT16, _INT32 = Struct(">h"), Struct(">i")
@@ -148,7 +149,8 @@ def decode(frame: bytes) -> Command:
 
 def header_end(frame: bytes) -> int:
     """Returns where the header of a frame ends, as its mark says."""
-    return HEADER_AT + int.from_bytes(frame[1:HEADER_AT], "big")
+    mark: int = _MARK.unpack_from(frame)[0]
+    return HEADER_AT + (mark & _HEADER_BYTES_MAX)
 
 
 def _decode_json(header: bytes, body: bytes) -> Command:
@@ -256,7 +258,7 @@ def encode_frame(header: bytes, body: bytes = b"", serialization: int = JSON) ->
     if len(header) > _HEADER_BYTES_MAX:
         raise ProtocolError(f"a header of {len(header)} bytes, at most {_HEADER_BYTES_MAX} can be written")
     length = _LENGTH_BYTES + len(header) + len(body)
-    return _MARKS.pack(length, serialization << 24 | len(header)) + header + body
+    return MARKS.pack(length, serialization << 24 | len(header)) + header + body
 
 
 def reply(request: Command, code: int, fields: Mapping[str, Any] = NO_FIELDS, *, remark: str | None = None,

@@ -31,7 +31,7 @@ from postdate.server.requests.recall import Recalls
 from postdate.server.requests.topic import AutoCreation
 from postdate.storage.batch import Prepared
 from postdate.wire import bodies, codes
-from postdate.wire.frame import JSON, Command, encode_frame, reply
+from postdate.wire.frame import HEADER_AT, JSON, MARKS, Command, reply
 from postdate.wire.ids import encode_recall_handle, message_id
 from postdate.wire.requests import REQUESTS, Request, decode_send
 
@@ -260,7 +260,7 @@ class Sends:
             return
         assert ticket.answers is not None
         frames: list[bytes] = []
-        prefix, handle_of, key_characters_max = connection.id_prefix, self._handle, self._key_characters_max
+        prefix, name, key_characters_max = connection.id_prefix, self._name, self._key_characters_max
         for ask, entry, offset, answer in zip(asks, ticket.prepared, ticket.offsets, ticket.answers, strict=True):
             if type(ask) is not int:
                 frames += self._unusual_answer(connection, ask, entry, offset, answer)
@@ -270,14 +270,16 @@ class Sends:
             unique = key.encode()
             if not unique.isalnum():
                 unique = orjson.dumps(unique.decode())[1:-1]
-            queue_id, queue_offset = entry.message.queue_id, answer if answer > 0 else 0
+            message, queue_offset = entry.message, answer if answer > 0 else 0
             if has_handle:
-                header = _SENT_TIMED % (prefix, offset, queue_id, queue_offset, unique, handle_of(entry), ask)
+                handle = encode_recall_handle(message.topic, name, entry.due_at_ms, key)
+                header = _SENT_TIMED % (prefix, offset, message.queue_id, queue_offset, unique, handle, ask)
             else:
-                header = _SENT % (prefix, offset, queue_id, queue_offset, unique, ask)
-            frames.append(encode_frame(header))
+                header = _SENT % (prefix, offset, message.queue_id, queue_offset, unique, ask)
+            frames.append(MARKS.pack(HEADER_AT + len(header), len(header)))
+            frames.append(header)
         if frames:
-            connection.write(frames[0] if len(frames) == 1 else b"".join(frames))
+            connection.write(b"".join(frames))
 
     def _unusual_answer(
         self, connection: Connection, command: int | Command, entry: Prepared, offset: int, answer: int
