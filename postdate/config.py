@@ -255,74 +255,52 @@ def _fault(field: "dataclasses.Field[Any]", value: Any) -> str | None:
     low, high = field.metadata["low"], field.metadata["high"]
     if low is not None and (value < low or (high is not None and value > high)):
         return f"{value}, expected {low} to {high}" if high is not None else f"{value}, expected at least {low}"
-    expected = _RULES[field.name](value) if field.name in _RULES else ""
-    return f"{value!r}, expected {expected}" if expected else None
+    is_right, expected = _RULES.get(field.name, (None, ""))
+    return None if is_right is None or is_right(value) else f"{value!r}, expected {expected}"
 
 
 _TYPES = {int: "a whole number", bool: "true or false", str: "a text"}
 
-# A rule says what it expects instead of a value, or nothing.
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 _MASTER = re.compile(r"local(\[(\*|[0-9]+)(,[0-9]+)?\])?|spark://[^\s/,]+:[0-9]+(,[^\s/,]+:[0-9]+)*|yarn|k8s://\S+")
 _ADVERTISED = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<name>[^\s:\[\]]+))(?::(?P<port>[0-9]{1,5}))?")
 
 
-def _some_text(text: str) -> str:
-    return "" if text.strip() else "a text that is not empty"
-
-
-def _name_rule(text: str) -> str:
-    """A recall handle is words with spaces between them, and the broker's name is one of them."""
-    return "" if _NAME.fullmatch(text) else "one or more of the characters % | a-z A-Z 0-9 _ -"
-
-
-def _flush_mode(text: str) -> str:
-    return "" if text in FLUSH_MODES else f"one of {', '.join(FLUSH_MODES)}"
-
-
-def _pipeline(text: str) -> str:
-    return "" if text in PIPELINES else f"one of {', '.join(PIPELINES)}"
-
-
-def _spark_master(text: str) -> str:
-    """Spark would say so itself only after some seconds, and in a page of Java."""
-    return (
-        ""
-        if _MASTER.fullmatch(text)
-        else "local, local[4], local[*], spark://host:port, yarn or k8s://https://host:port"
-    )
-
-
-def _power_of_two(number: int) -> str:
-    return "a power of two" if number & (number - 1) else ""
-
-
 def parse_advertised(text: str) -> tuple[str, int] | None:
     """Host and port (0 where it has none) of host, host:port or [IPv6]:port; None for anything else."""
     match = _ADVERTISED.fullmatch(text)
-    if match is None or not _is_ipv6(match["ipv6"]) or not 1 <= int(match["port"] or 1) <= PORT_MAX:
+    if match is None or not 1 <= int(match["port"] or 1) <= PORT_MAX:
+        return None
+    try:
+        ipaddress.IPv6Address(match["ipv6"] or "::")
+    except ValueError:
         return None
     return match["ipv6"] or match["name"], int(match["port"] or 0)
 
 
-def _advertised_rule(text: str) -> str:
-    return (
-        "" if not text or parse_advertised(text) else f"host, host:port or [IPv6]:port with a port of 1 to {PORT_MAX}"
-    )
-
-
-def _is_ipv6(text: str | None) -> bool:
-    try:
-        return text is None or bool(ipaddress.IPv6Address(text))
-    except ValueError:
-        return False
-
-
-_RULES: dict[str, Callable[[Any], str]] = {
-    "flush": _flush_mode, "segment_bytes": _power_of_two, "data": _some_text, "host": _some_text,
-    "advertise": _advertised_rule, "broker_name": _name_rule, "cluster_name": _name_rule,
-    "pipeline": _pipeline, "spark_master": _spark_master,
-}  # fmt: skip
+# Which values are right, and what is expected instead of others.
+_Rule = tuple[Callable[[Any], object], str]
+_SOME_TEXT: _Rule = (str.strip, "a text that is not empty")
+# A recall handle is words with spaces between them, and the broker's name is one of them.
+_WORD: _Rule = (_NAME.fullmatch, "one or more of the characters % | a-z A-Z 0-9 _ -")
+_RULES: dict[str, _Rule] = {
+    "flush": (FLUSH_MODES.__contains__, f"one of {', '.join(FLUSH_MODES)}"),
+    "segment_bytes": (lambda number: not number & (number - 1), "a power of two"),
+    "data": _SOME_TEXT,
+    "host": _SOME_TEXT,
+    "advertise": (
+        lambda text: not text or parse_advertised(text),
+        f"host, host:port or [IPv6]:port with a port of 1 to {PORT_MAX}",
+    ),
+    "broker_name": _WORD,
+    "cluster_name": _WORD,
+    "pipeline": (PIPELINES.__contains__, f"one of {', '.join(PIPELINES)}"),
+    # Spark would say so itself only after some seconds, and in a page of Java.
+    "spark_master": (
+        _MASTER.fullmatch,
+        "local, local[4], local[*], spark://host:port, yarn or k8s://https://host:port",
+    ),
+}
 
 
 # -- from text --------------------------------------------------------------------------------------------------
@@ -333,33 +311,19 @@ _SIZE_UNITS = {"KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
 _SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
-def _span_ms(text: str) -> int | None:
-    return span_ms(text.replace(" ", ""))  # "10 min", as sizes may be written
-
-
-def _size_bytes(text: str) -> int | None:
-    match = _SIZE.fullmatch(text)
-    return int(match[1]) * _SIZE_UNITS[match[2]] if match else None
-
-
-def _number(text: str) -> int | None:
-    return int(text) if _NUMBER.fullmatch(text) else None
-
-
-def _switch(text: str) -> bool | None:
-    return _SWITCHES.get(text.lower())
-
-
 def _parse(field: "dataclasses.Field[Any]", text: str) -> Any:
     """The value that a text means for a setting; the text itself where it means none, which `_fault` then refuses."""
-    words = field.name.split("_")
-    readers: list[Callable[[str], Any]] = []
+    words, stripped = field.name.split("_"), text.strip()
+    found: Any = None
     if field.type is bool:
-        readers = [_switch]
-    elif field.type is int:
-        readers = [_number, *([_span_ms] if "ms" in words else []), *([_size_bytes] if "bytes" in words else [])]
-    values = (reader(text.strip()) for reader in readers)
-    return next((value for value in values if value is not None), text)
+        found = _SWITCHES.get(stripped.lower())
+    elif field.type is int and _NUMBER.fullmatch(stripped):
+        found = int(stripped)
+    elif field.type is int and "ms" in words:
+        found = span_ms(stripped.replace(" ", ""))  # "10 min", as sizes may be written
+    elif field.type is int and "bytes" in words and (match := _SIZE.fullmatch(stripped)):
+        found = int(match[1]) * _SIZE_UNITS[match[2]]
+    return text if found is None else found
 
 
 # -- while the broker runs --------------------------------------------------------------------------------------

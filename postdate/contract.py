@@ -15,7 +15,7 @@ peer may add some. The standard library is all this module needs, since it trave
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar, get_args
 
 from postdate.errors import ProtocolError
 
@@ -72,46 +72,25 @@ class Fields:
         return value
 
     def number(self, name: str, default: int | None = None) -> int:
-        if default is not None and name not in self._plain:
-            return default
-        value: int = self.value(name, is_number, "a whole number")
-        return value
+        return default if default is not None and name not in self._plain else int(self.value(name, *_NUMBER[:2]))
 
     def text(self, name: str) -> str:
         """Empty where the field is missing."""
         return str(self.value(name, _is_text, "a text")) if name in self._plain else ""
 
-    def flag(self, name: str) -> bool:
-        return bool(self.value(name, lambda value: isinstance(value, bool), "true or false"))
-
-    def pair(self, name: str) -> tuple[int, int]:
-        first, second = self.value(name, _is_pair, "two whole numbers: from and to")
-        return first, second
-
-    def numbers(self, name: str) -> tuple[int, ...]:
-        return tuple(self.value(name, lambda value: _is_list(value, is_number), "a list of whole numbers"))
-
-    def pairs(self, name: str) -> tuple[tuple[int, int], ...]:
-        found = self.value(name, lambda value: _is_list(value, _is_pair), "a list of pairs of whole numbers")
-        return tuple((first, second) for first, second in found)
-
-    def names(self, name: str) -> tuple[str, ...]:
-        return tuple(self.value(name, lambda value: _is_list(value, _is_text), "a list of names"))
-
     def files(self, name: str) -> "tuple[TableFile, ...]":
-        expected = "a list of files, each with its path, bytes, rows, and bounds of due and arrival"
-        return tuple(TableFile(*file) for file in self.value(name, lambda value: _is_list(value, _is_file), expected))
+        return _make_files(self.value(name, *_FILES[:2]))
 
-    def each(self, name: str, read: Callable[[Plain], Item]) -> tuple[Item, ...]:
-        """A list of objects, each read by a function."""
-        found = self.value(
-            name, lambda value: _is_list(value, lambda each: isinstance(each, dict)), "a list of objects"
-        )
-        return tuple(read(each) for each in found)
-
-    def inner(self, name: str) -> Plain:
-        found: Plain = self.value(name, _is_object, "an object")
-        return found
+    def read(self, kind: type[Item]) -> Item:
+        """Reads a NamedTuple, each field by its annotation. One that may be None may be missing."""
+        found: dict[str, Any] = {}
+        for name, annotation in kind.__annotations__.items():
+            if annotation is str:
+                found[name] = self.text(name)
+            elif annotation in _FORMS or name in self._plain:
+                is_right, expected, make = _FORMS.get(annotation) or _FORMS[get_args(annotation)[0]]
+                found[name] = make(self.value(name, is_right, expected))
+        return kind(**found)
 
 
 def _is_text(value: object) -> bool:
@@ -122,18 +101,15 @@ def _is_object(value: object) -> bool:
     return isinstance(value, dict)
 
 
-def _is_list(value: object, is_right: Callable[[Any], bool]) -> bool:
-    return isinstance(value, list) and all(map(is_right, value))
-
-
-def _is_pair(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(is_number, value))
-
-
-def _is_file(value: object) -> bool:
-    if not isinstance(value, list) or len(value) != len(TableFile._fields):
+def _is_row(value: object, *kinds: Callable[[Any], bool]) -> bool:
+    """Whether a value is a list that has one value of each kind."""
+    if not isinstance(value, list) or len(value) != len(kinds):
         return False
-    return isinstance(value[0], str) and all(map(is_number, value[1:]))
+    return all(is_kind(each) for is_kind, each in zip(kinds, value, strict=True))
+
+
+def _list_of(is_right: Callable[[Any], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list) and all(map(is_right, value))
 
 
 # -- the pipeline -----------------------------------------------------------------------------------------------
@@ -181,27 +157,7 @@ class State(NamedTuple):
 
     @classmethod
     def read(cls, plain: Plain) -> "State":
-        fields = Fields(plain, "the state of a broker")
-        return cls(
-            now_ms=fields.number("now_ms"),
-            lead_ms=fields.number("lead_ms"),
-            delay_ms_max=fields.number("delay_ms_max"),
-            epoch=fields.number("epoch"),
-            taken=fields.number("taken"),
-            horizon=fields.number("horizon"),
-            far_first=fields.number("far_first"),
-            far_length=fields.number("far_length"),
-            arrival_of_taken=fields.number("arrival_of_taken"),
-            rows_in=fields.number("rows_in"),
-            rows_out=fields.number("rows_out"),
-            rescued=fields.number("rescued"),
-            table=fields.text("table"),
-            bulk=fields.text("bulk"),
-            commands=tuple(OpenJob(*pair) for pair in fields.pairs("commands")),
-            gone=fields.numbers("gone"),
-            stop=fields.number("stop") if "stop" in plain else None,
-            staged=fields.names("staged") if "staged" in plain else None,
-        )
+        return Fields(plain, "the state of a broker").read(cls)
 
 
 class Registration(NamedTuple):
@@ -212,8 +168,7 @@ class Registration(NamedTuple):
 
     @classmethod
     def read(cls, plain: Plain) -> "Registration":
-        fields = Fields(plain, "the registration of a pipeline")
-        return cls(fields.text("table"), fields.text("master"))
+        return Fields(plain, "the registration of a pipeline").read(cls)
 
 
 class Stage(NamedTuple):
@@ -228,11 +183,7 @@ class Stage(NamedTuple):
 
     @classmethod
     def read(cls, plain: Plain) -> "Stage":
-        fields = Fields(plain, "a stage")
-        return cls(
-            fields.number("epoch"), fields.pair("far"), fields.pair("horizon"), fields.names("chunks"),
-            fields.number("rows_in"), fields.number("rows_out"),
-        )  # fmt: skip
+        return Fields(plain, "a stage").read(cls)
 
 
 class Report(NamedTuple):
@@ -288,13 +239,9 @@ class QueueSpan(NamedTuple):
 
 
 def read_spans(plain: Plain) -> list[QueueSpan]:
-    fields = Fields(plain, "the queues of a topic")
-    found = fields.value("queues", lambda value: _is_list(value, _is_span), "a list of five numbers for each queue")
+    is_right = _list_of(lambda value: _is_row(value, *(is_number for _ in QueueSpan._fields)))
+    found = Fields(plain, "the queues of a topic").value("queues", is_right, "a list of five numbers for each queue")
     return [QueueSpan(*each) for each in found]
-
-
-def _is_span(value: object) -> bool:
-    return isinstance(value, list) and len(value) == len(QueueSpan._fields) and all(map(is_number, value))
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------
@@ -339,26 +286,7 @@ class JobStatus(NamedTuple):
 
     @classmethod
     def read(cls, plain: Plain) -> "JobStatus":
-        fields = Fields(plain, "the state of a job")
-        return cls(
-            id=fields.text("id"),
-            number=fields.number("number"),
-            op=fields.text("op"),
-            state=fields.text("state"),
-            topic=fields.text("topic"),
-            where=fields.text("where"),
-            by_ms=fields.number("by_ms"),
-            rows=fields.number("rows"),
-            changed=fields.number("changed"),
-            late=fields.number("late"),
-            bad=fields.number("bad"),
-            at_ms=fields.number("at_ms"),
-            ended_at_ms=fields.number("ended_at_ms"),
-            reason=fields.text("reason"),
-            step=fields.text("step"),
-            done=fields.number("done"),
-            total=fields.number("total"),
-        )
+        return Fields(plain, "the state of a job").read(cls)
 
 
 class OrderPart(NamedTuple):
@@ -370,8 +298,7 @@ class OrderPart(NamedTuple):
 
     @classmethod
     def read(cls, plain: Plain) -> "OrderPart":
-        fields = Fields(plain, "a part of a job")
-        return cls(fields.text("name"), fields.number("own"), fields.numbers("late"))
+        return Fields(plain, "a part of a job").read(cls)
 
 
 class JobOrder(NamedTuple):
@@ -393,12 +320,7 @@ class JobOrder(NamedTuple):
 
     @classmethod
     def read(cls, plain: Plain) -> "JobOrder":
-        fields = Fields(plain, "the order for a job")
-        return cls(
-            fields.number("number"), fields.text("id"), fields.text("op"), fields.text("state"), fields.text("where"),
-            fields.number("by_ms"), fields.number("arrival"), fields.number("changed"), fields.files("files"),
-            fields.each("parts", OrderPart.read),
-        )  # fmt: skip
+        return Fields(plain, "the order for a job").read(cls)
 
 
 class Selection(NamedTuple):
@@ -411,14 +333,7 @@ class Selection(NamedTuple):
 
     @classmethod
     def read(cls, plain: Plain) -> "Selection":
-        fields = Fields({"files": [], **plain}, "what is selected for a job")
-        parts = fields.value("parts", lambda value: _is_list(value, _is_part), "a list of names and arrivals")
-        named = tuple((name, own) for name, own in parts)
-        return cls(fields.number("epoch"), fields.number("number"), named, fields.files("files"))
-
-
-def _is_part(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and is_number(value[1])
+        return Fields({"files": [], **plain}, "what is selected for a job").read(cls)
 
 
 class ImportOrder(NamedTuple):
@@ -436,17 +351,53 @@ class ImportOrder(NamedTuple):
 
     @classmethod
     def read(cls, plain: Plain) -> "ImportOrder":
-        fields = Fields(plain, "the order for an import")
-        return cls(
-            JobStatus.read(fields.inner("job")), fields.flag("is_new"), fields.text("table"), fields.number("now_ms"),
-            fields.number("delay_ms_max"), fields.pairs("queues"),
-        )  # fmt: skip
+        return Fields(plain, "the order for an import").read(cls)
 
 
 def read_jobs(plain: Plain) -> list[JobStatus]:
-    return list(Fields(plain, "the list of jobs").each("jobs", JobStatus.read))
+    found = Fields(plain, "the list of jobs").value("jobs", _list_of(_is_object), "a list of objects")
+    return [JobStatus.read(each) for each in found]
 
 
 def plain_files(files: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
     """Files as JSON lists."""
     return [list(file) for file in files]
+
+
+# -- forms of fields, by their annotation -----------------------------------------------------------------------
+
+_Form = tuple[Callable[[Any], bool], str, Callable[[Any], Any]]  # what is right, what was expected, what it becomes
+
+
+def _is_pair(value: object) -> bool:
+    return _is_row(value, is_number, is_number)
+
+
+def _make_files(found: Iterable[Iterable[Any]]) -> tuple[TableFile, ...]:
+    return tuple(TableFile(*file) for file in found)
+
+
+_NUMBER: _Form = (is_number, "a whole number", int)
+_PAIRS = (_list_of(_is_pair), "a list of pairs of whole numbers")
+_FILES: _Form = (
+    _list_of(lambda value: _is_row(value, _is_text, *(is_number for _ in TableFile._fields[1:]))),
+    "a list of files, each with its path, bytes, rows, and bounds of due and arrival",
+    _make_files,
+)
+_FORMS: dict[Any, _Form] = {
+    int: _NUMBER,
+    bool: (lambda value: isinstance(value, bool), "true or false", bool),
+    tuple[int, int]: (_is_pair, "two whole numbers: from and to", tuple),
+    tuple[int, ...]: (_list_of(is_number), "a list of whole numbers", tuple),
+    tuple[str, ...]: (_list_of(_is_text), "a list of names", tuple),
+    tuple[tuple[int, int], ...]: (*_PAIRS, lambda found: tuple(map(tuple, found))),
+    tuple[OpenJob, ...]: (*_PAIRS, lambda found: tuple(OpenJob(*pair) for pair in found)),
+    tuple[tuple[str, int], ...]: (
+        _list_of(lambda value: _is_row(value, _is_text, is_number)),
+        "a list of names and arrivals",
+        lambda found: tuple(map(tuple, found)),
+    ),
+    tuple[TableFile, ...]: _FILES,
+    tuple[OrderPart, ...]: (_list_of(_is_object), "a list of objects", lambda found: tuple(map(OrderPart.read, found))),
+    JobStatus: (_is_object, "an object", JobStatus.read),
+}

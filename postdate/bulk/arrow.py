@@ -73,17 +73,17 @@ def gather(data: Bytes, start: np.ndarray, stop: np.ndarray) -> pa.Array:
 
 def decode_text(column: pa.Array) -> pa.Array:
     """Turns binary into text; a value that is not UTF-8 becomes null."""
+
+    def decode_or_none(value: bytes | None) -> str | None:
+        try:
+            return None if value is None else value.decode()
+        except UnicodeDecodeError:
+            return None
+
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array([_decode_or_none(value) for value in column.to_pylist()], pa.string())
-
-
-def _decode_or_none(value: bytes | None) -> str | None:
-    try:
-        return None if value is None else value.decode()
-    except UnicodeDecodeError:
-        return None
+        return pa.array([decode_or_none(value) for value in column.to_pylist()], pa.string())
 
 
 def _read_big_endian(data: Bytes, at: np.ndarray, size: int) -> np.ndarray:
@@ -270,7 +270,10 @@ class Properties:
     @cached_property
     def _entries(self) -> _Entries:
         start, stop = self._split()
-        middle = self._find_middles(start, stop)
+        # The first separator at or after each start; it lies after the stop where the entry has none.
+        middle = np.flatnonzero(self._data.array == _VALUE_BEGINS)
+        if len(middle) != len(start) or not ((middle >= start) & (middle < stop)).all():  # usually one in each
+            middle = np.append(middle, len(self._data))[np.searchsorted(middle, start)]
         is_whole = (middle > start) & (middle + 1 < stop)
         if not is_whole.all():
             start, middle, stop = start[is_whole], middle[is_whole], stop[is_whole]
@@ -289,13 +292,6 @@ class Properties:
             order = np.argsort(both, kind="stable")
             stop, step = both[order], (order >= len(row_ends)).astype(np.int64)
         return np.append(bounds[0], (stop + step)[:-1])[: len(stop)], stop
-
-    def _find_middles(self, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        """Returns the first separator at or after each start; it lies after the stop where the entry has none."""
-        begins = np.flatnonzero(self._data.array == _VALUE_BEGINS)
-        if len(begins) == len(start) and ((begins >= start) & (begins < stop)).all():
-            return begins  # one in each: the usual case
-        return np.append(begins, len(self._data))[np.searchsorted(begins, start)]
 
 
 def _find_last(row: np.ndarray, names: pa.Array, values: pa.Array, pairs_max: int) -> np.ndarray:

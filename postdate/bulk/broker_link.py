@@ -92,14 +92,12 @@ class Link:
         if answer.code != codes.SUCCESS:
             logger.warning("the broker asks nothing about the table: %s", answer.remark)
 
-    async def _request(self, code: int, fields: Mapping[str, Any], body: bytes, timeout: float) -> Command:
-        connection = await self._connections.to(self._address, min(timeout, _ASK_SECONDS))
-        return expect_success(await connection.request(code, fields, body, timeout=timeout))
+    def _ask(self, code: int, fields: Mapping[str, Any] = NO_FIELDS) -> Command:
+        async def request() -> Command:
+            connection = await self._connections.to(self._address, _ASK_SECONDS)
+            return expect_success(await connection.request(code, fields, timeout=_ASK_SECONDS))
 
-    def _ask(
-        self, code: int, fields: Mapping[str, Any] = NO_FIELDS, body: bytes = b"", timeout: float = _ASK_SECONDS
-    ) -> Command:
-        return self._loop.run(self._request(code, fields, body, timeout))
+        return self._loop.run(request())
 
     # -- requests; all raise what the broker's refusal means, Unreachable, Disconnected or TimedOut ---------------
 

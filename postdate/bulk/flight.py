@@ -63,31 +63,24 @@ def read_ticket(ticket: bytes) -> RowsAsked | None:
         named = asked["queue"]
         if named == "near":
             return None
-        queue = Queue() if named == "far" else Queue(_topic(named["topic"]), int(named["id"]))
+        queue = Queue()
+        if named != "far":
+            queue = Queue(named["topic"], int(named["id"]))
+            if not isinstance(queue.topic, str) or not queue.topic:
+                raise ValueError("a topic's name is text that is not empty")
         low, high = (asked.get(name, default) for name, default in zip(("due_min", "due_max"), DueRange(), strict=True))
         found = RowsAsked(queue, int(asked["start"]), int(asked["stop"]), DueRange(int(low), int(high)))
         if queue.topic:
             number, columns = named.get("number"), asked.get("columns", OUT.names)
-            found = found._replace(number=None if number is None else int(number), columns=_columns(columns))
+            if any(name not in OF_TOPIC.names for name in columns) or not columns:
+                known = ", ".join(OF_TOPIC.names)
+                raise UsageError(f"the ticket asks for columns {columns!r:.200}, expected some of {known}")
+            found = found._replace(number=None if number is None else int(number), columns=tuple(columns))
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"the ticket is {ticket[:200]!r}, expected JSON with queue, start and stop") from error
     if found.start < 0:
         raise UsageError(f"the ticket asks for rows from {found.start} on, expected 0 or more")
     return found
-
-
-def _columns(names: Any) -> tuple[str, ...]:
-    """Checks names of columns. Raises UsageError."""
-    unknown = [name for name in names if name not in OF_TOPIC.names]
-    if unknown or not names:
-        raise UsageError(f"the ticket asks for columns {names!r:.200}, expected some of {', '.join(OF_TOPIC.names)}")
-    return tuple(names)
-
-
-def _topic(name: Any) -> str:
-    if not isinstance(name, str) or not name:
-        raise ValueError("a topic's name is text that is not empty")
-    return name
 
 
 class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
@@ -121,19 +114,18 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
                 return flight.GeneratorStream(SELECTED, self._selections.read(name))
             asked = read_ticket(ticket.ticket)
             if asked is None:
-                return flight.GeneratorStream(OUT, self._near())
+                return flight.GeneratorStream(OUT, self._stream(None, None))
             rows = QueueRows(self._folder, self._link, asked.queue, asked.start, asked.stop)
             if asked.number not in (None, rows.number):
                 raise Refused(f"{asked.queue} is another one now: the topic was deleted and made again")
         return flight.GeneratorStream(asked.schema, self._stream(asked, rows))
 
-    def _near(self) -> Iterator[pa.RecordBatch]:
+    def _stream(self, asked: RowsAsked | None, rows: QueueRows | None) -> Iterator[pa.RecordBatch]:
+        """The rows of a queue, or what waits in the wheel."""
         with _flight_errors(), self._slot():
-            yield from near_batches(self._link, self._maps, self._segment_bytes)
-
-    def _stream(self, asked: RowsAsked, rows: QueueRows) -> Iterator[pa.RecordBatch]:
-        with _flight_errors(), self._slot():
-            if asked.queue.topic:
+            if asked is None or rows is None:
+                yield from near_batches(self._link, self._maps, self._segment_bytes)
+            elif asked.queue.topic:
                 yield from topic_batches(rows, self._maps, self._segment_bytes, self._link, asked.columns)
             else:
                 yield from far_batches(rows, self._maps, self._segment_bytes, asked.due)

@@ -49,7 +49,8 @@ class Maps:
             return mapped.data
 
     def _map(self, path: str) -> _Mapped | None:
-        self._drop_gone()
+        for known in [each for each, mapped in self._open.items() if mapped.inode != _read_inode(self._folder / each)]:
+            del self._open[known]  # its file is gone
         while len(self._open) >= self._maps_max:
             del self._open[next(iter(self._open))]
         try:
@@ -58,10 +59,6 @@ class Maps:
                 return _Mapped(os.fstat(file.fileno()).st_ino, Bytes(np.frombuffer(data, np.uint8)))
         except FileNotFoundError:
             return None
-
-    def _drop_gone(self) -> None:
-        for path in [path for path, mapped in self._open.items() if mapped.inode != _read_inode(self._folder / path)]:
-            del self._open[path]
 
     @property
     def count(self) -> int:
@@ -100,26 +97,21 @@ class RecordFiles:
         bases = offset // self._segment_bytes * self._segment_bytes
         in_chunks = np.flatnonzero(offset >= CHUNK_BIT)
         if len(in_chunks):
-            bases[in_chunks] = self._find_chunks(offset[in_chunks])
+            found = self._find_chunks(offset[in_chunks])
+            if (found < 0).any():
+                self._chunks = self._link.chunks()
+                found = self._find_chunks(offset[in_chunks])
+            bases[in_chunks] = found
         for base in np.unique(bases[bases >= 0]).tolist():
             index = np.flatnonzero(bases == base)
-            yield RecordFile(self._path_of(base), base), index[np.argsort(offset[index], kind="stable")]
-
-    def _path_of(self, base: int) -> str:
-        if base < CHUNK_BIT:
-            return segment.path_of(base)
-        staged = self._chunks[bisect_right(self._chunks, base, key=lambda each: each.base) - 1]
-        return chunks.path_of(staged.name)
+            path = segment.path_of(base)
+            if base >= CHUNK_BIT:
+                staged = self._chunks[bisect_right(self._chunks, base, key=lambda each: each.base) - 1]
+                path = chunks.path_of(staged.name)
+            yield RecordFile(path, base), index[np.argsort(offset[index], kind="stable")]
 
     def _find_chunks(self, offset: np.ndarray) -> np.ndarray:
-        """Returns where the chunks begin that hold these offsets; -1 where one is gone."""
-        found = self._find_known(offset)
-        if (found < 0).any():
-            self._chunks = self._link.chunks()
-            found = self._find_known(offset)
-        return found
-
-    def _find_known(self, offset: np.ndarray) -> np.ndarray:
+        """Returns where the known chunks begin that hold these offsets; -1 where there is none."""
         if not self._chunks:
             return np.full(len(offset), -1, np.int64)
         base, size = (np.array([getattr(each, name) for each in self._chunks]) for name in ("base", "size"))

@@ -83,23 +83,17 @@ class QueueRows:
                 yield Block(self._at, rows)
                 self._at += len(rows)
             else:
+                # The rows are not where the broker said: it has removed them since, or is rewriting them.
                 missed += 1
-                self._ask_again(missed)
-
-    def _ask_again(self, missed: int) -> None:
-        """The rows are not where the broker said: it has removed them since, or is rewriting them."""
-        if missed > _TRIES:
-            raise RowsMissing(f"row {self._at} of {self._queue} is not in its file now: try again in a moment")
-        self._range = self._link.range(*self._queue, self._at)
+                if missed > _TRIES:
+                    raise RowsMissing(f"row {self._at} of {self._queue} is not in its file now: try again in a moment")
+                self._range = self._link.range(*self._queue, self._at)
 
     def _read(self, stop: int) -> np.ndarray:
         """Returns the next rows up to `stop`; none where they are missing."""
         known = self._range
-        if self._at >= known.stored:
-            return self._read_memory(stop, known)
-        return self._read_file(min(stop, known.stored, (self._at // known.file_rows + 1) * known.file_rows), known)
-
-    def _read_memory(self, stop: int, known: QueueRange) -> np.ndarray:
+        if self._at < known.stored:
+            return self._read_file(min(stop, known.stored, (self._at // known.file_rows + 1) * known.file_rows), known)
         tail = np.frombuffer(known.tail, self._queue.dtype)
         return tail[self._at - known.tail_start : stop - known.tail_start]
 

@@ -23,7 +23,7 @@ from postdate.bulk.arrow import (
     read_columns,
 )
 from postdate.bulk.broker_link import Link
-from postdate.bulk.maps import Maps, RecordFile, RecordFiles
+from postdate.bulk.maps import Maps, RecordFiles
 from postdate.bulk.rows import QueueRows
 from postdate.bulk.schema import OF_TOPIC, OUT
 from postdate.keys import key_hash
@@ -215,23 +215,17 @@ class _TopicReader:
 
     def read(self, piece: _Piece) -> pa.RecordBatch:
         """Keeps the order of the entries; leaves out those whose records are gone."""
-        parts = [
-            part
-            for file, which in self._files.find(piece.entries["offset"])
-            if (part := self._read_part(file, piece, which))
-        ]
+        parts: list[_Part] = []
+        for file, which in self._files.find(piece.entries["offset"]):
+            data = self._maps.get(file.path)
+            if data is not None:
+                at = piece.entries["offset"][which] - file.base
+                found = Records(data, at, piece.entries["size"][which].astype(np.int64))
+                parts.append(_Part(which, found, _find_staged(data, at) if file.base >= CHUNK_BIT else None))
         if not parts:
             return pa.RecordBatch.from_pylist([], self._schema)
         source = _ColumnSource(piece, parts, self._number, self._levels)
         return pa.RecordBatch.from_arrays([_COLUMNS[name](source) for name in self._wanted], schema=self._schema)
-
-    def _read_part(self, file: RecordFile, piece: _Piece, which: np.ndarray) -> _Part | None:
-        data = self._maps.get(file.path)
-        if data is None:
-            return None
-        at = piece.entries["offset"][which] - file.base
-        found = Records(data, at, piece.entries["size"][which].astype(np.int64))
-        return _Part(which, found, _find_staged(data, at) if file.base >= CHUNK_BIT else None)
 
 
 def _find_staged(data: Bytes, at: np.ndarray) -> np.ndarray:

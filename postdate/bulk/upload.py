@@ -112,7 +112,10 @@ class Upload:
         rows, data = _read_chunk_rows(batch)
         self._check_counts(len(rows), len(data))
         self._check_order(rows)
-        self._check_records(rows, data)
+        try:
+            check_records(data, rows["position"], rows["size"].astype(np.int64))
+        except CorruptLog as error:
+            raise UsageError(f"chunk {self._wanted.name}, after row {self._writer.row_count}: {error}") from error
         rows["position"] += self._writer.records_bytes
         self._writer.add(rows, data.array.data)
         self._pacer.wrote(rows.nbytes + len(data))
@@ -134,12 +137,6 @@ class Upload:
         if not (follows and later.all()):
             row = self._writer.row_count + (int(np.flatnonzero(~later)[0]) + 1 if follows else 0)
             raise UsageError(f"chunk {self._wanted.name}: row {row} is not in (due, arrival) order")
-
-    def _check_records(self, rows: np.ndarray, data: Bytes) -> None:
-        try:
-            check_records(data, rows["position"], rows["size"].astype(np.int64))
-        except CorruptLog as error:
-            raise UsageError(f"chunk {self._wanted.name}, after row {self._writer.row_count}: {error}") from error
 
     def finish(self) -> Announced:
         """Makes the chunk durable; returns its rows and bytes. Raises UsageError where some are missing."""

@@ -44,11 +44,10 @@ def _bulk(arguments: argparse.Namespace) -> int:
     require_extra("table", "postdate bulk")
     from postdate.bulk.process import run  # pyarrow takes half a second to load
 
-    run(Path(arguments.data), broker, arguments.host, arguments.port, _print_ready, arguments._parent_pid)
+    def print_ready(address: Address) -> None:
+        print(f"bulk listens on {address}", flush=True)
+
+    run(Path(arguments.data), broker, arguments.host, arguments.port, print_ready, arguments._parent_pid)
     sys.stdout.flush()
     # Flight's threads may still write to a peer that does not read; nothing of theirs is worth waiting for.
     os._exit(OK)
-
-
-def _print_ready(address: Address) -> None:
-    print(f"bulk listens on {address}", flush=True)

@@ -29,16 +29,12 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"ok": report.ok, "findings": report.findings, "numbers": report.numbers})
     elif report.ok:
-        _print_numbers(report.numbers)
+        width = max(len(f"{number:,}") for number in report.numbers.values())
+        for what, number in report.numbers.items():
+            print(f"{number:>{width},}  {what}")
         print("ok")
     else:
         for finding in report.findings:
             print(finding)
         print(count(len(report.findings), "finding"))
     return OK if report.ok else NEGATIVE
-
-
-def _print_numbers(numbers: dict[str, int]) -> None:
-    width = max(len(f"{number:,}") for number in numbers.values())
-    for what, number in numbers.items():
-        print(f"{number:>{width},}  {what}")

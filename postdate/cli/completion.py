@@ -42,10 +42,10 @@ class Command(NamedTuple):
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", metavar="SHELL", choices=tuple(_SCRIPTS), help="bash, zsh or fish")
-    set_run(parser, _completion, failed=USAGE)
+    set_run(parser, _print_script, failed=USAGE)
 
 
-def _completion(arguments: argparse.Namespace) -> int:
+def _print_script(arguments: argparse.Namespace) -> int:
     from postdate.cli import app  # it knows all commands, and this one is one of them
 
     commands = list(_commands((), "", app.build_parser(app.COMMANDS)))
@@ -144,9 +144,9 @@ def _zsh(commands: list[Command]) -> Iterator[str]:
             yield "    esac"
         else:
             flags = " ".join(_zsh_flag(flag) for flag in command.flags)
-            rest = " '*:path:_files'" if command.takes_paths else ""
-            rest = f" '*:argument:({' '.join(command.choices)})'" if command.choices else rest
-            yield f"    _arguments {flags}{rest}"
+            # Without a rule for arguments zsh would complete no flag after one.
+            rest = f"({' '.join(command.choices)})" if command.choices else "_files" if command.takes_paths else " "
+            yield f"    _arguments {flags} '*:argument:{rest}'"
         yield "}"
     yield "compdef _postdate postdate"
 
@@ -174,29 +174,20 @@ def _fish(commands: list[Command]) -> Iterator[str]:
     yield "# fish completion of postdate: postdate completion fish > ~/.config/fish/completions/postdate.fish"
     yield "complete -c postdate -f"
     for command in commands:
-        condition = _fish_condition(command)
+        inside = before_verb = "__fish_use_subcommand"
+        if command.words:
+            inside = "; and ".join(f"__fish_seen_subcommand_from {word}" for word in command.words)
+            names = " ".join(name for name, _ in command.verbs)
+            before_verb = _fish_quoted(f"{inside}; and not __fish_seen_subcommand_from {names}")
+            inside = _fish_quoted(inside)
         for name, text in command.verbs:
-            yield f"complete -c postdate -n {condition} -a {name} -d {_fish_quoted(text)}"
+            yield f"complete -c postdate -n {before_verb} -a {name} -d {_fish_quoted(text)}"
         for flag in command.flags:
-            yield f"complete -c postdate -n {_fish_inside(command)}{_fish_flag(flag)} -d {_fish_quoted(flag.summary)}"
+            yield f"complete -c postdate -n {inside}{_fish_flag(flag)} -d {_fish_quoted(flag.summary)}"
         if command.takes_paths:
-            yield f"complete -c postdate -n {_fish_inside(command)} -F"
+            yield f"complete -c postdate -n {inside} -F"
         if command.choices:
-            yield f"complete -c postdate -n {_fish_inside(command)} -a {_fish_quoted(' '.join(command.choices))}"
-
-
-def _fish_condition(command: Command) -> str:
-    """Where its verbs may stand: after its own words, and not after another verb."""
-    if not command.words:
-        return "__fish_use_subcommand"
-    names = " ".join(name for name, _ in command.verbs)
-    return _fish_quoted(f"__fish_seen_subcommand_from {command.words[0]}; and not __fish_seen_subcommand_from {names}")
-
-
-def _fish_inside(command: Command) -> str:
-    if not command.words:
-        return "__fish_use_subcommand"
-    return _fish_quoted("; and ".join(f"__fish_seen_subcommand_from {word}" for word in command.words))
+            yield f"complete -c postdate -n {inside} -a {_fish_quoted(' '.join(command.choices))}"
 
 
 def _fish_flag(flag: Flag) -> str:

@@ -43,42 +43,29 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--count", metavar="N", type=positive, help="end after this many messages")
     parser.add_argument("--timeout", metavar="SPAN", type=span_ms, help="end when none has come for this long")
-    add_broker(parser, _consume)
-
-
-def _consume(arguments: argparse.Namespace) -> int:
-    printed = asyncio.run(_receive(arguments))
-    return OK if printed >= (arguments.count or 1) else NEGATIVE
+    add_broker(parser, lambda arguments: asyncio.run(_receive(arguments)))
 
 
 async def _receive(arguments: argparse.Namespace) -> int:
-    """Prints until there are enough, or none has come for too long; returns how many it printed."""
+    """Prints until there are enough, or none has come for too long."""
     printed = 0
+    idle = None if arguments.timeout is None else timedelta(milliseconds=max(arguments.timeout, 1))
     async with connect_async(arguments.addr) as client:
-        messages = client.consume(
-            arguments.topic, arguments.group, tag=arguments.tag, from_=arguments.start, idle=_idle(arguments)
-        )
+        messages = client.consume(arguments.topic, arguments.group, tag=arguments.tag, from_=arguments.start, idle=idle)
         if sys.stderr.isatty():
             print(f"messages of {arguments.topic} as group {arguments.group}; Ctrl-C ends", file=sys.stderr)
         async for message in messages:
-            _print(message, json=arguments.json)
+            body = _body(message)
+            if arguments.json:
+                print_json(_as_json(message, body))
+            else:
+                print(_line(message, body))
+            sys.stdout.flush()  # it is acknowledged next, so it must be out
             printed += 1
             if printed == arguments.count:
                 await message.acknowledge()  # no next one is asked for
                 break
-    return printed
-
-
-def _idle(arguments: argparse.Namespace) -> timedelta | None:
-    return None if arguments.timeout is None else timedelta(milliseconds=max(arguments.timeout, 1))
-
-
-def _print(message: AsyncReceivedMessage, *, json: bool) -> None:
-    if json:
-        print_json(_as_json(message, _body(message)))
-    else:
-        print(_line(message, _body(message)))
-    sys.stdout.flush()  # it is acknowledged next, so it must be out
+    return OK if printed >= (arguments.count or 1) else NEGATIVE
 
 
 def _body(message: AsyncReceivedMessage) -> bytes:

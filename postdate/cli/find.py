@@ -1,7 +1,6 @@
 """`postdate find`: finds messages by key and says where they are."""
 
 import argparse
-from typing import Any
 
 from postdate.cli.command import OK, add_broker, print_json, say_no
 from postdate.cli.render import body, body_fields, instant, is_terminal, print_facts
@@ -45,7 +44,8 @@ def _find(arguments: argparse.Namespace) -> int:
         return say_no(f"no message of topic {arguments.topic!r} has the key {arguments.key!r}")
     for number, message in enumerate(found):
         if arguments.json:
-            print_json(_as_json(message))
+            fields = message._asdict()
+            print_json(fields | body_fields(fields.pop("body")))
         elif is_terminal():  # a line would be longer than most terminals are wide
             print("\n" if number else "", end="")
             print_facts({"id": message.id, "where": _where(message), "body": body(message.body, whole=False)})
@@ -57,8 +57,3 @@ def _find(arguments: argparse.Namespace) -> int:
 def _where(message: FoundMessage) -> str:
     words = _WORDS.get(message.state, message.state)
     return words.format(**message._asdict(), due=instant(message.due_at_ms or 0), at=instant(message.at_ms))
-
-
-def _as_json(message: FoundMessage) -> dict[str, Any]:
-    fields = message._asdict()
-    return fields | body_fields(fields.pop("body"))

@@ -67,23 +67,15 @@ def _print_span(span: _Span, forecast: dict[str, Any]) -> None:
     total, most = sum(each["rows"] for each in bars), max(each["rows"] for each in bars)
     print(f"{span.title}{of_topic}: {total:,} due")
     if total:
-        width = _bar_width()
+        width = _WIDTH
+        if is_terminal():
+            width = max(_WIDTH_MIN, min(_WIDTH_MAX, shutil.get_terminal_size().columns - _OTHER_COLUMNS))
         rows = [
             [moment(each["from_ms"])[span.shown].replace("T", " "), each["rows"], bar(each["rows"], most, width),
-             _busiest(each)]
+             f"{each['busiest_rows']:,} at {moment(each['busiest_ms'])[11:19]}" if each["rows"] else ""]
             for each in bars
         ]  # fmt: skip
         print()
         print_table([f"{span.unit}", "due", "", "busiest second"], rows)
     if forecast["unread"]:
         print(f"without what the pipeline's table holds: {forecast['unread']}")
-
-
-def _bar_width() -> int:
-    if not is_terminal():
-        return _WIDTH
-    return max(_WIDTH_MIN, min(_WIDTH_MAX, shutil.get_terminal_size().columns - _OTHER_COLUMNS))
-
-
-def _busiest(each: dict[str, Any]) -> str:
-    return f"{each['busiest_rows']:,} at {moment(each['busiest_ms'])[11:19]}" if each["rows"] else ""

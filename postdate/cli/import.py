@@ -4,8 +4,7 @@ import argparse
 import os
 import sys
 import uuid
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from postdate.cli.command import INTERRUPTED, NEGATIVE, OK, add_address, add_bulk, add_json, print_json, set_run
 from postdate.cli.render import Working, count
@@ -80,10 +79,14 @@ def _import(arguments: argparse.Namespace) -> int:
     clock = SystemClock()
     started_ns = clock.elapsed_ns()
     with Working() as working:
+
+        def show(step: str, rows: int) -> None:
+            working.show(f"{step}, rows" if rows else step, rows)
+
         if not arguments.id:
             working.say(f"import {request.id}: repeat with --id {request.id} if this is interrupted")
         try:
-            outcome = inputs.run(request, os.environ, _shown(working))
+            outcome = inputs.run(request, os.environ, show)
         except inputs.Interrupted as interrupted:
             working.say(f"postdate: {interrupted}")
             return INTERRUPTED
@@ -102,38 +105,28 @@ def _request(arguments: argparse.Namespace) -> "Request":
     )  # fmt: skip
 
 
-def _shown(working: Working) -> Callable[[str, int], None]:
-    return lambda step, rows: working.show(f"{step}, rows" if rows else step, rows)
-
-
 # -- what became of it ------------------------------------------------------------------------------------------
 
 
 def _answer(arguments: argparse.Namespace, outcome: "Outcome", seconds: float) -> int:
     from postdate.spark.imports.imports import bad_lines
 
-    job = outcome.job._asdict()
+    job = outcome.job
     if arguments.json:
-        print_json(_as_json(outcome, seconds))
+        fields = {
+            "id": job.id, "state": "failed" if outcome.is_given_up else job.state,
+            "rows": 0 if outcome.is_given_up else job.rows, "bad": outcome.bad_count or job.bad,
+            "bad_rows": [each._asdict() for each in outcome.bad[:20]], "seconds": round(seconds, 3),
+        }  # fmt: skip
+        print_json(fields)
     elif outcome.is_given_up:
         print(*bad_lines(outcome.bad, outcome.bad_count), sep="\n", file=sys.stderr)
     else:
-        print(_sentence(job, seconds))
+        rows = count(job.rows, "row")
+        if job.state == "done":
+            print(f"{rows} scheduled, {job.bad:,} bad, in {seconds:.0f} s")
+        else:
+            print(f"import {job.id} is {job.state}: {rows}, {job.bad:,} bad; see postdate jobs")
         if len(outcome.bad) < outcome.bad_count:
             print(f"{arguments.skip_bad} has the first {len(outcome.bad):,} bad rows")
     return NEGATIVE if outcome.is_given_up else OK
-
-
-def _sentence(job: dict[str, Any], seconds: float) -> str:
-    if job["state"] == "done":
-        return f"{count(job['rows'], 'row')} scheduled, {job['bad']:,} bad, in {seconds:.0f} s"
-    return f"import {job['id']} is {job['state']}: {count(job['rows'], 'row')}, {job['bad']:,} bad; see postdate jobs"
-
-
-def _as_json(outcome: "Outcome", seconds: float) -> dict[str, Any]:
-    job = outcome.job._asdict()
-    state = "failed" if outcome.is_given_up else job["state"]
-    rows = 0 if outcome.is_given_up else job["rows"]
-    bad = [each._asdict() for each in outcome.bad[:20]]
-    fields = {"id": job["id"], "state": state, "rows": rows, "bad": outcome.bad_count or job["bad"]}
-    return fields | {"bad_rows": bad, "seconds": round(seconds, 3)}

@@ -41,13 +41,11 @@ def _jobs(arguments: argparse.Namespace) -> int:
         return _show_all(arguments, jobs[-arguments.limit :], now_ms)
     if not jobs:
         return say_no(f"there is no job {arguments.id}, or it is forgotten: the last thousand are known")
-    return _withdraw(arguments) if arguments.withdraw else _show_one(arguments, jobs[0])
-
-
-def _withdraw(arguments: argparse.Namespace) -> int:
-    job = admin.withdraw_job(arguments.addr, arguments.id)._asdict()
-    if job["state"] != "failed":
-        return say_no(f"job {arguments.id} is {job['state']}: it cannot be withdrawn any more")
+    job = jobs[0]
+    if arguments.withdraw:
+        job = admin.withdraw_job(arguments.addr, arguments.id)._asdict()
+        if job["state"] != "failed":
+            return say_no(f"job {arguments.id} is {job['state']}: it cannot be withdrawn any more")
     return _show_one(arguments, job)
 
 

@@ -83,7 +83,9 @@ def _log(arguments: argparse.Namespace) -> int:
         if left == 0:
             break
         if isinstance(item, Hole):
-            _print_hole(segments, item)
+            # On stderr, so that stdout has records alone. Only `check` can tell damage from a torn tail.
+            hole = f"{place_of(segments, item.offset)}: {item.problem} ({item.end - item.offset} bytes)"
+            print(hole, file=sys.stderr)
             continue
         entries = [entry for entry in _entries(segments, item) if _is_wanted(entry, arguments)][:left]
         if entries or (not item.row_count and not arguments.kind and not arguments.topic):
@@ -101,11 +103,6 @@ def _items(segments: Segments, start: int, stop: int | None) -> Iterator[Batch |
             wanted = item.end > start and (stop is None or item.offset < stop)
             if wanted and (not item.is_blank if isinstance(item, Hole) else item.kind != KIND_FILLER):
                 yield item
-
-
-def _print_hole(segments: Segments, hole: Hole) -> None:
-    """On stderr, so that stdout has records alone. Only `check` can tell damage from a torn tail."""
-    print(f"{place_of(segments, hole.offset)}: {hole.problem} ({hole.end - hole.offset} bytes)", file=sys.stderr)
 
 
 def _entries(segments: Segments, batch: Batch) -> Iterator[_Entry]:

@@ -49,9 +49,13 @@ def _print_pending(found: dict[str, Any], unit: str) -> None:
     print(f"{count(found['total'], 'message')} {verb}, {size(found['bytes'])}")
     rows = [[each["topic"], each["near"], each["far"], each["table"], size(each["bytes"])] for each in found["topics"]]
     _print_table(["topic", "near", "far", "table", "bytes"], rows)
-    times = [
-        [_time(each["from_ms"], unit), each["topic"], each["count"], size(each["bytes"])] for each in found["times"]
-    ]
+    # The moment as far as the unit needs it: 2027-01-01T07:00Z, 2027-01-01T07Z, 2027-01-01.
+    width, end = {"minute": (16, "Z"), "hour": (13, "Z"), "day": (10, "")}[unit]
+    times: list[list[str | int]] = []
+    for each in found["times"]:
+        due = moment(each["from_ms"])
+        due = f"{due[:width]}{end}" if due.endswith("Z") else due
+        times.append([due, each["topic"], each["count"], size(each["bytes"])])
     _print_table([f"due in the {unit}", "topic", "messages", "bytes"], times)
     if found["truncated"]:
         print("... and more: see --limit and --by")
@@ -61,9 +65,3 @@ def _print_table(heads: list[str], rows: list[list[str | int]]) -> None:
     if rows:
         print()
         print_table(heads, rows)
-
-
-def _time(from_ms: int, unit: str) -> str:
-    """The moment as far as the unit needs it: 2027-01-01T07:00Z, 2027-01-01T07Z, 2027-01-01."""
-    text = moment(from_ms)
-    return {"minute": f"{text[:16]}Z", "hour": f"{text[:13]}Z", "day": text[:10]}[unit] if text.endswith("Z") else text

@@ -192,15 +192,9 @@ def draw_facts(facts: Sequence[tuple[str, str]]) -> "Table":
 
 
 def _numeric_columns(heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[bool]:
-    return [_is_numeric([row[index] for row in rows]) for index in range(len(heads))]
-
-
-def _is_numeric(column: Sequence[Cell]) -> bool:
-    """A number may be missing, but not all of them."""
-    are_numbers = [not isinstance(cell, str) for cell in column]
-    return any(are_numbers) and all(
-        is_number or cell == "" for is_number, cell in zip(are_numbers, column, strict=True)
-    )
+    """Which columns hold numbers; some of a column may be missing, but not all."""
+    columns = [[row[index] for row in rows if row[index] != ""] for index in range(len(heads))]
+    return [bool(column) and not any(isinstance(cell, str) for cell in column) for column in columns]
 
 
 def _cell(cell: Cell) -> str:

@@ -67,7 +67,8 @@ def _send(arguments: argparse.Namespace) -> int:
         return _send_many(arguments, _line_batches())
     body = _body(arguments)
     if arguments.count > 1:
-        return _send_many(arguments, _copies(body, arguments.count))
+        starts = range(0, arguments.count, _BATCH_MESSAGES)
+        return _send_many(arguments, ([body] * min(_BATCH_MESSAGES, arguments.count - start) for start in starts))
     with connect(arguments.addr) as client:
         receipt = client.send(arguments.topic, body, **_wishes(arguments))
     if arguments.json:
@@ -96,20 +97,12 @@ def _body(arguments: argparse.Namespace) -> bytes:
     if _STDIN in (arguments.body, arguments.file):
         return sys.stdin.buffer.read()
     if arguments.file is not None:
-        return _content(Path(arguments.file))
+        path = Path(arguments.file)
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     return str(arguments.body).encode("utf-8", "surrogateescape")  # as the shell passed it, even if it is no text
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _copies(body: bytes, number: int) -> Iterator[list[bytes]]:
-    for start in range(0, number, _BATCH_MESSAGES):
-        yield [body] * min(_BATCH_MESSAGES, number - start)
 
 
 def _line_batches() -> Iterator[list[bytes]]:
@@ -193,17 +186,11 @@ def _print_json(receipts: list[Receipt]) -> None:
 
 
 def _print_receipt(receipt: Receipt) -> None:
-    print(f"sent {receipt.id} to {receipt.topic}, queue {receipt.queue_id}{_place(receipt)}")
+    place = "" if receipt.queue_offset is None else f", offset {receipt.queue_offset}"
+    print(f"sent {receipt.id} to {receipt.topic}, queue {receipt.queue_id}{place}")
     if receipt.due_at_ms is not None:
-        print(f"due {show_instant(receipt.due_at_ms)}, {_left(receipt.due_at_ms)}")
+        left_ms = receipt.due_at_ms - SystemClock().now_ms()
+        left = f"in {rough(left_ms)}" if left_ms > 0 else "which has come"
+        print(f"due {show_instant(receipt.due_at_ms)}, {left}")
     if receipt.handle is not None:
         print(f"cancel it with: postdate cancel {receipt.handle}")
-
-
-def _place(receipt: Receipt) -> str:
-    return "" if receipt.queue_offset is None else f", offset {receipt.queue_offset}"
-
-
-def _left(due_at_ms: int) -> str:
-    left_ms = due_at_ms - SystemClock().now_ms()
-    return f"in {rough(left_ms)}" if left_ms > 0 else "which has come"

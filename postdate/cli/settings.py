@@ -1,10 +1,8 @@
 """`postdate settings`: the settings in force and the source of each, or a TOML file to start from."""
 
 import argparse
-import dataclasses
 import os
 import sys
-from typing import Any
 
 from postdate import config
 from postdate.cli.command import OK, USAGE, add_json, print_json, set_run
@@ -26,7 +24,11 @@ else it has its default. Sizes may be written as 64MiB, spans as 500ms, 30s, 10m
 exit codes: 0 printed, 2 wrong usage, or a file or setting that cannot be used
 """
 
-_METAVARS = {"flush": "|".join(FLUSH_MODES), "pipeline": "|".join(PIPELINES), "data": "DIR", "java_home": "DIR"}
+# By the name of a setting, else by its type.
+_METAVARS: dict[str | type, str] = {
+    "flush": "|".join(FLUSH_MODES), "pipeline": "|".join(PIPELINES), "data": "DIR", "java_home": "DIR",
+    bool: "true|false", str: "TEXT", int: "N",
+}  # fmt: skip
 DEFAULT = "default"  # the source of a setting that nothing sets
 
 
@@ -44,18 +46,15 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     for title, names in GROUPS.items():
         group = parser.add_argument_group(title)
         for name in names:
-            _add_setting(group, FIELDS[name])
+            field = FIELDS[name]
+            default, why = text_of(name, field.default), field.metadata["why"].replace("%", "%%")
+            group.add_argument(
+                config.flag_of(name), dest=name,
+                metavar=_METAVARS.get(name) or _METAVARS[field.type],
+                help=f"{why} (default: {default})" if default else why,
+            )  # fmt: skip
     for name in LIMITS:  # settings once: a warning tells their fixed values
         parser.add_argument(config.flag_of(name), dest=name, help=argparse.SUPPRESS)
-
-
-def _add_setting(group: Any, field: "dataclasses.Field[Any]") -> None:
-    why = field.metadata["why"].replace("%", "%%")
-    default = text_of(field.name, field.default)
-    kinds = {bool: "true|false", str: "TEXT", int: "N"}
-    metavar = _METAVARS.get(field.name) or kinds[field.type]  # type: ignore[index]  # no annotation is a text
-    help_text = f"{why} (default: {default})" if default else why
-    group.add_argument(config.flag_of(field.name), dest=field.name, metavar=metavar, help=help_text)
 
 
 def load_settings(arguments: argparse.Namespace) -> Loaded:
@@ -91,16 +90,11 @@ def toml() -> str:
         lines += ["", f"# -- {title} {'-' * (114 - len(title))}"]
         for name in names:
             field = FIELDS[name]
-            lines += ["", f"# {field.metadata['why']}{_bounds(field)}", f"{name} = {_toml_value(name, field.default)}"]
+            low, high = field.metadata["low"], field.metadata["high"]
+            bounds = "" if low is None else f" ({text_of(name, low)} to {text_of(name, high)})"
+            # No default holds a character that TOML escapes.
+            value = text_of(name, field.default)
+            is_bare = isinstance(field.default, bool) or value.lstrip("-").isdecimal()
+            value = value if is_bare else f'"{value}"'
+            lines += ["", f"# {field.metadata['why']}{bounds}", f"{name} = {value}"]
     return "\n".join(lines) + "\n"
-
-
-def _bounds(field: "dataclasses.Field[Any]") -> str:
-    low, high = field.metadata["low"], field.metadata["high"]
-    return "" if low is None else f" ({text_of(field.name, low)} to {text_of(field.name, high)})"
-
-
-def _toml_value(name: str, value: Any) -> str:
-    """A value as TOML writes it. No default holds a character that TOML escapes."""
-    text = text_of(name, value)
-    return text if isinstance(value, bool) or text.lstrip("-").isdecimal() else f'"{text}"'

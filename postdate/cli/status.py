@@ -223,47 +223,27 @@ def _pipeline_facts(status: Status) -> Iterator[tuple[str, str]]:
     elif not far["is_served"]:
         yield "state", "late or away: what is due meanwhile comes from the log"
     if far["horizon"] > 0:
-        yield "horizon", _horizon(far["horizon"], now_ms)
+        ahead_ms = far["horizon"] - now_ms
+        # 71 s, not 1 min 11 s: one to two minutes are usual.
+        span = f"{abs(ahead_ms) // 1_000} s" if abs(ahead_ms) < 600_000 else rough(abs(ahead_ms))
+        # The time of day; with its day where that is not the broker's.
+        at, now = moment(far["horizon"]), moment(now_ms)
+        at = at[11:19] if at[:10] == now[:10] else f"{at[:19]}Z"
+        yield "horizon", f"promoted up to {at}, {span} {'ahead' if ahead_ms >= 0 else 'behind'}"
     yield "backlog", f"{count(far['backlog'], 'far row')} that it has not taken yet"
     yield "rescued", f"{count(far['rescued'], 'message')} since the broker was started"
-    yield "table", _table_fact(status)
-
-
-def _horizon(horizon_at_ms: int, now_ms: int) -> str:
-    ahead_ms = horizon_at_ms - now_ms
-    where = f"{_seconds(abs(ahead_ms))} {'ahead' if ahead_ms >= 0 else 'behind'}"
-    return f"promoted up to {_time(horizon_at_ms, now_ms)}, {where}"
-
-
-def _seconds(span_ms: int) -> str:
-    """71 s, not 1 min 11 s: one to two minutes are usual."""
-    return f"{span_ms // 1_000} s" if span_ms < 600_000 else rough(span_ms)
-
-
-def _time(at_ms: int, now_ms: int) -> str:
-    """The time of day; with its day where that is not the broker's."""
-    text, now = moment(at_ms), moment(now_ms)
-    return text[11:19] if text[:10] == now[:10] else f"{text[:19]}Z"
-
-
-def _table_fact(status: Status) -> str:
-    report = next((each for each in reversed(status["reports"]) if "table_files" in each), None)
     place = status["table"] or "in a place that no pipeline has told"
-    if report is None:
-        return place
-    return f"{place}: {count(report['table_files'], 'file')}, {size(report.get('table_bytes', 0))}"
+    report = next((each for each in reversed(status["reports"]) if "table_files" in each), None)
+    files = f": {count(report['table_files'], 'file')}, {size(report.get('table_bytes', 0))}" if report else ""
+    yield "table", f"{place}{files}"
 
 
 def _batches(reports: Sequence[Status]) -> _Batches:
     columns = [column for column in _BATCH_COLUMNS if any(column[1] in report for report in reports)]
-    rows = [
-        [_batch_time(report), *(shown(report[field]) if field in report else "" for _, field, shown in columns)]
-        for report in reports
-    ]
+    rows: list[list[Cell]] = []
+    for report in reports:
+        at = moment(report["at_ms"])[11:19] if "at_ms" in report else ""
+        rows.append([at, *(shown(report[field]) if field in report else "" for _, field, shown in columns)])
     steps = [f"{name} {reports[0][field]:.2f} s" for name, field in _STEPS if reports and field in reports[0]]
     last = f"the last one: {', '.join(steps)}" if steps else ""
     return _Batches(["time", *(head for head, _, _ in columns)], rows, last)
-
-
-def _batch_time(report: Status) -> str:
-    return moment(report["at_ms"])[11:19] if "at_ms" in report else ""

@@ -62,9 +62,12 @@ def _show(arguments: argparse.Namespace) -> int:
         queues = [each._asdict() for each in ranges]
         print_json({**found._asdict(), "near": waits["near"], "far": waits["far"], "queues": queues})
         return OK
+    queue_count = str(found.read_queue_count)
+    if found.read_queue_count != found.write_queue_count:
+        queue_count = f"{found.read_queue_count} to read, {found.write_queue_count} to write"
     print_facts({
         "topic": found.name,
-        "queues": _queues_text(found),
+        "queues": queue_count,
         "perm": _PERM_NAMES.get(found.perm & 6, str(found.perm)),
         "waiting": f"{waits['near'] + waits['far']:,} ({waits['near']:,} near, {waits['far']:,} far)",
     })  # fmt: skip
@@ -72,12 +75,6 @@ def _show(arguments: argparse.Namespace) -> int:
     print()
     print_table(["queue", "min", "max", "messages"], rows)
     return OK
-
-
-def _queues_text(topic: admin.Topic) -> str:
-    if topic.read_queue_count == topic.write_queue_count:
-        return str(topic.read_queue_count)
-    return f"{topic.read_queue_count} to read, {topic.write_queue_count} to write"
 
 
 def _create(arguments: argparse.Namespace) -> int:

@@ -73,31 +73,27 @@ def _print_ready(parts: Parts, server: Server) -> None:
     settings = server.broker.settings
     waiting, is_exact = _waiting(server)
     broker = f"{server.broker_address}, {server.vip_address}" if server.vip_address else server.broker_address
+    bulk, pipeline = parts[BULK], parts[PIPELINE]
+    if settings.bulk_port < 0:
+        bulk = "off"
+    elif not bulk.startswith("off"):
+        bulk = f"{address_text(settings.host, settings.bulk_port)}, starting" if settings.bulk_port else "a free port"
+    if is_embedded(settings) and not pipeline.startswith(("no Java", "off")):
+        pipeline = f"Spark {settings.spark_master}, starting"  # it starts some seconds later
+    host, _, port = server.route_address.rpartition(":")
+    addr = f" --addr {'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+    if host in ("127.0.0.1", "0.0.0.0") and int(port) == Settings().route_port:
+        addr = ""  # the client's default address leads to this broker
     print(f"postdate {__version__}")
     print(f"  route     {server.route_address}  (the name server address of RocketMQ clients)")
     print(f"  broker    {broker}")
-    print(f"  bulk      {_bulk_text(settings, parts)}")
-    print(f"  pipeline  {_pipeline_text(settings, parts)}")
+    print(f"  bulk      {bulk}")
+    print(f"  pipeline  {pipeline}")
     print(f"  data      {Path(settings.data).resolve()}, flush {settings.flush}")
     print(f"  waiting   {'' if is_exact else 'about '}{count(waiting, 'message')}")
     print("send a first message from another terminal:")
-    print(f'  postdate send orders "hello" --delay 5s{_address_flag(server)}')
+    print(f'  postdate send orders "hello" --delay 5s{addr}')
     print("Ctrl-C stops the broker.", flush=True)
-
-
-def _bulk_text(settings: Settings, parts: Parts) -> str:
-    if settings.bulk_port < 0:
-        return "off"
-    if parts[BULK].startswith("off"):
-        return parts[BULK]
-    return f"{address_text(settings.host, settings.bulk_port)}, starting" if settings.bulk_port else "a free port"
-
-
-def _pipeline_text(settings: Settings, parts: Parts) -> str:
-    """What the pipeline will be: it starts some seconds later."""
-    if is_embedded(settings) and not parts[PIPELINE].startswith(("no Java", "off")):
-        return f"Spark {settings.spark_master}, starting"
-    return parts[PIPELINE]
 
 
 def _print_ready_json(parts: Parts, server: Server) -> None:
@@ -121,11 +117,3 @@ def _waiting(server: Server) -> tuple[int, bool]:
     numbers = [number for topic in fold.topics.by_name.values() for number in topic.numbers]
     waiting = sum(fold.near[number] + fold.untaken[number] for number in numbers) + fold.far.in_table
     return waiting, not (fold.cancels.count or fold.far.in_table)
-
-
-def _address_flag(server: Server) -> str:
-    """Empty where the client's default address leads to this broker."""
-    host, _, port = server.route_address.rpartition(":")
-    if host in ("127.0.0.1", "0.0.0.0") and int(port) == Settings().route_port:
-        return ""
-    return f" --addr {'127.0.0.1' if host == '0.0.0.0' else host}:{port}"

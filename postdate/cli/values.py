@@ -39,21 +39,16 @@ def instant(text: str) -> int:
     """Epoch milliseconds of a time in ISO 8601, or of epoch milliseconds. A time without a zone is a local one."""
     try:
         if text.isascii() and text.isdigit():
-            return _epoch_ms(text)
+            at_ms = int(text)
+            if not _INSTANT_MS_MIN <= at_ms <= _INSTANT_MS_MAX:
+                raise ValueError
+            return at_ms
         # A time without a zone is what stands on the user's watch, so it is read as local time.
         return round((datetime.fromisoformat(text).astimezone() - _EPOCH).total_seconds() * 1_000)
     except (ValueError, OverflowError) as error:
         raise argparse.ArgumentTypeError(
             f"{text!r}, expected a time such as 2027-01-01T08:00:00+01:00 or epoch milliseconds"
         ) from error
-
-
-def _epoch_ms(text: str) -> int:
-    """Raises ValueError."""
-    at_ms = int(text)
-    if not _INSTANT_MS_MIN <= at_ms <= _INSTANT_MS_MAX:
-        raise ValueError
-    return at_ms
 
 
 def named_value(text: str) -> tuple[str, str]:

@@ -3,12 +3,11 @@
 import argparse
 import os
 import uuid
-from typing import Any
 
 from postdate.cli.command import INTERRUPTED, NEGATIVE, OK, add_bulk, print_json
 from postdate.cli.render import Working, body, count, moment, print_table
 from postdate.client import admin
-from postdate.contract import ENDED, JobStatus
+from postdate.contract import JobStatus
 from postdate.errors import UsageError
 from postdate.extras import require_extra
 
@@ -40,41 +39,28 @@ def run(arguments: argparse.Namespace, op: str, by_ms: int) -> int:
     if arguments.dry_run:
         return _try(arguments, op)
     job_id = arguments.id or uuid.uuid4().hex
-    job = admin.ask_job(arguments.addr, op, arguments.where, by_ms, job_id)._asdict()
-    if not arguments.no_wait:
-        try:
-            job = _wait_for(arguments.addr, job)
-        except KeyboardInterrupt:
-            with Working() as working:
+    job = admin.ask_job(arguments.addr, op, arguments.where, by_ms, job_id)
+    if not (arguments.no_wait or job.is_over):
+        with Working() as working:
+
+            def show(at: JobStatus) -> None:
+                working.show(f"job {at.id}: {at.state}{', ' + at.step if at.step else ''}", at.done, at.total)
+
+            try:
+                job = admin.follow_job(arguments.addr, job.id, show, _AWAY_S)
+            except KeyboardInterrupt:
                 working.say(f"postdate: the job goes on; postdate jobs {job_id} shows how it is")
-            return INTERRUPTED
+                return INTERRUPTED
     if arguments.json:
-        print_json(job)
+        print_json(job._asdict())
+    elif job.state == "failed":
+        print(f"nothing was changed: {job.reason}")
+    elif job.state == "done":
+        late = f", {job.late:,} came too late" if job.late else ""
+        print(f"{count(job.changed, 'message')} {_DONE[job.op]}{late}")
     else:
-        print(_sentence(job))
-    return NEGATIVE if job["state"] == "failed" else OK
-
-
-def _wait_for(address: str | None, job: dict[str, Any]) -> dict[str, Any]:
-    if job["state"] in ENDED:
-        return job
-    with Working() as working:
-        return admin.follow_job(
-            address, job["id"], lambda at: working.show(_step(at), at.done, at.total), _AWAY_S
-        )._asdict()
-
-
-def _step(job: JobStatus) -> str:
-    return f"job {job.id}: {job.state}{', ' + job.step if job.step else ''}"
-
-
-def _sentence(job: dict[str, Any]) -> str:
-    if job["state"] == "failed":
-        return f"nothing was changed: {job['reason']}"
-    if job["state"] == "done":
-        late = f", {job['late']:,} came too late" if job["late"] else ""
-        return f"{count(job['changed'], 'message')} {_DONE[job['op']]}{late}"
-    return f"job {job['id']} is {job['state']}; postdate jobs {job['id']} shows how it is"
+        print(f"job {job.id} is {job.state}; postdate jobs {job.id} shows how it is")
+    return NEGATIVE if job.state == "failed" else OK
 
 
 def _try(arguments: argparse.Namespace, op: str) -> int:
@@ -84,21 +70,12 @@ def _try(arguments: argparse.Namespace, op: str) -> int:
 
     broker = BrokerClient(arguments.addr, arguments.bulk)
     found = query.try_predicate(arguments.where, broker, arguments.memory, os.environ)
+    rows = [row | {"due": moment(row["due"]), "body": body(row["body"], whole=False)} for row in found.sample]
     if arguments.json:
-        rows = [row | {"due": moment(row["due"]), "body": body(row["body"], whole=False)} for row in found.sample]
         print_json({"count": found.total, "sample": rows})
         return OK
     print(f"{count(found.total, 'message')} would be {_DONE[op]}")
-    if found.sample:
-        shown = [[_cell(name, row[name]) for name in _SAMPLE] for row in found.sample]
+    if rows:
         print()
-        print_table(list(_SAMPLE), shown)
+        print_table(_SAMPLE, [["" if row[name] is None else row[name] for name in _SAMPLE] for row in rows])
     return OK
-
-
-def _cell(name: str, value: Any) -> str | int:
-    if name == "due":
-        return moment(value)
-    if name == "body":
-        return body(value, whole=False)
-    return "" if value is None else value
