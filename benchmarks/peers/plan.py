@@ -6,7 +6,7 @@ WORKS = {
     "a": "spread over time: how late",
     "b": "due at one instant",
     "c": "timed sends",
-    "d": "RAM and disk of what waits",
+    "d": "RAM and disk of waiting messages",
     "e": "restart after kill -9",
     "f": "cancels",
     "g": "CPU per message",

@@ -11,7 +11,7 @@ from benchmarks.peers.registry import OURS
 from benchmarks.peers.system import BODY_BYTES
 from benchmarks.report import shown
 
-MARK = "\\*"  # on a system of whose figures something is to be said
+MARK = "\\*"  # marks a system that has notes below the table
 HEADLINES = (
     "a_p50", "a_p99", "b_last", "b_visible", "c_durable", "c_volatile", "d_ram", "d_disk", "e_send", "e_delivery",
     "f_rate", "g_burst_server",
@@ -55,29 +55,29 @@ PLOTS = (
     ),
 )  # fmt: skip
 HOW = {
-    "a": "{spread_count:,} messages, due evenly over {spread_s:g} s, all sent before the first is due; one consumer. "
-    "Late is from the due time until the client has the message in hand. Out of order counts messages that came "
-    "after one that was due later.",
-    "b": "{burst_count:,} messages, all sent before they are due: from the instant until the first and the last are "
-    "in the client's hands. {million:,} of them where that many can be sent within {send_limit_s:g} s, or "
-    "within {patient_limit_s:g} s in the first round; all visible is asked of systems that tell it (by the ends "
-    "of their queues), before a consumer begins: their last one received includes that.",
+    "a": "{spread_count:,} messages fall due evenly over {spread_s:g} s; the client sends all of them before the first "
+    "is due. There is one consumer. Lateness runs from the due time until the client has the message. A message is out "
+    "of order if it comes after one that was due later.",
+    "b": "{burst_count:,} messages are due at one instant; the client sends all of them before. The time runs from "
+    "that instant until the client has the first and the last. A second run has {million:,}, if a system takes that "
+    "many within {send_limit_s:g} s, or within {patient_limit_s:g} s in the first round. Systems that show the ends of "
+    "their queues also give the time until all are visible, before a consumer begins; their last receipt includes "
+    "that time.",
     "c": "The rate of acknowledged sends that wait for an hour, by each system's quickest way from one client. "
-    "Durable: while up to {million:,} are sent; not durable: {volatile_count:,}. What either means differs: see "
-    "[the systems](#the-systems).",
-    "d": "What the server's processes grew by (PSS, so that shared pages count once) while up to {million:,} messages "
-    "with bodies of 224 bytes were sent, divided by them. RAM is what cannot be dropped; files that are mapped "
-    "into memory stand apart. A JVM that touched its heap at start does not grow inside it: see the whole, too. "
-    "Disk is what the data folder grew by, after a sync.",
-    "e": "All server processes get SIGKILL with these messages waiting and one more, which is due by the time of the "
-    "restart. From the start of the first process until a send is acknowledged, and until that message is "
-    "received. A Java client connects within that time; its JVM runs before.",
-    "f": "{cancel_count:,} messages from all over those that wait are cancelled by one client, as many at once as it "
-    "does best. Then the truth, with {truth_count} messages of each kind: is one whose cancel was confirmed ever "
-    'received? Is a cancel of a delivered message, or of one that never was, answered by "cancelled"? 0 is the '
-    "truth everywhere.",
-    "g": "User and system time from the first send to the last receipt, divided by the messages, of the works a (with "
-    "what a server does while it waits) and b. Server: all its processes. Client: the process that sends and "
+    "Durable: up to {million:,} messages; not durable: {volatile_count:,}. Both words differ from system to system: "
+    "see [the systems](#the-systems).",
+    "d": "The growth of the server's processes (PSS, so that shared pages count once) during up to {million:,} sends "
+    "with bodies of 224 bytes, divided by the number of messages. RAM is memory that the kernel cannot drop; mapped "
+    "files have a column of their own. A JVM that touched its heap at start does not grow inside it: compare the "
+    "whole, too. Disk is the growth of the data folder, after a sync.",
+    "e": "All server processes get SIGKILL while these messages wait, and one more that is due by the time of the "
+    "restart. The time runs from the start of the first process until the server acknowledges a send, and until the "
+    "client receives that message. A Java client connects within that time; its JVM runs before.",
+    "f": "One client cancels {cancel_count:,} messages from all over the waiting ones, as many at once as suits it "
+    "best. Then the truth, with {truth_count} messages of each kind: does a message come whose cancel was confirmed? "
+    'Does the cancel of a delivered message, or of one that never existed, get "cancelled"? 0 is the truth everywhere.',
+    "g": "User and system time from the first send to the last receipt, divided by the messages, in the works a "
+    "(including the server's work while it waits) and b. Server: all its processes. Client: the process that sends and "
     "receives.",
 }
 
@@ -93,7 +93,7 @@ def write(results: Results, page: Path) -> None:
 
 
 def in_short(measured: Measured) -> str:
-    """Of the last round, for whoever watches."""
+    """Returns the figures of the last round in one line, for the operator of a run."""
     if measured.not_run:
         return f"not run: {measured.not_run}"
     told = ", ".join(text.format(measured.values[key][-1]) for key, text in SHORT.items() if measured.values.get(key))
@@ -115,7 +115,7 @@ def _opening(results: Results) -> Iterator[str]:
     plan, rounds = about["plan"], about["rounds"]
     yield "# Beside other systems"
     yield ""
-    yield "What people would pick instead, doing the same work on one machine. This page is written by the command:"
+    yield "Systems that people would choose instead do the same work on one machine. This command writes the page:"
     yield ""
     yield "```console"
     yield "$ python -m benchmarks.peers"
@@ -134,7 +134,7 @@ def _opening(results: Results) -> Iterator[str]:
         f"Python {about['python']}. {_number(rounds, 'round')}, the systems in turn; medians, with the smallest and "
         "the largest. Servers, client and kernel share the cores, over loopback; no other system runs meanwhile. "
         f"Bodies of {BODY_BYTES} bytes. Limits: {plan['send_limit_s']:g} s for sends, {plan['receive_limit_s']:g} s "
-        "to receive. `scripts/peers` installs what is missing, then runs the command."
+        "to receive. `scripts/peers` installs missing systems, then runs the command."
     )
     yield ""
 
@@ -149,7 +149,7 @@ def _verdicts(results: Results) -> Iterator[str]:
         yield ""
     lost = [sentence for figure in FIGURES if figure.better and (sentence := _lost(results, figure))]
     if lost:
-        yield "Where others are better than Postdate, with the better of its two clients:"
+        yield "Others are better than the better of Postdate's two clients in these figures:"
         yield ""
         yield from lost
     elif rows:
@@ -222,7 +222,7 @@ def _goals(results: Results) -> Iterator[str]:
             goal = f"<= {shown(at_most)} {figure.unit}"
             rows.append((_title(figure, results), goal, f"{shown(median)} {figure.unit}", met))
     if rows:
-        yield f"What {measured.name}, is to reach:"
+        yield f"Goals of {measured.name}:"
         yield ""
         yield from _table(("figure", "goal", "measured", "met"), rows)
         yield ""
@@ -255,7 +255,7 @@ def _section(results: Results, work: str, plots: set[str]) -> Iterator[str]:
     yield ""
     lines = [f"- {name}: {sentence}" for name, sentences in notes.items() for sentence in sentences]
     if others := [measured.name for measured in ran.values() if work not in measured.works]:
-        lines.append(f"- Not asked: {', '.join(others)}")
+        lines.append(f"- Not measured: {', '.join(others)}")
     if lines:
         yield from lines
         yield ""
@@ -278,7 +278,7 @@ def _cell(measured: Measured, figure: Figure, asked: Sequence[Measured]) -> str:
 
 
 def _notes(measured: Measured, figures: Sequence[Figure]) -> list[str]:
-    """What is to be known of a system's figures, or why it has none."""
+    """Returns the notes on a system's figures, or why it has none."""
     steps = dict.fromkeys([figure.step for figure in figures] + ["start", "turn"])
     return list(dict.fromkeys(_flat(sentence) for step in steps for sentence in measured.notes.get(step, ())))
 
@@ -298,7 +298,7 @@ def _counts(results: Results) -> dict[str, Any]:
 def _systems(results: Results) -> Iterator[str]:
     yield "## The systems"
     yield ""
-    yield "Each with its best reasonable settings. What an acknowledged send has survived, in both ways:"
+    yield "Each system has its best reasonable settings. The table says what an acknowledged send survives:"
     yield ""
     ran = results.ran().values()
     heads = ("system", "versions", "durable", "not durable", "settings")

@@ -175,7 +175,7 @@ class Works:
             return False
         if "c" in self._works:
             self._step("slow", "durable sends", self._durable_sends, life)
-        self._slow = f"with sends that are not durable; those that are take too long, at {life.rate:,.0f} a second"
+        self._slow = f"with sends that are not durable; durable ones take too long, at {life.rate:,.0f} a second"
         return True
 
     def _loaded(self, life: Life) -> None:

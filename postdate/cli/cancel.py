@@ -38,7 +38,7 @@ _SENTENCES = {
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("handle", metavar="HANDLE", nargs="?", help="the handle that send printed")
-    parser.add_argument("--topic", metavar="T", help="the topic, where there is no handle")
+    parser.add_argument("--topic", metavar="T", help="the topic, without a handle")
     parser.add_argument("--key", metavar="K", help="the first key of the message")
     parser.add_argument("--due", metavar="TIME", type=instant, help="when it is due: ISO 8601 or epoch milliseconds")
     where.add(parser, required=False)

@@ -57,7 +57,7 @@ def add_bulk(parser: argparse.ArgumentParser) -> None:
         "--bulk",
         metavar="HOST:PORT",
         default="",
-        help="address of bulk (default: the broker tells)",
+        help="address of bulk (default: the broker names it)",
     )
 
 

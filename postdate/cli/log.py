@@ -67,7 +67,9 @@ def _kind_name(kind: int) -> str:
 def add(command: argparse.ArgumentParser) -> None:
     add_folder(command, _log)
     command.add_argument("--from", dest="start", metavar="OFFSET", type=whole_number, default=0, help="first offset")
-    command.add_argument("--to", dest="stop", metavar="OFFSET", type=whole_number, help="print what is before this")
+    command.add_argument(
+        "--to", dest="stop", metavar="OFFSET", type=whole_number, help="print records before this offset"
+    )
     command.add_argument("--topic", metavar="T", help="only messages of this topic")
     kinds = list(KIND_NAMES.values())
     command.add_argument("--kind", metavar="K", choices=kinds, help=f"only records of this kind: {', '.join(kinds)}")

@@ -42,7 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that set something: --config, and one for each setting."""
-    parser.add_argument("--config", metavar="FILE", help="settings in TOML (default: ./postdate.toml if it is there)")
+    parser.add_argument("--config", metavar="FILE", help="settings in TOML (default: ./postdate.toml if it exists)")
     for title, names in GROUPS.items():
         group = parser.add_argument_group(title)
         for name in names:

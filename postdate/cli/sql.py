@@ -36,7 +36,7 @@ _QUERIES = ("select", "with", "values", "from", "table", "describe", "desc", "ex
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("query", metavar="QUERY", help="select ... from pending ...")
     parser.add_argument(
-        "--format", choices=("table", "csv", "json"), default="table", help="how rows are printed (default: table)"
+        "--format", choices=("table", "csv", "json"), default="table", help="format of the rows (default: table)"
     )
     parser.add_argument(
         "--limit", metavar="N", type=positive, default=1_000, help="at most this many rows (default: 1000)"

@@ -24,11 +24,11 @@ def add(parser: argparse.ArgumentParser, *, required: bool) -> None:
         required=required,
         help="Spark SQL over the columns of pending: see postdate sql",
     )
-    parser.add_argument("--dry-run", action="store_true", help="change nothing: say how many it would be, and show ten")
+    parser.add_argument("--dry-run", action="store_true", help="change nothing: count the messages and show ten")
     parser.add_argument(
-        "--id", metavar="ID", help="names the job (default: a new one): asked again, it answers the same"
+        "--id", metavar="ID", help="name of the job (default: a new one); the same name again returns the same result"
     )
-    parser.add_argument("--no-wait", action="store_true", help="do not wait until it is done")
+    parser.add_argument("--no-wait", action="store_true", help="return before the job is done")
     add_bulk(parser)
     parser.add_argument("--memory", metavar="SIZE", default="1g", help="heap of Spark for --dry-run (default: 1g)")
 

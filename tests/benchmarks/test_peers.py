@@ -210,7 +210,7 @@ def test_where_durable_sends_take_too_long_the_works_are_done_without_and_that_i
     notes = worked(Slow, tmp_path, "abc", PLAN._replace(burst_count=30, send_limit_s=1.0))
     assert notes.figures["c_durable"] <= 20 < notes.figures["c_volatile"]
     assert {"a_p50", "b_last"} <= set(notes.figures)
-    assert notes.notes["spread"].startswith("with sends that are not durable; those that are take too long, at ")
+    assert notes.notes["spread"].startswith("with sends that are not durable; durable ones take too long, at ")
 
 
 def test_the_largest_burst_is_left_out_where_its_sends_take_too_long(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_the_page_shows_medians_ranges_the_best_and_what_is_missing() -> None:
     assert "| Few | 9 | - |" in page
     assert "| Sooner\\* | - |" in page
     assert "- Sooner: not finished within 60 s" in page
-    assert "- Not asked: Few" in page
+    assert "- Not measured: Few" in page
     assert "Not run: absent: there is no such program" in page
     assert "synced / really" in page
     assert "| 100,000: last received | <= 0.3 s | 0.7 s | no |" in page
@@ -323,7 +323,7 @@ def test_a_quick_run_says_so_and_has_no_goals() -> None:
     results.about["quick"] = True
     page = report.markdown(results, set())
     assert "its figures say nothing" in page
-    assert "is to reach" not in page
+    assert "Goals of" not in page
 
 
 def test_every_table_has_cells_of_one_number(tmp_path: Path) -> None:
