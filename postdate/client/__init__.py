@@ -1,16 +1,5 @@
 """The Python client, blocking and asyncio. It knows the broker over the wire alone, and works with RocketMQ's too.
 
-    blocking.py       Client: the asyncio client in a thread        asynchronous.py   AsyncClient
-    producer.py       send, cancel                                  consumer.py       a member of a group
-    address.py        where brokers are                             admin.py          what operators ask, jobs
-    outgoing.py       messages to send, receipts                    received.py       messages that came
-    routes.py         where topics live                             connection.py     requests and answers
-    wanted.py         what a consumer is asked to do                membership.py     our place in a group
-    backlog.py        what waits to be handed out                   returns.py        what is sent back
-    allocation.py     who reads which queue                         progress.py       what is acknowledged
-    faults.py         what can go wrong                             spans.py          delays and instants
-    identity.py       who we are
-
 `import postdate` gives the same names. They are loaded when the first of them is used: Spark's executors import
 `postdate.client.errors`, and have neither orjson nor uvloop.
 """

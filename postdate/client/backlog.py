@@ -272,16 +272,12 @@ class Backlog:
         try:
             self._alarms.get(timeout=seconds)
         except standard.Empty:
-            self._wake_by_itself()
+            with self._lock:
+                try:
+                    self._alarms.get_nowait()  # there is a token by now: the sleeper was counted as woken
+                except standard.Empty:
+                    self._sleeper_count -= 1
         return self.take()
-
-    def _wake_by_itself(self) -> None:
-        """The time of a sleeper was over. If there is a token by now, the sleeper was counted as woken."""
-        with self._lock:
-            try:
-                self._alarms.get_nowait()
-            except standard.Empty:
-                self._sleeper_count -= 1
 
     def first_pull(self, queue: OwnedQueue) -> Pull | None:
         """The first pull of a queue of which something waits; for whoever has its turn."""
@@ -293,7 +289,12 @@ class Backlog:
 
     def _take(self, done: Turn | None) -> Turn | None:
         if done is not None:
-            self._release(done.queue)
+            queue = done.queue
+            queue.is_busy = False
+            self._drop_empty(queue)
+            if queue.waiting:
+                self._ready.append(queue)
+            self._make_room(queue, queue.waiting_count)
         if self._failure is not None:
             raise self._failure
         if self.has_ended or not self._ready:
@@ -304,13 +305,6 @@ class Backlog:
         queue.is_busy = True
         self._make_room(queue, queue.waiting_count - 1)  # the first one is as good as taken
         return Turn(self, queue)
-
-    def _release(self, queue: OwnedQueue) -> None:
-        queue.is_busy = False
-        self._drop_empty(queue)
-        if queue.waiting:
-            self._ready.append(queue)
-        self._make_room(queue, queue.waiting_count)
 
     def _drop_empty(self, queue: OwnedQueue) -> None:
         while queue.waiting and not queue.waiting[0].left_count:

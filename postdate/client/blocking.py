@@ -51,16 +51,13 @@ class _FarConsumer:
         None when there will be none, or when none has come for as long as is wanted.
         """
         turn = self._consumer.next_within(0, done)
-        return turn if turn is not None else self._arriving()
-
-    def _arriving(self) -> Turn | None:
+        if turn is not None:
+            return turn
         idle_seconds = self._consumer.idle_seconds
         limit = _Limit(inf if idle_seconds is None else idle_seconds)
-        while limit.seconds_left and not self._consumer.has_ended and self._loop.is_alive:
+        while turn is None and limit.seconds_left and not self._consumer.has_ended and self._loop.is_alive:
             turn = self._consumer.next_within(min(limit.seconds_left, LIFE_SIGN_SECONDS))
-            if turn is not None:
-                return turn
-        return None
+        return turn
 
     def acknowledge(self, delivery: Delivery) -> None:
         self._loop.run(self._consumer.acknowledge(delivery))
@@ -293,17 +290,12 @@ def _handle_all(consumer: _FarConsumer, handler: Handler) -> None:
     turn: Turn | None = None
     while (turn := consumer.next(turn)) is not None:
         for delivery in turn:
-            if _is_handled(delivery, consumer, handler):
-                delivery.settle()
-
-
-def _is_handled(delivery: Delivery, consumer: _FarConsumer, handler: Handler) -> bool:
-    """Whether the message is done with; it is, too, when the broker has taken it back."""
-    try:
-        handler(ReceivedMessage(delivery, consumer))
-        return True
-    except Exception as error:
-        return consumer.give_back(delivery, error)
+            try:
+                handler(ReceivedMessage(delivery, consumer))
+            except Exception as error:
+                if not consumer.give_back(delivery, error):
+                    continue
+            delivery.settle()
 
 
 def _handle_in_threads(consumer: _FarConsumer, handler: Handler, count: int, end_seconds: float) -> None:
@@ -326,17 +318,12 @@ def _handle_in_threads(consumer: _FarConsumer, handler: Handler, count: int, end
                 worker.join(LIFE_SIGN_SECONDS)
     except BaseException:
         consumer.stop()
-        _join_within(workers, end_seconds)
+        limit = _Limit(end_seconds)  # for all of them
+        for worker in workers:
+            worker.join(limit.seconds_left)
         raise
     if failures:
         raise failures[0]
-
-
-def _join_within(threads: Iterable[threading.Thread], seconds: float) -> None:
-    """Waits for all threads, that long in all."""
-    limit = _Limit(seconds)
-    for thread in threads:
-        thread.join(limit.seconds_left)
 
 
 def connect(address: str | None = None, *, timeout: float = TIMEOUT_SECONDS_DEFAULT) -> Client:

@@ -188,15 +188,12 @@ def receipts(topic: str, messages: Sequence[Sealed], answer: Fields) -> list[Rec
 def _receipt(
     topic: str, message: Sealed, queue_id: int, offset_id: str, handle: str | None, queue_offset: int | None
 ) -> Receipt:
-    return Receipt(
-        topic=topic,
-        id=message.unique_key,
-        offset_id=offset_id,
-        queue_id=queue_id,
-        queue_offset=None if message.is_delayed else queue_offset,
-        due_at_ms=_due_of(handle),
-        handle=handle,
-    )
+    try:
+        due_at_ms = parse_recall_handle(handle).due_at_ms if handle else None
+    except ProtocolError:  # a handle that cannot be read is the broker's own affair
+        due_at_ms = None
+    offset = None if message.is_delayed else queue_offset
+    return Receipt(topic, message.unique_key, offset_id, queue_id, offset, due_at_ms, handle)
 
 
 def _as_many(parts: list[str], messages: Sequence[Sealed]) -> list[str]:
@@ -209,11 +206,3 @@ def _number(answer: Fields, name: str) -> int:
         return int(answer.get(name) or 0)
     except (ValueError, TypeError) as error:
         raise ProtocolError(f"the answer to a send has {name} = {answer[name]!r}, expected a number") from error
-
-
-def _due_of(handle: str | None) -> int | None:
-    """When the message of a handle is due. A handle that cannot be read is the broker's own affair."""
-    try:
-        return parse_recall_handle(handle).due_at_ms if handle else None
-    except ProtocolError:
-        return None
