@@ -57,34 +57,18 @@ __all__ = [
 
 if not TYPE_CHECKING:  # or a type checker would believe that there is every name
     _HOMES = {
-        "AsyncClient": "postdate.client.asynchronous",
-        "AsyncReceivedMessage": "postdate.client.received",
-        "BrokerError": "postdate.client.errors",
-        "Cancelled": "postdate.message",
-        "Changed": "postdate.client.admin",
-        "Client": "postdate.client.blocking",
-        "Disconnected": "postdate.client.errors",
-        "FlowControl": "postdate.errors",
-        "GroupNotFound": "postdate.errors",
-        "IllegalMessage": "postdate.errors",
-        "NoPermission": "postdate.errors",
-        "Outgoing": "postdate.client.outgoing",
-        "PostdateError": "postdate.errors",
-        "ProtocolError": "postdate.errors",
-        "Receipt": "postdate.client.outgoing",
-        "ReceivedMessage": "postdate.client.received",
-        "Refused": "postdate.errors",
-        "TimedOut": "postdate.client.errors",
-        "TopicNotFound": "postdate.errors",
-        "Unavailable": "postdate.client.errors",
-        "Unreachable": "postdate.client.errors",
-        "UsageError": "postdate.errors",
-        "connect": "postdate.client.blocking",
-        "connect_async": "postdate.client.asynchronous",
+        "client.admin": ("Changed",),
+        "client.asynchronous": ("AsyncClient", "connect_async"),
+        "client.blocking": ("Client", "connect"),
+        "client.errors": ("BrokerError", "Disconnected", "TimedOut", "Unavailable", "Unreachable"),
+        "client.outgoing": ("Outgoing", "Receipt"),
+        "client.received": ("AsyncReceivedMessage", "ReceivedMessage"),
+        "message": ("Cancelled",),
     }
 
     def __getattr__(name: str) -> object:
-        if name not in _HOMES:
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        home = next((home for home, names in _HOMES.items() if name in names), "errors")
+        value = globals()[name] = getattr(import_module(f"postdate.{home}"), name)
         return value

@@ -153,10 +153,7 @@ class Jobs:
         self._timeout = timeout
 
     async def change(self, op: str, where: str, by_ms: int, job_id: str | None) -> Changed:
-        """Cancels or postpones what a predicate selects, and waits until that is done.
-
-        Raises UsageError where the predicate is refused; then nothing was changed.
-        """
+        """Cancels or postpones what a predicate selects, and waits. Raises UsageError where nothing was changed."""
         job_id = job_id or uuid.uuid4().hex
         job = await self.ask(op, where, by_ms, job_id)
         if not job.is_over:

@@ -80,9 +80,8 @@ class AsyncClient:
         properties: Mapping[str, str] | None = None,
         queue: int | None = None,
     ) -> Receipt:
-        """Sends one message, as `Client.send`; when this returns, the broker has stored it. At most one of `delay`,
-        `at` and `level` says when it may be received. Any number of sends may be under way at once, and share a
-        connection.
+        """Sends one message, as `Client.send`; when this returns, the broker has stored it. Any number of sends may be
+        under way at once.
         """
         message = Outgoing(body, delay=delay, at=at, level=level, key=key, tag=tag, properties=properties)
         return await self._producer.send(topic, message, queue)

@@ -6,7 +6,7 @@
               | members have changed                                |   commit, every second and on leaving
 ```
 
-Everything runs on one event loop. Whatever fails in the background is tried again after a growing pause.
+Everything runs on one event loop. Background work that fails is tried again after a growing pause.
 """
 
 import asyncio
@@ -71,8 +71,7 @@ class Consumer:
     async def join(self) -> None:
         """Becomes a member and takes its share of the queues. A topic that does not exist yet is waited for.
 
-        Raises Unreachable, TimedOut or what the broker answers: a wrong address is told at once, a broker that goes
-        away later is waited for.
+        Raises Unreachable, TimedOut or what the broker answers. A broker that goes away later is waited for.
         """
         try:
             seconds = await self._rebalance()
@@ -88,10 +87,9 @@ class Consumer:
         ]
 
     async def next(self, done: Turn | None = None) -> Turn | None:
-        """Gives back the turn that is done with; then the next one, when there is a message. Whoever works on messages
-        settles each of them.
+        """Takes a finished turn back; returns the next one, when there is a message. The caller settles each message.
 
-        None after `stop`, or when none has come for as long as is wanted.
+        Returns None after `stop`, or when no message has come for `idle_seconds`.
         """
         if done is not None:
             await asyncio.sleep(0)  # what is pulled comes in by the same loop
@@ -162,9 +160,7 @@ class Consumer:
         return False
 
     def stop(self, failure: BaseException | None = None) -> None:
-        """Hands out nothing more; `next` raises the failure, if there is one. What is handed out may still be
-        acknowledged, until `leave`.
-        """
+        """Hands out nothing more; `next` raises the failure. Until `leave`, messages may still be acknowledged."""
         self._backlog.end(failure)
         self._stopped.set()
         self._arrived.set()
@@ -328,23 +324,20 @@ class Consumer:
         began = asyncio.get_running_loop().time()
         connection = await self._membership.connection(queue.address)
         position = queue.progress.position
-        answer = await connection.request(
-            Request.PULL_MESSAGE, self._pull_fields(queue), timeout=HOLD_SECONDS + self._timeout
-        )
-        self._take_in(queue, answer)
-        was_held = asyncio.get_running_loop().time() - began >= HELD_SECONDS_MIN
-        return was_held or queue.progress.position != position
-
-    def _pull_fields(self, queue: OwnedQueue) -> dict[str, Any]:
         commit_offset = queue.progress.commit_offset
         flags = codes.PULL_SUSPEND | codes.PULL_SUBSCRIPTION | (codes.PULL_COMMIT_OFFSET if commit_offset else 0)
-        return self._queue_fields(queue.name) | {
-            "queueOffset": queue.progress.position,
+        fields = self._queue_fields(queue.name) | {
+            "queueOffset": position,
             "maxMsgNums": self._backlog.count_to_pull(queue, self._wanted.batch), "sysFlag": flags,
             "commitOffset": commit_offset, "suspendTimeoutMillis": int(HOLD_SECONDS * 1_000),
             "subscription": self._subscriptions[queue.name.topic].expression, "subVersion": 0,
             "expressionType": "TAG", "bname": queue.name.broker_name,
         }  # fmt: skip
+        self._take_in(
+            queue, await connection.request(Request.PULL_MESSAGE, fields, timeout=HOLD_SECONDS + self._timeout)
+        )
+        was_held = asyncio.get_running_loop().time() - began >= HELD_SECONDS_MIN
+        return was_held or queue.progress.position != position
 
     def _take_in(self, queue: OwnedQueue, answer: Command) -> None:
         if answer.code not in _PULLED:
@@ -367,7 +360,7 @@ class Consumer:
     # -- committing
 
     async def _commit_changed(self) -> None:
-        """Tells the broker how far we are. It need not answer: what gets lost is told again with the next pull."""
+        """Commits without an answer: the next pull commits what gets lost."""
         for queue in list(self._owned.values()):
             offset = queue.progress.commit_offset
             if offset != queue.committed:

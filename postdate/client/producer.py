@@ -24,7 +24,7 @@ RESENDS_MAX = 2  # RocketMQ's
 # Stored, though not as safely as the broker wished: on its disk (10) or on its replica (11, 12) a little later.
 _SENT = frozenset({codes.SUCCESS, 10, 11, 12})
 # What may pass at another try, as RocketMQ's clients see it: an error of the broker, busy, not available, a topic that
-# has moved, a broker that shuts down (1500). What the caller did wrong is told at once.
+# has moved, a broker that shuts down (1500). A mistake of the caller is raised at once.
 _SENT_AGAIN = frozenset(
     {codes.SYSTEM_ERROR, codes.SYSTEM_BUSY, codes.SERVICE_NOT_AVAILABLE, codes.TOPIC_NOT_EXIST, 1500}
 )
