@@ -85,7 +85,10 @@ class Connections:
                     holding.append((size, connection))
             yield
         self._free_memory(holding)
-        self._report_left_out()
+        left_out = self._line_count - self._broker.limits.complaints_max
+        if left_out > 0:
+            logger.warning("complaints_max: %d more lines like these within a second are left out", left_out)
+        self._line_count = 0
 
     def _examine(self, connection: Connection, now_ns: int) -> None:
         if connection.is_paused:
@@ -131,9 +134,3 @@ class Connections:
         self._line_count += 1
         if self._line_count <= self._broker.limits.complaints_max:
             logger.warning(text, *details)
-
-    def _report_left_out(self) -> None:
-        left_out = self._line_count - self._broker.limits.complaints_max
-        if left_out > 0:
-            logger.warning("complaints_max: %d more lines like these within a second are left out", left_out)
-        self._line_count = 0

@@ -33,9 +33,7 @@ class Rate(NamedTuple):
 
 
 class _Window:
-    """The buckets of one span, the newest last. The newest is still being filled, so there is one more than the span
-    has.
-    """
+    """The buckets of one span, the newest last, and one more than it has: the newest is still being filled."""
 
     def __init__(self, span: Span, now_ns: int) -> None:
         count, seconds = span.value
