@@ -45,19 +45,15 @@ class Connections:
     def add(self, connection: Connection) -> bool:
         """Adds a connection; returns False where there are too many."""
         settings, address = self._broker.settings, connection.host.address
-        if len(self._all) >= settings.connections_max:
-            self._turn_away(connection, "connections_max", len(self._all))
-            return False
-        if self._count_of[address] >= settings.connections_per_address_max:
-            self._turn_away(connection, "connections_per_address_max", self._count_of[address])
-            return False
+        counts = {"connections_max": len(self._all), "connections_per_address_max": self._count_of[address]}
+        for limit, count in counts.items():
+            if count >= getattr(settings, limit):
+                self.complain("%s: %s is turned away, %d are connected", limit, host_text(connection.host), count)
+                return False
         self._all.add(connection)
         self._count_of[address] += 1
         connection.heard_at_ns = self._clock.elapsed_ns()
         return True
-
-    def _turn_away(self, connection: Connection, limit: str, count: int) -> None:
-        self.complain("%s: %s is turned away, %d are connected", limit, host_text(connection.host), count)
 
     def remove(self, connection: Connection) -> bool:
         """Removes a connection; returns False for one that was never added."""

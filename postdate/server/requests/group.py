@@ -1,6 +1,7 @@
 """Consumer groups: their members, offsets, locks, assignments, retries and definitions."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -201,13 +202,11 @@ class Groups:
 
     def write_offsets(self) -> None:
         """Writes the offsets that clients have committed without waiting for an answer."""
-        if self._offsets.is_empty:
-            return
-        try:
-            self._offsets.write(self._clock.now_ms())
-        except (DiskFull, LogFailed):
-            return  # the pulse has logged it; the offsets stay noted until the next try
-        self._pulse.nudge()
+        is_written = False
+        with suppress(DiskFull, LogFailed):  # the pulse has logged it; the offsets stay noted until the next try
+            is_written = self._offsets.write(self._clock.now_ms())
+        if is_written:
+            self._pulse.nudge()
 
     # -- locks --------------------------------------------------------------------------------------------------
 

@@ -10,16 +10,16 @@ before. RocketMQ copies it to a retry topic instead. Handles have RocketMQ's for
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 from postdate.broker.broker import Broker
 from postdate.broker.leasing import LeaseHandle, PoppedMessage, PopRequest, PopResult
-from postdate.broker.view import Key
 from postdate.broker.writing import Changes, Ticket
 from postdate.clock import Clock
 from postdate.errors import DiskFull, FlowControl, LogFailed, PopsFull, PostdateError, UsageError
-from postdate.message import Message, check_group
+from postdate.message import check_group
 from postdate.server.answers import refusal, when_settled
 from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
@@ -28,7 +28,6 @@ from postdate.server.requests.pull import Pulls, check_expression, discard, tag_
 from postdate.server.requests.topic import AutoCreation
 from postdate.server.sessions.meter import Meter
 from postdate.storage import record as records
-from postdate.storage.record import Record
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command, reply
 from postdate.wire.ids import message_id
@@ -258,18 +257,15 @@ class Pops:
 
     def _bury(self) -> None:
         """Moves messages that were given as often as allowed to the dead letter queue of their group."""
-        try:
+        with suppress(DiskFull, LogFailed):  # the pulse has logged it; the next flush or tick tries again
             for key, data in self._broker.leases.spent_messages(_BURIED_AT_ONCE):
-                letter = self._dead_letter(key, records.decode(data)) if data else None
+                letter = None
+                if data:
+                    record, lease = records.decode(data), self._broker.view.lease(key)
+                    topic = self._creation.use_dead_letter_topic(key[0]).name
+                    origin = message_id(record.store_host, lease.place)
+                    letter = retry_message(record, topic, origin, record.reconsume_times + lease.times + 1)
                 self._broker.leases.bury(key, letter, self._clock.now_ms())
-        except (DiskFull, LogFailed):
-            return  # the pulse has logged it; the next flush or tick tries again
-
-    def _dead_letter(self, key: Key, record: Record) -> Message:
-        lease = self._broker.view.lease(key)
-        topic = self._creation.use_dead_letter_topic(key[0]).name
-        origin = message_id(record.store_host, lease.place)
-        return retry_message(record, topic, origin, record.reconsume_times + lease.times + 1)
 
     def tick(self) -> None:
         """Buries dead letters that did not fit on the disk before. Called from time to time."""
