@@ -1,16 +1,5 @@
 """The Python client, blocking and asyncio. It knows the broker over the wire alone, and works with RocketMQ's too.
 
-    blocking.py       Client: the asyncio client in a thread        asynchronous.py   AsyncClient
-    producer.py       send, cancel                                  consumer.py       a member of a group
-    address.py        where brokers are                             admin.py          what operators ask, jobs
-    outgoing.py       messages to send, receipts                    received.py       messages that came
-    routes.py         where topics live                             connection.py     requests and answers
-    wanted.py         what a consumer is asked to do                membership.py     our place in a group
-    backlog.py        what waits to be handed out                   returns.py        what is sent back
-    allocation.py     who reads which queue                         progress.py       what is acknowledged
-    faults.py         what can go wrong                             spans.py          delays and instants
-    identity.py       who we are
-
 `import postdate` gives the same names. They are loaded when the first of them is used: Spark's executors import
 `postdate.client.errors`, and have neither orjson nor uvloop.
 """
@@ -68,34 +57,18 @@ __all__ = [
 
 if not TYPE_CHECKING:  # or a type checker would believe that there is every name
     _HOMES = {
-        "AsyncClient": "postdate.client.asynchronous",
-        "AsyncReceivedMessage": "postdate.client.received",
-        "BrokerError": "postdate.client.errors",
-        "Cancelled": "postdate.message",
-        "Changed": "postdate.client.admin",
-        "Client": "postdate.client.blocking",
-        "Disconnected": "postdate.client.errors",
-        "FlowControl": "postdate.errors",
-        "GroupNotFound": "postdate.errors",
-        "IllegalMessage": "postdate.errors",
-        "NoPermission": "postdate.errors",
-        "Outgoing": "postdate.client.outgoing",
-        "PostdateError": "postdate.errors",
-        "ProtocolError": "postdate.errors",
-        "Receipt": "postdate.client.outgoing",
-        "ReceivedMessage": "postdate.client.received",
-        "Refused": "postdate.errors",
-        "TimedOut": "postdate.client.errors",
-        "TopicNotFound": "postdate.errors",
-        "Unavailable": "postdate.client.errors",
-        "Unreachable": "postdate.client.errors",
-        "UsageError": "postdate.errors",
-        "connect": "postdate.client.blocking",
-        "connect_async": "postdate.client.asynchronous",
+        "client.admin": ("Changed",),
+        "client.asynchronous": ("AsyncClient", "connect_async"),
+        "client.blocking": ("Client", "connect"),
+        "client.errors": ("BrokerError", "Disconnected", "TimedOut", "Unavailable", "Unreachable"),
+        "client.outgoing": ("Outgoing", "Receipt"),
+        "client.received": ("AsyncReceivedMessage", "ReceivedMessage"),
+        "message": ("Cancelled",),
     }
 
     def __getattr__(name: str) -> object:
-        if name not in _HOMES:
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        home = next((home for home, names in _HOMES.items() if name in names), "errors")
+        value = globals()[name] = getattr(import_module(f"postdate.{home}"), name)
         return value

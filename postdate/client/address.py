@@ -47,7 +47,7 @@ def route_addresses(text: str | None) -> tuple[Address, ...]:
 
 
 class Attempt:
-    """One address to try. A `with` around the try forgives that nobody answers there."""
+    """One address to try. A `with` around the try forgives that no broker answers there."""
 
     def __init__(self, address: Address) -> None:
         self.address = address

@@ -153,10 +153,7 @@ class Jobs:
         self._timeout = timeout
 
     async def change(self, op: str, where: str, by_ms: int, job_id: str | None) -> Changed:
-        """Cancels or postpones what a predicate selects, and waits until that is done.
-
-        Raises UsageError where the predicate is refused; then nothing was changed.
-        """
+        """Cancels or postpones what a predicate selects, and waits. Raises UsageError where nothing was changed."""
         job_id = job_id or uuid.uuid4().hex
         job = await self.ask(op, where, by_ms, job_id)
         if not job.is_over:
@@ -241,27 +238,22 @@ def find(address: str | None, topic: str, key: str, limit: int) -> list[FoundMes
         if error.code != codes.QUERY_NOT_FOUND:
             raise
         return []
-    return [_found(record) for record in decode_records(answer.body)]
+    return [_read_found(record) for record in decode_records(answer.body)]
 
 
-def _found(record: Record) -> FoundMessage:
+def _read_found(record: Record) -> FoundMessage:
+    try:
+        body = decompress(record.body, record.sys_flag)
+    except ProtocolError:  # compressed in a way that we cannot read
+        body = record.body
     properties = decode_properties(record.properties)
     due_at_ms = properties.get(PROPERTY_DUE_MS)
     return FoundMessage(
         record.topic, properties.get(PROPERTY_UNIQ_KEY) or message_id(record.store_host, record.offset),
         properties.get(PROPERTY_KEYS, ""), properties.get(PROPERTY_TAGS, ""),
         properties.get(PROPERTY_STATE, "waiting" if record.queue_offset < 0 else "visible"),
-        int(due_at_ms) if due_at_ms else None, record.stored_at_ms, record.queue_id, record.queue_offset,
-        _body(record),
+        int(due_at_ms) if due_at_ms else None, record.stored_at_ms, record.queue_id, record.queue_offset, body,
     )  # fmt: skip
-
-
-def _body(record: Record) -> bytes:
-    """As its producer gave it; as it lies there where it is compressed in a way that we cannot read."""
-    try:
-        return decompress(record.body, record.sys_flag)
-    except ProtocolError:
-        return record.body
 
 
 # -- topics -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from postdate.client.address import route_addresses
 from postdate.client.admin import Changed, Jobs
-from postdate.client.backlog import Delivery, Turn
+from postdate.client.backlog import Turn
 from postdate.client.connection import Connections
 from postdate.client.consumer import Consumer
 from postdate.client.options import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted
@@ -31,7 +31,7 @@ class AsyncClient:
     Connections are made when they are first needed, and made anew when they are lost. Whatever asks a broker takes at
     most about `timeout` seconds and may raise TimedOut, Unreachable (Disconnected if the connection was lost while it
     waited) and, with the broker's own sentence, FlowControl, Unavailable, NoPermission, TopicNotFound, IllegalMessage
-    or BrokerError. Catch `PostdateError` to catch all of them.
+    or BrokerError. Catch `PostdateError` to catch all of them. `Client` describes the same methods in full.
     """
 
     def __init__(self, address: str | None = None, *, timeout: float = TIMEOUT_SECONDS_DEFAULT) -> None:
@@ -80,64 +80,31 @@ class AsyncClient:
         properties: Mapping[str, str] | None = None,
         queue: int | None = None,
     ) -> Receipt:
-        """Sends one message; when this returns, the broker has stored it.
-
-        At most one of these says when it may be received, by the broker's clock; without any, at once:
-        `delay`, "30m", "1h30m", "500ms", a number of seconds or a timedelta; `at`, a datetime with a time zone;
-        `level`, a delay level of RocketMQ, from 1 on.
-
-        `key` is what to find the message by, `tag` what consumers may filter by, `properties` anything else. The
-        broker's queues take turns unless `queue` names one. A topic that does not exist is created, if the broker
-        allows it. Any number of sends may be under way at once, and share a connection.
-
-        A send that fails because the connection was lost, or with an answer that may pass, is repeated up to two times
-        within the timeout, with the same id. If the broker had stored it and only its answer was lost, the message
-        is there twice, and so it may be after TimedOut or Disconnected if the caller sends again.
-
-        Raises UsageError for arguments that contradict each other, and what the class tells.
+        """Sends one message, as `Client.send`; when this returns, the broker has stored it. Any number of sends may be
+        under way at once.
         """
         message = Outgoing(body, delay=delay, at=at, level=level, key=key, tag=tag, properties=properties)
         return await self._producer.send(topic, message, queue)
 
     async def send_batch(self, topic: str, messages: Iterable[Outgoing]) -> list[Receipt]:
-        """Sends many messages, as many as fit in one request; returns their receipts in the same order.
-
-        Nothing is sent if one of them cannot be written. If a request fails, those before it have been stored, and
-        the timeout and the repeats of `send` count for each request.
-        """
+        """Sends many messages, as `Client.send_batch`; returns their receipts in the same order."""
         return await self._producer.send_batch(topic, list(messages))
 
     async def cancel(self, receipt: Receipt | str) -> Cancelled:
-        """Cancels a delayed message by its receipt, or by the text of its receipt; tells what has become of it.
-
-        CANCELLED: it waited, and no consumer will see it. DELIVERED: it was visible already. UNKNOWN: the broker found
-        no such message. RocketMQ itself does not tell, so that its success is UNKNOWN too, and so is a message whose
-        broker gave no handle. Not repeated by itself: after TimedOut or Disconnected, ask again.
-
-        Raises UsageError for a text that is no handle, Refused where the broker does not accept the handle.
-        """
+        """Cancels a delayed message by its receipt, or by the text of its receipt, as `Client.cancel`."""
         return await self._producer.cancel(receipt)
 
     async def cancel_key(self, topic: str, key: str, due: datetime | int) -> Cancelled:
-        """Cancels by the first of the message's keys and the instant it is due (a datetime or epoch milliseconds).
-
-        Only Postdate knows this; another broker refuses it.
-        """
+        """Cancels by the first of the message's keys and the instant it is due (a datetime or epoch milliseconds)."""
         due_at_ms = due if isinstance(due, int) else instant_ms(due)
         return await self._producer.cancel_key(topic, key, due_at_ms)
 
     async def cancel_where(self, where: str, *, id: str | None = None) -> Changed:
-        """Cancels every message that waits and that a predicate of Spark SQL selects, over the columns of `pending`;
-        returns when it is done. Asked again with the same id, it answers with the first result.
-
-        Raises UsageError where the predicate is refused: then nothing was changed. Only Postdate knows this.
-        """
+        """Cancels every message that waits and that a predicate of Spark SQL selects, as `Client.cancel_where`."""
         return await self._jobs.change("cancel", where, 0, id)
 
     async def postpone(self, where: str, by: Delay, *, id: str | None = None) -> Changed:
-        """Postpones, as `cancel_where` cancels: `postpone("topic = 'sms'", by="2h")`. A receipt still cancels what was
-        postponed.
-        """
+        """Postpones, as `cancel_where` cancels: `postpone("topic = 'sms'", by="2h")`."""
         return await self._jobs.change("postpone", where, delay_ms(by), id)
 
     # -- receiving
@@ -155,18 +122,9 @@ class AsyncClient:
     ) -> AsyncGenerator[AsyncReceivedMessage, None]:
         """Receives as a member of a group: `async for message in client.consume("orders", "billing")`.
 
-        The queues of the topic are shared out among the members of the group, Java ones included, so each message
-        goes to one of them. Asking for the next message acknowledges the current one. Leaving the loop, by break or
-        by an exception, leaves the current one unacknowledged and commits the others; it comes again, and so may
-        others after a crash: delivery is at least once. asyncio closes a loop that was left a moment later; use
-        `contextlib.aclosing` where that must be over.
-
-        `tag` filters: "*" for all, or "paid || refunded". A group that is new begins at the first message there is,
-        or behind the last one with `from_="last"`. Pulls ask for `batch` messages; at most `prefetch` wait here. A
-        topic that does not exist is waited for. The loop ends when no message has come for `idle`, a span as `delay`
-        of `send`; without it, never.
-
-        The first step raises what the class tells; later, lost connections are made anew without a word but the log's.
+        As `Client.consume`: asking for the next message acknowledges the current one, and leaving the loop leaves the
+        current one unacknowledged. asyncio closes a loop that was left a moment later; use `contextlib.aclosing` where
+        that must be over.
         """
         wanted = Wanted(topic, group, tag, from_, batch, prefetch, idle_ms=None if idle is None else delay_ms(idle))
         wanted.check()
@@ -195,12 +153,8 @@ class AsyncClient:
     ) -> None:
         """Awaits `handler(message)` for every message, until `close` or until it is cancelled.
 
-        A handler that returns acknowledges its message. One that raises sends it back, unless it called `acknowledge`
-        or `retry` before: it comes again after the broker's growing delays (10 s, 30 s, 1 m, ...), and after
-        `max_attempts` in all it becomes a dead letter, in the topic %DLQ%group.
-
-        With more `tasks`, messages of several queues are handled at once, those of one queue always in order. Otherwise
-        as `consume`.
+        As `Client.listen`: a handler that returns acknowledges its message, one that raises sends it back. With more
+        `tasks`, messages of several queues are handled at once, those of one queue always in order.
         """
         if tasks < 1:
             raise UsageError(f"tasks is {tasks}, expected 1 or more")
@@ -244,17 +198,12 @@ async def _handle_all(consumer: Consumer, handler: AsyncHandler) -> None:
     turn: Turn | None = None
     while (turn := await consumer.next(turn)) is not None:
         for delivery in turn:
-            if await _is_handled(delivery, consumer, handler):
-                delivery.settle()
-
-
-async def _is_handled(delivery: Delivery, consumer: Consumer, handler: AsyncHandler) -> bool:
-    """Whether the message is done with; it is, too, when the broker has taken it back."""
-    try:
-        await handler(AsyncReceivedMessage(delivery, consumer))
-        return True
-    except Exception as error:
-        return await consumer.give_back(delivery, error)
+            try:
+                await handler(AsyncReceivedMessage(delivery, consumer))
+            except Exception as error:
+                if not await consumer.give_back(delivery, error):
+                    continue
+            delivery.settle()
 
 
 def connect_async(address: str | None = None, *, timeout: float = TIMEOUT_SECONDS_DEFAULT) -> AsyncClient:

@@ -1,9 +1,9 @@
 """Messages that were pulled and wait to be handed out.
 
 This is where threads meet: the event loop puts in what it pulled, and callers take it out, the blocking client's in
-threads of their own. A caller takes a queue, not a message: for a turn it is his alone, and he takes its messages
-without any lock. So one message costs no hop between threads, and of many each costs next to nothing. Whatever else
-both sides change is changed here, under one lock, and nothing waits while it has the lock.
+threads of their own. A caller takes a queue, not a message: for a turn it owns the queue, and takes its messages
+without a lock. So one message costs no hop between threads, and of many each costs next to nothing. All other shared
+state changes here, under one lock, and nothing waits while it has the lock.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from postdate.wire.ids import message_id
 from postdate.wire.records import Columns, Pieces, Record, join_pieces
 
 BYTES_MAX = 64 * 1024 * 1024  # of records that wait, of all queues
-# How long one queue gives its messages before others have their turn. Whoever works longer on a message changes the
-# queue after each; a fast loop pays for the change once in a thousand messages.
+# How long one queue gives its messages before others have their turn. A caller that works longer on a message changes
+# the queue after each; a fast loop pays for the change once in a thousand messages.
 TURN_NS = 1_000_000
 
 
@@ -41,7 +41,7 @@ class OwnedQueue:
     waiting: deque["Pull"] = field(default_factory=deque)  # what came; the first may be handed out in part
     pulled_count: int = 0  # of the messages of those pulls
     pulled_bytes: int = 0
-    is_busy: bool = False  # somebody has his turn
+    is_busy: bool = False  # a caller has its turn
     is_full: bool = False  # nothing is pulled until some of what waits is gone
     room: asyncio.Event = field(default_factory=asyncio.Event)  # tells the loop that it is not full any more
     pulling: "asyncio.Task[None] | None" = None
@@ -55,9 +55,7 @@ class OwnedQueue:
 
 
 class Origin(NamedTuple):
-    """Where the messages of one answer came from. All that a message knows of it: who keeps one message must not keep
-    the whole answer.
-    """
+    """Where the messages of one answer came from: a user who keeps one message must not keep the whole answer."""
 
     queue: OwnedQueue
     progress: Progress  # that of its queue when it was pulled; a queue that begins anew has another
@@ -78,7 +76,7 @@ class Pull:
         self.size = size  # in bytes
         self._columns = columns
         self._offsets_left = iter(columns.queue_offsets)
-        # What is not handed out: whoever has the queue's turn takes from it.
+        # What is not handed out: the caller that has the queue's turn takes from it.
         self.rest: Iterator[Pieces] = zip(self._offsets_left, *columns[1:], strict=False)
 
     @property
@@ -90,7 +88,7 @@ class Pull:
         return length_hint(self._offsets_left)
 
     def forget(self) -> None:
-        """Nothing more is handed out, even where somebody takes from it at this moment."""
+        """Hands out nothing more, even where a caller takes from it at this moment."""
         for column in self._columns:
             column.clear()
 
@@ -155,9 +153,7 @@ def readable_properties(data: bytes) -> dict[str, str]:
 
 
 class Turn:
-    """A queue in the hands of one caller. Iterate over it once, settle each message that is done with, then give it
-    back with the next `take`.
-    """
+    """A queue in the hands of one caller: iterate once, settle each message, give it back with the next `take`."""
 
     __slots__ = ("_backlog", "queue")
 
@@ -178,7 +174,7 @@ class Turn:
 class Backlog:
     """Hands out messages of all queues in turn, of one queue one at a time and in order.
 
-    A queue is ready while it has a message and nobody has his turn with it. Every queue may keep its share of what may
+    A queue is ready while it has a message and no caller has its turn. Every queue may keep its share of what may
     wait in all, so that none waits for another. When a rebalance adds queues, the shares of the others shrink; what
     they have beyond it is handed out before they pull again.
     """
@@ -200,7 +196,7 @@ class Backlog:
     # -- what the loop calls
 
     def share_among(self, queue_count: int) -> None:
-        """So many queues share what may wait from now on."""
+        """Shares what may wait out among this many queues."""
         self._count_max = max(1, self._prefetch // max(1, queue_count))
         self._bytes_max = BYTES_MAX // max(1, queue_count)
 
@@ -255,10 +251,7 @@ class Backlog:
         return bool(self._ready)
 
     def take(self, done: Turn | None = None) -> Turn | None:
-        """Gives back the turn that is done with; then another, if a queue is ready.
-
-        Raises the failure that ended the backlog.
-        """
+        """Takes a finished turn back; returns another, if a queue is ready. Raises the failure that ended it all."""
         with self._lock:
             return self._take(done)
 
@@ -272,19 +265,15 @@ class Backlog:
         try:
             self._alarms.get(timeout=seconds)
         except standard.Empty:
-            self._wake_by_itself()
+            with self._lock:
+                try:
+                    self._alarms.get_nowait()  # there is a token by now: the sleeper was counted as woken
+                except standard.Empty:
+                    self._sleeper_count -= 1
         return self.take()
 
-    def _wake_by_itself(self) -> None:
-        """The time of a sleeper was over. If there is a token by now, the sleeper was counted as woken."""
-        with self._lock:
-            try:
-                self._alarms.get_nowait()
-            except standard.Empty:
-                self._sleeper_count -= 1
-
     def first_pull(self, queue: OwnedQueue) -> Pull | None:
-        """The first pull of a queue of which something waits; for whoever has its turn."""
+        """Returns the first pull of a queue of which something waits, to the caller that has its turn."""
         with self._lock:
             self._drop_empty(queue)
             return queue.waiting[0] if queue.waiting and not self.has_ended else None
@@ -293,7 +282,12 @@ class Backlog:
 
     def _take(self, done: Turn | None) -> Turn | None:
         if done is not None:
-            self._release(done.queue)
+            queue = done.queue
+            queue.is_busy = False
+            self._drop_empty(queue)
+            if queue.waiting:
+                self._ready.append(queue)
+            self._make_room(queue, queue.waiting_count)
         if self._failure is not None:
             raise self._failure
         if self.has_ended or not self._ready:
@@ -304,13 +298,6 @@ class Backlog:
         queue.is_busy = True
         self._make_room(queue, queue.waiting_count - 1)  # the first one is as good as taken
         return Turn(self, queue)
-
-    def _release(self, queue: OwnedQueue) -> None:
-        queue.is_busy = False
-        self._drop_empty(queue)
-        if queue.waiting:
-            self._ready.append(queue)
-        self._make_room(queue, queue.waiting_count)
 
     def _drop_empty(self, queue: OwnedQueue) -> None:
         while queue.waiting and not queue.waiting[0].left_count:

@@ -15,25 +15,12 @@ from postdate.client.loop import LIFE_SIGN_SECONDS, Closed, LoopThread
 from postdate.client.options import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted
 from postdate.client.outgoing import Outgoing, Receipt
 from postdate.client.received import ReceivedMessage
-from postdate.clock import SystemClock
+from postdate.clock import elapsed_ns
 from postdate.errors import UsageError
 from postdate.message import Cancelled
 from postdate.spans import Delay, delay_ms
 
 Handler = Callable[[ReceivedMessage], object]
-
-
-class _Limit:
-    """A span of time that has begun."""
-
-    def __init__(self, seconds: float) -> None:
-        self._clock = SystemClock()
-        self._seconds = seconds
-        self._began_ns = self._clock.elapsed_ns()
-
-    @property
-    def seconds_left(self) -> float:
-        return max(0.0, self._seconds - (self._clock.elapsed_ns() - self._began_ns) / 1e9)
 
 
 class _FarConsumer:
@@ -45,22 +32,18 @@ class _FarConsumer:
         self._loop = loop
 
     def next(self, done: Turn | None) -> Turn | None:
-        """Gives back the turn that is done with, and waits for the next message. Whoever works on messages settles each
-        of them.
-
-        None when there will be none, or when none has come for as long as is wanted.
-        """
+        """As `Consumer.next`."""
         turn = self._consumer.next_within(0, done)
-        return turn if turn is not None else self._arriving()
-
-    def _arriving(self) -> Turn | None:
+        if turn is not None:
+            return turn
         idle_seconds = self._consumer.idle_seconds
-        limit = _Limit(inf if idle_seconds is None else idle_seconds)
-        while limit.seconds_left and not self._consumer.has_ended and self._loop.is_alive:
-            turn = self._consumer.next_within(min(limit.seconds_left, LIFE_SIGN_SECONDS))
-            if turn is not None:
-                return turn
-        return None
+        end_ns = inf if idle_seconds is None else elapsed_ns() + idle_seconds * 1e9
+        while turn is None and not self._consumer.has_ended and self._loop.is_alive:
+            seconds_left = (end_ns - elapsed_ns()) / 1e9
+            if seconds_left <= 0:
+                break
+            turn = self._consumer.next_within(min(seconds_left, LIFE_SIGN_SECONDS))
+        return turn
 
     def acknowledge(self, delivery: Delivery) -> None:
         self._loop.run(self._consumer.acknowledge(delivery))
@@ -293,17 +276,12 @@ def _handle_all(consumer: _FarConsumer, handler: Handler) -> None:
     turn: Turn | None = None
     while (turn := consumer.next(turn)) is not None:
         for delivery in turn:
-            if _is_handled(delivery, consumer, handler):
-                delivery.settle()
-
-
-def _is_handled(delivery: Delivery, consumer: _FarConsumer, handler: Handler) -> bool:
-    """Whether the message is done with; it is, too, when the broker has taken it back."""
-    try:
-        handler(ReceivedMessage(delivery, consumer))
-        return True
-    except Exception as error:
-        return consumer.give_back(delivery, error)
+            try:
+                handler(ReceivedMessage(delivery, consumer))
+            except Exception as error:
+                if not consumer.give_back(delivery, error):
+                    continue
+            delivery.settle()
 
 
 def _handle_in_threads(consumer: _FarConsumer, handler: Handler, count: int, end_seconds: float) -> None:
@@ -326,17 +304,12 @@ def _handle_in_threads(consumer: _FarConsumer, handler: Handler, count: int, end
                 worker.join(LIFE_SIGN_SECONDS)
     except BaseException:
         consumer.stop()
-        _join_within(workers, end_seconds)
+        end_ns = elapsed_ns() + end_seconds * 1e9  # for all of them
+        for worker in workers:
+            worker.join(max(0.0, (end_ns - elapsed_ns()) / 1e9))
         raise
     if failures:
         raise failures[0]
-
-
-def _join_within(threads: Iterable[threading.Thread], seconds: float) -> None:
-    """Waits for all threads, that long in all."""
-    limit = _Limit(seconds)
-    for thread in threads:
-        thread.join(limit.seconds_left)
 
 
 def connect(address: str | None = None, *, timeout: float = TIMEOUT_SECONDS_DEFAULT) -> Client:

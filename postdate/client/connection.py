@@ -93,17 +93,14 @@ class Connection(asyncio.Protocol):
             self._waiting.pop(opaque, None)
 
     def _give_up(self, future: "asyncio.Future[Command]", timeout: float) -> None:
-        if not future.done():
-            future.set_exception(TimedOut(f"no answer from {self.address} within {max(timeout, 0.0):.1f} s"))
-            self._abort_if_silent()
-
-    def _abort_if_silent(self) -> None:
-        """A peer that says nothing at all may be gone without a word. The next request then connects anew."""
-        if self._silent_since is None:
+        if future.done():
             return
-        seconds = asyncio.get_running_loop().time() - self._silent_since
-        if seconds >= SILENCE_SECONDS_MIN:
-            self._abort(f"it was silent for {seconds:.1f} s")
+        future.set_exception(TimedOut(f"no answer from {self.address} within {max(timeout, 0.0):.1f} s"))
+        if self._silent_since is not None:
+            # A peer that says nothing at all may be gone without a word. The next request then connects anew.
+            seconds = asyncio.get_running_loop().time() - self._silent_since
+            if seconds >= SILENCE_SECONDS_MIN:
+                self._abort(f"it was silent for {seconds:.1f} s")
 
     def tell(self, code: int, fields: Mapping[str, Any]) -> None:
         """Says something that wants no answer. It may get lost with the connection."""
@@ -139,13 +136,13 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for frame in self._frames.feed(data):
-                self._received(decode(frame))
+                self._take(decode(frame))
             if self._frames.error is not None:
                 raise self._frames.error
         except ProtocolError as error:
             self._abort(f"it does not speak the protocol: {error}")
 
-    def _received(self, command: Command) -> None:
+    def _take(self, command: Command) -> None:
         self._silent_since = None
         if command.is_response:
             future = self._waiting.get(command.opaque)
@@ -231,9 +228,9 @@ class Connections:
         connection = self._by_address.get(address)
         if connection is not None and not connection.is_lost:
             return connection
-        return await within(timeout, self._made(address), f"no connection to {address}")
+        return await within(timeout, self._reach(address), f"no connection to {address}")
 
-    async def _made(self, address: Address) -> Connection:
+    async def _reach(self, address: Address) -> Connection:
         async with self._locks.setdefault(address, asyncio.Lock()):
             connection = self._by_address.get(address)
             if connection is None or connection.is_lost:
@@ -245,9 +242,7 @@ class Connections:
             raise UsageError("the client is closed")
         try:
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(address, self._on_request, self._on_lost, self._answers),
-                address.host,
-                address.port,
+                lambda: Connection(address, self._on_request, self._on_lost, self._answers), address.host, address.port
             )
         except (OSError, UnicodeError) as error:
             raise no_broker_at(address, error) from error

@@ -6,7 +6,7 @@
               | members have changed                                |   commit, every second and on leaving
 ```
 
-Everything runs on one event loop. Whatever fails in the background is tried again after a growing pause.
+Everything runs on one event loop. Background work that fails is tried again after a growing pause.
 """
 
 import asyncio
@@ -71,8 +71,7 @@ class Consumer:
     async def join(self) -> None:
         """Becomes a member and takes its share of the queues. A topic that does not exist yet is waited for.
 
-        Raises Unreachable, TimedOut or what the broker answers: a wrong address is told at once, a broker that goes
-        away later is waited for.
+        Raises Unreachable, TimedOut or what the broker answers. A broker that goes away later is waited for.
         """
         try:
             seconds = await self._rebalance()
@@ -88,10 +87,9 @@ class Consumer:
         ]
 
     async def next(self, done: Turn | None = None) -> Turn | None:
-        """Gives back the turn that is done with; then the next one, when there is a message. Whoever works on messages
-        settles each of them.
+        """Takes a finished turn back; returns the next one, when there is a message. The caller settles each message.
 
-        None after `stop`, or when none has come for as long as is wanted.
+        Returns None after `stop`, or when no message has come for `idle_seconds`.
         """
         if done is not None:
             await asyncio.sleep(0)  # what is pulled comes in by the same loop
@@ -99,17 +97,12 @@ class Consumer:
         if turn is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.idle_seconds):
-                    turn = await self._arriving()
+                    while turn is None and not self._backlog.has_ended:
+                        self._arrived.clear()
+                        await self._arrived.wait()
+                        turn = self._backlog.take()
         if self._backlog.is_ready:  # for another task
             self._arrived.set()
-        return turn
-
-    async def _arriving(self) -> Turn | None:
-        turn: Turn | None = None
-        while turn is None and not self._backlog.has_ended:
-            self._arrived.clear()
-            await self._arrived.wait()
-            turn = self._backlog.take()
         return turn
 
     def next_within(self, seconds: float, done: Turn | None = None) -> Turn | None:
@@ -153,9 +146,8 @@ class Consumer:
             delivery.id, record.topic, record.queue_id, record.queue_offset, record.reconsume_times + 1,
             "which it had settled before" if delivery.is_settled else "it is sent back", type(error).__name__, error,
         )  # fmt: skip
-        return delivery.is_settled or await self._is_taken_back(delivery)
-
-    async def _is_taken_back(self, delivery: Delivery) -> bool:
+        if delivery.is_settled:
+            return True
         pause = Pause()
         while not self._stopped.is_set():
             try:
@@ -167,11 +159,8 @@ class Consumer:
                 await _set_within(self._stopped, seconds)
         return False
 
-    def stop(self) -> None:
-        """Hands out nothing more. What is handed out may still be acknowledged, until `leave`."""
-        self._end(None)
-
-    def _end(self, failure: BaseException | None) -> None:
+    def stop(self, failure: BaseException | None = None) -> None:
+        """Hands out nothing more; `next` raises the failure. Until `leave`, messages may still be acknowledged."""
         self._backlog.end(failure)
         self._stopped.set()
         self._arrived.set()
@@ -199,13 +188,13 @@ class Consumer:
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._stop_if_failed)
         return task
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
+    def _stop_if_failed(self, task: "asyncio.Task[None]") -> None:
         """Background work only ends by being cancelled. If it fails, that is a mistake of ours: `next` raises it."""
         if not task.cancelled() and task.exception() is not None:
-            self._end(task.exception())
+            self.stop(task.exception())
 
     async def _repeat(self, name: str, action: Callable[[], Awaitable[None]], every_seconds: float) -> None:
         pause, seconds = Pause(), every_seconds
@@ -247,7 +236,11 @@ class Consumer:
             for topic in self._subscriptions:
                 complete &= await self._share_out(topic)
         finally:
-            self._pull_all()
+            # Not before all of it is known: how much may wait depends on how many share it.
+            self._backlog.share_among(len(self._owned))
+            for queue in self._owned.values():
+                if queue.pulling is None and not self._stopped.is_set():
+                    queue.pulling = self._spawn(self._pull_forever(queue))
         return REBALANCE_SECONDS if complete else REBALANCE_SOON_SECONDS
 
     async def _share_out(self, topic: str) -> bool:
@@ -255,19 +248,16 @@ class Consumer:
         try:
             route = await self._routes.of(topic, self._timeout)
         except TopicNotFound:
-            await self._greet_any_broker()
+            # RocketMQ makes the retry topic of a group on its first heartbeat, so one must come before any route.
+            with contextlib.suppress(TopicNotFound):
+                route = await self._routes.of(DEFAULT_TOPIC, self._timeout)
+                await self._membership.members(addresses_of(route).values())
             await self._own(topic, (), {})
             return False
         addresses = addresses_of(route)
         members = await self._membership.members(addresses.values())
         share = allocate(self._membership.client_id, members, readable_queues(topic, route))
         return await self._own(topic, share, addresses)
-
-    async def _greet_any_broker(self) -> None:
-        """RocketMQ makes the retry topic of a group on its first heartbeat, so one must come before any route."""
-        with contextlib.suppress(TopicNotFound):
-            route = await self._routes.of(DEFAULT_TOPIC, self._timeout)
-            await self._membership.members(addresses_of(route).values())
 
     async def _own(self, topic: str, share: Sequence[QueueName], addresses: Mapping[str, Address]) -> bool:
         """Owns exactly these queues of a topic; returns whether that was possible for all."""
@@ -283,21 +273,24 @@ class Consumer:
         return complete
 
     async def _gain(self, name: QueueName, address: Address) -> bool:
+        """Begins where the group has committed, else where it wants to begin. Of its retries it wants all."""
         try:
-            committed = await self._committed(name, address)
-            start = await self._first_offset(name, address) if committed is None else committed
+            fields = self._queue_fields(name) | {"setZeroIfNotFound": "false"}
+            answer = await self._membership.ask(address, Request.QUERY_CONSUMER_OFFSET, fields)
+            committed = None
+            if answer.code != codes.QUERY_NOT_FOUND:
+                committed = start = _number(expect_success(answer).fields, "offset")
+            elif name.topic == self._wanted.retry_topic:
+                start = 0
+            else:
+                code = Request.GET_MIN_OFFSET if self._wanted.from_ == "first" else Request.GET_MAX_OFFSET
+                answer = await self._membership.ask(address, code, {"topic": name.topic, "queueId": name.queue_id})
+                start = _number(expect_success(answer).fields, "offset")
         except PostdateError as error:
             log.warning("group %s: no place to begin %s: %s", self._wanted.group, _shown(name), error)
             return False
         self._owned[name] = OwnedQueue(name, address, Progress(start), committed)
         return True
-
-    def _pull_all(self) -> None:
-        """Begins to pull what we own. Not before all of it is known: how much may wait depends on how many share it."""
-        self._backlog.share_among(len(self._owned))
-        for queue in self._owned.values():
-            if queue.pulling is None and not self._stopped.is_set():
-                queue.pulling = self._spawn(self._pull_forever(queue))
 
     async def _lose(self, queue: OwnedQueue) -> None:
         """Another member has it now: what is not handed out is dropped, for the other one to read."""
@@ -306,19 +299,6 @@ class Consumer:
         self._backlog.drop(queue)
         await self._commit_or_complain(queue)
         del self._owned[queue.name]  # and not before: who leaves meanwhile commits what we own
-
-    async def _committed(self, name: QueueName, address: Address) -> int | None:
-        fields = self._queue_fields(name) | {"setZeroIfNotFound": "false"}
-        answer = await self._membership.ask(address, Request.QUERY_CONSUMER_OFFSET, fields)
-        return None if answer.code == codes.QUERY_NOT_FOUND else _number(expect_success(answer).fields, "offset")
-
-    async def _first_offset(self, name: QueueName, address: Address) -> int:
-        """Where a group begins that has committed nothing. Of its retries it wants all."""
-        if name.topic == self._wanted.retry_topic:
-            return 0
-        code = Request.GET_MIN_OFFSET if self._wanted.from_ == "first" else Request.GET_MAX_OFFSET
-        answer = await self._membership.ask(address, code, {"topic": name.topic, "queueId": name.queue_id})
-        return _number(expect_success(answer).fields, "offset")
 
     def _queue_fields(self, name: QueueName) -> dict[str, Any]:
         return {"consumerGroup": self._wanted.group, "topic": name.topic, "queueId": name.queue_id}
@@ -344,41 +324,33 @@ class Consumer:
         began = asyncio.get_running_loop().time()
         connection = await self._membership.connection(queue.address)
         position = queue.progress.position
-        answer = await connection.request(
-            Request.PULL_MESSAGE, self._pull_fields(queue), timeout=HOLD_SECONDS + self._timeout
-        )
-        self._take_in(queue, answer)
-        was_held = asyncio.get_running_loop().time() - began >= HELD_SECONDS_MIN
-        return was_held or queue.progress.position != position
-
-    def _pull_fields(self, queue: OwnedQueue) -> dict[str, Any]:
         commit_offset = queue.progress.commit_offset
         flags = codes.PULL_SUSPEND | codes.PULL_SUBSCRIPTION | (codes.PULL_COMMIT_OFFSET if commit_offset else 0)
-        return self._queue_fields(queue.name) | {
-            "queueOffset": queue.progress.position,
+        fields = self._queue_fields(queue.name) | {
+            "queueOffset": position,
             "maxMsgNums": self._backlog.count_to_pull(queue, self._wanted.batch), "sysFlag": flags,
             "commitOffset": commit_offset, "suspendTimeoutMillis": int(HOLD_SECONDS * 1_000),
             "subscription": self._subscriptions[queue.name.topic].expression, "subVersion": 0,
             "expressionType": "TAG", "bname": queue.name.broker_name,
         }  # fmt: skip
+        self._take_in(
+            queue, await connection.request(Request.PULL_MESSAGE, fields, timeout=HOLD_SECONDS + self._timeout)
+        )
+        was_held = asyncio.get_running_loop().time() - began >= HELD_SECONDS_MIN
+        return was_held or queue.progress.position != position
 
     def _take_in(self, queue: OwnedQueue, answer: Command) -> None:
         if answer.code not in _PULLED:
             raise refusal(answer)
         position = _number(answer.fields, "nextBeginOffset")
         if answer.code == codes.SUCCESS:
-            self._backlog.put(Pull(queue, self._wanted_of(queue, answer.body), len(answer.body)), position)
+            tags, found = self._subscriptions[queue.name.topic].tags, split_records(answer.body)
+            if tags:  # a broker filters by the hash of a tag, and two tags may share one
+                found = Columns.of([pieces for pieces in zip(*found, strict=True) if _tag(pieces) in tags])
+            self._backlog.put(Pull(queue, found, len(answer.body)), position)
             self._arrived.set()
         elif not self._backlog.move(queue, position):
             log.warning("group %s: %s begins anew at offset %d", self._wanted.group, _shown(queue.name), position)
-
-    def _wanted_of(self, queue: OwnedQueue, body: bytes) -> Columns:
-        """What came and is wanted. A broker filters by the hash of a tag, and two tags may share one."""
-        tags = self._subscriptions[queue.name.topic].tags
-        found = split_records(body)
-        if tags:
-            found = Columns.of([pieces for pieces in zip(*found, strict=True) if _tag(pieces) in tags])
-        return found
 
     def _room_was_made(self, queue: OwnedQueue) -> None:
         """Called by the thread that takes messages, which may be any."""
@@ -388,7 +360,7 @@ class Consumer:
     # -- committing
 
     async def _commit_changed(self) -> None:
-        """Tells the broker how far we are. It need not answer: what gets lost is told again with the next pull."""
+        """Commits without an answer: the next pull commits what gets lost."""
         for queue in list(self._owned.values()):
             offset = queue.progress.commit_offset
             if offset != queue.committed:

@@ -68,23 +68,18 @@ class LoopThread:
                     if future.done():
                         return future.result()
                 if not self.is_alive:
-                    return self._left(future, work)
+                    # The work is not cancelled: that would be up to the loop, which says so in the log.
+                    if future.done():
+                        return future.result()
+                    if getcoroutinestate(work) == CORO_CREATED:
+                        work.close()
+                    raise Closed
         except concurrent.futures.CancelledError:
             raise Closed from None
         except BaseException:
             if self.is_alive:
                 future.cancel()
             raise
-
-    def _left(self, future: "concurrent.futures.Future[Result]", work: Coroutine[Any, Any, Result]) -> Result:
-        """What became of work when the loop has ended. It is not cancelled: that would be up to the loop, which says so
-        in the log.
-        """
-        if future.done():
-            return future.result()
-        if getcoroutinestate(work) == CORO_CREATED:
-            work.close()
-        raise Closed
 
     def start(self, work: Coroutine[Any, Any, Result]) -> "concurrent.futures.Future[Result]":
         """Begins a coroutine; called from any thread."""

@@ -28,10 +28,9 @@ class Membership:
         self.changed = asyncio.Event()  # the members may be others than when they were last asked for
         self._wanted = wanted
         self._timeout = timeout
-        self._connections = Connections(on_request=self._asked, on_lost=self.changed.set, greet=self._greet)
+        self._connections = Connections(on_request=self._note_change, on_lost=self.changed.set, greet=self._greet)
 
-    def _asked(self, command: Command) -> None:
-        """The broker asks something of us."""
+    def _note_change(self, command: Command) -> None:
         if command.code == ClientRequest.NOTIFY_CONSUMER_IDS_CHANGED:
             self.changed.set()
 
@@ -68,16 +67,6 @@ class Membership:
         Connects to all, because each tells its own consumers who the others are. Raises the last failure if none
         can be reached.
         """
-        connections = await self._reached(addresses)
-        if not connections:
-            return []
-        members = await self._ask_members(connections[0])
-        if self.client_id not in members:  # we were silent for too long
-            await self._beat(connections[0])
-            members = await self._ask_members(connections[0])
-        return members
-
-    async def _reached(self, addresses: Iterable[Address]) -> list[Connection]:
         reached: list[Connection] = []
         failure: PostdateError | None = None
         for address in addresses:
@@ -86,9 +75,15 @@ class Membership:
             except (Unreachable, TimedOut) as error:
                 log.debug("group %s: %s", self._wanted.group, error)
                 failure = error
-        if failure is not None and not reached:
-            raise failure
-        return reached
+        if not reached:
+            if failure is not None:
+                raise failure
+            return []
+        members = await self._ask_members(reached[0])
+        if self.client_id not in members:  # we were silent for too long
+            await self._beat(reached[0])
+            members = await self._ask_members(reached[0])
+        return members
 
     async def _ask_members(self, connection: Connection) -> list[str]:
         fields = {"consumerGroup": self._wanted.group}

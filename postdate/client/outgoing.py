@@ -1,7 +1,7 @@
 """Messages on their way out: what a caller asks for as properties, and the receipt for it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from typing import NamedTuple
 
@@ -38,21 +38,18 @@ _INNER_BYTES = 22  # what a batch adds to each message: five numbers, and the le
 _HEADER_BYTES = 4_096  # of a request's header besides the properties, at most
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wishes:
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message to send, as the arguments of `send` describe it."""
+
+    body: bytes | str
+    _: KW_ONLY
     delay: Delay | None = None
     at: datetime | None = None
     level: int | None = None
     key: str | None = None
     tag: str | None = None
     properties: Mapping[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Outgoing(_Wishes):
-    """A message to send, as the arguments of `send` describe it."""
-
-    body: bytes | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +164,8 @@ def receipt(topic: str, message: Sealed, answer: Fields) -> Receipt:
 def receipts(topic: str, messages: Sequence[Sealed], answer: Fields) -> list[Receipt]:
     """The receipts for the messages of one frame.
 
-    The broker tells the offset of the first alone. Those that do not wait follow it one by one; if the first itself
-    waits, nobody knows theirs.
+    The broker gives the offset of the first alone. Those that do not wait follow it one by one; if the first itself
+    waits, theirs are unknown.
     """
     if len(messages) == 1:
         return [receipt(topic, messages[0], answer)]
@@ -188,15 +185,12 @@ def receipts(topic: str, messages: Sequence[Sealed], answer: Fields) -> list[Rec
 def _receipt(
     topic: str, message: Sealed, queue_id: int, offset_id: str, handle: str | None, queue_offset: int | None
 ) -> Receipt:
-    return Receipt(
-        topic=topic,
-        id=message.unique_key,
-        offset_id=offset_id,
-        queue_id=queue_id,
-        queue_offset=None if message.is_delayed else queue_offset,
-        due_at_ms=_due_of(handle),
-        handle=handle,
-    )
+    try:
+        due_at_ms = parse_recall_handle(handle).due_at_ms if handle else None
+    except ProtocolError:  # a handle that cannot be read is the broker's own affair
+        due_at_ms = None
+    offset = None if message.is_delayed else queue_offset
+    return Receipt(topic, message.unique_key, offset_id, queue_id, offset, due_at_ms, handle)
 
 
 def _as_many(parts: list[str], messages: Sequence[Sealed]) -> list[str]:
@@ -209,11 +203,3 @@ def _number(answer: Fields, name: str) -> int:
         return int(answer.get(name) or 0)
     except (ValueError, TypeError) as error:
         raise ProtocolError(f"the answer to a send has {name} = {answer[name]!r}, expected a number") from error
-
-
-def _due_of(handle: str | None) -> int | None:
-    """When the message of a handle is due. A handle that cannot be read is the broker's own affair."""
-    try:
-        return parse_recall_handle(handle).due_at_ms if handle else None
-    except ProtocolError:
-        return None

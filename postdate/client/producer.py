@@ -24,7 +24,7 @@ RESENDS_MAX = 2  # RocketMQ's
 # Stored, though not as safely as the broker wished: on its disk (10) or on its replica (11, 12) a little later.
 _SENT = frozenset({codes.SUCCESS, 10, 11, 12})
 # What may pass at another try, as RocketMQ's clients see it: an error of the broker, busy, not available, a topic that
-# has moved, a broker that shuts down (1500). What the caller did wrong is told at once.
+# has moved, a broker that shuts down (1500). A mistake of the caller is raised at once.
 _SENT_AGAIN = frozenset(
     {codes.SYSTEM_ERROR, codes.SYSTEM_BUSY, codes.SERVICE_NOT_AVAILABLE, codes.TOPIC_NOT_EXIST, 1500}
 )
@@ -54,7 +54,10 @@ class Producer:
         sealed = [self._seal(message) for message in messages]
         found: list[Receipt] = []
         for frame in frames_of(sealed):
-            answer = await self._post_batch(topic, frame)
+            # A frame has a unique key of its own, as RocketMQ's clients give it.
+            properties = encode_properties({PROPERTY_UNIQ_KEY: self._keys.next(self._clock.now_ms())})
+            fields, body = {"i": properties.decode(), "m": "true"}, encode_batch(map(inner, frame))
+            answer = await self._post(Request.SEND_BATCH_MESSAGE, topic, fields, body, None)
             found += receipts(topic, frame, answer.fields)
         return found
 
@@ -71,24 +74,22 @@ class Producer:
     def _seal(self, message: Outgoing) -> Sealed:
         return seal(message, self._keys.next(self._clock.now_ms()))
 
-    async def _post_batch(self, topic: str, frame: Sequence[Sealed]) -> Command:
-        """One frame, with a unique key of its own, as RocketMQ's clients give it."""
-        properties = encode_properties({PROPERTY_UNIQ_KEY: self._keys.next(self._clock.now_ms())})
-        body = encode_batch(map(inner, frame))
-        fields = {"i": properties.decode(), "m": "true"}
-        return await self._post(Request.SEND_BATCH_MESSAGE, topic, fields, body, None)
-
     async def _post(
         self, code: int, topic: str, fields: Mapping[str, Any], body: bytes, queue_id: int | None
     ) -> Command:
         """Sends until a broker has taken it, at most `RESENDS_MAX` times more, within the timeout in all."""
         loop = asyncio.get_running_loop()
         end, pause = loop.time() + self._timeout, Pause()
-        fields = {**_send_fields(topic, self._clock.now_ms()), **fields}
+        fields = {
+            "a": PRODUCER_GROUP, "b": topic, "c": DEFAULT_TOPIC, "d": DEFAULT_TOPIC_QUEUES_MAX, "f": 0,
+            "g": self._clock.now_ms(), "h": 0, "j": 0, "k": "false", "m": "false", **fields,
+        }  # fmt: skip
         for resends_left in range(RESENDS_MAX, -1, -1):
             failure: PostdateError
             try:
-                answer = await self._post_once(code, topic, fields, body, queue_id, end - loop.time())
+                target = await self._routes.target(topic, queue_id, end - loop.time())
+                sent = {**fields, "e": target.queue_id, "n": target.broker_name}
+                answer = await self._ask(target.address, code, sent, body, end)
                 if answer.code in _SENT:
                     return answer
                 failure = refusal(answer)
@@ -102,14 +103,6 @@ class Producer:
                 raise failure
             await asyncio.sleep(seconds)
         raise AssertionError("the last try either returns or raises")
-
-    async def _post_once(
-        self, code: int, topic: str, fields: Mapping[str, Any], body: bytes, queue_id: int | None, timeout: float
-    ) -> Command:
-        end = asyncio.get_running_loop().time() + timeout
-        target = await self._routes.target(topic, queue_id, timeout)
-        fields = {**fields, "e": target.queue_id, "n": target.broker_name}
-        return await self._ask(target.address, code, fields, body, end)
 
     async def _ask(self, address: Address, code: int, fields: Mapping[str, Any], body: bytes, end: float) -> Command:
         """Asks a broker; everything, connecting included, must be done when the loop's clock says `end`."""
@@ -143,23 +136,12 @@ class Producer:
         if name not in addresses:
             raise TopicNotFound(f"topic {topic} has no broker {name!r}: it may have moved, or the broker is down")
         fields = {"topic": topic, "producerGroup": PRODUCER_GROUP, "bname": name, **fields}
-        return _outcome(await self._ask(addresses[name], Request.RECALL_MESSAGE, fields, b"", end))
-
-
-def _send_fields(topic: str, now_ms: int) -> dict[str, Any]:
-    return {
-        "a": PRODUCER_GROUP, "b": topic, "c": DEFAULT_TOPIC, "d": DEFAULT_TOPIC_QUEUES_MAX, "f": 0, "g": now_ms,
-        "h": 0, "j": 0, "k": "false", "m": "false",
-    }  # fmt: skip
-
-
-def _outcome(answer: Command) -> Cancelled:
-    """RocketMQ itself tells no outcome: its success means only that the request was taken."""
-    told = answer.fields.get("outcome")
-    if told is None:
-        expect_success(answer)
-        return Cancelled.UNKNOWN
-    try:
-        return Cancelled(told)
-    except ValueError as error:
-        raise ProtocolError(f"the outcome of a cancel is {told!r}, which is not known") from error
+        answer = await self._ask(addresses[name], Request.RECALL_MESSAGE, fields, b"", end)
+        outcome = answer.fields.get("outcome")
+        if outcome is None:  # RocketMQ itself gives none: its success means only that the request was taken
+            expect_success(answer)
+            return Cancelled.UNKNOWN
+        try:
+            return Cancelled(outcome)
+        except ValueError as error:
+            raise ProtocolError(f"the outcome of a cancel is {outcome!r}, which is not known") from error

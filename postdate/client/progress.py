@@ -14,7 +14,7 @@ class Progress:
 
     A group that starts again starts at the offset committed, so that is the smallest one not yet acknowledged: a
     message may come twice, none is left out. Messages of one queue are handed out one at a time, so that they are
-    acknowledged in order, and two numbers tell it all. The loop's thread calls `pulled`, whoever works on a message
+    acknowledged in order, and two numbers tell it all. The loop's thread calls `pulled`, the caller's
     `acknowledge`; each step is one assignment, so they need no lock.
     """
 
@@ -26,7 +26,7 @@ class Progress:
         self._last = start - 1  # of those that were pulled and are wanted
 
     def pulled(self, offsets: Sequence[int], position: int) -> None:
-        """Messages came that want to be acknowledged; those that nobody wants are left out of `offsets`."""
+        """Notes messages that want to be acknowledged, and where to pull next. `offsets` leaves unwanted ones out."""
         if offsets:
             if self._first_open > self._last:
                 self._first_open = offsets[0]

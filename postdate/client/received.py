@@ -17,7 +17,6 @@ from postdate.message import (
 )
 from postdate.spans import Delay, instant
 from postdate.wire import codes
-from postdate.wire.records import Record
 
 # Where the sys flag says how a body is compressed.
 _COMPRESSION_SHIFT, _COMPRESSION_MASK = 8, 7
@@ -95,10 +94,6 @@ class Received:
     _unfolded: bytes | None  # the body of a message that came compressed, when it is first wanted
 
     @property
-    def _record(self) -> Record:
-        return self._delivery.record
-
-    @property
     def properties(self) -> dict[str, str]:
         return self._delivery.properties
 
@@ -147,7 +142,7 @@ class Received:
 
     @property
     def queue_id(self) -> int:
-        return self._record.queue_id
+        return self._delivery.record.queue_id
 
     @property
     def queue_offset(self) -> int:
@@ -156,12 +151,12 @@ class Received:
     @property
     def born_at(self) -> datetime:
         """When it was sent, by the producer's clock."""
-        return instant(self._record.born_at_ms)
+        return instant(self._delivery.record.born_at_ms)
 
     @property
     def stored_at(self) -> datetime:
         """When it became visible, by the broker's clock."""
-        return instant(self._record.stored_at_ms)
+        return instant(self._delivery.record.stored_at_ms)
 
     @property
     def due_at(self) -> datetime | None:
@@ -178,7 +173,7 @@ class Received:
     @property
     def attempt(self) -> int:
         """1 the first time, one more each time that it comes again after a retry."""
-        return 1 + self._record.reconsume_times
+        return 1 + self._delivery.record.reconsume_times
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} of {self.topic}, queue {self.queue_id} offset {self.queue_offset}>"

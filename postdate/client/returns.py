@@ -48,9 +48,7 @@ class Returns:
             await self._send_on(delivery, {PROPERTY_TIMER_DELAY_MS: str(max(delay_ms(delay), 1))})
 
     async def give_back(self, delivery: Delivery) -> None:
-        """It comes again after the broker's growing delays; where the broker cannot do it by itself, by our hands, as
-        RocketMQ's clients do it.
-        """
+        """It comes again after the broker's growing delays; where the broker cannot do it, we send it anew."""
         try:
             await self._send_back(delivery)
         except (Unreachable, TimedOut):

@@ -63,7 +63,10 @@ class Routes:
         if not targets:
             raise NoPermission(f"topic {topic} has no queue that can be written to")
         if queue_id is not None:
-            return _chosen(topic, targets, queue_id)
+            for target in targets:
+                if target.queue_id == queue_id:
+                    return target
+            raise UsageError(f"topic {topic} has no queue {queue_id}, its last one is {targets[-1].queue_id}")
         turn = self._turns[topic] = self._turns.get(topic, self._first_turn) + 1
         return targets[turn % len(targets)]
 
@@ -95,8 +98,14 @@ class Routes:
             self.forget(topic)
             if not creating:
                 raise
-            route = _for_new_topic(await self._query_default(topic, timeout))
-            return self._keep(topic, route, SHORT_SECONDS, is_promise=True)
+            try:
+                route = await self._query(DEFAULT_TOPIC, timeout)
+            except TopicNotFound as error:
+                raise TopicNotFound(f"topic {topic} does not exist, and the broker does not create topics") from error
+            # What the route of the topic will be when its first message has made it from this one.
+            limit = DEFAULT_TOPIC_QUEUES_MAX
+            queues = [data._replace(write_queue_count=min(data.write_queue_count, limit)) for data in route.queues]
+            return self._keep(topic, Route(route.brokers, queues), SHORT_SECONDS, is_promise=True)
         except (Unreachable, TimedOut):
             known = self._known.get(topic)
             if known is None or known.is_promise:
@@ -107,12 +116,6 @@ class Routes:
         until = asyncio.get_running_loop().time() + seconds
         known = self._known[topic] = _Known(route, targets_of(route), until, is_promise)
         return known
-
-    async def _query_default(self, topic: str, timeout: float) -> Route:
-        try:
-            return await self._query(DEFAULT_TOPIC, timeout)
-        except TopicNotFound as error:
-            raise TopicNotFound(f"topic {topic} does not exist, and the broker does not create topics") from error
 
     async def _query(self, topic: str, timeout: float) -> Route:
         """Asks one route address after the other until one answers; that one is asked first the next time."""
@@ -158,18 +161,3 @@ def addresses_of(route: Route) -> dict[str, Address]:
         return {broker.name: parse_address(broker.address) for broker in route.brokers}
     except UsageError as error:
         raise ProtocolError(f"a route with a broker that cannot be reached: {error}") from error
-
-
-def _for_new_topic(route: Route) -> Route:
-    """What the route of a topic will be when its first message has made it from this one."""
-    queues = [
-        data._replace(write_queue_count=min(data.write_queue_count, DEFAULT_TOPIC_QUEUES_MAX)) for data in route.queues
-    ]
-    return Route(route.brokers, queues)
-
-
-def _chosen(topic: str, targets: list[Target], queue_id: int) -> Target:
-    for target in targets:
-        if target.queue_id == queue_id:
-            return target
-    raise UsageError(f"topic {topic} has no queue {queue_id}, its last one is {targets[-1].queue_id}")

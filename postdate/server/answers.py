@@ -29,16 +29,10 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
 )
 
 
-def code_of(error: Exception) -> int:
-    for kind, code in _CODES:
-        if isinstance(error, kind):
-            return code
-    return codes.SYSTEM_ERROR
-
-
 def refusal(command: Command, error: Exception) -> bytes:
     """Returns the answer to a request that failed."""
-    return reply(command, code_of(error), remark=str(error))
+    code = next((code for kind, code in _CODES if isinstance(error, kind)), codes.SYSTEM_ERROR)
+    return reply(command, code, remark=str(error))
 
 
 def when_settled(connection: Connection, command: Command, answer: Callable[[Any], bytes]) -> Callable[[Ticket], None]:

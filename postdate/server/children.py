@@ -81,7 +81,9 @@ class Part:
             environ = await _run_in_thread(self._needs)
             self.is_examined.set()
             if isinstance(environ, str):
-                self._note_missing(environ)
+                if environ != self._state:
+                    logger.warning("%s: %s", self.name, environ)
+                self._state = environ
                 await asyncio.sleep(limits.pipeline_pause_ms_max / 1_000)  # an operator may install it meanwhile
                 continue
             if self.after is not None:
@@ -93,24 +95,15 @@ class Part:
                 break
             if clock.elapsed_ns() - began_ns >= limits.pipeline_steady_ms * 1_000_000:
                 pause_ms = limits.pipeline_pause_ms_min
-            self._log_end(ending, pause_ms)
+            self._state = f"it {ending}" + (f" ({self._last_lines[-1]})" if self._last_lines else "")
+            logger.warning("%s %s; it starts again in %g s", self.name, ending, pause_ms / 1_000)
+            for line in self._last_lines:
+                logger.warning("%s wrote: %s", self.name, line)
             self._resumes_at_ns = clock.elapsed_ns() + pause_ms * 1_000_000
             await asyncio.sleep(pause_ms / 1_000)
             self._resumes_at_ns = 0
             pause_ms = min(2 * pause_ms, limits.pipeline_pause_ms_max)
         self._state = "stopped"
-
-    def _note_missing(self, sentence: str) -> None:
-        if sentence != self._state:
-            logger.warning("%s: %s", self.name, sentence)
-        self._state = sentence
-
-    def _log_end(self, ending: str, pause_ms: int) -> None:
-        last = f" ({self._last_lines[-1]})" if self._last_lines else ""
-        self._state = f"it {ending}{last}"
-        logger.warning("%s %s; it starts again in %g s", self.name, ending, pause_ms / 1_000)
-        for line in self._last_lines:
-            logger.warning("%s wrote: %s", self.name, line)
 
     async def _run(self, environ: Mapping[str, str], addresses: dict[str, str]) -> str:
         """Runs the process once; returns how it ended."""

@@ -64,7 +64,7 @@ class Connection(asyncio.Protocol):
         self._in_flight_max = limits.in_flight_max
         self._transport: asyncio.Transport | None = None
         self._backlog: deque[bytes] = deque()  # frames that wait
-        self._is_paused = False
+        self.is_paused = False  # whether the client reads so slowly that it gets no more answers for now
         self._is_full = False
         self._is_lost = False
         self._is_stopped = False
@@ -120,31 +120,31 @@ class Connection(asyncio.Protocol):
         self._handler.farewell(self)
 
     def pause_writing(self) -> None:
-        self._is_paused = True
+        self.is_paused = True
         self.paused_at_ns = None
         self._read_or_not()
 
     def resume_writing(self) -> None:
-        self._is_paused = False
+        self.is_paused = False
         self._go_on()
 
     # -- requests -----------------------------------------------------------------------------------------------
 
     def _take(self, frames: list[bytes]) -> None:
         """Handles frames; those that must wait go into the backlog."""
-        if self._is_paused or self._backlog:
+        if self.is_paused or self._backlog:
             self._backlog.extend(frames)
             return
         handled = self._handler.handle(self, frames)
         if handled < len(frames) and self._is_open:
             self._backlog.extend(frames[handled:])
             self._read_or_not()
-            if not self._is_paused:  # it goes on after the turn of others
+            if not self.is_paused:  # it goes on after the turn of others
                 asyncio.get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
         """Handles the backlog, when the client reads again or others have had their turn."""
-        if self._is_stopped or self._is_paused:
+        if self._is_stopped or self.is_paused:
             return
         backlog, self._backlog = self._backlog, deque()
         if backlog and self._is_open:
@@ -159,7 +159,7 @@ class Connection(asyncio.Protocol):
             self.fail(error)
 
     def _read_or_not(self) -> None:
-        reads = not (self._is_paused or self._is_full or self._is_stopped or self._backlog)
+        reads = not (self.is_paused or self._is_full or self._is_stopped or self._backlog)
         if reads != self._is_reading and self._transport is not None and self._is_open:
             self._is_reading = reads
             (self._transport.resume_reading if reads else self._transport.pause_reading)()
@@ -189,16 +189,9 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def notify(self, notice: bytes) -> None:
-        """Writes a notice that the client has not asked for. A client that does not read misses it: notices must not
-        pile up, and clients also ask from time to time.
-        """
-        if not self._is_paused:
+        """Writes a notice, unless the client does not read: notices must not pile up, and clients also ask."""
+        if not self.is_paused:
             self.write(notice)
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether the client reads so slowly that it gets no more answers for now."""
-        return self._is_paused
 
     @property
     def buffered_bytes(self) -> int:

@@ -45,19 +45,15 @@ class Connections:
     def add(self, connection: Connection) -> bool:
         """Adds a connection; returns False where there are too many."""
         settings, address = self._broker.settings, connection.host.address
-        if len(self._all) >= settings.connections_max:
-            self._turn_away(connection, "connections_max", len(self._all))
-            return False
-        if self._count_of[address] >= settings.connections_per_address_max:
-            self._turn_away(connection, "connections_per_address_max", self._count_of[address])
-            return False
+        counts = {"connections_max": len(self._all), "connections_per_address_max": self._count_of[address]}
+        for limit, count in counts.items():
+            if count >= getattr(settings, limit):
+                self.complain("%s: %s is turned away, %d are connected", limit, host_text(connection.host), count)
+                return False
         self._all.add(connection)
         self._count_of[address] += 1
         connection.heard_at_ns = self._clock.elapsed_ns()
         return True
-
-    def _turn_away(self, connection: Connection, limit: str, count: int) -> None:
-        self.complain("%s: %s is turned away, %d are connected", limit, host_text(connection.host), count)
 
     def remove(self, connection: Connection) -> bool:
         """Removes a connection; returns False for one that was never added."""
@@ -85,7 +81,10 @@ class Connections:
                     holding.append((size, connection))
             yield
         self._free_memory(holding)
-        self._report_left_out()
+        left_out = self._line_count - self._broker.limits.complaints_max
+        if left_out > 0:
+            logger.warning("complaints_max: %d more lines like these within a second are left out", left_out)
+        self._line_count = 0
 
     def _examine(self, connection: Connection, now_ns: int) -> None:
         if connection.is_paused:
@@ -131,9 +130,3 @@ class Connections:
         self._line_count += 1
         if self._line_count <= self._broker.limits.complaints_max:
             logger.warning(text, *details)
-
-    def _report_left_out(self) -> None:
-        left_out = self._line_count - self._broker.limits.complaints_max
-        if left_out > 0:
-            logger.warning("complaints_max: %d more lines like these within a second are left out", left_out)
-        self._line_count = 0

@@ -84,23 +84,27 @@ class Dispatcher:
         self.pops = Pops(broker, clock, pulse, self.pulls, creation, sessions.meter)
         self.groups = Groups(broker, clock, pulse, sessions, creation, topics, self.pulls)
         self.pipelines = Pipelines(broker, clock, pulse, tasks, sessions.table)
-        self.status = Status(broker, clock, sessions.meter, self._counts, self.pipelines.last_reports)
-        self._methods = _find_methods(
-            {
-                "recall": recalls,
-                "pop": self.pops,
-                "group": self.groups,
-                "topic": topics,
-                "route": Routes(broker, creation),
-                "find": Lookups(broker),
-                "pending": Pending(broker, clock, sessions.table, tasks),
-                "tools": Tools(broker, clock, pulse, sessions, self.pulls, self.pops, tasks),
-                "status": self.status,
-                "pipeline": self.pipelines,
-                "jobs": Jobs(broker, clock, tasks, self.pipelines.settled),
-                "table": sessions.table,
-            }
-        )
+        self.status = Status(broker, clock, sessions.meter, self._count_clients, self.pipelines.last_reports)
+        objects = {
+            "recall": recalls,
+            "pop": self.pops,
+            "group": self.groups,
+            "topic": topics,
+            "route": Routes(broker, creation),
+            "find": Lookups(broker),
+            "pending": Pending(broker, clock, sessions.table, tasks),
+            "tools": Tools(broker, clock, pulse, sessions, self.pulls, self.pops, tasks),
+            "status": self.status,
+            "pipeline": self.pipelines,
+            "jobs": Jobs(broker, clock, tasks, self.pipelines.settled),
+            "table": sessions.table,
+        }
+        # By code the method that answers each request, as its row in wire/requests.py names it.
+        self._methods: dict[int, Method] = {}
+        for request in Request:
+            if request not in _SEND_CODES | _PULL_CODES:
+                owner, _, method = request.handler.partition(".")
+                self._methods[int(request)] = getattr(objects[owner], method)
 
     def _wake(self, changes: Changes) -> None:
         """Gives what has become visible to the consumers that wait for it. The pulse calls it after a flush."""
@@ -110,7 +114,7 @@ class Dispatcher:
         if changes.grown_queues or changes.ready_again or self._broker.view.has_spent_leases:
             self.pops.wake(changes)
 
-    def _counts(self) -> Mapping[str, int]:
+    def _count_clients(self) -> Mapping[str, int]:
         """Returns the figures of the server itself, for operators."""
         return {"connections": len(self.connections), "held_pulls": self.pulls.held_count}
 
@@ -156,14 +160,19 @@ class Dispatcher:
         faster than taking all requests of a read through one step after the other.
         """
         sends, answers = self.sends, _Answers(connection)
-        now_ms = self._clock.now_ms()
+        now_ms, header_bytes_max = self._clock.now_ms(), self._broker.limits.json_bytes_max
         handled = turn_end_ns = 0
         try:
             for frame in frames:
                 handled += 1
                 if sends.collect_usual(connection, frame, now_ms):
                     continue
-                command = self._decode(frame)
+                header_bytes = header_end(frame) - HEADER_AT
+                if header_bytes > header_bytes_max:  # reading it would keep all others waiting
+                    raise ProtocolError(
+                        f"json_bytes_max: a header of {header_bytes} bytes, the limit is {header_bytes_max}"
+                    )
+                command = decode(frame)
                 if command.code in _SEND_CODES:
                     sends.collect(connection, command, now_ms)
                     continue
@@ -185,13 +194,6 @@ class Dispatcher:
             answers.write()
             self.pulse.nudge()
         return handled
-
-    def _decode(self, frame: bytes) -> Command:
-        """Raises ProtocolError, also for a header so long that reading it would keep all others waiting."""
-        header_bytes, limit = header_end(frame) - HEADER_AT, self._broker.limits.json_bytes_max
-        if header_bytes > limit:
-            raise ProtocolError(f"json_bytes_max: a header of {header_bytes} bytes, the limit is {limit}")
-        return decode(frame)
 
     def _answer(self, connection: Connection, command: Command) -> bytes | None:
         """Returns the answer to a request that is not a send; None where it comes later, or not at all."""
@@ -221,13 +223,3 @@ class Dispatcher:
             size, limit = len(command.body), self._broker.limits.json_bytes_max
             raise ProtocolError(f"json_bytes_max: the body has {size} bytes, the limit is {limit}")
         return method(connection, command, REQUESTS[command.code].read_fields(command.fields))
-
-
-def _find_methods(objects: Mapping[str, object]) -> dict[int, Method]:
-    """Returns by code the method that answers each request, as its row in wire/requests.py names it."""
-    methods: dict[int, Method] = {}
-    for request in Request:
-        if request not in _SEND_CODES | _PULL_CODES:
-            owner, _, method = request.handler.partition(".")
-            methods[int(request)] = getattr(objects[owner], method)
-    return methods

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
 
 from postdate.arrival import NEVER
 from postdate.broker.broker import Broker
@@ -98,26 +97,17 @@ class Pulse:
 
     def nudge(self) -> None:
         """Makes new writes durable, and answers what can be answered already."""
-        if self._is_async or self._is_settled_already():
+        log, expected = self.broker.log, self._expected
+        # A call that waits for the disk itself, as creating a topic does, may have settled batches.
+        if self._is_async or self.broker.has_changes or (expected and expected[0][0].answers is not None):
             self._settle()
-        if not self._flush_asked and self._wants_flush():
+        # A log that has failed is flushed for those who wait: the flush raises the error, which answers them all.
+        if not self._flush_asked and (log.end > log.durable or (log.failure is not None and expected)):
             self._flush_asked = True
             if self._is_async:
                 self._loop.call_later(self.broker.settings.flush_interval_ms / 1_000, self._flushes.put, True)
             else:
                 self._flushes.put(True)
-
-    def _is_settled_already(self) -> bool:
-        """Returns whether a call that waits for the disk itself, as creating a topic does, has settled batches."""
-        expected = self._expected
-        return self.broker.has_changes or (bool(expected) and expected[0][0].answers is not None)
-
-    def _wants_flush(self) -> bool:
-        """Returns whether there is something to flush. A log that has failed is flushed for those who wait: the flush
-        raises the error, which answers them all.
-        """
-        log = self.broker.log
-        return log.end > log.durable or (log.failure is not None and bool(self._expected))
 
     def _flush_when_asked(self) -> None:
         while self._flushes.get():
@@ -127,11 +117,11 @@ class Pulse:
             except LogFailed as failure:
                 error = failure
             try:
-                self._loop.call_soon_threadsafe(self._flushed, error)
+                self._loop.call_soon_threadsafe(self._finish_flush, error)
             except RuntimeError:
                 return  # the loop is closed, and nobody waits for an answer
 
-    def _flushed(self, error: LogFailed | None) -> None:
+    def _finish_flush(self, error: LogFailed | None) -> None:
         self._flush_asked = False
         if self._is_stopped:
             return
@@ -270,8 +260,7 @@ class Pulse:
         self._alarm.close()
         if self._retain_timer is not None:
             self._retain_timer.cancel()
-        snapshot: asyncio.Task[Any] | None = self._snapshot
-        if snapshot is not None:
-            await asyncio.wait([snapshot])
+        if self._snapshot is not None:
+            await asyncio.wait([self._snapshot])
         self._flushes.put(False)
         await asyncio.to_thread(self._flusher.join)

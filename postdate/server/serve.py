@@ -80,7 +80,13 @@ class Server:
         try:
             listener = await asyncio.get_running_loop().create_server(make, settings.host, port, backlog=_BACKLOG)
         except OSError as error:
-            raise UsageError(_listen_problem(name, settings.host, port, error)) from error
+            problem = f"cannot listen on port {port} of {settings.host} ({name}): {error.strerror or error}"
+            if error.errno == errno.EADDRINUSE:
+                flag = f"--{name.replace('_', '-')}"
+                problem = (
+                    f"port {port} of {settings.host} is in use by another program: choose another with {flag} ({name})"
+                )
+            raise UsageError(problem) from error
         self._listeners.append(listener)
         host, bound = listener.sockets[0].getsockname()[:2]
         return address_text(host, bound)
@@ -138,22 +144,12 @@ class Server:
         for connection in list(dispatcher.connections):
             connection.close()  # its pending answers are still sent
         limit_ms = self.broker.settings.shutdown_ms
-        await self._drain(dispatcher, max(limit_ms - spent_ms, min(limit_ms, _DRAIN_MS_MIN)))
-
-    async def _drain(self, dispatcher: Dispatcher, limit_ms: int) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_ms / 1_000):
+            async with asyncio.timeout(max(limit_ms - spent_ms, min(limit_ms, _DRAIN_MS_MIN)) / 1_000):
                 while dispatcher.connections:
                     await asyncio.sleep(0.005)
         for connection in list(dispatcher.connections):
             connection.abort()
-
-
-def _listen_problem(name: str, host: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        flag = name.replace("_", "-")
-        return f"port {port} of {host} is in use by another program: choose another with --{flag} ({name})"
-    return f"cannot listen on port {port} of {host} ({name}): {error.strerror or error}"
 
 
 def run(
@@ -172,7 +168,11 @@ def run(
         _refuse_stranded_rows(broker)
         broker.start_keeper()
         allow_files(settings.connections_max)
-        _tune_garbage_collector()
+        # The collector runs rarely, and never over the objects that exist by now, which stay. Requests make no cycles,
+        # and the default thresholds cost a tenth of a send.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000, 50, 100)
         sys.setswitchinterval(_SWITCH_S)
         give_freed_memory_back()
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -212,15 +212,6 @@ def allow_files(connections_max: int) -> None:
             "raise the system's limit (ulimit -Hn), or lower connections_max",
             connections_max, hard, max(hard - _FILES_BESIDE, 0),
         )  # fmt: skip
-
-
-def _tune_garbage_collector() -> None:
-    """Makes the collector run rarely, and never over the objects that exist by now, which stay. Requests make no
-    cycles, and the default thresholds cost a tenth of a send.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 50, 100)
 
 
 async def serve(broker: Broker, clock: Clock, ready: Callable[[Server], None], parts: Parts | None = None) -> None:

@@ -157,21 +157,20 @@ def _read_consumer(entry: dict[str, Any]) -> Consumer:
         _read_enum(CONSUME_TYPES, entry.get("consumeType"), 1),
         _read_enum(MESSAGE_MODELS, entry.get("messageModel"), 1),
         _read_enum(CONSUME_FROM, entry.get("consumeFromWhere"), 0),
-        tuple(_read_subscription(each) for each in entry.get("subscriptionDataSet") or ()),
+        tuple(
+            parse_subscription(
+                plain_text(each["topic"]),
+                plain_text(each.get("subString") or ""),
+                plain_text(each.get("expressionType") or "TAG"),
+            )
+            for each in entry.get("subscriptionDataSet") or ()
+        ),
     )
 
 
 def _read_enum(names: Sequence[str], found: object, default: int) -> str:
     text = plain_text(default if found is None else found)
     return names[int(text)] if text.isdigit() else text
-
-
-def _read_subscription(entry: dict[str, Any]) -> Subscription:
-    return parse_subscription(
-        plain_text(entry["topic"]),
-        plain_text(entry.get("subString") or ""),
-        plain_text(entry.get("expressionType") or "TAG"),
-    )
 
 
 def parse_subscription(topic: str, expression: str, kind: str = "TAG") -> Subscription:
@@ -189,20 +188,19 @@ def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
         {
             "clientID": heartbeat.client_id,
             "producerDataSet": [{"groupName": group} for group in heartbeat.producer_groups],
-            "consumerDataSet": [_consumer_data(consumer) for consumer in heartbeat.consumers],
+            "consumerDataSet": [
+                {
+                    "groupName": consumer.group,
+                    "consumeType": consumer.consume_type,
+                    "messageModel": consumer.message_model,
+                    "consumeFromWhere": consumer.consume_from,
+                    "unitMode": False,
+                    "subscriptionDataSet": [subscription_data(each) for each in consumer.subscriptions],
+                }
+                for consumer in heartbeat.consumers
+            ],
         }
     )
-
-
-def _consumer_data(consumer: Consumer) -> dict[str, Any]:
-    return {
-        "groupName": consumer.group,
-        "consumeType": consumer.consume_type,
-        "messageModel": consumer.message_model,
-        "consumeFromWhere": consumer.consume_from,
-        "unitMode": False,
-        "subscriptionDataSet": [subscription_data(each) for each in consumer.subscriptions],
-    }
 
 
 def subscription_data(subscription: Subscription) -> dict[str, Any]:
@@ -346,15 +344,9 @@ def decode_assignment_request(body: bytes) -> AssignmentRequest:
         raise ProtocolError(f"a request for an assignment that cannot be read: {error}") from error
 
 
-class Assignment(NamedTuple):
-    """A queue to read, and how: POP or PULL."""
-
-    queue: QueueName
-    mode: str
-
-
-def encode_assignments(assignments: Iterable[Assignment]) -> bytes:
-    rows = [{"messageQueue": _queue_data(each.queue), "mode": each.mode, "attachments": None} for each in assignments]
+def encode_assignments(queues: Iterable[QueueName], mode: str) -> bytes:
+    """Encodes the queues that a client reads, and how: POP or PULL."""
+    rows = [{"messageQueue": _queue_data(queue), "mode": mode, "attachments": None} for queue in queues]
     return orjson.dumps({"messageQueueAssignments": rows})
 
 
@@ -393,24 +385,17 @@ def decode_batch_ack(body: bytes, count_max: int) -> list[Ack]:
     acks: list[Ack] = []
     try:
         for entry in values.get("acks") or ():
-            acks.append(_read_ack(entry, count_max + 1))
+            start = whole_number(entry["so"])
+            names = plain_text(entry["c"]), plain_text(entry["t"])
+            numbers = whole_number(entry["q"]), whole_number(entry["pt"])
+            bits = islice(_bits(plain_text(entry.get("b") or "")), count_max + 1)
+            acks.append(Ack(*names, *numbers, [start + bit for bit in bits]))
             count_max -= len(acks[-1].offsets)
             if count_max < 0:
                 raise ValueError("it has more messages than batch_messages_max")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProtocolError(f"a batch of acknowledgements that cannot be read: {error}") from error
     return acks
-
-
-def _read_ack(entry: dict[str, Any], count_max: int) -> Ack:
-    start = whole_number(entry["so"])
-    return Ack(
-        plain_text(entry["c"]),
-        plain_text(entry["t"]),
-        whole_number(entry["q"]),
-        whole_number(entry["pt"]),
-        [start + bit for bit in islice(_bits(plain_text(entry.get("b") or "")), count_max)],
-    )
 
 
 def _bits(text: str) -> Iterator[int]:

@@ -52,9 +52,7 @@ def recall_handle(topic: str, broker_name: str, due_at_ms: int, unique_key: str)
 
 
 def encode_recall_handle(topic: str, broker_name: str, due_at_ms: int, unique_key: str) -> bytes:
-    """Returns a recall handle as bytes. Every timed send needs one, so this does what base64.urlsafe_b64encode does by
-    fewer calls.
-    """
+    """Returns a recall handle as bytes: base64.urlsafe_b64encode by fewer calls, as every timed send needs one."""
     text = f"{_HANDLE_VERSION} {topic} {broker_name} {due_at_ms} {unique_key}"
     return binascii.b2a_base64(text.encode(), newline=False).translate(_URL_SAFE)
 

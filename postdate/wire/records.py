@@ -97,13 +97,13 @@ def split_records(data: bytes) -> Columns:
         add_head(data[position:start])
         add_tail(data[body_end:stop])
         position = stop
-    return found if position == end else Columns.of(map(_pieces, _decode_each(data)))
-
-
-def _pieces(found: tuple[bytes, Record]) -> Pieces:
-    data, record = found
-    start = head_bytes_of(data)
-    return record.queue_offset, record.sys_flag, record.body, data[:start], data[start + len(record.body) :]
+    if position == end:
+        return found
+    return Columns.of(
+        (record.queue_offset, record.sys_flag, record.body, each[:start], each[start + len(record.body) :])
+        for each, record in _decode_each(data)
+        for start in (head_bytes_of(each),)
+    )
 
 
 def join_pieces(pieces: Pieces) -> Record:

@@ -26,22 +26,12 @@ def encode_cluster(broker: Broker) -> bytes:
     )
 
 
-def encode_table(table: Mapping[str, str]) -> bytes:
-    return orjson.dumps({"table": dict(table)})
-
-
-def encode_groups(names: Iterable[str]) -> bytes:
-    return orjson.dumps({"groupList": list(names)})
-
-
 def encode_producers(peers: Iterable[Peer]) -> bytes:
     return orjson.dumps({"connectionSet": [_connection(peer) for peer in peers]})
 
 
 def encode_consumers(peers: Iterable[Peer], consumers: Iterable[Consumer]) -> bytes:
-    """Encodes the members of a group, at least one, and their subscriptions. Where these differ for a topic, the last
-    one counts.
-    """
+    """Encodes the members of a group, at least one, and their subscriptions; of each topic the last one counts."""
     all_consumers = list(consumers)
     last = all_consumers[-1]
     subscriptions = {
@@ -88,14 +78,12 @@ _LINE = re.compile(r"([^=:\s]+)\s*[=:]\s*(.*)")
 
 def encode_properties_text(values: Mapping[str, str]) -> bytes:
     """Encodes lines of name=value. Java reads ASCII alone here, and takes a backslash as an escape."""
-    return "".join(f"{name}={_escape(value)}\n" for name, value in values.items()).encode()
+    return "".join(f"{name}={''.join(map(_escape, value))}\n" for name, value in values.items()).encode()
 
 
-def _escape(value: str) -> str:
-    return "".join(_ESCAPES.get(letter) or (letter if " " <= letter <= "~" else _utf16(letter)) for letter in value)
-
-
-def _utf16(letter: str) -> str:
+def _escape(letter: str) -> str:
+    if letter in _ESCAPES or " " <= letter <= "~":
+        return _ESCAPES.get(letter, letter)
     data = letter.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{data[at : at + 2].hex()}" for at in range(0, len(data), 2))
 

@@ -92,11 +92,7 @@ class Request(enum.IntEnum):
     ) -> "Request":
         self = int.__new__(cls, code)
         self._value_ = code
-        self.handler = handler
-        self.fields = fields
-        self.answer = answer
-        self.body = body
-        self.answer_body = answer_body
+        self.handler, self.fields, self.answer, self.body, self.answer_body = handler, fields, answer, body, answer_body
         return self
 
     # fmt: off

@@ -804,7 +804,6 @@ def test_figures_are_those_that_the_broker_tells(tmp_path: Path) -> None:
     with serving(tmp_path) as served, client.connect(served.address) as sender:
         sender.send("orders", "hello")
         body = served.call(lambda: served.dispatcher.status._known_to_tools() | served.dispatcher.status._own())
-        body |= served.call(lambda: served.dispatcher.status._timer_known_to_tools())
     told = {name for name in body if not name.endswith(("Mills", "QueueSize", "Morning"))}
     told -= {"getTransferedTps", "timerOffsetBehind", "brokerActive", "brokerVersion", "brokerVersionDesc"}
     assert {name for names, _ in table_in(MQADMIN, "Figures") for name in codes(names)} == told

@@ -1,6 +1,7 @@
 """Consumer groups: their members, offsets, locks, assignments, retries and definitions."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -8,15 +9,7 @@ import orjson
 from postdate.broker.broker import Broker
 from postdate.broker.writing import Ticket
 from postdate.clock import Clock
-from postdate.errors import (
-    DiskFull,
-    FlowControl,
-    GroupNotFound,
-    LogFailed,
-    NoPermission,
-    ProtocolError,
-    UsageError,
-)
+from postdate.errors import DiskFull, FlowControl, GroupNotFound, LogFailed, NoPermission, ProtocolError, UsageError
 from postdate.message import (
     DELAY_PROPERTIES,
     DLQ_TOPIC_PREFIX,
@@ -41,7 +34,7 @@ from postdate.storage.chunk import CHUNK_BIT
 from postdate.storage.record import Record
 from postdate.wire import bodies, codes
 from postdate.wire.allocation import allocate, allocate_by_circle
-from postdate.wire.bodies import Assignment, QueueName
+from postdate.wire.bodies import QueueName
 from postdate.wire.frame import Command, encode, reply
 from postdate.wire.ids import message_id
 from postdate.wire.requests import ClientRequest
@@ -209,13 +202,11 @@ class Groups:
 
     def write_offsets(self) -> None:
         """Writes the offsets that clients have committed without waiting for an answer."""
-        if self._offsets.is_empty:
-            return
-        try:
-            self._offsets.write(self._clock.now_ms())
-        except (DiskFull, LogFailed):
-            return  # the pulse has logged it; the offsets stay noted until the next try
-        self._pulse.nudge()
+        is_written = False
+        with suppress(DiskFull, LogFailed):  # the pulse has logged it; the offsets stay noted until the next try
+            is_written = self._offsets.write(self._clock.now_ms())
+        if is_written:
+            self._pulse.nudge()
 
     # -- locks --------------------------------------------------------------------------------------------------
 
@@ -244,20 +235,14 @@ class Groups:
 
     def assign_queues(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
         request = bodies.decode_assignment_request(command.body)
-        mode = self._mode(request.group, request.topic)
-        queue_ids: Sequence[int]
+        modes = self._broker.view.group_settings(request.group).get(_MODES_SETTING, {})
+        mode, queue_ids = POP, [_ANY_QUEUE]
         if request.message_model == "BROADCASTING":
-            mode, queue_ids = PULL, self._all_queues(request.topic)
-        else:
-            queue_ids = [_ANY_QUEUE] if mode == POP else self._share_of_queues(request)
-        assignments = [Assignment(QueueName(request.topic, self._name, queue_id), mode) for queue_id in queue_ids]
-        return reply(command, codes.SUCCESS, body=bodies.encode_assignments(assignments))
-
-    def _mode(self, group: str, topic: str) -> str:
-        if topic.startswith(RETRY_TOPIC_PREFIX):
-            return PULL
-        modes = self._broker.view.group_settings(group).get(_MODES_SETTING, {})
-        return PULL if modes.get(topic) == PULL else POP
+            mode, queue_ids = PULL, list(self._all_queues(request.topic))
+        elif request.topic.startswith(RETRY_TOPIC_PREFIX) or modes.get(request.topic) == PULL:
+            mode, queue_ids = PULL, list(self._share_of_queues(request))
+        queues = (QueueName(request.topic, self._name, queue_id) for queue_id in queue_ids)
+        return reply(command, codes.SUCCESS, body=bodies.encode_assignments(queues, mode))
 
     def _all_queues(self, topic: str) -> Sequence[int]:
         return range(self._creation.promise_topic(topic).read_queue_count)
@@ -295,22 +280,17 @@ class Groups:
             # Nobody has received it: the client has its offset from the producer. A message with a level is let
             # through, because the level may have meant a shorter delay when the message was sent.
             return reply(command, codes.SYSTEM_ERROR, remark=f"the message at offset {asked['offset']} is not due yet")
-        ticket = self._broker.send([self._message_again(connection, record, asked)], now_ms)
-        asked_by = command.without_content()
-        self._pulse.expect(
-            connection, ticket, when_settled(connection, asked_by, lambda _: reply(asked_by, codes.SUCCESS))
-        )
-        return None
-
-    def _message_again(self, connection: Connection, record: Record, asked: Mapping[str, Any]) -> Message:
-        group, level = asked["group"], asked["delayLevel"]
-        limit = retry_times_max(self._broker, group, asked["maxReconsumeTimes"])
+        group, level, times = asked["group"], asked["delayLevel"], record.reconsume_times
         origin = asked["originMsgId"] or message_id(connection.broker_host, asked["offset"])
-        times = record.reconsume_times
-        if level < 0 or times >= limit:
-            return retry_message(record, self._creation.use_dead_letter_topic(group).name, origin, times + 1)
-        topic = self._creation.use_retry_topic(group).name
-        return retry_message(record, topic, origin, times + 1, level or _FIRST_RETRY_LEVEL + times)
+        if level < 0 or times >= retry_times_max(self._broker, group, asked["maxReconsumeTimes"]):
+            message = retry_message(record, self._creation.use_dead_letter_topic(group).name, origin, times + 1)
+        else:
+            topic = self._creation.use_retry_topic(group).name
+            message = retry_message(record, topic, origin, times + 1, level or _FIRST_RETRY_LEVEL + times)
+        ticket, asked_by = self._broker.send([message], now_ms), command.without_content()
+        answer = when_settled(connection, asked_by, lambda _: reply(asked_by, codes.SUCCESS))
+        self._pulse.expect(connection, ticket, answer)
+        return None
 
     # -- definitions --------------------------------------------------------------------------------------------
 
@@ -338,13 +318,9 @@ class Groups:
         return reply(command, codes.SUCCESS)
 
     def list_settings(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+        defaults = {"retryMaxTimes": self._broker.settings.retry_times_max, "retryQueueNums": 1}
         table = {
-            name: {
-                "groupName": name,
-                "retryMaxTimes": self._broker.settings.retry_times_max,
-                "retryQueueNums": 1,
-                **settings,
-            }
+            name: {"groupName": name, **defaults, **settings}
             for name, settings in self._broker.view.all_group_settings().items()
         }
         return reply(command, codes.SUCCESS, body=orjson.dumps({"subscriptionGroupTable": table}))

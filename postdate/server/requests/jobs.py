@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from postdate.broker.broker import Broker
 from postdate.broker.jobs import require_job
-from postdate.broker.view import Job, TopicInfo
+from postdate.broker.view import Job
 from postdate.broker.writing import Ticket
 from postdate.clock import Clock
 from postdate.contract import (
@@ -86,7 +86,8 @@ class Jobs:
         known = self._broker.view.find_job(job_id)
         is_new = known is None or known.state == FAILED
         job = await self._write(connection, self._broker.jobs.begin(job_id, name, self._clock.now_ms()))
-        queues = _write_queues(self._broker.view.topic(job.topic))
+        topic = self._broker.view.topic(job.topic)
+        queues = tuple((queue_id, topic.numbers[queue_id]) for queue_id in range(topic.write_queue_count))
         now_ms, delay_ms_max = self._clock.now_ms(), self._broker.settings.delay_ms_max
         return ImportOrder(self._status(job), is_new, table, now_ms, delay_ms_max, queues).plain()
 
@@ -159,8 +160,3 @@ def _order_for(job: Job) -> JobOrder:
     return JobOrder(
         job.number, job.id, job.op, job.state, job.where, job.by_ms, job.arrival, job.changed, files, parts
     )  # fmt: skip
-
-
-def _write_queues(topic: TopicInfo) -> tuple[tuple[int, int], ...]:
-    """The queues that messages may be sent to: id in the topic, and number."""
-    return tuple((queue_id, topic.numbers[queue_id]) for queue_id in range(topic.write_queue_count))

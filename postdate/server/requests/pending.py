@@ -44,11 +44,6 @@ class _Counted(NamedTuple):
     unread: str  # why the table is not counted
 
 
-class _Ahead(NamedTuple):
-    seconds: Seconds
-    unread: str
-
-
 class Pending:
     """Answers how many messages wait. It counts step by step, so that firing does not wait for it."""
 
@@ -98,17 +93,17 @@ class Pending:
         from_ms = self._clock.now_ms() // unit_ms * unit_ms
         by = {"from_ms": from_ms, "seconds": asked["bars"] * unit_ms // 1_000}
 
-        async def count_once() -> _Ahead:
+        async def count_once() -> tuple[Seconds, str]:
             queues = self._queues(asked["topic"])
             seconds = Seconds(by["from_ms"], by["seconds"])
             unread = await self._count_table(queues, by, seconds.merge)
             await _count_rows(self._broker.view.waiting_near(), queues, seconds)
             await _count_rows(self._broker.view.waiting_far(), queues, seconds)
-            return _Ahead(seconds, unread)
+            return seconds, unread
 
-        ahead = await self._count_steadily(count_once)
-        bars = [bar._asdict() for bar in ahead.seconds.bars(unit_ms // 1_000)]
-        body = {"unit": asked["unit"], "topic": asked["topic"], "unread": ahead.unread, "bars": bars}
+        seconds, unread = await self._count_steadily(count_once)
+        bars = [bar._asdict() for bar in seconds.bars(unit_ms // 1_000)]
+        body = {"unit": asked["unit"], "topic": asked["topic"], "unread": unread, "bars": bars}
         return reply(command, codes.SUCCESS, body=orjson.dumps(body))
 
     # -- counting -----------------------------------------------------------------------------------------------

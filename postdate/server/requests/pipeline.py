@@ -126,18 +126,15 @@ class Pipelines:
         fields = {} if place is None else {"due": place[0], "arrival": place[1]}
         self._answer(connection, command, reply(command, codes.SUCCESS, fields, body=rows.tobytes()))
 
-    def _answer(self, connection: Connection, command: Command, frame: bytes) -> None:
-        """Answers with what is true now, as soon as it is durable."""
-        self._answer_durably(connection, command, self._broker.view.position, frame)
-
-    def _answer_durably(self, connection: Connection, command: Command, position: int, frame: bytes) -> None:
+    def _answer(self, connection: Connection, command: Command, frame: bytes, position: int | None = None) -> None:
+        """Answers when the log is durable up to a position; without one, up to all that is true now."""
         request = command.without_content()
 
         def answer(error: LogFailed | None) -> None:
             if not request.is_oneway:
                 connection.write(frame if error is None else refusal(request, error))
 
-        self._pulse.when_durable(connection, position, answer)
+        self._pulse.when_durable(connection, self._broker.view.position if position is None else position, answer)
 
     # -- registering --------------------------------------------------------------------------------------------
 
@@ -145,24 +142,25 @@ class Pipelines:
         asked = Registration.read(load(command.body, "the registration of a pipeline"))
         ticket = self._broker.register_pipeline(self._clock.now_ms(), table=asked.table, master=asked.master)
         request = command.without_content()
-        self._pulse.expect(connection, ticket, lambda ticket: self._registered(connection, request, ticket))
 
-    def _registered(self, connection: Connection, command: Command, ticket: Ticket) -> None:
-        if ticket.error is not None:
-            connection.write(refusal(command, ticket.error))
-            return
-        state = self._state()._replace(epoch=ticket.answer, staged=tuple(sorted(self._broker.view.chunk_names())))
-        frame = reply(command, codes.SUCCESS, body=dump(state.plain()))
-        self._answer_durably(connection, command, ticket.end, frame)
+        def answer(ticket: Ticket) -> None:
+            if ticket.error is not None:
+                connection.write(refusal(request, ticket.error))
+                return
+            state = self._state()._replace(epoch=ticket.answer, staged=tuple(sorted(self._broker.view.chunk_names())))
+            frame = reply(request, codes.SUCCESS, body=dump(state.plain()))
+            self._answer(connection, request, frame, ticket.end)
+
+        self._pulse.expect(connection, ticket, answer)
 
     # -- staging ------------------------------------------------------------------------------------------------
 
     def stage(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> None:
         """Takes a stage. Reading its chunks takes long, so that happens on another thread."""
         stage = Stage.read(load(command.body, "a stage"))
-        self._tasks.answer(connection, command, self._staged(connection, command.without_content(), stage))
+        self._tasks.answer(connection, command, self._stage(connection, command.without_content(), stage))
 
-    async def _staged(self, connection: Connection, command: Command, stage: Stage) -> bytes:
+    async def _stage(self, connection: Connection, command: Command, stage: Stage) -> bytes:
         staging = self._broker.staging
         async with self._stage_lock:
             staging.check(stage)

@@ -10,25 +10,24 @@ before. RocketMQ copies it to a retry topic instead. Handles have RocketMQ's for
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from postdate.broker.broker import Broker
 from postdate.broker.leasing import LeaseHandle, PoppedMessage, PopRequest, PopResult
-from postdate.broker.view import Key, TopicInfo
 from postdate.broker.writing import Changes, Ticket
 from postdate.clock import Clock
 from postdate.errors import DiskFull, FlowControl, LogFailed, PopsFull, PostdateError, UsageError
-from postdate.message import Message, check_group
+from postdate.message import check_group
 from postdate.server.answers import refusal, when_settled
 from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
 from postdate.server.requests.group import retry_message, retry_times_max
-from postdate.server.requests.pull import Pulls, check_expression, tag_hashes_of
+from postdate.server.requests.pull import Pulls, check_expression, discard, tag_hashes_of
 from postdate.server.requests.topic import AutoCreation
 from postdate.server.sessions.meter import Meter
 from postdate.storage import record as records
-from postdate.storage.record import Record
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command, reply
 from postdate.wire.ids import message_id
@@ -98,7 +97,11 @@ class Pops:
         full = self._pulls.why_full(connection)
         if full:
             return _answer_without_messages(command, codes.POLLING_FULL, ask, self._clock.now_ms(), full)
-        self._hold(connection, command, ask, min(asked["pollTime"], _POLL_MS_MAX))
+        held = _Held(connection, command, ask)
+        self._held.setdefault(_Place(ask.group, ask.topic), {})[held] = None
+        self._held_of.setdefault(connection, {})[held] = None
+        self._pulls.count_held(connection, 1)
+        held.timer = self._loop.call_later(min(asked["pollTime"], _POLL_MS_MAX) / 1_000, self._give_up, held)
         return None
 
     def _ask(self, connection: Connection, asked: Mapping[str, Any]) -> PopRequest:
@@ -106,10 +109,16 @@ class Pops:
         check_expression(asked["exp"] or "", self._broker.limits.expression_characters_max)
         if asked["maxMsgNums"] < 1:
             raise UsageError(f"maxMsgNums is {asked['maxMsgNums']}, expected at least 1")
+        queue_ids = [asked["queueId"]]
+        if asked["queueId"] < 0:
+            # Any queue: starts one further than the last pop, so that no queue starves.
+            count = topic.read_queue_count
+            self._turn += 1
+            queue_ids = [(self._turn + index) % count for index in range(count)]
         return PopRequest(
             group,
             topic.name,
-            self._queue_ids(topic, asked["queueId"]),
+            queue_ids,
             min(asked["maxMsgNums"], self._broker.settings.pull_count_max),
             self._broker.settings.pull_bytes_max,
             asked["invisibleTime"],
@@ -119,14 +128,6 @@ class Pops:
             in_order=asked["order"],
             store_host=connection.broker_host,
         )
-
-    def _queue_ids(self, topic: TopicInfo, queue_id: int) -> list[int]:
-        """Returns the queues to try. A pop of any queue starts one further than the last, so that no queue starves."""
-        if queue_id >= 0:
-            return [queue_id]
-        count = topic.read_queue_count
-        self._turn += 1
-        return [(self._turn + index) % count for index in range(count)]
 
     def _give(self, connection: Connection, command: Command, ask: PopRequest) -> bool:
         """Leases what there is; returns whether there is something. The answer follows when the lease is durable."""
@@ -145,32 +146,18 @@ class Pops:
             connection.write(_answer_without_messages(command, codes.PULL_NOT_FOUND, ask, popped.popped_at_ms))
             return
         self._meter.pulled(ask.topic, ask.group, len(popped.messages))
-        fields = _fields(ask, popped.popped_at_ms, self._rest_count(ask)) | _places(popped.messages, ask.in_order)
-        connection.write(reply(command, codes.SUCCESS, fields, body=popped.body))
-
-    def _rest_count(self, ask: PopRequest) -> int:
-        """Returns how many messages the group has not been given yet. The topic may be gone by now."""
-        view = self._broker.view
-        if not view.has_topic(ask.topic):
-            return 0
-        count = 0
-        for queue_id in ask.queue_ids:
+        view, rest_count = self._broker.view, 0  # messages that the group has not been given yet
+        for queue_id in ask.queue_ids if view.has_topic(ask.topic) else ():  # the topic may be gone by now
             low, high = view.offsets(ask.topic, queue_id)
-            count += high - (view.committed_offset(ask.group, ask.topic, queue_id) or low)
-        return count
+            rest_count += high - (view.committed_offset(ask.group, ask.topic, queue_id) or low)
+        fields = _fields(ask, popped.popped_at_ms, rest_count) | _places(popped.messages, ask.in_order)
+        connection.write(reply(command, codes.SUCCESS, fields, body=popped.body))
 
     # -- held pops ----------------------------------------------------------------------------------------------
 
-    def _hold(self, connection: Connection, command: Command, ask: PopRequest, poll_ms: int) -> None:
-        held = _Held(connection, command, ask)
-        self._held.setdefault(_Place(ask.group, ask.topic), {})[held] = None
-        self._held_of.setdefault(connection, {})[held] = None
-        self._pulls.count_held(connection, 1)
-        held.timer = self._loop.call_later(poll_ms / 1_000, self._give_up, held)
-
     def _release(self, held: _Held) -> None:
-        _discard(self._held, _Place(held.ask.group, held.ask.topic), held)
-        _discard(self._held_of, held.connection, held)
+        discard(self._held, _Place(held.ask.group, held.ask.topic), held)
+        discard(self._held_of, held.connection, held)
         self._pulls.count_held(held.connection, -1)
         if held.timer is not None:
             held.timer.cancel()
@@ -182,23 +169,18 @@ class Pops:
         )
 
     def wake(self, changes: Changes) -> None:
-        """Serves the pops that wait for queues that have grown or leases that have ended. The pulse calls it before it
-        decides whether to flush.
-        """
+        """Serves the pops that wait for grown queues or ended leases. The pulse calls it before it may flush."""
         topic_of = self._broker.view.topic_of_queue
         topics = {topic_of(number) for number in changes.grown_queues}
         back = {_Place(group, topic_of(number)) for group, number in changes.ready_again}
         for place in [place for place in self._held if place.topic in topics or place in back]:
-            self._serve_place(place)
+            self.serve(*place)
         if self._broker.view.has_spent_leases:
             self._bury()
 
     def serve(self, group: str, topic: str) -> None:
-        """Serves the pops of a group that an operator has moved."""
-        self._serve_place(_Place(group, topic))
-
-    def _serve_place(self, place: _Place) -> None:
-        for held in list(self._held.get(place, ())):
+        """Serves the pops of a group that wait for a topic."""
+        for held in list(self._held.get(_Place(group, topic), ())):
             try:
                 if held.connection.is_paused:
                     continue  # it has not read its last answers yet
@@ -223,9 +205,7 @@ class Pops:
     # -- acknowledging ------------------------------------------------------------------------------------------
 
     def acknowledge(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
-        """Takes in an acknowledgement for the next `write`. Clients send many one by one in one go: those of a read are
-        written as one record.
-        """
+        """Takes in an acknowledgement for the next `write`: those of a read are written as one record."""
         handle = _handle(asked)
         self._broker.offsets(handle.topic, handle.queue_id)  # raises for a queue that does not exist
         check_group(asked["consumerGroup"])
@@ -266,29 +246,26 @@ class Pops:
         invisible_ms = asked["invisibleTime"]
         ticket = self._broker.leases.change_invisible(asked["consumerGroup"], handle, invisible_ms, now_ms)
         fields = {"popTime": now_ms, "invisibleTime": invisible_ms, "reviveQid": asked["extraInfo"].split(" ")[3]}
-        self._pulse.expect(
-            connection, ticket, when_settled(connection, command, lambda good: _answer_change(command, fields, good))
-        )
+
+        def answer(is_good: bool) -> bytes:
+            code, remark = (codes.SUCCESS, "") if is_good else (codes.NO_MESSAGE, _STALE)
+            return reply(command, code, fields, remark=remark)
+
+        self._pulse.expect(connection, ticket, when_settled(connection, command, answer))
 
     # -- dead letters -------------------------------------------------------------------------------------------
 
     def _bury(self) -> None:
         """Moves messages that were given as often as allowed to the dead letter queue of their group."""
-        try:
-            for key, record in self._broker.leases.spent_messages(_BURIED_AT_ONCE):
-                self._bury_one(key, record)
-        except (DiskFull, LogFailed):
-            return  # the pulse has logged it; the next flush or tick tries again
-
-    def _bury_one(self, key: Key, data: bytes) -> None:
-        letter = self._dead_letter(key, records.decode(data)) if data else None
-        self._broker.leases.bury(key, letter, self._clock.now_ms())
-
-    def _dead_letter(self, key: Key, record: Record) -> Message:
-        lease = self._broker.view.lease(key)
-        topic = self._creation.use_dead_letter_topic(key[0]).name
-        origin = message_id(record.store_host, lease.place)
-        return retry_message(record, topic, origin, record.reconsume_times + lease.times + 1)
+        with suppress(DiskFull, LogFailed):  # the pulse has logged it; the next flush or tick tries again
+            for key, data in self._broker.leases.spent_messages(_BURIED_AT_ONCE):
+                letter = None
+                if data:
+                    record, lease = records.decode(data), self._broker.view.lease(key)
+                    topic = self._creation.use_dead_letter_topic(key[0]).name
+                    origin = message_id(record.store_host, lease.place)
+                    letter = retry_message(record, topic, origin, record.reconsume_times + lease.times + 1)
+                self._broker.leases.bury(key, letter, self._clock.now_ms())
 
     def tick(self) -> None:
         """Buries dead letters that did not fit on the disk before. Called from time to time."""
@@ -324,10 +301,6 @@ def _refuse(acks: list[_Ack], error: PostdateError | OSError) -> None:
             ack.connection.write(refusal(ack.command, error))
 
 
-def _answer_change(command: Command, fields: Mapping[str, Any], good: bool) -> bytes:
-    return reply(command, codes.SUCCESS, fields) if good else reply(command, codes.NO_MESSAGE, fields, remark=_STALE)
-
-
 def _fields(ask: PopRequest, popped_at_ms: int, rest_count: int) -> dict[str, Any]:
     mark = _IN_ORDER_QUEUE if ask.in_order else 0
     return {
@@ -356,12 +329,3 @@ def _places(messages: list[PoppedMessage], in_order: bool) -> dict[str, str]:
             f"0 qo{queue}%{m.offset} {m.times}" for queue, popped in by_queue.items() for m in popped
         )
     return places
-
-
-_Waiting = TypeVar("_Waiting", _Place, Connection)
-
-
-def _discard(table: dict[_Waiting, dict[_Held, None]], key: _Waiting, held: _Held) -> None:
-    del table[key][held]
-    if not table[key]:
-        del table[key]

@@ -64,7 +64,8 @@ class _Held:
         self.timer: asyncio.TimerHandle | None = None
 
 
-_Key = TypeVar("_Key", int, Connection)
+_Key = TypeVar("_Key")
+_Item = TypeVar("_Item")
 
 
 class Pulls:
@@ -77,8 +78,8 @@ class Pulls:
         self._members = sessions.members
         self._creation = creation
         self._loop = asyncio.get_running_loop()
-        self._held: dict[int, set[_Held]] = {}
-        self._held_of: dict[Connection, set[_Held]] = {}
+        self._held: dict[int, dict[_Held, None]] = {}
+        self._held_of: dict[Connection, dict[_Held, None]] = {}
         self.held_count = 0  # of pops too (pop.py)
         self._reached: dict[tuple[str, str, int], int] = {}  # by group, topic and queue id
 
@@ -89,19 +90,15 @@ class Pulls:
         tag_hashes = self._tag_hashes(connection, command, ask)
         target = self._offsets.take_move(ask.group, ask.topic, ask.queue_id)
         if target is not None and target != ask.offset:
-            return _answer(command, self._move_of(ask, target))
+            return self._answer_without_records(command, ask, PullStatus.ILLEGAL_OFFSET, target)
         pulled = self._read(connection, ask, ask.offset, tag_hashes)
         if ask.sys_flag & codes.PULL_COMMIT_OFFSET and ask.commit_offset >= 0:
             self._offsets.note(ask.group, ask.topic, ask.queue_id, ask.commit_offset)
-        if pulled.status is PullStatus.NO_NEW and _wants_to_wait(ask) and not command.is_oneway:
+        may_wait = ask.sys_flag & codes.PULL_SUSPEND and ask.suspend_ms > 0 and not command.is_oneway
+        if pulled.status is PullStatus.NO_NEW and may_wait:
             self._hold(connection, command.without_content(), ask, tag_hashes)
             return None
         return _answer(command, pulled)
-
-    def _move_of(self, ask: _Ask, target: int) -> Pulled:
-        """Returns the answer to a member whose group an operator has moved."""
-        low, high = self._broker.offsets(ask.topic, ask.queue_id)
-        return Pulled(PullStatus.ILLEGAL_OFFSET, target, low, high)
 
     def readable_topic(self, group: str, name: str) -> TopicInfo:
         """Returns a topic that a group may read. Raises TopicNotFound, GroupNotFound, NoPermission."""
@@ -161,8 +158,8 @@ class Pulls:
             raise FlowControl(full)
         number = self._broker.view.queue_number(ask.topic, ask.queue_id)
         held = _Held(connection, command, ask, tag_hashes, number)
-        self._held.setdefault(number, set()).add(held)
-        self._held_of.setdefault(connection, set()).add(held)
+        self._held.setdefault(number, {})[held] = None
+        self._held_of.setdefault(connection, {})[held] = None
         self.count_held(connection, 1)
         held.timer = self._loop.call_later(min(ask.suspend_ms, _SUSPEND_MS_MAX) / 1_000, self._give_up, held)
 
@@ -183,8 +180,8 @@ class Pulls:
         return ""
 
     def _release(self, held: _Held) -> None:
-        _discard(self._held, held.number, held)
-        _discard(self._held_of, held.connection, held)
+        discard(self._held, held.number, held)
+        discard(self._held_of, held.connection, held)
         self.count_held(held.connection, -1)
         if held.timer is not None:
             held.timer.cancel()
@@ -199,7 +196,7 @@ class Pulls:
         try:
             if held.connection.is_paused:
                 # Held pulls are many: their answers must not pile up for a client that does not read.
-                self._finish(held, self._answer_without_records(held, PullStatus.NO_MATCH))
+                self._finish_without_records(held, PullStatus.NO_MATCH, held.offset)
                 return
             pulled = self._read(held.connection, held.ask, held.offset, held.tag_hashes)
             while pulled.status is PullStatus.NO_MATCH:
@@ -215,12 +212,15 @@ class Pulls:
         """Ends a pull whose time is over: its answer has no messages and says from where to go on."""
         self._try(held)
         if held in self._held.get(held.number, ()):
-            self._finish(held, self._answer_without_records(held, PullStatus.NO_NEW))
+            self._finish_without_records(held, PullStatus.NO_NEW, held.offset)
 
-    def _answer_without_records(self, held: _Held, status: PullStatus) -> bytes:
-        """Returns an answer without records, after which the client asks again from where it stands."""
-        low, high = self._broker.offsets(held.ask.topic, held.ask.queue_id)
-        return _answer(held.command, Pulled(status, held.offset, low, high))
+    def _finish_without_records(self, held: _Held, status: PullStatus, offset: int) -> None:
+        self._finish(held, self._answer_without_records(held.command, held.ask, status, offset))
+
+    def _answer_without_records(self, command: Command, ask: _Ask, status: PullStatus, offset: int) -> bytes:
+        """Returns an answer without records, after which the client asks again from an offset."""
+        low, high = self._broker.offsets(ask.topic, ask.queue_id)
+        return _answer(command, Pulled(status, offset, low, high))
 
     def _finish(self, held: _Held, answer: bytes) -> None:
         self._release(held)
@@ -233,7 +233,7 @@ class Pulls:
             number = self._broker.view.queue_number(topic, queue_id)
             for held in [each for each in self._held.get(number, ()) if each.ask.group == group]:
                 self._offsets.take_move(group, topic, queue_id)
-                self._finish(held, _answer(held.command, self._move_of(held.ask, target)))
+                self._finish_without_records(held, PullStatus.ILLEGAL_OFFSET, target)
 
     def drop(self, connection: Connection) -> None:
         """Forgets the pulls of a connection that has ended."""
@@ -249,10 +249,6 @@ class Pulls:
         """Ends all pulls, because the server stops."""
         for connection in list(self._held_of):
             self.release(connection)
-
-
-def _wants_to_wait(ask: _Ask) -> bool:
-    return bool(ask.sys_flag & codes.PULL_SUSPEND) and ask.suspend_ms > 0
 
 
 def check_filter(kind: object) -> None:
@@ -285,8 +281,9 @@ def tag_hashes_of(expression: str, kind: str) -> frozenset[int] | None:
     return (_hash_tags_cached if len(expression) <= _CACHED_CHARACTERS_MAX else _hash_tags)(expression, kind)
 
 
-def _discard(table: dict[_Key, set[_Held]], key: _Key, held: _Held) -> None:
-    table[key].discard(held)
+def discard(table: dict[_Key, dict[_Item, None]], key: _Key, item: _Item) -> None:
+    """Removes an item of a key, and the key after its last item."""
+    del table[key][item]
     if not table[key]:
         del table[key]
 
@@ -308,20 +305,16 @@ def _ask(command: Command) -> _Ask:
             int(get("maxMsgBytes") or 0),
         )
     except (KeyError, ValueError, TypeError):
-        ask = _ask_by_table(command)
+        asked = REQUESTS[command.code].read_fields(command.fields)
+        ask = _Ask(
+            asked["consumerGroup"], asked["topic"], asked["queueId"], asked["queueOffset"], asked["maxMsgNums"],
+            asked["sysFlag"], asked["commitOffset"], asked["suspendTimeoutMillis"], asked["maxMsgBytes"],
+        )  # fmt: skip
     if type(ask.group) is not str or type(ask.topic) is not str:
         raise ProtocolError("consumerGroup and topic of a pull must be texts")
     if ask.commit_offset > INT64_MAX:
         raise ProtocolError("commitOffset of a pull does not fit 64 bits")
     return ask
-
-
-def _ask_by_table(command: Command) -> _Ask:
-    asked = REQUESTS[command.code].read_fields(command.fields)
-    return _Ask(
-        asked["consumerGroup"], asked["topic"], asked["queueId"], asked["queueOffset"], asked["maxMsgNums"],
-        asked["sysFlag"], asked["commitOffset"], asked["suspendTimeoutMillis"], asked["maxMsgBytes"],
-    )  # fmt: skip
 
 
 def _answer(command: Command, pulled: Pulled) -> bytes:

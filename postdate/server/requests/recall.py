@@ -13,21 +13,14 @@ from postdate.broker.broker import Broker
 from postdate.broker.writing import Ticket
 from postdate.clock import Clock
 from postdate.errors import IllegalMessage, ProtocolError, Refused, UsageError
-from postdate.message import (
-    PROPERTY_TIMER_DEL_UNIQKEY,
-    PROPERTY_UNIQ_KEY,
-    Cancelled,
-    Message,
-    decode_properties,
-    due,
-)
+from postdate.message import PROPERTY_TIMER_DEL_UNIQKEY, PROPERTY_UNIQ_KEY, Cancelled, Message, decode_properties, due
 from postdate.server.answers import REGION_FIELDS, refusal
 from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
 from postdate.server.sessions.table import Table, Truth
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
-from postdate.wire.ids import RecallHandle, message_id, parse_recall_handle
+from postdate.wire.ids import message_id, parse_recall_handle
 
 
 class Recalls:
@@ -45,7 +38,11 @@ class Recalls:
         self._broker.view.topic(topic)
         try:
             if asked["recallHandle"] or not asked["key"]:
-                handle = self._read_handle(topic, asked["recallHandle"])
+                handle = parse_recall_handle(asked["recallHandle"])
+                if handle.topic != topic:
+                    raise Refused(f"the recall handle is of topic {handle.topic!r}, not of {topic!r}")
+                if handle.broker_name != self._name:
+                    raise Refused(f"the recall handle is of broker {handle.broker_name!r}, this is {self._name!r}")
                 name = handle.unique_key
                 ticket = self._broker.cancel(topic, name, handle.due_at_ms, now_ms)
             else:
@@ -54,14 +51,6 @@ class Recalls:
         except (ProtocolError, UsageError) as error:
             raise Refused(str(error)) from error
         self._expect(connection, command.without_content(), ticket, name, {"msgId": name})
-
-    def _read_handle(self, topic: str, text: str) -> RecallHandle:
-        handle = parse_recall_handle(text)
-        if handle.topic != topic:
-            raise Refused(f"the recall handle is of topic {handle.topic!r}, not of {topic!r}")
-        if handle.broker_name != self._name:
-            raise Refused(f"the recall handle is of broker {handle.broker_name!r}, this is {self._name!r}")
-        return handle
 
     def take_marker(self, connection: Connection, command: Command, message: Message, now_ms: int) -> bool:
         """Cancels what a delete marker names: the message of the same topic and due time with that unique key, written

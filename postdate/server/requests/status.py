@@ -14,7 +14,7 @@ from postdate import __version__
 from postdate.arrival import NEVER
 from postdate.broker.broker import Broker
 from postdate.clock import Clock
-from postdate.config import DAY_MS, LIVE, Settings
+from postdate.config import DAY_MS, LIVE
 from postdate.errors import UsageError
 from postdate.server.connection import Connection
 from postdate.server.sessions.meter import Came, Meter, Span, Went, Whole
@@ -23,6 +23,7 @@ from postdate.wire.frame import Command, reply
 
 _NONE = "0"  # for queues that RocketMQ has and we have not
 _REPORTS_SHOWN = 20
+_PIPELINE_FIGURES = ("taken", "backlog", "horizon", "epoch", "rescued")
 _SPANS = {"statsMinute": Span.MINUTE, "statsHour": Span.HOUR, "statsDay": Span.DAY}
 
 
@@ -73,19 +74,20 @@ class Status:
 
     def get_figures(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
         self.tick()
-        table = self._known_to_tools() | self._timer_known_to_tools() | self._own()
-        return reply(command, codes.SUCCESS, body=reports.encode_table(table))
+        table = self._known_to_tools() | self._own()
+        return reply(command, codes.SUCCESS, body=orjson.dumps({"table": table}))
 
     def _known_to_tools(self) -> dict[str, str]:
         log, (total, free) = self._broker.log, self._broker.disk_space()
         days, (came, went) = self._days, self._totals()
-        now_ms = self._clock.now_ms()
+        minutes, seconds = divmod((self._clock.now_ms() - self._began_ms) // 1_000, 60)
+        hours, minutes = divmod(minutes, 60)
         table = {
             "brokerVersionDesc": f"postdate {__version__}",
             "brokerVersion": str(codes.PROTOCOL_VERSION),
             "brokerActive": "true",
             "bootTimestamp": str(self._began_ms),
-            "runtime": _runtime(now_ms - self._began_ms),
+            "runtime": f"{hours // 24} days, {hours % 24} hours, {minutes} minutes, {seconds} seconds",
             "commitLogMinOffset": str(log.start),
             "commitLogMaxOffset": str(log.end),
             "commitLogDiskRatio": f"{1 - free / total:.4f}" if total else _NONE,
@@ -104,23 +106,21 @@ class Status:
             **{f"{kind}ThreadPoolQueueHeadWaitTimeMills": _NONE for kind in ("send", "pull", "ack")},
         }
         earliest_ms = log.begins_at_ms
-        return table if earliest_ms is None else table | {"earliestMessageTimeStamp": str(earliest_ms)}
-
-    def _rates(self, key: Whole) -> str:
-        """Returns messages per second over the last minute, hour and day."""
-        now_ns = self._clock.elapsed_ns()
-        return " ".join(f"{max(0.0, self._meter.rate(key, span, now_ns).per_second):.2f}" for span in Span)
-
-    def _timer_known_to_tools(self) -> dict[str, str]:
-        """Returns the figures of RocketMQ's timer. An accepted message is in the wheel at once: none is behind."""
-        late_ms = self._late_ms()
-        return {
-            "timerReadBehind": str(late_ms // 1_000),
+        if earliest_ms is not None:
+            table["earliestMessageTimeStamp"] = str(earliest_ms)
+        # RocketMQ's timer. An accepted message is in the wheel at once: none is behind.
+        return table | {
+            "timerReadBehind": str(self._late_ms() // 1_000),
             "timerOffsetBehind": _NONE,
             "timerCongestNum": str(sum(self._broker.view.waiting_counts())),
             "timerEnqueueTps": self._rates(Whole.TIMED).split(" ")[0],
             "timerDequeueTps": self._rates(Whole.FIRED).split(" ")[0],
         }
+
+    def _rates(self, key: Whole) -> str:
+        """Returns messages per second over the last minute, hour and day."""
+        now_ns = self._clock.elapsed_ns()
+        return " ".join(f"{max(0.0, self._meter.rate(key, span, now_ns).per_second):.2f}" for span in Span)
 
     def _late_ms(self) -> int:
         """Returns how late the earliest waiting message is: 0, unless the disk is full or fails."""
@@ -128,7 +128,7 @@ class Status:
         return 0 if due_at_ms == NEVER else max(0, self._clock.now_ms() - due_at_ms)
 
     def _own(self) -> dict[str, str]:
-        view = self._broker.view
+        view, pipeline = self._broker.view, self._of_far()
         near, far = view.waiting_counts()
         figures: dict[str, Any] = {
             "postdate_waiting_near": near,
@@ -137,18 +137,14 @@ class Status:
             "postdate_timed_total": self._broker.timed_count,
             "postdate_fired_per_second": self._rates(Whole.FIRED),
             "postdate_tombstones": view.tombstone_count,
-            **{f"postdate_pipeline_{name}": value for name, value in self._of_pipeline().items()},
+            **{f"postdate_pipeline_{name}": pipeline[name] for name in _PIPELINE_FIGURES},
+            "postdate_pipeline_serving": str(pipeline["is_served"]).lower(),
             "postdate_topics": len(view.topic_names()),
             "postdate_groups": view.group_count,
             **{f"postdate_{name}": count for name, count in self._counts().items()},
             "postdate_log_problem": self._broker.log.failure or self._broker.fire_error or "none",
         }
         return {name: str(value) for name, value in figures.items()}
-
-    def _of_pipeline(self) -> dict[str, Any]:
-        far = self._of_far()
-        figures = {name: far[name] for name in ("taken", "backlog", "horizon", "epoch", "rescued")}
-        return figures | {"serving": str(far["is_served"]).lower()}
 
     # -- the whole at a glance ----------------------------------------------------------------------------------
 
@@ -200,42 +196,27 @@ class Status:
     def get_rates(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         """Answers the rates of a topic (TOPIC_PUT_NUMS), or of a "topic@group" (GROUP_GET_NUMS)."""
         self.tick()
-        key, now_ns = _key(asked["statsName"], asked["statsKey"]), self._clock.elapsed_ns()
+        kind, name, now_ns = asked["statsName"], asked["statsKey"], self._clock.elapsed_ns()
+        if kind not in ("TOPIC_PUT_NUMS", "GROUP_GET_NUMS"):
+            raise UsageError(f"there are no statistics {kind[:64]!r}, expected TOPIC_PUT_NUMS or GROUP_GET_NUMS")
+        key = Came(name) if kind == "TOPIC_PUT_NUMS" else Went(*name.partition("@")[::2])
         body = {}
-        for name, span in _SPANS.items():
+        for field, span in _SPANS.items():
             rate = self._meter.rate(key, span, now_ns)
-            body[name] = {"avgpt": 0.0, "sum": rate.sum, "tps": rate.per_second}
+            body[field] = {"avgpt": 0.0, "sum": rate.sum, "tps": rate.per_second}
         return reply(command, codes.SUCCESS, body=orjson.dumps(body))
 
     # -- settings -----------------------------------------------------------------------------------------------
 
     def get_settings(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
-        body = reports.encode_properties_text(_texts(self._broker.settings))
+        """Answers all settings as text, and which of them may change while the broker runs."""
+        settings = self._broker.settings
+        values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+        texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}
+        body = reports.encode_properties_text(texts | {"live_settings": " ".join(sorted(LIVE))})
         return reply(command, codes.SUCCESS, {"version": f"postdate {__version__}"}, body=body)
 
     def change_settings(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
         """Changes all of the settings, or none where one is refused."""
         self._broker.change_settings(reports.decode_properties_text(command.body))
         return reply(command, codes.SUCCESS)
-
-
-def _key(name: str, key: str) -> Came | Went:
-    if name == "TOPIC_PUT_NUMS":
-        return Came(key)
-    if name == "GROUP_GET_NUMS":
-        return Went(*key.partition("@")[::2])
-    raise UsageError(f"there are no statistics {name[:64]!r}, expected TOPIC_PUT_NUMS or GROUP_GET_NUMS")
-
-
-def _texts(settings: Settings) -> dict[str, str]:
-    """Returns all settings as text, and which of them may change while the broker runs."""
-    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}
-    return texts | {"live_settings": " ".join(sorted(LIVE))}
-
-
-def _runtime(span_ms: int) -> str:
-    minutes, seconds = divmod(span_ms // 1_000, 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    return f"{days} days, {hours} hours, {minutes} minutes, {seconds} seconds"

@@ -101,11 +101,12 @@ class Tools:
     async def _list_readers(self, command: Command, topic: str) -> bytes:
         groups = self._broker.view.all_group_settings()
         names = sorted(groups.keys() | set(self._members.names()))
-        found = [group async for group in paced(names, _NAMES_PER_STEP) if self._reads(group, topic)]
-        return reply(command, codes.SUCCESS, body=reports.encode_groups(found))
-
-    def _reads(self, group: str, topic: str) -> bool:
-        return self._members.subscribes(group, topic) or any(name == topic for name, _ in self._offsets.of(group))
+        found = [
+            group
+            async for group in paced(names, _NAMES_PER_STEP)
+            if self._members.subscribes(group, topic) or any(name == topic for name, _ in self._offsets.of(group))
+        ]
+        return reply(command, codes.SUCCESS, body=orjson.dumps({"groupList": found}))
 
     # -- questions to a consumer --------------------------------------------------------------------------------
 
@@ -177,23 +178,20 @@ class Tools:
 
     async def _progress(self, group: str, topic: str, now_ns: int) -> _Progress:
         """Returns how far a group is in one topic, or in all that it has read."""
-        table = {}
+        table, view = {}, self._broker.view
         async for place, offset in paced(sorted(self._offsets.of(group).items()), _QUEUES_PER_STEP):
-            if topic in ("", place[0]) and self._exists(*place):
-                table[self._queue_name(place)] = self._progress_in_queue(group, place, offset)
+            found = view.find_topic(place[0])
+            if topic not in ("", place[0]) or found is None or place[1] >= len(found.numbers):
+                continue
+            low, high = self._broker.offsets(*place)
+            # When the message that the group read last became visible: how old its work is.
+            read_at_ms = view.visible_at_ms(*place, offset - 1) if low < offset <= high else 0
+            table[self._queue_name(place)] = {
+                "brokerOffset": high, "consumerOffset": offset, "lastTimestamp": read_at_ms,
+                "pullOffset": max(self._pulls.reached(group, *place), offset),
+            }  # fmt: skip
         rates = [self._meter.rate(Went(name, group), Span.MINUTE, now_ns) for name in {queue.topic for queue in table}]
         return _Progress(table, sum(rate.per_second for rate in rates))
-
-    def _exists(self, topic: str, queue_id: int) -> bool:
-        found = self._broker.view.find_topic(topic)
-        return found is not None and queue_id < len(found.numbers)
-
-    def _progress_in_queue(self, group: str, place: Place, offset: int) -> dict[str, int]:
-        low, high = self._broker.offsets(*place)
-        # When the message that the group read last became visible: how old its work is.
-        read_at_ms = self._broker.view.visible_at_ms(*place, offset - 1) if low < offset <= high else 0
-        pulled = max(self._pulls.reached(group, *place), offset)
-        return {"brokerOffset": high, "consumerOffset": offset, "lastTimestamp": read_at_ms, "pullOffset": pulled}
 
     def _queue_name(self, place: Place) -> QueueName:
         return QueueName(place[0], self._broker.settings.broker_name, place[1])

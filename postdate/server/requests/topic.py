@@ -24,7 +24,7 @@ from postdate.wire.frame import Command, reply
 DEFAULT_TOPIC = "TBW102"  # clients ask for its route to learn how a new topic would look
 _GROUP_TOPIC_QUEUES = 1
 _NEW_TOPIC_QUEUES = 4  # as many as RocketMQ's clients ask for
-_ATTRIBUTE = re.compile(r"\+([^=,]+)=([^,]*)|-([^,]+)")
+_ATTRIBUTE = re.compile(r"\+([^=,]+)=([^,]*)|-([^,]+)")  # changes such as "+message.type=DELAY,-other"
 
 
 class Topics:
@@ -40,7 +40,12 @@ class Topics:
 
     def put(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         known = self._broker.view.find_topic(asked["topic"])
-        attributes = _change_attributes(known.attributes if known else {}, asked["attributes"])
+        attributes = dict(known.attributes if known else {})
+        for added, value, removed in _ATTRIBUTE.findall(asked["attributes"]):
+            if added:
+                attributes[added] = value
+            else:
+                attributes.pop(removed, None)
         self._broker.put_topic(
             asked["topic"],
             self._clock.now_ms(),
@@ -116,17 +121,6 @@ class Topics:
         return reply(command, codes.SUCCESS, {"timestamp": at_ms})
 
 
-def _change_attributes(known: Mapping[str, str], text: str) -> dict[str, str]:
-    """Returns attributes after changes such as "+message.type=DELAY,-other"."""
-    attributes = dict(known)
-    for added, value, removed in _ATTRIBUTE.findall(text):
-        if added:
-            attributes[added] = value
-        else:
-            attributes.pop(removed, None)
-    return attributes
-
-
 class PromisedTopic(NamedTuple):
     """A topic that does not exist yet, as it will be when it is first used."""
 
@@ -200,9 +194,7 @@ class AutoCreation:
         return self._settings.auto_create_groups or self._broker.view.has_group(name)
 
     def use_retry_topic(self, group: str) -> TopicInfo:
-        """Returns the topic for messages that a group sends back. Raises GroupNotFound where the group may not be
-        created.
-        """
+        """Returns the topic for what a group sends back. Raises GroupNotFound where the group may not be created."""
         self.use_group(group)
         return self._use_group_topic(RETRY_TOPIC_PREFIX + group)
 

@@ -1,12 +1,4 @@
-"""What the server remembers of its clients while it runs.
-
-members.py    consumers and producers that are connected
-locks.py      queues that orderly consumers hold for themselves
-offsets.py    offsets on their way to the log
-meter.py      how many messages came and went
-questions.py  questions of the broker to its clients
-table.py      the process that can read the pipeline's table
-"""
+"""What the server remembers of its clients while it runs."""
 
 from postdate.broker.broker import Broker
 from postdate.server.connection import Connection

@@ -25,11 +25,13 @@ class Locks:
         return sum(map(len, self._locks.values()))
 
     def lock(self, group: str, client_id: str, queues: list[Queue], now_ns: int) -> list[Queue]:
-        """Locks the queues that are free, renews the client's own, and returns both. Raises FlowControl, and locks
-        nothing, where there would be too many locks.
-        """
+        """Locks free queues, renews the client's own, and returns both. Raises FlowControl where that is too many."""
         held = self._locks.get(group, {})
-        free = [queue for queue in queues if _is_free(held.get(queue), client_id, now_ns)]
+        free = [
+            queue
+            for queue in queues
+            if (lock := held.get(queue)) is None or lock.client_id == client_id or lock.until_ns <= now_ns
+        ]
         fresh_count = sum(queue not in held for queue in free)
         if fresh_count and self.count + fresh_count > self._locks_max:
             raise FlowControl(f"locks_max: {self.count} queues are locked, the limit is {self._locks_max}; try later")
@@ -54,7 +56,3 @@ class Locks:
                 self._locks[group] = held
             else:
                 del self._locks[group]
-
-
-def _is_free(lock: _Lock | None, client_id: str, now_ns: int) -> bool:
-    return lock is None or lock.client_id == client_id or lock.until_ns <= now_ns

@@ -63,7 +63,7 @@ class Members(Generic[Link]):
         changed = set()
         for member in _members_in(heartbeat, link, now_ns, language, version):
             group = member.consumer.group
-            before = self._forget(member.client_id, group)
+            before = self.leave(member.client_id, group)
             self._groups.setdefault(group, {})[member.client_id] = member
             self._places_of.setdefault(link, set()).add((group, member.client_id))
             self._size_bytes += member.size_bytes
@@ -71,15 +71,11 @@ class Members(Generic[Link]):
                 changed.add(group)
         return changed
 
-    def leave(self, client_id: str, group: str) -> bool:
-        """Removes a member that says goodbye; returns whether there was one."""
-        return self._forget(client_id, group) is not None
-
     def drop(self, link: Link) -> set[str]:
         """Removes the members of a connection that has ended; returns the groups that lost one."""
         places = list(self._places_of.get(link, ()))
         for group, client_id in places:
-            self._forget(client_id, group)
+            self.leave(client_id, group)
         return {group for group, _ in places}
 
     def expire(self, before_ns: int) -> set[str]:
@@ -87,11 +83,13 @@ class Members(Generic[Link]):
         changed = set()
         for group in list(self._groups):
             for member in self.of(group):
-                if member.seen_at_ns < before_ns and self.leave(member.client_id, group):
+                if member.seen_at_ns < before_ns:
+                    self.leave(member.client_id, group)
                     changed.add(group)
         return changed
 
-    def _forget(self, client_id: str, group: str) -> Member[Link] | None:
+    def leave(self, client_id: str, group: str) -> Member[Link] | None:
+        """Removes a member, which says goodbye or is gone; returns it if there was one."""
         member = self._groups.get(group, {}).pop(client_id, None)
         if member is None:
             return None

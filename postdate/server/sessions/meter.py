@@ -33,9 +33,7 @@ class Rate(NamedTuple):
 
 
 class _Window:
-    """The buckets of one span, the newest last. The newest is still being filled, so there is one more than the span
-    has.
-    """
+    """The buckets of one span, the newest last, and one more than it has: the newest is still being filled."""
 
     def __init__(self, span: Span, now_ns: int) -> None:
         count, seconds = span.value
@@ -106,7 +104,14 @@ class Meter:
         counts = self._fresh
         counts[Whole.PULLED] = sum(count for key, count in counts.items() if isinstance(key, Went))
         self._fresh = {}
-        visible = self._count_growth(counts)
+        visible, (grown, self._grown) = 0, (self._grown, set())
+        view, lengths = self._broker.view, self._lengths
+        lengths += [0] * (view.queue_count - len(lengths))
+        for number in grown:
+            topic, length = view.topic_of_queue(number), view.queue_length(number)
+            growth, lengths[number] = length - lengths[number], length
+            counts[Came(topic)] = counts.get(Came(topic), 0) + growth
+            visible += growth
         counts[Whole.ACCEPTED], counts[Whole.TIMED] = accepted - self._sent[0], timed - self._sent[1]
         # A message without a delay is visible one flush after it was accepted, so a single count may be off by that;
         # the sum is not.
@@ -114,18 +119,6 @@ class Meter:
         self._sent = (accepted, timed)
         for window in self._windows.values():
             window.add(counts, now_ns)
-
-    def _count_growth(self, counts: Counts) -> int:
-        grown, self._grown = self._grown, set()
-        view, lengths = self._broker.view, self._lengths
-        lengths += [0] * (view.queue_count - len(lengths))
-        total = 0
-        for number in grown:
-            topic, length = view.topic_of_queue(number), view.queue_length(number)
-            growth, lengths[number] = length - lengths[number], length
-            counts[Came(topic)] = counts.get(Came(topic), 0) + growth
-            total += growth
-        return total
 
     def rate(self, key: Hashable, span: Span, now_ns: int) -> Rate:
         """Returns the count of a key and its rate per second, as of the last tick."""

@@ -26,10 +26,6 @@ class Offsets:
         self._moves: dict[str, dict[Place, int]] = {}  # where an operator has moved a group, until a member learns it
         self._fresh: set[tuple[str, Place]] = set()  # places of which the broker had no offset; may hold too many
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._noted
-
     def note(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Notes an offset for the next `write`. Raises FlowControl."""
         known = self.get(group, topic, queue_id)
@@ -104,14 +100,17 @@ class Offsets:
         """Forgets the moves of a group without members: the next member starts where the group was moved to."""
         self._moves.pop(group, None)
 
-    def write(self, at_ms: int) -> None:
-        """Writes all noted offsets. Raises DiskFull, LogFailed; the rest then stays noted."""
+    def write(self, at_ms: int) -> bool:
+        """Writes all noted offsets; returns whether there are any. Raises DiskFull, LogFailed; the rest stays noted."""
+        if not self._noted:
+            return False
         for group, noted in list(self._noted.items()):
             latest = self._latest[group]
             rows = [(*place, latest[place]) for place in sorted(noted)]
             for start in range(0, len(rows), self._rows_max):
                 self._broker.commit_offsets(group, rows[start : start + self._rows_max], at_ms)
             del self._noted[group]
+        return True
 
     def forget_group(self, group: str) -> None:
         self._latest.pop(group, None)

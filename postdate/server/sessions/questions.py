@@ -53,18 +53,15 @@ class Questions:
         if asked is not None:
             asked.tell(answer)
 
-    def drop(self, client: Connection) -> None:
-        """Ends the questions to a client that is gone."""
-        self._fail_all(client, "is gone")
+    def drop(self, client: Connection, reason: str = "is gone") -> None:
+        """Ends the questions to a client, for a reason."""
+        for opaque in list(self._waiting.get(client, ())):
+            self._fail(client, opaque, reason)
 
     def release_all(self) -> None:
         """Ends all questions, because the server stops."""
         for client in list(self._waiting):
-            self._fail_all(client, "has not answered before the broker stopped")
-
-    def _fail_all(self, client: Connection, reason: str) -> None:
-        for opaque in list(self._waiting.get(client, ())):
-            self._fail(client, opaque, reason)
+            self.drop(client, "has not answered before the broker stopped")
 
     def _fail(self, client: Connection, opaque: int, reason: str) -> None:
         asked = self._remove(client, opaque)

@@ -74,22 +74,18 @@ class Table:
         limit = self._broker.limits.table_reads_max
         if self._reader is None:
             tell(Truth(Cancelled.UNKNOWN, _NOBODY))
-        elif self._count >= limit:
+            return
+        if self._count >= limit:
             tell(Truth(Cancelled.UNKNOWN, f"table_reads_max: {limit} questions about the table wait, the limit"))
-        else:
-            self._ask(self._reader, result, tell)
-
-    def _ask(self, reader: Connection, result: CancelResult, tell: Tell) -> None:
+            return
         self._count += 1
         tombstone = result.tombstone
         fields = {
             "topic": tombstone.topic, "key": tombstone.key, "by": tombstone.by, "keyHash": tombstone.key_hash,
             "due": tombstone.due, "before": tombstone.arrival, "table": self._broker.view.far.table,
         }  # fmt: skip
-        wait_s = self._broker.limits.table_read_ms_max / 1_000
-        self._questions.ask(
-            reader, ClientRequest.FIND_IN_TABLE, fields, b"", wait_s, partial(self._answered, result, tell)
-        )
+        wait_s, on_answer = self._broker.limits.table_read_ms_max / 1_000, partial(self._take_answer, result, tell)
+        self._questions.ask(self._reader, ClientRequest.FIND_IN_TABLE, fields, b"", wait_s, on_answer)
 
     async def count(self, wish: bytes) -> Command | str:
         """How much waits in the table, as JSON of `counts.Counts`, or in a sentence why that is not known."""
@@ -106,7 +102,7 @@ class Table:
         )
         return await done
 
-    def _answered(self, result: CancelResult, tell: Tell, answer: Command | str) -> None:
+    def _take_answer(self, result: CancelResult, tell: Tell, answer: Command | str) -> None:
         self._count -= 1
         arrivals = answer if isinstance(answer, str) else _arrivals(answer)
         if isinstance(arrivals, str):
