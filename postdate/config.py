@@ -72,6 +72,9 @@ class Settings:
     )
     invisible_ms_max: int = setting(72 * HOUR_MS, SECOND_MS, 36_525 * DAY_MS, why="as long as the log is kept")
     retry_times_max: int = setting(16, 0, 1_000, why="RocketMQ's; then a message goes to the dead letter queue")
+    fresh_queue_bytes: int = setting(
+        GIB, 0, TIB, why="a new group starts a queue at its first message if that is this close to the end of the log"
+    )
 
     # delays
     message_delay_level: str = setting(
@@ -138,7 +141,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "topics and groups": (
         "auto_create_topics", "auto_create_groups", "default_queue_count", "topics_max", "groups_max",
-        "group_popped_max", "invisible_ms_max", "retry_times_max",
+        "group_popped_max", "invisible_ms_max", "retry_times_max", "fresh_queue_bytes",
     ),
     "delays": (
         "message_delay_level", "delay_ms_max", "lead_ms", "wheel_entries_max", "due_second_messages_max",
@@ -221,9 +224,6 @@ class Limits:
     members_bytes_max: int = limit(256 * MIB, 1, why="RAM for the members of all groups: some 300,000 usual ones")
     heartbeat_topics_max: int = limit(32, 1, why="topics one heartbeat may create: each waits for the disk")
     offsets_interval_ms: int = limit(SECOND_MS, 1, why="how often offsets are written that no client waits for")
-    fresh_queue_bytes: int = limit(
-        GIB, why="a new group starts a queue at its first message if that is this close to the end of the log"
-    )
 
     # child processes
     pipeline_pause_ms_min: int = limit(SECOND_MS, 1, why="first pause before bulk or pipeline starts again; it doubles")
@@ -332,8 +332,8 @@ def _parse(field: "dataclasses.Field[Any]", text: str) -> Any:
 # with the folder, say how to read the log, or were handed on when the broker opened.
 LIVE = frozenset(
     {"auto_create_topics", "auto_create_groups", "default_queue_count", "topics_max", "groups_max", "group_popped_max",
-     "invisible_ms_max", "retry_times_max", "delay_ms_max", "wheel_entries_max", "tombstones_max", "flush_interval_ms",
-     "retention_ms", "snapshot_bytes", "body_bytes_max", "pull_count_max", "pull_bytes_max", "connections_max",
+     "invisible_ms_max", "retry_times_max", "fresh_queue_bytes", "delay_ms_max", "wheel_entries_max",
+     "tombstones_max", "flush_interval_ms", "retention_ms", "snapshot_bytes", "body_bytes_max", "pull_count_max", "pull_bytes_max", "connections_max",
      "connections_per_address_max", "buffered_bytes_max", "shutdown_ms"}
 )  # fmt: skip
 

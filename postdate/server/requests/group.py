@@ -177,7 +177,7 @@ class Groups:
         if low > 0:
             return False
         head = self._broker.view.place(topic, queue_id, 0) if high else self._broker.log.end
-        return head < CHUNK_BIT and self._broker.log.end - head <= self._broker.limits.fresh_queue_bytes
+        return head < CHUNK_BIT and self._broker.log.end - head <= self._broker.settings.fresh_queue_bytes
 
     def commit_offset(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes | None:
         group, topic, queue_id = asked["consumerGroup"], asked["topic"], asked["queueId"]
