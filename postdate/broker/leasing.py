@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-from postdate.broker.sending import Intake
+from postdate.broker.sending import SendCalls
 from postdate.broker.settings import CurrentSettings
 from postdate.broker.topics import TopicCalls
 from postdate.broker.view import View
@@ -118,11 +118,11 @@ class LeaseCalls:
     """Gives messages to consumers for a while, and takes in what they say about them."""
 
     def __init__(
-        self, fold: Fold, writer: Writer, intake: Intake, view: View, topics: TopicCalls, settings: CurrentSettings
+        self, fold: Fold, writer: Writer, sending: SendCalls, view: View, topics: TopicCalls, settings: CurrentSettings
     ) -> None:
         self._fold = fold
         self._writer = writer
-        self._intake = intake
+        self._sending = sending
         self._view = view
         self._topics = topics
         self._settings = settings
@@ -253,7 +253,7 @@ class LeaseCalls:
     def bury(self, key: Key, letter: Message | None, at_ms: int) -> Ticket:
         """Forgets a spent message and, in the same batch, sends its dead letter; None where its record is gone."""
         group, number, offset = key
-        letters = [] if letter is None else [self._intake.prepare(letter, at_ms)]
+        letters = [] if letter is None else [self._sending.prepare(letter, at_ms)]
         body = {"group": group, "messages": [[number, offset, self._fold.leases.by_key[key].popped_at_ms]]}
         return self._write(LeaseTicket(self._picker, [key]), ACK, body, at_ms, letters)
 

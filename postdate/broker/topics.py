@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from postdate.broker.cancelling import CancelCalls
-from postdate.broker.sending import Intake, refuse_system_topic
+from postdate.broker.sending import SendCalls, refuse_system_topic
 from postdate.broker.settings import CurrentSettings
 from postdate.broker.view import View
 from postdate.broker.writing import Ticket, Writer
@@ -25,11 +25,17 @@ class TopicCalls:
     """Makes, changes and deletes topics and groups, and commits offsets."""
 
     def __init__(
-        self, fold: Fold, writer: Writer, intake: Intake, view: View, cancels: CancelCalls, settings: CurrentSettings
+        self,
+        fold: Fold,
+        writer: Writer,
+        sending: SendCalls,
+        view: View,
+        cancels: CancelCalls,
+        settings: CurrentSettings,
     ) -> None:
         self._fold = fold
         self._writer = writer
-        self._intake = intake
+        self._sending = sending
         self._view = view
         self._cancels = cancels
         self._settings = settings
@@ -58,7 +64,7 @@ class TopicCalls:
         body = {"op": "put", "name": name, "read": read_queue_count, "write": write_queue_count, "perm": perm}
         self._writer.write_system(TOPIC, {**body, "attributes": dict(attributes)}, at_ms)
         self._writer.flush()
-        self._intake.forget_topics()
+        self._sending.forget_topics()
 
     def _check_counts(self, name: str, **counts: int) -> None:
         limit = self._settings.limits.topic_queues_max
@@ -91,7 +97,7 @@ class TopicCalls:
         already_cancelled = self._cancels.count_cancelled_far(name)
         ticket = self._writer.write_system(TOPIC, {"op": "delete", "name": name}, at_ms)
         self._writer.flush()
-        self._intake.forget_topics()
+        self._sending.forget_topics()
         return int(ticket.answer) - already_cancelled
 
     # -- groups -------------------------------------------------------------------------------------------------
