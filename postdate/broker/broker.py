@@ -101,7 +101,10 @@ class Broker:
             self._disk, self.log, self.fold, self._writer, self.leases, self.rescuer, self._settings,
             loaded=loaded, replayed_count=replayed_count,
         )  # fmt: skip
-        self._write_changed_settings()
+        # The lead decides what is near, so a replay must know where it has changed.
+        if self.fold.lead_ms != self.settings.lead_ms:
+            self._writer.write_system(SETTINGS, {"lead_ms": self.settings.lead_ms}, self.fold.at_ms)
+            self.flush()
 
     def _make_parts(self, batch_bytes_max: int, store_host: Host) -> None:
         settings = self._settings
@@ -171,12 +174,6 @@ class Broker:
             rows_by_column=self.limits.rows_by_column,
             count_seconds=self.settings.due_second_messages_max > 0,
         )
-
-    def _write_changed_settings(self) -> None:
-        """Writes the lead to the log where it has changed: it decides what is near, so a replay must know it."""
-        if self.fold.lead_ms != self.settings.lead_ms:
-            self._writer.write_system(SETTINGS, {"lead_ms": self.settings.lead_ms}, self.fold.at_ms)
-            self.flush()
 
     @property
     def settings(self) -> Settings:

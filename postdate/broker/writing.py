@@ -94,7 +94,10 @@ class Writer:
         ticket = self._append(start, length, at_ms, len(prepared), self._packer.pack(prepared, start, at_ms))
         ticket.prepared = prepared
         if timed:
-            self._note(ticket, timed, seconds)
+            ticket.timed, ticket.seconds = timed, seconds
+            self.pending_timed += timed
+            for place, count in seconds.items():
+                self.pending_seconds[place] = self.pending_seconds.get(place, 0) + count
         self._settle_async()
         return ticket
 
@@ -198,15 +201,8 @@ class Writer:
         if self._is_async:
             self.apply_durable()
 
-    # -- what will wait -----------------------------------------------------------------------------------------
-
-    def _note(self, ticket: Ticket, timed: int, seconds: Seconds) -> None:
-        ticket.timed, ticket.seconds = timed, seconds
-        self.pending_timed += timed
-        for place, count in seconds.items():
-            self.pending_seconds[place] = self.pending_seconds.get(place, 0) + count
-
     def _forget(self, ticket: Ticket) -> None:
+        """Counts its messages off those that will wait: the fold counts them now."""
         self.pending_timed -= ticket.timed
         for place, count in ticket.seconds.items():
             left = self.pending_seconds[place] - count

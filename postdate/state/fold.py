@@ -265,7 +265,10 @@ class Fold:
                 rows["queue"][now], offset[now], rows["size"][now], rows["tag_hash"][now], at_ms
             )
             answers[now] = shown.places(WAITS)
-        self._hold(rows[~now], offset[~now])
+        self.references.hold_many(offset[~now])
+        if self._count_seconds:
+            for due_at_ms, queue in zip(due[~now].tolist(), rows["queue"][~now].tolist(), strict=True):
+                self.quotas.add(due_at_ms, self.topics.places[queue][0])
         if near.any():
             add(self.near, rows["queue"][near])
             self.wheel.add_many(due[near], singles_of(rows[near], offset[near]))
@@ -280,13 +283,6 @@ class Fold:
                 chosen = rows["level"] == level
                 entries = entries_of(offset[chosen], rows["size"][chosen], rows["due"][chosen])
                 self.queues[self._level_number(level)].extend(entries, at_ms)
-
-    def _hold(self, rows: np.ndarray, offset: np.ndarray) -> None:
-        """Counts messages that begin to wait, so that their records stay."""
-        self.references.hold_many(offset)
-        if self._count_seconds:
-            for due, queue in zip(rows["due"].tolist(), rows["queue"].tolist(), strict=True):
-                self.quotas.add(due, self.topics.places[queue][0])
 
     def _append_entries(
         self, queue: np.ndarray, offset: np.ndarray, size: np.ndarray, tag_hash: np.ndarray, at_ms: int
@@ -382,7 +378,11 @@ class Fold:
             return StageAnswer(False, reason)
         chunks = [self.chunks.open(entry["name"]) for entry in body["chunks"]]  # may raise: before anything changes
         self._take_far(body["far"][1], batch.at_ms)
-        self._stage_chunks(chunks, body["far"][1], body["horizon"][1], batch.at_ms)
+        if chunks:
+            keys = self.cancels.keys_between(min(chunk.head.due_low_ms for chunk in chunks), body["horizon"][1])
+            ahead = self.jobs.ahead_of(body["far"][1])
+            for chunk in chunks:
+                self._stage_chunk(chunk, keys, ahead, batch.at_ms)
         self.far.take(body["far"][1], body["horizon"][1])
         self.far.rows_in = body["rows_in"]
         self.far.rows_out += body["rows_out"]
@@ -448,13 +448,6 @@ class Fold:
             queues.update(dict(by_queue))
             segments.update(dict(by_segment))
         return Tally(start, max(start, stop), queues, segments)
-
-    def _stage_chunks(self, chunks: list[Chunk], taken: int, horizon_at_ms: int, at_ms: int) -> None:
-        if chunks:
-            keys = self.cancels.keys_between(min(chunk.head.due_low_ms for chunk in chunks), horizon_at_ms)
-            ahead = self.jobs.ahead_of(taken)
-            for chunk in chunks:
-                self._stage_chunk(chunk, keys, ahead, at_ms)
 
     def _stage_chunk(self, chunk: Chunk, keys: CancelledKeys, ahead: list[Job], at_ms: int) -> None:
         index = chunk.index
