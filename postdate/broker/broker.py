@@ -21,7 +21,7 @@ Instants come in as arguments, milliseconds of the caller's clock. A refused cal
 the disk.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from postdate.arrival import NEVER
@@ -31,21 +31,21 @@ from postdate.broker.leasing import LeaseCalls
 from postdate.broker.lookup import Found, Lookup
 from postdate.broker.rescuing import Rescuer
 from postdate.broker.retention import Retention, forget_dead_entries
-from postdate.broker.sending import Intake
+from postdate.broker.sending import SendCalls
 from postdate.broker.settings import CurrentSettings
 from postdate.broker.staging import Staging, raise_if_refused
 from postdate.broker.topics import TopicCalls
 from postdate.broker.view import View
-from postdate.broker.writing import NO_SECONDS, Changes, Seconds, Ticket, Writer
+from postdate.broker.writing import Changes, Ticket, Writer
 from postdate.config import Limits, Settings, apply_changes
 from postdate.contract import Stage
-from postdate.errors import CorruptData, CorruptSnapshot, DiskFull, FlowControl, LogFailed, PostdateError
+from postdate.errors import CorruptData, CorruptSnapshot, DiskFull, LogFailed, PostdateError
 from postdate.message import LOOPBACK, Due, Host, Message, decode_properties, due
 from postdate.state import saved
 from postdate.state.fold import Fold
 from postdate.storage import record as records
 from postdate.storage import snapshot
-from postdate.storage.batch import PIPELINE, SETTINGS, Packer, Prepared
+from postdate.storage.batch import PIPELINE, SETTINGS, Packer
 from postdate.storage.chunk import CHUNK_BIT
 from postdate.storage.disk import Disk, LockedFolder
 from postdate.storage.folder import open_folder, refuse_foreign
@@ -72,8 +72,6 @@ class Broker:
         self._settings = CurrentSettings(settings or Settings(), limits or Limits())
         self.limits = self._settings.limits
         self._disk = disk
-        self.accepted_count = 0  # messages written since the folder was opened
-        self.timed_count = 0  # those of them that had to wait
         self.fire_failures = 0
         self.fire_error: PostdateError | None = None
         self._failed_at_ms = self.retry_at_ms = 0
@@ -103,28 +101,31 @@ class Broker:
             self._disk, self.log, self.fold, self._writer, self.leases, self.rescuer, self._settings,
             loaded=loaded, replayed_count=replayed_count,
         )  # fmt: skip
-        self._write_changed_settings()
+        # The lead decides what is near, so a replay must know where it has changed.
+        if self.fold.lead_ms != self.settings.lead_ms:
+            self._writer.write_system(SETTINGS, {"lead_ms": self.settings.lead_ms}, self.fold.at_ms)
+            self.flush()
 
     def _make_parts(self, batch_bytes_max: int, store_host: Host) -> None:
         settings = self._settings
-        self._intake = Intake(self.fold, settings, store_host)
-        # The first half of `send`, for a caller who gathers a batch one message after the other: checks a message and
-        # finds out when it is due. Changes nothing. Raises IllegalMessage, TopicNotFound, NoPermission.
-        self.prepare: Callable[[Message, int], Prepared] = self._intake.prepare
-        self.levels = self._intake.levels
         self._writer = Writer(
             self.log, self.fold, Packer(batch_bytes_max, store_host), is_async=self.settings.flush == "async"
         )
+        self._sending = SendCalls(self.fold, self._writer, settings, store_host)
+        self.levels = self._sending.levels
         self._lookup = Lookup(self.fold, self.levels, batch_bytes_max)
         self.view = View(self.fold, self.log, self._segments)
-        # Bound, as `prepare` is: a method that only passes the call on would cost the hot paths a tenth of a
-        # microsecond. The calls that are not hot are methods below: beyond 30 attributes Python reads each more slowly.
+        # The calls of the hot paths are bound here: a method that only passes the call on would cost them a tenth of a
+        # microsecond.
+        self.prepare = self._sending.prepare
+        self.write = self._sending.write
+        self.settle = self._writer.settle
         self.pull = self.view.pull
         self.staging = Staging(self._disk, self.fold, self._writer, settings)
         self.jobs = JobCalls(self.fold, self._writer, settings)
         self.cancels = CancelCalls(self.fold, self._writer, self._lookup, self.jobs, settings)
-        self.topics = TopicCalls(self.fold, self._writer, self._intake, self.view, self.cancels, settings)
-        self.leases = LeaseCalls(self.fold, self._writer, self._intake, self.view, self.topics, settings)
+        self.topics = TopicCalls(self.fold, self._writer, self._sending, self.view, self.cancels, settings)
+        self.leases = LeaseCalls(self.fold, self._writer, self._sending, self.view, self.topics, settings)
 
     def _replay(self) -> int:
         """Applies what the log has after the snapshot; returns how many batches that were."""
@@ -174,12 +175,6 @@ class Broker:
             count_seconds=self.settings.due_second_messages_max > 0,
         )
 
-    def _write_changed_settings(self) -> None:
-        """Writes the lead to the log where it has changed: it decides what is near, so a replay must know it."""
-        if self.fold.lead_ms != self.settings.lead_ms:
-            self._writer.write_system(SETTINGS, {"lead_ms": self.settings.lead_ms}, self.fold.at_ms)
-            self.flush()
-
     @property
     def settings(self) -> Settings:
         """Those that hold now. Nobody may keep them: an operator can change some."""
@@ -215,54 +210,21 @@ class Broker:
         """
         return self.write([self.prepare(message, at_ms) for message in messages], at_ms)
 
-    def write(self, prepared: list[Prepared], at_ms: int) -> Ticket:
-        """The second half of `send`: writes one batch, at the instant for which its messages were prepared. No topic
-        may have changed in between. Raises IllegalMessage, FlowControl, DiskFull, LogFailed.
-        """
-        timed = len([None for entry in prepared if entry.due_at_ms])
-        seconds = self._admitted(prepared, timed) if timed else NO_SECONDS
-        ticket = self._writer.write(prepared, at_ms, timed, seconds)
-        self.accepted_count += len(prepared)
-        self.timed_count += timed
-        return ticket
+    @property
+    def accepted_count(self) -> int:
+        """Messages written since the folder was opened."""
+        return self._sending.accepted_count
 
-    def _admitted(self, prepared: list[Prepared], timed: int) -> Seconds:
-        """Checks that messages which will wait fit the bounds of the wheel, which is in RAM, and of each second.
-        Returns how many are due in which second, where seconds are limited. Raises FlowControl.
-        """
-        limit = self.settings.wheel_entries_max
-        if self.fold.wheel.count + self._writer.pending_timed + timed > limit:
-            raise FlowControl(
-                f"wheel_entries_max: {self.fold.wheel.count} messages are due soon, the limit is {limit}; try later"
-            )
-        limit = self.settings.due_second_messages_max
-        return self._admitted_seconds(prepared, limit) if limit else NO_SECONDS
-
-    def _admitted_seconds(self, prepared: list[Prepared], limit: int) -> Seconds:
-        asked: Seconds = {}
-        for entry in prepared:
-            if entry.due_at_ms:
-                place = (entry.due_at_ms // 1_000, entry.message.topic)
-                asked[place] = asked.get(place, 0) + 1
-        for (second, name), count in asked.items():
-            waiting = self.fold.quotas.count(second, name) + self._writer.pending_seconds.get((second, name), 0)
-            if waiting + count > limit:
-                raise FlowControl(
-                    f"due_second_messages_max: topic {name!r} has {waiting} messages due in second {second}, "
-                    f"the limit is {limit}; choose another due time"
-                )
-        return asked
+    @property
+    def timed_count(self) -> int:
+        """Those of them that had to wait."""
+        return self._sending.timed_count
 
     # -- durable and applied ------------------------------------------------------------------------------------
 
     def flush(self) -> Changes:
         """Makes everything written durable and applies it. Raises LogFailed."""
         self._writer.flush()
-        return self._writer.take_changes()
-
-    def settle(self) -> Changes:
-        """Applies the batches that are durable. Called after `log.flush` ran on another thread. Raises LogFailed."""
-        self._writer.apply_durable()
         return self._writer.take_changes()
 
     @property

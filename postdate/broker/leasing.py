@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-from postdate.broker.sending import Intake
+from postdate.broker.sending import SendCalls
 from postdate.broker.settings import CurrentSettings
 from postdate.broker.topics import TopicCalls
 from postdate.broker.view import View
@@ -118,11 +118,11 @@ class LeaseCalls:
     """Gives messages to consumers for a while, and takes in what they say about them."""
 
     def __init__(
-        self, fold: Fold, writer: Writer, intake: Intake, view: View, topics: TopicCalls, settings: CurrentSettings
+        self, fold: Fold, writer: Writer, sending: SendCalls, view: View, topics: TopicCalls, settings: CurrentSettings
     ) -> None:
         self._fold = fold
         self._writer = writer
-        self._intake = intake
+        self._sending = sending
         self._view = view
         self._topics = topics
         self._settings = settings
@@ -145,7 +145,9 @@ class LeaseCalls:
         plan = self._picker.pick(request, self._settings.now)
         if plan.is_nothing:
             return None
-        self._topics.admit_popper(request.group, self._count_fresh_offsets(plan))
+        offset_of = self._fold.groups.offset
+        fresh = sum(offset_of(request.group, request.topic, queue_id) is None for queue_id, _ in plan.next)
+        self._topics.admit_popper(request.group, fresh)
         ticket = PopTicket(self, plan, at_ms)
         self._picker.promise(plan)
         try:
@@ -154,11 +156,6 @@ class LeaseCalls:
             self._picker.end_promise(plan)  # nothing was written
             raise
         return ticket
-
-    def _count_fresh_offsets(self, plan: "PopPlan") -> int:
-        """Counts the queues of which the group commits an offset for the first time."""
-        offset_of, request = self._fold.groups.offset, plan.request
-        return sum(offset_of(request.group, request.topic, queue_id) is None for queue_id, _ in plan.next)
 
     def _check_invisible(self, invisible_ms: int) -> None:
         limit = self._settings.now.invisible_ms_max
@@ -206,7 +203,8 @@ class LeaseCalls:
         self._check_invisible(invisible_ms)
         number = self._queue_number(handle)
         key = (group, number, handle.offset)
-        if self._is_lost(key):
+        lease = self._fold.leases.by_key.get(key)
+        if lease is not None and lease.until_ms == OVER and not self._fold.read(lease.place, lease.size):
             # It came back, nobody wanted it, and retention has removed its record: nothing is left to be given again.
             lost = {"group": group, "messages": [[number, handle.offset, handle.popped_at_ms]]}
             return self._write(LeaseTicket(self._picker, [key], answer=False), ACK, lost, at_ms)
@@ -218,11 +216,6 @@ class LeaseCalls:
             "invisible_ms": invisible_ms,
         }
         return self._write(LeaseTicket(self._picker, [key]), INVISIBLE, body, at_ms)
-
-    def _is_lost(self, key: Key) -> bool:
-        """Whether a message has come back and its record is gone."""
-        lease = self._fold.leases.by_key.get(key)
-        return lease is not None and lease.until_ms == OVER and not self._fold.read(lease.place, lease.size)
 
     def _queue_number(self, handle: LeaseHandle) -> int:
         return self._view.queue_number(handle.topic, handle.queue_id)
@@ -253,7 +246,7 @@ class LeaseCalls:
     def bury(self, key: Key, letter: Message | None, at_ms: int) -> Ticket:
         """Forgets a spent message and, in the same batch, sends its dead letter; None where its record is gone."""
         group, number, offset = key
-        letters = [] if letter is None else [self._intake.prepare(letter, at_ms)]
+        letters = [] if letter is None else [self._sending.prepare(letter, at_ms)]
         body = {"group": group, "messages": [[number, offset, self._fold.leases.by_key[key].popped_at_ms]]}
         return self._write(LeaseTicket(self._picker, [key]), ACK, body, at_ms, letters)
 
@@ -423,7 +416,8 @@ class Picker:
     def _pick_new(self, plan: PopPlan, queue_id: int, queue: Queue) -> None:
         request = plan.request
         begin = self._begin(request, queue_id, queue)
-        start = self._passed_to(request.group, queue.number, begin)
+        since, end = self._passed.get((request.group, queue.number), (begin, begin))
+        start = end if since == begin else begin
         room = self._room(plan)
         while start < queue.length:
             if room <= 0:
@@ -481,10 +475,6 @@ class Picker:
         if len(self._passed) >= _PASSED_MAX:
             self._passed.clear()
         self._passed[plan.request.group, number] = (begin, end)
-
-    def _passed_to(self, group: str, number: int, begin: int) -> int:
-        since, end = self._passed.get((group, number), (begin, begin))
-        return end if since == begin else begin
 
     def _begin(self, request: PopRequest, queue_id: int, queue: Queue) -> int:
         """Returns the first offset that nobody of the group was given, or promised."""

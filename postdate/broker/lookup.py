@@ -176,12 +176,9 @@ class Lookup:
             rows = chunk.index[start : start + _ROWS_PER_STEP]
             hits = np.flatnonzero((rows["unique_hash"] == wanted) | (rows["key_hash"] == wanted))
             for hit in hits.tolist():
-                if not self._is_in_log(rows[hit]):
+                is_own = bool(rows["flags"][hit] & FLAG_OWN_ARRIVAL)
+                if is_own or not self._fold.read(int(rows["arrival"][hit]), 4):  # it is not in the log, too
                     yield _staged(base, chunk, start + hit)
-
-    def _is_in_log(self, row: np.void) -> bool:
-        own = bool(row["flags"] & FLAG_OWN_ARRIVAL)
-        return not own and bool(self._fold.read(int(row["arrival"]), 4))
 
     # -- by place -----------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from postdate.broker.writing import Writer
 from postdate.errors import UsageError
 from postdate.state import saved
 from postdate.state.fold import Fold
-from postdate.state.jobs import DONE, POSTPONE, Job, Part
+from postdate.state.jobs import DONE, POSTPONE
 from postdate.state.saved import Kept
 from postdate.storage import selection, snapshot
 from postdate.storage.chunk import CHUNK_BIT
@@ -147,7 +147,12 @@ def _remove_selections(fold: Fold, older: Kept) -> int:
     no job has named, because their pipeline has died, unless a job is at work now.
     """
     first = fold.far.arrival_of(fold.far.rows.first)  # no rescue, now or in a replay, comes by rows before it
-    needed = {part.name for job in fold.jobs.all() for part in job.parts if _is_needed(job, part, first)}
+    needed = {
+        part.name
+        for job in fold.jobs.all()
+        for part in job.parts
+        if job.state != DONE or job.op == POSTPONE or part.arrival_high >= first
+    }
     needed |= {name for name, arrival in older.selections.items() if arrival >= first}
     at_work = {job.number for job in fold.jobs.open()}
     gone = [
@@ -158,10 +163,6 @@ def _remove_selections(fold: Fold, older: Kept) -> int:
     for name in gone:
         fold.selections.remove(name)
     return len(gone)
-
-
-def _is_needed(job: Job, part: Part, first: int) -> bool:
-    return job.state != DONE or job.op == POSTPONE or part.arrival_high >= first
 
 
 def _segment_may_go(number: int, log: Log, fold: Fold, older: Kept, seen_before_ms: int) -> bool:

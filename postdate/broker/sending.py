@@ -1,15 +1,16 @@
-"""Sending: a producer's message is validated and prepared for its batch.
+"""Sending: a producer's message is validated and prepared, admitted, and written with its batch.
 
 Preparing finds out everything about a message that the fold will want to know; nothing is written yet, so a message
-that is refused changes nothing. storage/batch.py makes the bytes, when the place of the batch in the log is known. This
-is the hot path of sending: a topic is looked up once.
+that is refused changes nothing. Admission is flow control. storage/batch.py makes the bytes, when the place of the
+batch in the log is known. This is the hot path of sending: a topic is looked up once.
 """
 
 from collections.abc import Mapping
 from typing import NamedTuple, NoReturn
 
 from postdate.broker.settings import CurrentSettings
-from postdate.errors import IllegalMessage, NoPermission
+from postdate.broker.writing import NO_SECONDS, Seconds, Ticket, Writer
+from postdate.errors import FlowControl, IllegalMessage, NoPermission
 from postdate.keys import key_hash
 from postdate.message import (
     INTERNAL_PROPERTIES,
@@ -45,23 +46,30 @@ class _Known(NamedTuple):
     shapes: dict[int, records.Shape]
 
 
-class Intake:
-    """Prepares messages. Knows the fold's topics, changes nothing."""
+class SendCalls:
+    """Prepares messages and writes them."""
 
-    def __init__(self, fold: Fold, settings: CurrentSettings, store_host: Host) -> None:
+    def __init__(self, fold: Fold, writer: Writer, settings: CurrentSettings, store_host: Host) -> None:
         self._fold = fold
+        self._writer = writer
         self._settings = settings
         self._properties_bytes_max = settings.limits.properties_bytes_max
         self._store_host = store_host
         self.levels = DelayLevels.parse(settings.now.message_delay_level)
         self._known: dict[str, _Known] = {}
+        self.accepted_count = 0  # messages written since the folder was opened
+        self.timed_count = 0  # those of them that had to wait
+
+    # -- preparing ----------------------------------------------------------------------------------------------
 
     def forget_topics(self) -> None:
         """A topic was put or deleted."""
         self._known.clear()
 
     def prepare(self, message: Message, at_ms: int) -> Prepared:
-        """Raises IllegalMessage, TopicNotFound and NoPermission."""
+        """The first half of a send, for a caller who gathers a batch one message after the other: checks a message and
+        finds out when it is due. Changes nothing. Raises IllegalMessage, TopicNotFound, NoPermission.
+        """
         # Unpacked once: this runs for every send, and reading attributes costs more than the checks.
         name, body, encoded_properties, queue_id, _, _, _, born_host, _, _ = message
         known = self._known.get(name)
@@ -115,6 +123,44 @@ class Intake:
         shapes = {length: records.shape(Host(bytes(length), 0), self._store_host, name.encode()) for length in (4, 16)}
         known = self._known[name] = _Known(topic, shapes)
         return known
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def write(self, prepared: list[Prepared], at_ms: int) -> Ticket:
+        """The second half of a send: writes one batch, at the instant for which its messages were prepared. No topic
+        may have changed in between. Raises IllegalMessage, FlowControl, DiskFull, LogFailed.
+        """
+        timed = len([None for entry in prepared if entry.due_at_ms])
+        seconds = self._admit(prepared, timed) if timed else NO_SECONDS
+        ticket = self._writer.write(prepared, at_ms, timed, seconds)
+        self.accepted_count += len(prepared)
+        self.timed_count += timed
+        return ticket
+
+    def _admit(self, prepared: list[Prepared], timed: int) -> Seconds:
+        """Checks that messages which will wait fit the bounds of the wheel, which is in RAM, and of each second.
+        Returns how many are due in which second, where seconds are limited. Raises FlowControl.
+        """
+        settings = self._settings.now
+        waiting, limit = self._fold.wheel.count, settings.wheel_entries_max
+        if waiting + self._writer.pending_timed + timed > limit:
+            raise FlowControl(f"wheel_entries_max: {waiting} messages are due soon, the limit is {limit}; try later")
+        limit = settings.due_second_messages_max
+        if not limit:
+            return NO_SECONDS
+        asked: Seconds = {}
+        for entry in prepared:
+            if entry.due_at_ms:
+                place = (entry.due_at_ms // 1_000, entry.message.topic)
+                asked[place] = asked.get(place, 0) + 1
+        for (second, name), count in asked.items():
+            waiting = self._fold.quotas.count(second, name) + self._writer.pending_seconds.get((second, name), 0)
+            if waiting + count > limit:
+                raise FlowControl(
+                    f"due_second_messages_max: topic {name!r} has {waiting} messages due in second {second}, "
+                    f"the limit is {limit}; choose another due time"
+                )
+        return asked
 
 
 def refuse_system_topic(name: str) -> None:

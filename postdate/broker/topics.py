@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from postdate.broker.cancelling import CancelCalls
-from postdate.broker.sending import Intake, refuse_system_topic
+from postdate.broker.sending import SendCalls, refuse_system_topic
 from postdate.broker.settings import CurrentSettings
 from postdate.broker.view import View
 from postdate.broker.writing import Ticket, Writer
@@ -25,11 +25,17 @@ class TopicCalls:
     """Makes, changes and deletes topics and groups, and commits offsets."""
 
     def __init__(
-        self, fold: Fold, writer: Writer, intake: Intake, view: View, cancels: CancelCalls, settings: CurrentSettings
+        self,
+        fold: Fold,
+        writer: Writer,
+        sending: SendCalls,
+        view: View,
+        cancels: CancelCalls,
+        settings: CurrentSettings,
     ) -> None:
         self._fold = fold
         self._writer = writer
-        self._intake = intake
+        self._sending = sending
         self._view = view
         self._cancels = cancels
         self._settings = settings
@@ -49,27 +55,21 @@ class TopicCalls:
         """Creates a topic or changes it; durable on return."""
         check_topic(name)
         refuse_system_topic(name)
-        self._check_counts(name, read_queue_count=read_queue_count, write_queue_count=write_queue_count)
+        limit = self._settings.limits.topic_queues_max
+        for label, count in (("read_queue_count", read_queue_count), ("write_queue_count", write_queue_count)):
+            if not 1 <= count <= limit:
+                raise UsageError(f"{label} of topic {name!r} is {count}, expected 1 to {limit}")
         if not 0 <= perm <= 7:
             raise UsageError(f"perm of topic {name!r} is {perm}, expected 0 to 7")
-        self._admit_topic(name)
+        topics, limit = self._fold.topics.by_name, self._settings.now.topics_max
+        if name not in topics and len(topics) > limit:  # one of them is SCHEDULE_TOPIC_XXXX, which is nobody's
+            raise FlowControl(f"topics_max: there are {limit} topics, the limit; delete some first")
         self._admit_queues(name, max(read_queue_count, write_queue_count))
         self.check_size(f"the attributes of topic {name!r}", attributes)
         body = {"op": "put", "name": name, "read": read_queue_count, "write": write_queue_count, "perm": perm}
         self._writer.write_system(TOPIC, {**body, "attributes": dict(attributes)}, at_ms)
         self._writer.flush()
-        self._intake.forget_topics()
-
-    def _check_counts(self, name: str, **counts: int) -> None:
-        limit = self._settings.limits.topic_queues_max
-        for label, count in counts.items():
-            if not 1 <= count <= limit:
-                raise UsageError(f"{label} of topic {name!r} is {count}, expected 1 to {limit}")
-
-    def _admit_topic(self, name: str) -> None:
-        topics, limit = self._fold.topics.by_name, self._settings.now.topics_max
-        if name not in topics and len(topics) > limit:  # one of them is SCHEDULE_TOPIC_XXXX, which is nobody's
-            raise FlowControl(f"topics_max: there are {limit} topics, the limit; delete some first")
+        self._sending.forget_topics()
 
     def _admit_queues(self, name: str, queue_count: int) -> None:
         """Raises FlowControl. A queue's number is never given again, so the queues of deleted topics count, too."""
@@ -91,7 +91,7 @@ class TopicCalls:
         already_cancelled = self._cancels.count_cancelled_far(name)
         ticket = self._writer.write_system(TOPIC, {"op": "delete", "name": name}, at_ms)
         self._writer.flush()
-        self._intake.forget_topics()
+        self._sending.forget_topics()
         return int(ticket.answer) - already_cancelled
 
     # -- groups -------------------------------------------------------------------------------------------------

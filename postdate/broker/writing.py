@@ -3,7 +3,7 @@
     write, write_system, ...   append a batch to the log, give a ticket
     flush                      makes all that was written durable
     apply_durable              applies what is durable, in order; its tickets get their answers
-    take_changes               what that has changed, for the caller who wakes consumers
+    settle                     does that and returns what has changed, for the caller who wakes consumers
 
 In flush mode "async" a batch is applied as soon as it is written.
 """
@@ -14,15 +14,15 @@ from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 from postdate.errors import LogFailed, PostdateError, UsageError
-from postdate.state.fold import NO_PLACES, NO_QUEUES, Applied, Fold
+from postdate.state.fold import NO_PLACES, NO_QUEUES, Fold
 from postdate.storage.batch import Batch, Packed, Packer, Prepared, system_body
 from postdate.storage.layout import BATCH_HEADER_BYTES
 from postdate.storage.log import Log
 
 Seconds = dict[tuple[int, str], int]  # (second of due time, topic) -> messages
 NO_SECONDS: Seconds = {}
-_NO_OFFSETS: list[int] = []
 _NEW = tuple.__new__  # past the constructor of a named tuple: changes are taken after every flush
+_NO_OFFSETS: list[int] = []
 
 
 class Changes(NamedTuple):
@@ -30,9 +30,11 @@ class Changes(NamedTuple):
     disk themselves, as making a topic does, leave their changes to the next one.
     """
 
-    batch_count: int  # batches that were applied
     grown_queues: AbstractSet[int]  # numbers of the queues that got messages
     ready_again: AbstractSet[tuple[str, int]]  # (group, queue number) where leases have ended
+
+
+NO_CHANGES = Changes(NO_QUEUES, NO_PLACES)
 
 
 class Ticket:
@@ -75,8 +77,7 @@ class Writer:
         self._pending: deque[tuple[Batch, Ticket]] = deque()
         self.broken: LogFailed | None = None  # why the fold must not go on
         self.applied_count = 0  # batches
-        # Since the last `take_changes`; a set of the fold is adopted as it is where it is the only one.
-        self._returned_count = 0
+        # Since changes were last returned.
         self._grown, self._ready = NO_QUEUES, NO_PLACES
         # Messages that will wait, in batches that are not applied yet: they count for flow control already.
         self.pending_timed = 0
@@ -93,7 +94,10 @@ class Writer:
         ticket = self._append(start, length, at_ms, len(prepared), self._packer.pack(prepared, start, at_ms))
         ticket.prepared = prepared
         if timed:
-            self._note(ticket, timed, seconds)
+            ticket.timed, ticket.seconds = timed, seconds
+            self.pending_timed += timed
+            for place, count in seconds.items():
+                self.pending_seconds[place] = self.pending_seconds.get(place, 0) + count
         self._settle_async()
         return ticket
 
@@ -149,15 +153,25 @@ class Writer:
         self._log.flush()
         self.apply_durable()
 
+    def settle(self) -> Changes:
+        """Applies the batches that are durable. Returns what has changed since changes were last returned. Raises
+        LogFailed.
+        """
+        if self._pending:
+            self.apply_durable()
+        return self.take_changes()
+
     def take_changes(self) -> Changes:
-        """Returns what has changed since the last call."""
-        changes = _NEW(Changes, (self.applied_count - self._returned_count, self._grown, self._ready))
-        self._returned_count, self._grown, self._ready = self.applied_count, NO_QUEUES, NO_PLACES
+        """Returns what has changed since changes were last returned."""
+        if not self._grown and not self._ready:
+            return NO_CHANGES
+        changes = _NEW(Changes, (self._grown, self._ready))
+        self._grown, self._ready = NO_QUEUES, NO_PLACES
         return changes
 
     @property
     def has_changes(self) -> bool:
-        """Whether consumers could be woken by what the next `take_changes` returns."""
+        """Whether consumers could be woken by what the next `settle` returns."""
         return bool(self._grown or self._ready)
 
     def apply_durable(self) -> None:
@@ -166,9 +180,15 @@ class Writer:
         pending = self._pending
         while pending and pending[0][0].end <= limit:
             batch, ticket = pending[0]
-            answers, grown, ready = self._apply(batch)
+            if self.broken is not None:
+                raise self.broken
+            try:
+                answers, grown, ready = self._fold.apply(batch)
+            except Exception as error:  # a file cannot be read: the fold may be half changed, and is used no more
+                self.broken = self._log.fail(error)
+                raise self.broken from error
             pending.popleft()
-            if grown:
+            if grown and not grown <= self._grown:
                 self._grown = self._grown | grown if self._grown else grown
             if ready:
                 self._ready = self._ready | ready if self._ready else ready
@@ -177,29 +197,12 @@ class Writer:
             if ticket.timed:
                 self._forget(ticket)
 
-    def _apply(self, batch: Batch) -> Applied:
-        """Applies a batch. A fold that could not (a file cannot be read) may be half changed: it is used no more."""
-        if self.broken is not None:
-            raise self.broken
-        try:
-            return self._fold.apply(batch)
-        except Exception as error:
-            self.broken = self._log.fail(error)
-            raise self.broken from error
-
     def _settle_async(self) -> None:
         if self._is_async:
             self.apply_durable()
 
-    # -- what will wait -----------------------------------------------------------------------------------------
-
-    def _note(self, ticket: Ticket, timed: int, seconds: Seconds) -> None:
-        ticket.timed, ticket.seconds = timed, seconds
-        self.pending_timed += timed
-        for place, count in seconds.items():
-            self.pending_seconds[place] = self.pending_seconds.get(place, 0) + count
-
     def _forget(self, ticket: Ticket) -> None:
+        """Counts its messages off those that will wait: the fold counts them now."""
         self.pending_timed -= ticket.timed
         for place, count in ticket.seconds.items():
             left = self.pending_seconds[place] - count

@@ -114,11 +114,9 @@ class Folder:
     @cached_property
     def is_shortened(self) -> bool:
         """Whether retention has been at work: a segment or a chunk is gone, or a snapshot knows of rows that are."""
-        return self._misses_segments() or self._misses_chunks() or any(any(s.firsts.values()) for s in self.saved)
-
-    def _misses_segments(self) -> bool:
         segments = self.segments
-        return segments.bases != list(range(0, len(segments.bases) << segments.shift, segments.segment_bytes))
+        whole = list(range(0, len(segments.bases) << segments.shift, segments.segment_bytes))
+        return segments.bases != whole or self._misses_chunks() or any(any(s.firsts.values()) for s in self.saved)
 
     def _misses_chunks(self) -> bool:
         if self.newest is None:

@@ -21,12 +21,9 @@ class Tables:
         self._folder, self._fold = folder, fold
         newest = folder.newest
         # A fold that had to stop may know fewer queues than the snapshot.
-        self.places = max(self._saved_places(), fold.topics.places if fold else [], key=len)
+        saved = [(name, queue_id) for name, queue_id in newest.state["topics"]["places"]] if newest else []
+        self.places = max(saved, fold.topics.places if fold else [], key=len)
         self.chunk_end = max(newest.state["chunk_end"] if newest else CHUNK_BIT, fold.chunk_end if fold else 0)
-
-    def _saved_places(self) -> list[tuple[str, int]]:
-        newest = self._folder.newest
-        return [(name, queue_id) for name, queue_id in newest.state["topics"]["places"]] if newest else []
 
     def chunks(self) -> list[tuple[int, str]]:
         """The staged chunks that are needed or still there, by base."""

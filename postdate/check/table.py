@@ -208,12 +208,9 @@ class _FileCheck:
                     f"{self._name}, row group {number}: {name} goes from {column.min()} to {column.max()}, "
                     f"its statistics say {said}"
                 )
-        self._check_records(group)
-        self._check_sources(group)
-
-    def _check_records(self, group: Group) -> None:
         problems = {hit: problem for hit, row in enumerate(group.plain()) if (problem := _row_problem(row))}
         self._find(group, problems)
+        self._check_sources(group)
 
     def _find(self, group: Group, problems: dict[int, str]) -> None:
         mask = np.zeros(group.count, np.bool_)
@@ -362,7 +359,12 @@ class _TableCheck:
         names = [path.name for path in (self._path / LOG).iterdir()] if (self._path / LOG).is_dir() else []
         known = parse_versions(names)
         if not names:
-            self._tell_missing()
+            # A pipeline that has only just registered has no table yet, and needs none.
+            if self._taken is None:
+                self._report.find(f"the table {self._path} is missing; what waits in it is not known")
+            elif self._taken.far.taken:
+                waiting = self._taken.far.rows_in - self._taken.far.rows_out
+                self._report.find(f"the table {self._path} is missing; {waiting} rows wait in it")
             return None
         try:
             count = count_sound(known, lambda version: (self._path / entry_path(version)).read_bytes())
@@ -391,16 +393,6 @@ class _TableCheck:
             return None
         self._report.count("checkpoints of the Delta log that a crash has cut", len(paths) - len(whole))
         return delta
-
-    def _tell_missing(self) -> None:
-        """A pipeline that has only just registered has no table yet, and needs none."""
-        if self._taken is None or self._taken.far.taken:
-            self._report.find(f"the table {self._path} is missing; {self._told_waiting()}")
-
-    def _told_waiting(self) -> str:
-        if self._taken is None:
-            return "what waits in it is not known"
-        return f"{self._taken.far.rows_in - self._taken.far.rows_out} rows wait in it"
 
     def _has_statistics(self, file: File) -> bool:
         if None not in file:

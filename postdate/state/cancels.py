@@ -267,8 +267,11 @@ class Cancels:
 
     def forget_fired(self, at_ms: int) -> None:
         """Dues up to `at_ms` are fired: forgets the tombstones among them that are not needed any more."""
-        for due in self._mark_fired(at_ms):
-            self._forget_unneeded(due)
+        while self._dues and self._dues[0] <= at_ms:
+            due = heapq.heappop(self._dues)
+            if due in self._by_due:
+                self._fired.add(due)
+                self._forget_unneeded(due)
 
     def sweep(self) -> None:
         """Looks again at every fired tombstone: Spark, or a rescue, has moved on."""
@@ -281,16 +284,6 @@ class Cancels:
             kept = [t for t in self._by_due[due] if not 0 <= t.far_offset < taken]
             if len(kept) != len(self._by_due[due]):
                 self._keep(due, kept)
-
-    def _mark_fired(self, at_ms: int) -> list[int]:
-        """Marks the dues up to `at_ms` as fired; returns those that have tombstones."""
-        fired: list[int] = []
-        while self._dues and self._dues[0] <= at_ms:
-            due = heapq.heappop(self._dues)
-            if due in self._by_due:
-                fired.append(due)
-        self._fired.update(fired)
-        return fired
 
     def _forget_unneeded(self, due: int) -> None:
         self._keep(due, [tombstone for tombstone in self._by_due.get(due, []) if self.is_needed(tombstone)])
@@ -313,4 +306,5 @@ class Cancels:
     def load(self, state: list[Any], fired_at_ms: int) -> None:
         for entry in state:
             self.add(Tombstone(*entry))
-        self._mark_fired(fired_at_ms)
+        self._fired = {due for due in self._by_due if due <= fired_at_ms}  # all of them were still needed
+        self._dues = sorted(self._by_due.keys() - self._fired)

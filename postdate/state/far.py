@@ -189,7 +189,9 @@ class Far:
         blocks = [block for block in range(first, len(self._lows)) if self._lows[block] <= until][:blocks_max]
         if not blocks:
             return []
-        high = self._block_end_arrival(blocks[-1])
+        # An arrival after every row of the last block and at or before every row of the next one.
+        end = min((blocks[-1] + 1) * self._block_rows, self.rows.length)
+        high = int(self.rows.read(end - 1, end)["arrival"][0]) + 1
         ranges = [Range(max(r.start, low), min(r.stop, high)) for r in present if r.stop > low and r.start < high]
         rows = np.concatenate([self._waiting_in(block, until) for block in blocks])
         candidates = rows[_within(rows["arrival"], ranges)]
@@ -207,11 +209,6 @@ class Far:
         first = max(block * self._block_rows, self.rows.first)
         return first, self.rows.read(first, (block + 1) * self._block_rows)
 
-    def _block_end_arrival(self, block: int) -> int:
-        """An arrival after every row of the block and at or before every row of the next one."""
-        end = min((block + 1) * self._block_rows, self.rows.length)
-        return int(self.rows.read(end - 1, end)["arrival"][0]) + 1
-
     def rescue(self, rescue: Rescue, log_start: int) -> np.ndarray:
         """Returns the rows of a rescue that still wait, and remembers it. `log_start` is where the log began then."""
         first = self.rows.search("arrival", rescue.low, "left") // self._block_rows
@@ -220,15 +217,12 @@ class Far:
         rows = [self._waiting_in(block, rescue.until) for block in blocks]
         waiting = np.concatenate([np.empty(0, FAR), *rows])
         chosen: np.ndarray = waiting[_within(waiting["arrival"], [Range(rescue.low, rescue.high)])]
-        self._remember(rescue, log_start)
-        self._refresh(blocks, [Range(0, NEVER)])
-        return chosen
-
-    def _remember(self, rescue: Rescue, log_start: int) -> None:
         self.rescues = _overlaid(self.rescues, rescue)
         if self.epoch == 0 and log_start > 0:
             # Nothing was ever taken, so what has no record left was rescued: its segment would have been held.
             self.rescues = _overlaid(self.rescues, Rescue(0, log_start, NEVER))
+        self._refresh(blocks, [Range(0, NEVER)])
+        return chosen
 
     def _refresh(self, blocks: list[int], present: list[Range]) -> None:
         """Looks again for the smallest due that waits in these blocks."""

@@ -141,10 +141,7 @@ class Index:
         first = self._first()
         rows = self.rows.read(first, first + self._block_rows)
         # The message at the edge may have had a row in the block before.
-        return int(rows["offset"].min()) + 1 if len(rows) else self._tail_begin()
-
-    def _tail_begin(self) -> int:
-        offsets = np.frombuffer(bytes(self._tail), INDEX)["offset"]
+        offsets = rows["offset"] if len(rows) else np.frombuffer(bytes(self._tail), INDEX)["offset"]
         return int(offsets.min()) + 1 if len(offsets) else 0
 
     # -- snapshots and retention --------------------------------------------------------------------------------

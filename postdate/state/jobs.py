@@ -187,7 +187,10 @@ class Jobs:
         if event == FAIL:
             self.end(job, state, at_ms, body["reason"])
         if state == WAITING:
-            self._push_command(job, arrival, size)
+            # Its command gets a place among far messages and cancels. It is never due, so no rescue takes it.
+            self.enqueue(job, self._far.length, arrival)
+            self._far.push(FAR_STRUCT.pack(job.arrival, NEVER, 0, 0, size, 0, 0, JOB, 0, 0), NEVER)
+            self._references.hold(job.arrival)
         return JobAnswer(job)
 
     def begin(self, op: str, job_id: str, at_ms: int, state: str) -> Job:
@@ -200,12 +203,6 @@ class Jobs:
         self.next_number += 1
         self._by_number[job.number] = self._by_id[job_id] = job
         return job
-
-    def _push_command(self, job: Job, arrival: int, size: int) -> None:
-        """Gives a job's command its place among far messages and cancels. It is never due, so no rescue takes it."""
-        self.enqueue(job, self._far.length, arrival)
-        self._far.push(FAR_STRUCT.pack(job.arrival, NEVER, 0, 0, size, 0, 0, JOB, 0, 0), NEVER)
-        self._references.hold(job.arrival)
 
     def enqueue(self, job: Job, far: int, arrival: int) -> None:
         """Notes the place of a job's command in the far queue and in the log."""
@@ -366,14 +363,13 @@ class Jobs:
         later: list[Part] = []  # of later jobs that move something
         for job in reversed(self._decided):
             is_followed = any(_moves_into(job, part, later) for part in job.parts)
-            if job.state == DONE and _due_last(job) <= until_ms and not is_followed:
-                self._forget_parts(job)
+            # The dues are those of what it has taken and, where it moves something, of what it has made of that.
+            is_fired = job.state == DONE and max(part.due_high for part in job.parts) + job.by_ms <= until_ms
+            if is_fired and not is_followed:
+                job.parts = []
+                self._decided = [each for each in self._decided if each is not job]
             elif job.op == POSTPONE:
                 later += job.parts
-
-    def _forget_parts(self, job: Job) -> None:
-        job.parts = []
-        self._decided = [each for each in self._decided if each is not job]
 
     # -- snapshots ----------------------------------------------------------------------------------------------
 
@@ -388,11 +384,6 @@ class Jobs:
             job.parts = [Part(**part) for part in plain["parts"]]
             self._by_number[job.number] = self._by_id[job.id] = job
         self._decided = sorted((job for job in self.all() if job.parts), key=lambda job: job.decided_at)
-
-
-def _due_last(job: Job) -> int:
-    """The last due of what a job has taken and, where it moves something, of what it has made of that."""
-    return max(part.due_high for part in job.parts) + job.by_ms
 
 
 def _moves_into(job: Job, part: Part, later: Iterable[Part]) -> bool:

@@ -64,8 +64,11 @@ class Topics:
         topic = self.by_name.setdefault(name, Topic(name, born=at_offset))
         topic.read_queue_count, topic.write_queue_count = read_queue_count, write_queue_count
         topic.perm, topic.attributes = perm, dict(attributes)
-        self.grow(topic, max(read_queue_count, write_queue_count))
-        self._retarget(topic)
+        count = max(read_queue_count, write_queue_count)
+        self.grow(topic, count)
+        for queue_id, number in enumerate(topic.numbers):
+            self.target[number] = number if queue_id < count else topic.numbers[queue_id % read_queue_count]
+        self.target_array = np.array(self.target, np.int32)
 
     def grow(self, topic: Topic, queue_count: int) -> None:
         """Gives numbers to queues up to this count."""
@@ -74,12 +77,6 @@ class Topics:
             topic.numbers.append(number)
             self.places.append((topic.name, queue_id))
             self.target.append(number)
-        self.target_array = np.array(self.target, np.int32)
-
-    def _retarget(self, topic: Topic) -> None:
-        count = max(topic.read_queue_count, topic.write_queue_count)
-        for queue_id, number in enumerate(topic.numbers):
-            self.target[number] = number if queue_id < count else topic.numbers[queue_id % topic.read_queue_count]
         self.target_array = np.array(self.target, np.int32)
 
     def delete(self, name: str) -> Topic | None:

@@ -151,8 +151,5 @@ def _find_messages(file: Any, group: int, rows: pa.Table, question: Question) ->
     if not alike.num_rows:
         return alike
     candidates = file.read_row_group(group, ["record"])["record"].take(alike["row"]).to_pylist()
-    return alike.filter(pa.array([_has_key(record, question) for record in candidates]))
-
-
-def _has_key(record: bytes, question: Question) -> bool:
-    return records.is_of_key(record, question.topic, question.key, question.by)
+    topic, key, by = question.topic, question.key, question.by
+    return alike.filter(pa.array([records.is_of_key(record, topic, key, by) for record in candidates]))

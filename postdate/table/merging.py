@@ -94,14 +94,10 @@ def split_buckets(low: int, high: int, months_from_ms: int) -> list[Bucket]:
     found: list[Bucket] = []
     while low < high:
         tier = "hour" if low + 1 < months_from_ms else "month"
-        end = _hour_end(low + 1) if tier == "hour" else _month_end(low + 1)
+        end = ((low + 1) // HOUR_MS + 1) * HOUR_MS - 1 if tier == "hour" else _month_end(low + 1)
         found.append((tier, low, min(end, high)))
         low = end
     return found
-
-
-def _hour_end(at_ms: int) -> int:
-    return (at_ms // HOUR_MS + 1) * HOUR_MS - 1
 
 
 def _month_end(at_ms: int) -> int:

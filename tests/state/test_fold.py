@@ -68,7 +68,7 @@ class Story:
         length = (HEADER_BYTES + len(rows) + 100 * count + 7) & -8
         batch = Batch(self.end, self.end + length, at_ms, 0, count, rows)
         self.end += length
-        return self.fold.apply(batch).answers
+        return self.fold.apply(batch)[0]
 
     def queues(self) -> list[tuple[list[tuple[int, int, int]], list[int]]]:
         """Of every queue: its entries, and when each became visible."""
