@@ -114,10 +114,7 @@ class Settings:
     # pipeline
     pipeline: str = setting("embedded", why="the broker starts Spark; 'none' where Spark runs elsewhere, or not at all")
     bulk_port: int = setting(
-        9_878,
-        -1,
-        PORT_MAX,
-        why="Arrow Flight, for the pipeline; 0 takes a free port, -1 is off, and the pipeline too",
+        9_878, -1, PORT_MAX, why="Arrow Flight, for the pipeline; 0 takes a free port, -1 is off, and the pipeline too"
     )
     spark_master: str = setting("local[*]", why="all cores of this machine; spark://host:port is a cluster")
     spark_memory_bytes: int = setting(
@@ -160,8 +157,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 class Limits:
     """Bounds that are the same for every broker. They are an argument, so that tests can make them smaller.
 
-    All of them were settings once: `load` warns about their names and ignores the values. Raises UsageError for a
-    value that cannot work.
+    Most were settings once: `load` warns about the names of all, and ignores the values. Raises UsageError for a value
+    that cannot work.
     """
 
     # storage
@@ -203,6 +200,8 @@ class Limits:
     counts_max: int = limit(16, 1, why="long answers in the making, such as counts of what waits, cost RAM and CPU")
     table_reads_max: int = limit(1_000, 1, why="cancels that wait for an answer from the table")
     table_read_ms_max: int = limit(3 * SECOND_MS, 1, why="a cancel waits this long for the table, then says unknown")
+    range_rows_max: int = limit(65_536, 1, why="rows of a queue in one answer to bulk: 3 MB of far rows")
+    near_rows_max: int = limit(32_768, 1, why="rows of the wheel in one answer to bulk: 1.7 MB, some milliseconds")
     relays_max: int = limit(1_000, 1, why="questions of operators that wait for the answer of a client")
 
     # connections

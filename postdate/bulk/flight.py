@@ -25,7 +25,7 @@ from postdate.bulk.broker_link import Link
 from postdate.bulk.maps import Maps
 from postdate.bulk.rows import Queue, QueueRows, RowsMissing
 from postdate.bulk.schema import OF_TOPIC, OUT
-from postdate.bulk.streams import DueRange, far_batches, near_batches, topic_batches
+from postdate.bulk.streams import BatchBounds, DueRange, far_batches, near_batches, topic_batches
 from postdate.bulk.upload import Selections, Uploads, epoch_of, parse_announcement, selection_name
 from postdate.client.errors import TimedOut, Unavailable, Unreachable
 from postdate.errors import FlowControl, PostdateError, Refused, UsageError
@@ -86,14 +86,18 @@ def read_ticket(ticket: bytes) -> RowsAsked | None:
 class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
     """Serves rows, and takes chunks and selections, from its construction on."""
 
-    def __init__(self, host: str, port: int, disk: Disk, folder: Path, link: Link) -> None:
+    def __init__(
+        self, host: str, port: int, disk: Disk, folder: Path, link: Link, bounds: BatchBounds, streams_max: int
+    ) -> None:
         self._folder = folder
         self._link = link
         self._segment_bytes = read_format(disk)["segment_bytes"]
         self._maps = Maps(folder)
         self._uploads = Uploads(disk)
         self._selections = Selections(disk)
-        self._streams = threading.Semaphore(STREAMS_MAX)
+        self._bounds = bounds
+        self._streams_max = streams_max
+        self._streams = threading.Semaphore(streams_max)
         self._epoch = 0  # the last one whose pipeline has uploaded a chunk
         self._epoch_lock = threading.Lock()
         super().__init__(f"grpc://{f'[{host}]' if ':' in host else host}:{port}")
@@ -124,11 +128,11 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         """The rows of a queue, or what waits in the wheel."""
         with _flight_errors(), self._slot():
             if asked is None or rows is None:
-                yield from near_batches(self._link, self._maps, self._segment_bytes)
+                yield from near_batches(self._link, self._maps, self._segment_bytes, self._bounds)
             elif asked.queue.topic:
-                yield from topic_batches(rows, self._maps, self._segment_bytes, self._link, asked.columns)
+                yield from topic_batches(rows, self._maps, self._segment_bytes, self._bounds, self._link, asked.columns)
             else:
-                yield from far_batches(rows, self._maps, self._segment_bytes, asked.due)
+                yield from far_batches(rows, self._maps, self._segment_bytes, self._bounds, asked.due)
 
     # -- in -----------------------------------------------------------------------------------------------------
 
@@ -168,7 +172,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
     @contextmanager
     def _slot(self) -> Iterator[None]:
         if not self._streams.acquire(blocking=False):
-            raise FlowControl(f"{STREAMS_MAX} reads and uploads run, the limit; try later")
+            raise FlowControl(f"{self._streams_max} reads and uploads run, the limit; try later")
         try:
             yield
         finally:

@@ -17,7 +17,8 @@ import orjson
 import pyarrow as pa
 
 from postdate.bulk.broker_link import Link
-from postdate.bulk.flight import BulkServer
+from postdate.bulk.flight import STREAMS_MAX, BulkServer
+from postdate.bulk.streams import BATCH_BOUNDS, BatchBounds
 from postdate.client.connection import Address
 from postdate.counts import Seconds
 from postdate.errors import ProtocolError, UsageError
@@ -36,13 +37,16 @@ _END_S = 1.0  # for calls that run
 class Bulk:
     """The Flight server and its link to the broker, in this process. `port` 0 takes a free one."""
 
-    def __init__(self, folder: Path, broker: Address, host: str, port: int, disk: Disk | None = None) -> None:
+    def __init__(
+        self, folder: Path, broker: Address, host: str, port: int, disk: Disk | None = None,
+        bounds: BatchBounds = BATCH_BOUNDS, streams_max: int = STREAMS_MAX,
+    ) -> None:  # fmt: skip
         """Raises ForeignFolder, and UsageError where the port cannot be had."""
         self._table = TableReader()
         self._questions = ThreadPoolExecutor(_QUESTION_THREADS, "table")
         self._link = Link(broker, {ClientRequest.FIND_IN_TABLE: self._find, ClientRequest.COUNT_TABLE: self._count})
         try:
-            self.server = BulkServer(host, port, disk or RealDisk(folder), folder, self._link)
+            self.server = BulkServer(host, port, disk or RealDisk(folder), folder, self._link, bounds, streams_max)
         except pa.ArrowException as error:  # all that Flight says of a port that is taken
             self._close_link()
             raise UsageError(f"port {port} of {host} cannot be listened on: is it in use?") from error

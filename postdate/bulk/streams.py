@@ -34,18 +34,25 @@ from postdate.storage.batch import CANCEL, JOB, MESSAGE
 from postdate.storage.chunk import CHUNK_BIT
 from postdate.storage.layout import TIME
 
-BATCH_ROWS_MAX = 16_384
-BATCH_BYTES_MAX = 8 * 1024 * 1024  # of records; a larger record has a batch to itself
+
+class BatchBounds(NamedTuple):
+    """How large a batch may be."""
+
+    rows_max: int = 16_384
+    bytes_max: int = 8 * 1024 * 1024  # of records; a larger record has a batch to itself
 
 
-def split_batches(size: np.ndarray) -> Iterator[slice]:
+BATCH_BOUNDS = BatchBounds()
+
+
+def _split_batches(size: np.ndarray, bounds: BatchBounds) -> Iterator[slice]:
     """Splits records of these sizes into batches."""
     ends = np.cumsum(size, dtype=np.int64)
     start = 0
     while start < len(size):
         before = int(ends[start - 1]) if start else 0
-        stop = int(np.searchsorted(ends, before + BATCH_BYTES_MAX, "right"))
-        stop = max(min(stop, start + BATCH_ROWS_MAX), start + 1)
+        stop = int(np.searchsorted(ends, before + bounds.bytes_max, "right"))
+        stop = max(min(stop, start + bounds.rows_max), start + 1)
         yield slice(start, stop)
         start = stop
 
@@ -79,13 +86,15 @@ class DueRange(NamedTuple):
     high: int = (1 << 63) - 1
 
 
-def far_batches(queue: QueueRows, maps: Maps, segment_bytes: int, wanted: DueRange) -> Iterator[pa.RecordBatch]:
+def far_batches(
+    queue: QueueRows, maps: Maps, segment_bytes: int, bounds: BatchBounds, wanted: DueRange
+) -> Iterator[pa.RecordBatch]:
     """Yields the far rows whose records are in the log. Raises CorruptLog for a record that contradicts its row."""
     for block in queue.blocks():
         is_wanted = (block.rows["due"] > wanted.low) & (block.rows["due"] <= wanted.high)
         chosen = np.flatnonzero(is_wanted & (block.rows["kind"] != JOB))  # the pipeline learns of jobs from the state
         rows = block.rows if len(chosen) == len(block.rows) else block.rows[chosen]
-        for piece in split_batches(rows["size"]):
+        for piece in _split_batches(rows["size"], bounds):
             batch = _far_batch(block.start + chosen[piece], rows[piece], maps, segment_bytes)
             if batch.num_rows:
                 yield batch
@@ -112,14 +121,14 @@ def _read_segment(numbers: np.ndarray, rows: np.ndarray, base: int, maps: Maps) 
 # -- the wheel --------------------------------------------------------------------------------------------------
 
 
-def near_batches(link: Link, maps: Maps, segment_bytes: int) -> Iterator[pa.RecordBatch]:
+def near_batches(link: Link, maps: Maps, segment_bytes: int, bounds: BatchBounds) -> Iterator[pa.RecordBatch]:
     """Yields the messages that wait in the wheel, in (due, arrival) order. The broker tells page by page where their
     records lie, each page at its own moment: a message that falls due between two pages may be missed. Raises
     CorruptLog.
     """
     files = RecordFiles(segment_bytes, link)
     for rows in link.near():
-        for piece in split_batches(rows["size"]):
+        for piece in _split_batches(rows["size"], bounds):
             batch = _near_batch(rows[piece], files, maps)
             if batch.num_rows:
                 yield batch
@@ -145,7 +154,7 @@ def _near_batch(rows: np.ndarray, files: RecordFiles, maps: Maps) -> pa.RecordBa
 
 
 def topic_batches(
-    rows: QueueRows, maps: Maps, segment_bytes: int, link: Link, wanted: Sequence[str]
+    rows: QueueRows, maps: Maps, segment_bytes: int, bounds: BatchBounds, link: Link, wanted: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Yields the entries of a queue whose records still exist, in the order of consuming, with the wanted columns.
     Entries lead to records of the log and of staged chunks; only columns that are wanted are read out of them. Raises
@@ -154,7 +163,7 @@ def topic_batches(
     reader = _TopicReader(rows.number, maps, RecordFiles(segment_bytes, link), link, wanted)
     visible = _VisibleTimes(rows) if "visible" in wanted else None
     for block in rows.blocks():
-        for piece in split_batches(block.rows["size"]):
+        for piece in _split_batches(block.rows["size"], bounds):
             start, entries = block.start + piece.start, block.rows[piece]
             at_ms = visible.read(start, start + len(entries)) if visible else np.zeros(len(entries), np.int64)
             batch = reader.read(_Piece(start + np.arange(len(entries)), entries, at_ms))

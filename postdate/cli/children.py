@@ -51,23 +51,16 @@ def _bulk(settings: Settings, addresses: Addresses) -> list[str]:
 
 
 def _pipeline(settings: Settings, addresses: Addresses) -> list[str]:
+    table = settings.table
+    if "://" not in table:  # a folder by its whole path: bulk and other readers may work in another folder
+        table = str(Path(table or f"{settings.data}/table").resolve())
+    # The level of this process: a record below it would end here in any case.
+    level = "debug" if logging.getLogger("postdate").isEnabledFor(logging.DEBUG) else "info"
     return [
-        sys.executable, "-m", "postdate", "pipeline", "--addr", _from_here(addresses["broker"]),
-        "--table", _table(settings), "--master", settings.spark_master,
-        "--memory", str(settings.spark_memory_bytes), "--parent-pid", str(os.getpid()), "--log-level", _level(),
+        sys.executable, "-m", "postdate", "pipeline", "--addr", _from_here(addresses["broker"]), "--table", table,
+        "--master", settings.spark_master, "--memory", str(settings.spark_memory_bytes),
+        "--parent-pid", str(os.getpid()), "--log-level", level,
     ]  # fmt: skip
-
-
-def _level() -> str:
-    """The level of this process; a record below it would end here in any case."""
-    return "debug" if logging.getLogger("postdate").isEnabledFor(logging.DEBUG) else "info"
-
-
-def _table(settings: Settings) -> str:
-    """A folder by its whole path: bulk and other readers may work in another folder."""
-    if "://" in settings.table:
-        return settings.table
-    return str(Path(settings.table or f"{settings.data}/table").resolve())
 
 
 def _java(home: str) -> dict[str, str] | str:

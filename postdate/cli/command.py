@@ -54,10 +54,7 @@ def add_broker(parser: argparse.ArgumentParser, run: Run) -> None:
 def add_bulk(parser: argparse.ArgumentParser) -> None:
     """Adds the flag of commands that read and write by the million, past the broker's own port."""
     parser.add_argument(
-        "--bulk",
-        metavar="HOST:PORT",
-        default="",
-        help="address of bulk (default: the broker names it)",
+        "--bulk", metavar="HOST:PORT", default="", help="address of bulk (default: the broker names it)"
     )
 
 

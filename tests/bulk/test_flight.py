@@ -8,10 +8,9 @@ from typing import Any
 import pyarrow.flight as flight
 import pytest
 
-from postdate.bulk import flight as doors
-from postdate.bulk import streams
 from postdate.bulk.process import Bulk
 from postdate.bulk.schema import OUT
+from postdate.bulk.streams import BatchBounds
 from postdate.client.address import parse_address
 from postdate.client.errors import Unreachable
 from postdate.clock import ManualClock
@@ -131,14 +130,12 @@ def test_a_cancel_comes_with_the_topic_and_key_that_it_names(tmp_path: Path) -> 
     assert records.topic_of(rows[2]["record"]) == "postdate_sys_cancel"
 
 
-def test_batches_are_bounded_by_rows_and_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "BATCH_ROWS_MAX", 100)
-    monkeypatch.setattr(streams, "BATCH_BYTES_MAX", 40_000)
+def test_batches_are_bounded_by_rows_and_by_bytes(tmp_path: Path) -> None:
     with serving(tmp_path / "data", ManualClock(T0)) as served:
         make_topics(served, TOPIC)
         sent(served, *map(far, range(250)), *[message(b"x" * 10_000, due=T0 + DAY_MS) for _ in range(9)])
         sent(served, message(b"y" * 90_000, due=T0 + DAY_MS), far(251))
-        with bulking(served, tmp_path / "data") as client:
+        with bulking(served, tmp_path / "data", bounds=BatchBounds(100, 40_000)) as client:
             batches = [piece.data for piece in client.reader("far", 0, 1_000)]
     assert sum(batch.num_rows for batch in batches) == 261
     assert max(batch.num_rows for batch in batches) == 100
@@ -314,14 +311,11 @@ def test_the_first_chunk_of_a_pipeline_removes_those_that_no_stage_will_name(tmp
 # -- bounds -----------------------------------------------------------------------------------------------------
 
 
-def test_only_so_many_streams_run_and_one_that_is_left_makes_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doors, "STREAMS_MAX", 1)
+def test_only_so_many_streams_run_and_one_that_is_left_makes_room(tmp_path: Path) -> None:
     with serving(tmp_path / "data", ManualClock(T0)) as served:
         make_topics(served, TOPIC)
         sent(served, *[message(b"x" * 900_000, due=T0 + DAY_MS) for _ in range(40)])
-        with bulking(served, tmp_path / "data") as client:
+        with bulking(served, tmp_path / "data", streams_max=1) as client:
             reader = client.reader("far", 0, 40)
             assert reader.read_chunk().data.num_rows
             with pytest.raises(flight.FlightUnavailableError, match="1 reads and uploads run, the limit"):

@@ -9,7 +9,6 @@ import pytest
 from postdate.clock import ManualClock
 from postdate.errors import TopicNotFound
 from postdate.message import decode_properties
-from postdate.server.requests import pipeline
 from postdate.spark.executor.bulk_client import BulkClient
 from postdate.storage import record as records
 from tests.support.bulking import Client, bulking
@@ -97,11 +96,8 @@ def test_a_topic_is_asked_for_by_name(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("page_rows", [1, 3, 32_768])
-def test_what_waits_in_the_wheel_is_given_wherever_it_lies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page_rows: int
-) -> None:
-    monkeypatch.setattr(pipeline, "NEAR_ROWS", page_rows)
-    world = World(tmp_path)
+def test_what_waits_in_the_wheel_is_given_wherever_it_lies(tmp_path: Path, page_rows: int) -> None:
+    world = World(tmp_path, near_rows_max=page_rows)
     bulk = BulkClient(str(world.bulk.address))
     try:
         assert list(bulk.near()) == []

@@ -84,8 +84,8 @@ def request(world: World, *paths: str, wanted: Wanted = WANTED, **given: Any) ->
     return inputs.Request(paths=paths, wanted=wanted, address=world.address, **(usual | given))
 
 
-def run(asked: inputs.Request) -> inputs.Outcome:
-    return inputs.run(asked, {}, lambda _step, _rows: None)
+def run(asked: inputs.Request, part_rows: int = parquet.PART_ROWS) -> inputs.Outcome:
+    return inputs.run(asked, {}, lambda _step, _rows: None, part_rows)
 
 
 def beside(world: World) -> list[str]:
@@ -127,13 +127,10 @@ def test_rows_of_a_file_reach_their_queues_when_they_are_due(world: World, tmp_p
     assert shown(world, 0) == [body for body in bodies if int(body[2:]) % 2 == 0]
 
 
-def test_rows_of_one_due_and_key_keep_the_order_of_their_file(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_rows_of_one_due_and_key_keep_the_order_of_their_file(world: World, tmp_path: Path) -> None:
     rows = table_of(2_000, due=pa.array([at(DUE)] * 2_000, pa.timestamp("us", "UTC")))
     path = saved(tmp_path / "in.parquet", rows, row_group_size=100)
-    monkeypatch.setattr(parquet, "_PART_ROWS", 300)  # so that one file is in many parts
-    run(request(world, path, wanted=WANTED._replace(queue="key")))
+    run(request(world, path, wanted=WANTED._replace(queue="key")), part_rows=300)  # so that one file is in many parts
     found = rows_beside(world)
     assert len({row["arrival"] - own_arrival(0) >> 26 for row in found}) > 1
     for key in ("k0", "k1", "k2"):

@@ -108,12 +108,10 @@ def test_a_folder_is_asked_once_however_many_names_it_has(tmp_path: Path) -> Non
         (SILENT, "no answer within 0 s"),
     ],
 )
-def test_a_program_that_is_no_java_is_told_from_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, reason: str
-) -> None:
-    monkeypatch.setattr(java, "_ANSWER_S", 0.2 if script == SILENT else 60.0)
+def test_a_program_that_is_no_java_is_told_from_one(tmp_path: Path, script: str, reason: str) -> None:
     home = make_java(tmp_path / "jdk", script)
-    assert find({"JAVA_HOME": str(home)}, places=()) == Missing((f"JAVA_HOME {home}: {reason}",))
+    answer_s = 0.2 if script == SILENT else 60.0
+    assert find({"JAVA_HOME": str(home)}, places=(), answer_s=answer_s) == Missing((f"JAVA_HOME {home}: {reason}",))
 
 
 def test_a_file_that_may_not_be_run_is_named(tmp_path: Path) -> None:

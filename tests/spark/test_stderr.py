@@ -8,11 +8,11 @@ from pathlib import Path
 PROGRAM = """\
 import logging, subprocess, sys
 from postdate.cli.logs import start_logging
-from postdate.spark.session.stderr import aside
+from postdate.spark.session.stderr import divert_stderr
 
 start_logging(sys.argv[1], only="postdate")
 logger = logging.getLogger("postdate.pipeline")
-with aside() as last:
+with divert_stderr() as last:
     print("a thread of Spark's", file=sys.stderr)
     print("Traceback (most recent call last):\\n  File x\\n", file=sys.stderr, flush=True)
     subprocess.run(["sh", "-c", "echo a JVM >&2"])
@@ -39,9 +39,9 @@ def test_only_the_log_is_told_and_the_rest_is_at_hand() -> None:
     assert lines == ["warning  ours", "behind it", "warning  ours again"]
 
 
-def test_whoever_asks_for_debug_is_told_everything() -> None:
+def test_the_level_debug_shows_everything() -> None:
     _, lines = told("debug")
-    assert "debug    spark said: a thread of Spark's" in lines
-    assert "debug    spark said: Traceback (most recent call last):" in lines
-    assert "debug    spark said: a JVM" in lines
+    assert "debug    spark: a thread of Spark's" in lines
+    assert "debug    spark: Traceback (most recent call last):" in lines
+    assert "debug    spark: a JVM" in lines
     assert lines[-2:] == ["behind it", "warning  ours again"]

@@ -278,15 +278,16 @@ class Failing:
 
 def test_a_read_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topic, "BulkClient", Failing)
-    monkeypatch.setattr(topic, "_PAUSE_S", 0.0)
     monkeypatch.setattr(Failing, "asked", [])
     asked, wanted = asked_of({"topic": "t", "columns": "offset"}), topic.Range("127.0.0.1:9878", 0, 7, 3, 10)
-    found = [offset for batch in topic.rows(asked, wanted, WAIT_S) for offset in batch.column(0).to_pylist()]
+    found = [
+        offset for batch in topic.rows(asked, wanted, WAIT_S, pause_s=0.0) for offset in batch.column(0).to_pylist()
+    ]
     assert found == list(range(3, 10))
     assert Failing.asked == [3, 5, 5, 7, 7, 9, 9]
     monkeypatch.setattr(Failing, "asked", [])
     with pytest.raises(PipelineFailed, match=r"bulk does not answer at 127\.0\.0\.1:9878: the connection"):
-        list(topic.rows(asked, wanted, -1.0))
+        list(topic.rows(asked, wanted, -1.0, pause_s=0.0))
 
 
 def until(stream: Stream, is_so: Any) -> None:

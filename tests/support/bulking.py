@@ -60,9 +60,9 @@ class Client:
 
 
 @contextmanager
-def bulking(served: Served, folder: Path, disk: Disk | None = None) -> Iterator[Client]:
+def bulking(served: Served, folder: Path, disk: Disk | None = None, **bounds: Any) -> Iterator[Client]:
     """Bulk on a server's folder."""
-    bulk = Bulk(folder, Address("127.0.0.1", served.port), "127.0.0.1", 0, disk)
+    bulk = Bulk(folder, Address("127.0.0.1", served.port), "127.0.0.1", 0, disk, **bounds)
     client = Client(bulk.address.port, served.port)
     try:
         yield client

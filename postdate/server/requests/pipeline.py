@@ -25,12 +25,9 @@ from postdate.server.tasks import Tasks
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
 
-RANGE_ROWS_MAX = 65_536  # in one answer: 3 MB of far rows
 REPORTS_KEPT = 100
 REPORT_BYTES_MAX = 16 * 1024  # figures of one batch; there are a hundred in RAM
 NO_QUEUE = -1  # the number of the far queue
-
-NEAR_ROWS = 32_768  # of a page: 1.7 MB, some milliseconds
 
 
 class Pipelines:
@@ -103,7 +100,7 @@ class Pipelines:
         }  # fmt: skip
         if topic and not asked["times"]:
             fields["timeRow"] = self._broker.view.time_row(topic, queue_id, start)
-        body = rows.read(begin, begin + RANGE_ROWS_MAX).tobytes()
+        body = rows.read(begin, begin + self._broker.limits.range_rows_max).tobytes()
         self._answer(connection, command, reply(command, codes.SUCCESS, fields, body=body))
 
     def topic(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
@@ -122,7 +119,8 @@ class Pipelines:
 
     def near(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         """Answers a page of what waits in the wheel, and where the next page begins."""
-        rows, place = self._broker.view.wheel_page((asked["due"], asked["arrival"]), NEAR_ROWS)
+        rows_max = self._broker.limits.near_rows_max
+        rows, place = self._broker.view.wheel_page((asked["due"], asked["arrival"]), rows_max)
         fields = {} if place is None else {"due": place[0], "arrival": place[1]}
         self._answer(connection, command, reply(command, codes.SUCCESS, fields, body=rows.tobytes()))
 

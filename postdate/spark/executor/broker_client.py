@@ -158,7 +158,12 @@ class BrokerClient:
         self, code: int, fields: Mapping[str, object] | None = None, body: bytes = b"", timeout: float | None = None
     ) -> _Answer:
         """Raises Unreachable, Disconnected, TimedOut, and what a refusal means."""
-        frame = _frame(code, fields or {}, body)
+        header = {
+            "code": code, "language": codes.LANGUAGE, "version": codes.PROTOCOL_VERSION, "opaque": 1, "flag": 0,
+            "extFields": {name: str(value) for name, value in (fields or {}).items()},
+        }  # fmt: skip
+        text = json.dumps(header).encode()
+        frame = _MARKS.pack(_LENGTH_BYTES + len(text) + len(body), len(text)) + text + body
         connection, address = self._connect()
         with connection:
             answer = _exchange(connection, address, frame, self._ask_s if timeout is None else timeout)
@@ -178,15 +183,6 @@ class BrokerClient:
                 self._answered = address
                 return connection, address
         raise AssertionError("an attempt has succeeded, or the last one has raised")
-
-
-def _frame(code: int, fields: Mapping[str, object], body: bytes) -> bytes:
-    header = {
-        "code": code, "language": codes.LANGUAGE, "version": codes.PROTOCOL_VERSION, "opaque": 1, "flag": 0,
-        "extFields": {name: str(value) for name, value in fields.items()},
-    }  # fmt: skip
-    text = json.dumps(header).encode()
-    return _MARKS.pack(_LENGTH_BYTES + len(text) + len(body), len(text)) + text + body
 
 
 def _exchange(connection: socket.socket, address: Address, frame: bytes, timeout: float) -> _Answer:

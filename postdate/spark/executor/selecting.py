@@ -46,28 +46,21 @@ def _answers(task: Task, batches: Batches) -> Batches:
     done = 0
     for rows in pieces(batches):
         own = own_arrival(task["number"], part, done)
-        answer = _selected(task, sort_rows(_shown(rows)), own)
+        named = rows.rename_columns([name.removeprefix(HIDDEN) for name in rows.column_names])
+        answer = _select_piece(task, sort_rows(named), own)
         done += rows.num_rows
         yield pa.RecordBatch.from_pydict({"result": [json.dumps(answer)]}, schema=RESULT)
 
 
-def _shown(rows: pa.Table) -> pa.Table:
-    return rows.rename_columns([name.removeprefix(HIDDEN) for name in rows.column_names])
-
-
-def _selected(task: Task, rows: pa.Table, own: int) -> Result:
+def _select_piece(task: Task, rows: pa.Table, own: int) -> Result:
     """Uploads sorted rows and, where the job postpones, writes them beside the table with their new due."""
     name = f"{task['number']:08d}-{uuid.uuid4().hex}"
+    flags = pc.if_else(rows.column(IS_NEAR), pa.scalar(NEAR, pa.int32()), pa.scalar(0, pa.int32()))
     with BulkClient(task["bulk"]) as bulk:
-        bulk.select(name, _narrow(rows))
+        bulk.select(name, rows.select(list(_NARROW)).append_column("flags", flags).cast(SELECTED))
     reach("selection.uploaded")
     files = _write_moved(task, rows, own) if task["by_ms"] else []
     return {"name": name, "own": own, "rows": rows.num_rows, "files": files, "due_high": rows.column("due")[-1].as_py()}
-
-
-def _narrow(rows: pa.Table) -> pa.Table:
-    flags = pc.if_else(rows.column(IS_NEAR), pa.scalar(NEAR, pa.int32()), pa.scalar(0, pa.int32()))
-    return rows.select(list(_NARROW)).append_column("flags", flags).cast(SELECTED)
 
 
 def _write_moved(task: Task, rows: pa.Table, own: int) -> list[list[object]]:

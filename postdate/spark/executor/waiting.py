@@ -57,14 +57,10 @@ class WaitingReader(DataSourceReader):
         with BulkClient(self._bulk) as bulk:
             batches = bulk.near() if partition.value is None else bulk.far(*partition.value)
             for batch in batches:
-                yield _columns(batch, is_near=partition.value is None)
-
-
-def _columns(batch: pa.RecordBatch, *, is_near: bool) -> pa.RecordBatch:
-    size = pc.binary_length(batch.column("record"))
-    arrays = [size if name == "size" else batch.column(name) for name in COLUMNS]
-    flag = constant_column(is_near, pa.bool_(), batch.num_rows)
-    return pa.RecordBatch.from_arrays([*arrays, flag], names=[*COLUMNS, IS_NEAR])
+                size = pc.binary_length(batch.column("record"))
+                arrays = [size if name == "size" else batch.column(name) for name in COLUMNS]
+                is_near = constant_column(partition.value is None, pa.bool_(), batch.num_rows)
+                yield pa.RecordBatch.from_arrays([*arrays, is_near], names=[*COLUMNS, IS_NEAR])
 
 
 # -- what records hold ------------------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ _COLUMNS = {
     "properties": "properties", "queue": "queue",
 }  # fmt: skip
 OPTIONS = ("addr", "bulk", "topic", *_COLUMNS, "property", "id", "skip_bad", "wait")
-_FLAGS = {"true": True, "false": False}
 
 
 def writer(options: Mapping[str, str], schema: Any, *, overwrite: bool = False) -> "Writer":
@@ -41,17 +40,12 @@ def writer(options: Mapping[str, str], schema: Any, *, overwrite: bool = False) 
     wishes.setdefault("due", "")
     wanted = fitted(wanted_of(wishes), {field.name: field.dataType.simpleString() for field in schema.fields})
     topic = checked_topic(options.get("topic", ""))
-    is_waiting = _flag(options, "wait")
+    wait = options.get("wait", "true").lower()
+    if wait not in ("true", "false"):
+        raise UsageError(f"option wait is {wait!r}, expected true or false")
     broker = BrokerClient(options.get("addr"), options.get("bulk", ""))
     import_ = imports.begin(broker, options.get("id") or uuid.uuid4().hex, topic, wanted)
-    return Writer(broker, import_, options.get("skip_bad", ""), is_waiting)
-
-
-def _flag(options: Mapping[str, str], name: str) -> bool:
-    text = options.get(name, "true").lower()
-    if text not in _FLAGS:
-        raise UsageError(f"option {name} is {text!r}, expected true or false")
-    return _FLAGS[text]
+    return Writer(broker, import_, options.get("skip_bad", ""), is_waiting=wait == "true")
 
 
 @dataclass
@@ -64,7 +58,7 @@ class Message(WriterCommitMessage):
 class Writer(DataSourceArrowWriter):
     """Writes one import. One without a plan was adopted before: the writer writes nothing, and waits for its end."""
 
-    def __init__(self, broker: BrokerClient, import_: imports.Import, skip_bad: str, is_waiting: bool) -> None:
+    def __init__(self, broker: BrokerClient, import_: imports.Import, skip_bad: str, *, is_waiting: bool) -> None:
         self._broker = broker
         self._id, self._plan = import_.job.id, import_.plan
         self._skip_bad = skip_bad  # a file for bad rows

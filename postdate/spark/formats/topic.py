@@ -21,14 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import flight
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from postdate.contract import QueueSpan
 from postdate.errors import PipelineFailed, PostdateError, Refused, UsageError
 from postdate.spark.executor.broker_client import AWAY, BrokerClient
 from postdate.spark.executor.bulk_client import BulkClient
@@ -79,14 +73,21 @@ def asked_of(options: Mapping[str, str]) -> Asked:
         raise UsageError(f"there is no option {unknown[0]!r}, but {', '.join(OPTIONS)}")
     if not options.get("topic"):
         raise UsageError("the option 'topic' is missing: which topic is to be read?")
+    row_count = options.get("rows", str(ROWS_DEFAULT))
+    if not row_count.isdecimal() or int(row_count) < 1:
+        raise UsageError(f"the option 'rows' is {row_count!r}, expected a whole number above 0")
+    listed = options.get("columns", ",".join(COLUMNS))
+    columns = tuple(name.strip() for name in listed.split(","))
+    if not set(columns) <= set(COLUMNS) or len(set(columns)) < len(columns):
+        raise UsageError(f"the option 'columns' is {listed!r}, expected some of {', '.join(COLUMNS)}, each once")
     return Asked(
         options.get("addr"),
         options.get("bulk", ""),
         options["topic"],
         _edge("start", options.get("start", EARLIEST)),
         _edge("stop", options.get("stop", LATEST)),
-        _rows(options.get("rows", str(ROWS_DEFAULT))),
-        _columns(options.get("columns", ",".join(COLUMNS))),
+        int(row_count),
+        columns,
     )
 
 
@@ -103,20 +104,6 @@ def _edge(name: str, text: str) -> str | int:
             "such as 2030-01-31T08:00:00+01:00"
         )
     return -((_EPOCH - instant) // _MS)  # rounded up: messages that became visible before the instant are left out
-
-
-def _rows(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"the option 'rows' is {text!r}, expected a whole number above 0")
-    return int(text)
-
-
-def _columns(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    unknown = [name for name in names if name not in COLUMNS]
-    if unknown or len(set(names)) < len(names):
-        raise UsageError(f"the option 'columns' is {text!r}, expected some of {', '.join(COLUMNS)}, each once")
-    return names
 
 
 # -- ranges of queues -------------------------------------------------------------------------------------------
@@ -149,18 +136,15 @@ def places(broker: BrokerClient, topic: str, *edges: str | int) -> list[Place]:
     """Where these edges lie in each queue. Raises what the broker's client raises."""
     instants = {-1 if isinstance(edge, str) else edge for edge in edges}
     queues = {at_ms: broker.topic(topic, at_ms) for at_ms in sorted(instants, reverse=True)}
-    return [_place(queues[-1 if isinstance(edge, str) else edge], edge) for edge in edges]
+    found = []
+    for edge in edges:
+        name = {EARLIEST: "first", LATEST: "next"}.get(str(edge), "since")
+        spans = queues[-1 if isinstance(edge, str) else edge]
+        found.append({str(span.id): [span.number, getattr(span, name)] for span in spans})
+    return found
 
 
-def _place(queues: list[QueueSpan], edge: str | int) -> Place:
-    if edge == EARLIEST:
-        return {str(queue.id): [queue.number, queue.first] for queue in queues}
-    if edge == LATEST:
-        return {str(queue.id): [queue.number, queue.next] for queue in queues}
-    return {str(queue.id): [queue.number, queue.since] for queue in queues}
-
-
-def rows(asked: Asked, wanted: Range, patience_s: float) -> Iterator[pa.RecordBatch]:
+def rows(asked: Asked, wanted: Range, patience_s: float, pause_s: float = _PAUSE_S) -> Iterator[pa.RecordBatch]:
     """The messages of a range. Where bulk goes away, waits for it and asks for the rest."""
     where = {"topic": asked.topic, "id": wanted.queue, "number": wanted.number}
     columns = ["offset", *(name for name in asked.columns if name not in ("topic", "queue", "offset"))]
@@ -175,28 +159,24 @@ def rows(asked: Asked, wanted: Range, patience_s: float) -> Iterator[pa.RecordBa
         except flight.FlightError as error:
             if not _is_away(error) or time.monotonic() > until:
                 raise _bulk_error(wanted.bulk, error) from None
-            time.sleep(_PAUSE_S)
+            time.sleep(pause_s)
 
 
 def _columns_of(batch: pa.RecordBatch, asked: Asked, queue: int) -> pa.RecordBatch:
     count = batch.num_rows
+
+    def instants(name: str) -> pa.Array:
+        return pc.multiply(batch.column(name), 1_000).view(_TIMESTAMP)
+
+    # A message that was not delayed has no due.
     made = {
         "topic": lambda: pa.repeat(asked.topic, count),
         "queue": lambda: pa.repeat(pa.scalar(queue, pa.int32()), count),
-        "due": lambda: _due(batch.column("due")),
-        "visible": lambda: _instants(batch.column("visible")),
+        "due": lambda: pc.if_else(pc.equal(batch.column("due"), 0), pa.scalar(None, _TIMESTAMP), instants("due")),
+        "visible": lambda: instants("visible"),
     }
     arrays = [made[name]() if name in made else batch.column(name) for name in asked.columns]
     return pa.RecordBatch.from_arrays(arrays, names=list(asked.columns))
-
-
-def _instants(at_ms: pa.Array) -> pa.Array:
-    return pc.multiply(at_ms, 1_000).view(_TIMESTAMP)
-
-
-def _due(at_ms: pa.Array) -> pa.Array:
-    """When messages were due; null for one that was not delayed."""
-    return pc.if_else(pc.equal(at_ms, 0), pa.scalar(None, _TIMESTAMP), _instants(at_ms))
 
 
 # -- once -------------------------------------------------------------------------------------------------------
@@ -245,8 +225,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._asked.rows)
 
     def latestOffset(self, start: Place, limit: ReadLimit) -> Place:  # noqa: N802
-        high = self._last or self._news(start)
-        self._refuse_another(start, high)
+        high = self._last or self._wait_for_news(start)
+        if any(queue not in high or high[queue][0] != number for queue, (number, _) in start.items()):
+            raise Refused(
+                f"topic {self._asked.topic!r} was deleted and made again since this checkpoint was written: "
+                "read the new one with a new checkpoint"
+            )
         return dict(high) if isinstance(limit, ReadAllAvailable) else bounded(start, high, self._asked.rows)
 
     def partitions(self, start: Place, end: Place) -> Sequence[InputPartition]:
@@ -266,7 +250,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return place
             time.sleep(_PAUSE_S)
 
-    def _news(self, start: Place) -> Place:
+    def _wait_for_news(self, start: Place) -> Place:
         """The end of the topic; `start` where for a moment nothing has come, or nobody answers."""
         place = self._find(LATEST)
         if place is None or place == start:
@@ -280,14 +264,6 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return places(self._broker, self._asked.topic, edge)[0]
         except AWAY:
             return None
-
-    def _refuse_another(self, start: Place, high: Place) -> None:
-        """Raises Refused where the checkpoint is of an earlier topic of this name."""
-        if any(queue not in high or high[queue][0] != number for queue, (number, _) in start.items()):
-            raise Refused(
-                f"topic {self._asked.topic!r} was deleted and made again since this checkpoint was written: "
-                "read the new one with a new checkpoint"
-            )
 
 
 def bounded(start: Place, high: Place, rows_max: int) -> Place:

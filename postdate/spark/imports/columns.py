@@ -126,20 +126,20 @@ class Converter:
                 f"a partition has more than {PART_ROWS_MAX:,} rows: repartition the frame, or cut the file"
             )
         first, self._row = self._row, self._row + count
-        columns = self._checked(batch, faults)
+        columns = self._check(batch, faults)
         index = np.arange(count)
         if faults:
             index = np.array([row for row in range(count) if row not in faults], np.int64)
             columns = {name: column.take(pa.array(index)) for name, column in columns.items()}
-        return self._made(columns, index, first, faults)
+        return self._make(columns, index, first, faults)
 
     # -- checking ------------------------------------------------------------------------------------------------
 
-    def _checked(self, batch: pa.RecordBatch, faults: Faults) -> dict[str, pa.Array]:
+    def _check(self, batch: pa.RecordBatch, faults: Faults) -> dict[str, pa.Array]:
         """The columns that records are made of: due, body, key, tag, properties (of users, encoded)."""
         wanted = self._wanted
         due = self._due(batch.column(wanted.due), faults)
-        body = _as_binary(batch.column(wanted.body))
+        body = batch.column(wanted.body).cast(pa.binary())
         _mark(faults, pc.is_null(body), lambda _: f"column {wanted.body} (the body) is null")
         length, limit = pc.binary_length(body), self._job.body_bytes_max
         _mark(
@@ -147,8 +147,19 @@ class Converter:
             pc.greater(length, limit),
             lambda row: f"the body has {length[row].as_py()} bytes, the limit is {limit}",
         )
-        key, tag = (_texts(batch, name, faults) for name in (wanted.key, wanted.tag))
-        return {"due": due, "body": body, "key": key, "tag": tag, "properties": self._properties(batch, faults)}
+        key, tag = (_key_texts(batch, name, faults) for name in (wanted.key, wanted.tag))
+        properties = pa.repeat(pa.scalar(b"", pa.binary()), batch.num_rows)
+        if wanted.properties:
+            maps = batch.column(wanted.properties)
+            if _is_text(maps.type):  # JSON objects
+                pairs = [
+                    properties_of(text, wanted.properties, row, faults) for row, text in enumerate(maps.to_pylist())
+                ]
+                maps = pa.array(pairs, PROPERTIES)
+            properties = _encode_maps(maps.cast(PROPERTIES), faults)
+        elif wanted.named:
+            properties = _join(*(_encode_column(batch, name, column, faults) for name, column in wanted.named))
+        return {"due": due, "body": body, "key": key, "tag": tag, "properties": properties}
 
     def _due(self, column: pa.Array, faults: Faults) -> pa.Array:
         name, job = self._wanted.due, self._job
@@ -162,23 +173,16 @@ class Converter:
         )
         return pc.max_element_wise(due, 1)  # 0 would mean "not delayed"; the past is due at once
 
-    def _properties(self, batch: pa.RecordBatch, faults: Faults) -> pa.Array:
-        wanted = self._wanted
-        if wanted.properties:
-            return _encoded_maps(_as_maps(batch.column(wanted.properties), wanted.properties, faults), faults)
-        parts = [_own_column(batch, name, column, faults) for name, column in wanted.named]
-        return _together(*parts) if parts else pa.repeat(pa.scalar(b"", pa.binary()), batch.num_rows)
-
     # -- making -------------------------------------------------------------------------------------------------
 
-    def _made(self, columns: dict[str, pa.Array], index: np.ndarray, first: int, faults: Faults) -> pa.Table:
+    def _make(self, columns: dict[str, pa.Array], index: np.ndarray, first: int, faults: Faults) -> pa.Table:
         arrival = own_arrival(self._job.number, self._part, first) + index
         unique, unique_hash = self._unique(arrival)
         due = columns["due"]
-        properties = _together(
-            _named(PROPERTY_UNIQ_KEY, unique), _named(PROPERTY_KEYS, columns["key"]),
-            _named(PROPERTY_TAGS, columns["tag"]), columns["properties"],
-            _named(PROPERTY_TIMER_DELIVER_MS, due.cast(pa.string())),
+        properties = _join(
+            _encode_named(PROPERTY_UNIQ_KEY, unique), _encode_named(PROPERTY_KEYS, columns["key"]),
+            _encode_named(PROPERTY_TAGS, columns["tag"]), columns["properties"],
+            _encode_named(PROPERTY_TIMER_DELIVER_MS, due.cast(pa.string())),
         )  # fmt: skip
         length = pc.binary_length(properties)
         if len(length) and pc.max(length).as_py() > PROPERTIES_BYTES_MAX:
@@ -187,15 +191,20 @@ class Converter:
                     faults[place] = f"properties have {size} bytes, the limit is {PROPERTIES_BYTES_MAX}"
             good = pc.less_equal(length, PROPERTIES_BYTES_MAX)
             kept = {name: column.filter(good) for name, column in columns.items()}
-            return self._made(kept, index[good.to_numpy(zero_copy_only=False)], first, faults)
+            return self._make(kept, index[good.to_numpy(zero_copy_only=False)], first, faults)
         key_hashes = _key_hashes(columns["key"])
-        queue = self._chosen(arrival, key_hashes)
+        queue = (arrival + self._part) % len(self._queues)  # one after the other, also where a row has no key
+        if self._wanted.queue == BY_KEY:
+            by_key = (key_hashes % np.uint64(len(self._queues))).astype(np.int64)
+            queue = np.where(key_hashes == 0, queue, by_key)
+        tags = columns["tag"].dictionary_encode()  # few are different
+        tag_hashes = pa.array([tag_hash(each) for each in tags.dictionary.to_pylist()], pa.int32()).take(tags.indices)
         record = self._records(columns["body"], properties, self._queues[queue, 0])
         many = len(index)
         made = {
             "due": due, "arrival": pa.array(arrival), "kind": pa.repeat(pa.scalar(MESSAGE, pa.int8()), many),
             "topic": pa.repeat(pa.scalar(self._job.topic), many), "queue": pa.array(self._queues[queue, 1]),
-            "level": pa.repeat(pa.scalar(0, pa.int8()), many), "tag_hash": _tag_hashes(columns["tag"]),
+            "level": pa.repeat(pa.scalar(0, pa.int8()), many), "tag_hash": pc.fill_null(tag_hashes, 0),
             "unique_hash": pa.array(unique_hash.view(np.int64)), "key_hash": pa.array(key_hashes.view(np.int64)),
             "flags": pa.repeat(pa.scalar(FLAG_OWN_ARRIVAL, pa.int32()), many), "key": columns["key"],
             "tag": columns["tag"], "size": pc.binary_length(record), "record": record,
@@ -212,14 +221,7 @@ class Converter:
         keys[:, 16:] = _DIGITS[nibbles]
         data = keys.tobytes()
         hashes = [xxh3_64_intdigest(data[at : at + _UNIQUE_BYTES]) or 1 for at in range(0, len(data), _UNIQUE_BYTES)]
-        return _fixed(data, _UNIQUE_BYTES, pa.string()), np.array(hashes, np.uint64)
-
-    def _chosen(self, arrival: np.ndarray, key_hashes: np.ndarray) -> np.ndarray:
-        """The queue of each row, as an index; a row without a key takes the next one."""
-        turns = (arrival + self._part) % len(self._queues)
-        if self._wanted.queue == ROUND_ROBIN:
-            return turns
-        return np.where(key_hashes == 0, turns, (key_hashes % np.uint64(len(self._queues))).astype(np.int64))
+        return _fixed_width(data, _UNIQUE_BYTES, pa.string()), np.array(hashes, np.uint64)
 
     def _records(self, body: pa.Array, properties: pa.Array, queue_ids: np.ndarray) -> pa.Array:
         body_bytes, properties_bytes = (
@@ -233,8 +235,10 @@ class Converter:
         head["born_at_ms"] = head["stored_at_ms"] = self._job.now_ms
         head["born_address"] = head["store_address"] = _LOOPBACK
         head["body_bytes"] = body_bytes
-        lengths = _fixed(properties_bytes.astype(">i2").tobytes(), 2, pa.binary())
-        return _together(_fixed(head.tobytes(), HEAD_BYTES, pa.binary()), body, self._shape.topic, lengths, properties)
+        lengths = _fixed_width(properties_bytes.astype(">i2").tobytes(), 2, pa.binary())
+        return _join(
+            _fixed_width(head.tobytes(), HEAD_BYTES, pa.binary()), body, self._shape.topic, lengths, properties
+        )
 
 
 # -- due times --------------------------------------------------------------------------------------------------
@@ -250,7 +254,7 @@ def due_ms(column: pa.Array, wanted: Wanted, faults: Faults) -> pa.Array:
         read = _numbers_of if wanted.unit != TIMESTAMP else _instants_of
         return read(column, wanted, faults)
     if pa.types.is_timestamp(column.type):
-        return _ceiled(in_zone(column, wanted.zone))
+        return _round_up(in_zone(column, wanted.zone))
     return _in_unit(column.cast(pa.int64()), wanted, faults)
 
 
@@ -271,7 +275,7 @@ def check_zone(zone: str) -> None:
         raise UsageError(f"zone {zone!r} is not known, expected a name such as Europe/Berlin") from None
 
 
-def _ceiled(instants: pa.Array) -> pa.Array:
+def _round_up(instants: pa.Array) -> pa.Array:
     micros = pc.fill_null(instants.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
     return pa.array(-(-micros // 1_000), mask=pc.is_null(instants).to_numpy(zero_copy_only=False))
 
@@ -288,46 +292,46 @@ def _numbers_of(column: pa.Array, wanted: Wanted, faults: Faults) -> pa.Array:
     try:
         numbers = column.cast(pa.int64())
     except pa.ArrowInvalid:
-        numbers = pa.array(_each(column, lambda text: pa.scalar(text).cast(pa.int64()).as_py()), pa.int64())
+        numbers = pa.array(_each(column, lambda text: pa.scalar(text.strip()).cast(pa.int64()).as_py()), pa.int64())
         is_bad = pc.and_(pc.is_null(numbers), pc.is_valid(column))
-        _mark(faults, is_bad, lambda row: f"column {wanted.due} is {_shown(column, row)}, expected a whole number")
+        _mark(faults, is_bad, lambda row: f"column {wanted.due} is {_show(column, row)}, expected a whole number")
     return _in_unit(numbers, wanted, faults)
 
 
 def _instants_of(column: pa.Array, wanted: Wanted, faults: Faults) -> pa.Array:
     """Instants in ISO 8601. Arrow reads a column of one form at once; others are read row by row."""
     try:
-        return _ceiled(column.cast(_INSTANT))
+        return _round_up(column.cast(_INSTANT))
     except pa.ArrowInvalid:
-        times = _each(column, datetime.fromisoformat)
+        times = _each(column, lambda text: datetime.fromisoformat(text.strip()))
     is_bad = pa.array([time is None for time in times])
     _mark(
         faults,
         pc.and_(is_bad, pc.is_valid(column)),
-        lambda row: f"column {wanted.due} is {_shown(column, row)}, expected a time such as 2027-01-01T08:00:00+01:00",
+        lambda row: f"column {wanted.due} is {_show(column, row)}, expected a time such as 2027-01-01T08:00:00+01:00",
     )
     is_local = pa.array([time is not None and time.tzinfo is None for time in times])
     if not wanted.zone:
         _mark(
             faults,
             is_local,
-            lambda row: f"column {wanted.due} is {_shown(column, row)}, which has no zone: say it (zone, --zone)",
+            lambda row: f"column {wanted.due} is {_show(column, row)}, which has no zone: say it (zone, --zone)",
         )
     local = pa.array([None if time is None else time.replace(tzinfo=None) for time in times], pa.timestamp("us"))
     placed = pa.array([None if time is None or time.tzinfo is None else time for time in times], _INSTANT)
-    return _ceiled(pc.if_else(is_local, in_zone(local, wanted.zone or "UTC"), placed))
+    return _round_up(pc.if_else(is_local, in_zone(local, wanted.zone or "UTC"), placed))
 
 
-def _each(column: pa.Array, read: Callable[[str], Any]) -> list[Any]:
-    """None where a text cannot be read."""
+def _each(column: pa.Array, read: Callable[[Any], Any]) -> list[Any]:
+    """What a function reads of each value; None where it cannot, or there is none."""
 
-    def read_one(text: str | None) -> Any:
+    def read_one(value: Any) -> Any:
         try:
-            return None if text is None else read(text.strip())
+            return None if value is None else read(value)
         except (ValueError, OverflowError):
             return None
 
-    return [read_one(text) for text in column.to_pylist()]
+    return [read_one(value) for value in column.to_pylist()]
 
 
 # -- texts and properties ---------------------------------------------------------------------------------------
@@ -337,49 +341,31 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _as_binary(column: pa.Array) -> pa.Array:
-    return column.cast(pa.binary())
-
-
-def _texts(batch: pa.RecordBatch, name: str, faults: Faults) -> pa.Array:
+def _key_texts(batch: pa.RecordBatch, name: str, faults: Faults) -> pa.Array:
     """A column of keys or tags. Null and empty mean none."""
     if not name:
         return pa.nulls(batch.num_rows, pa.string())
-    texts = _checked_texts(batch.column(name), name, faults)
+    texts = _check_texts(batch.column(name), name, faults)
     return pc.if_else(pc.equal(pc.binary_length(texts), 0), None, texts)
 
 
-def _checked_texts(column: pa.Array, name: str, faults: Faults) -> pa.Array:
+def _check_texts(column: pa.Array, name: str, faults: Faults) -> pa.Array:
     """As values of properties. What is no UTF-8 is null."""
     texts = column.cast(pa.string())
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:
-        raw = texts.cast(pa.binary()).to_pylist()
-        known = [None if each is None else _decoded(each) for each in raw]
-        is_bad = pa.array([each is None and own is not None for each, own in zip(known, raw, strict=True)])
+        raw = texts.cast(pa.binary())
+        known = pa.array(_each(raw, bytes.decode), pa.string())
+        is_bad = pc.and_(pc.is_null(known), pc.is_valid(raw))
         _mark(faults, is_bad, lambda _: f"column {name} is not UTF-8")
-        texts = pa.array(known, pa.string())
+        texts = known
     _mark(
         faults,
         pc.match_substring_regex(texts, _SEPARATORS),
-        lambda row: f"column {name} contains a separator, 0x01 or 0x02: {_shown(texts, row)}",
+        lambda row: f"column {name} contains a separator, 0x01 or 0x02: {_show(texts, row)}",
     )
     return texts
-
-
-def _decoded(raw: bytes) -> str | None:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return None
-
-
-def _as_maps(column: pa.Array, name: str, faults: Faults) -> pa.Array:
-    """Properties from text are those of a JSON object."""
-    if not _is_text(column.type):
-        return column.cast(PROPERTIES)
-    return pa.array([properties_of(text, name, row, faults) for row, text in enumerate(column.to_pylist())], PROPERTIES)
 
 
 def properties_of(value: Any, name: str, row: int, faults: Faults) -> list[tuple[str, str]]:
@@ -397,29 +383,29 @@ def properties_of(value: Any, name: str, row: int, faults: Faults) -> list[tuple
     return list(value.items())
 
 
-def _own_column(batch: pa.RecordBatch, name: str, column: str, faults: Faults) -> pa.Array:
+def _encode_column(batch: pa.RecordBatch, name: str, column: str, faults: Faults) -> pa.Array:
     """A property whose values have a column of their own, encoded."""
-    values = _checked_texts(batch.column(column), column, faults)
+    values = _check_texts(batch.column(column), column, faults)
     _mark(faults, pc.equal(pc.binary_length(values), 0), lambda _: _empty(name))
-    return _named(name, values)
+    return _encode_named(name, values)
 
 
-def _encoded_maps(maps: pa.Array, faults: Faults) -> pa.Array:
+def _encode_maps(maps: pa.Array, faults: Faults) -> pa.Array:
     """All entries are encoded at once; those of a row stand together, so that its properties are a slice."""
     offsets = maps.offsets.to_numpy()
     low, high = int(offsets[0]), int(offsets[-1])
     rows = np.repeat(np.arange(len(maps)), np.diff(offsets))
     own: Faults = {}
     # `keys` and `items` are those of the whole buffer, `offsets` those of this piece of it.
-    names = _checked_texts(maps.keys[low:high], "of the properties", own)
-    values = _checked_texts(maps.items[low:high], "of the properties", own)
+    names = _check_texts(maps.keys[low:high], "of the properties", own)
+    values = _check_texts(maps.items[low:high], "of the properties", own)
     _mark(own, pc.equal(pc.binary_length(names), 0), lambda _: "a property has an empty name")
     _mark(own, pc.equal(pc.binary_length(values), 0), lambda at: _empty(names[at].as_py()))
     reserved = pa.array(sorted(RESERVED_PROPERTIES))
     _mark(own, pc.is_in(names, reserved), lambda at: f"property {names[at].as_py()} is not for a user to set")
     for at, reason in own.items():
         faults.setdefault(int(rows[at]), reason)
-    entries = pc.fill_null(_together(names, b"\x01", values, b"\x02"), b"")
+    entries = pc.fill_null(_join(names, b"\x01", values, b"\x02"), b"")
     ends = np.frombuffer(entries.buffers()[1], np.int32, len(entries) + 1)
     return pa.Array.from_buffers(
         pa.binary(), len(maps), [None, pa.py_buffer(ends[offsets - low].tobytes()), entries.buffers()[2]]
@@ -433,18 +419,18 @@ def _empty(name: str) -> str:
 # -- bytes ------------------------------------------------------------------------------------------------------
 
 
-def _named(name: str, values: pa.Array) -> pa.Array:
+def _encode_named(name: str, values: pa.Array) -> pa.Array:
     """An encoded property; nothing where the value is null."""
-    return pc.fill_null(_together(f"{name}\x01".encode(), values, b"\x02"), b"")
+    return pc.fill_null(_join(f"{name}\x01".encode(), values, b"\x02"), b"")
 
 
-def _together(*parts: pa.Array | bytes) -> pa.Array:
+def _join(*parts: pa.Array | bytes) -> pa.Array:
     """Side by side; null where one part is."""
     whole = [pa.scalar(each, pa.binary()) if isinstance(each, bytes) else each.cast(pa.binary()) for each in parts]
     return pc.binary_join_element_wise(*whole, pa.scalar(b"", pa.binary()))
 
 
-def _fixed(data: bytes, width: int, kind: pa.DataType) -> pa.Array:
+def _fixed_width(data: bytes, width: int, kind: pa.DataType) -> pa.Array:
     """Values that are equally long."""
     count = len(data) // width
     offsets = np.arange(0, len(data) + 1, width, dtype=np.int32)
@@ -465,13 +451,6 @@ def _key_hashes(keys: pa.Array) -> np.ndarray:
     return np.array([xxh3_64_intdigest(each) or 1 if each else 0 for each in raw], np.uint64)
 
 
-def _tag_hashes(tags: pa.Array) -> pa.Array:
-    """There are few different ones."""
-    coded = tags.dictionary_encode()
-    hashes = pa.array([tag_hash(each) for each in coded.dictionary.to_pylist()], pa.int32())
-    return pc.fill_null(hashes.take(coded.indices), 0)
-
-
 # -- faults -----------------------------------------------------------------------------------------------------
 
 
@@ -483,7 +462,7 @@ def _mark(faults: Faults, is_bad: pa.Array, reason: Callable[[int], str]) -> Non
                 faults[row] = reason(row)
 
 
-def _shown(column: pa.Array, row: int) -> str:
+def _show(column: pa.Array, row: int) -> str:
     text = str(column[row].as_py())
     return repr(text) if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[:_SHOWN_CHARACTERS_MAX]!r}..."
 

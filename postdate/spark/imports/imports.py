@@ -19,7 +19,7 @@ from postdate.contract import FAILED, LOADING, JobStatus
 from postdate.errors import PipelineFailed, PostdateError, Refused
 from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.imports.columns import Job, Wanted
-from postdate.spark.imports.loading import Bad, Loaded, Plan
+from postdate.spark.imports.loading import Loaded, Plan
 from postdate.table.files import TableFolder
 from postdate.table.format import MESSAGES, File
 from postdate.table.merging import edge_ms
@@ -124,12 +124,9 @@ def bad_rows(loaded: Sequence[Loaded]) -> list[BadRow]:
         total = total if file == last else 0
         before[file, block] = total
         last, total = file, total + lengths[file, block]
-    bad = [each for part in loaded for each in part.bad]
-    return sorted(_counted(each, before) for each in bad)
-
-
-def _counted(bad: Bad, before: dict[tuple[str, int], int]) -> BadRow:
-    return BadRow(bad.file, before[bad.file, bad.block] + bad.row + 1, bad.reason)
+    return sorted(
+        BadRow(bad.file, before[bad.file, bad.block] + bad.row + 1, bad.reason) for part in loaded for bad in part.bad
+    )
 
 
 def counted(bad_count: int) -> str:

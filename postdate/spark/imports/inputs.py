@@ -10,7 +10,7 @@ A row knows its file and its part of the file, so that a bad one can be named by
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,20 +69,22 @@ class Interrupted(KeyboardInterrupt):
 # -- running ----------------------------------------------------------------------------------------------------
 
 
-def run(request: Request, environ: Mapping[str, str], look: Look) -> Outcome:
-    """Imports files. Raises UsageError, Refused, Unreachable, PipelineFailed, and Interrupted with a sentence."""
+def run(request: Request, environ: Mapping[str, str], look: Look, part_rows: int = parquet.PART_ROWS) -> Outcome:
+    """Imports files; a task reads about `part_rows` rows of Parquet.
+
+    Raises UsageError, Refused, Unreachable, PipelineFailed, and Interrupted with a sentence.
+    """
     kind = kind_of(request.paths)
     broker = BrokerClient(request.address)
     broker.state()  # a broker that is away is noticed before Spark takes its seconds
     # What Spark raises is read while its Java lives: after that nobody knows what it said.
-    with (
-        _give_up_on_error(broker, request) as plans,
-        embedded_spark(request.memory, environ) as spark,
-        spark_errors(),
-    ):
+    with _give_up_on_error(broker, request) as plans, embedded_spark(request.memory, environ) as spark, spark_errors():
         spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", _ARROW_BYTES)
         frame, wanted = frame_of(spark, kind, request.paths, request.wanted)
-        parts = parquet.parts_of(_all_local(request.paths), wanted.columns) if kind == "parquet" else None
+        parts = None
+        if kind == "parquet" and not any("://" in path for path in request.paths):
+            local = [Path(file).absolute() for path in request.paths for file in sorted(_local_files(path))]
+            parts = parquet.parts_of([str(file) for file in local], wanted.columns, part_rows)
         known = imports.begin(broker, request.id, request.topic, wanted)
         loaded: list[Loaded] = []
         if known.plan is not None:
@@ -193,22 +195,20 @@ def load_groups(frame: DataFrame, plan: Plan, parts: list[parquet.Part]) -> list
 
 def kind_of(paths: Sequence[str]) -> str:
     """The kind of all the files. Raises UsageError where they differ."""
-    found = {path: _kind_of(path) for path in paths}
+    found: dict[str, str] = {}
+    for path in paths:
+        names = [path] if "://" in path else _local_files(path)
+        known = (KINDS.get(Path(name.removesuffix(".gz")).suffix) for name in names)
+        kind = next(filter(None, known), None)
+        if kind is None:
+            raise UsageError(f"{path}: expected files whose names end in {', '.join(KINDS)}")
+        found[path] = kind
     kinds = set(found.values())
     if len(kinds) > 1:
         raise UsageError(
             f"files of one kind at a time: {', '.join(f'{path} is {kind}' for path, kind in found.items())}"
         )
     return kinds.pop()
-
-
-def _kind_of(path: str) -> str:
-    inside = [path] if "://" in path else _local_files(path)
-    for name in inside:
-        kind = KINDS.get(Path(name.removesuffix(".gz")).suffix)
-        if kind:
-            return kind
-    raise UsageError(f"{path}: expected files whose names end in {', '.join(KINDS)}")
 
 
 def _local_files(path: str) -> list[str]:
@@ -226,51 +226,44 @@ def _local_files(path: str) -> list[str]:
     return [str(each) for each in files]
 
 
-def _all_local(paths: Sequence[str]) -> list[str]:
-    """All files, in order; none where one of them is not local."""
-    if any("://" in path for path in paths):
-        return []
-    return [str(Path(file).absolute()) for path in paths for file in sorted(_local_files(path))]
-
-
 def frame_of(spark: SparkSession, kind: str, paths: Sequence[str], wanted: Wanted) -> tuple[DataFrame, Wanted]:
     """A frame of the columns that are needed, and of where each row is from. Raises UsageError."""
     whole = [path if "://" in path else str(Path(path).absolute()) for path in paths]
-    return {"parquet": _parquet, "csv": _csv, "jsonl": _jsonl}[kind](spark, whole, wanted)
+    if kind == "csv":
+        return _csv_frame(spark, whole, wanted)
+    if kind == "parquet":
+        frame = spark.read.parquet(*whole)
+        wanted = fitted(wanted, {field.name: field.dataType.simpleString() for field in frame.schema.fields})
+        return _with_places(frame, wanted.columns), wanted
+    lines = spark.read.text(whole).withColumnRenamed("value", LINE).filter(f.trim(LINE) != "")
+    wanted = _fit_to_sample(wanted, [row[LINE] for row in lines.limit(_SAMPLE_LINES).collect()])
+    return _with_places(lines, [LINE]), wanted
 
 
-def _placed(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
+def _with_places(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
     return frame.select(
         *(f.col(f"`{name}`") for name in columns), f.col("_metadata.file_path").alias(FILE),
         f.col("_metadata.file_block_start").alias(BLOCK),
     )  # fmt: skip
 
 
-def _parquet(spark: SparkSession, paths: list[str], wanted: Wanted) -> tuple[DataFrame, Wanted]:
-    frame = spark.read.parquet(*paths)
-    wanted = fitted(wanted, {field.name: field.dataType.simpleString() for field in frame.schema.fields})
-    return _placed(frame, wanted.columns), wanted
-
-
-def _csv(spark: SparkSession, paths: list[str], wanted: Wanted) -> tuple[DataFrame, Wanted]:
+def _csv_frame(spark: SparkSession, paths: list[str], wanted: Wanted) -> tuple[DataFrame, Wanted]:
     # A quote within quotes is doubled, as in RFC 4180 and every spreadsheet; Spark's own way is a backslash.
     reader = spark.read.options(header=True, multiLine=True, quote='"', escape='"', columnPruning=False)
     names = reader.csv(paths).columns
     wanted = fitted(wanted, dict.fromkeys(names, "string"))
     columns = ", ".join(f"`{name}` string" for name in [*names, BROKEN])
     reader = reader.schema(columns).options(enforceSchema=False, columnNameOfCorruptRecord=BROKEN)
-    return _placed(reader.csv(paths), [*wanted.columns, BROKEN]), wanted
-
-
-def _jsonl(spark: SparkSession, paths: list[str], wanted: Wanted) -> tuple[DataFrame, Wanted]:
-    lines = spark.read.text(paths).withColumnRenamed("value", LINE).filter(f.trim(LINE) != "")
-    wanted = _fit_to_sample(wanted, [row[LINE] for row in lines.limit(_SAMPLE_LINES).collect()])
-    return _placed(lines, [LINE]), wanted
+    return _with_places(reader.csv(paths), [*wanted.columns, BROKEN]), wanted
 
 
 def _fit_to_sample(wanted: Wanted, lines: list[str]) -> Wanted:
     """Checks the columns against the first lines: an object may lack some, all together may not. Raises UsageError."""
-    objects = [found for line in lines if isinstance(found := _loaded(line), dict)]
+    objects: list[dict[str, Any]] = []
+    for line in lines:
+        with suppress(ValueError):  # loading reports a line that is no JSON, with its number
+            found = orjson.loads(line)
+            objects += [found] if isinstance(found, dict) else []
     names = list(dict.fromkeys(name for found in objects for name in found))
     wanted = with_body(wanted, names)
     check_names(wanted, names)
@@ -281,10 +274,3 @@ def _fit_to_sample(wanted: Wanted, lines: list[str]) -> Wanted:
             expected = " or ".join(JSON_NAMES[kind] for kind in kinds)
             raise UsageError(f"{role}: column {name} is {JSON_NAMES[met.pop()]}, expected {expected}")
     return wanted
-
-
-def _loaded(line: str) -> Any:
-    try:
-        return orjson.loads(line)
-    except ValueError:
-        return None  # loading reports it with its number

@@ -58,18 +58,20 @@ def load(plan: Plan, part: int, batches: Iterable[pa.RecordBatch]) -> Loaded:
     """Loads one part. Raises UsageError where it is too large, OSError where a file cannot be written."""
     keep_freed_memory()
     place, converter, tally = TableFolder(plan.folder), Converter(plan.wanted, plan.job, part), _Tally(part)
-    files: list[File] = []
-    for rows in map(sort_rows, _pieces(_good(converter, tally, plan.wanted, batches))):
-        files += _written(place, plan, rows)
+
+    def good_rows() -> Iterator[pa.Table]:
+        for batch in batches:
+            faults: Faults = {}
+            rows = converter.rows(_parse_text(batch, plan.wanted, faults), faults)
+            tally.add(batch, faults)
+            yield rows
+
+    files = [
+        write_file(place, f"{plan.stem}{tier}-{uuid.uuid4().hex}.parquet", part).file
+        for rows in map(sort_rows, _pieces(good_rows()))
+        for tier, part in in_tiers(rows, plan.edge_ms)
+    ]
     return Loaded(files, tally.bad_count, tally.bad, tally.blocks)
-
-
-def _good(converter: Converter, tally: "_Tally", wanted: Wanted, batches: Iterable[pa.RecordBatch]) -> Iterator[Any]:
-    for batch in batches:
-        faults: Faults = {}
-        rows = converter.rows(_readable(batch, wanted, faults), faults)
-        tally.add(batch, faults)
-        yield rows
 
 
 def _pieces(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
@@ -85,13 +87,6 @@ def _pieces(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
             yield piece
     if count:
         yield pa.concat_tables(held)
-
-
-def _written(place: TableFolder, plan: Plan, rows: pa.Table) -> list[File]:
-    return [
-        write_file(place, f"{plan.stem}{tier}-{uuid.uuid4().hex}.parquet", part).file
-        for tier, part in in_tiers(rows, plan.edge_ms)
-    ]
 
 
 class _Tally:
@@ -133,19 +128,16 @@ class _Tally:
 # -- rows of text files -----------------------------------------------------------------------------------------
 
 
-def _readable(batch: pa.RecordBatch, wanted: Wanted, faults: Faults) -> pa.RecordBatch:
+def _parse_text(batch: pa.RecordBatch, wanted: Wanted, faults: Faults) -> pa.RecordBatch:
     """A batch with the columns of the import, from any kind of file."""
     if BROKEN in batch.schema.names:
         for row in pc.indices_nonzero(pc.is_valid(batch.column(BROKEN))).to_pylist():
             faults[row] = "the row has not as many fields as the header"
-    return _parsed(batch.column(LINE), wanted, faults) if LINE in batch.schema.names else batch
-
-
-def _parsed(lines: pa.Array, wanted: Wanted, faults: Faults) -> pa.RecordBatch:
-    """Parses lines of JSON, an object each."""
-    objects = [_object(line, row, faults) for row, line in enumerate(lines.cast(pa.binary()).to_pylist())]
-    arrays = {name: _values(objects, name, wanted, faults) for name in wanted.columns}
-    return pa.RecordBatch.from_pydict(arrays)
+    if LINE not in batch.schema.names:
+        return batch
+    lines = batch.column(LINE).cast(pa.binary()).to_pylist()
+    objects = [_object(line, row, faults) for row, line in enumerate(lines)]
+    return pa.RecordBatch.from_pydict({name: _values(objects, name, wanted, faults) for name in wanted.columns})
 
 
 def _object(line: bytes, row: int, faults: Faults) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from postdate.errors import PipelineFailed
 from postdate.spark.imports.loading import BLOCK, FILE
 from postdate.table.files import constant_column
 
-_PART_ROWS, _PART_BYTES = 1_000_000, 512 << 20  # of one task: small enough to keep every core busy to the end
+PART_ROWS, _PART_BYTES = 1_000_000, 512 << 20  # of one task: small enough to keep every core busy to the end
 _BATCH_ROWS = 32_768
 
 
@@ -28,7 +28,7 @@ class Group(NamedTuple):
 Part = list[Group]
 
 
-def parts_of(paths: Sequence[str], columns: Sequence[str]) -> list[Part] | None:
+def parts_of(paths: Sequence[str], columns: Sequence[str], part_rows: int = PART_ROWS) -> list[Part] | None:
     """Splits row groups into parts, one for each task. Returns None where no file is local, or where a file lacks a
     column: the name of a folder may hold it, which Spark knows.
     """
@@ -43,7 +43,7 @@ def parts_of(paths: Sequence[str], columns: Sequence[str]) -> list[Part] | None:
             return None
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
-            if not parts or rows >= _PART_ROWS or size >= _PART_BYTES:
+            if not parts or rows >= part_rows or size >= _PART_BYTES:
                 parts.append([])
                 rows = size = 0
             parts[-1].append(Group(path, number))
@@ -56,7 +56,15 @@ def batches_of(part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     for path, number in part:
         with _named_errors(path), pq.ParquetFile(path) as file:
             for batch in file.iter_batches(_BATCH_ROWS, [number], schema.names, use_threads=False):
-                yield _placed(batch, schema, path, number)
+                arrays: list[Any] = []
+                for field in schema:
+                    column = batch.column(field.name)
+                    if column.type != field.type:  # Spark has microseconds, and drops what is finer
+                        column = column.cast(field.type, safe=not pa.types.is_timestamp(field.type))
+                    arrays.append(column)
+                rows = batch.num_rows
+                places = [constant_column(path, pa.string(), rows), constant_column(number, pa.int64(), rows)]
+                yield pa.RecordBatch.from_arrays([*arrays, *places], names=[*schema.names, FILE, BLOCK])
 
 
 @contextmanager
@@ -66,14 +74,3 @@ def _named_errors(path: str) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException) as error:
         raise PipelineFailed(f"{path} cannot be read: {error}") from error
-
-
-def _placed(batch: pa.RecordBatch, schema: pa.Schema, path: str, number: int) -> pa.RecordBatch:
-    arrays: list[Any] = [_as(batch.column(field.name), field.type) for field in schema]
-    places = [constant_column(path, pa.string(), batch.num_rows), constant_column(number, pa.int64(), batch.num_rows)]
-    return pa.RecordBatch.from_arrays([*arrays, *places], names=[*schema.names, FILE, BLOCK])
-
-
-def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Casts a column. Spark has microseconds, and drops what is finer."""
-    return column if column.type == kind else column.cast(kind, safe=not pa.types.is_timestamp(kind))

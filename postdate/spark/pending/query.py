@@ -96,18 +96,11 @@ def spark_errors() -> Iterator[None]:
     except PySparkException as error:
         raise PipelineFailed(first_line(error)) from error
     except Py4JJavaError as error:
-        raise PipelineFailed(_java_sentence(error)) from error
-
-
-def _java_sentence(error: Py4JJavaError) -> str:
-    """The sentence of a Java exception that PySpark has no name for: that of the first cause to which Spark has given
-    one, which names the file that could not be read; else that of the exception.
-    """
-    found = [spark_sentence(each) for each in _causes(error.java_exception) if each.startswith("[")]
-    return found[0] if found else first_line(error.java_exception.toString())
-
-
-def _causes(exception: Any) -> Iterator[str]:
-    while exception is not None:
-        yield str(exception.getMessage() or "")
-        exception = exception.getCause()
+        # PySpark has no name for it. The first cause to which Spark has given one names the file that it cannot read.
+        cause = error.java_exception
+        while cause is not None and not str(cause.getMessage() or "").startswith("["):
+            cause = cause.getCause()
+        found = (
+            first_line(error.java_exception.toString()) if cause is None else spark_sentence(str(cause.getMessage()))
+        )
+        raise PipelineFailed(found) from error

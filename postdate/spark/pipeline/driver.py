@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -185,18 +185,10 @@ class Driver:
         """Ends the query between two batches, or inside one that takes too long."""
         self._is_stopping = True
         is_between = self._batch.acquire(timeout=_BATCH_S)
-        stopper = threading.Thread(target=self._stop_query, daemon=True)
-        stopper.start()
-        stopper.join(_STOP_S)
+        if self._query is not None:
+            _try_to_stop(self._query, "the query")
         if is_between:
             self._batch.release()
-
-    def _stop_query(self) -> None:
-        try:
-            if self._query is not None:
-                self._query.stop()
-        except Exception as error:  # the process ends now, whatever Spark says
-            logger.debug("the query did not stop: %s", error)
 
 
 def first_line(error: object) -> str:
@@ -285,21 +277,14 @@ def _in_our_words(java_process: "subprocess.Popen[bytes] | None") -> Iterator[No
     try:
         yield
     except Exception as error:
-        ending = _ending(java_process) if java_process else ""
-        if ending:
-            raise PipelineFailed(f"Spark's Java process {ending}") from error
+        if java_process:
+            with suppress(subprocess.TimeoutExpired):  # it still runs
+                code = java_process.wait(_STOP_S)
+                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+                raise PipelineFailed(f"Spark's Java process {how}") from error
         if isinstance(error, (*_OF_SPARK, flight.FlightError)):
             raise PipelineFailed(first_line(error)) from error
         raise
-
-
-def _ending(process: "subprocess.Popen[bytes]") -> str:
-    """How a process has ended; empty while it runs."""
-    try:
-        code = process.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        return ""
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
 
 def _java_of(spark: Any) -> "subprocess.Popen[bytes] | None":
@@ -311,17 +296,22 @@ def _java_of(spark: Any) -> "subprocess.Popen[bytes] | None":
 def stop_spark(spark: Any) -> None:
     """Stops Spark, and kills its process where that takes too long."""
     process = _java_of(spark)
-    stopper = threading.Thread(target=_stop, args=(spark,), daemon=True)
-    stopper.start()
-    stopper.join(_STOP_S)
+    _try_to_stop(spark, "Spark")
     if process is not None:
         process.kill()
         process.wait()
     sys.stdout.flush()
 
 
-def _stop(spark: Any) -> None:
-    try:
-        spark.stop()
-    except Exception as error:  # the process ends now, whatever Spark says
-        logger.debug("Spark did not stop: %s", first_line(error))
+def _try_to_stop(what: Any, name: str) -> None:
+    """Stops a session or a query, in a thread of its own: that may take longer than we wait."""
+
+    def stop() -> None:
+        try:
+            what.stop()
+        except Exception as error:  # the process ends now, whatever Spark says
+            logger.debug("%s did not stop: %s", name, first_line(error))
+
+    stopper = threading.Thread(target=stop, daemon=True)
+    stopper.start()
+    stopper.join(_STOP_S)

@@ -33,7 +33,9 @@ class History:
             self._append(report)
         except (DeltaError, OSError) as error:
             logger.warning("the history %s cannot be written and is begun anew: %s", self._uri, error)
-            self._set_aside()
+            if os.path.isdir(self._uri):  # elsewhere writes are durable
+                shutil.rmtree(f"{self._uri}.torn", ignore_errors=True)
+                os.replace(self._uri, f"{self._uri}.torn")
             self._append(report)
 
     def _append(self, report: dict[str, Any]) -> None:
@@ -42,12 +44,6 @@ class History:
         self._appended += 1
         if self._appended % _COMPACT_EVERY == 0:
             self._compact(report["at_ms"])
-
-    def _set_aside(self) -> None:
-        """Moves the table aside where it is a local folder; elsewhere writes are durable."""
-        if os.path.isdir(self._uri):
-            shutil.rmtree(f"{self._uri}.torn", ignore_errors=True)
-            os.replace(self._uri, f"{self._uri}.torn")
 
     def _compact(self, now_ms: int) -> None:
         table = DeltaTable(self._uri)

@@ -118,7 +118,8 @@ class Jobs:
         maker said of it.
         """
         name = uuid.uuid5(uuid.NAMESPACE_OID, file.path).hex[:12]
-        target = batch_file_name(_tier_of(file.path), far, name)
+        tier = next((tier for tier in BATCH_TIERS if f"-{tier}-" in file.path), BATCH_TIERS[0])
+        target = batch_file_name(tier, far, name)
         self._table.folder.rename(file.path, target)
         return describe_file(self._table.folder, target)
 
@@ -177,8 +178,3 @@ class Jobs:
         reach("job.written")
         self._table.take(files, far + 1)
         reach("job.followed")
-
-
-def _tier_of(name: str) -> str:
-    """The tier in the name of a file beside the table."""
-    return next((tier for tier in BATCH_TIERS if f"-{tier}-" in name), BATCH_TIERS[0])

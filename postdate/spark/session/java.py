@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 VERSION_MIN = 17  # of Spark 4
-_ANSWER_S = 10.0  # a cold disk and a busy machine take less
+ANSWER_S = 10.0  # a cold disk and a busy machine take less
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 # Patterns of folders, in the order of their names: of two that are new enough Spark knows the older one better.
 USUAL_PLACES = (
@@ -49,13 +49,15 @@ class Missing(NamedTuple):
         return f"no Java {VERSION_MIN} or newer was found{found}"
 
 
-def find(environ: Mapping[str, str], home: str = "", places: Sequence[str] = USUAL_PLACES) -> Java | Missing:
+def find(
+    environ: Mapping[str, str], home: str = "", places: Sequence[str] = USUAL_PLACES, answer_s: float = ANSWER_S
+) -> Java | Missing:
     """Finds the first Java that is new enough: in `home` alone where that is not empty, else in JAVA_HOME, on the PATH,
-    in the usual places. Runs every candidate until one fits, each for some seconds at most.
+    in the usual places. Runs every candidate until one fits, each for `answer_s` seconds at most.
     """
     reasons = []
     for label, candidate in [("java_home", home)] if home else _candidates(environ, places):
-        found = _ask_version(Path(candidate).expanduser())
+        found = _ask_version(Path(candidate).expanduser(), answer_s)
         if isinstance(found, Java):
             return found
         reasons.append(f"{label} {candidate}: {found}")
@@ -77,8 +79,11 @@ def _named(environ: Mapping[str, str], places: Sequence[str]) -> Iterator[tuple[
         yield "JAVA_HOME", environ["JAVA_HOME"]
     program = shutil.which("java", path=environ.get("PATH", ""))
     if program:
-        yield "PATH", _home_of(program)
-    yield from (("found", home) for home in _homes_on_mac())
+        yield "PATH", str(Path(os.path.realpath(program)).parent.parent)
+    if os.access(_MAC_FINDER, os.X_OK):  # on macOS /usr/bin/java is there even without a Java
+        done = _run([_MAC_FINDER, "-v", f"{VERSION_MIN}+"])
+        if isinstance(done, subprocess.CompletedProcess) and done.returncode == 0:
+            yield "found", done.stdout.strip()
     for place in places:
         # Written as in a shell; most of them are not there.
         pattern = Path(place).expanduser()
@@ -86,23 +91,9 @@ def _named(environ: Mapping[str, str], places: Sequence[str]) -> Iterator[tuple[
         yield from (("found", str(home)) for home in homes if (home / "bin" / "java").exists())
 
 
-def _home_of(program: str) -> str:
-    """The home of a program on the PATH: follows its links, and goes up two folders."""
-    return str(Path(os.path.realpath(program)).parent.parent)
-
-
-def _homes_on_mac() -> Iterator[str]:
-    """On macOS /usr/bin/java is there even without a Java; another program knows where one is."""
-    if not os.access(_MAC_FINDER, os.X_OK):
-        return
-    done = _run([_MAC_FINDER, "-v", f"{VERSION_MIN}+"])
-    if isinstance(done, subprocess.CompletedProcess) and done.returncode == 0:
-        yield done.stdout.strip()
-
-
-def _ask_version(home: Path) -> Java | str:
+def _ask_version(home: Path, answer_s: float) -> Java | str:
     """The Java of a home, or what is wrong with it."""
-    done = _run([str(home / "bin" / "java"), "-version"])
+    done = _run([str(home / "bin" / "java"), "-version"], answer_s)
     if isinstance(done, str):
         return done
     match = _VERSION.search(done.stderr + done.stdout)
@@ -114,15 +105,15 @@ def _ask_version(home: Path) -> Java | str:
     return Java(str(home), version) if version >= VERSION_MIN else f"version {version}"
 
 
-def _run(command: list[str]) -> "subprocess.CompletedProcess[str] | str":
+def _run(command: list[str], answer_s: float = ANSWER_S) -> "subprocess.CompletedProcess[str] | str":
     """Runs a program; returns what it printed, or why it could not be run."""
     try:
         return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_ANSWER_S,
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=answer_s,
             check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"no answer within {_ANSWER_S:.0f} s"
+        return f"no answer within {answer_s:.0f} s"
     except OSError as error:
         return f"{command[0]} cannot be run: {error.strerror}"
 

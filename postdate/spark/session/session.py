@@ -39,10 +39,15 @@ def start_session(master: str, memory: str, home: str, folder: Path) -> Any:
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", _own_address(master))
     if _is_local(master):
-        _show_package()
-    settings = _write_log_settings(folder)
+        # Workers on this machine know the package by the interpreter's own path alone.
+        known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        root = str(Path(postdate.__file__).parent.parent)
+        os.environ["PYTHONPATH"] = os.pathsep.join([root, *(path for path in known if path and path != root)])
+    log_settings = folder / "log4j2.properties"
+    silent = (f"logger.s{number}.name = {name}\nlogger.s{number}.level = off\n" for number, name in enumerate(_SILENT))
+    log_settings.write_text("".join([_LOG4J, *silent]), encoding="utf-8")
     conf = SparkConf()
-    for name, value in _settings(master, memory, settings, folder).items():
+    for name, value in _settings(master, memory, log_settings, folder).items():
         conf.set(name, value)
     # A group of its own: Ctrl-C in a terminal reaches us alone, and we stop Java in order.
     gateway = launch_gateway(conf, popen_kwargs={"process_group": 0})  # type: ignore[no-untyped-call]
@@ -78,13 +83,6 @@ def _is_local(master: str) -> bool:
     return master.startswith("local")
 
 
-def _show_package() -> None:
-    """Lets workers on this machine find the package, which they know by the interpreter's own path alone."""
-    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    root = str(Path(postdate.__file__).parent.parent)
-    os.environ["PYTHONPATH"] = os.pathsep.join([root, *(path for path in known if path and path != root)])
-
-
 def _own_address(master: str) -> str:
     """The address at which executors reach the driver: on a cluster, the one that leads to the master."""
     if _is_local(master):
@@ -95,15 +93,6 @@ def _own_address(master: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host or "127.0.0.1", int(port or 7077)))
         return str(probe.getsockname()[0])
-
-
-def _write_log_settings(folder: Path) -> Path:
-    path = folder / "log4j2.properties"
-    lines = [_LOG4J]
-    for index, name in enumerate(_SILENT):
-        lines.append(f"logger.s{index}.name = {name}\nlogger.s{index}.level = off\n")
-    path.write_text("".join(lines), encoding="utf-8")
-    return path
 
 
 def pack_modules(folder: Path) -> Path:

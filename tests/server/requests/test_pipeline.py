@@ -11,7 +11,6 @@ import pytest
 
 from postdate.arrival import NEVER
 from postdate.clock import ManualClock
-from postdate.server.requests import pipeline
 from postdate.storage.layout import ENTRY, FAR, TIME
 from postdate.wire import codes
 from postdate.wire.frame import Command
@@ -175,9 +174,8 @@ def test_ranges_that_do_not_exist_are_refused(tmp_path: Path) -> None:
         assert peer.ask(Request.GET_BULK_RANGE, start=-1).code == codes.INVALID_PARAMETER
 
 
-def test_an_answer_has_only_so_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "RANGE_ROWS_MAX", 2)
-    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+def test_an_answer_has_only_so_many_rows(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0), range_rows_max=2) as served, connected(served) as peer:
         sent_far(peer, 3)
         assert np.frombuffer(ranges(peer)[1], FAR)["due"].tolist() == [DUE, DUE + 1]
         assert np.frombuffer(ranges(peer, start=2)[1], FAR)["due"].tolist() == [DUE + 2]
