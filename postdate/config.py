@@ -52,7 +52,7 @@ class Settings:
     """What an operator may change. Raises UsageError for a value outside its bounds."""
 
     # where it is
-    data: str = setting("postdate-data", why="the data folder, looked for from where the broker starts")
+    data: str = setting("postdate-data", why="the data folder; a relative one begins at the broker's current folder")
     host: str = setting("127.0.0.1", why="only this machine, because there is no password yet; 0.0.0.0 is all of IPv4")
     route_port: int = setting(9_876, 0, PORT_MAX, why="RocketMQ's name server; 0 takes a free port")
     broker_port: int = setting(10_911, 0, PORT_MAX, why="RocketMQ's broker; 0 takes a free port")
@@ -197,7 +197,7 @@ class Limits:
     expression_characters_max: int = limit(16_384, 256, why="tags of a subscription are in RAM; every pull compares")
     lookups_max: int = limit(64, 1, why="lookups by key at the same time: each costs CPU beside the clients'")
     lookup_count_max: int = limit(64, 1, why="messages in the answer to a lookup by key; RocketMQ's")
-    counts_max: int = limit(16, 1, why="long answers in the making, such as counts of what waits, cost RAM and CPU")
+    counts_max: int = limit(16, 1, why="long answers at a time: counts of waiting messages cost RAM and CPU")
     table_reads_max: int = limit(1_000, 1, why="cancels that wait for an answer from the table")
     table_read_ms_max: int = limit(3 * SECOND_MS, 1, why="a cancel waits this long for the table, then says unknown")
     relays_max: int = limit(1_000, 1, why="questions of operators that wait for the answer of a client")

@@ -37,11 +37,11 @@ exit codes: 0 scheduled, 1 there are bad rows and nothing is scheduled, 2 wrong 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", metavar="FILE", nargs="+", help="files, folders or patterns, all of one kind")
-    parser.add_argument("--topic", metavar="T", required=True, help="where to")
+    parser.add_argument("--topic", metavar="T", required=True, help="topic of the messages")
     parser.add_argument("--due", metavar="COLUMN", required=True, help="the column of due times")
     parser.add_argument(
         "--due-unit", choices=("timestamp", "ms", "s"), default="timestamp",
-        help="what it holds: timestamps, or epoch milliseconds or seconds (default: timestamp)",
+        help="its values: timestamps, or epoch milliseconds or seconds (default: timestamp)",
     )  # fmt: skip
     parser.add_argument(
         "--zone", metavar="NAME", default="", help="zone of times that have none, such as Europe/Berlin"

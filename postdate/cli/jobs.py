@@ -29,7 +29,7 @@ _BAR_WIDTH = 10
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", metavar="ID", nargs="?", help="one job")
-    parser.add_argument("--withdraw", action="store_true", help="end it, where it has changed nothing yet")
+    parser.add_argument("--withdraw", action="store_true", help="end it, if it has changed nothing yet")
     parser.add_argument("--limit", metavar="N", type=positive, default=20, help="at most this many (default: 20)")
     add_broker(parser, _jobs)
 

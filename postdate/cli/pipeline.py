@@ -47,7 +47,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="heap of Spark's driver (default: 1GiB)",
     )  # fmt: skip
     parser.add_argument(
-        "--table", metavar="URI", default="", help="folder or URI of the table (default: where it was the last time)"
+        "--table", metavar="URI", default="", help="folder or URI of the table (default: that of the last pipeline)"
     )
     parser.add_argument(
         "--checkpoint", metavar="DIR", default="", help="folder of Spark's checkpoint (default: in the table's)"
