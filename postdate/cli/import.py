@@ -25,9 +25,9 @@ examples:
   postdate import calls.jsonl --topic calls --due at --zone Europe/Berlin --skip-bad bad.jsonl
   postdate import reminders.parquet --topic reminders --due send_at --id campaign-7
 
-Due times are timestamps with a zone, text in ISO 8601 with a zone, or numbers whose unit --due-unit says. One that has
-passed is delivered at once. Bodies are text or bytes. Given the same --id again, nothing is scheduled twice: it answers
-what became of the first one, or goes on where that was interrupted. It starts a Spark of its own, which takes some
+Due times are timestamps with a zone, text in ISO 8601 with a zone, or numbers in the unit --due-unit. Messages of
+the past are delivered at once. Bodies are text or bytes. The same --id again schedules nothing twice: it reports the
+outcome of the first import, or continues an interrupted one. The command starts a Spark of its own, which takes some
 seconds and needs Java 17; the broker must have a pipeline.
 
 exit codes: 0 scheduled, 1 there are bad rows and nothing is scheduled, 2 wrong usage, or a file that cannot be read,

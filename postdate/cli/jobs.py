@@ -9,15 +9,15 @@ from postdate.cli.values import positive
 from postdate.client import admin
 
 HELP = """\
-Shows imports, cancels and postponements by predicate: those that wait or run, and what became of the last ones.
+Shows imports, cancels and postponements by predicate: those that wait or run, and the outcome of the last ones.
 
 examples:
   postdate jobs                          the last twenty
-  postdate jobs 4f2c77                   one of them, with all that is known of it
+  postdate jobs 4f2c77                   one of them, with all details
   postdate jobs 4f2c77 --withdraw        end one that has changed nothing yet
 
 States: loading (an import writes its files), waiting (in the far queue; the pipeline comes to it in order), running
-(what it changes is decided, the table follows), done, failed (nothing was changed, and why).
+(the broker has decided its changes, the table follows), done, failed (it changed nothing, and why).
 
 exit codes: 0 shown, 1 there is no such job, or it cannot be withdrawn any more, 2 wrong usage, 3 no broker was reached
 or it refused, 130 interrupted
