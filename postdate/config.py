@@ -52,7 +52,7 @@ class Settings:
     """What an operator may change. Raises UsageError for a value outside its bounds."""
 
     # where it is
-    data: str = setting("postdate-data", why="the data folder, looked for from where the broker starts")
+    data: str = setting("postdate-data", why="the data folder; a relative one begins at the broker's current folder")
     host: str = setting("127.0.0.1", why="only this machine, because there is no password yet; 0.0.0.0 is all of IPv4")
     route_port: int = setting(9_876, 0, PORT_MAX, why="RocketMQ's name server; 0 takes a free port")
     broker_port: int = setting(10_911, 0, PORT_MAX, why="RocketMQ's broker; 0 takes a free port")
@@ -197,7 +197,7 @@ class Limits:
     expression_characters_max: int = limit(16_384, 256, why="tags of a subscription are in RAM; every pull compares")
     lookups_max: int = limit(64, 1, why="lookups by key at the same time: each costs CPU beside the clients'")
     lookup_count_max: int = limit(64, 1, why="messages in the answer to a lookup by key; RocketMQ's")
-    counts_max: int = limit(16, 1, why="long answers in the making, such as counts of what waits, cost RAM and CPU")
+    counts_max: int = limit(16, 1, why="long answers at a time: counts of waiting messages cost RAM and CPU")
     table_reads_max: int = limit(1_000, 1, why="cancels that wait for an answer from the table")
     table_read_ms_max: int = limit(3 * SECOND_MS, 1, why="a cancel waits this long for the table, then says unknown")
     range_rows_max: int = limit(65_536, 1, why="rows of a queue in one answer to bulk: 3 MB of far rows")
@@ -330,10 +330,11 @@ def _parse(field: "dataclasses.Field[Any]", text: str) -> Any:
 # These may change: their users read them from the broker each time (see `Broker.change_settings`). The others are fixed
 # with the folder, say how to read the log, or were handed on when the broker opened.
 LIVE = frozenset(
-    {"auto_create_topics", "auto_create_groups", "default_queue_count", "topics_max", "groups_max", "group_popped_max",
-     "invisible_ms_max", "retry_times_max", "fresh_queue_bytes", "delay_ms_max", "wheel_entries_max",
-     "tombstones_max", "flush_interval_ms", "retention_ms", "snapshot_bytes", "body_bytes_max", "pull_count_max", "pull_bytes_max", "connections_max",
-     "connections_per_address_max", "buffered_bytes_max", "shutdown_ms"}
+    {"auto_create_topics", "auto_create_groups", "default_queue_count", "topics_max", "groups_max",
+     "group_popped_max", "invisible_ms_max", "retry_times_max", "fresh_queue_bytes", "delay_ms_max",
+     "wheel_entries_max", "tombstones_max", "flush_interval_ms", "retention_ms", "snapshot_bytes", "body_bytes_max",
+     "pull_count_max", "pull_bytes_max", "connections_max", "connections_per_address_max", "buffered_bytes_max",
+     "shutdown_ms"}
 )  # fmt: skip
 
 # RocketMQ's names of what is the same here, in the same unit: its tools are given them by habit.

@@ -12,14 +12,14 @@ from postdate.extras import require_extra
 
 HELP = """\
 Serves far messages, queues and chunks over Arrow Flight, for the pipeline and for programs that move millions of rows.
-`postdate up` starts it; by hand it is needed only where a broker runs without it.
+`postdate up` starts it; start it by hand only if a broker runs without it.
 
 examples:
   postdate bulk --data ./postdate-data --broker 127.0.0.1:10911
   postdate bulk --data /var/lib/postdate --broker 127.0.0.1:10911 --host 0.0.0.0 --port 9878
 
-It reads the broker's data folder and asks the broker what in it is durable, so it runs on the same machine. It ends on
-Ctrl-C or SIGTERM, and with the process that started it.
+It reads the broker's data folder and asks the broker which parts are durable, so it runs on the same machine. It ends
+on Ctrl-C or SIGTERM, and with the process that started it.
 
 exit codes: 0 stopped, 2 wrong usage, or a folder or port that cannot be used
 """

@@ -10,7 +10,7 @@ from postdate.errors import UsageError
 from postdate.message import Cancelled
 
 HELP = """\
-Cancels a message that waits, by the handle that `postdate send` printed, or by topic, key and due time; or all that a
+Cancels a waiting message, by the handle that `postdate send` printed, or by topic, key and due time; or all that a
 predicate selects.
 
 examples:
@@ -21,9 +21,9 @@ examples:
   postdate cancel --where "key = 'order-17' and date(due) = date '2027-01-01'"
 
 The answer is one of: cancelled (it will never be delivered), delivered (the cancel came too late), unknown (no such
-message was found; should one still come up, it is cancelled). By predicate it is a job of the pipeline, over all that
-waits, in the order of all sends; the answer says how many were cancelled and how many came too late. Times in it are in
-UTC; columns are those of postdate sql.
+message was found; should one still come up, it is cancelled). A cancel by predicate is a job of the pipeline, over all
+waiting messages, in the order of all sends; the answer says how many it cancelled and how many came too late. Times in
+a predicate are in UTC; columns are those of postdate sql.
 
 exit codes: 0 cancelled, 1 delivered or unknown, or there is no such topic, or the predicate was refused, 2 wrong usage,
 3 no broker was reached or it refused, 130 interrupted (a job goes on: see postdate jobs)

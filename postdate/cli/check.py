@@ -11,7 +11,7 @@ HELP = """\
 Reads everything in a data folder that no broker has open, changes nothing, and says what is damaged and where.
 
 examples:
-  postdate check ./postdate-data             what was verified, or each finding with its place
+  postdate check ./postdate-data             the verified counts, or each finding with its place
   postdate check ./postdate-data --json      the same for a program
 
 exit codes: 0 all is well, 1 damage was found, 2 wrong usage or the folder cannot be read (a broker runs on it, or it is

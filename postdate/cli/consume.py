@@ -17,7 +17,7 @@ from postdate.message import DELAY_PROPERTIES
 from postdate.spans import instant_ms
 
 HELP = """\
-Prints the messages of a topic as a member of a consumer group. A message is acknowledged when it is printed.
+Prints the messages of a topic as a member of a consumer group. It acknowledges each one that it prints.
 
 examples:
   postdate consume orders --group billing                            until Ctrl-C
@@ -27,7 +27,7 @@ examples:
   postdate consume orders --group billing --json | jq -r .body
 
 A line has the time when the message became visible, its place, how late it was, and its body. A message that was sent
-with a delay does not say when it was due, so for it the time since it was sent is shown.
+with a delay does not carry its due time, so its line shows the time since it was sent.
 
 exit codes: 0 got what was asked for, 1 the timeout came before --count messages, or before any, 2 wrong usage, 3 no
 broker was reached or it refused, 130 interrupted

@@ -9,14 +9,14 @@ from postdate.client import admin
 from postdate.client.admin import FoundMessage
 
 HELP = """\
-Finds the messages of a topic by a key of theirs, whether they wait or not, and says where they are (times in UTC).
+Finds the messages of a topic by one of their keys, waiting or not, and says where they are (times in UTC).
 
 examples:
   postdate find orders order-17                      by one of its keys, or by its id
   postdate find orders order-17 --limit 3 --json     the newest three, for a program
 
-A message is found while its record is in the log: as long as it waits there, and for the time of retention (72 h unless
-set otherwise) after it became visible. The newest stand first.
+The broker finds a message while its record is in the log: as long as it waits there, and for the time of retention
+(72 h by default) after it became visible. The newest stand first.
 
 exit codes: 0 found, 1 there is no such message or no such topic, 2 wrong usage, 3 no broker was reached or it refused,
 130 interrupted

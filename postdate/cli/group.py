@@ -12,8 +12,8 @@ Lists, shows, creates and deletes consumer groups.
 examples:
   postdate group list
   postdate group show billing                     its members, and how far it has read each queue
-  postdate group create billing                   for brokers that make no groups by themselves
-  postdate group delete billing --yes             forgets its offsets
+  postdate group create billing                   for brokers that create no groups by themselves
+  postdate group delete billing --yes             also deletes its offsets
 
 exit codes: 0 done, 1 there is no such group, or there is one already, 2 wrong usage, 3 no broker was reached or it
 refused, 130 interrupted

@@ -25,9 +25,9 @@ examples:
   postdate import calls.jsonl --topic calls --due at --zone Europe/Berlin --skip-bad bad.jsonl
   postdate import reminders.parquet --topic reminders --due send_at --id campaign-7
 
-Due times are timestamps with a zone, text in ISO 8601 with a zone, or numbers whose unit --due-unit says. One that has
-passed is delivered at once. Bodies are text or bytes. Given the same --id again, nothing is scheduled twice: it answers
-what became of the first one, or goes on where that was interrupted. It starts a Spark of its own, which takes some
+Due times are timestamps with a zone, text in ISO 8601 with a zone, or numbers in the unit --due-unit. Messages of
+the past are delivered at once. Bodies are text or bytes. The same --id again schedules nothing twice: it reports the
+outcome of the first import, or continues an interrupted one. The command starts a Spark of its own, which takes some
 seconds and needs Java 17; the broker must have a pipeline.
 
 exit codes: 0 scheduled, 1 there are bad rows and nothing is scheduled, 2 wrong usage, or a file that cannot be read,
@@ -37,11 +37,11 @@ exit codes: 0 scheduled, 1 there are bad rows and nothing is scheduled, 2 wrong 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", metavar="FILE", nargs="+", help="files, folders or patterns, all of one kind")
-    parser.add_argument("--topic", metavar="T", required=True, help="where to")
+    parser.add_argument("--topic", metavar="T", required=True, help="topic of the messages")
     parser.add_argument("--due", metavar="COLUMN", required=True, help="the column of due times")
     parser.add_argument(
         "--due-unit", choices=("timestamp", "ms", "s"), default="timestamp",
-        help="what it holds: timestamps, or epoch milliseconds or seconds (default: timestamp)",
+        help="its values: timestamps, or epoch milliseconds or seconds (default: timestamp)",
     )  # fmt: skip
     parser.add_argument(
         "--zone", metavar="NAME", default="", help="zone of times that have none, such as Europe/Berlin"

@@ -9,15 +9,15 @@ from postdate.cli.values import positive
 from postdate.client import admin
 
 HELP = """\
-Shows imports, cancels and postponements by predicate: those that wait or run, and what became of the last ones.
+Shows imports, cancels and postponements by predicate: those that wait or run, and the outcome of the last ones.
 
 examples:
   postdate jobs                          the last twenty
-  postdate jobs 4f2c77                   one of them, with all that is known of it
+  postdate jobs 4f2c77                   one of them, with all details
   postdate jobs 4f2c77 --withdraw        end one that has changed nothing yet
 
 States: loading (an import writes its files), waiting (in the far queue; the pipeline comes to it in order), running
-(what it changes is decided, the table follows), done, failed (nothing was changed, and why).
+(the broker has decided its changes, the table follows), done, failed (it changed nothing, and why).
 
 exit codes: 0 shown, 1 there is no such job, or it cannot be withdrawn any more, 2 wrong usage, 3 no broker was reached
 or it refused, 130 interrupted
@@ -29,7 +29,7 @@ _BAR_WIDTH = 10
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", metavar="ID", nargs="?", help="one job")
-    parser.add_argument("--withdraw", action="store_true", help="end it, where it has changed nothing yet")
+    parser.add_argument("--withdraw", action="store_true", help="end it, if it has changed nothing yet")
     parser.add_argument("--limit", metavar="N", type=positive, default=20, help="at most this many (default: 20)")
     add_broker(parser, _jobs)
 

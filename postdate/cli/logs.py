@@ -10,7 +10,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 
 def add_log_level(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--log-level", choices=_LEVELS, default="info", help="what is logged on stderr (default: info)")
+    parser.add_argument("--log-level", choices=_LEVELS, default="info", help="log level, on stderr (default: info)")
 
 
 def start_logging(level: str, only: str = "") -> None:

@@ -17,7 +17,7 @@ examples:
   postdate pending --limit 1000 --json               more rows, for a program
 
 Near messages are due within a minute or two and lie in memory; far ones lie in the log until the pipeline takes them
-into its table. Together they are all that waits.
+into its table. Together they are all waiting messages.
 
 exit codes: 0 shown, 1 there is no such topic, 2 wrong usage, 3 no broker was reached or it refused, 130 interrupted
 """

@@ -14,7 +14,7 @@ from postdate.spark.session import java
 
 HELP = """\
 Runs the pipeline that carries far messages from a broker's log to its table, and back before they are due.
-`postdate up` starts one beside the broker; by hand it is needed where Spark runs elsewhere.
+`postdate up` starts one beside the broker; start it by hand if Spark runs elsewhere.
 
 examples:
   postdate up --pipeline none                        a broker that starts no pipeline ...
@@ -25,7 +25,7 @@ examples:
   postdate pipeline --addr broker.example.org:9876 --master yarn --table s3://bucket/postdate --checkpoint /shared/cp
 
 On a cluster the table lies where all workers reach it, and the workers reach bulk. They need Python with pyarrow; our
-modules travel with the job. While no broker is reached it waits and tries again. A broker has one pipeline: a new one
+modules travel with the job. While it reaches no broker, it waits and tries again. A broker has one pipeline: a new one
 ends the one before it, and nothing is lost or doubled.
 
 exit codes: 0 stopped by Ctrl-C or SIGTERM, 2 wrong usage, or no Java that Spark can use, 3 the broker refused, or Spark
@@ -47,7 +47,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="heap of Spark's driver (default: 1GiB)",
     )  # fmt: skip
     parser.add_argument(
-        "--table", metavar="URI", default="", help="folder or URI of the table (default: where it was the last time)"
+        "--table", metavar="URI", default="", help="folder or URI of the table (default: that of the last pipeline)"
     )
     parser.add_argument(
         "--checkpoint", metavar="DIR", default="", help="folder of Spark's checkpoint (default: in the table's)"

@@ -8,16 +8,16 @@ from postdate.cli.values import span
 from postdate.errors import UsageError
 
 HELP = """\
-Postpones every message that waits and that a predicate selects, wherever it waits: one job, in the order of all sends.
+Postpones every waiting message that a predicate selects, wherever it waits: one job, in the order of all sends.
 
 examples:
   postdate postpone --where "topic = 'sms' and due < timestamp '2027-01-01 08:00:00'" --by 2h
   postdate postpone --where "properties['campaign'] = 'autumn'" --by 1d --dry-run
   postdate postpone --where "key = 'order-17'" --by 30m --id postpone-17
 
-Times in a predicate are in UTC. The answer says how many were postponed and how many came too late: were delivered, or
-cancelled by another, before the pipeline came to the job. A handle that was given for a message cancels it at its new
-time, too. Columns: due, topic, tag, key, size, properties, body, queue, level, arrival; see postdate sql.
+Times in a predicate are in UTC. The answer says how many it postponed and how many came too late: were delivered, or
+cancelled otherwise, before the pipeline came to the job. The handle of a message stays good: it cancels it at its new
+time. Columns: due, topic, tag, key, size, properties, body, queue, level, arrival; see postdate sql.
 
 exit codes: 0 done, 1 the predicate was refused, 2 wrong usage, 3 no broker was reached or it refused, 130 interrupted
 (the job goes on: see postdate jobs)

@@ -43,7 +43,7 @@ _QUIET_NS = 300_000_000  # work that takes no longer shows no progress
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("topic", metavar="TOPIC", help="where to")
+    parser.add_argument("topic", metavar="TOPIC", help="topic of the message")
     parser.add_argument("body", metavar="BODY", nargs="?", help="the body as text, or - for stdin")
     parser.add_argument("--file", metavar="F", help="a file with the body; - is stdin")
     parser.add_argument("--lines", action="store_true", help="each line of stdin is a message")

@@ -10,7 +10,7 @@ from postdate.cli.render import print_table
 from postdate.config import FIELDS, FLUSH_MODES, GROUPS, LIMITS, PIPELINES, Loaded, text_of
 
 HELP = """\
-Prints the settings that `postdate up` would have if it was started here, and the source of each.
+Prints the settings that `postdate up` would have in this folder, and the source of each.
 
 examples:
   postdate settings                                  value and source of each setting

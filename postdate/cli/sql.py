@@ -16,7 +16,7 @@ from postdate.errors import UsageError
 from postdate.extras import require_extra
 
 HELP = """\
-Answers a query of Spark SQL over the view pending: all that waits, near, far and in the pipeline's table.
+Answers a query of Spark SQL over the view pending: all waiting messages, near, far and in the pipeline's table.
 
 examples:
   postdate sql "select topic, count(*), min(due) from pending group by topic"
@@ -24,7 +24,7 @@ examples:
   postdate sql "select * from pending where tag = 'sms'" --format csv --limit 100000 > sms.csv
 
 Columns: due (timestamp, in UTC), topic, tag, key, size (bytes of the record), properties (map), body (binary), queue
-(its number), level, arrival. Reading keeps neither broker nor pipeline waiting. It starts a Spark of its own, which
+(its number), level, arrival. Neither broker nor pipeline waits for it. It starts a Spark of its own, which
 takes some seconds and needs Java 17.
 
 exit codes: 0 answered, 2 wrong usage, or a query that Spark does not understand, 3 no broker was reached, or no Java

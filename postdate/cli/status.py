@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 HELP = """\
-Shows how broker and pipeline are: what waits and where, how far ahead the pipeline is, its table and last batches.
+Shows the state of broker and pipeline: waiting messages, the pipeline's horizon, its table and its last batches.
 
 examples:
   postdate status
   postdate status --watch                            again every 2 s, until Ctrl-C
   postdate status --watch 10 --batches 20
-  postdate status --json                             all that the broker tells, for a program
+  postdate status --json                             the broker's whole answer, for a program
 
-Near messages are due within the lead (60 s unless set otherwise) and lie in memory. Far ones lie in the log until the
-pipeline has taken them into its table; it promotes them to memory before they are due. What it does not promote in time
-the broker rescues from the log.
+Near messages are due within the lead (60 s by default) and lie in memory. Far ones lie in the log until the
+pipeline has taken them into its table; it promotes them to memory before they are due. The broker
+rescues messages from the log that the pipeline does not promote in time.
 
 exit codes: 0 shown, 2 wrong usage, 3 no broker was reached or it refused, 130 interrupted
 """

@@ -13,10 +13,10 @@ Lists, shows, creates, updates and deletes topics.
 
 examples:
   postdate topic list
-  postdate topic show orders                      its queues, their offsets, what waits
+  postdate topic show orders                      its queues, their offsets, its waiting messages
   postdate topic create orders --queues 4
-  postdate topic update orders --perm r           no more sends; what waits is still delivered
-  postdate topic delete orders --yes              also cancels what waits for it
+  postdate topic update orders --perm r           no more sends; waiting messages still come
+  postdate topic delete orders --yes              also cancels its waiting messages
 
 exit codes: 0 done, 1 there is no such topic, or there is one already, 2 wrong usage, 3 no broker was reached or it
 refused, 130 interrupted
