@@ -3,7 +3,7 @@
 A write is visible at once, but on disk only after a sync of its file; a name only after a sync of its folder.
 `lose_power` keeps what was synced and lets dice decide about the rest: any subset of the writes, torn into sectors.
 `kill` ends the process alone, so that all writes stay. On demand a sync fails (and drops its writes, as Linux does), a
-bit flips, the disk is full, or a fault point kills.
+bit flips, or the disk is full. To end the process at a fault point, see FaultPoints.
 """
 
 import errno
@@ -16,10 +16,6 @@ from postdate.errors import FolderInUse
 from postdate.storage.disk import Data
 
 SECTOR_BYTES = 64  # a sector is written whole or not at all; small, so that small files tear too
-
-
-class Killed(BaseException):
-    """The process dies at a fault point. Not an Exception, so that no code of the broker handles it."""
 
 
 class Content:
@@ -120,25 +116,9 @@ class VirtualDisk:
         self._changes: list[tuple[str, Callable[[dict[str, Content]], object]]] = []  # unsynced: (folder, change)
         self._locked = False
         self.capacity_bytes = capacity_bytes
-        self.reached: dict[str, int] = {}  # how often each fault point was passed
-        self.kill_at: tuple[str, int] | None = None  # (point, how many more times it is passed first)
-        self.kill_after: int | None = None  # how many more points of any name are passed first
         self.failing_syncs = 0  # how many of the next syncs fail
 
     # -- faults -------------------------------------------------------------------------------------------------
-
-    def reach(self, point: str) -> None:
-        self.reached[point] = self.reached.get(point, 0) + 1
-        if self.kill_after is not None:
-            self.kill_after -= 1
-            if self.kill_after < 0:
-                self.kill_after = None
-                raise Killed(point)
-        if self.kill_at is not None and self.kill_at[0] == point:
-            self.kill_at = (point, self.kill_at[1] - 1)
-            if self.kill_at[1] < 0:
-                self.kill_at = None
-                raise Killed(point)
 
     def kill(self) -> None:
         """Ends the process, which lets go of the lock. The machine runs on, and every write stays."""
@@ -158,7 +138,6 @@ class VirtualDisk:
 
     def _forget_process(self) -> None:
         self._locked = False
-        self.kill_at = self.kill_after = None
         self.failing_syncs = 0
 
     def flip(self, path: str, bit: int) -> None:

@@ -26,7 +26,7 @@ from verify.faults import power
 from verify.faults.control import BROKER, BULK, PIPELINE
 from verify.faults.inside import OTHER, role_of
 from verify.faults.layer import Layer, Point, fault_points, flip_bit
-from verify.faults.points import WRITTEN_BY_BULK, Turns, calls_of_function, points_of
+from verify.faults.points import WRITTEN_BY_BULK, Turns, points_of
 from verify.faults.process import Broker
 
 ROOT = Path(__file__).parents[2]
@@ -372,9 +372,9 @@ def test_a_turn_is_for_one_process() -> None:
     assert {point.process for point in Turns([BROKER]).all} == {BROKER}
 
 
-def test_points_of_the_disk_are_reached_too(watched: Watched) -> None:
+def test_a_broker_ends_at_a_point_of_its_log(watched: Watched) -> None:
     watched.layer.kill_at("log.flush")
-    script = 'from postdate.storage.disk import RealDisk; RealDisk(".").reach("log.flush"); print("not reached")'
+    script = 'from postdate.faultpoint import reach; reach("log.flush"); print("not reached")'
     assert watched.run(script, BROKER) == ""
     assert watched.layer.hit == Point("log.flush", BROKER)
 
@@ -470,12 +470,9 @@ def test_points_are_told_apart_by_who_reaches_them() -> None:
     } <= set(points)  # fmt: skip
     assert {point.process for point in points} == {BROKER, BULK, PIPELINE}
     assert {point.name for point in points if point.process == BULK} >= WRITTEN_BY_BULK, "one of them is gone"
-    names = {name for path in (ROOT / "postdate" / "pipeline").glob("*.py") for name in _steps(path)}
+    files = [path for folder in ("spark", "table") for path in (ROOT / "postdate" / folder).rglob("*.py")]
+    names = {name for path in files for name in points_of(ast.parse(path.read_text(encoding="utf-8")))}
     assert names == {point.name for point in points if point.process == PIPELINE}
-
-
-def _steps(path: Path) -> set[str]:
-    return set(points_of(ast.parse(path.read_text(encoding="utf-8")), calls_of_function))
 
 
 # -- a broker ---------------------------------------------------------------------------------------------------

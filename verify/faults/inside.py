@@ -78,19 +78,15 @@ def install(folder: Path, role: str) -> None:
     control = Control(folder / CONTROL)
     Files(folder, control).patch()
     _patch_clock(control)
-    reach = _reaching(control, role)
-    setattr(faultpoint, "reach", reach)  # noqa: B010 - what is assigned plainly must have the same name
-    if role != PIPELINE:  # which has no such disk, and whose workers need no numpy
-        from postdate.storage.disk import RealDisk
-
-        setattr(RealDisk, "reach", lambda _disk, point: reach(point))  # noqa: B010 - as above
+    faultpoint.listen(_kill_on_command(control, role))
     if role == BROKER:
         _patch_alarm(control)
 
 
 def _patch_clock(control: Control) -> None:
     now_ms = SystemClock.now_ms
-    setattr(SystemClock, "now_ms", lambda clock: now_ms(clock) + control.offset_ms)  # noqa: B010 - as above
+    # By setattr here and below: mypy refuses to assign to a method.
+    setattr(SystemClock, "now_ms", lambda clock: now_ms(clock) + control.offset_ms)  # noqa: B010
 
 
 def _patch_alarm(control: Control) -> None:
@@ -105,15 +101,15 @@ def _patch_alarm(control: Control) -> None:
         offset_ms = control.offset_ms
         set_alarm(alarm, min(at_ms, SystemClock().now_ms() + _STEP_NOTICED_MS) - offset_ms)
 
-    setattr(Alarm, "set", set_)  # noqa: B010 - as above
+    setattr(Alarm, "set", set_)  # noqa: B010
 
 
-def _reaching(control: Control, role: str) -> Callable[[str], None]:
-    def reach(name: str) -> None:
-        if control.is_last(name, role):
+def _kill_on_command(control: Control, role: str) -> faultpoint.Listener:
+    def kill(point: str) -> None:
+        if control.is_last(point, role):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    return reach
+    return kill
 
 
 class Files:

@@ -3,7 +3,7 @@ extend.
 """
 
 import ast
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -12,7 +12,7 @@ import postdate
 from verify.faults.control import BROKER, BULK, PIPELINE
 
 PACKAGE = Path(postdate.__file__).parent
-_IN_PIPELINE = {"spark", "table"}  # parts whose points the pipeline's processes reach
+_IN_PIPELINE = {"spark", "table"}  # folders whose points the pipeline's processes reach
 # Bulk writes these files, by modules of the log; the broker removes them.
 WRITTEN_BY_BULK = {
     "chunk.write", "chunk.add", "chunk.synced", "chunk.written",
@@ -32,27 +32,23 @@ def fault_points() -> list[Point]:
     return sorted({point for path in PACKAGE.rglob("*.py") for point in _points_in(path)})
 
 
-def _points_in(path: Path) -> Iterator[Point]:
-    source = path.read_text(encoding="utf-8")
-    if "reach(" not in source:
-        return
-    tree = ast.parse(source, str(path))
-    yield from (Point(name, _process(path, name)) for name in points_of(tree, calls_of_method))
-    if _part(path) in _IN_PIPELINE:
-        yield from (Point(name, PIPELINE) for name in points_of(tree, calls_of_function))
-
-
-def points_of_the_disk() -> set[str]:
-    """The names given to `Disk.reach`."""
+def points_of_the_core() -> set[str]:
+    """The names that storage, state and bulk reach: those that the simulation can kill at."""
     return {point.name for point in fault_points() if point.process != PIPELINE}
 
 
-def _part(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0]
+def _points_in(path: Path) -> Iterator[Point]:
+    source = path.read_text(encoding="utf-8")
+    if "reach(" in source:
+        folder = path.relative_to(PACKAGE).parts[0]
+        for name in points_of(ast.parse(source, str(path))):
+            yield Point(name, _process_of(folder, name))
 
 
-def _process(path: Path, name: str) -> str:
-    return BULK if _part(path) == BULK or name in WRITTEN_BY_BULK else BROKER
+def _process_of(folder: str, name: str) -> str:
+    if folder in _IN_PIPELINE:
+        return PIPELINE
+    return BULK if folder == BULK or name in WRITTEN_BY_BULK else BROKER
 
 
 class Turns:
@@ -87,37 +83,34 @@ class Turns:
 
 # -- in one module ----------------------------------------------------------------------------------------------
 
-Calls = Callable[[ast.AST, str], list[ast.Call]]
 
-
-def calls_of_method(tree: ast.AST, name: str) -> list[ast.Call]:
-    """Calls as `disk.reach(...)`."""
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == name]
-
-
-def calls_of_function(tree: ast.AST, name: str) -> list[ast.Call]:
-    """Calls as `reach(...)`."""
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == name]
-
-
-def points_of(tree: ast.Module, calls_of: Calls = calls_of_method) -> Iterator[str]:
-    """The names given to `reach` in a module, also where a function passes on what it is given."""
+def points_of(tree: ast.Module) -> Iterator[str]:
+    """The names given to `reach` in a module, also where a function passes on a name that it is given."""
     passed_on = {
         (function.name, suffix)
         for function in ast.walk(tree)
         if isinstance(function, ast.FunctionDef)
-        for call in calls_of(function, "reach")
+        for call in _calls_of(function, "reach")
         if (suffix := _suffix_of(call.args[0], function)) is not None
     }
-    for call in calls_of(tree, "reach"):
+    for call in _calls_of(tree, "reach"):
         if isinstance(call.args[0], ast.Constant):
             yield str(call.args[0].value)
     for name, suffix in passed_on:
-        for call in calls_of(tree, name):
+        for call in _calls_of(tree, name):
             assert isinstance(call.args[0], ast.Constant), f"line {call.lineno}: the point's name is not written here"
             yield str(call.args[0].value) + suffix
+
+
+def _calls_of(tree: ast.AST, name: str) -> list[ast.Call]:
+    """Calls of a function or a method of this name."""
+    return [call for call in ast.walk(tree) if isinstance(call, ast.Call) and name == _name_of(call.func)]
+
+
+def _name_of(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
 
 
 def _suffix_of(argument: ast.expr, function: ast.FunctionDef) -> str | None:

@@ -13,11 +13,12 @@
 full disks against a small dictionary model; a failing one is shortened and printed with its seed.
 """
 
-from postdate.testing.disk import Killed, VirtualDisk
+from postdate.testing import FaultPoints, Killed, VirtualDisk
 from verify.simulation.history import Failure, random_history, run_history, run_seed
 from verify.simulation.model import Broken, Model
 from verify.simulation.world import Op, World
 
 __all__ = [
-    "Broken", "Failure", "Killed", "Model", "Op", "VirtualDisk", "World", "random_history", "run_history", "run_seed",
+    "Broken", "Failure", "FaultPoints", "Killed", "Model", "Op", "VirtualDisk", "World", "random_history",
+    "run_history", "run_seed",
 ]  # fmt: skip

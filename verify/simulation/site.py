@@ -11,7 +11,7 @@ from postdate.broker.broker import Broker
 from postdate.clock import ManualClock
 from postdate.config import Limits, Settings
 from postdate.errors import LogFailed
-from postdate.testing.disk import Killed, VirtualDisk
+from postdate.testing import FaultPoints, Killed, VirtualDisk
 from verify.simulation.digest import Digest
 from verify.simulation.model import Model, Sent
 from verify.simulation.pipeline import SimulatedTable
@@ -55,6 +55,7 @@ class Site:
         self.settings = settings
         self.limits = limits
         self.disk = VirtualDisk()
+        self.points = FaultPoints()
         self.clock = ManualClock(START_MS)
         self.model = Model(clock_max=START_MS)
         self.table = SimulatedTable()
@@ -73,6 +74,7 @@ class Site:
             try:
                 self._broker = Broker(self.disk, self.settings, limits=self.limits)
             except (Killed, LogFailed):
+                self.points.disarm()
                 self.disk.kill()
                 self.digest.note_disk(self.disk)
 

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
+from postdate import faultpoint
 from postdate.broker.broker import Broker
 from postdate.broker.view import PullStatus
 from postdate.check import check_folder
@@ -18,7 +19,7 @@ from postdate.config import Limits, Settings
 from postdate.errors import DiskFull, LogFailed
 from postdate.storage import record as records
 from postdate.storage.segment import SPARE_COUNT
-from postdate.testing.disk import Killed
+from postdate.testing import Killed
 from verify.simulation.cancellers import Cancellers
 from verify.simulation.carriers import Carriers
 from verify.simulation.model import Broken
@@ -46,6 +47,7 @@ class World:
     def __init__(self, settings: Settings = SETTINGS, limits: Limits = LIMITS) -> None:
         self.site = Site(settings, limits)
         self.disk, self.clock, self.model = self.site.disk, self.site.clock, self.site.model
+        self.points = self.site.points
         self._producers = Producers(self.site)
         self._owners = Owners(self.site, self, self._producers)
         self._cancellers = Cancellers(self.site, self, self._producers, self._owners)
@@ -97,7 +99,8 @@ class World:
             "full": self._fill_disk,
             "room": self._make_room,
         }
-        self._start()
+        with self.points:
+            self._start()
 
     @property
     def broker(self) -> Broker:
@@ -106,15 +109,16 @@ class World:
     # -- running ------------------------------------------------------------------------------------------------
 
     def run(self, op: Op) -> None:
-        try:
-            self.verbs[op.verb](*op.numbers)
-            self._keep_spares()
-        except Killed:
-            self._crash(power_seed=None)
-        except LogFailed as error:  # an operator restarts a broker that takes no more writes
-            self.site.digest.note_error(error)
-            self._crash(power_seed=None)
-        self.look()
+        with self.points:
+            try:
+                self.verbs[op.verb](*op.numbers)
+                self._keep_spares()
+            except Killed:
+                self._crash(power_seed=None)
+            except LogFailed as error:  # an operator restarts a broker that takes no more writes
+                self.site.digest.note_error(error)
+                self._crash(power_seed=None)
+            self.look()
 
     def _keep_spares(self) -> None:
         """What the helper thread of a running broker does."""
@@ -124,7 +128,7 @@ class World:
 
     def finish(self) -> None:
         """Lets everything come due and looks once more; then the folder is checked."""
-        self.disk.kill_after = None
+        self.points.disarm()
         self.disk.failing_syncs = 0
         self._make_room()
         self._cancellers.ask_table()
@@ -209,6 +213,7 @@ class World:
         self._poppers.doubt()
         self._owners.doubt()
         self._carriers.doubt()
+        self.points.disarm()
         if power_seed is None:
             self.disk.kill()
         else:
@@ -224,7 +229,8 @@ class World:
 
     def _check_folder(self) -> None:
         """What lies on the disk, after a crash or a clean end, is whole."""
-        found = check_folder(self.disk.copy()).findings
+        with faultpoint.listening(None):  # a check is no broker that could be killed
+            found = check_folder(self.disk.copy()).findings
         self.site.digest.note("check", len(found))
         findings = [finding for finding in found if not finding.startswith(tuple(self._spoilt))]
         if findings:
@@ -264,7 +270,7 @@ class World:
 
     def _kill_soon(self, points: int) -> None:
         """Somewhere in what follows, at the n-th fault point from here, the process dies."""
-        self.disk.kill_after = points
+        self.points.kill_after = points
 
     def _fail_sync(self) -> None:
         self.disk.failing_syncs = 1
