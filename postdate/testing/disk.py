@@ -1,7 +1,7 @@
 """A disk in memory that keeps the promises of a real one and no more.
 
 A write is visible at once, but on disk only after a sync of its file; a name only after a sync of its folder.
-`lose_power` keeps what was synced and lets dice decide about the rest: any subset of the writes, torn into sectors.
+`lose_power` keeps what was synced and lets dice decide about the rest, by the rules of postdate.testing.power.
 `kill` ends the process alone, so that all writes stay. On demand a sync fails (and drops its writes, as Linux does), a
 bit flips, or the disk is full. To end the process at a fault point, see FaultPoints.
 """
@@ -14,8 +14,10 @@ import numpy as np
 
 from postdate.errors import FolderInUse
 from postdate.storage.disk import Data
+from postdate.testing import power
+from postdate.testing.power import Fate
 
-SECTOR_BYTES = 64  # a sector is written whole or not at all; small, so that small files tear too
+SECTOR_BYTES = 64  # small, and counted from where a write begins, so that small writes tear too
 
 
 class Content:
@@ -53,20 +55,14 @@ class Content:
 
     def lose_power(self, dice: random.Random) -> None:
         for position, data in self.unsynced:
-            self._keep_perhaps(dice, position, data)
+            fate = power.choose_fate(dice)
+            if fate is Fate.KEPT or (fate is Fate.TORN and position < 0):
+                self._keep(position, data)
+            elif fate is Fate.TORN:
+                for start, sector in power.surviving_sectors(dice, data, SECTOR_BYTES, SECTOR_BYTES):
+                    _put(self.on_disk, position + start, sector)
         self.unsynced.clear()
         self.seen = bytearray(self.on_disk)
-
-    def _keep_perhaps(self, dice: random.Random, position: int, data: bytes) -> None:
-        fate = dice.random()
-        if fate < 0.4:
-            return
-        if fate < 0.8 or position < 0:
-            self._keep(position, data)
-        else:
-            for start in range(0, len(data), SECTOR_BYTES):
-                if dice.random() < 0.5:
-                    _put(self.on_disk, position + start, data[start : start + SECTOR_BYTES])
 
 
 def _put(target: bytearray, position: int, data: bytes) -> None:
@@ -125,11 +121,11 @@ class VirtualDisk:
         self._forget_process()
 
     def lose_power(self, dice: random.Random) -> None:
-        """Ends the machine. Names are journalled: of the unsynced changes in a folder, the first ones survive."""
+        """Ends the machine: the process is gone, and so is a part of what was not synced."""
         self._forget_process()
         for folder in sorted({place for place, _ in self._changes}):
             changes = [change for place, change in self._changes if place == folder]
-            for change in changes[: dice.randint(0, len(changes))]:
+            for change in changes[: power.surviving_names(dice, len(changes))]:
                 change(self._on_disk)
         self._changes.clear()
         for content in self._on_disk.values():

@@ -1,13 +1,8 @@
-"""What a power loss leaves of the watched folders: all that was synced, and of the rest whatever the dice say.
+"""Takes from the watched folders what a power loss may take, by the journal and the rules of postdate.testing.power.
 
-    a write        that was not synced is there, or is not, or is there in part, by sectors of 512 bytes
-    a name         made, renamed or removed since its folder was synced: of these changes the first ones stay, as in
-                   a file system that keeps a journal
-    a file that others than Python wrote (Parquet, Delta's log, Spark's checkpoint): what its last sync saw is there,
-                   behind that it may be cut, or be zeros
-
-A sync that failed has lost what it should have written: a later one does not bring it back, only writing it again does.
-Removed folders do not come back.
+The journal knows every write of our processes; of files that others write (Parquet, Delta's log, Spark's checkpoint) it
+knows the syncs. A sync that failed has lost what it should have written: a later one does not bring it back, only
+writing it again does. Removed folders do not come back.
 
 There are three kinds of loss: ALL, everything that was not synced is lost; SOME, each change has its own fate; LAST,
 only the last few changes have one.
@@ -20,13 +15,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from postdate.testing import power as rules
+from postdate.testing.power import Fate
 from verify.faults.journal import Begun, Cut, Failed, Listed, Made, Record, Removed, Renamed, Synced, Void, Write, read
 
 ALL, SOME, LAST = "all", "some", "last"
 MODES = (ALL, SOME, LAST)
 SECTOR_BYTES = 512
 _LAST_MAX = 8  # changes that LAST may lose
-_LOST, _KEPT, _TORN = "lost", "kept", "torn"
 
 Event = Made | Renamed | Removed
 Names = dict[str, int]  # inodes by name
@@ -37,14 +33,14 @@ def lose(folders: Sequence[Path], journal: Path, pinned: Path, dice: random.Rand
     file that the journal knows, named by its inode. An empty mode is chosen by the dice.
     """
     state = State(read(journal))
-    fate = Fate(dice, mode or dice.choice(MODES), state)
+    thrown = Dice(dice, mode or dice.choice(MODES), state)
     told = []
     for folder in folders:
         if folder.is_dir():
-            told += _Names(folder, state, fate, pinned).lose()
+            told += _Names(folder, state, thrown, pinned).lose()
     for folder in folders:
         for path in _files(folder):
-            told += [f"{path.relative_to(folder.parent)}: {did}" for did in _lose_content(path, state, fate)]
+            told += [f"{path.relative_to(folder.parent)}: {did}" for did in _lose_content(path, state, thrown)]
     return told
 
 
@@ -206,8 +202,8 @@ def _has_not_happened(event: Event) -> bool:
 # -- the dice ---------------------------------------------------------------------------------------------------
 
 
-class Fate:
-    """What becomes of a change."""
+class Dice:
+    """Decides what becomes of each change, in one of the three kinds of loss."""
 
     def __init__(self, dice: random.Random, mode: str, state: State) -> None:
         self.dice = dice
@@ -215,22 +211,27 @@ class Fate:
         changes = state.open_changes()[-dice.randint(1, _LAST_MAX) :]
         self._from = changes[0] if mode == LAST and changes else 0
 
-    def of_write(self, at: int) -> str:
+    def of_write(self, at: int) -> Fate:
         if self.mode == ALL:
-            return _LOST
-        if at < self._from:
-            return _KEPT
-        return self.dice.choices((_LOST, _KEPT, _TORN), (2, 2, 1))[0]
+            return Fate.LOST
+        return Fate.KEPT if at < self._from else rules.choose_fate(self.dice)
 
     def of_events(self, events: Sequence[Event]) -> int:
         """How many of them stay."""
         if self.mode == ALL:
             return 0
-        return self.dice.randint(sum(event.at < self._from for event in events), len(events))
+        safe_count = sum(event.at < self._from for event in events)
+        return rules.surviving_names(self.dice, len(events), safe_count)
 
     def keeps_unknown(self) -> bool:
-        """Of what others did, whose order is not known."""
-        return self.mode == LAST or (self.mode == SOME and self.dice.random() < 0.5)
+        """Whether a change of names by others stays; the order of those is unknown."""
+        return self.mode == LAST or (self.mode == SOME and rules.keeps_name(self.dice))
+
+    def of_unknown(self, data: bytes, synced_size: int) -> tuple[bytes, str]:
+        """What is left of a file that others wrote, and a sentence about it."""
+        if self.mode == ALL:
+            return data[:synced_size], f"it has {synced_size} bytes left"
+        return rules.surviving_bytes(self.dice, data, synced_size)
 
 
 # -- names ------------------------------------------------------------------------------------------------------
@@ -239,8 +240,8 @@ class Fate:
 class _Names:
     """The names of one folder."""
 
-    def __init__(self, path: Path, state: State, fate: Fate, pinned: Path) -> None:
-        self._path, self._state, self._fate, self._pinned = path, state, fate, pinned
+    def __init__(self, path: Path, state: State, dice: Dice, pinned: Path) -> None:
+        self._path, self._state, self._dice, self._pinned = path, state, dice, pinned
         self._folder = state.folders.get(str(path)) or Folder()
 
     def lose(self) -> list[str]:
@@ -248,16 +249,16 @@ class _Names:
         told = self._apply(_names_in(self._path))
         for path in sorted(self._path.iterdir()):
             if path.is_dir() and not path.is_symlink():
-                told += _Names(path, self._state, self._fate, self._pinned).lose()
+                told += _Names(path, self._state, self._dice, self._pinned).lose()
         return told
 
     def _wanted(self, actual: Names) -> Names:
         """What was on disk, the first changes since, and some of what others did."""
         events = self._folder.events
-        names = self._folder.after(self._fate.of_events(events))
+        names = self._folder.after(self._dice.of_events(events))
         known = self._folder.after(len(events))
         for group in _groups(known, actual):
-            if self._fate.keeps_unknown():
+            if self._dice.keeps_unknown():
                 for name in group:
                     names.pop(name, None)
                     if name in actual:
@@ -313,27 +314,29 @@ def _remove(path: Path) -> None:
 # -- bytes ------------------------------------------------------------------------------------------------------
 
 
-def _lose_content(path: Path, state: State, fate: Fate) -> Iterator[str]:
+def _lose_content(path: Path, state: State, dice: Dice) -> Iterator[str]:
     content = state.contents.get(path.stat().st_ino) or Content()
     if content.is_ours:
         if content.changes:
-            yield _lose_changes(path, content.changes, fate)
+            yield _lose_changes(path, content.changes, dice)
     elif path.stat().st_size > content.synced_size:
-        yield lose_unknown(path, content.synced_size, fate.dice, fate.mode)
+        left, sentence = dice.of_unknown(path.read_bytes(), content.synced_size)
+        path.write_bytes(left)
+        yield sentence
 
 
-def _lose_changes(path: Path, changes: list[Changed], fate: Fate) -> str:
-    counts = {_LOST: 0, _KEPT: 0, _TORN: 0}
+def _lose_changes(path: Path, changes: list[Changed], dice: Dice) -> str:
+    counts = dict.fromkeys(Fate, 0)
     with open(path, "r+b", buffering=0) as file:
         for each in reversed(changes):
             _undo(file.fileno(), each.change)
         for each in changes:
-            kind = _KEPT if each.is_durable else fate.of_write(each.change.at)
-            if kind == _TORN and isinstance(each.change, Cut):
-                kind = _KEPT
-            counts[kind] += each.is_open
-            _do(file.fileno(), each.change, kind, fate.dice)
-    return ", ".join(f"{count} changes {kind}" for kind, count in counts.items() if count)
+            fate = Fate.KEPT if each.is_durable else dice.of_write(each.change.at)
+            if fate is Fate.TORN and isinstance(each.change, Cut):
+                fate = Fate.KEPT
+            counts[fate] += each.is_open
+            _redo(file.fileno(), each.change, fate, dice.dice)
+    return ", ".join(f"{count} changes {fate.value}" for fate, count in counts.items() if count)
 
 
 def _undo(file: int, change: Write | Cut) -> None:
@@ -345,63 +348,14 @@ def _undo(file: int, change: Write | Cut) -> None:
         os.pwrite(file, change.tail, change.size)
 
 
-def _do(file: int, change: Write | Cut, kind: str, dice: random.Random) -> None:
-    if kind == _LOST:
+def _redo(file: int, change: Write | Cut, fate: Fate, dice: random.Random) -> None:
+    if fate is Fate.LOST:
         return
     if isinstance(change, Cut):
         os.ftruncate(file, change.size)
-    elif kind == _KEPT:
+    elif fate is Fate.KEPT:
         os.pwrite(file, change.new, change.position)
     else:
-        for start, end in _sectors(change.position, len(change.new)):
-            if dice.random() < 0.5:
-                os.pwrite(file, change.new[start:end], change.position + start)
-
-
-def _sectors(position: int, size: int) -> Iterator[tuple[int, int]]:
-    """A write, cut where sectors of its file begin."""
-    start = 0
-    while start < size:
-        end = min(size, start + SECTOR_BYTES - (position + start) % SECTOR_BYTES)
-        yield start, end
-        start = end
-
-
-def lose_unknown(path: Path, synced_size: int, dice: random.Random, mode: str = SOME) -> str:
-    """Of a file that grew since its last sync, by writes that nobody has seen."""
-    if mode == ALL:
-        os.truncate(path, synced_size)
-        return f"it has {synced_size} bytes left"
-    return dice.choice((_keep, _empty, _cut, _cut_at_a_line, _zero))(path, synced_size, dice)
-
-
-def _keep(_path: Path, _synced_size: int, _dice: random.Random) -> str:
-    return "it was not synced, and is there"
-
-
-def _empty(path: Path, synced_size: int, _dice: random.Random) -> str:
-    os.truncate(path, synced_size)
-    return f"it has {synced_size} bytes left, those that were synced"
-
-
-def _cut(path: Path, synced_size: int, dice: random.Random) -> str:
-    size = dice.randint(synced_size, path.stat().st_size)
-    os.truncate(path, size)
-    return f"it has {size} bytes left"
-
-
-def _cut_at_a_line(path: Path, synced_size: int, dice: random.Random) -> str:
-    """Where a cut is hardest to see."""
-    ends = [number for number, byte in enumerate(path.read_bytes()) if byte == 10 and number >= synced_size]
-    if not ends:
-        return _cut(path, synced_size, dice)
-    size = dice.choice(ends)
-    os.truncate(path, size)
-    return f"it has {size} bytes left, whole lines"
-
-
-def _zero(path: Path, synced_size: int, _dice: random.Random) -> str:
-    size = path.stat().st_size
-    os.truncate(path, synced_size)
-    os.truncate(path, size)
-    return f"it holds zeros behind {synced_size} bytes"
+        first_bytes = SECTOR_BYTES - change.position % SECTOR_BYTES
+        for start, sector in rules.surviving_sectors(dice, change.new, SECTOR_BYTES, first_bytes):
+            os.pwrite(file, sector, change.position + start)
