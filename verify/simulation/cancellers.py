@@ -8,8 +8,8 @@ from postdate.broker.cancelling import CancelResult
 from postdate.broker.writing import Ticket
 from postdate.errors import DiskFull, FlowControl
 from postdate.message import Cancelled
+from verify.simulation.jobs import Jobs
 from verify.simulation.model import Asked
-from verify.simulation.owners import Owners
 from verify.simulation.producers import Producers
 from verify.simulation.site import Site, Watch
 
@@ -17,11 +17,11 @@ NONE: frozenset[str] = frozenset()
 
 
 class Cancellers:
-    def __init__(self, site: Site, watch: Watch, producers: Producers, owners: Owners) -> None:
+    def __init__(self, site: Site, watch: Watch, producers: Producers, jobs: Jobs) -> None:
         self._site = site
         self._watch = watch
         self._producers = producers  # a cancel may name what they send next
-        self._owners = owners  # what they bring, the broker need not know of
+        self._jobs = jobs  # what they bring, the broker need not know of
         self._waiting: list[tuple[Ticket, Asked]] = []  # not answered yet
         self._asking: list[tuple[CancelResult, Asked]] = []  # wait for what the table has
         self._cancelling: Asked | None = None  # inside the call
@@ -70,7 +70,7 @@ class Cancellers:
         asked.jobs = traced.tombstone.jobs
         self._site.digest.note("cancelled", traced.outcome, traced.may_be_in_table, traced.rescues, asked.jobs)
         if not traced.may_be_in_table:
-            hidden = self._owners.on_way() | (held if traced.outcome is Cancelled.DELIVERED else NONE)
+            hidden = self._jobs.on_way() | (held if traced.outcome is Cancelled.DELIVERED else NONE)
             self._site.model.answered(asked, traced.outcome, in_table=hidden)
             return
         self._site.model.applied(asked)

@@ -5,16 +5,16 @@ When time has passed and nothing is in the way, all that was due must have been 
 
 from postdate.arrival import NEVER
 from postdate.errors import DiskFull
+from verify.simulation.jobs import Jobs
 from verify.simulation.model import Broken
-from verify.simulation.owners import Owners
 from verify.simulation.site import Site, Watch
 
 
 class Timekeeper:
-    def __init__(self, site: Site, watch: Watch, owners: Owners) -> None:
+    def __init__(self, site: Site, watch: Watch, jobs: Jobs) -> None:
         self._site = site
         self._watch = watch
-        self._owners = owners
+        self._jobs = jobs
 
     def let_pass(self, span_ms: int) -> None:
         """Time passes in normal life: the server comes back whenever it was asked to."""
@@ -93,4 +93,4 @@ class Timekeeper:
         broker = self._site.broker
         held = [self._site.model.messages[name] for name in self._site.table.held_names(broker)]
         theirs = frozenset(m.name for m in held if m.own >= 0 or not broker.log.read(m.arrival, 4))
-        return theirs | self._owners.on_way()
+        return theirs | self._jobs.on_way()

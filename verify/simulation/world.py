@@ -21,10 +21,10 @@ from postdate.storage import record as records
 from postdate.storage.segment import SPARE_COUNT
 from postdate.testing import Killed
 from verify.simulation.cancellers import Cancellers
-from verify.simulation.carriers import Carriers
+from verify.simulation.jobs import Jobs
 from verify.simulation.model import Broken
 from verify.simulation.operators import Operators
-from verify.simulation.owners import Owners
+from verify.simulation.pipelines import Pipelines
 from verify.simulation.poppers import DEAD_LETTERS, Poppers
 from verify.simulation.producers import Producers
 from verify.simulation.site import LIMITS, SETTINGS, TOPICS, Site
@@ -49,12 +49,12 @@ class World:
         self.disk, self.clock, self.model = self.site.disk, self.site.clock, self.site.model
         self.points = self.site.points
         self._producers = Producers(self.site)
-        self._owners = Owners(self.site, self, self._producers)
-        self._cancellers = Cancellers(self.site, self, self._producers, self._owners)
+        self._jobs = Jobs(self.site, self, self._producers)
+        self._cancellers = Cancellers(self.site, self, self._producers, self._jobs)
         self._poppers = Poppers(self.site, self)
         self._operators = Operators(self.site, self, self._poppers)
-        self._timekeeper = Timekeeper(self.site, self, self._owners)
-        self._carriers = Carriers(self.site, self, self._timekeeper)
+        self._timekeeper = Timekeeper(self.site, self, self._jobs)
+        self._pipelines = Pipelines(self.site, self, self._timekeeper)
         self._spoilt: set[str] = set()  # snapshots that went bad: the check may say so
         self._position_before = 0
         self.verbs: dict[str, Callable[..., None]] = {
@@ -66,24 +66,24 @@ class World:
             "commit": self._operators.commit,
             "resize": self._operators.resize,
             "delete": self._operators.delete,
-            "job": self._owners.ask,
-            "import": self._owners.load,
-            "adopt": self._owners.adopt,
-            "fail": self._owners.fail,
+            "job": self._jobs.ask,
+            "import": self._jobs.load,
+            "adopt": self._jobs.adopt,
+            "fail": self._jobs.fail,
             "pop": self._poppers.pop,
             "ack": self._poppers.acknowledge,
             "change": self._poppers.change,
             "bury": self._poppers.bury,
-            "register": self._carriers.register,
-            "read": self._carriers.read,
-            "work": self._carriers.work,
-            "stage": self._carriers.stage,
-            "stage_again": self._carriers.stage_again,
-            "begin_stage": self._carriers.begin_stage,
-            "end_stage": self._carriers.end_stage,
-            "upload": self._carriers.upload,
-            "die": self._carriers.die,
-            "serve": self._carriers.serve,
+            "register": self._pipelines.register,
+            "read": self._pipelines.read,
+            "work": self._pipelines.work,
+            "stage": self._pipelines.stage,
+            "stage_again": self._pipelines.stage_again,
+            "begin_stage": self._pipelines.begin_stage,
+            "end_stage": self._pipelines.end_stage,
+            "upload": self._pipelines.upload,
+            "die": self._pipelines.die,
+            "serve": self._pipelines.serve,
             "pass": self._timekeeper.let_pass,
             "advance": self._timekeeper.advance,
             "step": self._timekeeper.step,
@@ -132,7 +132,7 @@ class World:
         self.disk.failing_syncs = 0
         self._make_room()
         self._cancellers.ask_table()
-        self._carriers.hand_over()
+        self._pipelines.hand_over()
         self._timekeeper.let_all_come_due()
         self.look(everything=True)
         self._operators.find_all()
@@ -149,14 +149,14 @@ class World:
         broker = self.broker
         self._producers.collect()
         self._poppers.collect()
-        self._owners.collect()
+        self._jobs.collect()
         self._check_table()
         for number, (topic, queue_id) in enumerate(broker.fold.topics.places):
             if topic in TOPICS and broker.fold.topics.by_name.get(topic) is not None:
                 topic_numbers = broker.fold.topics.by_name[topic].numbers
                 if queue_id < len(topic_numbers) and topic_numbers[queue_id] == number:
                     self._look_at(topic, queue_id, number, everything)
-        self._owners.judge()
+        self._jobs.judge()
         self._position_before = broker.fold.position
 
     def _look_at(self, topic: str, queue_id: int, number: int, everything: bool) -> None:
@@ -211,8 +211,8 @@ class World:
         """The broker is gone; `then` is what else happens before it comes back."""
         self.site.stop()
         self._poppers.doubt()
-        self._owners.doubt()
-        self._carriers.doubt()
+        self._jobs.doubt()
+        self._pipelines.doubt()
         self.points.disarm()
         if power_seed is None:
             self.disk.kill()

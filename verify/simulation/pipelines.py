@@ -17,7 +17,7 @@ _ALL = 1_000_000  # more rows and commands than a history has
 _AGES_MS = 100 * 365 * 86_400_000
 
 
-class Carriers:
+class Pipelines:
     """`which` is always the number of a pipeline."""
 
     def __init__(self, site: Site, watch: Watch, time: Timekeeper) -> None:

@@ -40,7 +40,7 @@ class Told(NamedTuple):
     counts: tuple[int, int, int]  # rows, changed, late
 
 
-class Owners:
+class Jobs:
     """All of them, over one table."""
 
     def __init__(self, site: Site, watch: Watch, producers: Producers) -> None:
