@@ -106,7 +106,7 @@ class Crashed(Exception):
 
 # Fault points by the part that reaches them, as the beginnings of their names: driver, bulk and broker share a process.
 OF_DRIVER = ("batch.", "ingest.", "stage.", "merge.", "table.", "job.")
-OF_BULK = ("chunk.write", "chunk.add", "chunk.synced", "selection.write", "selection.synced")
+OF_BULK = ("chunk.writ", "chunk.add", "chunk.synced", "selection.writ", "selection.synced")
 
 
 class Steps:

@@ -354,13 +354,13 @@ def test_of_all_points_each_has_its_turn() -> None:
         points = turns.next(dice)
         reached = [point for point in points if point != never]
         if reached:
-            turns.took(dice.choice(reached))
+            turns.note_hit(dice.choice(reached))
         else:
-            turns.missed(points)
+            turns.note_missed(points)
     assert turns.all - turns.hit == {never}
     assert all(never in turns.next(dice) for _ in range(10)), "what had no turn is always among them"
     assert len(turns.next(dice)) > 1, "beside others, which come again"
-    turns.took(never)
+    turns.note_hit(never)
     assert turns.hit == turns.all
 
 

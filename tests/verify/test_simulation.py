@@ -120,7 +120,7 @@ def test_a_history_that_breaks_a_promise_fails_its_run(monkeypatch: pytest.Monke
 def sent(model: Model, name: str, due: int = 0, *, arrival: int = 0, near: bool = True) -> Sent:
     """An acknowledged message; the keys are made from its name."""
     message = Sent(name, "orders", 0, f"u{name}", f"k{name}", due, T0, near, arrival, acknowledged=True)
-    model.sent(message)
+    model.add(message)
     return message
 
 
@@ -140,8 +140,8 @@ def test_what_is_right_passes(model: Model) -> None:
     model.look(0, 0, ["a", "b"], 100)
     model.look(0, 0, ["a", "b"], 100)
     model.look(0, 1, ["b"], 100)
-    model.shorter(0, 2)
-    model.complete(T0, frozenset())
+    model.check_length(0, 2)
+    model.check_complete(T0, frozenset())
 
 
 def test_a_duplicate_is_noticed(model: Model) -> None:
@@ -161,14 +161,14 @@ def test_a_message_that_comes_early_is_noticed(model: Model) -> None:
 
 def test_a_cancelled_message_that_comes_is_noticed(model: Model) -> None:
     sent(model, "a", T0)
-    model.answered(asked("a", T0), Cancelled.CANCELLED, in_table=frozenset())
+    model.check_answer(asked("a", T0), Cancelled.CANCELLED, in_table=frozenset())
     with pytest.raises(Broken, match="a was cancelled and is in queue 0, offset 0"):
         model.look(0, 0, ["a"], 0)
 
 
 def test_a_message_of_a_deleted_topic_that_comes_is_noticed(model: Model) -> None:
     sent(model, "a", T0)
-    model.topic_deleted("orders")
+    model.note_topic_deleted("orders")
     with pytest.raises(Broken, match="a was cancelled"):
         model.look(0, 0, ["a"], 0)
 
@@ -178,7 +178,7 @@ def test_a_wrong_order_is_noticed(model: Model, second_due: int, second_arrival:
     sent(model, "a", T0, arrival=10)
     sent(model, "b", second_due, arrival=second_arrival)
     model.look(0, 0, ["a"], 100)
-    with pytest.raises(Broken, match=f"b, due {second_due}, comes behind a, due {T0}"):
+    with pytest.raises(Broken, match=f"b, due {second_due}, comes after a, due {T0}"):
         model.look(0, 1, ["b"], 100)
 
 
@@ -202,10 +202,10 @@ def test_an_offset_that_changes_is_noticed(model: Model) -> None:
 def test_a_lost_entry_is_noticed(model: Model) -> None:
     sent(model, "a")
     model.look(0, 0, ["a"], 0)
-    model.shorter(0, 1)
-    model.shorter(9, 0)
+    model.check_length(0, 1)
+    model.check_length(9, 0)
     with pytest.raises(Broken, match="queue 0 had 1 entries and has 0 now"):
-        model.shorter(0, 0)
+        model.check_length(0, 0)
 
 
 def test_a_message_that_nobody_sent_is_noticed(model: Model) -> None:
@@ -218,12 +218,12 @@ def test_a_message_that_nobody_sent_is_noticed(model: Model) -> None:
 
 def test_a_message_that_is_missing_is_noticed(model: Model) -> None:
     message = sent(model, "a", T0)
-    model.complete(T0 - 1, frozenset())
-    model.complete(T0, frozenset({"a"}))
+    model.check_complete(T0 - 1, frozenset())
+    model.check_complete(T0, frozenset({"a"}))
     with pytest.raises(Broken, match=f"a was due at {T0}, everything due by {T0} is fired, it is not seen"):
-        model.complete(T0, frozenset())
+        model.check_complete(T0, frozenset())
     message.acknowledged = False
-    model.complete(T0, frozenset())
+    model.check_complete(T0, frozenset())
 
 
 Given = Callable[[Model], object]
@@ -244,7 +244,7 @@ def test_an_untrue_answer_to_a_cancel_is_noticed(model: Model, given: Given, ans
     given(model)
     due = T0 + 1 if "no such" in said else T0
     with pytest.raises(Broken, match=said):
-        model.answered(asked("a", due), answer, in_table=frozenset())
+        model.check_answer(asked("a", due), answer, in_table=frozenset())
 
 
 def test_delivered_is_untrue_while_a_copy_waits(model: Model) -> None:
@@ -253,8 +253,8 @@ def test_delivered_is_untrue_while_a_copy_waits(model: Model) -> None:
     copy.unique_key = "ua"
     model.look(0, 0, ["a"], 0)
     with pytest.raises(Broken, match="answered 'delivered', but b still waits"):
-        model.answered(asked("a", T0), Cancelled.DELIVERED, in_table=frozenset())
-    model.answered(asked("a", T0), Cancelled.DELIVERED, in_table=frozenset({"b"}))
+        model.check_answer(asked("a", T0), Cancelled.DELIVERED, in_table=frozenset())
+    model.check_answer(asked("a", T0), Cancelled.DELIVERED, in_table=frozenset({"b"}))
 
 
 def test_a_cancel_is_about_messages_before_it_alone(model: Model) -> None:
@@ -265,20 +265,20 @@ def test_a_cancel_is_about_messages_before_it_alone(model: Model) -> None:
 
 def test_a_cancel_that_the_table_answers_untruly_is_noticed(model: Model) -> None:
     sent(model, "a", T0, arrival=7)
-    model.applied(cancel := asked("a", T0))
+    model.note_applied(cancel := asked("a", T0))
     with pytest.raises(Broken, match="answered 'unknown', but a waits in the table"):
-        model.table_answered(cancel, Cancelled.UNKNOWN, {7})
-    model.table_answered(cancel, Cancelled.UNKNOWN, set())
+        model.check_table_answer(cancel, Cancelled.UNKNOWN, {7})
+    model.check_table_answer(cancel, Cancelled.UNKNOWN, set())
     model.look(0, 0, ["a"], 0)
-    model.table_answered(cancel, Cancelled.UNKNOWN, {7})
+    model.check_table_answer(cancel, Cancelled.UNKNOWN, {7})
     with pytest.raises(Broken, match="answered 'cancelled', but nothing of it was left to cancel"):
-        model.table_answered(cancel, Cancelled.CANCELLED, {7})
+        model.check_table_answer(cancel, Cancelled.CANCELLED, {7})
 
 
 def test_what_the_table_says_is_cancelled_must_not_be_seen(model: Model) -> None:
     sent(model, "a", T0, arrival=7)
-    model.applied(cancel := asked("a", T0))
-    model.table_answered(cancel, Cancelled.CANCELLED, {7})
+    model.note_applied(cancel := asked("a", T0))
+    model.check_table_answer(cancel, Cancelled.CANCELLED, {7})
     with pytest.raises(Broken, match="a was cancelled and is in queue 0"):
         model.look(0, 0, ["a"], 0)
 
@@ -307,8 +307,8 @@ def test_a_table_that_does_not_hold_what_the_broker_says_is_noticed(monkeypatch:
 
 def test_what_a_job_has_changed_is_not_seen_where_it_was(model: Model) -> None:
     cancelled, moved = sent(model, "a", T0), sent(model, "b", T0)
-    model.changed(cancelled, True, 0, -1)
-    model.changed(moved, False, 5, own_arrival(0))
+    model.note_change(cancelled, True, 0, -1)
+    model.note_change(moved, False, 5, own_arrival(0))
     with pytest.raises(Broken, match="a was cancelled and is in queue 0"):
         model.look(0, 0, ["a"], 0)
     with pytest.raises(Broken, match=f"b is due at {T0 + 5} and was seen when no clock had passed {T0}"):
@@ -320,15 +320,15 @@ def test_what_a_job_has_changed_is_not_seen_where_it_was(model: Model) -> None:
 def test_a_job_that_changes_what_was_delivered_or_cancelled_is_noticed(model: Model) -> None:
     delivered, cancelled = sent(model, "a", T0), sent(model, "b", T0)
     model.look(0, 0, ["a"], 0)
-    model.answered(asked("b", T0), Cancelled.CANCELLED, in_table=frozenset())
+    model.check_answer(asked("b", T0), Cancelled.CANCELLED, in_table=frozenset())
     with pytest.raises(Broken, match=r"has changed a, which is at \(0, 0\)"):
-        model.changed(delivered, True, 0, -1)
+        model.note_change(delivered, True, 0, -1)
     with pytest.raises(Broken, match="has changed b, which was cancelled"):
-        model.changed(cancelled, False, 5, own_arrival(0))
+        model.note_change(cancelled, False, 5, own_arrival(0))
 
 
 def test_a_cancel_is_about_a_postponed_message_by_its_first_due_and_by_its_new_one(model: Model) -> None:
-    model.changed(sent(model, "a", T0), False, 5, own_arrival(3))
+    model.note_change(sent(model, "a", T0), False, 5, own_arrival(3))
     for due, jobs, names in ((T0, 4, ["a"]), (T0 + 5, 4, ["a"]), (T0 + 1, 4, []), (T0 + 5, 3, [])):
         cancel = asked("a", due)
         cancel.jobs = jobs
@@ -342,8 +342,8 @@ CHANGED = [FAR, FLUSH, CANCEL_ALL, FLUSH, REGISTER, Op("read", (9,)), Op("stage"
 
 def test_a_job_that_leaves_out_what_it_means_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     run_history(CHANGED)
-    meant = SimulatedPipeline._meant
-    monkeypatch.setattr(SimulatedPipeline, "_meant", lambda *arguments: meant(*arguments)[1:])
+    meant = SimulatedPipeline._selected_by
+    monkeypatch.setattr(SimulatedPipeline, "_selected_by", lambda *arguments: meant(*arguments)[1:])
     with pytest.raises(Broken, match=r"job 0 \(key=k0\) has not changed m1, which waits"):
         run_history(CHANGED)
 
@@ -388,9 +388,9 @@ def test_one_id_is_one_job_however_often_it_is_asked_for() -> None:
 def test_an_unanswered_cancel_may_have_worked_or_not(model: Model) -> None:
     for name in ("a", "b"):
         sent(model, name, T0)
-        model.unanswered(asked(name, T0))
+        model.note_unanswered(asked(name, T0))
     model.look(0, 0, ["a"], 0)
-    model.complete(T0, frozenset())
+    model.check_complete(T0, frozenset())
 
 
 # ------------------------------------------------------------------------------------------------------- digests

@@ -1,6 +1,4 @@
-"""The fault points: names that the source gives to `reach`, found by reading it. Nothing is run, there is no list to
-extend.
-"""
+"""Finds the fault points, the names given to `reach`, by reading the source. There is no list to extend."""
 
 import ast
 from collections.abc import Collection, Iterator
@@ -13,7 +11,7 @@ from verify.faults.control import BROKER, BULK, PIPELINE
 
 PACKAGE = Path(postdate.__file__).parent
 _IN_PIPELINE = {"spark", "table"}  # folders whose points the pipeline's processes reach
-# Bulk writes these files, by modules of the log; the broker removes them.
+# Bulk reaches these points of the storage, which writes chunks and selections for it.
 WRITTEN_BY_BULK = {
     "chunk.write", "chunk.add", "chunk.synced", "chunk.written",
     "selection.write", "selection.synced", "selection.written",
@@ -21,14 +19,14 @@ WRITTEN_BY_BULK = {
 
 
 class Point(NamedTuple):
-    """A name, and the process that reaches it: "broker", "bulk" or "pipeline", to which Spark's workers belong."""
+    """A name, and the process that reaches it: "broker", "bulk" or "pipeline", which includes Spark's workers."""
 
     name: str
     process: str
 
 
 def fault_points() -> list[Point]:
-    """All of them, sorted."""
+    """All fault points of the source, sorted."""
     return sorted({point for path in PACKAGE.rglob("*.py") for point in _points_in(path)})
 
 
@@ -52,8 +50,8 @@ def _process_of(folder: str, name: str) -> str:
 
 
 class Turns:
-    """Which points are next: those at which nobody was killed yet, some at a time. Whoever comes to one of them first
-    ends there, so that no time is lost with waiting for what is rare, and what is rare has its turn all the same.
+    """Chooses the points to kill at next: several that had no kill yet, and the first one that is reached kills. So no
+    time is lost waiting for rare points, and they get their turn all the same.
     """
 
     def __init__(self, processes: Collection[str] = (BROKER, BULK, PIPELINE)) -> None:
@@ -62,21 +60,21 @@ class Turns:
         self._left, self._rare = set(self.all), set[Point]()
 
     def next(self, dice: Random) -> list[Point]:
-        """Of one process, for the broker would be first else: half of those left, for the most frequent ones would come
-        in the same order else, and all that are rare.
+        """Half of the points that one process has left, and all rare ones. Only one process, because the broker would
+        always be first; only half, because the most frequent points would always come in the same order.
         """
-        self._left = self._left or set(self.all)  # all had a turn, or are rare: it begins anew
+        self._left = self._left or set(self.all)  # every point had a turn or is rare: start again
         process = dice.choice(sorted({point.process for point in self._left}))
         left = sorted(point for point in self._left if point.process == process)
         return sorted(self._rare.union(dice.sample(left, (len(left) + 1) // 2)))
 
-    def took(self, point: Point) -> None:
+    def note_hit(self, point: Point) -> None:
         self.hit.add(point)
         self._left.discard(point)
         self._rare.discard(point)
 
-    def missed(self, points: Collection[Point]) -> None:
-        """None of them was reached in a generous while: they are rare, and armed with all others from now on."""
+    def note_missed(self, points: Collection[Point]) -> None:
+        """None of these points was reached in time: they are rare, and are part of every later choice."""
         self._rare |= set(points) - self.hit
         self._left -= self._rare
 
@@ -114,13 +112,13 @@ def _name_of(function: ast.expr) -> str:
 
 
 def _suffix_of(argument: ast.expr, function: ast.FunctionDef) -> str | None:
-    """What is put behind a parameter; None where the argument is a name by itself."""
+    """The text that is appended to a parameter; None if the argument is a literal name."""
     if isinstance(argument, ast.Constant):
         return None
     parameters = {each.arg for each in function.args.args}
     if isinstance(argument, ast.Name) and argument.id in parameters:
         return ""
-    assert isinstance(argument, ast.BinOp), f"line {argument.lineno}: a point's name is made in a way unknown here"
+    assert isinstance(argument, ast.BinOp), f"line {argument.lineno}: a point is a literal, a parameter, or both added"
     assert isinstance(argument.left, ast.Name)
     assert argument.left.id in parameters
     assert isinstance(argument.right, ast.Constant)

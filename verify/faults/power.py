@@ -29,23 +29,23 @@ Names = dict[str, int]  # inodes by name
 
 
 def lose(folders: Sequence[Path], journal: Path, pinned: Path, dice: random.Random, mode: str = "") -> list[str]:
-    """Takes from the folders what was not on disk; no process may use them. Tells what it did. `pinned` holds every
-    file that the journal knows, named by its inode. An empty mode is chosen by the dice.
+    """Takes from the folders what was not on disk; no process may use them. Returns what it did. `pinned` holds every
+    file that the journal knows, named by its inode. The dice choose an empty mode.
     """
     state = State(read(journal))
     thrown = Dice(dice, mode or dice.choice(MODES), state)
-    told = []
+    losses = []
     for folder in folders:
         if folder.is_dir():
-            told += _Names(folder, state, thrown, pinned).lose()
+            losses += _Names(folder, state, thrown, pinned).lose()
     for folder in folders:
         for path in _files(folder):
-            told += [f"{path.relative_to(folder.parent)}: {did}" for did in _lose_content(path, state, thrown)]
-    return told
+            losses += [f"{path.relative_to(folder.parent)}: {did}" for did in _lose_content(path, state, thrown)]
+    return losses
 
 
-def listed(folders: Iterable[Path]) -> tuple[dict[str, Names], dict[int, int], dict[int, Path]]:
-    """What is there: the names in every folder, sizes of files, and a path of each."""
+def list_folders(folders: Iterable[Path]) -> tuple[dict[str, Names], dict[int, int], dict[int, Path]]:
+    """Lists the names in every folder, the sizes of files, and a path of each file."""
     names: dict[str, Names] = {}
     sizes: dict[int, int] = {}
     paths: dict[int, Path] = {}
@@ -71,7 +71,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 class Changed(NamedTuple):
-    """A change of a file's bytes, since the first that is not on disk."""
+    """A change of a file's bytes."""
 
     change: Write | Cut
     is_durable: bool = False
@@ -83,7 +83,7 @@ class Changed(NamedTuple):
 
 
 class Content:
-    """A file."""
+    """A file's changes from the first one that is not on disk, and its synced size."""
 
     def __init__(self) -> None:
         self.changes: list[Changed] = []
@@ -111,7 +111,7 @@ class Content:
 
 
 class Folder:
-    """The names in a folder that are on disk, and what was done to them since."""
+    """The names of a folder that are on disk, and their changes since."""
 
     def __init__(self) -> None:
         self.names: Names = {}
@@ -122,7 +122,7 @@ class Folder:
         self.events = [event for event in self.events if event.at >= listed.began]
 
     def after(self, count: int) -> Names:
-        """The names after the first events."""
+        """The names after the first changes."""
         names = dict(self.names)
         for event in self.events[:count]:
             if isinstance(event, Made):
@@ -136,7 +136,7 @@ class Folder:
 
 
 class State:
-    """All of it."""
+    """What the journal knows of all files and folders."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.contents: dict[int, Content] = {}
@@ -165,10 +165,10 @@ class State:
             self._folder(record.folder).events.append(record)
             self._last[record.by] = record
 
-    def _begin(self, begun: Begun) -> None:
-        for folder, names in begun.names.items():
+    def _begin(self, start: Begun) -> None:
+        for folder, names in start.names.items():
             self._folder(folder).names = dict(names)
-        for inode, size in begun.sizes.items():
+        for inode, size in start.sizes.items():
             self._content(inode).synced_size = size
 
     def _content(self, inode: int) -> Content:
@@ -183,14 +183,14 @@ class State:
             events.remove(event)
 
     def open_changes(self) -> list[int]:
-        """Where the journal has what is not on disk."""
+        """The journal positions of all changes that are not on disk."""
         changes = (each.change.at for content in self.contents.values() for each in content.changes if each.is_open)
         events = (event.at for folder in self.folders.values() for event in folder.events)
         return sorted([*changes, *events])
 
 
 def _has_not_happened(event: Event) -> bool:
-    """Its thread was killed between the record and the call."""
+    """Whether its thread was killed between the record and the call."""
     if isinstance(event, Made):
         return False
     try:
@@ -217,7 +217,7 @@ class Dice:
         return Fate.KEPT if at < self._from else rules.choose_fate(self.dice)
 
     def of_events(self, events: Sequence[Event]) -> int:
-        """How many of them stay."""
+        """How many of these changes of names stay."""
         if self.mode == ALL:
             return 0
         safe_count = sum(event.at < self._from for event in events)
@@ -238,22 +238,22 @@ class Dice:
 
 
 class _Names:
-    """The names of one folder."""
+    """Takes names from one folder."""
 
     def __init__(self, path: Path, state: State, dice: Dice, pinned: Path) -> None:
         self._path, self._state, self._dice, self._pinned = path, state, dice, pinned
         self._folder = state.folders.get(str(path)) or Folder()
 
     def lose(self) -> list[str]:
-        """Of this folder, then of those in it that are left."""
-        told = self._apply(_names_in(self._path))
+        """Takes names from this folder, then from the folders in it that are left."""
+        losses = self._apply(_names_in(self._path))
         for path in sorted(self._path.iterdir()):
             if path.is_dir() and not path.is_symlink():
-                told += _Names(path, self._state, self._dice, self._pinned).lose()
-        return told
+                losses += _Names(path, self._state, self._dice, self._pinned).lose()
+        return losses
 
     def _wanted(self, actual: Names) -> Names:
-        """What was on disk, the first changes since, and some of what others did."""
+        """The names on disk, with the first changes since, and some changes that others made."""
         events = self._folder.events
         names = self._folder.after(self._dice.of_events(events))
         known = self._folder.after(len(events))
@@ -267,10 +267,10 @@ class _Names:
 
     def _apply(self, actual: Names) -> list[str]:
         wanted = self._wanted(actual)
-        told = [f"{self._shown(name)}: {did}" for name, did in self._move_folders(actual, wanted)]
+        losses = [f"{self._shown(name)}: {did}" for name, did in self._move_folders(actual, wanted)]
         for name in sorted(actual.keys() - wanted.keys()):
             _remove(self._path / name)
-            told.append(f"{self._shown(name)}: its name is lost")
+            losses.append(f"{self._shown(name)}: its name is lost")
         for name in sorted(wanted):
             source = self._pinned / str(wanted[name])
             # A folder that was removed does not come back, and its number may be that of a file by now.
@@ -278,11 +278,11 @@ class _Names:
             if actual.get(name) != wanted[name] and source.exists() and not is_folder:
                 (self._path / name).unlink(missing_ok=True)
                 os.link(source, self._path / name)
-                told.append(f"{self._shown(name)}: it is {'the old one' if name in actual else 'there'} again")
-        return told
+                losses.append(f"{self._shown(name)}: it is {'the old one' if name in actual else 'there'} again")
+        return losses
 
     def _move_folders(self, actual: Names, wanted: Names) -> Iterator[tuple[str, str]]:
-        """Folders that got another name, back to the old one."""
+        """Gives renamed folders their old name back."""
         places = {inode: name for name, inode in actual.items() if (self._path / name).is_dir()}
         for name, inode in wanted.items():
             place = places.get(inode)
@@ -296,7 +296,7 @@ class _Names:
 
 
 def _groups(known: Names, actual: Names) -> list[list[str]]:
-    """Names that others have changed: those of one file, as of a rename, together."""
+    """The names that others changed; names of one file, as after a rename, form a group."""
     groups: dict[int, list[str]] = {}
     for name in sorted(known.keys() | actual.keys()):
         if known.get(name) != actual.get(name):

@@ -1,10 +1,10 @@
-"""One run of a history: a broker on a virtual disk and a manual clock, those who use it, and a model that watches.
+"""Runs one history: a broker on a virtual disk and a manual clock, its clients, and a model that checks what they see.
 
-A history is a list of Ops: a verb and whole numbers. Every verb can stand anywhere in a history, so that a failing
-one can be shortened by leaving ops out. Whatever is random inside an op comes from its numbers, never from outside.
+A history is a list of Ops: a verb and whole numbers. Every verb may stand anywhere in a history, so that a failing one
+can be shortened by leaving ops out. Everything random inside an op is derived from its numbers.
 
-The world runs ops, lets the broker crash and start again, and looks. What each verb does is told where those live who
-do it: producers, cancellers, owners, poppers, operators, carriers, and the timekeeper.
+The world runs ops, lets the broker crash and start again, and reads the queues. The verbs are methods of those who use
+the broker: producers, cancellers, jobs, poppers, operators, pipelines, and the timekeeper.
 """
 
 import random
@@ -55,7 +55,7 @@ class World:
         self._operators = Operators(self.site, self, self._poppers)
         self._timekeeper = Timekeeper(self.site, self, self._jobs)
         self._pipelines = Pipelines(self.site, self, self._timekeeper)
-        self._spoilt: set[str] = set()  # snapshots that went bad: the check may say so
+        self._spoilt: set[str] = set()  # damaged snapshots: the check may name them
         self._position_before = 0
         self.verbs: dict[str, Callable[..., None]] = {
             "send": self._producers.send,
@@ -121,13 +121,13 @@ class World:
             self.look()
 
     def _keep_spares(self) -> None:
-        """What the helper thread of a running broker does."""
+        """Prepares spare segments, as the helper thread of a running broker does."""
         with self.site.digest.suppress(DiskFull, OSError):
             while self.broker.log.spare_count < SPARE_COUNT:
                 self.broker.log.prepare_segment()
 
     def finish(self) -> None:
-        """Lets everything come due and looks once more; then the folder is checked."""
+        """Lets everything come due, reads all queues once more, and checks the folder."""
         self.points.disarm()
         self.disk.failing_syncs = 0
         self._make_room()
@@ -145,7 +145,7 @@ class World:
     # -- looking ------------------------------------------------------------------------------------------------
 
     def look(self, *, everything: bool = False) -> None:
-        """What clients see: answers, and every queue as a consumer reads it."""
+        """Takes in what clients see: answers, and every queue as a consumer reads it."""
         broker = self.broker
         self._producers.collect()
         self._poppers.collect()
@@ -163,7 +163,7 @@ class World:
         broker = self.broker
         low, high = broker.offsets(topic, queue_id)
         self.site.digest.note("offsets", number, low, high)
-        self.model.shorter(number, high)
+        self.model.check_length(number, high)
         offset = low if everything else max(low, len(self.model.shown.get(number, [])))
         if offset > len(self.model.shown.get(number, [])):
             raise Broken(
@@ -183,7 +183,7 @@ class World:
             offset = pulled.next_offset
 
     def _check_table(self) -> None:
-        """The fold knows how many rows the table must hold: that is how a pipeline proves that it holds them."""
+        """The fold knows how many rows the table must hold: so a pipeline can prove that it lost none."""
         far = self.broker.fold.far
         expected, held = far.rows_in - far.rows_out, len(self.site.table.waiting(self.broker))
         if expected != held:
@@ -208,7 +208,7 @@ class World:
                 self.broker.put_topic(topic, self.clock.now_ms(), read_queue_count=count, write_queue_count=count)
 
     def _crash(self, power_seed: int | None, then: Callable[[], None] | None = None) -> None:
-        """The broker is gone; `then` is what else happens before it comes back."""
+        """Ends the broker, checks its folder, calls `then` and starts the broker again."""
         self.site.stop()
         self._poppers.doubt()
         self._jobs.doubt()
@@ -228,8 +228,8 @@ class World:
         self.look(everything=True)
 
     def _check_folder(self) -> None:
-        """What lies on the disk, after a crash or a clean end, is whole."""
-        with faultpoint.listening(None):  # a check is no broker that could be killed
+        """Checks the folder, after a crash or a clean end."""
+        with faultpoint.listening(None):  # points of a check are not points of the broker
             found = check_folder(self.disk.copy()).findings
         self.site.digest.note("check", len(found))
         findings = [finding for finding in found if not finding.startswith(tuple(self._spoilt))]
@@ -237,7 +237,7 @@ class World:
             raise Broken("check: " + "; ".join(findings[:3]))
 
     def _close(self) -> None:
-        """A clean stop and start."""
+        """Stops the broker cleanly and starts it again."""
         self.flush()
         with self.site.digest.suppress(OSError):  # no room for the last snapshot: the next start replays more
             self.broker.close()
@@ -250,13 +250,11 @@ class World:
         self._crash(power_seed=None)
 
     def _lose_power(self, seed: int) -> None:
-        """An async broker promises nothing then, so it is only killed."""
+        """An async broker promises nothing after a power loss, so it is only killed."""
         self._crash(power_seed=None if self.site.settings.flush == "async" else seed)
 
     def _spoil_snapshot(self, bit: int) -> None:
-        """The process dies and the newest snapshot goes bad: the start falls back to the older one, or to the whole
-        log.
-        """
+        """Kills the process and damages the newest snapshot: the start uses the older one, or the whole log."""
         paths = [path for path in self.disk.paths() if path.startswith("snapshots/") and path[-1].isdecimal()]
         # With the last snapshot gone too, a start needs the whole log and every chunk.
         is_whole = self.broker.log.is_whole and self.site.staged_chunks <= set(self.disk.list("chunks"))
@@ -269,7 +267,7 @@ class World:
             self._crash(power_seed=None, then=lambda: self.disk.flip(spoilt, place))
 
     def _kill_soon(self, points: int) -> None:
-        """Somewhere in what follows, at the n-th fault point from here, the process dies."""
+        """Kills the process at the n-th fault point from here."""
         self.points.kill_after = points
 
     def _fail_sync(self) -> None:
@@ -284,7 +282,7 @@ class World:
     # -- snapshots and retention --------------------------------------------------------------------------------
 
     def _take_snapshot(self, other: int) -> None:
-        """After every step the broker does something else, chosen by `other`."""
+        """Takes a snapshot step by step; between steps the broker does other work, drawn from `other`."""
         dice = random.Random(other)
         with self.site.digest.suppress(OSError):
             for step in self.broker.snapshot():
