@@ -342,8 +342,8 @@ CHANGED = [FAR, FLUSH, CANCEL_ALL, FLUSH, REGISTER, Op("read", (9,)), Op("stage"
 
 def test_a_job_that_leaves_out_what_it_means_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     run_history(CHANGED)
-    meant = SimulatedPipeline._selected_by
-    monkeypatch.setattr(SimulatedPipeline, "_selected_by", lambda *arguments: meant(*arguments)[1:])
+    selected_by = SimulatedPipeline._selected_by
+    monkeypatch.setattr(SimulatedPipeline, "_selected_by", lambda *arguments: selected_by(*arguments)[1:])
     with pytest.raises(Broken, match=r"job 0 \(key=k0\) has not changed m1, which waits"):
         run_history(CHANGED)
 
@@ -357,7 +357,7 @@ def test_a_job_that_selects_what_it_does_not_mean_is_noticed(monkeypatch: pytest
 
 
 def test_a_table_that_does_not_follow_a_decision_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SimulatedPipeline, "_drops", lambda *_: [])
+    monkeypatch.setattr(SimulatedPipeline, "_drop_rows", lambda *_: [])
     with pytest.raises(Broken, match="m1 was cancelled and is in queue"):
         run_history(CHANGED)
 
