@@ -185,7 +185,7 @@ def came_again() -> Story:
 
 
 def returned(*kinds: str) -> Story:
-    """`plain` was sent back, with events of these kinds: `back` asks for it, `backed` is the answer, `returned` is found.
+    """`plain` was sent back, with these events: `back` asks for it, `backed` is the answer, `returned` is read.
     Another message was sent back and came again.
     """
     story = honest_story()
