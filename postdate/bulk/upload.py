@@ -17,6 +17,7 @@ import pyarrow as pa
 from postdate.bulk.arrow import Bytes, check_records
 from postdate.bulk.schema import IN
 from postdate.errors import CorruptLog, Refused, UsageError
+from postdate.faultpoint import reach
 from postdate.process import Pacer
 from postdate.storage import chunk as chunks
 from postdate.storage import layout, selection
@@ -75,7 +76,7 @@ class Uploads:
         """Removes the chunks of older epochs that are not staged: no stage will name them any more."""
         for name in self._disk.list(chunks.FOLDER):
             if name not in staged and (epoch_of(name) or epoch) < epoch:
-                self._disk.reach("chunk.remove")
+                reach("chunk.remove")
                 self._disk.remove(chunks.path_of(name))
 
     @contextmanager

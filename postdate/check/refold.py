@@ -224,9 +224,6 @@ class Overlay:
     def space(self) -> tuple[int, int]:
         return self._disk.space()
 
-    def reach(self, point: str) -> None:
-        """No fault point: nothing is written here that could be lost."""
-
     def open(self, path: str) -> File:
         raise _changes(path)
 

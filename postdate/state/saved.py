@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from postdate.errors import CorruptQueue, CorruptSnapshot
+from postdate.faultpoint import reach
 from postdate.state.fold import Fold
 from postdate.state.index import Index
 from postdate.state.wheel import Run
@@ -184,7 +185,7 @@ def _sync_rows(disk: Disk, lengths: list[tuple[Rows, int]]) -> None:
             folders.add(rows.folder)
     for folder in sorted(folders):
         disk.sync_folder(folder)
-    disk.reach("snapshot.rows_synced")
+    reach("snapshot.rows_synced")
 
 
 # -- loading ----------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from postdate.arrival import OWN_ARRIVAL
 from postdate.errors import CorruptChunk
+from postdate.faultpoint import reach
 from postdate.storage.disk import Data, Disk
 from postdate.storage.layout import CHECKSUM, CHUNK_HEAD, CHUNK_HEADER_BYTES, CHUNK_ROW
 
@@ -66,7 +67,7 @@ class Writer:
         self._due_low_ms = self._due_high_ms = 0
         self.row_count = 0  # rows and record bytes written so far
         self.records_bytes = 0
-        disk.reach("chunk.write")
+        reach("chunk.write")
         disk.write(self._path + NEW, 0, bytes(CHUNK_HEADER_BYTES))
 
     def add(self, index: np.ndarray, records: Data) -> None:
@@ -79,7 +80,7 @@ class Writer:
             self._due_low_ms = int(rows["due"][0])
         self._due_high_ms = int(rows["due"][-1])
         body = rows.tobytes()
-        self._disk.reach("chunk.add")
+        reach("chunk.add")
         self._disk.write(self._path + NEW, CHUNK_HEADER_BYTES + self.row_count * CHUNK_ROW.itemsize, body)
         self._disk.write(self._path + NEW, self._records_at + self.records_bytes, records)
         self._index_sum.update(body)
@@ -100,10 +101,10 @@ class Writer:
         )  # fmt: skip
         self._disk.write(self._path + NEW, 0, head, CHECKSUM.pack(xxh3_64_intdigest(head)))
         self.sync()
-        self._disk.reach("chunk.synced")
+        reach("chunk.synced")
         self._disk.rename(self._path + NEW, self._path)
         self._disk.sync_folder(FOLDER)
-        self._disk.reach("chunk.written")
+        reach("chunk.written")
 
     def abandon(self) -> None:
         """Removes what was written."""
@@ -266,7 +267,7 @@ class Chunks:
 
     def remove(self, base: int) -> None:
         """For retention: the caller has made sure that nothing needs it."""
-        self._disk.reach("chunk.remove")
+        reach("chunk.remove")
         self._disk.remove(path_of(self._names[base]))
         self._has_removed = True
         del self._names[base], self._bytes[base]

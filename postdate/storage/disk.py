@@ -1,10 +1,8 @@
 """The files of a data folder, as one small interface.
 
-Everything that is stored goes through a Disk: the real one here, or the virtual one of verify.simulation that loses
-unsynced writes, tears them and fails. Paths are relative to the data folder and use "/". Rules:
-
-- a write is not on disk before `sync` of that file returned; a new, renamed or removed name not before `sync_folder`;
-- `reach(point)` is called at every write step with a name. It does nothing here; the simulation kills there.
+Everything that is stored goes through a Disk: the real one here, or the virtual one of postdate.testing that loses
+unsynced writes, tears them and fails. Paths are relative to the data folder and use "/". A write is not on disk before
+`sync` of that file returned; a new, renamed or removed name not before `sync_folder`.
 """
 
 import errno
@@ -78,8 +76,6 @@ class Disk(Protocol):
 
     def lock(self) -> "LockedFolder":
         """Raises FolderInUse while another process (or another broker of this one) holds the folder."""
-
-    def reach(self, point: str) -> None: ...
 
 
 class LockedFolder(Protocol):
@@ -187,9 +183,6 @@ class RealDisk:
 
     def lock(self) -> "FolderLock":
         return FolderLock(self._prepare_path("LOCK"), self.root)
-
-    def reach(self, point: str) -> None:
-        """A fault point: nothing happens here in production."""
 
     def _prepare_path(self, path: str) -> str:
         """Makes the folder of a file, where it does not exist; returns the path for the system."""

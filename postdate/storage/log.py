@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from postdate.errors import CorruptLog, LogFailed, UsageError
+from postdate.faultpoint import reach
 from postdate.storage import batch as batches
 from postdate.storage.batch import KIND_BATCH, KIND_FILLER, Batch
 from postdate.storage.disk import Data, Disk
@@ -99,14 +100,14 @@ class Log:
     def _write(self, point: str, *parts: Data) -> None:
         assert self._current is not None
         segment = self._current
-        self._disk.reach(point)
+        reach(point)
         try:
             segment.file.write(self.end - segment.base, *parts)
         except OSError as error:
             # Into a zeroed segment the disk never has to find room, so this is no full disk: it is a broken one.
             self.failure = error
             raise self._failed_error() from error
-        self._disk.reach(point + ".written")
+        reach(point + ".written")
 
     def flush(self) -> int:
         """Makes durable everything appended before the call; returns the position. Raises LogFailed."""
@@ -124,13 +125,13 @@ class Log:
         if end == self.durable or current is None:
             return end
         try:
-            self._disk.reach("log.flush")
+            reach("log.flush")
             for segment in (*full, current):
                 segment.file.sync()
         except OSError as error:
             self.failure = error
             raise self._failed_error() from error
-        self._disk.reach("log.flushed")
+        reach("log.flushed")
         self.durable = end
         del self._full[: len(full)]
         for segment in full:
@@ -254,7 +255,7 @@ class Log:
         for base in self._segments.bases:
             written = self._written_from(base, max(end, base))
             if written:
-                self._disk.reach("log.cut")
+                reach("log.cut")
                 self._disk.write(path_of(base), max(end, base) - base, bytes(written))
                 self._disk.sync(path_of(base))
 
@@ -283,7 +284,7 @@ class Log:
             low, high = max(known_durable, base), min(end, base + self._segments.segment_bytes)
             view = self._segments.view(base)
             if low < high and view is not None:
-                self._disk.reach("log.confirm")
+                reach("log.confirm")
                 self._disk.write(path_of(base), low - base, view[low - base : high - base])
                 self._disk.sync(path_of(base))
 

@@ -15,6 +15,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from postdate.errors import CorruptQueue
+from postdate.faultpoint import reach
 from postdate.storage.disk import Disk
 
 BLOCK_ROWS = 4_096  # rows under one checksum of a snapshot
@@ -94,7 +95,7 @@ class Rows:
             row = self.stored
             while data:
                 size = min(len(data), (self._file_rows - row % self._file_rows) * self._item)
-                self._disk.reach("rows.write")
+                reach("rows.write")
                 self._disk.write(self._path(row), row % self._file_rows * self._item, data[:size])
                 data = data[size:]
                 row += size // self._item

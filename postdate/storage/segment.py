@@ -13,6 +13,7 @@ from contextlib import suppress
 import numpy as np
 
 from postdate.errors import CorruptLog, DiskFull, LogFailed, PostdateError
+from postdate.faultpoint import reach
 from postdate.storage.disk import Disk, File, View
 
 FOLDER = "log"
@@ -148,22 +149,22 @@ class Segments:
     def _zero(self, base: int) -> None:
         path = path_of(base) + _NEW
         try:
-            self._disk.reach("segment.zero")
+            reach("segment.zero")
             for position in range(0, self.segment_bytes, len(_ZEROS)):
                 self._disk.write(path, position, memoryview(_ZEROS)[: self.segment_bytes - position])
             self._disk.sync(path)
-            self._disk.reach("segment.zeroed")
+            reach("segment.zeroed")
             self._disk.rename(path, path_of(base))
             self._disk.sync_folder(FOLDER)
         except OSError as error:
             with suppress(OSError):  # what cannot be removed now is removed by the next start
                 self._disk.remove(path)
             raise full_or(error, f"no room for another log segment of {self.segment_bytes} bytes") from error
-        self._disk.reach("segment.ready")
+        reach("segment.ready")
 
     def remove(self, base: int) -> None:
         """Removes a segment that retention lets go."""
-        self._disk.reach("segment.remove")
+        reach("segment.remove")
         self._disk.remove(path_of(base))
         self.bases.remove(base)
         self.views.pop(base >> self.shift, None)

@@ -16,6 +16,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from postdate.errors import CorruptSelection
+from postdate.faultpoint import reach
 from postdate.storage.disk import Disk
 from postdate.storage.layout import SELECTED, SELECTION_HEAD
 
@@ -45,13 +46,13 @@ def write(disk: Disk, name: str, rows: np.ndarray) -> None:
     """Writes rows, durable on return."""
     body = rows.tobytes()
     path = path_of(name)
-    disk.reach("selection.write")
+    reach("selection.write")
     disk.write(path + NEW, 0, SELECTION_HEAD.pack(MAGIC, VERSION, len(rows), xxh3_64_intdigest(body)), body)
     disk.sync(path + NEW)
-    disk.reach("selection.synced")
+    reach("selection.synced")
     disk.rename(path + NEW, path)
     disk.sync_folder(FOLDER)
-    disk.reach("selection.written")
+    reach("selection.written")
 
 
 def remove_unfinished(disk: Disk) -> None:
@@ -123,5 +124,5 @@ class Selections:
     def remove(self, name: str) -> None:
         """For retention: the caller has made sure that nothing needs it."""
         self._open.pop(name, None)
-        self._disk.reach("selection.remove")
+        reach("selection.remove")
         self._disk.remove(path_of(name))

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from postdate.errors import CorruptSnapshot
+from postdate.faultpoint import reach
 from postdate.storage.disk import Disk
 from postdate.storage.layout import SECTION, SECTION_COUNT, SNAPSHOT_HEAD
 
@@ -49,12 +50,12 @@ class Writer:
         self._path = path_of(position)
         self._at = SNAPSHOT_HEAD.size
         self._count = 0
-        disk.reach("snapshot.begin")
+        reach("snapshot.begin")
         self.discard()  # of an earlier try
         disk.write(self._path + _NEW, 0, SNAPSHOT_HEAD.pack(MAGIC, VERSION, position))
 
     def write(self, kind: int, data: bytes) -> None:
-        self._disk.reach("snapshot.section")
+        reach("snapshot.section")
         self._disk.write(self._path + _NEW, self._at, SECTION.pack(kind, len(data), _sum(kind, data)), data)
         self._at += SECTION.size + len(data)
         self._count += 1
@@ -66,10 +67,10 @@ class Writer:
         """Makes it count. The caller has synced everything that the snapshot speaks of."""
         self.write(END, SECTION_COUNT.pack(self._count))
         self._disk.sync(self._path + _NEW)
-        self._disk.reach("snapshot.synced")
+        reach("snapshot.synced")
         self._disk.rename(self._path + _NEW, self._path)
         self._disk.sync_folder(FOLDER)
-        self._disk.reach("snapshot.done")
+        reach("snapshot.done")
 
     def discard(self) -> None:
         """Removes the unfinished file."""

@@ -5,6 +5,7 @@ docs/testing.md shows how to use them.
 
 from postdate.clock import ManualClock
 from postdate.testing.broker import InProcessBroker
-from postdate.testing.disk import Killed, VirtualDisk
+from postdate.testing.disk import VirtualDisk
+from postdate.testing.faultpoints import FaultPoints, Killed
 
-__all__ = ["InProcessBroker", "Killed", "ManualClock", "VirtualDisk"]
+__all__ = ["FaultPoints", "InProcessBroker", "Killed", "ManualClock", "VirtualDisk"]

@@ -1,9 +1,9 @@
 """A disk in memory that keeps the promises of a real one and no more.
 
 A write is visible at once, but on disk only after a sync of its file; a name only after a sync of its folder.
-`lose_power` keeps what was synced and lets dice decide about the rest: any subset of the writes, torn into sectors.
+`lose_power` keeps what was synced and lets dice decide about the rest, by the rules of postdate.testing.power.
 `kill` ends the process alone, so that all writes stay. On demand a sync fails (and drops its writes, as Linux does), a
-bit flips, the disk is full, or a fault point kills.
+bit flips, or the disk is full. To end the process at a fault point, see FaultPoints.
 """
 
 import errno
@@ -14,12 +14,10 @@ import numpy as np
 
 from postdate.errors import FolderInUse
 from postdate.storage.disk import Data
+from postdate.testing import power
+from postdate.testing.power import Fate
 
-SECTOR_BYTES = 64  # a sector is written whole or not at all; small, so that small files tear too
-
-
-class Killed(BaseException):
-    """The process dies at a fault point. Not an Exception, so that no code of the broker handles it."""
+SECTOR_BYTES = 64  # small, and counted from where a write begins, so that small writes tear too
 
 
 class Content:
@@ -57,20 +55,14 @@ class Content:
 
     def lose_power(self, dice: random.Random) -> None:
         for position, data in self.unsynced:
-            self._keep_perhaps(dice, position, data)
+            fate = power.choose_fate(dice)
+            if fate is Fate.KEPT or (fate is Fate.TORN and position < 0):
+                self._keep(position, data)
+            elif fate is Fate.TORN:
+                for start, sector in power.surviving_sectors(dice, data, SECTOR_BYTES, SECTOR_BYTES):
+                    _put(self.on_disk, position + start, sector)
         self.unsynced.clear()
         self.seen = bytearray(self.on_disk)
-
-    def _keep_perhaps(self, dice: random.Random, position: int, data: bytes) -> None:
-        fate = dice.random()
-        if fate < 0.4:
-            return
-        if fate < 0.8 or position < 0:
-            self._keep(position, data)
-        else:
-            for start in range(0, len(data), SECTOR_BYTES):
-                if dice.random() < 0.5:
-                    _put(self.on_disk, position + start, data[start : start + SECTOR_BYTES])
 
 
 def _put(target: bytearray, position: int, data: bytes) -> None:
@@ -120,36 +112,20 @@ class VirtualDisk:
         self._changes: list[tuple[str, Callable[[dict[str, Content]], object]]] = []  # unsynced: (folder, change)
         self._locked = False
         self.capacity_bytes = capacity_bytes
-        self.reached: dict[str, int] = {}  # how often each fault point was passed
-        self.kill_at: tuple[str, int] | None = None  # (point, how many more times it is passed first)
-        self.kill_after: int | None = None  # how many more points of any name are passed first
         self.failing_syncs = 0  # how many of the next syncs fail
 
     # -- faults -------------------------------------------------------------------------------------------------
-
-    def reach(self, point: str) -> None:
-        self.reached[point] = self.reached.get(point, 0) + 1
-        if self.kill_after is not None:
-            self.kill_after -= 1
-            if self.kill_after < 0:
-                self.kill_after = None
-                raise Killed(point)
-        if self.kill_at is not None and self.kill_at[0] == point:
-            self.kill_at = (point, self.kill_at[1] - 1)
-            if self.kill_at[1] < 0:
-                self.kill_at = None
-                raise Killed(point)
 
     def kill(self) -> None:
         """Ends the process, which lets go of the lock. The machine runs on, and every write stays."""
         self._forget_process()
 
     def lose_power(self, dice: random.Random) -> None:
-        """Ends the machine. Names are journalled: of the unsynced changes in a folder, the first ones survive."""
+        """Ends the machine: the process is gone, and so is a part of what was not synced."""
         self._forget_process()
         for folder in sorted({place for place, _ in self._changes}):
             changes = [change for place, change in self._changes if place == folder]
-            for change in changes[: dice.randint(0, len(changes))]:
+            for change in changes[: power.surviving_names(dice, len(changes))]:
                 change(self._on_disk)
         self._changes.clear()
         for content in self._on_disk.values():
@@ -158,7 +134,6 @@ class VirtualDisk:
 
     def _forget_process(self) -> None:
         self._locked = False
-        self.kill_at = self.kill_after = None
         self.failing_syncs = 0
 
     def flip(self, path: str, bit: int) -> None:

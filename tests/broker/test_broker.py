@@ -11,6 +11,7 @@ import pytest
 from postdate.broker.broker import Broker
 from postdate.errors import CorruptLog, DiskFull, FolderInUse, ForeignFolder, LogFailed
 from postdate.storage.disk import RealDisk
+from postdate.testing import FaultPoints
 from tests.support.helpers import (
     FAR_MS,
     SMALL,
@@ -257,18 +258,18 @@ def test_in_async_mode_a_snapshot_makes_the_log_durable_first(data: Data) -> Non
     broker = data.open(dataclasses.replace(SMALL, flush="async"))
     broker.send([message("fast")], T0)
     position = broker.fold.position
-    snapshot(broker)
+    with FaultPoints() as points:
+        snapshot(broker)
     assert broker.log.durable >= position
-    points = data.disk.points
-    assert points.index("log.flushed") < points.index("snapshot.synced")
+    assert points.reached.index("log.flushed") < points.reached.index("snapshot.synced")
 
 
 def test_a_batch_is_synced_before_it_is_answered(data: Data) -> None:
     broker = data.open()
     broker.log.prepare_segment()
-    data.disk.points.clear()
-    send(broker, T0, message())
-    assert data.disk.points[:4] == ["log.append", "log.append.written", "log.flush", "log.flushed"]
+    with FaultPoints() as points:
+        send(broker, T0, message())
+    assert points.reached[:4] == ["log.append", "log.append.written", "log.flush", "log.flushed"]
 
 
 def test_a_fire_does_not_wait_for_a_batch_whose_instant_the_clock_has_left(data: Data) -> None:

@@ -1,13 +1,14 @@
 """Crashes at every named fault point, power lost under an async broker, bits that flip in the log.
 
-A fault point is a name given to `Disk.reach`. The story below comes to every one of them; the tests kill it there,
-start the broker again and go on with the story, and the model of the simulation judges the end.
+A fault point is a name given to `reach`. The story below comes to every point of storage and state; the tests kill it
+there, start the broker again and go on with the story, and the model of the simulation judges the end.
 """
 
 import ast
 import itertools
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -20,8 +21,8 @@ from postdate.message import Message, encode_properties
 from postdate.storage import snapshot as snapshots
 from postdate.storage.log import Log
 from postdate.storage.segment import Segments
-from verify.faults.points import points_of, points_of_the_disk
-from verify.simulation import Killed, Op, VirtualDisk, World
+from verify.faults.points import points_of, points_of_the_core
+from verify.simulation import FaultPoints, Killed, Op, VirtualDisk, World
 from verify.simulation.site import LIMITS, SETTINGS, START_MS, with_settings
 
 # Of the times that a story comes to a point, spread evenly, the first and the last among them; more in scripts/full.
@@ -61,14 +62,15 @@ class DeadlyWorld(World):
     def _start(self) -> None:
         point, times = self._deadly
         while True:
-            left = times - self.disk.reached.get(point, 0)
+            left = times - self.points.reached.count(point)
             self._armed = left >= 0
-            self.disk.kill_at = (point, left) if self._armed else None
+            self.points.kill_at = (point, left) if self._armed else None
             try:
                 super()._start()
             except Killed:  # behind the opening, where topics are made
                 self._note_death()
                 self.site.stop()
+                self.points.disarm()
                 self.disk.kill()
             else:
                 self._note_death()  # the opening itself may have been killed and done again
@@ -79,7 +81,7 @@ class DeadlyWorld(World):
         super()._crash(self._power_seed if power_seed is None else power_seed, then)
 
     def _note_death(self) -> None:
-        if self._armed and self.disk.kill_at is None:
+        if self._armed and self.points.kill_at is None:
             self._armed = False
             self.deaths += 1
 
@@ -93,23 +95,23 @@ def told(world: World) -> World:
 # ------------------------------------------------------------------------------------------- the points of the source
 
 
-POINTS = sorted(points_of_the_disk())
+POINTS = sorted(points_of_the_core())
 
 
 def test_points_are_found_in_a_source() -> None:
     source = """
 class A:
     def f(self, point, data):
-        self._disk.reach(point)
-        self._disk.reach(point + ".written")
+        reach(point)
+        reach(point + ".written")
     def g(self):
         self.f("one", 1)
-        disk.reach("two")
+        reach("two")
 """
     assert sorted(points_of(ast.parse(source))) == ["one", "one.written", "two"]
-    for unknown in ('disk.reach(f"{x}")', "disk.reach(x)", "self.f(x, 1)"):
+    for unknown in ('reach(f"{x}")', "reach(x)", "self.f(x, 1)"):
         with pytest.raises(AssertionError):
-            list(points_of(ast.parse(source.replace('disk.reach("two")', unknown))))
+            list(points_of(ast.parse(source.replace('reach("two")', unknown))))
 
 
 # ----------------------------------------------------------------------------------------------- killed at every point
@@ -119,7 +121,7 @@ class A:
 def reached() -> dict[str, int]:
     """How often the story, undisturbed, comes to each point."""
     world = told(World())
-    counts = dict(world.disk.reached)
+    counts = Counter(world.points.reached)
     world.finish()
     return counts
 
@@ -204,15 +206,13 @@ def opens_clean(disk: VirtualDisk) -> None:
 
 
 def test_power_lost_at_any_fault_point_of_an_async_broker_leaves_a_folder_that_opens() -> None:
-    disk = VirtualDisk()
-    for _ in async_steps(disk):
-        pass
-    points = sum(disk.reached.values())
-    assert disk.reached["snapshot.done"] == 2
-    for killed_after in range(points):
+    with FaultPoints() as points:
+        for _ in async_steps(VirtualDisk()):
+            pass
+    assert points.reached.count("snapshot.done") == 2
+    for killed_after in range(len(points.reached)):
         disk = VirtualDisk()
-        disk.kill_after = killed_after
-        with pytest.raises(Killed):
+        with FaultPoints(kill_after=killed_after), pytest.raises(Killed):
             for _ in async_steps(disk):
                 pass
         disk.lose_power(random.Random(killed_after))

@@ -21,6 +21,7 @@ from postdate.storage import record as records
 from postdate.storage.chunk import Chunk
 from postdate.storage.disk import RealDisk
 from postdate.storage.layout import CHUNK_ROW
+from postdate.testing import FaultPoints, Killed
 from tests.support.bulking import Client, bulking, wait_until
 from tests.support.helpers import T0
 from tests.support.serving import serving
@@ -211,28 +212,13 @@ def test_a_peer_that_dies_leaves_no_file(folder: Path) -> None:
         wait_until(lambda: names(folder) == [])
 
 
-class Stop(Exception):
-    pass
-
-
-class StoppingDisk(RealDisk):
-    """Ends the process, so to say, when a step is reached."""
-
-    point = ""
-
-    def reach(self, point: str) -> None:
-        if point == self.point:
-            raise Stop(point)
-
-
 @pytest.mark.parametrize("point", ["chunk.write", "chunk.add", "chunk.synced"])
 def test_what_a_crash_leaves_is_removed_at_the_next_start(tmp_path: Path, point: str) -> None:
-    disk = StoppingDisk(tmp_path)
+    disk = RealDisk(tmp_path)
     Uploads(disk)
-    disk.point = point
     index = np.zeros(1, CHUNK_ROW)
     index["size"] = 3
-    with pytest.raises(Stop):
+    with FaultPoints(kill_at=(point, 0)), pytest.raises(Killed):
         chunks.write(disk, NAME, index, b"abc")
     assert disk.list("chunks") in ([], [NAME + ".new"])
     Uploads(RealDisk(tmp_path))

@@ -24,7 +24,6 @@ from tests.support.piping import (
     Crash,
     Held,
     Piped,
-    SteppedDisk,
     copied,
     piping,
 )
@@ -207,13 +206,11 @@ def test_a_pipeline_that_wakes_up_behind_a_newer_one_is_refused(tmp_path: Path, 
 
 def test_the_broker_dies_while_a_chunk_is_uploaded(tmp_path: Path, spark: Any) -> None:
     with piping(tmp_path, spark) as piped:
-        piped.kill_bulk()
-        held = Held("chunk.synced")
-        piped.start_bulk(SteppedDisk(piped.data, held))
         piped.restart_driver()
         send_some(piped)
-        piped.move(piped.now + MINUTE_MS)
-        held.wait()
+        with Held("chunk.synced").planted() as held:
+            piped.move(piped.now + MINUTE_MS)
+            held.wait()
         piped.kill_broker()
         piped.start_broker()
         held.let_go()

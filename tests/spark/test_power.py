@@ -22,7 +22,19 @@ from postdate.storage.disk import RealDisk
 from postdate.table import merging
 from postdate.table.delta import Table
 from postdate.table.files import SYNC_TRACE, Window, read_window
-from tests.support.piping import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Piped, Sent, Steps, piping, sync_trace
+from tests.support.piping import (
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    OF_BULK,
+    OF_DRIVER,
+    SECOND_MS,
+    Piped,
+    Sent,
+    Steps,
+    piping,
+    sync_trace,
+)
 from tests.support.power import TracedDisk, lose_power
 
 EVERY_BATCH = merging.Limits(soon_files=1, later_files=1)
@@ -47,6 +59,8 @@ class Moment(NamedTuple):
 class Camera(Steps):
     """Takes a moment at each step."""
 
+    heard = (*OF_DRIVER, *OF_BULK)
+
     def __init__(self, piped: Piped, target: Path, trace: Path) -> None:
         self._piped, self._target, self._trace = piped, target, trace
         self.moments: list[Moment] = []
@@ -64,34 +78,21 @@ class Camera(Steps):
         )  # fmt: skip
 
 
-class SteppedTracedDisk(TracedDisk):
-    """Bulk's disk: traced, and its steps are told."""
-
-    steps: Steps | None = None
-
-    def reach(self, point: str) -> None:
-        if self.steps is not None:
-            self.steps(point)
-
-
 @pytest.fixture(scope="module")
 def lived(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> tuple[Path, list[Moment]]:
     """A pipeline's life of some minutes."""
     folder = tmp_path_factory.mktemp("lived")
     with piping(folder / "live", spark) as piped, _tracing(spark) as trace:
         piped.kill_bulk()
-        disk = SteppedTracedDisk(piped.data, trace)
-        piped.start_bulk(disk)
+        piped.start_bulk(TracedDisk(piped.data, trace))
         piped.merge_limits = EVERY_BATCH
         camera = Camera(piped, folder / "moments", trace)
         with camera.planted():
-            disk.steps = camera
             piped.restart_driver()
             for _ in range(3):
                 piped.send(*(piped.now + 65 * SECOND_MS + n * 5_003 for n in range(20)))
                 piped.send(*(piped.now + HOUR_MS + n for n in range(5)), piped.now + 40 * DAY_MS)
                 piped.pass_ms(MINUTE_MS)
-            disk.steps = None
     return folder / "live", camera.moments
 
 

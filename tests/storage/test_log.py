@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from postdate.errors import CorruptLog, DiskFull, LogFailed, UsageError
+from postdate.faultpoint import listening
 from postdate.storage.batch import Batch, header
 from postdate.storage.disk import RealDisk
 from postdate.storage.layout import BATCH_HEADER_BYTES as HEADER_BYTES
 from postdate.storage.log import OFFSET_MAX, Log
 from postdate.storage.segment import SegmentKeeper, Segments, path_of
+from postdate.testing import FaultPoints
 from tests.support.helpers import FaultyDisk, contents
 
 SEGMENT = 4_096
@@ -333,16 +335,16 @@ def test_opening_writes_the_tail_once_more_before_it_counts(disk: FaultyDisk) ->
     log.close()
 
     disk.calls.clear()
-    disk.points.clear()
-    log, _ = opened(disk, known_durable=first.end)
-    assert "log.confirm" in disk.points
+    with FaultPoints() as points:
+        log, _ = opened(disk, known_durable=first.end)
+    assert "log.confirm" in points.reached
     assert disk.calls.index(("write", path_of(0))) < disk.calls.index(("sync", path_of(0)))
     assert log.durable == third.end
     log.close()
 
-    disk.points.clear()
-    log, _ = opened(disk, known_durable=third.end)
-    assert "log.confirm" not in disk.points, "what a snapshot knows to be on disk needs no second write"
+    with FaultPoints() as points:
+        log, _ = opened(disk, known_durable=third.end)
+    assert "log.confirm" not in points.reached, "what a snapshot knows to be on disk needs no second write"
     log.close()
 
 
@@ -609,16 +611,16 @@ def test_appending_and_flushing_on_two_threads_loses_nothing(disk: FaultyDisk) -
 
 def test_the_keeper_zeroes_segments_ahead_of_use(disk: FaultyDisk) -> None:
     ready = threading.Semaphore(0)
-    disk.reach = lambda point: ready.release() if point == "segment.ready" else None  # type: ignore[method-assign]
     segments = Segments(disk, SEGMENT)
     log = Log(disk, segments, 1 << 20)
     assert list(log.recover(0, 0)) == []
-    log.keeper = SegmentKeeper(segments)
-    for _ in range(2):
-        assert ready.acquire(timeout=10)
-    append(log, bytes(8))
-    assert ready.acquire(timeout=10), "a spare was used, so another is made"
-    log.close()
+    with listening(lambda point: ready.release() if point == "segment.ready" else None):
+        log.keeper = SegmentKeeper(segments)
+        for _ in range(2):
+            assert ready.acquire(timeout=10)
+        append(log, bytes(8))
+        assert ready.acquire(timeout=10), "a spare was used, so another is made"
+        log.close()
     assert segments.spare_count == 2
     assert disk.list("log") == [f"{n * SEGMENT:020d}" for n in range(3)]
     assert disk.read(path_of(2 * SEGMENT), 0, SEGMENT) == bytes(SEGMENT)

@@ -8,6 +8,7 @@ import pytest
 
 from postdate.errors import CorruptLog, DiskFull, LogFailed
 from postdate.storage.segment import SegmentKeeper, Segments, full_or, path_of
+from postdate.testing import FaultPoints
 from tests.support.helpers import FaultyDisk
 
 SIZE = 4_096
@@ -20,12 +21,13 @@ def disk(tmp_path: Path) -> FaultyDisk:
 
 def test_a_segment_is_zeroed_and_synced_before_it_gets_its_name(disk: FaultyDisk) -> None:
     segments = Segments(disk, SIZE)
-    segments.prepare()
+    with FaultPoints() as points:
+        segments.prepare()
     assert disk.list("log") == [f"{0:020d}"]
     assert disk.read(path_of(0), 0, 2 * SIZE) == bytes(SIZE)
     unfinished = path_of(0) + ".new"
     assert disk.calls == [("write", unfinished), ("sync", unfinished), ("rename", unfinished)]
-    assert disk.points == ["segment.zero", "segment.zeroed", "segment.ready"]
+    assert points.reached == ["segment.zero", "segment.zeroed", "segment.ready"]
 
 
 def test_two_are_kept_ahead_and_no_more(disk: FaultyDisk) -> None:

@@ -9,6 +9,7 @@ from xxhash import xxh3_64_intdigest
 from postdate.errors import CorruptSnapshot
 from postdate.storage import snapshot
 from postdate.storage.snapshot import SLOTS, STATE, Section, Writer, path_of
+from postdate.testing import FaultPoints
 from tests.support.helpers import FaultyDisk
 
 
@@ -50,10 +51,11 @@ def test_a_snapshot_has_its_name_only_when_all_of_it_is_on_disk(disk: FaultyDisk
     writer.write(SLOTS, b"slots")
     assert snapshot.positions(disk) == []
     disk.calls.clear()
-    writer.finish()
+    with FaultPoints() as points:
+        writer.finish()
     assert [call for call, _ in disk.calls] == ["write", "sync", "rename"]
     assert snapshot.positions(disk) == [1]
-    assert disk.points[-2:] == ["snapshot.synced", "snapshot.done"]
+    assert points.reached[-2:] == ["snapshot.synced", "snapshot.done"]
 
 
 def test_every_change_of_a_byte_and_every_cut_is_noticed(disk: FaultyDisk) -> None:

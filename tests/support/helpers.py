@@ -207,7 +207,6 @@ class FaultyDisk(RealDisk):
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         super().__init__(folder)
-        self.points: list[str] = []
         self.calls: list[tuple[str, str]] = []
         self.fault: Fault = lambda _call, _path: None
 
@@ -217,9 +216,6 @@ class FaultyDisk(RealDisk):
         error = self.fault(name, path)
         if error is not None:
             raise error
-
-    def reach(self, point: str) -> None:
-        self.points.append(point)
 
     def open(self, path: str) -> FaultyFile:
         self.call("open", path)

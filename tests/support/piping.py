@@ -21,21 +21,20 @@ from typing import Any, NamedTuple, Self
 
 import pytest
 
+from postdate import faultpoint
 from postdate.bulk.process import Bulk
 from postdate.check import check_folder
 from postdate.client.address import parse_address
 from postdate.clock import ManualClock
 from postdate.errors import PostdateError
-from postdate.faultpoint import KILL_AT
 from postdate.message import Message, encode_properties
 from postdate.spark.executor.broker_client import BrokerClient
-from postdate.spark.pipeline import batch, jobs
 from postdate.spark.pipeline.driver import Driver, Options
 from postdate.spark.pipeline.source import horizon_of
 from postdate.spark.session import java
 from postdate.spark.session.session import start_session
 from postdate.storage.disk import Disk, RealDisk
-from postdate.table import delta, merging
+from postdate.table import merging
 from postdate.table.files import SYNC_TRACE
 from postdate.wire.ids import recall_handle
 from postdate.wire.requests import Request
@@ -105,23 +104,27 @@ class Crashed(Exception):
     """The driver dies at a step, as far as a test in its own process can have it die."""
 
 
+# Fault points by the part that reaches them, as the beginnings of their names: driver, bulk and broker share a process.
+OF_DRIVER = ("batch.", "ingest.", "stage.", "merge.", "table.", "job.")
+OF_BULK = ("chunk.writ", "chunk.add", "chunk.synced", "selection.writ", "selection.synced")
+
+
 class Steps:
-    """What happens when the driver reaches a step; nothing by itself."""
+    """What happens when the driver reaches a fault point; nothing by itself."""
+
+    heard: tuple[str, ...] = OF_DRIVER
 
     def __call__(self, name: str) -> None:
         raise NotImplementedError
 
     @contextmanager
     def planted(self) -> Iterator[Self]:
-        modules: list[Any] = [batch, delta, jobs]
-        real = [module.reach for module in modules]
-        for module in modules:
-            module.reach = self
-        try:
+        def hear(name: str) -> None:
+            if name.startswith(self.heard):
+                self(name)
+
+        with faultpoint.listening(hear):
             yield self
-        finally:
-            for module, reach in zip(modules, real, strict=True):
-                module.reach = reach
 
 
 class Crash(Steps):
@@ -140,7 +143,9 @@ class Crash(Steps):
 
 
 class Held(Steps):
-    """Holds the driver at a step, or bulk at a step of its disk, until it is let go."""
+    """Holds the driver or bulk at a step, until it is let go."""
+
+    heard = (*OF_DRIVER, *OF_BULK)
 
     def __init__(self, step: str) -> None:
         self._step = step
@@ -156,17 +161,6 @@ class Held(Steps):
 
     def let_go(self) -> None:
         self._free.set()
-
-
-class SteppedDisk(RealDisk):
-    """A disk whose steps are told."""
-
-    def __init__(self, folder: Path, steps: Steps) -> None:
-        super().__init__(folder)
-        self._steps = steps
-
-    def reach(self, point: str) -> None:
-        self._steps(point)
 
 
 class Piped:
@@ -281,7 +275,7 @@ class Piped:
     def start_process(self, kill_at: str = "") -> None:
         """`postdate pipeline`. With a step it is killed there: the driver itself, or the worker that reaches it."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("POSTDATE_")}
-        named = {KILL_AT: kill_at} if kill_at else {}
+        named = {faultpoint.KILL_AT: kill_at} if kill_at else {}
         with self._process_log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "postdate", "pipeline", "--addr", self.address, "--table", str(self.table),

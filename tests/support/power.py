@@ -1,11 +1,9 @@
-"""What a power loss may leave of the files that a pipeline and bulk write: all that was synced, and of the rest
-whatever the dice say.
+"""Takes from a copy of a test's folders what a power loss may take, by the rules of postdate.testing.power.
 
-Syncs are traced, one line each: the pipeline's own by POSTDATE_SYNC_TRACE, those of bulk by TracedDisk. `lose_power`
-takes from a copy of the folders what was not on disk: a file whose name no sync of its folder had seen may vanish, one
-that was not synced may be cut behind what was, or hold zeros there. verify.faults does it to running processes.
+Syncs are traced, one line each: the pipeline's own by POSTDATE_SYNC_TRACE, those of bulk by TracedDisk. The trace says
+which names and which bytes are on disk. verify.faults takes from running processes instead, and knows their writes.
 
-The broker's own files are left alone but for the chunks: the simulation of the core has its own power losses.
+Of the broker's own files only chunks are touched: the simulation of the core has its own power losses.
 """
 
 import json
@@ -16,13 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from postdate.storage.disk import RealDisk
-from verify.faults.power import lose_unknown
+from postdate.testing.power import keeps_name, surviving_bytes
 
 LOSABLE = ("table", "data/chunks")  # below a test's folder
 
 
 class TracedDisk(RealDisk):
-    """A disk that writes its syncs into a trace, as the pipeline does."""
+    """A disk that appends its syncs to a trace, as the pipeline does."""
 
     def __init__(self, folder: Path, trace: Path) -> None:
         super().__init__(folder)
@@ -39,7 +37,7 @@ class TracedDisk(RealDisk):
             self._note(self.root.joinpath(*parts[:depth]))
 
     def rename(self, source: str, target: str) -> None:
-        """What was synced under the old name is synced under the new one."""
+        """Traces the new name: what was synced under the old one is synced under it."""
         super().rename(source, target)
         size = self.size(target)
         self._write({"path": str(self.root / target), "size": size, "names": None})
@@ -74,13 +72,13 @@ class Synced(NamedTuple):
 
 
 def lose_power(folder: Path, live: Path, trace: str, dice: random.Random) -> list[str]:
-    """Takes from a copy of the folder `live` what was not on disk, by a trace of syncs. Returns what it did."""
+    """Takes from `folder`, a copy of `live`, what the trace does not show on disk. Returns what it did."""
     synced = Synced.of(trace)
-    told = []
+    losses = []
     for path in sorted(_files(folder)):
         original = live / path.relative_to(folder)
-        told += [f"{original.name}: {did}" for did in _lose(path, original, live, synced, dice)]
-    return told
+        losses += [f"{original.name}: {did}" for did in _lose(path, original, live, synced, dice)]
+    return losses
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -89,12 +87,14 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _lose(path: Path, original: Path, live: Path, synced: Synced, dice: random.Random) -> Iterator[str]:
-    """The names of the test's own folders are there: an operator made them."""
+    """Takes from one file. The names of the test's own folders stay: an operator made them."""
     steps = [original, *(parent for parent in original.parents if live / "table" in parent.parents)]
-    if not all(synced.has_name(step) for step in steps) and dice.random() < 0.5:
+    if not all(synced.has_name(step) for step in steps) and not keeps_name(dice):
         path.unlink()
         yield "its name is lost"
         return
-    size, synced_size = path.stat().st_size, synced.sizes.get(str(original), 0)
-    if synced_size != size:
-        yield lose_unknown(path, min(synced_size, size), dice)
+    data, synced_size = path.read_bytes(), synced.sizes.get(str(original), 0)
+    if synced_size != len(data):
+        left, sentence = surviving_bytes(dice, data, min(synced_size, len(data)))
+        path.write_bytes(left)
+        yield sentence

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from postdate.errors import FolderInUse
-from postdate.testing.disk import SECTOR_BYTES, Killed, VirtualDisk
+from postdate.testing.disk import SECTOR_BYTES, VirtualDisk
 
 ROLLS = 60  # power losses with other dice each; a fate of one in five is missed by all of them once in a million
 Seen = bytes | None
@@ -175,11 +175,9 @@ def test_a_killed_process_loses_nothing_that_was_written() -> None:
     disk = VirtualDisk()
     disk.lock()
     disk.write("f/a", 0, b"new")
-    disk.kill_at, disk.kill_after, disk.failing_syncs = ("x", 1), 1, 1
+    disk.failing_syncs = 1
     disk.kill()
     assert content(disk) == b"new"
-    disk.reach("x")
-    disk.reach("x")
     disk.sync("f/a")
     disk.lock()
 
@@ -243,31 +241,6 @@ def test_a_flipped_bit_is_wrong_in_memory_and_on_disk() -> None:
     assert content(disk) == b"\x00\x08"
     disk.lose_power(random.Random(0))
     assert content(disk) == b"\x00\x08"
-
-
-def test_kill_at_kills_at_the_nth_passing_of_one_point_once() -> None:
-    disk = VirtualDisk()
-    disk.kill_at = ("here", 2)
-    for point in ("here", "there", "here", "there"):
-        disk.reach(point)
-    with pytest.raises(Killed, match="here"):
-        disk.reach("here")
-    disk.reach("here")
-    assert disk.reached == {"here": 4, "there": 2}
-
-
-def test_kill_after_kills_at_the_nth_point_of_any_name_once() -> None:
-    disk = VirtualDisk()
-    disk.kill_after = 2
-    disk.reach("one")
-    disk.reach("two")
-    with pytest.raises(Killed, match="three"):
-        disk.reach("three")
-    disk.reach("four")
-
-
-def test_nobody_who_handles_errors_handles_a_kill() -> None:
-    assert not issubclass(Killed, Exception)
 
 
 # ---------------------------------------------------------------------------------------------------- the other calls

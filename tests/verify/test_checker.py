@@ -1,6 +1,4 @@
-"""The checker of the fault suite: a history in which all promises were kept passes, and each invariant that is broken
-is caught, by name.
-"""
+"""The checker of the fault suite: it accepts a history that keeps all promises, and names each broken invariant."""
 
 from typing import Any
 
@@ -18,7 +16,7 @@ PLACE = "faults/0"
 
 
 class Story:
-    """A history that never was: events at instants that are said."""
+    """Builds a history: events at given instants."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -30,7 +28,7 @@ class Story:
     def sent(
         self, key: str, at: float, due: int = 0, outcome: str = "acknowledged", form: str = "", group: str = ""
     ) -> "Story":
-        """Asked for at an instant, answered 10 ms later."""
+        """A send at an instant, answered 10 ms later."""
         form, value = form or ("instant" if due else "none"), NOW + due if due else 0
         self.note(at, "send", key=key, client="p", form=form, value=value, span=due, group=group)
         told = NOW + due if due and outcome == "acknowledged" else 0
@@ -57,8 +55,8 @@ class Story:
         return [violation.invariant for violation in judge(self.events, bounds)]
 
 
-def kept() -> Story:
-    """Messages as they may end, and what is right for them."""
+def honest_story() -> Story:
+    """A history with every kind of message that keeps all promises."""
     story = Story()
     story.sent("plain", 0).sent("timed", 100, due=1_000).sent("stopped", 200, due=2_000)
     story.sent("refused", 300, outcome="refused").sent("doubtful", 400, due=3_000, outcome="in doubt")
@@ -71,18 +69,18 @@ def kept() -> Story:
     return story.note(96_000, "written", rows=100, writes=250)
 
 
-def test_a_history_in_which_all_promises_were_kept_passes() -> None:
-    assert judge(kept().events) == []
+def test_a_history_that_keeps_all_promises_passes() -> None:
+    assert judge(honest_story().events) == []
 
 
-def test_what_is_in_doubt_may_be_so_or_not() -> None:
-    assert kept().entry("doubtful", 2, 3_000).broken() == []
-    story = kept().sent("maybe", 500, due=5_000).cancelled("maybe", 600, "in doubt")
+def test_both_outcomes_of_a_doubt_are_right() -> None:
+    assert honest_story().entry("doubtful", 2, 3_000).broken() == []
+    story = honest_story().sent("maybe", 500, due=5_000).cancelled("maybe", 600, "in doubt")
     assert story.broken() == []
     assert story.entry("maybe", 2, 5_000).broken() == []
 
 
-def test_what_was_sent_back_without_an_answer_may_come_again_or_not() -> None:
+def test_a_message_sent_back_without_an_answer_may_come_again_or_not() -> None:
     assert returned("back").broken() == returned("back", "returned").broken() == []
 
 
@@ -90,50 +88,50 @@ def test_what_was_sent_back_without_an_answer_may_come_again_or_not() -> None:
 
 
 def lost() -> Story:
-    return kept().without("entry", "timed")
+    return honest_story().without("entry", "timed")
 
 
 def never_seen() -> Story:
-    return kept().without("saw", "timed")
+    return honest_story().without("saw", "timed")
 
 
 def altered() -> Story:
-    return kept().without("entry", "timed").entry("timed", 1, 1_001, whole=False)
+    return honest_story().without("entry", "timed").entry("timed", 1, 1_001, whole=False)
 
 
 def foreign() -> Story:
-    return kept().entry("stray", 2, 1_001)
+    return honest_story().entry("stray", 2, 1_001)
 
 
 def refused_and_there() -> Story:
-    return kept().entry("refused", 2, 1_001)
+    return honest_story().entry("refused", 2, 1_001)
 
 
 def job_took_too_many() -> Story:
-    story = kept().sent("j1", 0, due=5_000, group="j").sent("j2", 0, due=5_000, group="j")
+    story = honest_story().sent("j1", 0, due=5_000, group="j").sent("j2", 0, due=5_000, group="j")
     return story.note(500, "job", group="j", changed=1)
 
 
 def early_in_the_queue() -> Story:
-    return kept().without("entry", "timed").entry("timed", 1, 999)
+    return honest_story().without("entry", "timed").entry("timed", 1, 999)
 
 
 def early_in_hand() -> Story:
-    return kept().saw("timed", 1, 999, visible=1_001)
+    return honest_story().saw("timed", 1, 999, visible=1_001)
 
 
 def due_before_it_was_wanted() -> Story:
-    story = kept().note(100, "send", key="soon", client="p", form="span", value=1_000, span=1_000, group="")
+    story = honest_story().note(100, "send", key="soon", client="p", form="span", value=1_000, span=1_000, group="")
     story.note(110, "sent", key="soon", outcome="acknowledged", due=NOW + 99 + 1_000 - checker.SLACK_MS)
     return story.entry("soon", 2, 1_100).saw("soon", 2, 1_101)
 
 
 def cancelled_and_there() -> Story:
-    return kept().entry("stopped", 2, 2_000)
+    return honest_story().entry("stopped", 2, 2_000)
 
 
 def cancelled_and_seen() -> Story:
-    return kept().saw("stopped", 9, 2_000)
+    return honest_story().saw("stopped", 9, 2_000)
 
 
 def job_took_too_few() -> Story:
@@ -141,49 +139,56 @@ def job_took_too_few() -> Story:
 
 
 def two_answers() -> Story:
-    return kept().cancelled("stopped", 2_100, "delivered")
+    return honest_story().cancelled("stopped", 2_100, "delivered")
 
 
 def delivered_and_nowhere() -> Story:
-    return kept().sent("gone", 0, due=1_000).cancelled("gone", 1_100, "delivered").cancelled("gone", 1_200, "unknown")
+    return (
+        honest_story()
+        .sent("gone", 0, due=1_000)
+        .cancelled("gone", 1_100, "delivered")
+        .cancelled("gone", 1_200, "unknown")
+    )
 
 
 def waits_and_is_not_found() -> Story:
-    return kept().sent("here", 0, due=9_000).cancelled("here", 100, "unknown")
+    return honest_story().sent("here", 0, due=9_000).cancelled("here", 100, "unknown")
 
 
 def late() -> Story:
-    return kept().without("entry", "timed").entry("timed", 1, 1_000 + Bounds().lateness_ms_p99 + 1)
+    return honest_story().without("entry", "timed").entry("timed", 1, 1_000 + Bounds().lateness_ms_p99 + 1)
 
 
 def rewritten() -> Story:
-    return kept().note(97_000, "written", rows=100, writes=301)
+    return honest_story().note(97_000, "written", rows=100, writes=301)
 
 
 def slow_start() -> Story:
-    return kept().note(0, "start", cpu_s=Bounds().restart_cpu_s_max + 1, waiting=10, resident=0)
+    return honest_story().note(0, "start", cpu_s=Bounds().restart_cpu_s_max + 1, waiting=10, resident=0)
 
 
 def doubled() -> Story:
-    return kept().entry("timed", 2, 1_002)
+    return honest_story().entry("timed", 2, 1_002)
 
 
 def gap() -> Story:
-    return kept().without("entry", "timed").entry("timed", 2, 1_001)
+    return honest_story().without("entry", "timed").entry("timed", 2, 1_001)
 
 
 def changed_at_its_offset() -> Story:
-    story = kept().sent("other", 0).saw("other", 2, 30).entry("other", 3, 30)
+    story = honest_story().sent("other", 0).saw("other", 2, 30).entry("other", 3, 30)
     return story.sent("third", 0).entry("third", 2, 40).saw("third", 2, 41)
 
 
 def came_again() -> Story:
-    return kept().note(1_100, "done", group="g", key="timed").saw("timed", 1, 1_200, visible=1_001)
+    return honest_story().note(1_100, "done", group="g", key="timed").saw("timed", 1, 1_200, visible=1_001)
 
 
 def returned(*kinds: str) -> Story:
-    """`plain` is sent back: `back` asked for, `backed` acknowledged, `returned` there. Another was, and came."""
-    story = kept()
+    """`plain` was sent back, with these events: `back` asks for it, `backed` is the answer, `returned` is read.
+    Another message was sent back and came again.
+    """
+    story = honest_story()
     for kind in ("back", "backed", "returned"):
         story.note(60, kind, group="g", key="timed")
     for kind in kinds:
@@ -204,7 +209,7 @@ def came_back_by_itself() -> Story:
 
 
 def too_much_memory() -> Story:
-    return kept().note(60, "sample", resident=Bounds().resident_bytes_max + 1, files=1)
+    return honest_story().note(60, "sample", resident=Bounds().resident_bytes_max + 1, files=1)
 
 
 PLANTED = {
@@ -234,7 +239,7 @@ def test_a_planted_violation_is_caught(invariant: str, plant: Any) -> None:
 
 
 def test_a_finding_of_the_run_is_a_violation() -> None:
-    found = judge(kept().note(5, "finding", invariant="I1", sentence="it does not start").events)
+    found = judge(honest_story().note(5, "finding", invariant="I1", sentence="it does not start").events)
     assert found == [Violation("I1", "it does not start")]
     assert str(found[0]) == "I1: it does not start"
 
@@ -242,7 +247,7 @@ def test_a_finding_of_the_run_is_a_violation() -> None:
 # -- excuses ------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_due_within_a_fault_may_be_late() -> None:
+def test_a_message_that_is_due_during_a_fault_may_be_late() -> None:
     story = late().note(900, "trouble", name="kill", until=None).note(2_000, "over", name="kill", began=NOW + 900)
     assert story.broken() == []
     story = (
@@ -251,22 +256,22 @@ def test_what_is_due_within_a_fault_may_be_late() -> None:
     assert story.broken() == ["I5"], "a fault that came long after it is no excuse"
 
 
-def test_a_table_that_cannot_be_read_within_a_fault_is_unknown_and_never_delivered() -> None:
+def test_during_a_fault_a_cancel_may_be_unknown_and_never_delivered() -> None:
     faulty = {"name": "kill", "until": None}
     assert waits_and_is_not_found().note(90, "trouble", **faulty).broken() == []
-    story = kept().sent("here", 0, due=9_000).cancelled("here", 100, "delivered").entry("here", 2, 9_000)
+    story = honest_story().sent("here", 0, due=9_000).cancelled("here", 100, "delivered").entry("here", 2, 9_000)
     assert story.saw("here", 2, 9_001).note(90, "trouble", **faulty).broken() == ["I4"]
 
 
-def test_the_broker_s_clock_is_what_counts() -> None:
-    story = kept().without("entry", "timed").without("saw", "timed").note(300, "clock", offset=700)
+def test_the_clock_of_the_broker_counts() -> None:
+    story = honest_story().without("entry", "timed").without("saw", "timed").note(300, "clock", offset=700)
     story.entry("timed", 1, 1_000).saw("timed", 1, 310, visible=1_000)
     assert story.broken() == [], "its clock was ahead"
-    back = kept().note(50, "clock", offset=-60_000).saw("timed", 1, 1_500, visible=1_001)
+    back = honest_story().note(50, "clock", offset=-60_000).saw("timed", 1, 1_500, visible=1_001)
     assert "I2" not in back.broken(), "it may have been due before the clock went back: that is for its queue to say"
 
 
-def test_a_relative_delay_counts_from_the_lowest_that_the_clock_may_have_shown() -> None:
+def test_a_relative_delay_counts_from_the_lowest_time_that_the_clock_may_have_shown() -> None:
     story = Story().note(0, "send", key="a", client="p", form="span", value=500, span=500, group="")
     story.note(10, "sent", key="a", outcome="acknowledged", due=NOW + 505)
     assert story.entry("a", 0, 505).broken() == []

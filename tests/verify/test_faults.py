@@ -24,7 +24,7 @@ from verify.faults.workload import Load
 
 SEED = 11
 WAIT_S = 180
-# On a machine that others use as well nothing is said about how late: scripts/faults does.
+# Generous: other programs may use this machine. scripts/faults has the declared bounds.
 PATIENT = Bounds(lateness_ms_p99=30_000, lateness_ms_max=60_000, restart_cpu_s_max=60)
 LOAD = Load(producers=2, consumers=1, delay_ms_max=60_000, with_jobs=False, with_imports=False)
 ALONE = Plan(8, LOAD, PATIENT, with_pipeline=False, gap_s=(0.5, 1.5), quiet_share=0, pause_s_max=2)
@@ -33,7 +33,7 @@ CUT = Trouble(troubles.cut_power, 1)
 
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("CRITICAL", "postdate")  # that connections are lost is what this is about
+    caplog.set_level("CRITICAL", "postdate")  # lost connections are expected here
 
 
 def run(folder: Path, plan: Plan, seed: int = SEED) -> Result:
@@ -52,10 +52,10 @@ def test_a_short_run_with_spark_breaks_no_promise(tmp_path: Path) -> None:
     assert kinds.count("power") >= 1
     assert kinds.count("sent") > 200
     assert {event["group"] for event in result.events if event["kind"] == "saw"} == {"pull", "pop", "client"}
-    assert [event["rows"] for event in result.events if event["kind"] == "written"] > [0], "Spark has carried some"
+    assert [event["rows"] for event in result.events if event["kind"] == "written"] > [0], "some went through Spark"
 
 
-def test_a_record_with_a_flipped_bit_is_nobodys_and_ends_no_run() -> None:
+def test_a_record_with_a_flipped_bit_has_no_key_and_ends_no_run() -> None:
     record = decode(encode(Message("orders", b"", properties=b"KEYS\x01p1-7k\x02"), b"orders", 0, 0, LOOPBACK))
     assert key_of(record) == "p1-7"
     assert key_of(record._replace(properties=record.properties.replace(b"KEYS", b"KEYQ"))) == ""
@@ -71,7 +71,7 @@ def test_a_broker_that_does_not_sync_is_caught(tmp_path: Path) -> None:
 def test_a_broker_whose_clock_is_ahead_is_caught(tmp_path: Path) -> None:
     def hasten(scene: Scene) -> None:
         if scene.machine.layer.offset_ms == 0:
-            scene.machine.layer.step_clock(5_000)  # and nobody is told
+            scene.machine.layer.step_clock(5_000)  # and the history does not know
 
     result = run(tmp_path, replace(ALONE, seconds=4, troubles=(Trouble(hasten, 1),)))
     assert "I2" in {violation.invariant for violation in result.violations}
@@ -86,13 +86,13 @@ def test_each_fault_alone_breaks_no_promise(tmp_path: Path, trouble: Trouble) ->
 
 
 @pytest.mark.full
-def test_kills_at_named_points_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_kills_at_fault_points_alone_breaks_no_promise(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--minutes", "1", "--seed", "5", "--no-pipeline", "--points"]) == 0
-    (told,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("killed at")]
-    assert int(told.split()[2]) >= 3, told
+    (summary,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("killed at")]
+    assert int(summary.split()[2]) >= 3, summary
 
 
-def test_ctrl_c_ends_it_with_a_verdict() -> None:
+def test_ctrl_c_ends_a_run_with_a_verdict() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "verify.faults", "--minutes", "5", "--seed", "1", "--no-pipeline"],
         cwd=ROOT, env=dict(os.environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -110,7 +110,7 @@ def test_ctrl_c_ends_it_with_a_verdict() -> None:
     assert out.splitlines()[-1] == "1 episodes, 0 violations (seeds 1 to 1)"
 
 
-def test_a_kept_history_is_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recorded_history_is_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     history = tmp_path / "history.jsonl"
     events = [
         {"at": 1.0, "kind": "send", "key": "a", "client": "p", "form": "none", "value": 0, "span": 0, "group": ""},
@@ -124,7 +124,7 @@ def test_a_kept_history_is_judged_again(tmp_path: Path, capsys: pytest.CaptureFi
     assert '"kind": "sent"' in out, "the history of the message is shown"
 
 
-def test_processes_are_told_apart_by_their_commands() -> None:
+def test_a_process_is_recognized_by_its_command() -> None:
     commands = {
         "python -m postdate up --json": "broker",
         "python -m postdate bulk --host 127.0.0.1": "bulk",

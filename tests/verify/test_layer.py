@@ -1,7 +1,7 @@
-"""The layer under the files of real processes: what it lets a power loss take, and the faults that it brings.
+"""The layer between real processes and their files: what a power loss takes, and the faults that it causes.
 
-Children write in a folder as our processes do, and end by kill -9. What they synced must be there whatever the dice
-say; what they did not sync must be gone in some worlds, there in others, and torn in some.
+Child processes write in a folder as our processes do, and end by kill -9. Synced changes must always be there; of
+unsynced changes some dice lose all, some keep all, and some keep a part.
 """
 
 import ast
@@ -26,7 +26,7 @@ from verify.faults import power
 from verify.faults.control import BROKER, BULK, PIPELINE
 from verify.faults.inside import OTHER, role_of
 from verify.faults.layer import Layer, Point, fault_points, flip_bit
-from verify.faults.points import WRITTEN_BY_BULK, Turns, calls_of_function, points_of
+from verify.faults.points import WRITTEN_BY_BULK, Turns, points_of
 from verify.faults.process import Broker
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ END = "\nos.kill(os.getpid(), signal.SIGKILL)\n"
 
 
 class Watched:
-    """A folder with a layer under it."""
+    """A folder that a layer watches."""
 
     def __init__(self, folder: Path) -> None:
         self.data = folder / "data"
@@ -71,14 +71,14 @@ class Watched:
         )  # fmt: skip
 
     def run(self, script: str, role: str = PIPELINE) -> str:
-        """A process that does this and is killed; returns what it printed."""
+        """Runs a script in a process that kills itself at the end; returns its output."""
         with self.begin(script + END, role) as child:
             said, _ = child.communicate(timeout=CHILD_S)
         assert child.returncode == -signal.SIGKILL, said
         return said
 
     def lose(self, seed: int = 0, mode: str = "") -> dict[str, bytes]:
-        """Power is lost; returns the files that are left."""
+        """Loses power; returns the files that are left."""
         self.layer.lose_power(random.Random(seed), mode)
         return self.files()
 
@@ -93,7 +93,7 @@ def watched(tmp_path: Path) -> Watched:
 
 
 def worlds(folder: Path, script: str, count: int) -> Iterator[dict[str, bytes]]:
-    """What dice leave of the same story."""
+    """The files that different dice leave after the same script."""
     for seed in range(count):
         watched = Watched(folder / str(seed))
         watched.run(script)
@@ -103,7 +103,7 @@ def worlds(folder: Path, script: str, count: int) -> Iterator[dict[str, bytes]]:
 # -- what a power loss takes ------------------------------------------------------------------------------------
 
 
-def test_what_was_synced_is_all_that_is_left_where_everything_else_is_lost(watched: Watched) -> None:
+def test_only_synced_changes_are_left_if_everything_else_is_lost(watched: Watched) -> None:
     watched.run("""
 write("grown", b"synced")
 sync("grown")
@@ -131,14 +131,14 @@ os.remove("removed")
     }  # fmt: skip
 
 
-def test_what_was_there_when_the_journal_began_is_on_disk(watched: Watched) -> None:
+def test_files_from_before_the_journal_are_on_disk(watched: Watched) -> None:
     watched.run('write("file", b"12"); os.mkdir("folder"); write("folder/file", b"34")')
     watched.layer.renew()
     watched.run('write("file", b"xx"); os.remove("folder/file")')
     assert watched.lose(mode=power.ALL) == {"file": b"12", "folder/file": b"34"}
 
 
-def test_what_a_power_loss_left_stays_at_the_next(watched: Watched) -> None:
+def test_what_one_power_loss_leaves_the_next_one_leaves_too(watched: Watched) -> None:
     watched.run('write("file", b"synced"); sync("file"); sync("."); write("file", b"SYNCED"); write("lost", b"1")')
     left = watched.lose(3, power.SOME)
     watched.run('write("file", b"x")')
@@ -162,7 +162,7 @@ write("file", b"a" * 2000, 100); write("file", b"b" * 100, 4000)
     assert set(outcomes) == {f"{one}, then {two}" for one in ("kept", "lost", "torn") for two in ("kept", "lost")}
 
 
-def test_of_the_changes_of_names_the_first_ones_stay(tmp_path: Path) -> None:
+def test_the_first_changes_of_names_stay(tmp_path: Path) -> None:
     script = """
 write("a", b"1"); write("b", b"2"); write("c", b"3"); [sync(name) for name in "abc"]; sync(".")
 os.rename("a", "b"); os.remove("c"); write("d", b"")
@@ -174,14 +174,14 @@ os.rename("a", "b"); os.remove("c"); write("d", b"")
     assert found == {tuple(sorted(state.items())) for state in states}
 
 
-def test_only_the_last_changes_are_lost_in_some_worlds(watched: Watched) -> None:
+def test_some_losses_take_only_the_last_changes(watched: Watched) -> None:
     watched.run('write("file", bytes(30)); sync("file"); sync(".")\nfor at in range(30): write("file", b"x", at)')
     data = watched.lose(5, power.LAST)["file"]
     assert data[:22] == b"x" * 22
     assert 0 < data.count(0) <= 8
 
 
-def test_a_write_while_a_sync_is_under_way_is_not_synced_by_it(watched: Watched) -> None:
+def test_a_write_during_a_sync_is_not_synced_by_it(watched: Watched) -> None:
     watched.run("""
 file = opened("file")
 real = inside._real["fsync"]
@@ -197,13 +197,13 @@ sync(".")
     assert watched.lose(mode=power.ALL) == {"file": b"in time "}
 
 
-def test_a_folder_that_was_not_synced_is_lost_with_all_that_is_in_it(watched: Watched) -> None:
+def test_an_unsynced_folder_is_lost_with_its_files(watched: Watched) -> None:
     watched.run('os.mkdir("folder"); write("folder/file", b"1"); sync("folder/file"); sync("folder")')
     assert watched.lose(mode=power.ALL) == {}
     assert not (watched.data / "folder").exists()
 
 
-def test_a_failed_sync_has_lost_what_only_a_new_write_brings_back(watched: Watched) -> None:
+def test_only_a_new_write_brings_back_what_a_failed_sync_has_lost(watched: Watched) -> None:
     script = """
 write("file", b"12345678"); sync("file"); sync(".")
 write("file", b"abcd"); write("file", b"efgh", 4)
@@ -237,8 +237,8 @@ write("own" + str(os.getpid()), b"lost")
     assert [data for name, data in left.items() if name.startswith("own")] == [whole] * 2
 
 
-def test_a_torn_record_is_passed_over(watched: Watched) -> None:
-    """A process may be killed while it appends: what the record tells of has not happened then."""
+def test_a_torn_record_of_the_journal_is_skipped(watched: Watched) -> None:
+    """A process may be killed while it appends: then the recorded change has not happened."""
     watched.run("""
 write("file", b"synced"); sync("file"); sync(".")
 from verify.faults import journal
@@ -255,7 +255,7 @@ write("file", b"never!")
     assert watched.lose(mode=power.ALL) == {"file": b"SYNCed"}
 
 
-def test_a_process_that_dies_before_a_rename_has_not_renamed(tmp_path: Path) -> None:
+def test_a_rename_whose_process_died_before_it_has_not_happened(tmp_path: Path) -> None:
     script = """
 write("file.new", b"1"); sync("file.new"); sync(".")
 inside._real["rename"] = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
@@ -265,7 +265,7 @@ os.rename("file.new", "file")
 
 
 def test_files_that_others_write_are_judged_by_their_last_sync(tmp_path: Path) -> None:
-    """Here Python's `open` stands for them: bytes that it writes are not seen."""
+    """Python's `open` stands for other writers here: the layer does not see the bytes that it writes."""
     script = """
 file = open("file", "wb", buffering=0)
 file.write(b"synced.\\n" * 100)
@@ -289,7 +289,7 @@ open("nameless", "w").close()
     assert set(outcomes) == {"nameless", "no name", "whole", "zeros", "synced", "cut"}
 
 
-def test_a_rename_by_others_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_rename_by_other_writers_is_kept_whole_or_lost(tmp_path: Path) -> None:
     script = """
 write("one", b"1"); sync("one"); os.mkdir("three"); sync(".")
 inside._real["rename"]("one", "two"); inside._real["rename"]("three", "four")
@@ -309,7 +309,7 @@ def test_a_layer_on_another_file_system_is_refused(tmp_path: Path) -> None:
 # -- faults -----------------------------------------------------------------------------------------------------
 
 
-def test_a_process_ends_at_the_point_that_was_named(watched: Watched) -> None:
+def test_a_process_ends_at_a_named_point(watched: Watched) -> None:
     script = """
 from postdate.faultpoint import reach
 for number in range(5):
@@ -329,7 +329,7 @@ for number in range(5):
     assert len(watched.run(script).split()) == 5
 
 
-def test_of_several_points_the_first_that_is_reached_counts(watched: Watched) -> None:
+def test_the_first_of_several_points_that_is_reached_counts(watched: Watched) -> None:
     script = """
 from postdate.faultpoint import reach
 for name in ("batch.begun", "stage.call", "stage.called", "batch.done"):
@@ -347,20 +347,20 @@ for name in ("batch.begun", "stage.call", "stage.called", "batch.done"):
     assert watched.run(script).split() == ["batch.begun"], "there is room for all of them"
 
 
-def test_of_all_points_each_has_its_turn() -> None:
+def test_every_point_gets_its_turn() -> None:
     dice, turns = random.Random(3), Turns()
     never = Point("segment.remove", BROKER)
     for _ in range(300):
         points = turns.next(dice)
         reached = [point for point in points if point != never]
         if reached:
-            turns.took(dice.choice(reached))
+            turns.note_hit(dice.choice(reached))
         else:
-            turns.missed(points)
+            turns.note_missed(points)
     assert turns.all - turns.hit == {never}
     assert all(never in turns.next(dice) for _ in range(10)), "what had no turn is always among them"
     assert len(turns.next(dice)) > 1, "beside others, which come again"
-    turns.took(never)
+    turns.note_hit(never)
     assert turns.hit == turns.all
 
 
@@ -372,14 +372,14 @@ def test_a_turn_is_for_one_process() -> None:
     assert {point.process for point in Turns([BROKER]).all} == {BROKER}
 
 
-def test_points_of_the_disk_are_reached_too(watched: Watched) -> None:
+def test_a_broker_ends_at_a_point_of_its_log(watched: Watched) -> None:
     watched.layer.kill_at("log.flush")
-    script = 'from postdate.storage.disk import RealDisk; RealDisk(".").reach("log.flush"); print("not reached")'
+    script = 'from postdate.faultpoint import reach; reach("log.flush"); print("not reached")'
     assert watched.run(script, BROKER) == ""
     assert watched.layer.hit == Point("log.flush", BROKER)
 
 
-def test_some_syncs_fail_and_the_next_does_not(watched: Watched) -> None:
+def test_as_many_syncs_fail_as_asked_for(watched: Watched) -> None:
     watched.layer.fail_syncs(2)
     said = watched.run("""
 write("file", b"1")
@@ -391,7 +391,7 @@ for _ in range(3):
     assert watched.layer.failing_syncs == 0
 
 
-def test_a_full_disk_takes_what_needs_no_room(watched: Watched) -> None:
+def test_a_full_disk_accepts_writes_that_need_no_room(watched: Watched) -> None:
     watched.layer.limit_space(10_000)
     said = watched.run("""
 def tried(call, *arguments):
@@ -415,7 +415,7 @@ tried(write, "other", bytes(10_000))
     assert watched.run('write("file", bytes(20_000)); print(os.statvfs(".").f_bavail > 5)') == "True\n"
 
 
-def test_a_clock_is_stepped_and_elapsed_time_is_not(watched: Watched) -> None:
+def test_a_step_of_the_clock_leaves_elapsed_time_alone(watched: Watched) -> None:
     watched.layer.offset_ms = 3_600_000
     watched.layer.step_clock(-600_000)
     clock = SystemClock()
@@ -456,11 +456,11 @@ def test_a_bit_flips_and_flips_back(tmp_path: Path) -> None:
         ("python -m pip install postdate", None), ("python script.py -m postdate up", None),
     ],
 )  # fmt: skip
-def test_a_process_is_told_by_its_command(command: str, role: str | None) -> None:
+def test_the_role_of_a_process_follows_from_its_command(command: str, role: str | None) -> None:
     assert role_of(command.split()) == role
 
 
-def test_points_are_told_apart_by_who_reaches_them() -> None:
+def test_a_point_names_the_process_that_reaches_it() -> None:
     points = fault_points()
     assert points == sorted(points)
     assert {
@@ -470,12 +470,9 @@ def test_points_are_told_apart_by_who_reaches_them() -> None:
     } <= set(points)  # fmt: skip
     assert {point.process for point in points} == {BROKER, BULK, PIPELINE}
     assert {point.name for point in points if point.process == BULK} >= WRITTEN_BY_BULK, "one of them is gone"
-    names = {name for path in (ROOT / "postdate" / "pipeline").glob("*.py") for name in _steps(path)}
+    files = [path for folder in ("spark", "table") for path in (ROOT / "postdate" / folder).rglob("*.py")]
+    names = {name for path in files for name in points_of(ast.parse(path.read_text(encoding="utf-8")))}
     assert names == {point.name for point in points if point.process == PIPELINE}
-
-
-def _steps(path: Path) -> set[str]:
-    return set(points_of(ast.parse(path.read_text(encoding="utf-8")), calls_of_function))
 
 
 # -- a broker ---------------------------------------------------------------------------------------------------
@@ -488,8 +485,8 @@ POINTS = [point for point in fault_points() if point.process == BROKER]
 SEEDS, SENDS, UNDER_WAY = range(10), 600, 24
 
 
-def test_whatever_a_broker_acknowledged_is_there_after_a_power_loss(tmp_path: Path) -> None:
-    """Killed at a point of its code or wherever it is, with sends under way."""
+def test_a_power_loss_takes_no_acknowledged_message(tmp_path: Path) -> None:
+    """The broker is killed at a fault point or anywhere else, with sends in flight."""
     layer = Layer(tmp_path / "layer", [tmp_path / "data"])
     broker = Broker(tmp_path, layer.environment(), **BUSY)
     broker.start()
@@ -497,28 +494,28 @@ def test_whatever_a_broker_acknowledged_is_there_after_a_power_loss(tmp_path: Pa
     make_topic(peer, "orders")
     peer.close()
     acknowledged: set[str] = set()
-    told: list[str] = []
+    losses: list[str] = []
     for seed in SEEDS:
         dice = random.Random(seed)
         # First with something written and not yet synced, for certain.
         layer.kill_at(dice.choice(POINTS) if seed else Point("log.flush", BROKER), times=dice.randint(1, 20))
-        acknowledged |= sent_until_killed(broker, str(seed), dice)
+        acknowledged |= send_until_killed(broker, str(seed), dice)
         layer.disarm()
         broker.kill()
-        told += layer.lose_power(dice, "" if seed else power.ALL)
-        assert broker.check() == [], f"seed {seed}: {told}"
+        losses += layer.lose_power(dice, "" if seed else power.ALL)
+        assert broker.check() == [], f"seed {seed}: {losses}"
         broker.start()
         found = seen(broker)
-        assert len(found) == len(set(found)), f"seed {seed}: {told}"
-        assert acknowledged <= set(found), f"seed {seed}: {told}"
+        assert len(found) == len(set(found)), f"seed {seed}: {losses}"
+        assert acknowledged <= set(found), f"seed {seed}: {losses}"
     broker.stop()
     assert broker.check() == []
     assert len(acknowledged) > 500
-    assert any("/log/" in line and "lost" in line for line in told), "the tail of the log was lost at times"
+    assert any("/log/" in line and "lost" in line for line in losses), "the tail of the log was lost at times"
 
 
 def test_an_async_broker_may_lose_what_it_acknowledged(tmp_path: Path) -> None:
-    """The other way round: where the log is not synced the same loss is noticed."""
+    """The counterexample: if the log is not synced, the same test notices the loss."""
     layer = Layer(tmp_path / "layer", [tmp_path / "data"])
     broker = Broker(tmp_path, layer.environment(), flush="async", flush_interval_ms=60_000)
     broker.start()
@@ -534,8 +531,8 @@ def test_an_async_broker_may_lose_what_it_acknowledged(tmp_path: Path) -> None:
     broker.stop()
 
 
-def sent_until_killed(broker: Broker, name: str, dice: random.Random) -> set[str]:
-    """Keeps sends under way until the broker ends by itself or has had enough of them; returns those acknowledged."""
+def send_until_killed(broker: Broker, name: str, dice: random.Random) -> set[str]:
+    """Sends until the broker ends by itself or has taken enough; returns the acknowledged messages."""
     peer, acknowledged = broker.peer(), set()
     waiting: dict[int, str] = {}
     try:
@@ -559,7 +556,7 @@ def sent_until_killed(broker: Broker, name: str, dice: random.Random) -> set[str
 
 
 def seen(broker: Broker) -> list[str]:
-    """All that can be read, when all that was delayed is due."""
+    """All messages in the queues, after all delays are over."""
     peer = broker.peer()
     make_topic(peer, "last")
     sent(peer, "last", TIMER_DELAY_MS=200)

@@ -1,4 +1,4 @@
-"""The simulation: planted races, random histories, a model that notices each kind of wrong, and its command."""
+"""The simulation: planted races, random histories, a model that notices each kind of mistake, digests, the command."""
 
 import os
 import subprocess
@@ -39,19 +39,19 @@ T0 = 1_000_000
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
-def test_a_planted_history_holds_whatever_power_loss_leaves(planted: Planted) -> None:
+def test_a_planted_history_holds_after_any_power_loss(planted: Planted) -> None:
     has_power = any(op.verb == "power" for op in planted.history)
     for seed in POWER_SEEDS if has_power else [0]:
         run_planted(planted, seed)
 
 
-def test_an_unflushed_cancel_and_the_fire_behind_it_are_decided_by_what_reached_the_disk() -> None:
+def test_the_disk_decides_between_an_unflushed_cancel_and_a_fire_after_it() -> None:
     (planted,) = [planted for planted in PLANTED if planted.name == "an unflushed cancel before a fire"]
     seen = {run_planted(planted, seed).model.messages["m1"].seen_at is not None for seed in POWER_SEEDS}
     assert seen == {True, False}, "the dice must show both: a cancel that survived and one that did not"
 
 
-def test_a_planted_history_that_ends_otherwise_is_broken() -> None:
+def test_a_planted_history_with_another_end_is_broken() -> None:
     delivered = (Op("send", (3, 1_000, 0, 0, 1)), Op("flush"), Op("pass", (2_000,)))
     run_planted(Planted("right", delivered, seen=("m1",)))
     with pytest.raises(Broken, match="wrong: m1 was seen"):
@@ -75,7 +75,7 @@ def test_a_seed_gives_the_same_history_each_time_and_another_seed_another() -> N
     assert random_history(7) != random_history(8)
 
 
-def test_random_histories_come_to_every_verb() -> None:
+def test_random_histories_use_every_verb() -> None:
     assert {op.verb for seed in range(200) for op in random_history(seed)} == set(World().verbs)
 
 
@@ -99,7 +99,7 @@ def test_a_failing_history_is_shortened_to_the_ops_that_matter(monkeypatch: pyte
 
 
 def test_a_history_that_breaks_a_promise_fails_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole way once: a broker that fires early is found out by the world and its model."""
+    """End to end: the world and its model notice a broker that fires early."""
     history = [Op("send", (3, 1_000, 0, 0, 1)), Op("flush")]
     run_history(history)
     fire = World.flush
@@ -118,9 +118,9 @@ def test_a_history_that_breaks_a_promise_fails_its_run(monkeypatch: pytest.Monke
 
 
 def sent(model: Model, name: str, due: int = 0, *, arrival: int = 0, near: bool = True) -> Sent:
-    """An acknowledged message; the keys are made from its name."""
+    """Adds an acknowledged message; its keys are made from its name."""
     message = Sent(name, "orders", 0, f"u{name}", f"k{name}", due, T0, near, arrival, acknowledged=True)
-    model.sent(message)
+    model.add(message)
     return message
 
 
@@ -133,15 +133,15 @@ def model() -> Model:
     return Model(clock_max=T0)
 
 
-def test_what_is_right_passes(model: Model) -> None:
+def test_right_behaviour_passes(model: Model) -> None:
     sent(model, "a", T0 - 10, arrival=10)
     sent(model, "b", T0, arrival=5)
     sent(model, "c", T0 + 1)
     model.look(0, 0, ["a", "b"], 100)
     model.look(0, 0, ["a", "b"], 100)
     model.look(0, 1, ["b"], 100)
-    model.shorter(0, 2)
-    model.complete(T0, frozenset())
+    model.check_length(0, 2)
+    model.check_complete(T0, frozenset())
 
 
 def test_a_duplicate_is_noticed(model: Model) -> None:
@@ -161,14 +161,14 @@ def test_a_message_that_comes_early_is_noticed(model: Model) -> None:
 
 def test_a_cancelled_message_that_comes_is_noticed(model: Model) -> None:
     sent(model, "a", T0)
-    model.answered(asked("a", T0), Cancelled.CANCELLED, in_table=frozenset())
+    model.check_answer(asked("a", T0), Cancelled.CANCELLED, in_table=frozenset())
     with pytest.raises(Broken, match="a was cancelled and is in queue 0, offset 0"):
         model.look(0, 0, ["a"], 0)
 
 
 def test_a_message_of_a_deleted_topic_that_comes_is_noticed(model: Model) -> None:
     sent(model, "a", T0)
-    model.topic_deleted("orders")
+    model.note_topic_deleted("orders")
     with pytest.raises(Broken, match="a was cancelled"):
         model.look(0, 0, ["a"], 0)
 
@@ -178,12 +178,12 @@ def test_a_wrong_order_is_noticed(model: Model, second_due: int, second_arrival:
     sent(model, "a", T0, arrival=10)
     sent(model, "b", second_due, arrival=second_arrival)
     model.look(0, 0, ["a"], 100)
-    with pytest.raises(Broken, match=f"b, due {second_due}, comes behind a, due {T0}"):
+    with pytest.raises(Broken, match=f"b, due {second_due}, comes after a, due {T0}"):
         model.look(0, 1, ["b"], 100)
 
 
 @pytest.mark.parametrize("second", [{"arrival": 100}, {"arrival": 5, "near": False}])
-def test_what_was_not_in_the_wheel_when_the_other_fired_may_come_behind_it(
+def test_a_message_that_was_not_in_the_wheel_when_another_fired_may_come_after_it(
     model: Model, second: dict[str, int]
 ) -> None:
     sent(model, "a", T0, arrival=10)
@@ -202,13 +202,13 @@ def test_an_offset_that_changes_is_noticed(model: Model) -> None:
 def test_a_lost_entry_is_noticed(model: Model) -> None:
     sent(model, "a")
     model.look(0, 0, ["a"], 0)
-    model.shorter(0, 1)
-    model.shorter(9, 0)
+    model.check_length(0, 1)
+    model.check_length(9, 0)
     with pytest.raises(Broken, match="queue 0 had 1 entries and has 0 now"):
-        model.shorter(0, 0)
+        model.check_length(0, 0)
 
 
-def test_a_message_that_nobody_sent_is_noticed(model: Model) -> None:
+def test_a_message_that_was_never_sent_is_noticed(model: Model) -> None:
     with pytest.raises(Broken, match="x was never sent"):
         model.look(0, 0, ["x"], 0)
     sent(model, "lost").exists = False
@@ -218,12 +218,12 @@ def test_a_message_that_nobody_sent_is_noticed(model: Model) -> None:
 
 def test_a_message_that_is_missing_is_noticed(model: Model) -> None:
     message = sent(model, "a", T0)
-    model.complete(T0 - 1, frozenset())
-    model.complete(T0, frozenset({"a"}))
+    model.check_complete(T0 - 1, frozenset())
+    model.check_complete(T0, frozenset({"a"}))
     with pytest.raises(Broken, match=f"a was due at {T0}, everything due by {T0} is fired, it is not seen"):
-        model.complete(T0, frozenset())
+        model.check_complete(T0, frozenset())
     message.acknowledged = False
-    model.complete(T0, frozenset())
+    model.check_complete(T0, frozenset())
 
 
 Given = Callable[[Model], object]
@@ -244,7 +244,7 @@ def test_an_untrue_answer_to_a_cancel_is_noticed(model: Model, given: Given, ans
     given(model)
     due = T0 + 1 if "no such" in said else T0
     with pytest.raises(Broken, match=said):
-        model.answered(asked("a", due), answer, in_table=frozenset())
+        model.check_answer(asked("a", due), answer, in_table=frozenset())
 
 
 def test_delivered_is_untrue_while_a_copy_waits(model: Model) -> None:
@@ -253,32 +253,32 @@ def test_delivered_is_untrue_while_a_copy_waits(model: Model) -> None:
     copy.unique_key = "ua"
     model.look(0, 0, ["a"], 0)
     with pytest.raises(Broken, match="answered 'delivered', but b still waits"):
-        model.answered(asked("a", T0), Cancelled.DELIVERED, in_table=frozenset())
-    model.answered(asked("a", T0), Cancelled.DELIVERED, in_table=frozenset({"b"}))
+        model.check_answer(asked("a", T0), Cancelled.DELIVERED, in_table=frozenset())
+    model.check_answer(asked("a", T0), Cancelled.DELIVERED, in_table=frozenset({"b"}))
 
 
-def test_a_cancel_is_about_messages_before_it_alone(model: Model) -> None:
+def test_a_cancel_names_only_messages_before_it(model: Model) -> None:
     sent(model, "a", T0, arrival=2_000)
     assert model.matching(asked("a", T0, arrival=2_000)) == []
     assert [m.name for m in model.matching(asked("a", T0, arrival=2_001, by="key"))] == ["a"]
 
 
-def test_a_cancel_that_the_table_answers_untruly_is_noticed(model: Model) -> None:
+def test_an_untrue_answer_from_the_table_is_noticed(model: Model) -> None:
     sent(model, "a", T0, arrival=7)
-    model.applied(cancel := asked("a", T0))
+    model.note_applied(cancel := asked("a", T0))
     with pytest.raises(Broken, match="answered 'unknown', but a waits in the table"):
-        model.table_answered(cancel, Cancelled.UNKNOWN, {7})
-    model.table_answered(cancel, Cancelled.UNKNOWN, set())
+        model.check_table_answer(cancel, Cancelled.UNKNOWN, {7})
+    model.check_table_answer(cancel, Cancelled.UNKNOWN, set())
     model.look(0, 0, ["a"], 0)
-    model.table_answered(cancel, Cancelled.UNKNOWN, {7})
+    model.check_table_answer(cancel, Cancelled.UNKNOWN, {7})
     with pytest.raises(Broken, match="answered 'cancelled', but nothing of it was left to cancel"):
-        model.table_answered(cancel, Cancelled.CANCELLED, {7})
+        model.check_table_answer(cancel, Cancelled.CANCELLED, {7})
 
 
-def test_what_the_table_says_is_cancelled_must_not_be_seen(model: Model) -> None:
+def test_a_message_cancelled_in_the_table_must_not_be_seen(model: Model) -> None:
     sent(model, "a", T0, arrival=7)
-    model.applied(cancel := asked("a", T0))
-    model.table_answered(cancel, Cancelled.CANCELLED, {7})
+    model.note_applied(cancel := asked("a", T0))
+    model.check_table_answer(cancel, Cancelled.CANCELLED, {7})
     with pytest.raises(Broken, match="a was cancelled and is in queue 0"):
         model.look(0, 0, ["a"], 0)
 
@@ -286,14 +286,14 @@ def test_what_the_table_says_is_cancelled_must_not_be_seen(model: Model) -> None
 SERVED = [Op("serve", (3,)), Op("send", (3, 20_000, 0, 0, 3)), Op("serve", (5,))]
 
 
-def test_a_pipeline_in_time_from_which_something_is_rescued_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rescue_from_a_pipeline_in_time_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     run_history(SERVED)
     monkeypatch.setattr(Rescuer, "rescue_lead_ms", 9_900)
     with pytest.raises(Broken, match="messages were rescued from a pipeline in time"):
         run_history(SERVED)
 
 
-def test_a_table_that_does_not_hold_what_the_broker_says_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_with_another_count_than_the_broker_s_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     append = SimulatedTable.append
 
     def lossy(self: SimulatedTable, rows: list[TableRow], read_until: int) -> None:
@@ -305,10 +305,10 @@ def test_a_table_that_does_not_hold_what_the_broker_says_is_noticed(monkeypatch:
         run_history(SERVED)
 
 
-def test_what_a_job_has_changed_is_not_seen_where_it_was(model: Model) -> None:
+def test_a_message_that_a_job_has_changed_is_not_seen_at_its_old_due(model: Model) -> None:
     cancelled, moved = sent(model, "a", T0), sent(model, "b", T0)
-    model.changed(cancelled, True, 0, -1)
-    model.changed(moved, False, 5, own_arrival(0))
+    model.note_change(cancelled, True, 0, -1)
+    model.note_change(moved, False, 5, own_arrival(0))
     with pytest.raises(Broken, match="a was cancelled and is in queue 0"):
         model.look(0, 0, ["a"], 0)
     with pytest.raises(Broken, match=f"b is due at {T0 + 5} and was seen when no clock had passed {T0}"):
@@ -317,18 +317,18 @@ def test_what_a_job_has_changed_is_not_seen_where_it_was(model: Model) -> None:
     model.look(0, 0, ["b"], 0)
 
 
-def test_a_job_that_changes_what_was_delivered_or_cancelled_is_noticed(model: Model) -> None:
+def test_a_job_that_changes_a_delivered_or_cancelled_message_is_noticed(model: Model) -> None:
     delivered, cancelled = sent(model, "a", T0), sent(model, "b", T0)
     model.look(0, 0, ["a"], 0)
-    model.answered(asked("b", T0), Cancelled.CANCELLED, in_table=frozenset())
+    model.check_answer(asked("b", T0), Cancelled.CANCELLED, in_table=frozenset())
     with pytest.raises(Broken, match=r"has changed a, which is at \(0, 0\)"):
-        model.changed(delivered, True, 0, -1)
+        model.note_change(delivered, True, 0, -1)
     with pytest.raises(Broken, match="has changed b, which was cancelled"):
-        model.changed(cancelled, False, 5, own_arrival(0))
+        model.note_change(cancelled, False, 5, own_arrival(0))
 
 
-def test_a_cancel_is_about_a_postponed_message_by_its_first_due_and_by_its_new_one(model: Model) -> None:
-    model.changed(sent(model, "a", T0), False, 5, own_arrival(3))
+def test_a_cancel_names_a_postponed_message_by_its_first_due_and_by_its_new_one(model: Model) -> None:
+    model.note_change(sent(model, "a", T0), False, 5, own_arrival(3))
     for due, jobs, names in ((T0, 4, ["a"]), (T0 + 5, 4, ["a"]), (T0 + 1, 4, []), (T0 + 5, 3, [])):
         cancel = asked("a", due)
         cancel.jobs = jobs
@@ -340,15 +340,15 @@ CANCEL_ALL = Op("job", (0, 2, 0))
 CHANGED = [FAR, FLUSH, CANCEL_ALL, FLUSH, REGISTER, Op("read", (9,)), Op("stage", (30_000,)), Op("pass", (30_000,))]
 
 
-def test_a_job_that_leaves_out_what_it_means_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_misses_a_message_of_its_predicate_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     run_history(CHANGED)
-    meant = SimulatedPipeline._meant
-    monkeypatch.setattr(SimulatedPipeline, "_meant", lambda *arguments: meant(*arguments)[1:])
+    selected_by = SimulatedPipeline._selected_by
+    monkeypatch.setattr(SimulatedPipeline, "_selected_by", lambda *arguments: selected_by(*arguments)[1:])
     with pytest.raises(Broken, match=r"job 0 \(key=k0\) has not changed m1, which waits"):
         run_history(CHANGED)
 
 
-def test_a_job_that_selects_what_it_does_not_mean_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_selects_another_message_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     other = [Op("send", (3, 20_000, 1, 0, 1)), *CHANGED]
     run_history(other)
     monkeypatch.setattr(pipelines, "selects", lambda *_: True)
@@ -357,12 +357,12 @@ def test_a_job_that_selects_what_it_does_not_mean_is_noticed(monkeypatch: pytest
 
 
 def test_a_table_that_does_not_follow_a_decision_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SimulatedPipeline, "_drops", lambda *_: [])
+    monkeypatch.setattr(SimulatedPipeline, "_drop_rows", lambda *_: [])
     with pytest.raises(Broken, match="m1 was cancelled and is in queue"):
         run_history(CHANGED)
 
 
-def test_a_job_that_tells_another_result_later_is_noticed() -> None:
+def test_a_job_whose_result_changes_is_noticed() -> None:
     world = World()
     for op in CHANGED[:6]:
         world.run(op)
@@ -388,9 +388,9 @@ def test_one_id_is_one_job_however_often_it_is_asked_for() -> None:
 def test_an_unanswered_cancel_may_have_worked_or_not(model: Model) -> None:
     for name in ("a", "b"):
         sent(model, name, T0)
-        model.unanswered(asked(name, T0))
+        model.note_unanswered(asked(name, T0))
     model.look(0, 0, ["a"], 0)
-    model.complete(T0, frozenset())
+    model.check_complete(T0, frozenset())
 
 
 # ------------------------------------------------------------------------------------------------------- digests
@@ -461,7 +461,7 @@ def test_the_command_runs_seeds_and_says_how_many_held() -> None:
     assert (ran.returncode, ran.stdout) == (0, "4 seeds held, 0 failed (seeds 0 to 3)\n"), ran.stderr
 
 
-def test_the_command_prints_digests_in_the_order_of_seeds_whatever_the_order_of_hashes() -> None:
+def test_the_command_prints_digests_in_the_order_of_seeds() -> None:
     arguments = [sys.executable, "-m", "verify.simulation", "--digest", "--from", "20", "--seeds", "6"]
     first, second = (
         subprocess.run(

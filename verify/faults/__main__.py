@@ -1,4 +1,4 @@
-"""`python -m verify.faults`: runs episodes, shows progress, prints what was found with seed, history and invariant.
+"""`python -m verify.faults`: runs episodes, shows progress, prints each violation with seed, history and invariant.
 
 Exit codes: 0 every promise was kept, 1 one was broken, 2 usage, 130 interrupted.
 """
@@ -36,7 +36,7 @@ def say(text: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    logging.getLogger("postdate").setLevel(logging.CRITICAL)  # that connections are lost is what this is about
+    logging.getLogger("postdate").setLevel(logging.CRITICAL)  # lost connections are expected here
     try:
         return _judge(options.judge) if options.judge else _run(options)
     except KeyboardInterrupt:
@@ -47,12 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scripts/faults",
-        description="Kills, pauses, lost power, full disks, flipped bits and jumping clocks for a broker, its Spark "
-        "pipeline and their clients, and a verdict on what clients were told.",
+        description="Disturbs a broker, its Spark pipeline and their clients with kills, pauses, lost power, full "
+        "disks, flipped bits and jumping clocks, and judges the broker by what its clients were told.",
         epilog="examples:\n  scripts/faults --minutes 10\n"
         "  scripts/faults --minutes 5 --seed 4711     the same faults again\n"
-        "  scripts/faults --minutes 60 --points       at each named step of the source, one after the other\n"
-        "  scripts/faults --judge history.jsonl       judge a kept history again\n\n"
+        "  scripts/faults --minutes 60 --points       at each fault point of the source, one after the other\n"
+        "  scripts/faults --judge history.jsonl       judge a recorded history again\n\n"
         "exit codes: 0 every promise was kept, 1 one was broken, 2 wrong usage, 130 interrupted at once",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
@@ -61,11 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 20), help="default: by chance")
     parser.add_argument("--no-pipeline", action="store_true", help="without bulk and Spark: the broker alone")
-    parser.add_argument("--points", action="store_true", help="kills at named points alone, and a clock that goes on")
-    parser.add_argument(
-        "--keep", metavar="FOLDER", default="", help="keep the folders of episodes that found something"
-    )
-    parser.add_argument("--judge", metavar="FILE", default="", help="judge a history that was kept, and run nothing")
+    parser.add_argument("--points", action="store_true", help="only kills at fault points, and steps of the clock")
+    parser.add_argument("--keep", metavar="FOLDER", default="", help="keep the folders of episodes with violations")
+    parser.add_argument("--judge", metavar="FILE", default="", help="judge a recorded history, and run nothing")
     return parser
 
 
@@ -78,20 +76,20 @@ def _run(options: argparse.Namespace) -> int:
     say(f"faults for {options.minutes:g} minutes, from seed {seed}")
     while not is_over and (not episodes or end - time.monotonic() > EPISODE_S_MIN):
         shortened = plan.shortened(max(end - time.monotonic(), EPISODE_S_MIN))
-        result, is_over = _episode(seed, shortened, turns, options.keep)
+        result, is_over = _run_episode(seed, shortened, turns, options.keep)
         episodes, seed, found = episodes + 1, seed + 1, found + len(result.violations)
-        _tell(result)
-    say(f"killed at {len(turns.hit)} of {len(turns.all)} named points; not at: {_listed(turns.all - turns.hit)}")
+        _report(result)
+    say(f"killed at {len(turns.hit)} of {len(turns.all)} fault points; not at: {_list_points(turns.all - turns.hit)}")
     say(f"{episodes} episodes, {found} violations (seeds {options.seed} to {seed - 1})")
     return int(bool(found))
 
 
-def _listed(points: set[Point]) -> str:
+def _list_points(points: set[Point]) -> str:
     return ", ".join(f"{name} ({process})" for name, process in sorted(points)) or "none"
 
 
-def _episode(seed: int, plan: Plan, turns: Turns, keep: str) -> tuple[Result, bool]:
-    """Its result, and whether Ctrl-C has ended it."""
+def _run_episode(seed: int, plan: Plan, turns: Turns, keep: str) -> tuple[Result, bool]:
+    """Returns its result, and whether Ctrl-C ended it."""
     folder = Path(tempfile.mkdtemp(prefix=f"postdate-faults-{seed}-"))
     interrupted = []
     try:
@@ -111,7 +109,7 @@ def _episode(seed: int, plan: Plan, turns: Turns, keep: str) -> tuple[Result, bo
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _tell(result: Result) -> None:
+def _report(result: Result) -> None:
     say(f"seed {result.seed}: {len(result.violations)} violations; {result.summary}")
     for violation in result.violations[:SHOWN]:
         say(f"VIOLATION of {violation.invariant} ({INVARIANTS.get(violation.invariant, 'a healthy folder and log')}), "
@@ -125,7 +123,7 @@ def _tell(result: Result) -> None:
 def _judge(path: str) -> int:
     events = load(Path(path))
     result = Result(-1, checker.judge(events), events, f"{len(events):,} events of {os.path.basename(path)}")
-    _tell(result)
+    _report(result)
     return int(bool(result.violations))
 
 

@@ -12,7 +12,7 @@
 | I8 | a message has one entry in its queue, an entry never changes, an acknowledged one does not come again |
 | I9 | the broker's memory stays below a constant |
 
-What was answered binds. What is in doubt (the connection ended before the answer) may be so or not.
+What was answered binds. What is in doubt (the connection ended before the answer) may have happened or not.
 """
 
 from collections import Counter, defaultdict
@@ -63,8 +63,8 @@ class Bounds:
 # -- what is known ----------------------------------------------------------------------------------------------------
 
 
-class Asked(NamedTuple):
-    """A cancel."""
+class CancelRequest(NamedTuple):
+    """A cancel: when it was asked for and answered, and the answer."""
 
     began: float
     ended: float
@@ -72,8 +72,8 @@ class Asked(NamedTuple):
 
 
 @dataclass
-class Told:
-    """What is known of one message."""
+class Message:
+    """What clients know of one message."""
 
     key: str
     began: float
@@ -83,8 +83,8 @@ class Told:
     group: str  # messages that a job may have cancelled share one; "" otherwise
     outcome: Sent = Sent.IN_DOUBT
     answered: float = float("inf")
-    due_at_ms: int = 0  # where the broker told it
-    cancels: list[Asked] = field(default_factory=list)
+    due_at_ms: int = 0  # 0 if the broker did not say
+    cancels: list[CancelRequest] = field(default_factory=list)
 
     @property
     def must_come(self) -> bool:
@@ -98,7 +98,7 @@ class Told:
 
 
 class Span(NamedTuple):
-    """While the broker's clock was this far from ours."""
+    """A span of our time during which the broker's clock was this far from ours."""
 
     start: float
     stop: float
@@ -106,7 +106,7 @@ class Span(NamedTuple):
 
 
 class Clock:
-    """The broker's clock, by the steps that it made."""
+    """The broker's clock, from the steps that it made."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         steps = [(float("-inf"), 0)] + [(each["at"], each["offset"]) for each in events if each["kind"] == "clock"]
@@ -114,16 +114,16 @@ class Clock:
         self.spans = [Span(start, stop, offset) for (start, offset), stop in zip(steps, stops, strict=True)]
 
     def lowest(self, start: float, stop: float) -> float:
-        """The least that it may have shown in between."""
+        """The lowest time that it may have shown between two instants."""
         touched = [each for each in self.spans if each.start - SLACK_MS <= stop and each.stop + SLACK_MS >= start]
         return min(max(start, each.start - SLACK_MS) + each.offset_ms for each in touched)
 
     def highest(self, at: float) -> float:
-        """The most that it may have shown until then."""
+        """The highest time that it may have shown until an instant."""
         return max(min(at, each.stop + SLACK_MS) + each.offset_ms for each in self.spans if each.start <= at)
 
     def instants(self, broker_ms: float) -> Iterator[float]:
-        """When it showed this, by our clock."""
+        """When it showed this time, by our clock; it may have been several times, or never."""
         for each in self.spans:
             if each.start <= broker_ms - each.offset_ms < each.stop:
                 yield broker_ms - each.offset_ms
@@ -135,25 +135,25 @@ class Case:
     def __init__(self, events: Sequence[Event]) -> None:
         self.events = events
         self.clock = Clock(events)
-        self.told: dict[str, Told] = {}
+        self.messages: dict[str, Message] = {}
         self.by_kind: dict[str, list[Event]] = defaultdict(list)
         for event in events:
             self.by_kind[event["kind"]].append(event)
         for event in self.by_kind["send"]:
-            self.told[event["key"]] = Told(
+            self.messages[event["key"]] = Message(
                 event["key"], event["at"], Form(event["form"]), event["value"], event["span"], event["group"]
             )
         for event in self.by_kind["sent"]:
-            told = self.told[event["key"]]
-            told.outcome, told.answered, told.due_at_ms = Sent(event["outcome"]), event["at"], event["due"]
+            message = self.messages[event["key"]]
+            message.outcome, message.answered, message.due_at_ms = Sent(event["outcome"]), event["at"], event["due"]
         for event in self.by_kind["cancelled"]:
-            asked = Asked(event["began"], event["at"], Cancel(event["outcome"]))
-            self.told[event["key"]].cancels.append(asked)
+            asked = CancelRequest(event["began"], event["at"], Cancel(event["outcome"]))
+            self.messages[event["key"]].cancels.append(asked)
         self.entries = _by_key(self.by_kind["entry"])
         self.seen = _by_key(self.by_kind["saw"])
-        self.troubles = list(self._troubles())
+        self.troubles = list(self._find_troubles())
 
-    def _troubles(self) -> Iterator[tuple[float, float]]:
+    def _find_troubles(self) -> Iterator[tuple[float, float]]:
         ends = {(each["name"], each["began"]): each["at"] for each in self.by_kind["over"]}
         for each in self.by_kind["trouble"]:
             yield each["at"], ends.get((each["name"], each["at"]), float("inf"))
@@ -164,14 +164,14 @@ class Case:
         before, after = bounds.excuse_before_ms, bounds.excuse_after_ms
         return any(begin - before <= stop and end + after >= start for begin, end in self.troubles)
 
-    def due_min(self, told: Told) -> float:
-        """It may not be visible before this."""
-        if told.form is Form.NONE:
+    def due_min(self, message: Message) -> float:
+        """The time before which a message may not be visible."""
+        if message.form is Form.NONE:
             return 0.0
-        if told.form is Form.INSTANT:
-            return float(told.value)
-        asked = int(self.clock.lowest(told.began, told.answered)) + told.span_ms
-        return max(asked, float(told.due_at_ms))
+        if message.form is Form.INSTANT:
+            return float(message.value)
+        asked = int(self.clock.lowest(message.began, message.answered)) + message.span_ms
+        return max(asked, float(message.due_at_ms))
 
 
 def _by_key(events: Sequence[Event]) -> dict[str, list[Event]]:
@@ -185,61 +185,61 @@ def _by_key(events: Sequence[Event]) -> dict[str, list[Event]]:
 
 
 def judge(events: Sequence[Event], bounds: Bounds | None = None) -> list[Violation]:
-    """Everything that is not as clients were told, or as was declared."""
+    """Returns every contradiction of what clients were told, or of what was declared."""
     case, bounds = Case(events), bounds or Bounds()
     return [
-        *delivered(case), *not_early(case), *cancelled_never_came(case), *answers_agree(case, bounds),
-        *on_time(case, bounds), *not_rewritten(case, bounds), *restarts_are_cheap(case, bounds), *once(case),
-        *memory_is_bounded(case, bounds), *found(case),
+        *check_delivered(case), *check_not_early(case), *check_cancelled(case), *check_answers(case, bounds),
+        *check_on_time(case, bounds), *check_not_rewritten(case, bounds), *check_restarts(case, bounds),
+        *check_once(case), *check_memory(case, bounds), *report_findings(case),
     ]  # fmt: skip
 
 
-def delivered(case: Case) -> Iterator[Violation]:
+def check_delivered(case: Case) -> Iterator[Violation]:
     """I1."""
     readers = {each["group"] for each in case.by_kind["read"]}
-    for key, told in case.told.items():
-        if not told.must_come:
+    for key, message in case.messages.items():
+        if not message.must_come:
             continue
         if key not in case.entries:
             yield Violation("I1", f"{key} was acknowledged and is in no queue", key)
         for group in sorted(readers - {each["group"] for each in case.seen.get(key, ())}):
             yield Violation("I1", f"{key} was acknowledged, and group {group} has read to the end without it", key)
-    yield from _as_sent(case)
-    yield from _as_counted(case)
+    yield from _check_as_sent(case)
+    yield from _check_counts(case)
 
 
-def _as_sent(case: Case) -> Iterator[Violation]:
-    """What comes was sent, and is what was sent."""
+def _check_as_sent(case: Case) -> Iterator[Violation]:
+    """Whatever is delivered was sent, and has the body that was sent."""
     for event in (*case.by_kind["entry"], *case.by_kind["saw"]):
-        told, key = case.told.get(event["key"]), event["key"]
+        message, key = case.messages.get(event["key"]), event["key"]
         where = f"group {event['group']}" if event["kind"] == "saw" else f"{event['place']} at {event['offset']}"
-        if told is None:
+        if message is None:
             yield Violation("I1", f"{where}: {key} was never sent", key)
-        elif told.outcome is Sent.REFUSED:
+        elif message.outcome is Sent.REFUSED:
             yield Violation("I1", f"{where}: the send of {key} was refused", key)
         if not event["whole"]:
             yield Violation("I1", f"{where}: {key} has another body than it was sent with", key)
 
 
-def _as_counted(case: Case) -> Iterator[Violation]:
-    """Of messages that a job cancelled, as many come as it left."""
+def _check_counts(case: Case) -> Iterator[Violation]:
+    """A job that cancelled n of its messages leaves all but n of them."""
     for job in case.by_kind["job"]:
-        told = [each for each in case.told.values() if each.group == job["group"]]
-        sure = [each for each in told if each.outcome is Sent.ACKNOWLEDGED]
-        came = sum(each.key in case.entries for each in told)
-        low, high = len(sure) - job["changed"], len(told) - job["changed"]
+        messages = [each for each in case.messages.values() if each.group == job["group"]]
+        sure = [each for each in messages if each.outcome is Sent.ACKNOWLEDGED]
+        came = sum(each.key in case.entries for each in messages)
+        low, high = len(sure) - job["changed"], len(messages) - job["changed"]
         if not low <= came <= high:
-            what = f"job {job['group']} cancelled {job['changed']} of {len(told)}, and {came} came"
-            yield Violation("I1" if came < low else "I3", what, told[0].key if told else "")
+            what = f"job {job['group']} cancelled {job['changed']} of {len(messages)}, and {came} came"
+            yield Violation("I1" if came < low else "I3", what, messages[0].key if messages else "")
 
 
-def not_early(case: Case) -> Iterator[Violation]:
+def check_not_early(case: Case) -> Iterator[Violation]:
     """I2."""
-    for key, told in case.told.items():
-        due = case.due_min(told)
-        if told.outcome is Sent.ACKNOWLEDGED and 0 < told.due_at_ms < due:
+    for key, message in case.messages.items():
+        due = case.due_min(message)
+        if message.outcome is Sent.ACKNOWLEDGED and 0 < message.due_at_ms < due:
             yield Violation(
-                "I2", f"{key} was told to be due {due - told.due_at_ms:.0f} ms before it was asked for", key
+                "I2", f"{key} was said to be due {due - message.due_at_ms:.0f} ms before it was asked for", key
             )
         for event in (*case.entries.get(key, ()), *case.seen.get(key, ())):
             if 0 < event["visible"] < due and event.get("attempt", 0) == 0:
@@ -249,10 +249,10 @@ def not_early(case: Case) -> Iterator[Violation]:
                 yield Violation("I2", f"group {event['group']} saw {key} {due - shown:.0f} ms before its due time", key)
 
 
-def cancelled_never_came(case: Case) -> Iterator[Violation]:
+def check_cancelled(case: Case) -> Iterator[Violation]:
     """I3."""
-    for key, told in case.told.items():
-        if not told.is_cancelled:
+    for key, message in case.messages.items():
+        if not message.is_cancelled:
             continue
         for event in case.entries.get(key, ()):
             yield Violation("I3", f"{key} was cancelled, and is in {event['place']} at {event['offset']}", key)
@@ -260,32 +260,34 @@ def cancelled_never_came(case: Case) -> Iterator[Violation]:
             yield Violation("I3", f"{key} was cancelled, and group {group} saw it", key)
 
 
-def answers_agree(case: Case, bounds: Bounds) -> Iterator[Violation]:
+def check_answers(case: Case, bounds: Bounds) -> Iterator[Violation]:
     """I4."""
-    for key, told in case.told.items():
-        outcomes = {each.outcome for each in told.cancels}
+    for key, message in case.messages.items():
+        outcomes = {each.outcome for each in message.cancels}
         if {Cancel.CANCELLED, Cancel.DELIVERED} <= outcomes:
             yield Violation("I4", f"cancels of {key} were answered with cancelled and with delivered", key)
         if Cancel.DELIVERED in outcomes and key not in case.entries:
             yield Violation("I4", f"a cancel of {key} was answered with delivered, and it is in no queue", key)
-        for asked in told.cancels:
-            if _is_untrue(case, told, asked, bounds):
+        for asked in message.cancels:
+            if _is_untrue(case, message, asked, bounds):
                 what = f"{key} waited, and its cancel was answered with {asked.outcome}"
                 yield Violation("I4", what, key)
 
 
-def _is_untrue(case: Case, told: Told, asked: Asked, bounds: Bounds) -> bool:
-    """A cancel of what surely waits finds it. While there is trouble the table may not be read in time: unknown."""
-    if told.outcome is not Sent.ACKNOWLEDGED or asked.began < told.answered or told.group:
+def _is_untrue(case: Case, message: Message, asked: CancelRequest, bounds: Bounds) -> bool:
+    """Whether a cancel missed a message that certainly waited. During a fault "unknown" is a true answer: the table may
+    not be readable in time.
+    """
+    if message.outcome is not Sent.ACKNOWLEDGED or asked.began < message.answered or message.group:
         return False
-    if case.clock.highest(asked.ended) >= case.due_min(told):
+    if case.clock.highest(asked.ended) >= case.due_min(message):
         return False
     if asked.outcome is Cancel.DELIVERED:
         return True
     return asked.outcome is Cancel.UNKNOWN and not case.is_troubled(asked.began, asked.ended, bounds)
 
 
-def on_time(case: Case, bounds: Bounds) -> Iterator[Violation]:
+def check_on_time(case: Case, bounds: Bounds) -> Iterator[Violation]:
     """I5."""
     late = sorted(lateness(case, bounds))
     if not late:
@@ -299,17 +301,17 @@ def on_time(case: Case, bounds: Bounds) -> Iterator[Violation]:
 
 
 def lateness(case: Case, bounds: Bounds) -> Iterator[tuple[float, str]]:
-    """Of every message that was due away from faults and was stored in time."""
-    for key, told in case.told.items():
-        if told.outcome is not Sent.ACKNOWLEDGED or not told.due_at_ms or key not in case.entries:
+    """How late each message was that was due away from faults and was stored in time, with its key."""
+    for key, message in case.messages.items():
+        if message.outcome is not Sent.ACKNOWLEDGED or not message.due_at_ms or key not in case.entries:
             continue
-        for at in case.clock.instants(told.due_at_ms):
-            is_stored = told.answered < at
+        for at in case.clock.instants(message.due_at_ms):
+            is_stored = message.answered < at
             if is_stored and not case.is_troubled(at - bounds.excuse_before_ms, at + bounds.excuse_before_ms, bounds):
-                yield float(case.entries[key][0]["visible"] - told.due_at_ms), key
+                yield float(case.entries[key][0]["visible"] - message.due_at_ms), key
 
 
-def not_rewritten(case: Case, bounds: Bounds) -> Iterator[Violation]:
+def check_not_rewritten(case: Case, bounds: Bounds) -> Iterator[Violation]:
     """I6."""
     for event in case.by_kind["written"]:
         rows, writes = event["rows"], event["writes"]
@@ -318,7 +320,7 @@ def not_rewritten(case: Case, bounds: Bounds) -> Iterator[Violation]:
             yield Violation("I6", what)
 
 
-def restarts_are_cheap(case: Case, bounds: Bounds) -> Iterator[Violation]:
+def check_restarts(case: Case, bounds: Bounds) -> Iterator[Violation]:
     """I7."""
     for event in case.by_kind["start"]:
         if event["cpu_s"] > bounds.restart_cpu_s_max:
@@ -326,7 +328,7 @@ def restarts_are_cheap(case: Case, bounds: Bounds) -> Iterator[Violation]:
             yield Violation("I7", f"{what}, declared are {bounds.restart_cpu_s_max:g}")
 
 
-def once(case: Case) -> Iterator[Violation]:
+def check_once(case: Case) -> Iterator[Violation]:
     """I8."""
     offsets: dict[str, dict[int, str]] = defaultdict(dict)
     for key, found in case.entries.items():
@@ -337,22 +339,22 @@ def once(case: Case) -> Iterator[Violation]:
     for place, keys in offsets.items():
         if sorted(keys) != list(range(len(keys))):
             yield Violation("I8", f"{place} has {len(keys)} entries and offsets up to {max(keys)}")
-    yield from _unchanged(case, offsets)
-    yield from _not_again(case)
+    yield from _check_unchanged(case, offsets)
+    yield from _check_not_again(case)
     if case.by_kind["returns were read"]:
-        yield from _returned(case)
+        yield from _check_returns(case)
 
 
-def _unchanged(case: Case, offsets: dict[str, dict[int, str]]) -> Iterator[Violation]:
-    """What a consumer has seen at an offset stays there."""
+def _check_unchanged(case: Case, offsets: dict[str, dict[int, str]]) -> Iterator[Violation]:
+    """A message that a consumer saw at an offset stays there."""
     for event in case.by_kind["saw"]:
         place, offset, key = event["place"], event["offset"], event["key"]
         if place in offsets and offsets[place].get(offset, key) != key:
             yield Violation("I8", f"{place} had {key} at {offset}, and has {offsets[place][offset]} there now", key)
 
 
-def _not_again(case: Case) -> Iterator[Violation]:
-    """What a group has acknowledged is not given to it once more."""
+def _check_not_again(case: Case) -> Iterator[Violation]:
+    """A message that a group has acknowledged is not given to it again."""
     done = {(each["group"], each["key"]): each["at"] for each in reversed(case.by_kind["done"])}
     for event in case.by_kind["saw"]:
         acknowledged = done.get((event["group"], event["key"]))
@@ -361,9 +363,9 @@ def _not_again(case: Case) -> Iterator[Violation]:
             yield Violation("I8", what, event["key"])
 
 
-def _returned(case: Case) -> Iterator[Violation]:
-    """What a group sent back comes again as often as that was acknowledged. Only groups whose returns can be counted
-    have any.
+def _check_returns(case: Case) -> Iterator[Violation]:
+    """A message that a group sent back comes again as often as the broker acknowledged that. Only groups whose returns
+    can be counted have any here.
     """
     counts = {kind: Counter((each["group"], each["key"]) for each in case.by_kind[kind]) for kind in _RETURNS}
     groups = {group for group, _ in counts["returned"]}
@@ -374,7 +376,7 @@ def _returned(case: Case) -> Iterator[Violation]:
             yield Violation("I1" if found < sure else "I8", what, key)
 
 
-def memory_is_bounded(case: Case, bounds: Bounds) -> Iterator[Violation]:
+def check_memory(case: Case, bounds: Bounds) -> Iterator[Violation]:
     """I9."""
     worst = max((each["resident"] for each in case.by_kind["sample"]), default=0)
     if worst > bounds.resident_bytes_max:
@@ -382,7 +384,7 @@ def memory_is_bounded(case: Case, bounds: Bounds) -> Iterator[Violation]:
         yield Violation("I9", what)
 
 
-def found(case: Case) -> Iterator[Violation]:
-    """What was seen to be wrong on the way: a start that failed, a complaint of `check`."""
+def report_findings(case: Case) -> Iterator[Violation]:
+    """Mistakes that the run noticed by itself: a start that failed, a finding of `check`."""
     for event in case.by_kind["finding"]:
         yield Violation(event["invariant"], event["sentence"])

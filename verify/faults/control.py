@@ -1,6 +1,6 @@
-"""What the suite says to the processes under the layer: a page of memory that all of them share.
+"""How the suite commands the processes under the layer: through a page of memory that all of them share.
 
-Executors import this: the standard library is all it may need.
+Spark's executors import this module, so it may need the standard library only.
 """
 
 import fcntl
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-BROKER, BULK, PIPELINE = "broker", "bulk", "pipeline"  # the processes; to the last belong Spark's workers
+BROKER, BULK, PIPELINE = "broker", "bulk", "pipeline"  # the processes; Spark's workers belong to the pipeline
 
 _BYTES = 4_096
 _OFFSET, _SPACE, _SYNCS, _TIMES = 0, 8, 16, 24  # numbers of 8 bytes
@@ -24,7 +24,7 @@ _NO_LIMIT = -1
 
 
 class Control:
-    """The page. A file that is missing is made."""
+    """The shared page. Creates its file if it is missing."""
 
     def __init__(self, path: Path) -> None:
         is_new = not path.exists()
@@ -49,7 +49,9 @@ class Control:
     # -- fault points -----------------------------------------------------------------------------------------------
 
     def arm(self, points: Iterable[tuple[str, str]], times: int) -> None:
-        """Points by name and process; an empty process means any."""
+        """Kills the process that reaches one of these points as the n-th from now. Points are (name, process); an empty
+        process means any.
+        """
         lines = "\n" + "".join(f"{process} {name}\n" for name, process in points)
         with self._locked():
             self._set_number(_TIMES, 0)
@@ -62,8 +64,8 @@ class Control:
         with self._locked():
             self._set_number(_TIMES, 0)
 
-    def is_last(self, point: str, process: str) -> bool:
-        """Whether a process that has reached a point is to end there; then that is noted."""
+    def must_die(self, point: str, process: str) -> bool:
+        """Whether the process that has reached a point has to die there; if so, notes it as the hit."""
         if not self._number(_TIMES) or not self._is_armed(point, process):
             return False
         with self._locked():
@@ -81,7 +83,7 @@ class Control:
 
     @property
     def hit(self) -> tuple[str, str] | None:
-        """The point that has ended a process, and which process."""
+        """The point that ended a process, and the process."""
         point = self._text(_HIT)
         return (point, self._text(_HIT_PROCESS)) if point else None
 
@@ -95,8 +97,8 @@ class Control:
     def failing_syncs(self, count: int) -> None:
         self._set_number(_SYNCS, count)
 
-    def fails_sync(self) -> bool:
-        """Whether the sync that begins is one of those."""
+    def take_failing_sync(self) -> bool:
+        """Whether the next sync has to fail; counts it."""
         if not self._number(_SYNCS):
             return False
         with self._locked():
@@ -106,7 +108,7 @@ class Control:
 
     @property
     def space_left(self) -> int | None:
-        """Bytes that may still be added; None where nobody counts."""
+        """The bytes that may still be added; None if there is no limit."""
         left = self._number(_SPACE)
         return None if left == _NO_LIMIT else left
 
@@ -114,8 +116,8 @@ class Control:
     def space_left(self, value: int | None) -> None:
         self._set_number(_SPACE, _NO_LIMIT if value is None else value)
 
-    def takes_space(self, growth: int) -> bool:
-        """Whether there is room for so many bytes more, which is then taken; fewer bytes give room back."""
+    def take_space(self, growth: int) -> bool:
+        """Takes room for this many more bytes; False if there is not enough. A negative growth gives room back."""
         if growth == 0 or self._number(_SPACE) == _NO_LIMIT:
             return True
         with self._locked():
@@ -131,7 +133,7 @@ class Control:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Against other threads, and against other processes."""
+        """Keeps out other threads and other processes."""
         with self._lock:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
             try:

@@ -1,7 +1,7 @@
-"""What the suite needs of a broker: clients of it, and power over its processes.
+"""What the suite needs of a broker: its clients, and control over its processes.
 
-Workload, history and checker know these names only, so that the suite can be pointed at another system: write a Driver
-for its clients and a Machine for its processes. verify.faults.remoting is the driver of Postdate, over RocketMQ's
+Workload, history and checker know only these names, so that the suite can test another system: write a Driver for its
+clients and a Machine for its processes. verify.faults.remoting is the driver of Postdate, over RocketMQ's
 remoting protocol; verify.faults.machine its machine.
 """
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Sent(StrEnum):
-    """What a send was answered. IN_DOUBT: the connection ended before the answer, so that either may be true."""
+    """The answer to a send. IN_DOUBT: the connection ended before the answer, so it may be stored or not."""
 
     ACKNOWLEDGED = "acknowledged"
     REFUSED = "refused"
@@ -19,7 +19,7 @@ class Sent(StrEnum):
 
 
 class Cancel(StrEnum):
-    """What a cancel was answered."""
+    """The answer to a cancel."""
 
     CANCELLED = "cancelled"
     DELIVERED = "delivered"
@@ -29,7 +29,7 @@ class Cancel(StrEnum):
 
 
 class Form(StrEnum):
-    """The ways to ask for a delay. A driver maps those that its system has not to one that it has."""
+    """The ways to ask for a delay. A driver replaces a form that its system does not have by another one."""
 
     NONE = "none"
     LEVEL = "level"  # value: the number of a delay level
@@ -39,7 +39,7 @@ class Form(StrEnum):
 
 
 class Wish(NamedTuple):
-    """A message that a producer wants sent. Keys are never used twice; the body follows from the key."""
+    """A message that a producer wants to send. A key is used once; the body is derived from it."""
 
     key: str
     form: Form
@@ -52,14 +52,14 @@ class Wish(NamedTuple):
 
 
 def body_of(key: str) -> bytes:
-    """Of a size that varies, and such that a byte which changed is noticed."""
+    """The body of a key. Its size varies, and a changed byte is noticed."""
     return (key + ":").encode() * (1 + len(key) % 5 * 3 + (sum(key.encode()) % 40))
 
 
 class Answer(NamedTuple):
     outcome: Sent
     handle: str = ""  # what a cancel needs
-    due_at_ms: int = 0  # where the broker told it
+    due_at_ms: int = 0  # 0 if the broker does not say
 
 
 class Delivery(NamedTuple):
@@ -67,15 +67,15 @@ class Delivery(NamedTuple):
 
     key: str
     body: bytes
-    place: str  # of the entry, "topic/queue"; "" where the client does not tell
+    place: str  # of the entry, "topic/queue"; "" if the client does not say
     offset: int
-    visible_at_ms: int  # by the broker's clock; 0 where it is not told
+    visible_at_ms: int  # by the broker's clock; 0 if unknown
     attempt: int  # from 0 on
     token: Any = None  # what the driver needs to acknowledge it
 
 
 class Entry(NamedTuple):
-    """A message in its queue, as it is read at the end."""
+    """A message in its queue, as the suite reads it at the end."""
 
     place: str
     offset: int
@@ -89,16 +89,16 @@ class Lost(Exception):
 
 
 class Producer(Protocol):
-    """One connection. After IN_DOUBT it is of no use any more."""
+    """One connection. After IN_DOUBT it cannot be used any more."""
 
     def send(self, wishes: Sequence[Wish]) -> list[Answer]:
-        """All at once, each sent once only."""
+        """Sends all at once, each message once only."""
 
     def send_batch(self, wishes: Sequence[Wish]) -> list[Answer]:
-        """As one: all are stored or none."""
+        """Sends them as one batch: all are stored or none."""
 
     def cancel(self, wish: Wish, answer: Answer, way: int) -> Cancel:
-        """By one of the ways there are; `way` is any number."""
+        """Cancels in one of the ways that the system has; `way` is any number."""
 
     def drop(self) -> None:
         """Cuts the connection, from any thread."""
@@ -112,11 +112,11 @@ class Consumer(Protocol):
     def receive(self) -> list[Delivery]:
         """Waits a moment for messages. Raises Lost."""
 
-    def done(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        """Acknowledges; True where the broker said that it is so. Raises Lost."""
+    def acknowledge(self, deliveries: Sequence[Delivery]) -> list[bool]:
+        """Acknowledges; True for each that the broker confirmed. Raises Lost."""
 
-    def again(self, delivery: Delivery) -> bool:
-        """Asks for it once more, a second later. Raises Lost."""
+    def send_back(self, delivery: Delivery) -> bool:
+        """Asks for it again a second later; True if the broker confirmed. Raises Lost."""
 
     def drop(self) -> None: ...
 
@@ -130,22 +130,22 @@ class Driver(Protocol):
     levels_ms: Mapping[int, int]  # delay levels that the workload may use, and their delays
 
     def prepare(self) -> None:
-        """Makes what the workload needs: a topic with several queues."""
+        """Creates what the workload needs: a topic with several queues."""
 
     def producer(self) -> Producer:
         """Raises Lost."""
 
     def consumer(self, kind: str) -> Consumer:
-        """Of the group that has the kind's name. Raises Lost."""
+        """A member of the group that has the kind's name. Raises Lost."""
 
     def entries(self, places: dict[str, int]) -> Iterator[Entry]:
-        """All that is visible from these offsets on, which are moved. Raises Lost."""
+        """Everything visible from these offsets on; moves the offsets. Raises Lost."""
 
-    def returned(self) -> Iterator[tuple[str, str]]:
-        """(group, key) of every message that was sent back, once for each time. Raises Lost."""
+    def returned_messages(self) -> Iterator[tuple[str, str]]:
+        """(group, key) of every message that was sent back, once for each time it was. Raises Lost."""
 
     def cancel_where(self, prefix: str) -> int:
-        """Cancels all that waits and whose key begins so; returns how many. Raises Lost, NotImplementedError."""
+        """Cancels all waiting messages with this prefix of keys; returns how many. Raises Lost, NotImplementedError."""
 
-    def bring(self, wishes: Sequence[Wish]) -> bool:
-        """Imports messages with instants from a file; whether that was confirmed. Raises NotImplementedError."""
+    def import_messages(self, wishes: Sequence[Wish]) -> bool:
+        """Imports messages with instants from a file; True if that was confirmed. Raises NotImplementedError."""

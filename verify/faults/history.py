@@ -1,7 +1,7 @@
-"""What each client was told, kept outside the broker: one event a line, in the order in which they were noted.
+"""Records what each client was told, outside the broker: one event a line, in the order in which they happened.
 
-Instants (`at`) are milliseconds of this machine's clock, which stands still for nobody. The broker's clock is that plus
-an offset, which the suite changes and notes. The checker reads a history and nothing else: it can be judged again.
+Instants (`at`) are milliseconds of this machine's clock. The broker's clock is that plus an offset, which the suite
+changes and records. The checker reads nothing but the history, so a history can be judged again.
 """
 
 import json
@@ -22,7 +22,7 @@ def now_ms() -> float:
 
 
 class History:
-    """Filled by many threads while the broker is killed under them."""
+    """Takes events from many threads, and writes them to a file if there is one."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.events: list[Event] = []
@@ -44,36 +44,36 @@ class History:
             self._file = None
 
     def broker_ms(self) -> int:
-        """The broker's clock, as far as it is known here."""
+        """The time that the broker's clock shows, by the offset that was recorded last."""
         return int(now_ms()) + self.offset_ms
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
-    def sending(self, wishes: Sequence[Wish], client: str, topic: str = "") -> None:
+    def note_sending(self, wishes: Sequence[Wish], client: str, topic: str = "") -> None:
         for wish in wishes:
             self.note(
                 "send", key=wish.key, client=client, form=wish.form, value=wish.value, span=wish.span_ms, group=topic
             )
 
-    def sent(self, wishes: Sequence[Wish], answers: Sequence[Answer]) -> None:
+    def note_sent(self, wishes: Sequence[Wish], answers: Sequence[Answer]) -> None:
         for wish, answer in zip(wishes, answers, strict=True):
             self.note("sent", key=wish.key, outcome=answer.outcome, due=answer.due_at_ms)
 
-    def cancelling(self, key: str, client: str) -> float:
+    def note_cancelling(self, key: str, client: str) -> float:
         return float(self.note("cancel", key=key, client=client)["at"])
 
-    def cancelled(self, key: str, began: float, outcome: Cancel) -> None:
+    def note_cancelled(self, key: str, began: float, outcome: Cancel) -> None:
         self.note("cancelled", key=key, began=began, outcome=outcome)
 
-    def saw(self, group: str, deliveries: Sequence[Delivery], asked_at: float) -> None:
+    def note_deliveries(self, group: str, deliveries: Sequence[Delivery], asked_at: float) -> None:
         for each in deliveries:
             self.note(
                 "saw", key=each.key, group=group, place=each.place, offset=each.offset, visible=each.visible_at_ms,
                 attempt=each.attempt, whole=each.body == body_of(each.key), asked=asked_at,
             )  # fmt: skip
 
-    def found(self, entries: Sequence[Entry]) -> None:
-        """Read from a queue."""
+    def note_entries(self, entries: Sequence[Entry]) -> None:
+        """Entries were read from a queue."""
         for each in entries:
             self.note(
                 "entry", key=each.key, place=each.place, offset=each.offset, visible=each.visible_at_ms,
@@ -82,20 +82,20 @@ class History:
 
     # -- the world ----------------------------------------------------------------------------------------------------
 
-    def clock(self, offset_ms: int) -> None:
-        """The broker's clock is this far from ours from now on. Called before a step ahead, and after a step back, so
-        that the highest that the clock may have been is known.
+    def note_clock(self, offset_ms: int) -> None:
+        """The broker's clock is this far from ours from now on. Call it before a step ahead and after a step back: the
+        history must know the highest time that the clock may have shown.
         """
         self.offset_ms = offset_ms
         self.note("clock", offset=offset_ms)
 
-    def find(self, invariant: str, sentence: str) -> None:
-        """Something that was seen to be wrong on the way."""
+    def note_finding(self, invariant: str, sentence: str) -> None:
+        """The run itself has noticed a mistake."""
         self.note("finding", invariant=invariant, sentence=sentence)
 
     @contextmanager
     def trouble(self, name: str) -> Iterator[Event]:
-        """A fault from beginning to end: what falls into it is excused from being on time."""
+        """A fault from beginning to end: messages that are due meanwhile may be late."""
         event = self.note("trouble", name=name)
         try:
             yield event

@@ -1,16 +1,16 @@
-"""Inside a process: what stands between it and its files, its clock and its fault points.
+"""Runs inside a process under the layer: patches its files, its clock and its fault points.
 
-A process is put under the layer by its environment alone: the `sitecustomize` of verify.faults.layer calls `begin`
-before anything of ours is imported. From then on
+The environment alone puts a process under the layer: the `sitecustomize` of verify.faults.layer calls `begin` before
+anything of ours is imported. From then on
 
-    files     what is written, renamed, removed and synced under the watched folders goes into the journal first
+    files     writes, renames, removals and syncs under the watched folders are recorded in the journal first
     faults    syncs fail, the disk is full, the process ends at a fault point, as the control says
-    clock     calendar time is the machine's plus an offset; elapsed time is untouched
+    clock     calendar time is the machine's plus an offset; elapsed time is unchanged
 
-Only what goes through Python's `os` and `open` is seen. What others write, Parquet and Delta's log and Spark's
-checkpoint among it, is judged by its size and by the syncs that follow (verify.faults.power).
+Only calls through Python's `os` and `open` are seen. Files that others write (Parquet, Delta's log, Spark's checkpoint)
+are judged by their size and by later syncs (verify.faults.power).
 
-Spark's workers run this too: they import the standard library and nothing else by it.
+Spark's workers run this too, so it may need the standard library only.
 """
 
 import builtins
@@ -46,14 +46,14 @@ _real_open = io.open
 
 
 def begin() -> None:
-    """Called by `sitecustomize`. Processes that are none of ours are left alone."""
+    """Puts this process under the layer, if it is one of ours. `sitecustomize` calls it."""
     role = role_of(sys.orig_argv)
     if role is not None:
         install(Path(os.environ[LAYER]), role)
 
 
 def role_of(command: Sequence[str]) -> str | None:
-    """Which process a command line makes; None where it is none of ours."""
+    """Which of our processes a command line starts; None if it is another program."""
     words = iter(command[1:])
     for word in words:
         if word in ("-X", "-W"):
@@ -74,28 +74,24 @@ def _role(program: str, verb: str) -> str | None:
 
 
 def install(folder: Path, role: str) -> None:
-    """Puts this process, and those that it forks, under the layer of a folder."""
+    """Puts this process, and those that it forks, under the layer in a folder."""
     control = Control(folder / CONTROL)
     Files(folder, control).patch()
     _patch_clock(control)
-    reach = _reaching(control, role)
-    setattr(faultpoint, "reach", reach)  # noqa: B010 - what is assigned plainly must have the same name
-    if role != PIPELINE:  # which has no such disk, and whose workers need no numpy
-        from postdate.storage.disk import RealDisk
-
-        setattr(RealDisk, "reach", lambda _disk, point: reach(point))  # noqa: B010 - as above
+    faultpoint.listen(_kill_on_command(control, role))
     if role == BROKER:
         _patch_alarm(control)
 
 
 def _patch_clock(control: Control) -> None:
     now_ms = SystemClock.now_ms
-    setattr(SystemClock, "now_ms", lambda clock: now_ms(clock) + control.offset_ms)  # noqa: B010 - as above
+    # By setattr here and below: mypy refuses to assign to a method.
+    setattr(SystemClock, "now_ms", lambda clock: now_ms(clock) + control.offset_ms)  # noqa: B010
 
 
 def _patch_alarm(control: Control) -> None:
-    """The broker's alarm is a timer of the kernel, whose clock does not step: it rings by our clock, and at least every
-    so often, as the kernel's would after a step.
+    """The broker's alarm is a timer of the kernel, whose clock does not step. Makes it ring by our clock, and often
+    enough to notice a step.
     """
     from postdate.server.alarm import Alarm
 
@@ -105,19 +101,19 @@ def _patch_alarm(control: Control) -> None:
         offset_ms = control.offset_ms
         set_alarm(alarm, min(at_ms, SystemClock().now_ms() + _STEP_NOTICED_MS) - offset_ms)
 
-    setattr(Alarm, "set", set_)  # noqa: B010 - as above
+    setattr(Alarm, "set", set_)  # noqa: B010
 
 
-def _reaching(control: Control, role: str) -> Callable[[str], None]:
-    def reach(name: str) -> None:
-        if control.is_last(name, role):
+def _kill_on_command(control: Control, role: str) -> faultpoint.Listener:
+    def kill(point: str) -> None:
+        if control.must_die(point, role):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    return reach
+    return kill
 
 
 class Files:
-    """The watched files, as this process uses them."""
+    """Patches the calls by which this process uses watched files."""
 
     def __init__(self, folder: Path, control: Control) -> None:
         self._control = control
@@ -136,8 +132,8 @@ class Files:
 
     # -- paths and descriptors --------------------------------------------------------------------------------------
 
-    def watched(self, path: Any) -> str | None:
-        """The whole path of what is in a watched folder, or is one; None for anything else."""
+    def watched_path(self, path: Any) -> str | None:
+        """The absolute path of a watched folder or of something in one; None for anything else."""
         text = os.fspath(path) if not isinstance(path, int) else ""
         if not isinstance(text, str) or not text:
             return None
@@ -146,24 +142,24 @@ class Files:
         return text if text.startswith(self._prefixes) or text in self._roots else None
 
     def _path_of(self, descriptor: int) -> str | None:
-        """Also of one that was not opened here, as by Python's `open`."""
+        """The watched path behind a descriptor, also one that Python's `open` made; None if it is not watched."""
         path = self._open.get(descriptor)
         if path is not None:
             return path
         try:
-            return self.watched(os.readlink(f"/proc/self/fd/{descriptor}").removesuffix(" (deleted)"))
+            return self.watched_path(os.readlink(f"/proc/self/fd/{descriptor}").removesuffix(" (deleted)"))
         except OSError:
-            return None  # none, or of no file: the call itself will tell
+            return None  # not a file, or closed: the call itself will fail
 
     def _pin(self, inode: int, path: str) -> bool:
-        """Gives a file another name outside, so that nothing is lost by a removal, and no other file gets its number.
-        True where it had none.
+        """Links a file outside of the watched folders, so that a removal loses nothing and its inode is not used again.
+        True if it was not linked before.
         """
         if inode in self._pinned:
             return False
         self._pinned.add(inode)
         try:
-            os.link(path, str(inode), dst_dir_fd=self._pins)  # by a folder: else Python does not follow /proc's links
+            os.link(path, str(inode), dst_dir_fd=self._pins)  # by a folder, or Python does not follow links of /proc
         except FileExistsError:  # by another process
             return False
         except FileNotFoundError:  # removed meanwhile
@@ -174,7 +170,7 @@ class Files:
 
     def _os_open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         descriptor: int = _real["open"](path, flags, mode, dir_fd=dir_fd)
-        name = None if dir_fd is not None else self.watched(path)
+        name = None if dir_fd is not None else self.watched_path(path)
         if name is None:
             self._open.pop(descriptor, None)
             return descriptor
@@ -193,8 +189,8 @@ class Files:
             self._journal.add(Made, thread(), *os.path.split(path), inode)
 
     def _python_open(self, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
-        """Files that Python writes by itself: whether there is room is asked here, the rest is judged by syncs."""
-        path = self.watched(file) if set(mode) & set("wax+") else None
+        """Replaces `open`. Limits the growth of such files; what a power loss takes is judged by their syncs."""
+        path = self.watched_path(file) if set(mode) & set("wax+") else None
         if path is None:
             return _real_open(file, mode, *arguments, **named)
         if named.get("buffering", arguments[0] if arguments else -1) == 0:
@@ -207,7 +203,7 @@ class Files:
     # -- writing ----------------------------------------------------------------------------------------------------
 
     def take_space(self, growth: int) -> None:
-        if not self._control.takes_space(growth):
+        if not self._control.take_space(growth):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _pwrite(self, descriptor: int, data: Any, position: int) -> int:
@@ -224,7 +220,7 @@ class Files:
     def _truncate(self, path: Any, size: int) -> None:
         if isinstance(path, int):
             self._ftruncate(path, size)
-        elif self.watched(path) is None:
+        elif self.watched_path(path) is None:
             _real["truncate"](path, size)
         else:
             descriptor = self._os_open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -255,7 +251,7 @@ class Files:
         if path is None:
             sync(descriptor)
             return
-        # In this order: what another thread writes while this runs may be on disk, and is not known to be.
+        # In this order: what another thread writes during the sync may be on disk or not.
         began = self._journal.size()
         found = os.fstat(descriptor)
         if stat.S_ISDIR(found.st_mode):
@@ -264,7 +260,7 @@ class Files:
             self._journal.add(Listed, path, began, names)
             return
         self._pin(found.st_ino, f"/proc/self/fd/{descriptor}")
-        if self._control.fails_sync():
+        if self._control.take_failing_sync():
             self._journal.add(Failed, found.st_ino, began)
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         sync(descriptor)
@@ -282,14 +278,14 @@ class Files:
     # -- names ------------------------------------------------------------------------------------------------------
 
     def _rename(self, source: Any, target: Any, **folders: int | None) -> None:
-        self._renamed("rename", source, target, folders)
+        self._note_and_rename("rename", source, target, folders)
 
     def _replace(self, source: Any, target: Any, **folders: int | None) -> None:
-        self._renamed("replace", source, target, folders)
+        self._note_and_rename("replace", source, target, folders)
 
-    def _renamed(self, call: str, source: Any, target: Any, folders: dict[str, int | None]) -> None:
-        path = None if folders else self.watched(source)
-        target_path = None if folders else self.watched(target)
+    def _note_and_rename(self, call: str, source: Any, target: Any, folders: dict[str, int | None]) -> None:
+        path = None if folders else self.watched_path(source)
+        target_path = None if folders else self.watched_path(target)
         inode = self._file_at(path)
         if path is None or target_path is None or inode is None:
             _real[call](source, target, **folders)
@@ -301,23 +297,23 @@ class Files:
         else:
             self._journal.add(Made, thread(), target_folder, target_name, inode)
             self._journal.add(Removed, thread(), folder, name, inode)
-        self._tried(lambda: _real[call](source, target))
+        self._try(lambda: _real[call](source, target))
 
     def _remove(self, path: Any, *, dir_fd: int | None = None) -> None:
-        name = None if dir_fd is not None else self.watched(path)
+        name = None if dir_fd is not None else self.watched_path(path)
         inode = self._file_at(name)
         if name is None or inode is None:
             _real["remove"](path, dir_fd=dir_fd)
             return
         size = os.stat(name).st_size
         self._journal.add(Removed, thread(), *os.path.split(name), inode)
-        self._tried(lambda: _real["remove"](path))
-        self._control.takes_space(-size)
+        self._try(lambda: _real["remove"](path))
+        self._control.take_space(-size)
 
     _unlink = _remove
 
     def _file_at(self, path: str | None) -> int | None:
-        """The inode of a file, pinned; None for a folder, and where there is nothing."""
+        """The inode of a file, pinned; None for a folder or a missing file."""
         if path is None:
             return None
         try:
@@ -329,7 +325,7 @@ class Files:
         self._pin(found.st_ino, path)
         return found.st_ino
 
-    def _tried(self, call: Callable[[], None]) -> None:
+    def _try(self, call: Callable[[], None]) -> None:
         try:
             call()
         except OSError:
@@ -341,7 +337,7 @@ class Files:
     def _statvfs(self, path: Any) -> os.statvfs_result:
         found: os.statvfs_result = _real["statvfs"](path)
         left = self._control.space_left
-        if left is None or self.watched(path) is None:
+        if left is None or self.watched_path(path) is None:
             return found
         fields = list(found)
         blocks = left // found.f_frsize
@@ -350,7 +346,7 @@ class Files:
 
 
 class _Counted(io.FileIO):
-    """A file of Python's own whose growth is counted."""
+    """A file opened by Python whose growth takes space."""
 
     def __init__(self, path: str, mode: str, take_space: Callable[[int], None]) -> None:
         super().__init__(path, mode)

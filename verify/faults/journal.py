@@ -1,13 +1,13 @@
-"""The journal: what the processes under the layer have done to the watched files, and what of it they have synced.
+"""The journal: what the processes under the layer did to the watched files, and what they synced.
 
-One file, to which all of them append, one system call per record, before they do it. It outlives them when they are
-killed, as the page cache does. A record is
+It is one file. Every process appends a record, with one system call, before it does the thing itself. The journal
+survives a killed process, as the page cache does. A record is
 
     magic (8 bytes), size of the rest, its CRC-32, kind (1 byte), fields
 
-A process that is killed while it appends leaves a torn record, behind which others may have gone on: a reader looks for
-the next magic. Files are told by their inode, which no rename changes. Executors import this: the standard library is
-all it may need.
+A process that is killed while it appends leaves a torn record, and others may append after it: a reader looks for the
+next magic. Files are identified by their inode, which no rename changes. Spark's executors import this module, so it
+may need the standard library only.
 """
 
 import json
@@ -21,21 +21,21 @@ from typing import Any, NamedTuple
 
 _MAGIC = b"\xf0\x9f\x9c\x83fau\n"
 _HEAD = struct.Struct("<8sIIc")
-_WRITE = struct.Struct("<QQQII??")  # inode, position, size before, sizes of old and new, whether these are zeros
-_CUT = struct.Struct("<QQQI?")  # inode, size before, size, size of the tail, whether it is zeros
+_WRITE = struct.Struct("<QQQII??")  # inode, position, size before, sizes of old and new, whether each is all zeros
+_CUT = struct.Struct("<QQQI?")  # inode, size before, size, size of the tail, whether it is all zeros
 
-# Taken before any of them is patched.
+# Saved before verify.faults.inside patches them.
 _open, _writev, _fstat = os.open, os.writev, os.fstat
 
 
 class Write(NamedTuple):
     """Bytes of a file are about to be written."""
 
-    at: int  # the position in the journal, of every record
+    at: int  # the position of the record in the journal, as in every class below
     inode: int
     position: int
     size_before: int
-    old: bytes  # what stood there, as far as the file went
+    old: bytes  # the bytes that are overwritten
     new: bytes
 
 
@@ -46,11 +46,11 @@ class Cut(NamedTuple):
     inode: int
     size_before: int
     size: int
-    tail: bytes  # what goes
+    tail: bytes  # the bytes that are cut off
 
 
 class Synced(NamedTuple):
-    """A file was synced: all that the journal had of it when that began is on disk."""
+    """A file was synced: its changes before the journal position `began` are on disk."""
 
     at: int
     inode: int
@@ -59,7 +59,7 @@ class Synced(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A sync failed: what it should have written no later sync will write, as in Linux."""
+    """A sync failed: no later sync writes what it should have written, as in Linux."""
 
     at: int
     inode: int
@@ -98,14 +98,14 @@ class Removed(NamedTuple):
 
 
 class Void(NamedTuple):
-    """What a thread was about to do with a name has failed."""
+    """A thread's last change of a name has failed."""
 
     at: int
     by: str
 
 
 class Listed(NamedTuple):
-    """A folder was synced: these names, which it had when that began, are on disk."""
+    """A folder was synced: the names that it had when the sync began are on disk."""
 
     at: int
     folder: str
@@ -114,7 +114,7 @@ class Listed(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """The journal begins: all this is on disk."""
+    """The journal begins: all of this is on disk."""
 
     at: int
     names: dict[str, dict[str, int]]  # inodes by folder and name
@@ -129,7 +129,7 @@ _LETTERS = {kind: letter for letter, kind in _KINDS.items()}
 
 
 class Journal:
-    """The end that is written."""
+    """Appends records."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -147,11 +147,11 @@ class Journal:
         fields = _CUT.pack(inode, size_before, size, len(tail), is_zero)
         self._append(b"C", fields, b"" if is_zero else tail)
 
-    def begun(self, names: dict[str, dict[str, int]], sizes: dict[int, int]) -> None:
+    def begin(self, names: dict[str, dict[str, int]], sizes: dict[int, int]) -> None:
         self._append(b"B", json.dumps([names, sizes]).encode())
 
     def add(self, kind: type[Record], *fields: object) -> None:
-        """Any other record, by its fields behind `at`."""
+        """Appends any other record; `fields` are those after `at`."""
         self._append(_LETTERS[kind], json.dumps(fields).encode())
 
     def _append(self, letter: bytes, *parts: bytes) -> None:
@@ -167,7 +167,7 @@ class Journal:
 
 
 def thread() -> str:
-    """Who writes a record."""
+    """Names the process and thread that write a record."""
     return f"{os.getpid()}.{threading.get_ident()}"
 
 
@@ -179,7 +179,7 @@ def _is_zero(data: bytes) -> bool:
 
 
 def read(path: Path) -> Iterator[Record]:
-    """Every whole record, in order."""
+    """Yields every whole record, in order."""
     data = path.read_bytes()
     at = data.find(_MAGIC)
     while at >= 0:
@@ -197,11 +197,11 @@ def read(path: Path) -> Iterator[Record]:
 def _record(letter: bytes, at: int, body: bytes) -> Record:
     if letter == b"W":
         inode, position, size_before, old_size, new_size, old_zero, new_zero = _WRITE.unpack_from(body)
-        old, rest = _taken(body[_WRITE.size :], old_size, old_zero)
-        return Write(at, inode, position, size_before, old, _taken(rest, new_size, new_zero)[0])
+        old, rest = _split(body[_WRITE.size :], old_size, old_zero)
+        return Write(at, inode, position, size_before, old, _split(rest, new_size, new_zero)[0])
     if letter == b"C":
         inode, size_before, size, tail_size, is_zero = _CUT.unpack_from(body)
-        return Cut(at, inode, size_before, size, _taken(body[_CUT.size :], tail_size, is_zero)[0])
+        return Cut(at, inode, size_before, size, _split(body[_CUT.size :], tail_size, is_zero)[0])
     fields = json.loads(body)
     if letter == b"B":
         names, sizes = fields
@@ -210,5 +210,5 @@ def _record(letter: bytes, at: int, body: bytes) -> Record:
     return found
 
 
-def _taken(data: bytes, size: int, is_zero: bool) -> tuple[bytes, bytes]:
+def _split(data: bytes, size: int, is_zero: bool) -> tuple[bytes, bytes]:
     return (bytes(size), data) if is_zero else (data[:size], data[size:])

@@ -1,4 +1,4 @@
-"""The layer under the files of real processes, from the side of the suite.
+"""The layer between real processes and their files, as the suite sees it.
 
     layer = Layer(folder / "layer", [data, table])
     subprocess.Popen(command, env={**os.environ, **layer.environment()})
@@ -6,7 +6,7 @@
     ...                                  # all of its processes are dead
     layer.lose_power(random.Random(7))   # what was not synced may be gone
 
-Processes are started as they are; their environment puts them, and what they start, under the layer
+Processes are started unchanged. Their environment puts them, and the processes that they start, under the layer
 (verify.faults.inside).
 """
 
@@ -38,8 +38,8 @@ inside.begin()
 
 
 class Layer:
-    """Under the files of some folders, which need not be there yet. Raises UsageError where its own folder is on
-    another file system than they are: it keeps further names of their files.
+    """Watches the files of some folders, which need not exist yet. Raises UsageError if its own folder is on another
+    file system: it keeps hard links to their files.
     """
 
     def __init__(self, folder: Path, watched: Sequence[Path]) -> None:
@@ -56,7 +56,7 @@ class Layer:
         self.renew()
 
     def environment(self) -> dict[str, str]:
-        """For a process that is to be under it."""
+        """The environment of a process under the layer."""
         own = [str(self._folder / _HOOK), str(Path(postdate.__file__).parent.parent)]
         known = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in own]
         return {"PYTHONPATH": os.pathsep.join([*own, *known]), LAYER: str(self._folder)}
@@ -65,7 +65,7 @@ class Layer:
 
     @property
     def offset_ms(self) -> int:
-        """How far its processes' calendar is from the machine's."""
+        """How far the clock of its processes is from the machine's."""
         return self._control.offset_ms
 
     @offset_ms.setter
@@ -78,26 +78,26 @@ class Layer:
     # -- fault points -----------------------------------------------------------------------------------------------
 
     def kill_at(self, *points: Point | str, times: int = 1) -> None:
-        """The process that reaches one of these points as the n-th from now ends there, as by kill -9; with a name
-        alone, whichever process.
+        """Ends the process that reaches one of these points as the n-th from now, as by kill -9. A name alone means any
+        process.
         """
         assert times >= 1, f"a point is reached once or more often, not {times} times"
         self._control.arm([each if isinstance(each, Point) else (each, "") for each in points], times)
 
     @property
     def hit(self) -> Point | None:
-        """The point that has ended a process since `kill_at`."""
+        """The point that ended a process since `kill_at`."""
         found = self._control.hit
         return None if found is None else Point(*found)
 
     def disarm(self) -> None:
-        """Nobody ends any more; `hit` stays."""
+        """No process ends any more; `hit` stays."""
         self._control.disarm()
 
     # -- the disk ---------------------------------------------------------------------------------------------------
 
     def fail_syncs(self, count: int) -> None:
-        """So many of the next syncs of watched files fail, and what they should have written may never reach the
+        """Makes this many of the next syncs of watched files fail. What they should have written may never reach the
         disk.
         """
         self._control.failing_syncs = count
@@ -108,7 +108,7 @@ class Layer:
         return self._control.failing_syncs
 
     def limit_space(self, size: int | None) -> None:
-        """So many bytes may be added to watched files by Python; what is removed makes room. None: as many as fit."""
+        """Limits the bytes that Python may add to watched files; removals make room. None removes the limit."""
         self._control.space_left = size
 
     @property
@@ -116,31 +116,31 @@ class Layer:
         return self._control.space_left
 
     def lose_power(self, dice: random.Random, mode: str = "") -> list[str]:
-        """Takes what was not on disk, when no process lives. Tells what it did. What is left is on disk."""
-        told = power.lose(self._watched, self._folder / JOURNAL, self._folder / PINNED, dice, mode)
+        """Takes what was not on disk; what is left counts as synced. No process may run. Returns what it did."""
+        losses = power.lose(self._watched, self._folder / JOURNAL, self._folder / PINNED, dice, mode)
         self.renew()
-        return told
+        return losses
 
     @property
     def journal_bytes(self) -> int:
         return (self._folder / JOURNAL).stat().st_size
 
     def renew(self) -> None:
-        """What is there now is on disk: the journal begins anew. Only when no process lives."""
+        """Counts everything as synced and starts a new journal. No process may run."""
         pinned = self._folder / PINNED
         shutil.rmtree(pinned)
         pinned.mkdir()
-        names, sizes, paths = power.listed(self._watched)
+        names, sizes, paths = power.list_folders(self._watched)
         for inode, path in paths.items():
             os.link(path, pinned / str(inode))
         (self._folder / JOURNAL).unlink(missing_ok=True)
         journal = Journal(self._folder / JOURNAL)
-        journal.begun(names, sizes)
+        journal.begin(names, sizes)
         journal.close()
 
 
 def _device_of(path: Path) -> int:
-    """Also of one that is not there yet."""
+    """The device of a path, which need not exist yet."""
     return path.stat().st_dev if path.exists() else _device_of(path.parent)
 
 
@@ -148,7 +148,7 @@ def _device_of(path: Path) -> int:
 
 
 class Flip(NamedTuple):
-    """A bit of a file that is not what it was."""
+    """A bit of a file that was inverted."""
 
     path: Path
     position: int  # of its byte
@@ -159,8 +159,8 @@ class Flip(NamedTuple):
 
 
 def flip_bit(folder: Path, dice: random.Random) -> Flip:
-    """One bit of one file under a folder; half of the time large files are likelier. Raises IndexError where no file
-    has any.
+    """Inverts one bit of one file under a folder; half of the time large files are likelier. Raises IndexError if all
+    files are empty.
     """
     sizes = {path: size for path in sorted(folder.rglob("*")) if path.is_file() and (size := path.stat().st_size)}
     weights = list(sizes.values()) if dice.random() < 0.5 else [1] * len(sizes)

@@ -1,4 +1,4 @@
-"""Postdate's processes on one folder, under the layer: what can be done to them, and what they leave."""
+"""The processes of one broker under the layer: starts, kills, disturbs and examines them."""
 
 import json
 import os
@@ -34,7 +34,7 @@ SETTINGS: dict[str, Any] = {
     "segment_bytes": 1 << 18, "batch_bytes_max": 1 << 18, "queue_file_rows": 512, "queue_tail_rows": 128,
     "retention_ms": 3_650 * 86_400_000,
 }  # fmt: skip
-# How to tell processes apart by their commands, the first that fits.
+# How a process is recognized by its command; the first match counts.
 PARTS = {
     "bulk": "-m postdate bulk", "pipeline": "-m postdate pipeline", "java": "java ", "worker": "pyspark",
     "broker": "postdate up",
@@ -42,11 +42,11 @@ PARTS = {
 
 
 class Stuck(Exception):
-    """The broker does not do what it must, and the run cannot go on."""
+    """The broker does not do what it has to, and the episode cannot continue."""
 
 
 class Machine:
-    """One broker with its parts. It keeps its ports, so that clients find it again."""
+    """One broker with bulk and pipeline. It keeps its ports, so that clients find it again."""
 
     def __init__(
         self, folder: Path, history: History, with_pipeline: bool, settings: Mapping[str, Any] | None = None
@@ -73,7 +73,7 @@ class Machine:
         self.history.note("start", cpu_s=spent_s, waiting=self.broker.ready["waiting"], resident=resident)
 
     def stop(self) -> None:
-        """Politely. Raises Stuck where that does not work."""
+        """Asks the broker to stop. Raises Stuck if it does not."""
         try:
             self.broker.stop()
         except (AssertionError, subprocess.TimeoutExpired) as error:
@@ -81,7 +81,7 @@ class Machine:
         self._await(lambda: not self.broker.processes(), GONE_S, "its parts are still there after its stop")
 
     def revive(self) -> None:
-        """Starts it again where it has ended."""
+        """Starts the broker again if it has ended."""
         if not self.broker.is_running:
             self.broker.reap()
             self.start()
@@ -91,21 +91,21 @@ class Machine:
         self.broker.reap()
 
     def kill_all(self) -> None:
-        """The broker and whatever it has started, at once."""
+        """Kills the broker and everything that it started."""
         for pid in self.broker.processes():
             signal_to(pid, signal.SIGKILL)
         self.broker.reap()
         self._await(lambda: not self.broker.processes(), GONE_S, "processes that were killed are still there")
 
     def cut_power(self, dice: Random) -> None:
-        """All processes end, and of what was not synced any part is lost."""
+        """Kills all processes, loses any part of what was not synced, and starts again."""
         self.kill_all()
         lost = self.layer.lose_power(dice)
         self.history.note("power", lost=lost[:20], count=len(lost))
         self.start()
 
     def end(self) -> None:
-        """Whatever still runs, at the end of a run that went wrong."""
+        """Kills what still runs, at the end of an episode that went wrong."""
         for pid in self.broker.processes():
             signal_to(pid, signal.SIGKILL)
         self.broker.reap()
@@ -123,7 +123,7 @@ class Machine:
         return [pid for pid, command in self.broker.processes().items() if part_of(command) == part]
 
     def signal_part(self, part: str, number: signal.Signals) -> int:
-        """To one process of a part; 0 where it has none, else its id."""
+        """Sends a signal to one process of a part; returns its id, or 0 if there is none."""
         pids = sorted(self.pids(part))
         if not pids:
             return 0
@@ -131,7 +131,7 @@ class Machine:
         return pids[0]
 
     def await_pipeline(self) -> None:
-        """Until Spark is ahead of the messages that are due. Raises Stuck after a generous while."""
+        """Waits until Spark is ahead of the messages that are due. Raises Stuck if it takes too long."""
         if self.with_pipeline:
             self._await(self._is_served, UP_S, f"no pipeline has come up within {UP_S:.0f} s")
 
@@ -144,37 +144,39 @@ class Machine:
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def step_clock(self, span_ms: int) -> None:
-        """The history knows the highest that the clock may have been: it is told of a step ahead before it is made."""
+        """Steps the clock. The history must know the highest time that the clock may have shown, so it hears of a step
+        ahead before the step.
+        """
         if span_ms > 0:
-            self.history.clock(self.layer.offset_ms + span_ms)
+            self.history.note_clock(self.layer.offset_ms + span_ms)
         self.layer.step_clock(span_ms)
         if span_ms < 0:
-            self.history.clock(self.layer.offset_ms)
+            self.history.note_clock(self.layer.offset_ms)
 
     # -- others -------------------------------------------------------------------------------------------------------
 
     def second_broker(self) -> None:
-        """On the same folder: it must refuse, with a sentence."""
+        """Starts a second broker on the same folder, which must refuse with a sentence."""
         ports = ["--route-port", "0", "--broker-port", "0", "--vip-port", "-1", "--bulk-port", "-1"]
         try:
             ended = self._run(["up", "--data", str(self.broker.data), *ports])
         except subprocess.TimeoutExpired:
-            self.history.find("I8", "a second broker runs on the folder of the first")
+            self.history.note_finding("I8", "a second broker runs on the folder of the first")
             return
         if ended.returncode != 2 or "in use" not in ended.stderr:
-            self.history.find(
+            self.history.note_finding(
                 "I8", f"a second broker on the folder ended with {ended.returncode}: {ended.stderr[-200:]}"
             )
 
     def _run(self, arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
-        """One of our commands, not under the layer."""
+        """Runs one of our commands, not under the layer."""
         return subprocess.run(
             [sys.executable, "-m", "postdate", *arguments], capture_output=True, text=True, timeout=REFUSED_S,
             check=False, stdin=subprocess.DEVNULL, cwd=self.folder,
         )  # fmt: skip
 
     def second_pipeline(self, seconds: float) -> None:
-        """It fences the first, which is started again and fences it: whoever is older stages nothing."""
+        """Starts a second pipeline. It fences the first, which restarts and fences it; the older one stages nothing."""
         table = str(self.broker.data / "table")
         process = self.broker.spawn("pipeline", "--addr", self.broker.route_address, "--table", table)
         try:
@@ -186,7 +188,7 @@ class Machine:
     # -- damage -------------------------------------------------------------------------------------------------------
 
     def flip_a_bit(self, dice: Random) -> str:
-        """In a copy of the folder of a broker that was killed: it is told by name, or it harms nobody."""
+        """Flips a bit in a copy of a killed broker's folder: `check` must name it, or it must do no harm."""
         copy = self.folder / "flipped"
         shutil.copytree(self.broker.data, copy / "data")
         try:
@@ -203,7 +205,9 @@ class Machine:
             broker.start()
         except AssertionError as error:
             if "Traceback" in str(error) or not is_named:
-                self.history.find("I1", f"{what}: check named it: {is_named}, and the broker said: {str(error)[-300:]}")
+                self.history.note_finding(
+                    "I1", f"{what}: check named it: {is_named}, and the broker said: {str(error)[-300:]}"
+                )
             return
         try:
             self._judge_reading(broker, what, is_named)
@@ -211,21 +215,23 @@ class Machine:
             broker.kill()
 
     def _judge_reading(self, broker: Broker, what: str, is_named: bool) -> None:
-        """What check has not named must not be missing, and nothing comes with another body unnoticed."""
+        """Messages must not be missing or changed, unless `check` has named the damage."""
         driver = Remoting(broker.port, broker.route_address, self.folder)
         try:
             entries = {(each.place, each.offset): each for each in driver.entries({})}
         except (Lost, PostdateError) as error:
             if not is_named:
-                self.history.find("I1", f"{what}: check did not name it, and the queues cannot be read: {error}")
+                self.history.note_finding(
+                    "I1", f"{what}: check did not name it, and the queues cannot be read: {error}"
+                )
             return
         seen = [each for each in list(self.history.events) if each["kind"] == "saw" and each["offset"] >= 0]
         for each in seen:
             found = entries.get((each["place"], each["offset"]))
             if found is None and not is_named and each["place"].startswith("faults/"):
-                self.history.find("I1", f"{what}: check did not name it, and {each['key']} is gone")
+                self.history.note_finding("I1", f"{what}: check did not name it, and {each['key']} is gone")
             if found is not None and found.key != each["key"] and not is_named:
-                self.history.find("I8", f"{what}: check did not name it, and {each['key']} is {found.key} now")
+                self.history.note_finding("I8", f"{what}: check did not name it, and {each['key']} is {found.key} now")
 
     # -- what it leaves -----------------------------------------------------------------------------------------------
 
@@ -238,21 +244,21 @@ class Machine:
             self.history.note("sample", resident=resident, files=files)
 
     def count_writes(self) -> None:
-        """How many rows the table was given, and how often rows were written. Raises Lost."""
+        """Notes how many rows came into the table, and how often rows were written. Raises Lost."""
         writes = writes_in(self.broker.data / "table" / MESSAGES)
         self.history.note("written", rows=self.driver.status()["far"]["rows_in"], writes=writes)
 
     def examine(self) -> None:
-        """After its stop: what `check` finds, and whether it made a mistake of its own."""
+        """After the stop: notes what `check` finds, and tracebacks in the log."""
         for finding in check_folder(RealDisk(self.broker.data)).findings:
-            self.history.find("check", str(finding))
+            self.history.note_finding("check", str(finding))
         for line in self.broker.log_lines():
             if line.startswith(("Traceback", "AssertionError")):
-                self.history.find("log", line)
+                self.history.note_finding("log", line)
 
 
 def writes_in(table: Path) -> int:
-    """The rows of all files that the table's log has ever added."""
+    """The number of rows in all files that the table's log ever added."""
     lines = [line for path in table.glob("_delta_log/*.json") for line in path.read_text().splitlines()]
     added = [action["add"] for action in map(json.loads, lines) if "add" in action]
     return sum(json.loads(each["stats"])["numRecords"] for each in added if each.get("stats"))

@@ -1,5 +1,5 @@
-"""One blocking connection to a broker, by the remoting protocol itself: it says what it is told to say, sends nothing a
-second time and gives back what the broker answers.
+"""One blocking connection to a broker that speaks the bare remoting protocol: it sends exactly the requests that it is
+given, repeats nothing and returns the broker's answers.
 """
 
 import socket
@@ -17,7 +17,7 @@ from postdate.wire.records import decode_records
 from postdate.wire.requests import Request
 
 GROUP = "workers"
-WAIT_S = 60.0  # for an answer: generous, for machines that are busy
+WAIT_S = 60.0  # for an answer: long, because machines may be busy
 UNKNOWN_CODE = 7_777
 _READ_BYTES = 1 << 16
 
@@ -27,7 +27,7 @@ class Closed(Exception):
 
 
 class Peer:
-    """One connection. Requests of the broker, its notices, are collected apart from its answers."""
+    """One connection. Collects the broker's own requests (notices) apart from its answers."""
 
     def __init__(self, port: int, host: str = "127.0.0.1", serialization: int = JSON) -> None:
         self.socket = socket.create_connection((host, port), WAIT_S)
@@ -54,13 +54,13 @@ class Peer:
         self.socket.sendall(b"".join(map(encode, commands)))
 
     def say(self, code: int, body: bytes = b"", *, oneway: bool = False, **fields: Any) -> int:
-        """Sends a request without waiting; returns the number that its answer will carry."""
+        """Sends a request without waiting; returns the number of its answer."""
         command = self.command(code, body, oneway=oneway, **fields)
         self.write(command)
         return command.opaque
 
     def ask(self, code: int, body: bytes = b"", **fields: Any) -> Command:
-        """Sends a request and waits for its answer; others stay in `answers`."""
+        """Sends a request and waits for its answer; other answers stay in `answers`."""
         return self.answer_to(self.say(code, body, **fields))
 
     # -- listening ----------------------------------------------------------------------------------------------
@@ -97,12 +97,12 @@ class Peer:
         assert self.ask(UNKNOWN_CODE).code == codes.REQUEST_CODE_NOT_SUPPORTED
 
     def expect_no_more(self) -> None:
-        """The broker has handled everything that was sent, and has nothing more to say to it for now."""
+        """Asserts that the broker has handled all requests and has nothing more to answer for now."""
         self.round_trip()
-        assert not self.answers, f"nobody waits for {self.answers}"
+        assert not self.answers, f"unexpected answers: {self.answers}"
 
     def expect_closed(self) -> None:
-        """The broker closes the connection, with nothing more to say than what is collected."""
+        """Returns when the broker has closed the connection; collects what it still says."""
         try:
             while True:
                 self._read()

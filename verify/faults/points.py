@@ -1,9 +1,7 @@
-"""The fault points: names that the source gives to `reach`, found by reading it. Nothing is run, there is no list to
-extend.
-"""
+"""Finds the fault points, the names given to `reach`, by reading the source. There is no list to extend."""
 
 import ast
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -12,8 +10,8 @@ import postdate
 from verify.faults.control import BROKER, BULK, PIPELINE
 
 PACKAGE = Path(postdate.__file__).parent
-_IN_PIPELINE = {"spark", "table"}  # parts whose points the pipeline's processes reach
-# Bulk writes these files, by modules of the log; the broker removes them.
+_IN_PIPELINE = {"spark", "table"}  # folders whose points the pipeline's processes reach
+# Bulk reaches these points of the storage, which writes chunks and selections for it.
 WRITTEN_BY_BULK = {
     "chunk.write", "chunk.add", "chunk.synced", "chunk.written",
     "selection.write", "selection.synced", "selection.written",
@@ -21,43 +19,39 @@ WRITTEN_BY_BULK = {
 
 
 class Point(NamedTuple):
-    """A name, and the process that reaches it: "broker", "bulk" or "pipeline", to which Spark's workers belong."""
+    """A name, and the process that reaches it: "broker", "bulk" or "pipeline", which includes Spark's workers."""
 
     name: str
     process: str
 
 
 def fault_points() -> list[Point]:
-    """All of them, sorted."""
+    """All fault points of the source, sorted."""
     return sorted({point for path in PACKAGE.rglob("*.py") for point in _points_in(path)})
+
+
+def points_of_the_core() -> set[str]:
+    """The names that storage, state and bulk reach: those that the simulation can kill at."""
+    return {point.name for point in fault_points() if point.process != PIPELINE}
 
 
 def _points_in(path: Path) -> Iterator[Point]:
     source = path.read_text(encoding="utf-8")
-    if "reach(" not in source:
-        return
-    tree = ast.parse(source, str(path))
-    yield from (Point(name, _process(path, name)) for name in points_of(tree, calls_of_method))
-    if _part(path) in _IN_PIPELINE:
-        yield from (Point(name, PIPELINE) for name in points_of(tree, calls_of_function))
+    if "reach(" in source:
+        folder = path.relative_to(PACKAGE).parts[0]
+        for name in points_of(ast.parse(source, str(path))):
+            yield Point(name, _process_of(folder, name))
 
 
-def points_of_the_disk() -> set[str]:
-    """The names given to `Disk.reach`."""
-    return {point.name for point in fault_points() if point.process != PIPELINE}
-
-
-def _part(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0]
-
-
-def _process(path: Path, name: str) -> str:
-    return BULK if _part(path) == BULK or name in WRITTEN_BY_BULK else BROKER
+def _process_of(folder: str, name: str) -> str:
+    if folder in _IN_PIPELINE:
+        return PIPELINE
+    return BULK if folder == BULK or name in WRITTEN_BY_BULK else BROKER
 
 
 class Turns:
-    """Which points are next: those at which nobody was killed yet, some at a time. Whoever comes to one of them first
-    ends there, so that no time is lost with waiting for what is rare, and what is rare has its turn all the same.
+    """Chooses the points to kill at next: several that had no kill yet, and the first one that is reached kills. So no
+    time is lost waiting for rare points, and they get their turn all the same.
     """
 
     def __init__(self, processes: Collection[str] = (BROKER, BULK, PIPELINE)) -> None:
@@ -66,68 +60,65 @@ class Turns:
         self._left, self._rare = set(self.all), set[Point]()
 
     def next(self, dice: Random) -> list[Point]:
-        """Of one process, for the broker would be first else: half of those left, for the most frequent ones would come
-        in the same order else, and all that are rare.
+        """Half of the points that one process has left, and all rare ones. Only one process, because the broker would
+        always be first; only half, because the most frequent points would always come in the same order.
         """
-        self._left = self._left or set(self.all)  # all had a turn, or are rare: it begins anew
+        self._left = self._left or set(self.all)  # every point had a turn or is rare: start again
         process = dice.choice(sorted({point.process for point in self._left}))
         left = sorted(point for point in self._left if point.process == process)
         return sorted(self._rare.union(dice.sample(left, (len(left) + 1) // 2)))
 
-    def took(self, point: Point) -> None:
+    def note_hit(self, point: Point) -> None:
         self.hit.add(point)
         self._left.discard(point)
         self._rare.discard(point)
 
-    def missed(self, points: Collection[Point]) -> None:
-        """None of them was reached in a generous while: they are rare, and armed with all others from now on."""
+    def note_missed(self, points: Collection[Point]) -> None:
+        """None of these points was reached in time: they are rare, and are part of every later choice."""
         self._rare |= set(points) - self.hit
         self._left -= self._rare
 
 
 # -- in one module ----------------------------------------------------------------------------------------------
 
-Calls = Callable[[ast.AST, str], list[ast.Call]]
 
-
-def calls_of_method(tree: ast.AST, name: str) -> list[ast.Call]:
-    """Calls as `disk.reach(...)`."""
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == name]
-
-
-def calls_of_function(tree: ast.AST, name: str) -> list[ast.Call]:
-    """Calls as `reach(...)`."""
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == name]
-
-
-def points_of(tree: ast.Module, calls_of: Calls = calls_of_method) -> Iterator[str]:
-    """The names given to `reach` in a module, also where a function passes on what it is given."""
+def points_of(tree: ast.Module) -> Iterator[str]:
+    """The names given to `reach` in a module, also where a function passes on a name that it is given."""
     passed_on = {
         (function.name, suffix)
         for function in ast.walk(tree)
         if isinstance(function, ast.FunctionDef)
-        for call in calls_of(function, "reach")
+        for call in _calls_of(function, "reach")
         if (suffix := _suffix_of(call.args[0], function)) is not None
     }
-    for call in calls_of(tree, "reach"):
+    for call in _calls_of(tree, "reach"):
         if isinstance(call.args[0], ast.Constant):
             yield str(call.args[0].value)
     for name, suffix in passed_on:
-        for call in calls_of(tree, name):
+        for call in _calls_of(tree, name):
             assert isinstance(call.args[0], ast.Constant), f"line {call.lineno}: the point's name is not written here"
             yield str(call.args[0].value) + suffix
 
 
+def _calls_of(tree: ast.AST, name: str) -> list[ast.Call]:
+    """Calls of a function or a method of this name."""
+    return [call for call in ast.walk(tree) if isinstance(call, ast.Call) and name == _name_of(call.func)]
+
+
+def _name_of(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
 def _suffix_of(argument: ast.expr, function: ast.FunctionDef) -> str | None:
-    """What is put behind a parameter; None where the argument is a name by itself."""
+    """The text that is appended to a parameter; None if the argument is a literal name."""
     if isinstance(argument, ast.Constant):
         return None
     parameters = {each.arg for each in function.args.args}
     if isinstance(argument, ast.Name) and argument.id in parameters:
         return ""
-    assert isinstance(argument, ast.BinOp), f"line {argument.lineno}: a point's name is made in a way unknown here"
+    assert isinstance(argument, ast.BinOp), f"line {argument.lineno}: a point is a literal, a parameter, or both added"
     assert isinstance(argument.left, ast.Name)
     assert argument.left.id in parameters
     assert isinstance(argument.right, ast.Constant)

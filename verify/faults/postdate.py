@@ -1,7 +1,7 @@
-"""The command line with limits of the caller's: `python -m verify.faults.postdate up --limits '{"locks_max": 5}'`.
+"""The command line with other limits: `python -m verify.faults.postdate up --limits '{"locks_max": 5}'`.
 
-Limits are no settings, so no flag of `postdate up` changes them. A broker of a test needs some to be small, so that
-files and pauses end within seconds.
+Limits are not settings, so no flag of `postdate up` changes them. The broker of a test needs small ones, so that files
+are full and pauses end within seconds.
 """
 
 import json

@@ -1,13 +1,8 @@
-"""What a power loss leaves of the watched folders: all that was synced, and of the rest whatever the dice say.
+"""Takes from the watched folders what a power loss may take, by the journal and the rules of postdate.testing.power.
 
-    a write        that was not synced is there, or is not, or is there in part, by sectors of 512 bytes
-    a name         made, renamed or removed since its folder was synced: of these changes the first ones stay, as in
-                   a file system that keeps a journal
-    a file that others than Python wrote (Parquet, Delta's log, Spark's checkpoint): what its last sync saw is there,
-                   behind that it may be cut, or be zeros
-
-A sync that failed has lost what it should have written: a later one does not bring it back, only writing it again does.
-Removed folders do not come back.
+The journal knows every write of our processes; of files that others write (Parquet, Delta's log, Spark's checkpoint) it
+knows the syncs. A sync that failed has lost what it should have written: a later one does not bring it back, only
+writing it again does. Removed folders do not come back.
 
 There are three kinds of loss: ALL, everything that was not synced is lost; SOME, each change has its own fate; LAST,
 only the last few changes have one.
@@ -20,36 +15,37 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from postdate.testing import power as rules
+from postdate.testing.power import Fate
 from verify.faults.journal import Begun, Cut, Failed, Listed, Made, Record, Removed, Renamed, Synced, Void, Write, read
 
 ALL, SOME, LAST = "all", "some", "last"
 MODES = (ALL, SOME, LAST)
 SECTOR_BYTES = 512
 _LAST_MAX = 8  # changes that LAST may lose
-_LOST, _KEPT, _TORN = "lost", "kept", "torn"
 
 Event = Made | Renamed | Removed
 Names = dict[str, int]  # inodes by name
 
 
 def lose(folders: Sequence[Path], journal: Path, pinned: Path, dice: random.Random, mode: str = "") -> list[str]:
-    """Takes from the folders what was not on disk; no process may use them. Tells what it did. `pinned` holds every
-    file that the journal knows, named by its inode. An empty mode is chosen by the dice.
+    """Takes from the folders what was not on disk; no process may use them. Returns what it did. `pinned` holds every
+    file that the journal knows, named by its inode. The dice choose an empty mode.
     """
     state = State(read(journal))
-    fate = Fate(dice, mode or dice.choice(MODES), state)
-    told = []
+    thrown = Dice(dice, mode or dice.choice(MODES), state)
+    losses = []
     for folder in folders:
         if folder.is_dir():
-            told += _Names(folder, state, fate, pinned).lose()
+            losses += _Names(folder, state, thrown, pinned).lose()
     for folder in folders:
         for path in _files(folder):
-            told += [f"{path.relative_to(folder.parent)}: {did}" for did in _lose_content(path, state, fate)]
-    return told
+            losses += [f"{path.relative_to(folder.parent)}: {did}" for did in _lose_content(path, state, thrown)]
+    return losses
 
 
-def listed(folders: Iterable[Path]) -> tuple[dict[str, Names], dict[int, int], dict[int, Path]]:
-    """What is there: the names in every folder, sizes of files, and a path of each."""
+def list_folders(folders: Iterable[Path]) -> tuple[dict[str, Names], dict[int, int], dict[int, Path]]:
+    """Lists the names in every folder, the sizes of files, and a path of each file."""
     names: dict[str, Names] = {}
     sizes: dict[int, int] = {}
     paths: dict[int, Path] = {}
@@ -75,7 +71,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 class Changed(NamedTuple):
-    """A change of a file's bytes, since the first that is not on disk."""
+    """A change of a file's bytes."""
 
     change: Write | Cut
     is_durable: bool = False
@@ -87,7 +83,7 @@ class Changed(NamedTuple):
 
 
 class Content:
-    """A file."""
+    """A file's changes from the first one that is not on disk, and its synced size."""
 
     def __init__(self) -> None:
         self.changes: list[Changed] = []
@@ -115,7 +111,7 @@ class Content:
 
 
 class Folder:
-    """The names in a folder that are on disk, and what was done to them since."""
+    """The names of a folder that are on disk, and their changes since."""
 
     def __init__(self) -> None:
         self.names: Names = {}
@@ -126,7 +122,7 @@ class Folder:
         self.events = [event for event in self.events if event.at >= listed.began]
 
     def after(self, count: int) -> Names:
-        """The names after the first events."""
+        """The names after the first changes."""
         names = dict(self.names)
         for event in self.events[:count]:
             if isinstance(event, Made):
@@ -140,7 +136,7 @@ class Folder:
 
 
 class State:
-    """All of it."""
+    """What the journal knows of all files and folders."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.contents: dict[int, Content] = {}
@@ -169,10 +165,10 @@ class State:
             self._folder(record.folder).events.append(record)
             self._last[record.by] = record
 
-    def _begin(self, begun: Begun) -> None:
-        for folder, names in begun.names.items():
+    def _begin(self, start: Begun) -> None:
+        for folder, names in start.names.items():
             self._folder(folder).names = dict(names)
-        for inode, size in begun.sizes.items():
+        for inode, size in start.sizes.items():
             self._content(inode).synced_size = size
 
     def _content(self, inode: int) -> Content:
@@ -187,14 +183,14 @@ class State:
             events.remove(event)
 
     def open_changes(self) -> list[int]:
-        """Where the journal has what is not on disk."""
+        """The journal positions of all changes that are not on disk."""
         changes = (each.change.at for content in self.contents.values() for each in content.changes if each.is_open)
         events = (event.at for folder in self.folders.values() for event in folder.events)
         return sorted([*changes, *events])
 
 
 def _has_not_happened(event: Event) -> bool:
-    """Its thread was killed between the record and the call."""
+    """Whether its thread was killed between the record and the call."""
     if isinstance(event, Made):
         return False
     try:
@@ -206,8 +202,8 @@ def _has_not_happened(event: Event) -> bool:
 # -- the dice ---------------------------------------------------------------------------------------------------
 
 
-class Fate:
-    """What becomes of a change."""
+class Dice:
+    """Decides what becomes of each change, in one of the three kinds of loss."""
 
     def __init__(self, dice: random.Random, mode: str, state: State) -> None:
         self.dice = dice
@@ -215,49 +211,54 @@ class Fate:
         changes = state.open_changes()[-dice.randint(1, _LAST_MAX) :]
         self._from = changes[0] if mode == LAST and changes else 0
 
-    def of_write(self, at: int) -> str:
+    def of_write(self, at: int) -> Fate:
         if self.mode == ALL:
-            return _LOST
-        if at < self._from:
-            return _KEPT
-        return self.dice.choices((_LOST, _KEPT, _TORN), (2, 2, 1))[0]
+            return Fate.LOST
+        return Fate.KEPT if at < self._from else rules.choose_fate(self.dice)
 
     def of_events(self, events: Sequence[Event]) -> int:
-        """How many of them stay."""
+        """How many of these changes of names stay."""
         if self.mode == ALL:
             return 0
-        return self.dice.randint(sum(event.at < self._from for event in events), len(events))
+        safe_count = sum(event.at < self._from for event in events)
+        return rules.surviving_names(self.dice, len(events), safe_count)
 
     def keeps_unknown(self) -> bool:
-        """Of what others did, whose order is not known."""
-        return self.mode == LAST or (self.mode == SOME and self.dice.random() < 0.5)
+        """Whether a change of names by others stays; the order of those is unknown."""
+        return self.mode == LAST or (self.mode == SOME and rules.keeps_name(self.dice))
+
+    def of_unknown(self, data: bytes, synced_size: int) -> tuple[bytes, str]:
+        """What is left of a file that others wrote, and a sentence about it."""
+        if self.mode == ALL:
+            return data[:synced_size], f"it has {synced_size} bytes left"
+        return rules.surviving_bytes(self.dice, data, synced_size)
 
 
 # -- names ------------------------------------------------------------------------------------------------------
 
 
 class _Names:
-    """The names of one folder."""
+    """Takes names from one folder."""
 
-    def __init__(self, path: Path, state: State, fate: Fate, pinned: Path) -> None:
-        self._path, self._state, self._fate, self._pinned = path, state, fate, pinned
+    def __init__(self, path: Path, state: State, dice: Dice, pinned: Path) -> None:
+        self._path, self._state, self._dice, self._pinned = path, state, dice, pinned
         self._folder = state.folders.get(str(path)) or Folder()
 
     def lose(self) -> list[str]:
-        """Of this folder, then of those in it that are left."""
-        told = self._apply(_names_in(self._path))
+        """Takes names from this folder, then from the folders in it that are left."""
+        losses = self._apply(_names_in(self._path))
         for path in sorted(self._path.iterdir()):
             if path.is_dir() and not path.is_symlink():
-                told += _Names(path, self._state, self._fate, self._pinned).lose()
-        return told
+                losses += _Names(path, self._state, self._dice, self._pinned).lose()
+        return losses
 
     def _wanted(self, actual: Names) -> Names:
-        """What was on disk, the first changes since, and some of what others did."""
+        """The names on disk, with the first changes since, and some changes that others made."""
         events = self._folder.events
-        names = self._folder.after(self._fate.of_events(events))
+        names = self._folder.after(self._dice.of_events(events))
         known = self._folder.after(len(events))
         for group in _groups(known, actual):
-            if self._fate.keeps_unknown():
+            if self._dice.keeps_unknown():
                 for name in group:
                     names.pop(name, None)
                     if name in actual:
@@ -266,10 +267,10 @@ class _Names:
 
     def _apply(self, actual: Names) -> list[str]:
         wanted = self._wanted(actual)
-        told = [f"{self._shown(name)}: {did}" for name, did in self._move_folders(actual, wanted)]
+        losses = [f"{self._shown(name)}: {did}" for name, did in self._move_folders(actual, wanted)]
         for name in sorted(actual.keys() - wanted.keys()):
             _remove(self._path / name)
-            told.append(f"{self._shown(name)}: its name is lost")
+            losses.append(f"{self._shown(name)}: its name is lost")
         for name in sorted(wanted):
             source = self._pinned / str(wanted[name])
             # A folder that was removed does not come back, and its number may be that of a file by now.
@@ -277,11 +278,11 @@ class _Names:
             if actual.get(name) != wanted[name] and source.exists() and not is_folder:
                 (self._path / name).unlink(missing_ok=True)
                 os.link(source, self._path / name)
-                told.append(f"{self._shown(name)}: it is {'the old one' if name in actual else 'there'} again")
-        return told
+                losses.append(f"{self._shown(name)}: it is {'the old one' if name in actual else 'there'} again")
+        return losses
 
     def _move_folders(self, actual: Names, wanted: Names) -> Iterator[tuple[str, str]]:
-        """Folders that got another name, back to the old one."""
+        """Gives renamed folders their old name back."""
         places = {inode: name for name, inode in actual.items() if (self._path / name).is_dir()}
         for name, inode in wanted.items():
             place = places.get(inode)
@@ -295,7 +296,7 @@ class _Names:
 
 
 def _groups(known: Names, actual: Names) -> list[list[str]]:
-    """Names that others have changed: those of one file, as of a rename, together."""
+    """The names that others changed; names of one file, as after a rename, form a group."""
     groups: dict[int, list[str]] = {}
     for name in sorted(known.keys() | actual.keys()):
         if known.get(name) != actual.get(name):
@@ -313,27 +314,29 @@ def _remove(path: Path) -> None:
 # -- bytes ------------------------------------------------------------------------------------------------------
 
 
-def _lose_content(path: Path, state: State, fate: Fate) -> Iterator[str]:
+def _lose_content(path: Path, state: State, dice: Dice) -> Iterator[str]:
     content = state.contents.get(path.stat().st_ino) or Content()
     if content.is_ours:
         if content.changes:
-            yield _lose_changes(path, content.changes, fate)
+            yield _lose_changes(path, content.changes, dice)
     elif path.stat().st_size > content.synced_size:
-        yield lose_unknown(path, content.synced_size, fate.dice, fate.mode)
+        left, sentence = dice.of_unknown(path.read_bytes(), content.synced_size)
+        path.write_bytes(left)
+        yield sentence
 
 
-def _lose_changes(path: Path, changes: list[Changed], fate: Fate) -> str:
-    counts = {_LOST: 0, _KEPT: 0, _TORN: 0}
+def _lose_changes(path: Path, changes: list[Changed], dice: Dice) -> str:
+    counts = dict.fromkeys(Fate, 0)
     with open(path, "r+b", buffering=0) as file:
         for each in reversed(changes):
             _undo(file.fileno(), each.change)
         for each in changes:
-            kind = _KEPT if each.is_durable else fate.of_write(each.change.at)
-            if kind == _TORN and isinstance(each.change, Cut):
-                kind = _KEPT
-            counts[kind] += each.is_open
-            _do(file.fileno(), each.change, kind, fate.dice)
-    return ", ".join(f"{count} changes {kind}" for kind, count in counts.items() if count)
+            fate = Fate.KEPT if each.is_durable else dice.of_write(each.change.at)
+            if fate is Fate.TORN and isinstance(each.change, Cut):
+                fate = Fate.KEPT
+            counts[fate] += each.is_open
+            _redo(file.fileno(), each.change, fate, dice.dice)
+    return ", ".join(f"{count} changes {fate.value}" for fate, count in counts.items() if count)
 
 
 def _undo(file: int, change: Write | Cut) -> None:
@@ -345,63 +348,14 @@ def _undo(file: int, change: Write | Cut) -> None:
         os.pwrite(file, change.tail, change.size)
 
 
-def _do(file: int, change: Write | Cut, kind: str, dice: random.Random) -> None:
-    if kind == _LOST:
+def _redo(file: int, change: Write | Cut, fate: Fate, dice: random.Random) -> None:
+    if fate is Fate.LOST:
         return
     if isinstance(change, Cut):
         os.ftruncate(file, change.size)
-    elif kind == _KEPT:
+    elif fate is Fate.KEPT:
         os.pwrite(file, change.new, change.position)
     else:
-        for start, end in _sectors(change.position, len(change.new)):
-            if dice.random() < 0.5:
-                os.pwrite(file, change.new[start:end], change.position + start)
-
-
-def _sectors(position: int, size: int) -> Iterator[tuple[int, int]]:
-    """A write, cut where sectors of its file begin."""
-    start = 0
-    while start < size:
-        end = min(size, start + SECTOR_BYTES - (position + start) % SECTOR_BYTES)
-        yield start, end
-        start = end
-
-
-def lose_unknown(path: Path, synced_size: int, dice: random.Random, mode: str = SOME) -> str:
-    """Of a file that grew since its last sync, by writes that nobody has seen."""
-    if mode == ALL:
-        os.truncate(path, synced_size)
-        return f"it has {synced_size} bytes left"
-    return dice.choice((_keep, _empty, _cut, _cut_at_a_line, _zero))(path, synced_size, dice)
-
-
-def _keep(_path: Path, _synced_size: int, _dice: random.Random) -> str:
-    return "it was not synced, and is there"
-
-
-def _empty(path: Path, synced_size: int, _dice: random.Random) -> str:
-    os.truncate(path, synced_size)
-    return f"it has {synced_size} bytes left, those that were synced"
-
-
-def _cut(path: Path, synced_size: int, dice: random.Random) -> str:
-    size = dice.randint(synced_size, path.stat().st_size)
-    os.truncate(path, size)
-    return f"it has {size} bytes left"
-
-
-def _cut_at_a_line(path: Path, synced_size: int, dice: random.Random) -> str:
-    """Where a cut is hardest to see."""
-    ends = [number for number, byte in enumerate(path.read_bytes()) if byte == 10 and number >= synced_size]
-    if not ends:
-        return _cut(path, synced_size, dice)
-    size = dice.choice(ends)
-    os.truncate(path, size)
-    return f"it has {size} bytes left, whole lines"
-
-
-def _zero(path: Path, synced_size: int, _dice: random.Random) -> str:
-    size = path.stat().st_size
-    os.truncate(path, synced_size)
-    os.truncate(path, size)
-    return f"it holds zeros behind {synced_size} bytes"
+        first_bytes = SECTOR_BYTES - change.position % SECTOR_BYTES
+        for start, sector in rules.surviving_sectors(dice, change.new, SECTOR_BYTES, first_bytes):
+            os.pwrite(file, sector, change.position + start)

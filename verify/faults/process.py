@@ -1,5 +1,5 @@
-"""`postdate up` as a process of its own: started, killed, paused and started again on the same folder and ports, and
-what the system knows about it.
+"""Runs `postdate up` as a process: starts, kills and restarts it on the same folder and ports, and asks the system
+about it.
 """
 
 import json
@@ -19,11 +19,11 @@ from postdate.config import LIMITS
 from postdate.storage.disk import RealDisk
 from verify.faults.peer import Peer
 
-ROOT = Path(__file__).parent.parent.parent  # of the package, which brokers are to run from
+ROOT = Path(__file__).parent.parent.parent  # of the repository: brokers run from this source
 START_S, STOP_S = 60.0, 60.0
-_MARK = "BROKER_OF_A_TEST"  # a variable that whatever a broker starts inherits
+_MARK = "BROKER_OF_A_TEST"  # an environment variable that all processes of a broker inherit
 
-# Small files, so that snapshots and several segments come within seconds.
+# Small files, so that snapshots and new segments are made within seconds.
 SMALL_FILES: dict[str, Any] = {"segment_bytes": 1 << 20, "batch_bytes_max": 1 << 20, "queue_file_rows": 4_096}
 
 
@@ -45,13 +45,13 @@ class Broker:
         self.data = folder / "data"
         self.log = folder / "broker.log"
         self._folder = folder
-        # No bulk, hence no Spark: whoever tests those asks for them.
+        # No bulk, hence no Spark: tests of those ask for them.
         ports = {"route_port": free_port(), "broker_port": free_port(), "vip_port": -1, "bulk_port": -1}
         self._settings = {**SMALL_FILES, **ports, "data": self.data, **settings}
         self.port = int(self._settings["broker_port"])
         self.route_address = f"127.0.0.1:{self._settings['route_port']}"
         self._process: subprocess.Popen[str] | None = None
-        self.ready: dict[str, Any] = {}  # what it said when it served
+        self.ready: dict[str, Any] = {}  # the line that it printed when it began to serve
         self.start_count = 0
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class Broker:
         self.start_count += 1
 
     def spawn(self, *arguments: str, module: str = "postdate") -> "subprocess.Popen[str]":
-        """One of our commands, in a group of its own, with this broker's environment and log."""
+        """Starts one of our commands in its own process group, with this broker's environment and log."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("POSTDATE_")}
         with self.log.open("ab") as log:
             return subprocess.Popen(
@@ -86,11 +86,11 @@ class Broker:
             )  # fmt: skip
 
     def kill(self) -> None:
-        """As by a power switch, but for the disk."""
+        """Ends the process at once; its writes stay."""
         self._end(signal.SIGKILL)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Politely. Does nothing where it does not run."""
+        """Asks it to stop, and waits. Does nothing if it does not run."""
         if self._process is not None:
             self._end(number)
 
@@ -116,7 +116,7 @@ class Broker:
         return self._process is not None and self._process.poll() is None
 
     def reap(self) -> None:
-        """Of one that has ended, or was killed. Does nothing where it does not run."""
+        """Waits for a process that was killed, and forgets it. Does nothing if there is none."""
         if self._process is None:
             return
         assert self._process.stdout is not None
@@ -135,8 +135,8 @@ class Broker:
         return self._process.pid
 
     def processes(self) -> dict[int, str]:
-        """Every process that lives by it, itself included, with its command: also those that a part has started, and
-        those that are left when it is gone.
+        """Every process of this broker with its command: itself, what it or its parts started, and what is left when it
+        is gone.
         """
         mark = f"{_MARK}={self._folder}".encode()
         found = {}
@@ -155,17 +155,17 @@ class Broker:
 
     @property
     def file_count(self) -> int:
-        """Open files, but for segments of the log: those are as many as the log has, up to VIEWS_MAX of its own."""
+        """The number of open files without segments of the log, whose number depends on the log's size."""
         folder = Path(f"/proc/{self.pid}/fd")
         return sum(_target_of(link).parent != self.data / "log" for link in folder.iterdir())
 
     def log_lines(self, *levels: str) -> list[str]:
-        """Lines of its log of some levels; all of them without any, also what is no line of ours, as a traceback."""
+        """Lines of its log with one of these levels; without levels all lines, also those of a traceback."""
         lines = self.log.read_text().splitlines()
         return [line for line in lines if not levels or line.split()[1:2] in [[level] for level in levels]]
 
     def check(self) -> list[str]:
-        """What `postdate check` finds in its folder. It must not run."""
+        """What `postdate check` finds in its folder. The broker must not run."""
         assert self._process is None
         return [str(finding) for finding in check_folder(RealDisk(self.data)).findings]
 

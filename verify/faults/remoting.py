@@ -34,14 +34,14 @@ from verify.faults.peer import (
 
 TOPIC, QUEUES = "faults", 4
 PULL, POP, CLIENT = "pull", "pop", "client"
-ANSWER_S = 10.0  # then it is in doubt
+ANSWER_S = 10.0  # later than this, the outcome is in doubt
 POP_INVISIBLE_MS = 3_000
 POLL_MS = 200
 READ_COUNT = 256
 IMPORT_S, IMPORT_TRIES = 60.0, 5
 _LOST = (Closed, OSError)
 _REFUSED = {codes.SYSTEM_BUSY, codes.MESSAGE_ILLEGAL, codes.SERVICE_NOT_AVAILABLE}
-_DOUBT = "is not known"  # in the sentence about what was under way when the log failed
+_DOUBT = "is not known"  # part of the broker's answer to requests during which the log failed
 _PROPERTIES = {
     Form.LEVEL: "DELAY", Form.SECONDS: "TIMER_DELAY_SEC", Form.SPAN: "TIMER_DELAY_MS", Form.INSTANT: "TIMER_DELIVER_MS",
 }  # fmt: skip
@@ -53,17 +53,17 @@ def _properties(wish: Wish) -> dict[str, Any]:
 
 
 def user_key(key: str) -> str:
-    """Another text than the unique key, so that a cancel by the one does not work by the other."""
+    """The user key. It differs from the unique key, so that a cancel by one cannot work by the other."""
     return f"{key}k"
 
 
 def key_of(record: Record) -> str:
-    """The key of its wish; "", which no wish has, where a bit of its properties has flipped."""
+    """The key of its wish; "", which no wish has, if a bit of its properties has flipped."""
     return properties_of(record).get(PROPERTY_KEYS, "")[:-1]
 
 
 class _Connected:
-    """A peer whose socket may be cut by another thread."""
+    """A peer whose connection another thread may cut."""
 
     def __init__(self, port: int) -> None:
         try:
@@ -83,7 +83,7 @@ class _Connected:
 
 
 class RemotingProducer(_Connected):
-    """Sends each message once; nothing is repeated, so that what is in the queues can be counted."""
+    """Sends each message once and repeats nothing, so that the messages in the queues can be counted."""
 
     def send(self, wishes: Sequence[Wish]) -> list[Answer]:
         commands = [
@@ -114,7 +114,7 @@ class RemotingProducer(_Connected):
         return [_with_handle(outcome, "" if handle == "-" else handle) for handle in handles]
 
     def cancel(self, wish: Wish, answer: Answer, way: int) -> Cancel:
-        """By handle; where the due time is known to the millisecond, also by key and by delete marker."""
+        """Cancels by handle; if the due time is known to the millisecond, also by key and by delete marker."""
         ways = 3 if wish.form is Form.INSTANT else 1
         try:
             found = (self._by_handle, self._by_key, self._by_marker)[way % ways](wish, answer)
@@ -156,7 +156,7 @@ def _with_handle(outcome: Sent, handle: str) -> Answer:
 
 
 class PullConsumer(_Connected):
-    """Pulls queue by queue and commits what it is done with; the group's retry topic too."""
+    """Pulls queue by queue, also from the group's retry topic, and commits offsets."""
 
     def __init__(self, port: int) -> None:
         super().__init__(port)
@@ -172,8 +172,8 @@ class PullConsumer(_Connected):
         topic, queue_id = self._places[self._turn % len(self._places)]
         place = _place(topic, queue_id)
         try:
-            told = self.peer.ask(Request.QUERY_CONSUMER_OFFSET, **_committed(topic, queue_id))
-            offset = int(told.fields.get("offset", 0))
+            answer = self.peer.ask(Request.QUERY_CONSUMER_OFFSET, **_committed(topic, queue_id))
+            offset = int(answer.fields.get("offset", 0))
             command = pull_command(self.peer, topic, offset, queue_id=queue_id, group=PULL, wait_ms=POLL_MS)
             self.peer.write(command)
             found = got(self.peer.answer_to(command.opaque))
@@ -181,8 +181,8 @@ class PullConsumer(_Connected):
             raise Lost(str(error)) from error
         return [_delivery(record, place, (topic, queue_id, found.next_offset)) for record in found.records]
 
-    def done(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        """Commits behind the last of them. A commit is told to nobody as done: what follows it may come again."""
+    def acknowledge(self, deliveries: Sequence[Delivery]) -> list[bool]:
+        """Commits the offset after the last of them. Confirms nothing: after a commit messages may still come again."""
         if deliveries:
             topic, queue_id, offset = deliveries[-1].token[:3]
             try:
@@ -191,7 +191,7 @@ class PullConsumer(_Connected):
                 raise Lost(str(error)) from error
         return [False] * len(deliveries)
 
-    def again(self, delivery: Delivery) -> bool:
+    def send_back(self, delivery: Delivery) -> bool:
         back: dict[str, Any] = {"group": PULL, "offset": delivery.token[3], "delayLevel": 1}
         try:
             return self.peer.ask(Request.CONSUMER_SEND_MSG_BACK, **back).code == codes.SUCCESS
@@ -213,7 +213,7 @@ def _delivery(record: Record, place: str, token: tuple[Any, ...]) -> Delivery:
 
 
 class PopConsumer(_Connected):
-    """Pops; what it does not acknowledge is given again."""
+    """Pops; messages that it does not acknowledge come again."""
 
     def receive(self) -> list[Delivery]:
         asked: dict[str, Any] = {
@@ -231,7 +231,7 @@ class PopConsumer(_Connected):
             for record in decode_records(answer.body)
         ]
 
-    def done(self, deliveries: Sequence[Delivery]) -> list[bool]:
+    def acknowledge(self, deliveries: Sequence[Delivery]) -> list[bool]:
         return [self._acknowledged(*delivery.token[:2]) for delivery in deliveries]
 
     def _acknowledged(self, record: Record, popped_at: str) -> bool:
@@ -245,19 +245,19 @@ class PopConsumer(_Connected):
         except _LOST as error:
             raise Lost(str(error)) from error
 
-    def again(self, delivery: Delivery) -> bool:  # noqa: ARG002 - it comes by itself
+    def send_back(self, delivery: Delivery) -> bool:  # noqa: ARG002 - it comes again without a request
         return True
 
 
 class ClientConsumer:
-    """A member of a group by our Python client."""
+    """A member of a group that uses our Python client."""
 
     def __init__(self, address: str) -> None:
         self._client = postdate.connect(address, timeout=5.0)
         self._messages = self._client.consume(TOPIC, group=CLIENT, idle=f"{5 * POLL_MS}ms")
 
     def receive(self) -> list[Delivery]:
-        """One; asking for the next acknowledges it."""
+        """Receives one message; asking for the next one acknowledges it."""
         try:
             message = next(self._messages, None)
         except PostdateError as error:
@@ -266,10 +266,10 @@ class ClientConsumer:
             raise Lost("nothing has come for a while")
         return [Delivery(str(message.key)[:-1], message.raw_body, "", -1, 0, message.attempt - 1, message)]
 
-    def done(self, deliveries: Sequence[Delivery]) -> list[bool]:
+    def acknowledge(self, deliveries: Sequence[Delivery]) -> list[bool]:
         return [False] * len(deliveries)
 
-    def again(self, delivery: Delivery) -> bool:
+    def send_back(self, delivery: Delivery) -> bool:
         try:
             delivery.token.retry("1s")
         except PostdateError as error:
@@ -288,7 +288,7 @@ class ClientConsumer:
 
 
 class Remoting:
-    """Clients of the broker at these ports of loopback."""
+    """Makes clients of the broker at these ports of loopback."""
 
     consumer_kinds: Sequence[str] = (PULL, POP, CLIENT)
     levels_ms: Mapping[int, int] = {1: 1_000, 2: 5_000, 3: 10_000}
@@ -319,8 +319,8 @@ class Remoting:
         finally:
             connected.close()
 
-    def returned(self) -> Iterator[tuple[str, str]]:
-        """Of the group that pulls: our own client sends a message back by a send, which may be repeated."""
+    def returned_messages(self) -> Iterator[tuple[str, str]]:
+        """Only those of the group that pulls: our own client sends a message back by a send, which it may repeat."""
         connected = _Connected(self._port)
         try:
             for entry in self._of_queue(connected.peer, f"%RETRY%{PULL}", 0, {}):
@@ -344,7 +344,7 @@ class Remoting:
             places[place] = found.next_offset
 
     def status(self) -> dict[str, Any]:
-        """Of broker and pipeline, as `postdate status --json` tells it. Raises Lost."""
+        """The state of broker and pipeline, as `postdate status --json` prints it. Raises Lost."""
         connected = _Connected(self._port)
         try:
             return bodies.load(connected.peer.ask(Request.GET_STATUS).body, "the state of a broker")
@@ -355,7 +355,7 @@ class Remoting:
 
     @contextmanager
     def slow_reader(self, count: int) -> Iterator[None]:
-        """Somebody who has asked for everything many times, and reads none of the answers. Raises Lost."""
+        """Asks for everything many times, and reads none of the answers. Raises Lost."""
         connected = _Connected(self._port)
         try:
             pulls = [
@@ -376,8 +376,8 @@ class Remoting:
         except PostdateError as error:
             raise Lost(str(error)) from error
 
-    def bring(self, wishes: Sequence[Wish]) -> bool:
-        """By `postdate import`, under one id until it has passed: what was done is not done twice."""
+    def import_messages(self, wishes: Sequence[Wish]) -> bool:
+        """Runs `postdate import` under one id until it succeeds: repeating it imports nothing twice."""
         name = wishes[0].key
         file = self._folder / f"{name}.jsonl"
         rows = ({"due": wish.value, "key": user_key(wish.key), "body": wish.body.decode()} for wish in wishes)

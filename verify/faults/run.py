@@ -1,7 +1,7 @@
-"""An episode: a machine, its crew and its troubles, from an empty folder to the verdict.
+"""An episode: a machine, its crew and its faults, from an empty folder to the verdict.
 
-A long run is many episodes, each on a folder of its own and with a seed of its own, so that a finding has a short
-history and what is found late does not hide behind what was found early.
+A long run is many episodes, each with its own folder and its own seed, so that a violation has a short history and an
+early one does not hide a later one.
 """
 
 import random
@@ -20,18 +20,18 @@ from verify.faults.driver import Lost
 from verify.faults.history import Event, History
 from verify.faults.machine import Machine, Stuck
 from verify.faults.points import Turns
-from verify.faults.troubles import Scene, Trouble, chosen
+from verify.faults.troubles import Scene, Trouble, choose_trouble
 from verify.faults.workload import Crew, Load
 
 SAY_S = 10.0
-STEP_MS, DISTANT_STEP_MS = 60_000, 3_600_000  # of the clock, when everything is to come due
+STEP_MS, DISTANT_STEP_MS = 60_000, 3_600_000  # of the clock, at the end of an episode
 QUIET_S = 45.0
 RETURNS_S = 20.0  # for retries of a second's delay
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What an episode is made of."""
+    """How long an episode is, and what happens in it."""
 
     seconds: float  # of faults, from when the pipeline is up
     load: Load = field(default_factory=Load)
@@ -48,7 +48,7 @@ class Plan:
         return replace(self, seconds=min(self.seconds, seconds))
 
     def turns(self) -> Turns:
-        """Through the points of what runs."""
+        """Turns through the fault points of the processes that run."""
         return Turns() if self.with_pipeline else Turns([BROKER])
 
 
@@ -61,7 +61,7 @@ class Result:
 
 
 class Episode:
-    """One of them. `stop` ends its troubles early; the verdict comes all the same."""
+    """Runs one episode. `stop` ends its faults early; the verdict comes all the same."""
 
     def __init__(
         self, folder: Path, seed: int, plan: Plan, say: Callable[[str], None], turns: Turns | None = None
@@ -95,7 +95,7 @@ class Episode:
             self._machine.stop()
             self._machine.examine()
         except (Stuck, Lost) as error:
-            self.history.find("I1", f"it cannot go on: {error}")
+            self.history.note_finding("I1", f"it cannot go on: {error}")
         finally:
             self._stopping.set()
             self._machine.end()
@@ -111,17 +111,17 @@ class Episode:
     def _suffer(self) -> None:
         self._say("producers and consumers are at work")
         self._machine.await_pipeline()
-        told = time.monotonic()
-        end = told + self._plan.seconds
+        said_at = time.monotonic()
+        end = said_at + self._plan.seconds
         while time.monotonic() < end and not self._stopping.wait(self._gap(end)):
             trouble = self._next()
             with self.history.trouble(trouble.name):
                 trouble.run(self._scene)
                 self._scene.await_service()
             self._counts[trouble.name] += 1
-            if time.monotonic() - told > SAY_S:
-                told = time.monotonic()
-                self._say(self._progress(end - told, trouble.name))
+            if time.monotonic() - said_at > SAY_S:
+                said_at = time.monotonic()
+                self._say(self._progress(end - said_at, trouble.name))
 
     def _gap(self, end: float) -> float:
         is_long = self._dice.random() < self._plan.quiet_share
@@ -131,7 +131,7 @@ class Episode:
     def _next(self) -> Trouble:
         if self._plan.troubles:
             return self._plan.troubles[self._counts.total() % len(self._plan.troubles)]
-        return chosen(self._dice, self._plan.with_pipeline)
+        return choose_trouble(self._dice, self._plan.with_pipeline)
 
     def _progress(self, left_s: float, last: str) -> str:
         kinds = Counter(event["kind"] for event in list(self.history.events))
@@ -143,7 +143,7 @@ class Episode:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        """No more faults: time goes on until everything is due, and everybody reads to the end."""
+        """Ends the faults, lets time pass until everything is due, and lets all consumers read to the end."""
         self._say("no more faults: waiting for all that is due")
         with self.history.trouble("the end"):
             self._scene.await_service()
@@ -156,23 +156,23 @@ class Episode:
         self._read_returns()
 
     def _come_due(self) -> None:
-        """Minute by minute, and hour by hour what was to wait for days."""
+        """Steps the clock until everything is due: by minutes, and by hours where messages wait for days."""
         case = checker.Case(self.history.events)
-        for due_at_ms in sorted(int(case.due_min(told)) for told in case.told.values()):
+        for due_at_ms in sorted(int(case.due_min(message)) for message in case.messages.values()):
             left_ms = due_at_ms + 1 - self.history.broker_ms()
             if left_ms > 0:
                 self._machine.step_clock(STEP_MS if left_ms <= STEP_MS else left_ms + DISTANT_STEP_MS)
                 time.sleep(0.2)
 
     def _read_to_the_end(self) -> None:
-        """Until all that must come is in the queues and every group has seen it, or a generous while has passed."""
+        """Reads until every message that must come is in its queue and every group has seen it, or until time is up."""
         case = checker.Case(self.history.events)
-        missing = {key for key, told in case.told.items() if told.must_come}
+        missing = {key for key, message in case.messages.items() if message.must_come}
         groups = {kind: set(missing) for kind in self._machine.driver.consumer_kinds}
         read, end = 0, time.monotonic() + self._plan.drain_s
         while time.monotonic() < end and (missing or any(groups.values())):
             entries = list(self._machine.driver.entries(self._places))
-            self.history.found(entries)
+            self.history.note_entries(entries)
             missing -= {entry.key for entry in entries}
             events, read = self.history.events[read:], len(self.history.events)
             for event in events:
@@ -183,11 +183,11 @@ class Episode:
             self.history.note("read", group=kind)
 
     def _read_returns(self) -> None:
-        """What was sent back last comes a moment later."""
+        """Waits for the messages that were sent back last: they come a second later."""
         sure = Counter((event["group"], event["key"]) for event in self.history.events if event["kind"] == "backed")
         end = time.monotonic() + RETURNS_S
         while True:
-            found = Counter(self._machine.driver.returned())
+            found = Counter(self._machine.driver.returned_messages())
             groups = {group for group, _ in found}
             is_complete = all(found[each] >= count for each, count in sure.items() if each[0] in groups)
             if is_complete or time.monotonic() > end:
@@ -204,21 +204,21 @@ class Episode:
     def _summary(self) -> str:
         case = checker.Case(self.history.events)
         kinds = Counter(event["kind"] for event in self.history.events)
-        outcomes = Counter(str(asked.outcome) for told in case.told.values() for asked in told.cancels)
-        sent = Counter(str(told.outcome) for told in case.told.values())
+        outcomes = Counter(str(asked.outcome) for message in case.messages.values() for asked in message.cancels)
+        sent = Counter(str(message.outcome) for message in case.messages.values())
         late = sorted(span for span, _ in checker.lateness(case, self._plan.bounds))
         resident = max((event["resident"] for event in case.by_kind["sample"]), default=0)
-        told_late = (
+        late_text = (
             f"{len(late)} away from faults, p50 {late[len(late) // 2]:.0f} ms, worst {late[-1]:.0f}" if late else "-"
         )
         return (
             f"{dict(sent)}, {kinds['saw']:,} seen, cancels {dict(outcomes)}, {kinds['job']} jobs; "
-            f"{self._counts.total()} faults {dict(self._counts)}; late: {told_late}; {resident >> 20} MiB"
+            f"{self._counts.total()} faults {dict(self._counts)}; late: {late_text}; {resident >> 20} MiB"
         )
 
 
 def history_of(events: list[Event], key: str) -> list[Event]:
-    """What happened to a message, with the faults in between."""
+    """The events of one message, and the faults between them."""
     return [
         event
         for event in events

@@ -1,7 +1,7 @@
-"""The faults: each is done to a machine that serves, and ends with a machine that serves again.
+"""The faults: each one disturbs a machine that serves, and ends with a machine that serves again.
 
-A fault is a function of the scene. `TROUBLES` says how often each comes; by a seed they come in the same order, though
-not at the same instants of the work.
+A fault is a function of the scene. `TROUBLES` says how often each one happens. The same seed gives the same order of
+faults, though not at the same instants of the work.
 """
 
 import signal
@@ -20,13 +20,15 @@ from verify.faults.remoting import Remoting
 from verify.faults.workload import Crew
 
 SERVES_S = 60.0
-REACHED_S = 6.0  # for a step that comes by itself
-BATCH_S = 25.0  # for one of a batch or a job
+REACHED_S = 6.0  # for a point that is reached without further action
+BATCH_S = 25.0  # for a point of a batch or a job
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 
 
 @dataclass
 class Scene:
+    """What a fault works with."""
+
     machine: Machine
     crew: Crew
     history: History
@@ -39,14 +41,14 @@ class Scene:
         time.sleep(self.dice.uniform(low_s, high_s))
 
     def await_service(self) -> None:
-        """The broker takes a message again, soon."""
+        """Waits until the broker acknowledges a message again; records a violation if it does not in time."""
         end = time.monotonic() + SERVES_S
         while time.monotonic() < end:
             self.machine.revive()
             if self._is_serving(self.machine.driver):
                 return
             time.sleep(0.2)
-        self.history.find("I1", f"after the fault no send was acknowledged for {SERVES_S:.0f} s")
+        self.history.note_finding("I1", f"after the fault no send was acknowledged for {SERVES_S:.0f} s")
 
     def _is_serving(self, driver: Remoting) -> bool:
         self.probes += 1
@@ -56,9 +58,9 @@ class Scene:
         except Lost:
             return False
         try:
-            self.history.sending([wish], "probe")
+            self.history.note_sending([wish], "probe")
             answers = producer.send([wish])
-            self.history.sent([wish], answers)
+            self.history.note_sent([wish], answers)
         finally:
             producer.close()
         return answers[0].outcome is Sent.ACKNOWLEDGED
@@ -74,18 +76,18 @@ def kill_broker(scene: Scene) -> None:
 
 
 def kill_part(scene: Scene) -> None:
-    """Of those beside the broker, which starts them again."""
+    """Kills bulk or a process of the pipeline; the broker starts them again."""
     scene.machine.signal_part(scene.dice.choice(("bulk", "pipeline", "java", "worker")), signal.SIGKILL)
     scene.wait(0.5, 3)
 
 
 def kill_at_a_point(scene: Scene) -> None:
-    """At a named step; half of the time the power goes as well. Some steps come only where they are provoked: those of
-    a batch when a minute has turned, those of a recovery when the broker is started.
+    """Kills at a fault point; half of the time power is lost as well. Some points need help to be reached: those of a
+    batch need a new minute, those of a recovery a start of the broker.
     """
     points, layer = scene.turns.next(scene.dice), scene.machine.layer
     if any(point.process != BROKER for point in points):
-        scene.machine.await_pipeline()  # one that was killed before is on its way, and would be waited for in vain
+        scene.machine.await_pipeline()  # one that was killed is still starting, and reaches no point
     layer.kill_at(*points, times=scene.dice.choice((1, 1, 2)))
     _await_hit(scene, REACHED_S)
     if layer.hit is None and scene.machine.with_pipeline:
@@ -99,9 +101,9 @@ def kill_at_a_point(scene: Scene) -> None:
     hit = layer.hit
     scene.history.note("point", armed=len(points), hit=hit)
     if hit is None:
-        scene.turns.missed(points)
+        scene.turns.note_missed(points)
         return
-    scene.turns.took(hit)
+    scene.turns.note_hit(hit)
     if scene.dice.random() < 0.5:
         scene.machine.cut_power(scene.dice)
 
@@ -113,7 +115,7 @@ def _await_hit(scene: Scene, seconds: float) -> None:
 
 
 def _start_where_it_may_die(scene: Scene) -> None:
-    """A point may lie on the way to serving: then the second start passes it."""
+    """The start itself may reach the point and die; the second start passes it."""
     try:
         scene.machine.start()
     except Stuck:
@@ -148,7 +150,7 @@ def cut_power(scene: Scene) -> None:
 
 
 def fail_a_sync(scene: Scene) -> None:
-    """A broker whose fsync failed takes nothing more until it is started again; the kernel has dropped the pages."""
+    """Fails some syncs. The broker then accepts nothing until it is restarted; the kernel has dropped the pages."""
     scene.machine.layer.fail_syncs(scene.dice.choice((1, 1, 3)))
     scene.wait(2, 5)
     scene.machine.layer.fail_syncs(0)
@@ -176,13 +178,13 @@ def flip_a_bit(scene: Scene) -> None:
 
 
 def jump_ahead(scene: Scene) -> None:
-    """Now and then by about a day: what waits for days is merged in the table then."""
+    """Now and then by about a day: then messages that wait for days are merged in the table."""
     is_day = scene.dice.random() < 0.25
     scene.machine.step_clock(int(scene.dice.uniform(0.5, 2) * DAY) if is_day else _span(scene.dice))
 
 
 def jump_back(scene: Scene) -> None:
-    """And some time later ahead again, a little further: else nothing would be due for as long."""
+    """Steps back, and a little later ahead again: otherwise nothing would be due for that long."""
     span_ms = _span(scene.dice)
     scene.machine.step_clock(-span_ms)
     scene.wait(1, 6)
@@ -204,12 +206,14 @@ def drop_connections(scene: Scene) -> None:
 
 
 def read_slowly(scene: Scene) -> None:
-    """Somebody asks for much and reads nothing of it."""
+    """A client asks for a lot and reads none of it."""
     with scene.machine.driver.slow_reader(count=200):
         scene.wait(2, 6)
 
 
 class Trouble(NamedTuple):
+    """A fault, and how often it is chosen in comparison with others."""
+
     run: Callable[[Scene], None]
     weight: int
     needs_pipeline: bool = False
@@ -235,10 +239,10 @@ TROUBLES = (
     Trouble(two_brokers, 1),
     Trouble(two_pipelines, 1, needs_pipeline=True),
 )
-# Again and again: steps of jobs and batches come by themselves, those of merges when days have passed.
+# In a loop: points of jobs and batches are reached all the time, those of merges after days.
 AT_POINTS = tuple(Trouble(run, 1) for run in (kill_at_a_point, kill_at_a_point, kill_at_a_point, jump_ahead))
 
 
-def chosen(dice: Random, with_pipeline: bool) -> Trouble:
+def choose_trouble(dice: Random, with_pipeline: bool) -> Trouble:
     possible = [each for each in TROUBLES if with_pipeline or not each.needs_pipeline]
     return dice.choices(possible, [each.weight for each in possible])[0]

@@ -1,8 +1,8 @@
-"""Who works on the broker while it suffers: producers with every form of delay, cancels that race the due instant,
-consumers of every kind that come and go and send some back, jobs and imports.
+"""The clients that use the broker during the faults: producers with every form of delay, cancels that race the due
+instant, consumers of every kind that come and go and send some messages back, jobs and imports.
 
-Each is a thread that goes on until it is told to stop. A connection that ends is made anew; what was in flight on it
-stays in doubt. Nobody sends anything a second time: what is in the queues can then be counted.
+Each client is a thread that runs until it is stopped. It replaces a connection that ends; what was in flight on it
+stays in doubt. No client sends a message twice, so that the messages in the queues can be counted.
 """
 
 import heapq
@@ -26,20 +26,20 @@ BROUGHT = 2_000
 
 @dataclass(frozen=True)
 class Load:
-    """How much, and how far ahead. Delays are chosen evenly on a logarithmic scale: most are short."""
+    """How many clients, and how long the delays are. Delays are drawn on a logarithmic scale: most are short."""
 
     producers: int = 3
     consumers: int = 2  # of each kind
     pause_s: float = 0.1
     delay_ms_max: int = 240_000
-    distant_ms: tuple[int, int] = (50 * 3_600_000, 80 * 3_600_000)  # of a few: they wait in other files of the table
+    distant_ms: tuple[int, int] = (50 * 3_600_000, 80 * 3_600_000)  # of a few, in other files of the table
     distant_share: float = 0.02
     with_jobs: bool = True
     with_imports: bool = True
 
 
 class Hand(threading.Thread, ABC):
-    """Visits the broker again and again until it is told to stop."""
+    """A client thread: uses the broker again and again until it is stopped."""
 
     def __init__(self, name: str, seed: int, driver: Driver, history: History) -> None:
         super().__init__(name=name, daemon=True)
@@ -64,13 +64,13 @@ class Hand(threading.Thread, ABC):
         """Works for a while, or until the connection ends. Raises Lost."""
 
     def drop(self) -> None:
-        """Cuts its connection, as a cable would."""
+        """Cuts its connection, as a broken cable does."""
         if self.connection is not None:
             self.connection.drop()
 
 
 class Maker(Hand):
-    """Makes wishes with every form of delay."""
+    """A client that makes messages with every form of delay."""
 
     def __init__(self, name: str, seed: int, driver: Driver, history: History, load: Load) -> None:
         super().__init__(name, seed, driver, history)
@@ -100,7 +100,7 @@ class Maker(Hand):
 
 
 class Sender(Maker):
-    """Sends some at a time, alone or as a batch; cancels a part at once and another when it is due."""
+    """Sends several messages at a time, alone or as a batch; cancels some at once and some when they are due."""
 
     def __init__(
         self, name: str, seed: int, driver: Driver, history: History, load: Load, races: "Sequence[Races]"
@@ -117,12 +117,12 @@ class Sender(Maker):
             connection.close()
 
     def _send(self, connection: Producer) -> bool:
-        """Whether the connection can be used any more."""
+        """Sends once; returns whether the connection can still be used."""
         wishes = [self.wish() for _ in range(self.random.randrange(1, 16))]
         is_batch = self.random.random() < 0.2
-        self.history.sending(wishes, self.name)
+        self.history.note_sending(wishes, self.name)
         answers = (connection.send_batch if is_batch else connection.send)(wishes)
-        self.history.sent(wishes, answers)
+        self.history.note_sent(wishes, answers)
         kept = [pair for pair in zip(wishes, answers, strict=True) if pair[1].handle]
         for wish, answer in kept:
             dice = self.random.random()
@@ -137,14 +137,14 @@ class Sender(Maker):
 
 
 def cancel(history: History, connection: Producer, wish: Wish, answer: Answer, way: int, client: str) -> Cancel:
-    began = history.cancelling(wish.key, client)
+    began = history.note_cancelling(wish.key, client)
     outcome = connection.cancel(wish, answer, way)
-    history.cancelled(wish.key, began, outcome)
+    history.note_cancelled(wish.key, began, outcome)
     return outcome
 
 
 class Races:
-    """Messages whose cancel is to come when they are due."""
+    """Messages that are to be cancelled around their due instant."""
 
     def __init__(self, history: History) -> None:
         self._heap: list[tuple[int, str, Wish, Answer]] = []
@@ -157,7 +157,7 @@ class Races:
                 heapq.heappush(self._heap, (answer.due_at_ms, wish.key, wish, answer))
 
     def due(self) -> list[tuple[Wish, Answer]]:
-        """Those that are due about now."""
+        """Takes out the messages that are due about now."""
         with self._lock:
             limit, found = self._history.broker_ms() + RACE_MS, []
             while self._heap and self._heap[0][0] <= limit:
@@ -186,7 +186,7 @@ class Racer(Hand):
 
 
 class Reader(Hand):
-    """A member of a group that comes and goes, acknowledges nearly everything and sends some back."""
+    """A member of a group that comes and goes, acknowledges nearly everything and sends some messages back."""
 
     def __init__(self, kind: str, number: int, seed: int, driver: Driver, history: History) -> None:
         super().__init__(f"{kind}{number}", seed, driver, history)
@@ -203,14 +203,14 @@ class Reader(Hand):
 
 
 def read(kind: str, connection: Consumer, history: History, dice: random.Random, share: float) -> int:
-    """Receives once and acknowledges a share of it; returns how many there were."""
+    """Receives once and acknowledges a share of the messages; returns how many there were."""
     asked_at = now_ms()
     deliveries = connection.receive()
-    history.saw(kind, deliveries, asked_at)
+    history.note_deliveries(kind, deliveries, asked_at)
     if share < 1 and deliveries and deliveries[0].attempt < 2 and dice.random() < 0.03:
         _send_back(kind, connection, history, deliveries[0])
     kept = [each for each in deliveries if dice.random() < share]
-    for delivery, is_done in zip(kept, connection.done(kept), strict=True):
+    for delivery, is_done in zip(kept, connection.acknowledge(kept), strict=True):
         if is_done:
             history.note("done", group=kind, key=delivery.key)
     return len(deliveries)
@@ -218,12 +218,12 @@ def read(kind: str, connection: Consumer, history: History, dice: random.Random,
 
 def _send_back(kind: str, connection: Consumer, history: History, delivery: Delivery) -> None:
     history.note("back", group=kind, key=delivery.key)
-    if connection.again(delivery):
+    if connection.send_back(delivery):
         history.note("backed", group=kind, key=delivery.key)
 
 
 class Cleaner(Maker):
-    """Sends some that wait for long, then cancels all of them by one job."""
+    """Sends messages that wait for long, then cancels all of them by one job."""
 
     def visit(self) -> None:
         if self.stopping.wait(self.random.uniform(5, 20)):
@@ -233,9 +233,9 @@ class Cleaner(Maker):
         wishes = [self.timed(f"{group}x{number}", self.load.delay_ms_max) for number in range(GROUP_SIZE)]
         connection = self.driver.producer()
         try:
-            self.history.sending(wishes, self.name, group)
+            self.history.note_sending(wishes, self.name, group)
             answers = connection.send(wishes)
-            self.history.sent(wishes, answers)
+            self.history.note_sent(wishes, answers)
         finally:
             connection.close()
         if all(answer.outcome is not Sent.IN_DOUBT for answer in answers):
@@ -244,7 +244,7 @@ class Cleaner(Maker):
 
 
 class Importer(Maker):
-    """Brings many messages from a file, some of them due at one instant."""
+    """Imports many messages from a file, some of them due at the same instant."""
 
     def visit(self) -> None:
         self._count += 1
@@ -252,14 +252,14 @@ class Importer(Maker):
         name, dice = f"{self.name}{self._count}", self.random
         earlier = [dice.choice((0, 0, dice.randrange(self.load.delay_ms_max // 2))) for _ in range(BROUGHT)]
         wishes = [Wish(f"{name}x{number}", Form.INSTANT, due - by) for number, by in enumerate(earlier)]
-        self.history.sending(wishes, self.name)
-        outcome = Sent.ACKNOWLEDGED if self.driver.bring(wishes) else Sent.IN_DOUBT
-        self.history.sent(wishes, [Answer(outcome)] * len(wishes))
+        self.history.note_sending(wishes, self.name)
+        outcome = Sent.ACKNOWLEDGED if self.driver.import_messages(wishes) else Sent.IN_DOUBT
+        self.history.note_sent(wishes, [Answer(outcome)] * len(wishes))
         self.stopping.wait(60)
 
 
 class Crew:
-    """All of them."""
+    """All clients of an episode."""
 
     def __init__(self, driver: Driver, history: History, load: Load, seed: int) -> None:
         races = [Races(history) for _ in range(RACERS)]
@@ -292,7 +292,7 @@ class Crew:
 
 
 def _stop(hands: Sequence[Hand]) -> None:
-    """Raises the first mistake of one of them: it is ours, not the broker's."""
+    """Stops clients. Raises the first exception of one of them: it is a mistake of the suite, not of the broker."""
     for hand in hands:
         hand.stopping.set()
     for hand in hands:

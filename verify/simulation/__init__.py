@@ -1,4 +1,4 @@
-"""Time, disk and crashes in a box: how the core is tested, and how you can test code that uses it.
+"""Runs the core on a virtual clock and disk, through random histories with crashes, against a small model.
 
     from postdate.broker import Broker
     from postdate.clock import ManualClock
@@ -10,14 +10,15 @@
     broker.advance(clock.now_ms())
 
 `python -m verify.simulation --seeds 1000` runs random histories of sends, cancels, stages, clock jumps, crashes and
-full disks against a small dictionary model; a failing one is shortened and printed with its seed.
+full disks. It shortens a history that fails, and prints it with its seed.
 """
 
-from postdate.testing.disk import Killed, VirtualDisk
+from postdate.testing import FaultPoints, Killed, VirtualDisk
 from verify.simulation.history import Failure, random_history, run_history, run_seed
 from verify.simulation.model import Broken, Model
 from verify.simulation.world import Op, World
 
 __all__ = [
-    "Broken", "Failure", "Killed", "Model", "Op", "VirtualDisk", "World", "random_history", "run_history", "run_seed",
+    "Broken", "Failure", "FaultPoints", "Killed", "Model", "Op", "VirtualDisk", "World", "random_history",
+    "run_history", "run_seed",
 ]  # fmt: skip

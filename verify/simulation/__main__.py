@@ -1,6 +1,6 @@
 """`python -m verify.simulation`: runs random histories, shows progress, prints the shortest failing one.
 
-Exit codes: 0 all held, 1 a promise was broken, 2 usage, 130 interrupted.
+Exit codes: 0 all promises held, 1 one was broken, 2 usage, 130 interrupted.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="examples:\n  python -m verify.simulation --seeds 2000\n"
         "  python -m verify.simulation --seeds 1 --from 4711     run one seed again\n"
         "  python -m verify.simulation --digest > before.txt     compare with `diff` after a change\n\n"
-        "exit codes: 0 all held, 1 a promise was broken, 2 usage, 130 interrupted",
+        "exit codes: 0 all promises held, 1 one was broken, 2 usage, 130 interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seeds", type=_positive, default=200, help="how many seeds to run (default 200)")

@@ -1,6 +1,6 @@
-"""Those who cancel, by a message's handle or its key: what they were told is judged by the model.
+"""Clients that cancel, by a message's handle or its key. The model checks the answers.
 
-A cancel is answered by the broker alone, or, where the message may be in the table, by whoever reads that.
+The broker answers a cancel alone; if the message may be in the table, a lookup in the table answers it.
 """
 
 from postdate.arrival import NEVER
@@ -8,8 +8,8 @@ from postdate.broker.cancelling import CancelResult
 from postdate.broker.writing import Ticket
 from postdate.errors import DiskFull, FlowControl
 from postdate.message import Cancelled
+from verify.simulation.jobs import Jobs
 from verify.simulation.model import Asked
-from verify.simulation.owners import Owners
 from verify.simulation.producers import Producers
 from verify.simulation.site import Site, Watch
 
@@ -17,20 +17,20 @@ NONE: frozenset[str] = frozenset()
 
 
 class Cancellers:
-    def __init__(self, site: Site, watch: Watch, producers: Producers, owners: Owners) -> None:
+    def __init__(self, site: Site, watch: Watch, producers: Producers, jobs: Jobs) -> None:
         self._site = site
         self._watch = watch
-        self._producers = producers  # a cancel may name what they send next
-        self._owners = owners  # what they bring, the broker need not know of
+        self._producers = producers  # a cancel may name a message that they send later
+        self._jobs = jobs  # the broker need not know the messages that they import
         self._waiting: list[tuple[Ticket, Asked]] = []  # not answered yet
-        self._asking: list[tuple[CancelResult, Asked]] = []  # wait for what the table has
-        self._cancelling: Asked | None = None  # inside the call
+        self._asking: list[tuple[CancelResult, Asked]] = []  # wait for the lookup in the table
+        self._cancelling: Asked | None = None  # while the call runs
 
     def cancel(self, pick: int, variant: int) -> None:
-        """Variants: by unique key, by user key, with a wrong due, of a message that is still to come, with the due that
-        a job has given it. The others have its handle, with its first due.
+        """Variants: 0 by handle, 1 by user key, 2 with a wrong due, 3 of a message that is not sent yet, 4 with the due
+        that a job has given it. The others use its first due.
         """
-        target = self._site.chosen(pick)
+        target = self._site.pick_message(pick)
         if target is None or not target.due or not self._site.has_topic(target.topic):
             return
         due = target.due if variant == 4 else target.first_due + (1 if variant == 2 else 0)
@@ -53,13 +53,13 @@ class Cancellers:
         self._site.model.cancels.append(asked)
         self._waiting.append((ticket, asked))
         self._watch.look()  # an async broker has fired what was due before it answered
-        self._site.model.followed(asked)
+        self._site.model.note_followed(asked)
         self.collect()
 
     # -- answers ------------------------------------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Called right after a settle and the look behind it: an answer is about that moment."""
+        """Takes in answers. Call it right after a settle and a look: an answer is about that moment."""
         held = self._site.table.held_names(self._site.broker)
         for ticket, asked in self._waiting:
             if ticket.answers is not None:
@@ -70,31 +70,31 @@ class Cancellers:
         asked.jobs = traced.tombstone.jobs
         self._site.digest.note("cancelled", traced.outcome, traced.may_be_in_table, traced.rescues, asked.jobs)
         if not traced.may_be_in_table:
-            hidden = self._owners.on_way() | (held if traced.outcome is Cancelled.DELIVERED else NONE)
-            self._site.model.answered(asked, traced.outcome, in_table=hidden)
+            hidden = self._jobs.messages_on_the_way() | (held if traced.outcome is Cancelled.DELIVERED else NONE)
+            self._site.model.check_answer(asked, traced.outcome, in_table=hidden)
             return
-        self._site.model.applied(asked)
+        self._site.model.note_applied(asked)
         self._asking.append((traced, asked))
         if asked.arrival // 8 % 2:
-            self.ask_table()  # others are answered when much may have happened
+            self.ask_table()  # the others are answered later, when much may have happened
 
     def ask_table(self) -> None:
-        """Answers what the broker has asked about cancels, as the server does through bulk (sessions/table.py)."""
+        """Answers the broker's questions about cancels from the table, as the server does through bulk."""
         asking, self._asking = self._asking, []
         for traced, asked in asking:
             arrivals = self._site.table.find(traced.tombstone)
             found = self._site.broker.cancels.is_cancelled_by(traced, arrivals)
             answer = Cancelled.CANCELLED if found else Cancelled.UNKNOWN
             self._site.digest.note("table", arrivals, answer)
-            self._site.model.table_answered(asked, answer, set(arrivals))
+            self._site.model.check_table_answer(asked, answer, set(arrivals))
 
     # -- crashes ------------------------------------------------------------------------------------------------
 
     def settle_doubts(self) -> None:
-        """The broker is back: cancels that it has not answered may have worked."""
+        """After a crash: cancels without an answer may have worked."""
         called = [] if self._cancelling is None else [self._cancelling]
         for asked in called + [asked for _, asked in (*self._waiting, *self._asking)]:
-            self._site.model.unanswered(asked)
+            self._site.model.note_unanswered(asked)
         self._cancelling = None
         self._waiting.clear()
         self._asking.clear()

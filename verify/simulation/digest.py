@@ -1,8 +1,7 @@
-"""The digest of a run: one short text that changes when the broker answers, or writes to its disk, in another way.
+"""The digest of a run: a short text that changes if the broker gives another answer or writes other bytes.
 
-It compares two versions of the code: a change that is meant to keep behaviour keeps the digest of every seed. So it
-depends on values alone, never on the names of classes, fields and modules, except that an error's class is part of what
-a caller is told.
+It compares two versions of the code: a change that keeps behaviour keeps the digest of every seed. So it depends on
+values alone, never on the names of classes, fields and modules, except for the class of an error, which callers see.
 """
 
 import enum
@@ -20,19 +19,19 @@ _DIGEST_BYTES = 16
 
 
 class Digest:
-    """Takes in the answers of one run in the order in which they came."""
+    """Takes in the answers of one run, in their order."""
 
     def __init__(self) -> None:
         self._hash = blake2b(digest_size=_DIGEST_BYTES)
 
     def note(self, call: str, *answers: object) -> None:
-        """Takes in what a call was answered. `call` is a word of the simulation, so that equal values of different
-        calls differ.
+        """Takes in the answers to a call. `call` is a word of the simulation; it separates equal answers to different
+        calls.
         """
         self._hash.update(ascii((call, _plain(answers))).encode())
 
     def note_error(self, error: BaseException) -> None:
-        self.note("error", type(error).__name__)  # its words may be improved
+        self.note("error", type(error).__name__)  # not its message, which may be improved
 
     @contextmanager
     def suppress(self, *errors: type[BaseException]) -> Iterator[None]:

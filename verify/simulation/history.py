@@ -1,4 +1,4 @@
-"""Random histories, planted ones, and the shortest form of one that fails."""
+"""Makes random histories, runs them, and shortens those that fail."""
 
 import random
 from collections.abc import Callable
@@ -13,7 +13,7 @@ OPS_PER_HISTORY = 60
 
 
 class Failure(NamedTuple):
-    """A history that broke a promise, as short as we could make it."""
+    """A history that breaks a promise, made as short as possible."""
 
     seed: int
     history: list[Op]
@@ -28,7 +28,7 @@ def _no_numbers(_: random.Random) -> tuple[int, ...]:
     return ()
 
 
-# (weight, verb, how its numbers are drawn)
+# (weight, verb, function that draws its numbers)
 _VERBS: list[tuple[float, str, Callable[[random.Random], tuple[int, ...]]]] = [
     (
         16,
@@ -90,7 +90,7 @@ def _which(dice: random.Random) -> int:
     return dice.choice((0, 0, 0, 1))
 
 
-# By the seed's last digit: other settings and limits than the usual ones.
+# Settings and limits of some seeds, by the seed's last digit.
 _VARIANTS = {
     3: (with_settings(flush="async"), LIMITS),
     5: (with_settings(retention_ms=500), LIMITS),
@@ -100,7 +100,7 @@ _VARIANTS = {
 }
 
 
-# By the seed's last digit, too: histories of many jobs, with enough that waits for them.
+# The last digits of seeds with many jobs, and how much more often verbs are drawn then.
 _MANY_JOBS = (4, 9)
 _SHARES = {"job": 6, "import": 3, "adopt": 4, "work": 9, "send": 1.5, "cancel": 2, "pass": 0.4, "step": 0.4}
 
@@ -114,7 +114,7 @@ def random_history(seed: int) -> list[Op]:
 
 
 def run_history(history: list[Op], seed: int = 0) -> None:
-    """Raises what the history breaks. Some seeds run with other settings."""
+    """Raises Broken if the history breaks a promise. Some seeds run with other settings."""
     _run_in(_world_of(seed), history)
 
 
@@ -129,7 +129,7 @@ def _run_in(world: World, history: list[Op]) -> None:
 
 
 def digest_seed(seed: int) -> str:
-    """The digest of a seed's run; if it breaks a promise, of all before that and of what it broke."""
+    """The digest of a seed's run; if the run breaks a promise, it ends there."""
     world = _world_of(seed)
     with world.site.digest.suppress(Broken):
         _run_in(world, random_history(seed))
@@ -141,24 +141,24 @@ def run_seed(seed: int) -> Failure | None:
     error = _error_of(history, seed)
     if error is None:
         return None
-    return _shortened(seed, history, error)
+    return _shorten(seed, history, error)
 
 
 def _error_of(history: list[Op], seed: int) -> BaseException | None:
     try:
         run_history(history, seed)
-    except Exception as error:  # whatever goes wrong in a run is what we are looking for
+    except Exception as error:  # any error of a run is a finding
         return error
     return None
 
 
 def _kind(error: BaseException) -> tuple[type, str]:
-    """What must stay the same while a history is shortened: the error, and whether it is `check` that complains."""
+    """What must stay the same while a history is shortened: the error, and whether it is a finding of `check`."""
     return type(error), "check" if str(error).startswith("check") else ""
 
 
-def _shortened(seed: int, history: list[Op], error: BaseException) -> Failure:
-    """Leaves out halves, quarters, ... single ops, as long as the same kind of failure stays."""
+def _shorten(seed: int, history: list[Op], error: BaseException) -> Failure:
+    """Leaves out halves, quarters, ... single ops, as long as the failure is of the same kind."""
     size = len(history) // 2
     while size >= 1:
         at = 0

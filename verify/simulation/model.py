@@ -1,7 +1,7 @@
-"""What must be true: a dictionary of messages and the promises of the design, checked against what the broker shows.
+"""The model: a dictionary of messages and the promises of the design, checked against what the broker shows.
 
-The model knows what the client was told and nothing of how the broker works. After each step the world tells it what
-has become visible; it raises Broken with a sentence where a promise is.
+The model knows what clients were told, and nothing of how the broker works. After each step the world shows it what has
+become visible. It raises Broken with a sentence if a promise is broken.
 """
 
 from dataclasses import dataclass, field
@@ -30,22 +30,22 @@ class Sent:
     is_near: bool
     arrival: int = -1
     acknowledged: bool = False
-    exists: bool = True  # False: it was never acknowledged and a crash took it
-    cancelled: bool = False  # somebody was told so: it must never be seen
-    maybe_cancelled: bool = False  # a cancel without a clear answer, or a deleted topic: it may or may not be seen
+    exists: bool = True  # False: it was never acknowledged, and a crash has lost it
+    cancelled: bool = False  # a client was told so: it must never be seen
+    maybe_cancelled: bool = False  # a cancel without a clear answer, or a deleted topic: it may be seen or not
     seen_at: "tuple[int, int] | None" = None  # (queue number, offset)
-    other_key: str = ""  # behind the first one
-    own: int = -1  # the arrival that a job has given it
-    earlier: tuple[int, ...] = ()  # dues that it had before jobs postponed it
+    other_key: str = ""  # the second user key
+    own: int = -1  # the arrival that a job gave it
+    earlier: tuple[int, ...] = ()  # its dues before jobs postponed it
 
     @property
     def known_as(self) -> int:
-        """Its arrival by now."""
+        """Its present arrival."""
         return self.arrival if self.own < 0 else self.own
 
     @property
     def first_due(self) -> int:
-        """What its handle says."""
+        """The due in its handle."""
         return self.earlier[0] if self.earlier else self.due
 
     def was_brought_by(self, job: int) -> bool:
@@ -53,7 +53,7 @@ class Sent:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All that it can be looked up by."""
+        """All keys that find it in a lookup."""
         return (self.unique_key, self.user_key, self.other_key) if self.other_key else (self.unique_key, self.user_key)
 
 
@@ -66,13 +66,13 @@ class Asked:
     by: str
     due: int
     arrival: int
-    jobs: int = NEVER  # how many there had been before it, once that is known
-    met: frozenset[str] = frozenset()  # of its key, and due where jobs have moved what it names
-    waiting: frozenset[str] = frozenset()  # what it was about and waited, when it was applied and nothing was known yet
+    jobs: int = NEVER  # how many jobs came before it; known after the answer
+    met: frozenset[str] = frozenset()  # others of its key, due where jobs have moved its messages
+    waiting: frozenset[str] = frozenset()  # its messages that waited when it was applied, before the table answered
 
 
 class Shown(NamedTuple):
-    """An entry that a consumer saw, and how far the log was applied at the look before it."""
+    """An entry that a consumer saw, and the log position that was applied at the look before."""
 
     name: str
     position_before: int
@@ -80,26 +80,26 @@ class Shown(NamedTuple):
 
 @dataclass
 class Model:
-    """All messages by name, and what each queue has shown, offset by offset."""
+    """All messages by name, and the entries that each queue has shown."""
 
     messages: dict[str, Sent] = field(default_factory=dict)
     shown: dict[int, list[Shown]] = field(default_factory=dict)
     clock_max: int = 0
-    cancels: list[Asked] = field(default_factory=list)  # all that were ever asked for
+    cancels: list[Asked] = field(default_factory=list)  # all cancels ever
 
     # -- sending ------------------------------------------------------------------------------------------------
 
-    def sent(self, message: Sent) -> None:
+    def add(self, message: Sent) -> None:
         self.messages[message.name] = message
 
     def matching(self, asked: Asked) -> list[Sent]:
-        """What a cancel is about: same topic, key and due (by now, or by its handle), arrived before it."""
+        """The messages that a cancel names: of its topic, key and due (now, or in its handle), arrived before it."""
         return [m for m in self.messages.values() if m.exists and asked.due in _dues(asked, m) and _names(asked, m)]
 
-    # -- promise 6: a cancel tells the truth ----------------------------------------------------------------------
+    # -- promise 6: the answer to a cancel is true ------------------------------------------------------------------
 
-    def answered(self, asked: Asked, answer: Cancelled, *, in_table: frozenset[str]) -> None:
-        """`in_table`: messages that Spark holds; the core cannot know of them."""
+    def check_answer(self, asked: Asked, answer: Cancelled, *, in_table: frozenset[str]) -> None:
+        """`in_table`: messages that are only in the table; the core cannot know them."""
         named = self.matching(asked)
         matching = named + self._met(asked)
         delivered = [m for m in matching if m.seen_at is not None]
@@ -127,8 +127,8 @@ class Model:
     def _met(self, asked: Asked) -> list[Sent]:
         return [self.messages[name] for name in sorted(asked.met)]
 
-    def applied(self, asked: Asked) -> None:
-        """The cancel holds, and nobody knows yet of what: the table will be asked."""
+    def note_applied(self, asked: Asked) -> None:
+        """The cancel is applied, and the table is yet to say which messages it has met."""
         matching = self.matching(asked)
         asked.waiting = frozenset(
             m.name
@@ -138,8 +138,8 @@ class Model:
         for message in matching:
             message.maybe_cancelled = True
 
-    def table_answered(self, asked: Asked, answer: Cancelled, in_table: set[int]) -> None:
-        """What the table says of such a cancel. `in_table` are arrivals that are found there."""
+    def check_table_answer(self, asked: Asked, answer: Cancelled, in_table: set[int]) -> None:
+        """Checks the answer after the lookup in the table. `in_table`: arrivals found there."""
         matching = self.matching(asked)
         unseen = [m for m in matching if m.seen_at is None]
         if answer is Cancelled.CANCELLED:
@@ -152,16 +152,16 @@ class Model:
         if known:
             raise Broken(f"a cancel of {asked.key} was answered 'unknown', but {known[0].name} waits in the table")
 
-    def unanswered(self, asked: Asked) -> None:
-        """A crash came before the answer: the cancel may have worked."""
+    def note_unanswered(self, asked: Asked) -> None:
+        """A crash came before the answer: the cancel may have worked or not."""
         for message in self.matching(asked):
             message.maybe_cancelled = True
-        self.followed(asked)
+        self.note_followed(asked)
         self.cancels.append(asked)
 
-    def followed(self, asked: Asked) -> None:
-        """A handle follows what jobs have moved away from its due. Where others of its key are due there, too, it may
-        have met those.
+    def note_followed(self, asked: Asked) -> None:
+        """A handle follows its message when jobs move it to another due. It may meet other messages of its key that are
+        due there.
         """
         if asked.by != "unique":
             return
@@ -172,20 +172,20 @@ class Model:
         for name in asked.met:
             self.messages[name].maybe_cancelled = True
 
-    def topic_deleting(self, topic: str) -> None:
+    def note_topic_deleting(self, topic: str) -> None:
         for message in self.messages.values():
             if message.topic == topic:
                 message.maybe_cancelled = True
 
-    def topic_deleted(self, topic: str) -> None:
+    def note_topic_deleted(self, topic: str) -> None:
         for message in self.messages.values():
             if message.topic == topic and message.seen_at is None:
                 message.cancelled = True
 
     # -- promise 7: work in bulk ------------------------------------------------------------------------------------
 
-    def changed(self, message: Sent, is_cancel: bool, by_ms: int, own: int) -> None:
-        """A job says that it has taken a message away from where it waited."""
+    def note_change(self, message: Sent, is_cancel: bool, by_ms: int, own: int) -> None:
+        """A job says that it has cancelled or postponed a message."""
         if message.seen_at is not None or message.cancelled:
             fate = f"is at {message.seen_at}" if message.seen_at is not None else "was cancelled"
             raise Broken(f"a job says that it has changed {message.name}, which {fate}")
@@ -196,18 +196,18 @@ class Model:
         message.own, message.is_near = own, False
         self._meet_cancels(message)
 
-    def adopted(self, message: Sent, is_adopted: bool) -> None:
-        """An import is safe from here on, or has failed."""
+    def note_adopted(self, message: Sent, is_adopted: bool) -> None:
+        """The message's import is adopted, or has failed."""
         message.exists = message.acknowledged = is_adopted
         self._meet_cancels(message)
 
     def _meet_cancels(self, message: Sent) -> None:
-        """A cancel counts for what the jobs bring that were asked for before it, even where they bring it later."""
+        """A cancel also meets messages of earlier jobs, even if those jobs put them into the table later."""
         if any(asked.due == message.due and _names(asked, message) for asked in self.cancels):
             message.maybe_cancelled = True
 
     def waits(self, message: Sent) -> bool:
-        """Whether it is certain that it does."""
+        """Whether the message certainly waits."""
         is_gone = message.seen_at is not None or message.cancelled or message.maybe_cancelled
         return message.exists and message.acknowledged and not is_gone
 
@@ -238,28 +238,28 @@ class Model:
         self.shown[queue].append(Shown(name, position_before))
 
     def _check_order(self, queue: int, message: Sent) -> None:
-        """A message that was in the wheel when another fired cannot come behind it with a smaller (due, arrival)."""
+        """A message that was in the wheel when another fired cannot come after it with a smaller (due, arrival)."""
         if not message.due or not message.is_near:
             return
         for before in reversed(self.shown[queue][-50:]):
             other = self.messages[before.name]
             was_waiting = message.arrival < before.position_before
             if other.due and was_waiting and (message.due, message.arrival) < (other.due, other.arrival):
-                raise Broken(f"{message.name}, due {message.due}, comes behind {other.name}, due {other.due}")
+                raise Broken(f"{message.name}, due {message.due}, comes after {other.name}, due {other.due}")
 
-    def shorter(self, queue: int, length: int) -> None:
-        """The queue has this many entries; it may not have lost any that was seen."""
+    def check_length(self, queue: int, length: int) -> None:
+        """The queue has this many entries: it must not have lost an entry that was seen."""
         if length < len(self.shown.get(queue, [])):
             raise Broken(f"queue {queue} had {len(self.shown[queue])} entries and has {length} now")
 
     # -- lookups by key -----------------------------------------------------------------------------------------
 
-    def having(self, topic: str, key: str) -> list[Sent]:
-        """What a lookup is about."""
+    def messages_with_key(self, topic: str, key: str) -> list[Sent]:
+        """The messages that a lookup may find."""
         return [m for m in self.messages.values() if m.exists and m.acknowledged and m.topic == topic and key in m.keys]
 
-    def found(self, name: str, found: Found, place: tuple[int, int], *, is_deleted: bool) -> None:
-        """A lookup says where a message is. `place` is (queue number, offset), `is_deleted`: its topic was."""
+    def check_found(self, name: str, found: Found, place: tuple[int, int], *, is_deleted: bool) -> None:
+        """Checks what a lookup says of a message. `place` is (queue number, offset), `is_deleted`: of its topic."""
         message = self.messages.get(name)
         if message is None or not message.exists:
             raise Broken(f"a lookup finds {name}, which was never sent")
@@ -273,8 +273,8 @@ class Model:
 
     # -- promises 1 and 8: what must be seen ------------------------------------------------------------------------
 
-    def complete(self, fired_at: int, excused: frozenset[str]) -> None:
-        """Everything acknowledged and due has been seen, but for what was cancelled or excused (in Spark's hands)."""
+    def check_complete(self, fired_at: int, excused: frozenset[str]) -> None:
+        """Every acknowledged message that is due has been seen, unless it was cancelled or is excused."""
         for message in self.messages.values():
             if (
                 message.exists
@@ -291,12 +291,12 @@ class Model:
 
 
 def _dues(asked: Asked, message: Sent) -> tuple[int, ...]:
-    """By which a cancel may name a message: only a handle follows what jobs have moved."""
+    """The dues by which a cancel may name a message: only a handle follows a message that jobs moved."""
     return (message.due, *message.earlier) if asked.by == "unique" else (message.due,)
 
 
 def _names(asked: Asked, message: Sent) -> bool:
-    """Whether a message is of the topic and key of a cancel, and came before it."""
+    """Whether a message has the topic and key of a cancel, and came before it."""
     is_earlier = message.arrival < asked.arrival if message.arrival < OWN else True
     is_earlier &= came_before(message.known_as, asked.arrival, asked.jobs)
     return is_earlier and _is_of_key(asked, message)
@@ -308,7 +308,7 @@ def _is_of_key(asked: Asked, message: Sent) -> bool:
 
 
 def _states(message: Sent, *, is_deleted: bool) -> set[State]:
-    """What a lookup may say of a message."""
+    """The states that a lookup may report for a message."""
     if is_deleted:
         return {State.DELETED}
     if message.seen_at is not None:

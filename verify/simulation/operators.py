@@ -1,7 +1,7 @@
-"""Operators: they look messages up by key, change and delete topics, and move the offset of a group.
+"""Operators: they look messages up by key, change and delete topics, and commit the offset of a group.
 
-- A lookup finds each message of its key once, where it is; what it may not know is what retention has removed.
-- What waited for a topic is cancelled when that is deleted.
+- A lookup finds each message of its key once, and where it is, unless retention has removed it.
+- Deleting a topic cancels the messages that wait for it.
 """
 
 from postdate.arrival import NEVER
@@ -18,14 +18,14 @@ class Operators:
     def __init__(self, site: Site, watch: Watch, poppers: Poppers) -> None:
         self._site = site
         self._watch = watch
-        self._poppers = poppers  # are told of topics that are gone
+        self._poppers = poppers  # forget the leases of deleted topics
 
     # -- lookups ------------------------------------------------------------------------------------------------
 
     def find(self, pick: int, variant: int) -> None:
         """Looks a message up by one of its keys; the variant says by which."""
         self._watch.flush()
-        target = self._site.chosen(pick)
+        target = self._site.pick_message(pick)
         if target is not None and self._site.has_topic(target.topic):
             self._find(target.topic, target.keys[variant % len(target.keys)])
 
@@ -41,12 +41,12 @@ class Operators:
                 self._site.digest.note("find", found)
                 name = records.decode(found.record).body.decode()
                 message = self._site.model.messages.get(name)
-                if message is None or message.own < 0:  # a lookup tells of each place where a job had it
+                if message is None or message.own < 0:  # a lookup finds each place where a job has put it
                     names.append(name)
                     self._judge(topic, name, found, message)
         if len(set(names)) < len(names):
             raise Broken(f"a lookup of {key} finds {names}, one of them twice")
-        having = self._site.model.having(topic, key)
+        having = self._site.model.messages_with_key(topic, key)
         missed = [m for m in having if m.name not in names and self._must_be_found(m, key)]
         if missed:
             raise Broken(f"a lookup of {key} finds {names}, not {missed[0].name} at {missed[0].arrival}")
@@ -55,10 +55,10 @@ class Operators:
         known = self._site.broker.fold.topics.get(topic)
         place = (known.numbers[found.queue_id], found.queue_offset)
         if not self._is_forgotten(found, message):
-            self._site.model.found(name, found, place, is_deleted=found.arrival < known.born)
+            self._site.model.check_found(name, found, place, is_deleted=found.arrival < known.born)
 
     def _must_be_found(self, message: Sent, key: str) -> bool:
-        """Whether its record is in the log, and retention has not let go of its key."""
+        """Whether its record is in the log, and retention has not removed its key."""
         broker = self._site.broker
         waits = message.seen_at is None and not message.maybe_cancelled and key != OTHER_KEY
         if message.own >= 0:
@@ -66,7 +66,7 @@ class Operators:
         return bool(broker.log.read(message.arrival, 4)) and (message.arrival >= broker.fold.index.begin or waits)
 
     def _is_forgotten(self, found: Found, message: Sent | None) -> bool:
-        """Whether a lookup may say that it does not know: retention has removed its chunk, or its entry."""
+        """Whether a lookup may answer "unknown": retention has removed the chunk or the entry."""
         fold = self._site.broker.fold
         if found.state is not State.UNKNOWN or message is None:
             return False
@@ -95,7 +95,7 @@ class Operators:
         self._site.broker.put_topic(topic, self._site.now_ms(), read_queue_count=count, write_queue_count=count)
 
     def delete(self, place: int) -> None:
-        """Deletes a topic and makes it anew: what waited for the old one is cancelled."""
+        """Deletes a topic and creates it again: the messages of the old one are cancelled."""
         self._watch.flush()
         with self._site.digest.suppress(DiskFull):
             waited = self._delete(topic_at(place))
@@ -104,12 +104,12 @@ class Operators:
                 raise Broken(f"deleting {topic_at(place)} says that {waited} messages waited")
 
     def _delete(self, topic: str) -> int:
-        """Returns what the broker says: how many messages waited for it."""
+        """Returns how many messages waited for it, as the broker says."""
         broker, model = self._site.broker, self._site.model
-        model.topic_deleting(topic)
+        model.note_topic_deleting(topic)
         numbers = list(broker.fold.topics.get(topic).numbers)
         waited = broker.delete_topic(topic, self._site.now_ms())
         self._site.digest.note("delete", waited)
-        model.topic_deleted(topic)
+        model.note_topic_deleted(topic)
         self._poppers.forget(numbers)
         return waited

@@ -1,8 +1,8 @@
-"""Pipelines without Spark: they obey the same calls in the same order, over one table in memory that no crash takes.
+"""A pipeline without Spark: it makes the same calls in the same order, over a table in memory that survives crashes.
 
-As in the real ones, the table is durable before a stage is called and knows by itself how far it has read; what it
-promotes is decided by where the broker is, so that a stage that failed is made anew. Two may run at once. The broker
-refuses the one with the older epoch; the table refuses a commit of whoever has not seen the commit before.
+As in the real one, the table is durable before a stage is called, and knows how far it has read. The broker's position
+decides what is promoted, so that a stage that failed is simply planned again. Two pipelines may run at once. The broker
+refuses the one with the older epoch; the table refuses a commit of one that has not seen the last commit.
 """
 
 import json
@@ -28,7 +28,7 @@ from postdate.storage.layout import CHUNK_ROW, FAR, SELECTED
 from postdate.table.format import DROP
 from verify.simulation.digest import Digest
 
-_KEEP_MS = 60_000  # what is promoted stays so long behind the horizon: a cancel may still look for it
+_KEEP_MS = 60_000  # promoted rows stay this long after the horizon: a cancel may still look for them
 
 
 class TableRow(NamedTuple):
@@ -46,25 +46,25 @@ class TableRow(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The body of a message."""
+        """The message's body."""
         return records.decode(self.record).body.decode()
 
 
 class Found(NamedTuple):
-    """What a job selects: as a row of the table, and whether it was found in the wheel."""
+    """A message that a job selects: as a row of the table, and whether it was found in the wheel."""
 
     row: TableRow
     is_near: bool
 
 
 class SimulatedTable:
-    """Rows of far messages and cancels, in the order of arrival, and what jobs have brought and taken away."""
+    """The table: rows of far messages and cancels, of imports and postponed messages, and drops of jobs."""
 
     def __init__(self) -> None:
         self.rows: list[TableRow] = []
-        self.aside: dict[str, list[TableRow]] = {}  # files beside it, which a job may bring into it
-        self.read_until = 0  # far rows before this one are in it
-        self.rows_in = 0  # that ever came
+        self.aside: dict[str, list[TableRow]] = {}  # files beside the table, which a job may add to it
+        self.read_until = 0  # far rows before this one are in the table
+        self.rows_in = 0  # ever added
         self.commit_count = 0
 
     def append(self, rows: list[TableRow], read_until: int) -> None:
@@ -78,7 +78,7 @@ class SimulatedTable:
         self.commit_count += 1
 
     def find(self, tombstone: Tombstone) -> list[int]:
-        """Arrivals of the messages of a topic, key and due: what the server asks whoever reads the table."""
+        """The arrivals of messages with a cancel's topic, key and due: what the server asks bulk."""
         named = {"topic": tombstone.topic, "key": tombstone.key, "by": tombstone.by}
         return [
             row.arrival
@@ -89,23 +89,23 @@ class SimulatedTable:
         ]
 
     def waiting(self, broker: Broker) -> list[TableRow]:
-        """What the broker thinks that the table holds for it: taken, and due behind the horizon."""
+        """The rows that wait in the table by the broker's count: taken, and due after the horizon."""
         far = broker.fold.far
         return [row for row in self.rows if row.number < far.taken and row.due > far.horizon_at_ms]
 
     def held_names(self, broker: Broker) -> frozenset[str]:
-        """Bodies of the messages that wait in it."""
+        """The bodies of the messages that wait in the table."""
         return frozenset(row.name for row in self.waiting(broker) if row.row["kind"] == MESSAGE)
 
 
 class SimulatedPipeline:
-    """One of those that share a table. `epoch` is 0 while it does not run, or has to register again."""
+    """One pipeline. `epoch` is 0 while it does not run, or has to register again."""
 
     def __init__(self, disk: Disk, table: SimulatedTable, digest: Digest) -> None:
         self._disk = disk
         self._table = table
         self._digest = digest
-        self._seen = 0  # the table's last commit that it knows
+        self._seen = 0  # the last commit of the table that it knows
         self._chunk_count = 0
         self._selection_count = 0
         self._selected: Selection | None = None  # uploaded for a job, not yet decided
@@ -122,23 +122,23 @@ class SimulatedPipeline:
         self._remove_strangers(broker)
 
     def _remove_strangers(self, broker: Broker) -> None:
-        """Files of older epochs that the broker does not know: somebody died before the stage."""
+        """Removes chunks of older epochs that the broker does not know: their pipeline died before the stage."""
         for name in self._disk.list(chunk.FOLDER):
             if int(name.partition("-")[0]) < self.epoch and name not in broker.fold.chunks.names():
                 self._disk.remove(chunk.path_of(name))
 
     def die(self) -> None:
-        """Whatever it was doing: the next thing that it does is to register."""
+        """Stops in the middle of its work. Next it has to register."""
         self.epoch = 0
         self._selected = self._deciding = None
 
     def doubt(self) -> None:
-        """The broker was away: what was decided is told by the job."""
+        """The broker has crashed: the job's state will say what was decided."""
         self._deciding = None
 
     def read(self, broker: Broker, count: int, at_ms: int) -> None:
-        """Takes far rows into the table, as they are durable, and carries out the commands among them; so many rows, or
-        steps of a command. If another has written to the table, nothing is taken, and it must register again.
+        """Takes durable far rows into the table, and carries out the jobs among them: `count` rows or steps of jobs. If
+        another pipeline has written to the table, it takes nothing and has to register again.
         """
         while count > 0 and self.epoch:
             start = max(self._table.read_until, broker.view.far.first)
@@ -173,13 +173,13 @@ class SimulatedPipeline:
     # -- jobs ---------------------------------------------------------------------------------------------------
 
     def _carry_out(self, broker: Broker, job: Job, at_ms: int) -> None:
-        """One step of the job whose command comes next: select (an import does not), decide, wait for that, follow."""
+        """Does one step of the next job: select (not for an import), decide, wait for the decision, follow it."""
         if self._deciding is not None:
             broker.flush()
             self._digest.note("decided", bool(self._deciding.answer.reason))
             self._deciding = None
         elif job.state != WAITING:
-            self._commit(self._drops(job) + self._moved_in(job), job.far + 1)
+            self._commit(self._drop_rows(job) + self._adopted_rows(job), job.far + 1)
         elif job.op == IMPORT:
             self._decide(broker, Selection(self.epoch, job.number, ()), at_ms)
         elif self._selected is None or self._selected.number != job.number:
@@ -187,13 +187,13 @@ class SimulatedPipeline:
         else:
             self._decide(broker, self._selected, at_ms)
 
-    def _moved_in(self, job: Job) -> list[TableRow]:
-        """What lies beside the table comes into it, at the command's place in the far queue."""
+    def _adopted_rows(self, job: Job) -> list[TableRow]:
+        """The rows of the job's files, at the job's place in the far queue."""
         return [row._replace(number=job.far) for file in job.files for row in self._table.aside[file[0]]]
 
     def _select(self, broker: Broker, job: Job) -> Selection:
-        """Uploads what the predicate lets pass, and writes beside the table what is brought again."""
-        found = sorted(self._meant(broker, job), key=lambda each: (each.row.due, each.row.arrival))
+        """Uploads the selected rows, and writes postponed messages to files beside the table."""
+        found = sorted(self._selected_by(broker, job), key=lambda each: (each.row.due, each.row.arrival))
         self._selection_count += 1
         parts, files = [], []
         for number, part in enumerate([found[::2], found[1::2]] if len(found) > 3 else [found] if found else []):
@@ -202,14 +202,14 @@ class SimulatedPipeline:
             own = own_arrival(job.number, number)
             parts.append((name, own))
             if job.by_ms:
-                moved = [_moved(each.row, job.by_ms, own + index) for index, each in enumerate(part)]
+                moved = [_postponed_row(each.row, job.by_ms, own + index) for index, each in enumerate(part)]
                 self._table.aside[f"_job-{name}.parquet"] = moved
                 bounds = (moved[0].due, moved[-1].due, own, own)
                 files.append(TableFile(f"_job-{name}.parquet", 0, len(moved), *bounds))
         return Selection(self.epoch, job.number, tuple(parts), tuple(files))
 
-    def _meant(self, broker: Broker, job: Job) -> list[Found]:
-        """What waits at the place of a command, when the table has everything up to it, and the predicate means."""
+    def _selected_by(self, broker: Broker, job: Job) -> list[Found]:
+        """The messages that wait at the job's place in the far queue and match its predicate."""
         far, target = broker.fold.far, broker.fold.topics.target
         near = _in_wheel(broker)
         rest = [row for row in self._table.rows if row.number >= far.taken or row.due > far.horizon_at_ms]
@@ -233,12 +233,12 @@ class SimulatedPipeline:
             self._digest.note_error(error)
             self.die()
 
-    def _drops(self, job: Job) -> list[TableRow]:
-        """Rows that take away what is changed and, of what came too late, the row that was to be brought again."""
+    def _drop_rows(self, job: Job) -> list[TableRow]:
+        """Rows that drop changed messages, and postponed copies of messages for which the job came too late."""
         return [
-            _drop(job, row["due"] + job.by_ms, part.own + index)
+            _drop_row(job, row["due"] + job.by_ms, part.own + index)
             if index in part.late
-            else _drop(job, row["due"], row["arrival"])
+            else _drop_row(job, row["due"], row["arrival"])
             for part in job.parts
             for index, row in enumerate(self._rows(part))
             if index not in part.late or job.by_ms
@@ -249,8 +249,8 @@ class SimulatedPipeline:
 
     # -- stages -------------------------------------------------------------------------------------------------
 
-    def planned(self, broker: Broker, horizon_to: int) -> Stage:
-        """A stage up to this horizon, from where the broker is; its chunks are uploaded."""
+    def plan_stage(self, broker: Broker, horizon_to: int) -> Stage:
+        """Plans a stage from the broker's position up to this horizon, and uploads its chunks."""
         far = broker.fold.far
         horizon = (far.horizon_at_ms, max(horizon_to, far.horizon_at_ms))
         taken = (far.taken, max(self._table.read_until, far.taken))
@@ -263,13 +263,13 @@ class SimulatedPipeline:
         return Stage(self.epoch, taken, horizon, tuple(chunks), self._table.rows_in, len(leaving))
 
     def forget(self, broker: Broker) -> None:
-        """After a stage: what was promoted a while ago leaves the table."""
+        """After a stage: removes rows from the table that were promoted a while ago."""
         if self._may_commit():
             self._table.forget(broker.fold.far.horizon_at_ms)
             self._seen = self._table.commit_count
 
     def _write_chunks(self, rows: list[TableRow]) -> list[str]:
-        """Two chunks where there are enough rows, so that they are merged."""
+        """Writes two chunks if there are enough rows, so that the broker has to merge them."""
         rows = sorted(rows, key=lambda row: (row.due, int(row.row["arrival"])))
         halves = [rows[::2], rows[1::2]] if len(rows) > 3 else [rows] if rows else []
         return [self._write_chunk(half) for half in halves]
@@ -290,13 +290,13 @@ class SimulatedPipeline:
 
 
 def selects(where: str, topic: str, key: str) -> bool:
-    """A predicate of the simulation: "topic=..." or "key=...", the first user key."""
+    """Whether a predicate of the simulation matches: "topic=..." or "key=...", which is the first user key."""
     name, _, value = where.partition("=")
     return value == (topic if name == "topic" else key)
 
 
 def _in_wheel(broker: Broker) -> list[TableRow]:
-    """What waits in the wheel, page by page."""
+    """The messages in the wheel, read page by page."""
     rows: list[TableRow] = []
     place: tuple[int, int] | None = (-1, -1)
     while place is not None:
@@ -306,14 +306,14 @@ def _in_wheel(broker: Broker) -> list[TableRow]:
 
 
 def _living(rows: list[TableRow]) -> list[TableRow]:
-    """The messages among rows, without those that one of the rows cancels or takes away."""
+    """The messages among rows that none of the rows cancels or drops."""
     cancels = [row for row in rows if row.row["kind"] == CANCEL]
     messages = [row for row in without_drops(rows) if row.row["kind"] == MESSAGE]
     return [row for row in messages if not any(_cancels(each, row) for each in cancels)]
 
 
 def without_drops(rows: list[TableRow]) -> list[TableRow]:
-    """Rows that none of them takes away."""
+    """The rows that none of them drops."""
     gone = {(row.due, row.arrival) for row in rows if row.row["kind"] == DROP}
     return [row for row in rows if row.row["kind"] == CANCEL or (row.due, row.arrival) not in gone]
 
@@ -327,8 +327,8 @@ def _selected_rows(found: list[Found]) -> np.ndarray:
     return rows
 
 
-def _moved(row: TableRow, by_ms: int, own: int) -> TableRow:
-    """A message as it is brought again."""
+def _postponed_row(row: TableRow, by_ms: int, own: int) -> TableRow:
+    """A message with its new due."""
     moved = np.zeros(1, FAR)[0]
     for name in ("unique_hash", "key_hash", "size", "queue", "tag_hash"):
         moved[name] = row.row[name]
@@ -336,7 +336,7 @@ def _moved(row: TableRow, by_ms: int, own: int) -> TableRow:
     return TableRow(-1, moved, row.record)
 
 
-def _drop(job: Job, due: int, arrival: int) -> TableRow:
+def _drop_row(job: Job, due: int, arrival: int) -> TableRow:
     dropped = np.zeros(1, FAR)[0]
     dropped["due"], dropped["arrival"], dropped["kind"] = due, arrival, DROP
     return TableRow(job.far, dropped, b"")
@@ -349,7 +349,7 @@ def _cancels(cancel: TableRow, row: TableRow) -> bool:
 
 
 def _is_named(row: TableRow, named: Mapping[str, object]) -> bool:
-    """Whether a message is of the topic and key that a cancel names."""
+    """Whether a message has the topic and key that a cancel names."""
     properties = records.properties_of(row.record)
     key = properties.get(PROPERTY_UNIQ_KEY) if named["by"] == "unique" else _first_key(row.record)
     return bool(key == named["key"] and records.topic_of(row.record) == named["topic"])

@@ -1,7 +1,7 @@
-"""Planted histories: the races that the rules of the log exist for, each written down once.
+"""Planted histories: the races that the rules of the log exist for, each written as a history.
 
 `seen` and `unseen` name messages (m1, m2, ... in the order of sending) that must, or must not, have reached a
-consumer at the end. Where a crash decides (`power`), a history runs under many dice and only the model judges.
+consumer at the end. If a power loss decides (`power`), the history runs with many dice and only the model judges.
 """
 
 from typing import NamedTuple
@@ -11,6 +11,8 @@ from verify.simulation.world import Op, World
 
 
 class Planted(NamedTuple):
+    """A history with a name, and messages that it must show or hide."""
+
     name: str
     history: tuple[Op, ...]
     seen: tuple[str, ...] = ()
@@ -21,12 +23,12 @@ _NEAR = Op("send", (3, 1_000, 0, 0, 1))  # due in a second
 _FAR = Op("send", (3, 8_000, 0, 0, 1))  # due in eight: the lead is five
 _FLUSH = Op("flush")
 _CANCEL_FIRST = Op("cancel", (0, 0))
-_POSTPONE = Op("job", (0, 2, 5_000))  # what has the key of the first message, by five seconds
+_POSTPONE = Op("job", (0, 2, 5_000))  # messages with the key of the first one, by five seconds
 _CANCEL_ALL = Op("job", (0, 2, 0))
-_CARRIED_OUT = Op("read", (9,))  # select, decide, wait for that, follow; and all that comes before
+_CARRIED_OUT = Op("read", (9,))  # all rows up to the job; then select, decide, wait, follow
 
 PLANTED = (
-    # The cancel and the fire are written, neither is on disk: whatever survives, they are never both true.
+    # The cancel and the fire are written, and neither is on disk: at most one of them may survive as true.
     Planted(
         "an unflushed cancel before a fire",
         (_NEAR, _FLUSH, _CANCEL_FIRST, Op("step", (1_500,)), Op("advance"), Op("power", (0,))),
@@ -81,7 +83,7 @@ PLANTED = (
          Op("stage", (20_000,)), Op("pass", (20_000,))),
         unseen=("m1",),
     ),
-    # The first batch is lost, the second survives behind it: it must not come up when the first place is filled again.
+    # The first batch is lost and the second survives: it must not appear when the first one's place is filled again.
     Planted(
         "a later batch survives an earlier one",
         (_NEAR, _NEAR, Op("power", (0,)), _NEAR, _FLUSH, Op("kill"), Op("pass", (2_000,))),
@@ -237,14 +239,14 @@ PLANTED = (
 
 
 def run_planted(planted: Planted, power_seed: int = 0) -> World:
-    """Runs one, with these dice where power is lost. Raises Broken."""
+    """Runs a planted history, with these dice for a power loss. Raises Broken."""
     world = World()
     _run_in(world, planted, power_seed)
     return world
 
 
 def digest_planted(planted: Planted) -> str:
-    """As history.digest_seed."""
+    """The digest of a planted history, as history.digest_seed gives that of a seed."""
     world = World()
     with world.site.digest.suppress(Broken):
         _run_in(world, planted, power_seed=0)

@@ -1,11 +1,11 @@
-"""Consumers that pop: what they were told, and what must follow from it.
+"""Consumers that pop, and what must follow from the answers.
 
-- What was acknowledged is never given again.
-- What was given is not given to anybody before its time is over, and is given again after it.
-- A handle is good exactly as long as the message was not given again or acknowledged.
-- What was given as often as it may be is a dead letter, exactly once; nothing else is.
+- An acknowledged message is never given again.
+- A message is given to nobody else before its lease ends, and is given again after that.
+- A handle is valid exactly until the message is acknowledged or given again.
+- A message that was given as often as allowed becomes a dead letter, exactly once; no other message does.
 
-A call without an answer (a crash came first) leaves a doubt: it may have counted or not.
+A call without an answer (a crash came first) leaves a doubt: it may have worked or not.
 """
 
 from collections.abc import Callable
@@ -30,20 +30,20 @@ Place = tuple[int, int]  # queue number, offset
 
 
 @dataclass
-class Given:
-    """A message that a consumer has, or had."""
+class Lease:
+    """The lease of a message that a consumer has, or had."""
 
     topic: str
     queue_id: int
     popped_at_ms: int
-    until_ms: int  # given to nobody else before
+    until_ms: int  # nobody else gets it before this
     times: int
     is_acked: bool = False
     is_in_doubt: bool = False  # there may be a newer handle, or none
 
 
 class Call(NamedTuple):
-    """A call that waits for its answer, and what to do with it."""
+    """A call that waits for its answer, and the function that takes the answer."""
 
     ticket: Ticket
     take_in: Callable[[Any], None]
@@ -52,14 +52,14 @@ class Call(NamedTuple):
 
 
 class Poppers:
-    """Every message by its place in its queue."""
+    """The consumers of one group, and their leases by the message's place in its queue."""
 
     def __init__(self, site: Site, watch: Watch) -> None:
         self._site = site
         self._watch = watch
-        self._given: dict[Place, Given] = {}
+        self._leases: dict[Place, Lease] = {}
         self._calls: list[Call] = []  # in the order of the log
-        self._changing: tuple[Place, int] | None = None  # inside the call: what, and until when it will be invisible
+        self._changing: tuple[Place, int] | None = None  # while the call runs: the place, and the end of its lease
 
     # -- asking -------------------------------------------------------------------------------------------------
 
@@ -68,32 +68,32 @@ class Poppers:
             self._pop(topic_at(place), count, invisible_ms)
 
     def _pop(self, topic: str, count: int, invisible_ms: int) -> bool:
-        """Asks for messages of all queues; returns whether there are some."""
+        """Pops from all queues of a topic; returns whether there are messages."""
         numbers = list(self._site.broker.fold.topics.get(topic).numbers)
         ask = PopRequest(GROUP, topic, range(len(numbers)), count, 1 << 20, invisible_ms, TIMES_MAX)
         ticket = self._site.broker.leases.pop(ask, self._site.now_ms())
         self._site.digest.note("pop", ticket is not None)
         if ticket is not None:
-            self._calls.append(Call(ticket, lambda popped: self._popped(popped, ask, numbers)))
+            self._calls.append(Call(ticket, lambda popped: self._take_popped(popped, ask, numbers)))
         return ticket is not None
 
     def acknowledge(self, pick: int, is_wrong: int) -> None:
-        place = self._chosen(pick)
+        place = self._pick(pick)
         if place is not None:
             with self._site.digest.suppress(DiskFull):
                 self._acknowledge(place, is_wrong=bool(is_wrong))
 
-    def _chosen(self, pick: int) -> Place | None:
-        return list(self._given)[pick % len(self._given)] if self._given else None
+    def _pick(self, pick: int) -> Place | None:
+        return list(self._leases)[pick % len(self._leases)] if self._leases else None
 
     def _acknowledge(self, place: Place, *, is_wrong: bool = False) -> None:
         handle = self._handle(place, is_wrong)
         ticket = self._site.broker.leases.acknowledge(GROUP, [handle], self._site.now_ms())
-        self._calls.append(Call(ticket, lambda good: self._acked(place, handle, good[0]), place))
+        self._calls.append(Call(ticket, lambda good: self._take_acknowledgement(place, handle, good[0]), place))
 
     def change(self, pick: int, invisible_ms: int) -> None:
-        """A consumer asks for more time, or for less."""
-        place = self._chosen(pick)
+        """Makes a lease longer or shorter."""
+        place = self._pick(pick)
         if place is not None:
             with self._site.digest.suppress(DiskFull):
                 self._change(place, invisible_ms)
@@ -104,16 +104,16 @@ class Poppers:
         self._changing = place, until_ms
         ticket = self._site.broker.leases.change_invisible(GROUP, handle, invisible_ms, now)
         self._calls.append(
-            Call(ticket, lambda good: self._changed(place, handle, good, now, until_ms), place, until_ms)
+            Call(ticket, lambda good: self._take_change(place, handle, good, now, until_ms), place, until_ms)
         )
         self._changing = None
 
     def _handle(self, place: Place, is_wrong: bool) -> LeaseHandle:
-        given = self._given[place]
+        given = self._leases[place]
         return LeaseHandle(given.topic, given.queue_id, place[1], given.popped_at_ms - (1 if is_wrong else 0))
 
     def bury(self, count: int) -> None:
-        """What was given too often becomes a dead letter."""
+        """Turns messages that were given too often into dead letters."""
         with self._site.digest.suppress(DiskFull):
             self._bury(count)
 
@@ -124,50 +124,50 @@ class Poppers:
         for (_, number, offset), data in spent:
             letter = Message(DEAD_LETTERS, f"{number}:{offset}".encode()) if data else None
             leases.bury((GROUP, number, offset), letter, self._site.now_ms())
-            if (number, offset) in self._given:
-                self._given[number, offset].is_in_doubt = True  # nobody is told; its handle may be refused from now on
+            if (number, offset) in self._leases:
+                self._leases[number, offset].is_in_doubt = True  # its handle may be refused from now on
 
     # -- answers ------------------------------------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Takes in what is answered, in the order of the log: each answer is about its moment."""
+        """Takes in answers, in the order of the log: each answer is about its moment."""
         while self._calls and self._calls[0].ticket.answers is not None:
             call = self._calls.pop(0)
             self._site.digest.note("popper", call.ticket.answer)
             call.take_in(call.ticket.answer)
 
-    def _popped(self, popped: PopResult, ask: PopRequest, numbers: list[int]) -> None:
+    def _take_popped(self, popped: PopResult, ask: PopRequest, numbers: list[int]) -> None:
         for given in popped.messages:
             place = (numbers[given.queue_id], given.offset)
-            if place in self._given:
-                self._check_again(place, self._given[place], given.times)
+            if place in self._leases:
+                self._check_again(place, self._leases[place], given.times)
             if given.times > TIMES_MAX:
                 raise Broken(f"{place} was given {given.times} times before, {TIMES_MAX} are allowed")
             until_ms = popped.popped_at_ms + ask.invisible_ms
-            self._given[place] = Given(ask.topic, given.queue_id, popped.popped_at_ms, until_ms, given.times)
+            self._leases[place] = Lease(ask.topic, given.queue_id, popped.popped_at_ms, until_ms, given.times)
 
-    def _check_again(self, place: Place, before: Given, times: int) -> None:
+    def _check_again(self, place: Place, before: Lease, times: int) -> None:
         if before.is_acked:
             raise Broken(f"{place} was acknowledged and is given again")
         clock_max = self._site.model.clock_max
         if before.until_ms > clock_max:
             raise Broken(f"{place} is given again before {before.until_ms}, no clock has passed {clock_max}")
         if times <= before.times:
-            raise Broken(f"{place} was given {before.times + 1} times before, its consumer is told {times}")
+            raise Broken(f"{place} was given {before.times + 1} times before, its consumer sees {times}")
 
-    def _acked(self, place: Place, handle: LeaseHandle, is_good: bool) -> None:
-        given = self._judged(place, handle, is_good)
+    def _take_acknowledgement(self, place: Place, handle: LeaseHandle, is_good: bool) -> None:
+        given = self._judge_handle(place, handle, is_good)
         if given is not None and is_good:
             given.is_acked = True
 
-    def _changed(self, place: Place, handle: LeaseHandle, is_good: bool, at_ms: int, until_ms: int) -> None:
-        given = self._judged(place, handle, is_good)
+    def _take_change(self, place: Place, handle: LeaseHandle, is_good: bool, at_ms: int, until_ms: int) -> None:
+        given = self._judge_handle(place, handle, is_good)
         if given is not None and is_good:
             given.popped_at_ms, given.until_ms, given.is_in_doubt = at_ms, until_ms, False
 
-    def _judged(self, place: Place, handle: LeaseHandle, is_good: bool) -> Given | None:
-        """A handle is good while it is the newest and the message is not acknowledged; None where it is forgotten."""
-        given = self._given.get(place)
+    def _judge_handle(self, place: Place, handle: LeaseHandle, is_good: bool) -> Lease | None:
+        """Checks whether the broker was right about a handle; returns its lease, or None if that is forgotten."""
+        given = self._leases.get(place)
         if given is None or given.is_in_doubt:
             return given
         if is_good != (given.popped_at_ms == handle.popped_at_ms and not given.is_acked):
@@ -180,36 +180,36 @@ class Poppers:
         """A crash: calls that were not answered may have counted; a pop among them may have reached anything."""
         changes = [(call.place, call.until_ms) for call in self._calls]
         for place, until_ms in [*changes, self._changing] if self._changing else changes:
-            if place in self._given:
-                self._given[place].until_ms = min(self._given[place].until_ms, until_ms)
-        for given in self._given.values():
+            if place in self._leases:
+                self._leases[place].until_ms = min(self._leases[place].until_ms, until_ms)
+        for given in self._leases.values():
             given.is_in_doubt = True
         self._calls.clear()
         self._changing = None
 
     def note_gone(self) -> None:
-        """Retention was at work: a message whose record is gone is forgotten when somebody next asks for it."""
+        """After retention: the broker forgets a message without a record when a consumer next asks for it."""
         fold = self._site.broker.fold
-        for (number, offset), given in self._given.items():
+        for (number, offset), given in self._leases.items():
             entries = fold.queues[number].entries
             if offset < entries.first or not fold.read(*entries.read(offset, offset + 1)[0].tolist()[:2]):
                 given.is_in_doubt = True
 
     def forget(self, numbers: list[int]) -> None:
-        """These queues are gone with their topic."""
-        self._given = {place: given for place, given in self._given.items() if place[0] not in numbers}
+        """Forgets the leases of queues that were deleted with their topic."""
+        self._leases = {place: given for place, given in self._leases.items() if place[0] not in numbers}
 
     # -- the end ------------------------------------------------------------------------------------------------
 
     def pop_the_rest(self) -> None:
-        """Every lease ends, and whoever pops is given all that is left; then nothing may be lost."""
+        """Pops and acknowledges everything that is left, and checks that no message is lost."""
         while self._site.broker.leases.spent_messages(1):
             self._bury(50)
             self._watch.flush()
-        # One topic may give nothing while the group has too much of the other.
+        # A topic may give nothing while the group has too many leases of the other topic.
         while any(self._pop_some(topic) for topic in TOPICS):
             self._watch.flush()
-            for place, given in self._given.items():
+            for place, given in self._leases.items():
                 if not given.is_acked:
                     self._acknowledge(place)
             self._watch.flush()
@@ -223,9 +223,7 @@ class Poppers:
             return False
 
     def _check_none_lost(self) -> None:
-        """What a consumer can still read was given to this group and acknowledged, or is with it, or is a dead
-        letter.
-        """
+        """Every readable message was acknowledged by this group, is leased to it, or is a dead letter."""
         broker = self._site.broker
         letters = _letters(broker)
         self._site.digest.note("letters", letters)
@@ -235,14 +233,14 @@ class Poppers:
                     self._check_known((number, offset), letters)
 
     def _check_known(self, place: Place, letters: list[str]) -> None:
-        given = self._given.get(place)
+        given = self._leases.get(place)
         letter_count = letters.count(f"{place[0]}:{place[1]}")
         if letter_count > 1:
             raise Broken(f"{place} is a dead letter {letter_count} times")
         if letter_count and given is not None and given.is_acked:
             raise Broken(f"{place} was acknowledged and is a dead letter")
         if given is None and not letter_count:
-            raise Broken(f"{place} can be read, and nobody who pops was given it")
+            raise Broken(f"{place} can be read, and no consumer got it by a pop")
 
 
 def _letters(broker: Broker) -> list[str]:
@@ -254,7 +252,7 @@ def _letters(broker: Broker) -> list[str]:
 
 
 def _readable(broker: Broker, topic: str, queue_id: int) -> list[int]:
-    """Offsets of messages whose records are there."""
+    """The offsets of messages whose records exist."""
     offset, high = broker.offsets(topic, queue_id)
     found: list[int] = []
     while offset < high:

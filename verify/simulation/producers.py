@@ -1,4 +1,4 @@
-"""Those who send: what they have sent, what they were told of it, and what a crash leaves of the rest.
+"""Clients that send: their messages, the answers, and what a crash leaves of messages without an answer.
 
 The bodies of messages are m1, m2, ... in the order in which they are made, their unique keys U1, U2, ...
 """
@@ -14,30 +14,30 @@ from postdate.storage.segment import Segments
 from verify.simulation.model import Broken, Sent
 from verify.simulation.site import TOPICS, Site, topic_at
 
-OTHER_KEY = "other"  # the second user key of every message that is not sent again
+OTHER_KEY = "other"  # the second user key of every message except repeated ones
 
 
 class Producers:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._waiting: list[tuple[Ticket, list[Sent]]] = []  # not answered yet
-        self._sending: list[Sent] = []  # inside the call
+        self._sending: list[Sent] = []  # while the call runs
         self._end_before = 0  # of the log, when the call began
         self.made_count = 0
 
     # -- sending ------------------------------------------------------------------------------------------------
 
     def send(self, form: int, amount: int, key: int, place: int, count: int) -> None:
-        """`form` is how the delay is asked for, `place` chooses topic and queue, `key` a user key that others use
-        too.
+        """Sends a batch. `form` chooses the property of the delay, `place` topic and queue, `key` a user key that other
+        messages use too.
         """
         topic = topic_at(place)
         queue_id = place // len(TOPICS) % self._site.broker.fold.topics.get(topic).write_queue_count
-        self._send([self.message(form, amount + index, key, topic, queue_id) for index in range(count)])
+        self._send([self.make_message(form, amount + index, key, topic, queue_id) for index in range(count)])
 
     def resend(self, pick: int) -> None:
-        """A producer that saw no answer sends the same message again, with the same unique key and due."""
-        first = self._site.chosen(pick)
+        """Sends a message again, with the same unique key and due, as a producer does that got no answer."""
+        first = self._site.pick_message(pick)
         if first is None or not first.due or not self._site.has_topic(first.topic):
             return
         properties = {
@@ -49,7 +49,7 @@ class Producers:
 
     def _send(self, batch: list[Message]) -> None:
         broker = self._site.broker
-        self._sending = [self.sent(message) for message in batch]
+        self._sending = [self.describe(message) for message in batch]
         self._end_before = broker.log.end
         try:
             ticket = broker.send(batch, self._site.now_ms())
@@ -60,12 +60,12 @@ class Producers:
         self._site.digest.note("send", ticket.offsets)
         for sent, offset in zip(self._sending, ticket.offsets, strict=True):
             sent.arrival = offset
-            self._site.model.sent(sent)
+            self._site.model.add(sent)
         self._waiting.append((ticket, self._sending))
         self._sending = []
 
-    def message(self, form: int, amount: int, key: int, topic: str, queue_id: int) -> Message:
-        """A new one."""
+    def make_message(self, form: int, amount: int, key: int, topic: str, queue_id: int) -> Message:
+        """Makes a new message."""
         body = self._next_body()
         properties = {"UNIQ_KEY": f"U{self.made_count}", "KEYS": f"k{key} {OTHER_KEY}"}
         properties |= _delay(form, amount, self._site.now_ms())
@@ -75,8 +75,8 @@ class Producers:
         self.made_count += 1
         return f"m{self.made_count}".encode()
 
-    def sent(self, message: Message) -> Sent:
-        """A message as the model knows it, if it is sent now."""
+    def describe(self, message: Message) -> Sent:
+        """Describes a message for the model, as if it were sent now."""
         now, settings = self._site.now_ms(), self._site.settings
         properties = messages.decode_properties(message.properties)
         levels = messages.DelayLevels.parse(settings.message_delay_level)
@@ -98,7 +98,7 @@ class Producers:
     # -- crashes ------------------------------------------------------------------------------------------------
 
     def settle_doubts(self) -> None:
-        """The broker is back: what was not answered either is in the log or never was, and nothing else is lost."""
+        """After a crash: messages without an answer are in the log or are lost; all others must be there."""
         for ticket, batch in self._waiting:
             for message in batch:
                 message.exists = self._is_in_log(message, ticket.end)
@@ -116,16 +116,16 @@ class Producers:
         try:
             return records.decode(log.read(message.arrival, size)).body == message.name.encode()
         except CorruptLog:
-            return False  # other bytes stand there now
+            return False  # another record is there now
 
     def _settle_call(self) -> None:
-        """The process died inside a call: what it was about is in the log or not."""
+        """After a death during a send: finds out whether its messages are in the log."""
         if self._sending:
             places = self._bodies_in_log()
             for sent in self._sending:
                 sent.arrival = places.get(sent.name, NEVER)
                 sent.exists = sent.acknowledged = sent.arrival != NEVER
-                self._site.model.sent(sent)
+                self._site.model.add(sent)
             self._sending = []
 
     def _bodies_in_log(self) -> dict[str, int]:
@@ -146,7 +146,7 @@ class Producers:
 
 
 def _delay(form: int, amount: int, now: int) -> dict[str, str]:
-    """Properties that ask for a delay of `amount` ms, or near it."""
+    """Properties that ask for a delay of about `amount` ms."""
     if form == 1:
         return {"DELAY": str(1 + amount % 5)}
     if form == 2:

@@ -1,8 +1,4 @@
-"""What everybody in a run shares: the disk, the clock, the broker that runs just now, the table, and the model.
-
-Nothing is decided here. Those who live in the world act on the site and tell its model what they were told; the world
-lets them act, lets the broker crash, and looks.
-"""
+"""What all participants of a run share: disk, clock, running broker, table, model and digest."""
 
 from dataclasses import replace
 from typing import Protocol
@@ -11,7 +7,7 @@ from postdate.broker.broker import Broker
 from postdate.clock import ManualClock
 from postdate.config import Limits, Settings
 from postdate.errors import LogFailed
-from postdate.testing.disk import Killed, VirtualDisk
+from postdate.testing import FaultPoints, Killed, VirtualDisk
 from verify.simulation.digest import Digest
 from verify.simulation.model import Model, Sent
 from verify.simulation.pipeline import SimulatedTable
@@ -36,48 +32,50 @@ LIMITS = Limits(
 
 
 class Watch(Protocol):
-    """What the world does for those who live in it."""
+    """What the world does for the participants."""
 
     def look(self) -> None:
-        """Takes in what was answered, but for cancels, and reads every queue."""
+        """Takes in all answers except those to cancels, and reads every queue."""
 
     def hear(self) -> None:
-        """Looks, then judges the answers to cancels."""
+        """Looks, then checks the answers to cancels."""
 
     def flush(self) -> None:
-        """All that was written becomes durable and is answered; then it hears."""
+        """Makes everything durable, so that it is answered, and hears."""
 
 
 class Site:
-    """`broker` may be asked for while one runs: always, but inside a crash."""
+    """The shared parts. There is a `broker` at any time except during a crash."""
 
     def __init__(self, settings: Settings, limits: Limits) -> None:
         self.settings = settings
         self.limits = limits
         self.disk = VirtualDisk()
+        self.points = FaultPoints()
         self.clock = ManualClock(START_MS)
         self.model = Model(clock_max=START_MS)
         self.table = SimulatedTable()
         self.digest = Digest()
-        self.staged_chunks: set[str] = set()  # that the broker has ever taken
+        self.staged_chunks: set[str] = set()  # all that the broker ever accepted
         self._broker: Broker | None = None
 
     @property
     def broker(self) -> Broker:
-        assert self._broker is not None, "the world always has a running broker between ops"
+        assert self._broker is not None, "between ops there is always a running broker"
         return self._broker
 
     def start(self) -> None:
-        """Opens the broker, again and again where the opening itself is killed."""
+        """Opens the broker; tries again if it is killed while it opens."""
         while self._broker is None:
             try:
                 self._broker = Broker(self.disk, self.settings, limits=self.limits)
             except (Killed, LogFailed):
+                self.points.disarm()
                 self.disk.kill()
                 self.digest.note_disk(self.disk)
 
     def stop(self) -> None:
-        """The broker is gone, whether it was closed or not."""
+        """Forgets the broker, whether it was closed or killed."""
         self._broker = None
 
     def now_ms(self) -> int:
@@ -86,8 +84,8 @@ class Site:
     def has_topic(self, topic: str) -> bool:
         return topic in self.broker.fold.topics.by_name
 
-    def chosen(self, pick: int) -> Sent | None:
-        """One of the messages that were ever sent."""
+    def pick_message(self, pick: int) -> Sent | None:
+        """Returns one of the messages that were ever sent; None if there is none."""
         messages = list(self.model.messages.values())
         return messages[pick % len(messages)] if messages else None
 

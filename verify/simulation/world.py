@@ -1,16 +1,17 @@
-"""One run of a history: a broker on a virtual disk and a manual clock, those who use it, and a model that watches.
+"""Runs one history: a broker on a virtual disk and a manual clock, its clients, and a model that checks what they see.
 
-A history is a list of Ops: a verb and whole numbers. Every verb can stand anywhere in a history, so that a failing
-one can be shortened by leaving ops out. Whatever is random inside an op comes from its numbers, never from outside.
+A history is a list of Ops: a verb and whole numbers. Every verb may stand anywhere in a history, so that a failing one
+can be shortened by leaving ops out. Everything random inside an op is derived from its numbers.
 
-The world runs ops, lets the broker crash and start again, and looks. What each verb does is told where those live who
-do it: producers, cancellers, owners, poppers, operators, carriers, and the timekeeper.
+The world runs ops, lets the broker crash and start again, and reads the queues. The verbs are methods of those who use
+the broker: producers, cancellers, jobs, poppers, operators, pipelines, and the timekeeper.
 """
 
 import random
 from collections.abc import Callable
 from typing import NamedTuple
 
+from postdate import faultpoint
 from postdate.broker.broker import Broker
 from postdate.broker.view import PullStatus
 from postdate.check import check_folder
@@ -18,12 +19,12 @@ from postdate.config import Limits, Settings
 from postdate.errors import DiskFull, LogFailed
 from postdate.storage import record as records
 from postdate.storage.segment import SPARE_COUNT
-from postdate.testing.disk import Killed
+from postdate.testing import Killed
 from verify.simulation.cancellers import Cancellers
-from verify.simulation.carriers import Carriers
+from verify.simulation.jobs import Jobs
 from verify.simulation.model import Broken
 from verify.simulation.operators import Operators
-from verify.simulation.owners import Owners
+from verify.simulation.pipelines import Pipelines
 from verify.simulation.poppers import DEAD_LETTERS, Poppers
 from verify.simulation.producers import Producers
 from verify.simulation.site import LIMITS, SETTINGS, TOPICS, Site
@@ -46,14 +47,15 @@ class World:
     def __init__(self, settings: Settings = SETTINGS, limits: Limits = LIMITS) -> None:
         self.site = Site(settings, limits)
         self.disk, self.clock, self.model = self.site.disk, self.site.clock, self.site.model
+        self.points = self.site.points
         self._producers = Producers(self.site)
-        self._owners = Owners(self.site, self, self._producers)
-        self._cancellers = Cancellers(self.site, self, self._producers, self._owners)
+        self._jobs = Jobs(self.site, self, self._producers)
+        self._cancellers = Cancellers(self.site, self, self._producers, self._jobs)
         self._poppers = Poppers(self.site, self)
         self._operators = Operators(self.site, self, self._poppers)
-        self._timekeeper = Timekeeper(self.site, self, self._owners)
-        self._carriers = Carriers(self.site, self, self._timekeeper)
-        self._spoilt: set[str] = set()  # snapshots that went bad: the check may say so
+        self._timekeeper = Timekeeper(self.site, self, self._jobs)
+        self._pipelines = Pipelines(self.site, self, self._timekeeper)
+        self._spoilt: set[str] = set()  # damaged snapshots: the check may name them
         self._position_before = 0
         self.verbs: dict[str, Callable[..., None]] = {
             "send": self._producers.send,
@@ -64,24 +66,24 @@ class World:
             "commit": self._operators.commit,
             "resize": self._operators.resize,
             "delete": self._operators.delete,
-            "job": self._owners.ask,
-            "import": self._owners.load,
-            "adopt": self._owners.adopt,
-            "fail": self._owners.fail,
+            "job": self._jobs.ask,
+            "import": self._jobs.load,
+            "adopt": self._jobs.adopt,
+            "fail": self._jobs.fail,
             "pop": self._poppers.pop,
             "ack": self._poppers.acknowledge,
             "change": self._poppers.change,
             "bury": self._poppers.bury,
-            "register": self._carriers.register,
-            "read": self._carriers.read,
-            "work": self._carriers.work,
-            "stage": self._carriers.stage,
-            "stage_again": self._carriers.stage_again,
-            "begin_stage": self._carriers.begin_stage,
-            "end_stage": self._carriers.end_stage,
-            "upload": self._carriers.upload,
-            "die": self._carriers.die,
-            "serve": self._carriers.serve,
+            "register": self._pipelines.register,
+            "read": self._pipelines.read,
+            "work": self._pipelines.work,
+            "stage": self._pipelines.stage,
+            "stage_again": self._pipelines.stage_again,
+            "begin_stage": self._pipelines.begin_stage,
+            "end_stage": self._pipelines.end_stage,
+            "upload": self._pipelines.upload,
+            "die": self._pipelines.die,
+            "serve": self._pipelines.serve,
             "pass": self._timekeeper.let_pass,
             "advance": self._timekeeper.advance,
             "step": self._timekeeper.step,
@@ -97,7 +99,8 @@ class World:
             "full": self._fill_disk,
             "room": self._make_room,
         }
-        self._start()
+        with self.points:
+            self._start()
 
     @property
     def broker(self) -> Broker:
@@ -106,29 +109,30 @@ class World:
     # -- running ------------------------------------------------------------------------------------------------
 
     def run(self, op: Op) -> None:
-        try:
-            self.verbs[op.verb](*op.numbers)
-            self._keep_spares()
-        except Killed:
-            self._crash(power_seed=None)
-        except LogFailed as error:  # an operator restarts a broker that takes no more writes
-            self.site.digest.note_error(error)
-            self._crash(power_seed=None)
-        self.look()
+        with self.points:
+            try:
+                self.verbs[op.verb](*op.numbers)
+                self._keep_spares()
+            except Killed:
+                self._crash(power_seed=None)
+            except LogFailed as error:  # an operator restarts a broker that takes no more writes
+                self.site.digest.note_error(error)
+                self._crash(power_seed=None)
+            self.look()
 
     def _keep_spares(self) -> None:
-        """What the helper thread of a running broker does."""
+        """Prepares spare segments, as the helper thread of a running broker does."""
         with self.site.digest.suppress(DiskFull, OSError):
             while self.broker.log.spare_count < SPARE_COUNT:
                 self.broker.log.prepare_segment()
 
     def finish(self) -> None:
-        """Lets everything come due and looks once more; then the folder is checked."""
-        self.disk.kill_after = None
+        """Lets everything come due, reads all queues once more, and checks the folder."""
+        self.points.disarm()
         self.disk.failing_syncs = 0
         self._make_room()
         self._cancellers.ask_table()
-        self._carriers.hand_over()
+        self._pipelines.hand_over()
         self._timekeeper.let_all_come_due()
         self.look(everything=True)
         self._operators.find_all()
@@ -141,25 +145,25 @@ class World:
     # -- looking ------------------------------------------------------------------------------------------------
 
     def look(self, *, everything: bool = False) -> None:
-        """What clients see: answers, and every queue as a consumer reads it."""
+        """Takes in what clients see: answers, and every queue as a consumer reads it."""
         broker = self.broker
         self._producers.collect()
         self._poppers.collect()
-        self._owners.collect()
+        self._jobs.collect()
         self._check_table()
         for number, (topic, queue_id) in enumerate(broker.fold.topics.places):
             if topic in TOPICS and broker.fold.topics.by_name.get(topic) is not None:
                 topic_numbers = broker.fold.topics.by_name[topic].numbers
                 if queue_id < len(topic_numbers) and topic_numbers[queue_id] == number:
                     self._look_at(topic, queue_id, number, everything)
-        self._owners.judge()
+        self._jobs.judge()
         self._position_before = broker.fold.position
 
     def _look_at(self, topic: str, queue_id: int, number: int, everything: bool) -> None:
         broker = self.broker
         low, high = broker.offsets(topic, queue_id)
         self.site.digest.note("offsets", number, low, high)
-        self.model.shorter(number, high)
+        self.model.check_length(number, high)
         offset = low if everything else max(low, len(self.model.shown.get(number, [])))
         if offset > len(self.model.shown.get(number, [])):
             raise Broken(
@@ -179,7 +183,7 @@ class World:
             offset = pulled.next_offset
 
     def _check_table(self) -> None:
-        """The fold knows how many rows the table must hold: that is how a pipeline proves that it holds them."""
+        """The fold knows how many rows the table must hold: so a pipeline can prove that it lost none."""
         far = self.broker.fold.far
         expected, held = far.rows_in - far.rows_out, len(self.site.table.waiting(self.broker))
         if expected != held:
@@ -204,11 +208,12 @@ class World:
                 self.broker.put_topic(topic, self.clock.now_ms(), read_queue_count=count, write_queue_count=count)
 
     def _crash(self, power_seed: int | None, then: Callable[[], None] | None = None) -> None:
-        """The broker is gone; `then` is what else happens before it comes back."""
+        """Ends the broker, checks its folder, calls `then` and starts the broker again."""
         self.site.stop()
         self._poppers.doubt()
-        self._owners.doubt()
-        self._carriers.doubt()
+        self._jobs.doubt()
+        self._pipelines.doubt()
+        self.points.disarm()
         if power_seed is None:
             self.disk.kill()
         else:
@@ -223,15 +228,16 @@ class World:
         self.look(everything=True)
 
     def _check_folder(self) -> None:
-        """What lies on the disk, after a crash or a clean end, is whole."""
-        found = check_folder(self.disk.copy()).findings
+        """Checks the folder, after a crash or a clean end."""
+        with faultpoint.listening(None):  # points of a check are not points of the broker
+            found = check_folder(self.disk.copy()).findings
         self.site.digest.note("check", len(found))
         findings = [finding for finding in found if not finding.startswith(tuple(self._spoilt))]
         if findings:
             raise Broken("check: " + "; ".join(findings[:3]))
 
     def _close(self) -> None:
-        """A clean stop and start."""
+        """Stops the broker cleanly and starts it again."""
         self.flush()
         with self.site.digest.suppress(OSError):  # no room for the last snapshot: the next start replays more
             self.broker.close()
@@ -244,13 +250,11 @@ class World:
         self._crash(power_seed=None)
 
     def _lose_power(self, seed: int) -> None:
-        """An async broker promises nothing then, so it is only killed."""
+        """An async broker promises nothing after a power loss, so it is only killed."""
         self._crash(power_seed=None if self.site.settings.flush == "async" else seed)
 
     def _spoil_snapshot(self, bit: int) -> None:
-        """The process dies and the newest snapshot goes bad: the start falls back to the older one, or to the whole
-        log.
-        """
+        """Kills the process and damages the newest snapshot: the start uses the older one, or the whole log."""
         paths = [path for path in self.disk.paths() if path.startswith("snapshots/") and path[-1].isdecimal()]
         # With the last snapshot gone too, a start needs the whole log and every chunk.
         is_whole = self.broker.log.is_whole and self.site.staged_chunks <= set(self.disk.list("chunks"))
@@ -263,8 +267,8 @@ class World:
             self._crash(power_seed=None, then=lambda: self.disk.flip(spoilt, place))
 
     def _kill_soon(self, points: int) -> None:
-        """Somewhere in what follows, at the n-th fault point from here, the process dies."""
-        self.disk.kill_after = points
+        """Kills the process at the n-th fault point from here."""
+        self.points.kill_after = points
 
     def _fail_sync(self) -> None:
         self.disk.failing_syncs = 1
@@ -278,7 +282,7 @@ class World:
     # -- snapshots and retention --------------------------------------------------------------------------------
 
     def _take_snapshot(self, other: int) -> None:
-        """After every step the broker does something else, chosen by `other`."""
+        """Takes a snapshot step by step; between steps the broker does other work, drawn from `other`."""
         dice = random.Random(other)
         with self.site.digest.suppress(OSError):
             for step in self.broker.snapshot():

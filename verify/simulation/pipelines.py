@@ -1,8 +1,8 @@
-"""Those who carry messages through time: two pipelines over one table, which know nothing of each other.
+"""Two pipelines over one table, which do not know each other, and what must hold for them.
 
-- A stage is accepted exactly when its pipeline is the newest that has registered, and nobody has overtaken it.
-- Nothing has to be rescued from a pipeline that is in time.
-- One that may take everything leaves no job open.
+- The broker accepts a stage exactly if its pipeline was the last to register, and no other stage came first.
+- The broker rescues nothing while a pipeline is in time.
+- A pipeline that has taken everything leaves no job open.
 """
 
 from postdate.broker.staging import VerifiedStage
@@ -17,8 +17,8 @@ _ALL = 1_000_000  # more rows and commands than a history has
 _AGES_MS = 100 * 365 * 86_400_000
 
 
-class Carriers:
-    """`which` is always the number of a pipeline."""
+class Pipelines:
+    """Both pipelines. `which` is always the number of one."""
 
     def __init__(self, site: Site, watch: Watch, time: Timekeeper) -> None:
         self._site = site
@@ -26,7 +26,7 @@ class Carriers:
         self._time = time
         self._pipelines = [SimulatedPipeline(site.disk, site.table, site.digest) for _ in range(2)]
         self._last: Stage | None = None
-        self._begun: tuple[Stage, VerifiedStage] | None = None  # its chunks are read, its record is not written
+        self._unfinished: tuple[Stage, VerifiedStage] | None = None  # chunks are read, record is not written
 
     def _pipeline(self, which: int) -> SimulatedPipeline:
         return self._pipelines[which % len(self._pipelines)]
@@ -34,26 +34,26 @@ class Carriers:
     def _is_newest(self, pipeline: SimulatedPipeline) -> bool:
         return pipeline.epoch == self._site.broker.fold.far.epoch
 
-    # -- lives --------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------------------
 
     def register(self, which: int = 0) -> None:
-        """One of the pipelines begins, or begins anew; the other one, if it runs, does not know."""
-        self._watch.flush()  # an answer is judged by what was true when it was given
+        """A pipeline starts, or starts again; the other one, if it runs, does not know."""
+        self._watch.flush()  # an answer is checked by what was true when it was given
         with self._site.digest.suppress(DiskFull):
             self._pipeline(which).register(self._site.broker, self._site.now_ms())
 
     def die(self, which: int) -> None:
-        """A pipeline dies. Nobody is told: it just promotes nothing more."""
+        """A pipeline dies. The broker does not know; nothing is promoted any more."""
         self._pipeline(which).die()
 
     def doubt(self) -> None:
-        """The broker was away."""
+        """The broker has crashed."""
         for pipeline in self._pipelines:
             pipeline.doubt()
 
     def serve(self, minutes: int, which: int = 0) -> None:
-        """A pipeline in normal life: whenever a minute turns (here the lead), it takes all that came and promotes up to
-        the end of the next. From its first batch on, nothing may have to be rescued.
+        """Runs a pipeline in normal life: at each new minute (here the lead) it takes everything and promotes up to the
+        end of the next minute. After its first batch the broker must not rescue anything.
         """
         minute_ms = self._site.settings.lead_ms
         rescued: int | None = None
@@ -68,13 +68,13 @@ class Carriers:
             self._site.digest.note("serve", rescued)
 
     def _is_in_time(self) -> bool:
-        """Whether the pipeline has done its work of this minute, and nothing is in the way, such as a full disk."""
+        """Whether the pipeline has done the work of this minute, and the broker can fire (its disk is not full)."""
         broker, far = self._site.broker, self._site.broker.fold.far
         ahead_ms = far.horizon_at_ms - self._site.now_ms()
         return far.taken == far.length and ahead_ms >= 2 * self._site.settings.lead_ms and broker.fire_error is None
 
     def hand_over(self) -> None:
-        """At the end: all that a pipeline can take and hold comes to the broker."""
+        """At the end of a history, stages everything that waits in the far queue and the table."""
         jobs = self._site.broker.fold.jobs
         if self._site.broker.fold.far.epoch or jobs.open():
             self.register()
@@ -86,15 +86,15 @@ class Carriers:
     # -- the first half of a batch --------------------------------------------------------------------------------
 
     def read(self, count: int, which: int = 0) -> None:
-        """Far rows come into the table, and commands among them are carried out."""
+        """Takes far rows into the table, and carries out the jobs among them."""
         self._watch.flush()
         if self._pipeline(which).epoch:
-            with self._site.digest.suppress(DiskFull, OSError):  # no room for a selection, or for a decision
+            with self._site.digest.suppress(DiskFull, OSError):  # no room for a selection or a decision
                 self._pipeline(which).read(self._site.broker, count, self._site.now_ms())
         self._watch.look()
 
     def work(self, count: int, which: int = 0) -> None:
-        """The same by a pipeline that may work: it registers where it must."""
+        """Reads as above, but registers first if it has to."""
         pipeline = self._pipeline(which)
         if not self._is_newest(pipeline) or not pipeline.epoch:
             self.register(which)
@@ -103,27 +103,27 @@ class Carriers:
     # -- the second half ------------------------------------------------------------------------------------------
 
     def stage(self, ahead_ms: int, which: int = 0) -> None:
-        """Up to now + ahead everything that the table has is promoted."""
+        """Promotes everything in the table that is due up to now + ahead."""
         pipeline = self._pipeline(which)
         if not pipeline.epoch:
             return
         self._watch.flush()
         with self._site.digest.suppress(DiskFull, OSError):  # no room for the log or for the chunk
             is_newest = self._is_newest(pipeline)
-            is_staged = self._is_staged(self._planned(pipeline, ahead_ms))
+            is_staged = self._try_stage(self._plan(pipeline, ahead_ms))
             if is_staged != is_newest:
                 raise Broken(f"the stage of epoch {pipeline.epoch} was {'accepted' if is_staged else 'refused'}")
             if is_staged:
                 pipeline.forget(self._site.broker)
             else:
-                pipeline.die()  # it is told that another one has registered
+                pipeline.die()  # the refusal says that another one has registered
         self._watch.hear()
 
-    def _planned(self, pipeline: SimulatedPipeline, ahead_ms: int) -> Stage:
-        return pipeline.planned(self._site.broker, self._site.now_ms() + ahead_ms)
+    def _plan(self, pipeline: SimulatedPipeline, ahead_ms: int) -> Stage:
+        return pipeline.plan_stage(self._site.broker, self._site.now_ms() + ahead_ms)
 
-    def _is_staged(self, stage: Stage) -> bool:
-        """Calls the broker; says whether it has accepted."""
+    def _try_stage(self, stage: Stage) -> bool:
+        """Calls the broker; returns whether it accepted the stage."""
         self._last = stage
         try:
             self._site.broker.stage(stage, self._site.now_ms())
@@ -136,11 +136,11 @@ class Carriers:
         return True
 
     def _note_chunks(self, stage: Stage) -> None:
-        """Also of a stage during which the process dies: it may have been durable by then."""
+        """Called also for a stage during which the process dies: it may be durable already."""
         self._site.staged_chunks.update(stage.chunks)
 
     def stage_again(self) -> None:
-        """A stage is repeated by a pipeline that did not hear the answer."""
+        """Repeats the last stage, as a pipeline does that got no answer."""
         last, far = self._last, self._site.broker.fold.far
         if last is None:
             return
@@ -157,12 +157,12 @@ class Carriers:
         )
 
     def _is_next(self, stage: Stage) -> bool:
-        """Whether it is of the newest epoch and begins where the broker is."""
+        """Whether a stage has the newest epoch and begins where the broker is."""
         far = self._site.broker.fold.far
         return (stage.epoch, stage.far[0], stage.horizon[0]) == (far.epoch, far.taken, far.horizon_at_ms)
 
     def _has_chunks(self, stage: Stage) -> bool:
-        """A pipeline that registers removes what older ones have uploaded in vain."""
+        """Whether its chunks exist: a pipeline that registers removes unused uploads of older ones."""
         return all(self._site.disk.size(f"chunks/{name}") >= 0 for name in stage.chunks)
 
     def upload(self, ahead_ms: int, which: int = 0) -> None:
@@ -170,26 +170,26 @@ class Carriers:
         pipeline = self._pipeline(which)
         if pipeline.epoch:
             with self._site.digest.suppress(OSError):
-                self._planned(pipeline, ahead_ms)
+                self._plan(pipeline, ahead_ms)
             pipeline.die()
 
     # -- a stage in two parts, as the server has it ---------------------------------------------------------------
 
     def begin_stage(self, ahead_ms: int, which: int = 0) -> None:
-        """Its chunks are read while everything else goes on."""
+        """Reads the chunks of a stage, while everything else goes on."""
         pipeline, staging = self._pipeline(which), self._site.broker.staging
         if not pipeline.epoch or not self._is_newest(pipeline):
             return
         with self._site.digest.suppress(OSError):
-            stage = self._planned(pipeline, ahead_ms)
+            stage = self._plan(pipeline, ahead_ms)
             staging.check(stage)
-            self._begun = stage, staging.verify(stage)
+            self._unfinished = stage, staging.verify(stage)
 
     def end_stage(self) -> None:
-        """Its record is written, and is compared with where the broker is when it is applied."""
-        if self._begun is None:
+        """Writes the record of that stage; applying it compares it with where the broker is by then."""
+        if self._unfinished is None:
             return
-        (stage, chunks), self._begun = self._begun, None
+        (stage, chunks), self._unfinished = self._unfinished, None
         if not self._has_chunks(stage):
             return  # another pipeline has registered meanwhile
         self._note_chunks(stage)
@@ -202,7 +202,7 @@ class Carriers:
         except Refused as error:
             self._site.digest.note_error(error)
             if is_next:
-                raise Broken(f"a stage that nobody has overtaken is refused: {error}") from None
+                raise Broken(f"a stage that comes next is refused: {error}") from None
             return
         self._watch.flush()
         self._site.digest.note("staged", ticket.answer.accepted)
