@@ -9,7 +9,7 @@ import pytest
 
 from postdate.check import check_folder
 from postdate.storage.disk import RealDisk
-from tests.support.helpers import Data
+from tests.support.core import Data
 
 # A shell that starts us in the background has us ignore Ctrl-C, and our children too: the tests that press it need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -30,7 +30,7 @@ def data(tmp_path: Path) -> Iterator[Data]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
     """Made when the first test asks for it: that takes some seconds."""
-    from tests.support.piping import spark_session
+    from tests.support.spark import spark_session
 
     with spark_session() as session:
         yield session

@@ -16,7 +16,7 @@ import pytest
 import postdate
 from postdate.contract import Stage
 from postdate.testing import InProcessBroker
-from tests.support.helpers import FAR_MS, T0, Data, message, registered, send
+from tests.support.core import FAR_MS, T0, Data, message, registered, send
 from verify.faults.process import Broker, free_port
 
 ROOT = Path(__file__).parents[1]

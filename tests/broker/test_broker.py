@@ -12,7 +12,7 @@ from postdate.broker.broker import Broker
 from postdate.errors import CorruptLog, DiskFull, FolderInUse, ForeignFolder, LogFailed
 from postdate.storage.disk import RealDisk
 from postdate.testing import FaultPoints
-from tests.support.helpers import (
+from tests.support.core import (
     FAR_MS,
     SMALL,
     SMALL_LIMITS,

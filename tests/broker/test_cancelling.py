@@ -8,7 +8,7 @@ from postdate.config import Settings
 from postdate.errors import TopicNotFound, UsageError
 from postdate.message import Cancelled
 from postdate.state import saved
-from tests.support.helpers import (
+from tests.support.core import (
     DAY_MS,
     FAR_MS,
     HOUR_MS,

@@ -20,7 +20,7 @@ from postdate.errors import LogFailed
 from postdate.message import Cancelled
 from postdate.storage.disk import RealDisk
 from postdate.storage.segment import Segments
-from tests.support.helpers import (
+from tests.support.core import (
     FAR_MS,
     KEEP_DAY,
     LEAD_MS,

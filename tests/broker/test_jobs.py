@@ -12,7 +12,7 @@ from postdate.errors import CorruptSelection, FlowControl, PostdateError, Refuse
 from postdate.state.jobs import DONE, FAILED, LOADING, RUNNING, WAITING, Job
 from postdate.storage import selection
 from postdate.storage.layout import SELECTED
-from tests.support.helpers import DAY_MS, SMALL, T0, TOPIC, Data, message, registered, send, settled
+from tests.support.core import DAY_MS, SMALL, T0, TOPIC, Data, message, registered, send, settled
 
 FILE = ["_import-1.parquet", 100, 10, T0, T0 + 1, 1, 2]
 

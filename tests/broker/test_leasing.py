@@ -11,7 +11,7 @@ from postdate.errors import PopsFull, UsageError
 from postdate.message import DLQ_TOPIC_PREFIX, Message
 from postdate.state import saved
 from postdate.storage import record as records
-from tests.support.helpers import (
+from tests.support.core import (
     DAY_MS,
     FAR_MS,
     HOUR_MS,

@@ -18,7 +18,7 @@ from postdate.state.index import Index
 from postdate.storage import record as records
 from postdate.storage.batch import MESSAGE
 from postdate.storage.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL
-from tests.support.helpers import (
+from tests.support.core import (
     DAY_MS,
     FAR_MS,
     HOUR_MS,

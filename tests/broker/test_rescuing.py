@@ -7,7 +7,7 @@ import pytest
 from postdate.arrival import NEVER
 from postdate.config import Limits
 from postdate.errors import UsageError
-from tests.support.helpers import (
+from tests.support.core import (
     DAY_MS,
     FAR_MS,
     HOUR_MS,

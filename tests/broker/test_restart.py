@@ -15,7 +15,7 @@ from postdate.message import Cancelled
 from postdate.state import saved
 from postdate.storage import snapshot as snapshots
 from postdate.storage.disk import RealDisk
-from tests.support.helpers import (
+from tests.support.core import (
     FAR_MS,
     HOUR_MS,
     LEAD_MS,

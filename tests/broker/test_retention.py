@@ -8,7 +8,7 @@ from postdate.broker.broker import Broker
 from postdate.broker.view import PullStatus
 from postdate.errors import UsageError
 from postdate.message import Cancelled
-from tests.support.helpers import (
+from tests.support.core import (
     DAY_MS,
     FAR_MS,
     HOUR_MS,

@@ -12,7 +12,7 @@ from postdate.message import Host, Message, tag_hash
 from postdate.state import saved
 from postdate.state.fold import WAITS
 from postdate.storage.delivery import MANY
-from tests.support.helpers import (
+from tests.support.core import (
     DAY_MS,
     FAR_MS,
     HOUR_MS,

@@ -9,7 +9,7 @@ from postdate.contract import Stage
 from postdate.errors import CorruptChunk, Refused, UsageError
 from postdate.message import Cancelled, Message
 from postdate.state import saved
-from tests.support.helpers import (
+from tests.support.core import (
     DAY_MS,
     FAR_MS,
     HOUR_MS,

@@ -6,7 +6,7 @@ import pytest
 
 from postdate.errors import FlowControl, IllegalMessage, NoPermission, TopicNotFound, UsageError
 from postdate.message import Cancelled
-from tests.support.helpers import (
+from tests.support.core import (
     DAY_MS,
     FAR_MS,
     LEAD_MS,

@@ -5,7 +5,7 @@ import pytest
 from postdate.arrival import NEVER
 from postdate.broker.view import SCHEDULE_TOPIC, WaitingCounts
 from postdate.errors import TopicNotFound, UsageError
-from tests.support.helpers import FAR_MS, T0, TOPIC, Data, cancel, message, registered, send, settled, stage
+from tests.support.core import FAR_MS, T0, TOPIC, Data, cancel, message, registered, send, settled, stage
 
 
 def test_topics_are_found_by_name_and_their_queues_by_number(data: Data) -> None:

@@ -10,7 +10,7 @@ from postdate.bulk.arrow import Bytes, Properties, compute_dues, read_columns
 from postdate.errors import CorruptLog, IllegalMessage
 from postdate.message import INT64_MAX, DelayLevels, Host, Message, decode_properties, due_and_level
 from postdate.storage import record as records
-from tests.support.helpers import T0
+from tests.support.core import T0
 
 HOSTS = some.builds(Host, some.sampled_from([b"\x7f\x00\x00\x01", bytes(range(16))]), some.integers(0, 65_535))
 TOPICS = some.sampled_from(["t", "orders", "%RETRY%" + "g" * 120, "x" * 127, "y" * 128, "z" * 255])

@@ -20,9 +20,9 @@ from postdate.keys import key_hash
 from postdate.message import Host, Message, encode_properties, first_key, tag_hash
 from postdate.spark.executor.broker_client import BrokerClient
 from postdate.storage import record as records
-from tests.support.bulking import Client, bulking, chunk_batch, wait_until
-from tests.support.helpers import DAY_MS, HOUR_MS, MINUTE_MS, T0, TOPIC, message
-from tests.support.serving import Served, serving
+from tests.support.bulk import Client, bulking, chunk_batch, wait_until
+from tests.support.core import DAY_MS, HOUR_MS, MINUTE_MS, T0, TOPIC, message
+from tests.support.server import Served, serving
 
 LONG_TOPIC = "long-" + "t" * 122
 RETRY_TOPIC = "%RETRY%" + "g" * 150

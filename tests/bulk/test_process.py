@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from postdate.clock import ManualClock
-from tests.support.bulking import Client, wait_until
-from tests.support.helpers import DAY_MS, T0, TOPIC, message
-from tests.support.serving import serving
+from tests.support.bulk import Client, wait_until
+from tests.support.core import DAY_MS, T0, TOPIC, message
+from tests.support.server import serving
 from verify.faults.process import ROOT
 
 END_S = 10.0  # it should be 2 s; a busy machine gets more

@@ -11,10 +11,10 @@ from postdate.errors import TopicNotFound
 from postdate.message import decode_properties
 from postdate.spark.executor.bulk_client import BulkClient
 from postdate.storage import record as records
-from tests.support.bulking import Client, bulking
-from tests.support.carrying import BEGIN, World
-from tests.support.helpers import MINUTE_MS, T0, TOPIC, message, pulled
-from tests.support.serving import Served, serving
+from tests.support.bulk import Client, bulking
+from tests.support.core import MINUTE_MS, T0, TOPIC, message, pulled
+from tests.support.pipeline import BEGIN, World
+from tests.support.server import Served, serving
 
 # -- a topic's queue --------------------------------------------------------------------------------------------
 

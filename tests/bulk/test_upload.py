@@ -22,9 +22,9 @@ from postdate.storage.chunk import Chunk
 from postdate.storage.disk import RealDisk
 from postdate.storage.layout import CHUNK_ROW
 from postdate.testing import FaultPoints, Killed
-from tests.support.bulking import Client, bulking, wait_until
-from tests.support.helpers import T0
-from tests.support.serving import serving
+from tests.support.bulk import Client, bulking, wait_until
+from tests.support.core import T0
+from tests.support.server import serving
 
 NAME = "000001-a"
 ROOT = Path(__file__).parents[2]

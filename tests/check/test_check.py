@@ -22,7 +22,7 @@ from postdate.storage import snapshot as snapshots
 from postdate.storage.batch import MESSAGE, MORE_KEYS
 from postdate.storage.disk import RealDisk
 from postdate.storage.layout import ENTRY, SINGLE, TIME
-from tests.support.helpers import (
+from tests.support.core import (
     HOUR_MS,
     MINUTE_MS,
     SECOND_MS,

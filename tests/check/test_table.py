@@ -20,8 +20,8 @@ from postdate.table import merging
 from postdate.table.delta import Table
 from postdate.table.files import RowGroup, TableFolder, WrittenFile
 from postdate.table.format import CANCEL, SCHEMA, File, entry_path, parse_versions, writer_options
-from tests.support.carrying import BEGIN, World
-from tests.support.helpers import DAY_MS, HOUR_MS, MINUTE_MS, snapshot
+from tests.support.core import DAY_MS, HOUR_MS, MINUTE_MS, snapshot
+from tests.support.pipeline import BEGIN, World
 
 
 def lived(folder: Path) -> None:

@@ -11,7 +11,7 @@ from postdate import __version__, cli
 from postdate.broker.broker import Broker
 from postdate.cli import app
 from postdate.storage.disk import RealDisk
-from tests.support.helpers import HOUR_MS, MINUTE_MS, SMALL, SMALL_LIMITS, T0, TOPIC, advance, message, send
+from tests.support.core import HOUR_MS, MINUTE_MS, SMALL, SMALL_LIMITS, T0, TOPIC, advance, message, send
 
 FIRST_SEGMENT = "log/00000000000000000000"
 

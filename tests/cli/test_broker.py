@@ -16,8 +16,8 @@ from postdate import cli
 from postdate.cli.render import moment
 from postdate.clock import ManualClock
 from postdate.contract import Stage
-from tests.support.helpers import HOUR_MS, MINUTE_MS, T0
-from tests.support.serving import WAIT_S, Served, serving
+from tests.support.core import HOUR_MS, MINUTE_MS, T0
+from tests.support.server import WAIT_S, Served, serving
 
 Capsys = pytest.CaptureFixture[str]
 

@@ -4,7 +4,7 @@ import logging
 import sys
 
 from postdate.cli import logs
-from tests.support.helpers import T0
+from tests.support.core import T0
 
 
 def test_an_event_of_the_log_is_one_line_without_a_traceback() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from postdate.cli import render
-from tests.support.helpers import DAY_MS, HOUR_MS, MINUTE_MS, T0
-from tests.support.serving import serving
+from tests.support.core import DAY_MS, HOUR_MS, MINUTE_MS, T0
+from tests.support.server import serving
 from tests.support.terminal import Terminal, plain
 
 Capsys = pytest.CaptureFixture[str]

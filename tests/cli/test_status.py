@@ -17,9 +17,9 @@ from postdate.cli.status import overview
 from postdate.clock import ManualClock
 from postdate.wire import codes
 from postdate.wire.requests import Request
-from tests.support.dialogue import connected
-from tests.support.helpers import HOUR_MS, MINUTE_MS, SECOND_MS, T0
-from tests.support.serving import WAIT_S, Served, serving
+from tests.support.core import HOUR_MS, MINUTE_MS, SECOND_MS, T0
+from tests.support.peer import connected
+from tests.support.server import WAIT_S, Served, serving
 from tests.support.terminal import Terminal, plain
 
 Capsys = pytest.CaptureFixture[str]

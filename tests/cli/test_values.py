@@ -9,7 +9,7 @@ import pytest
 
 from postdate.cli import values
 from postdate.config import FIELDS
-from tests.support.helpers import MINUTE_MS, SECOND_MS, T0
+from tests.support.core import MINUTE_MS, SECOND_MS, T0
 
 
 @pytest.fixture

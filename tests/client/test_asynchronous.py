@@ -10,7 +10,7 @@ import uvloop
 
 import postdate
 from postdate import AsyncClient, AsyncReceivedMessage, Cancelled, Outgoing
-from tests.support.serving import WAIT_S, Served, serving
+from tests.support.server import WAIT_S, Served, serving
 
 TOPIC, GROUP = "orders", "billing"
 

@@ -20,7 +20,7 @@ from postdate import Cancelled
 from postdate.wire import codes
 from postdate.wire.frame import Command, Frames, decode, reply
 from postdate.wire.requests import Request
-from tests.support.serving import WAIT_S, Served, serving
+from tests.support.server import WAIT_S, Served, serving
 
 TOPIC, GROUP, QUEUES = "orders", "billing", 4
 Pair = tuple[Served, Served]

@@ -39,7 +39,7 @@ from postdate.wire.bodies import Broker, QueueData, QueueName, Route
 from postdate.wire.frame import Command
 from postdate.wire.ids import recall_handle
 from postdate.wire.records import Record, decode_records, join_pieces, split_records
-from tests.support.serving import WAIT_S
+from tests.support.server import WAIT_S
 
 # -- the package
 

@@ -73,9 +73,8 @@ from postdate.table.format import CHECKPOINT, HISTORY, MESSAGES, ROW_GROUP_ROWS,
 from postdate.wire import bodies, frame, ids
 from postdate.wire import codes as wire_codes
 from postdate.wire.requests import REQUESTS, Field, Request
-from tests.support.bulking import bulking, wait_until
-from tests.support.carrying import BEGIN, World
-from tests.support.helpers import (
+from tests.support.bulk import bulking, wait_until
+from tests.support.core import (
     HOUR_MS,
     MINUTE_MS,
     SECOND_MS,
@@ -92,7 +91,8 @@ from tests.support.helpers import (
     stage,
     write_chunk,
 )
-from tests.support.serving import Served, serving
+from tests.support.pipeline import BEGIN, World
+from tests.support.server import Served, serving
 from verify.faults.process import free_port
 
 ROOT = Path(__file__).parents[2]

@@ -14,9 +14,9 @@ import postdate
 from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.pending.view import pending
 from postdate.spark.session import java
-from tests.support.bulking import wait_until
-from tests.support.carrying import World
-from tests.support.serving import serving
+from tests.support.bulk import wait_until
+from tests.support.pipeline import World
+from tests.support.server import serving
 from verify.faults.process import ROOT, Broker, free_port
 
 EXAMPLES = ROOT / "examples"

@@ -12,10 +12,10 @@ import pytest
 from postdate.cli.app import main
 from postdate.clock import ManualClock
 from postdate.wire.requests import Request
-from tests.support.carrying import World
-from tests.support.dialogue import connected, read_bodies, sent
-from tests.support.helpers import HOUR_MS, MINUTE_MS, T0, TOPIC
-from tests.support.serving import serving
+from tests.support.core import HOUR_MS, MINUTE_MS, T0, TOPIC
+from tests.support.peer import connected, read_bodies, sent
+from tests.support.pipeline import World
+from tests.support.server import serving
 from tests.support.tracing import Trace
 from tests.test_imports import LAYERS
 

@@ -10,7 +10,7 @@ import pytest
 from postdate.wire import codes
 from postdate.wire.frame import BINARY, JSON, encode
 from postdate.wire.requests import Request
-from tests.support.dialogue import (
+from tests.support.peer import (
     LONG_POLL_MS,
     UNKNOWN_CODE,
     Peer,
@@ -23,7 +23,7 @@ from tests.support.dialogue import (
     sent,
     texts,
 )
-from tests.support.serving import Served, serving
+from tests.support.server import Served, serving
 
 SERIALIZATIONS = pytest.mark.parametrize("serialization", [JSON, BINARY], ids=["json", "binary"])
 

@@ -6,8 +6,8 @@ from postdate.server.requests.pull import Pulls
 from postdate.server.requests.send import Sends
 from postdate.wire import codes
 from postdate.wire.requests import REQUESTS, ClientRequest, Request
-from tests.support.dialogue import connected
-from tests.support.serving import serving
+from tests.support.peer import connected
+from tests.support.server import serving
 
 OWN_PATHS = {"send.collect": Sends.collect, "pull.pull": Pulls.pull}  # neither is called by the table
 

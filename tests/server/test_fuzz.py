@@ -8,8 +8,8 @@ from postdate.config import Limits, Settings
 from postdate.errors import ProtocolError
 from postdate.wire.frame import Frames, decode
 from postdate.wire.requests import REQUESTS
-from tests.support.fuzzing import BOUNDS, Fuzz, Good, run
-from tests.support.serving import configured
+from tests.support.hostile_peers import BOUNDS, Fuzz, Good, run
+from tests.support.server import configured
 
 SEED = 5
 FRAMES = 10_000

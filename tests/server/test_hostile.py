@@ -19,7 +19,8 @@ from postdate.message import Message
 from postdate.storage.batch import Prepared
 from postdate.wire import codes
 from postdate.wire.requests import REQUESTS, Request
-from tests.support.dialogue import (
+from tests.support.core import T0, FaultyDisk
+from tests.support.peer import (
     GROUP,
     LONG_POLL_MS,
     TINY,
@@ -36,8 +37,7 @@ from tests.support.dialogue import (
     send_command,
     sent,
 )
-from tests.support.helpers import T0, FaultyDisk
-from tests.support.serving import WAIT_S, Served, serving
+from tests.support.server import WAIT_S, Served, serving
 
 DEEP = b"[" * 1_000 + b"]" * 1_000
 FULL = OSError(errno.ENOSPC, "No space left on device")

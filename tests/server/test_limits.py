@@ -19,7 +19,8 @@ from postdate.server.connection import Connection
 from postdate.wire import codes
 from postdate.wire.frame import encode
 from postdate.wire.requests import ClientRequest, Request
-from tests.support.dialogue import (
+from tests.support.core import HOUR_MS, T0
+from tests.support.peer import (
     GROUP,
     LONG_POLL_MS,
     Gate,
@@ -33,8 +34,7 @@ from tests.support.dialogue import (
     send_command,
     sent,
 )
-from tests.support.helpers import HOUR_MS, T0
-from tests.support.serving import WAIT_S, Served, serving
+from tests.support.server import WAIT_S, Served, serving
 
 IDLE_MS = 10_000
 STALLED_MS = 5_000

@@ -13,8 +13,8 @@ from postdate.client.connection import Address, Connection, Connections
 from postdate.wire import codes
 from postdate.wire.frame import Command, encode
 from postdate.wire.requests import Request
-from tests.support.dialogue import LONG_POLL_MS, connected, make_topic
-from tests.support.serving import serving
+from tests.support.peer import LONG_POLL_MS, connected, make_topic
+from tests.support.server import serving
 from verify.faults.process import Broker
 
 IDLE, BUSY, ROUNDS = 5_000, 500, 4

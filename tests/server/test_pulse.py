@@ -11,7 +11,8 @@ import pytest
 from postdate.clock import ManualClock
 from postdate.wire import codes
 from postdate.wire.requests import Request
-from tests.support.dialogue import (
+from tests.support.core import T0, FaultyDisk
+from tests.support.peer import (
     GROUP,
     LONG_POLL_MS,
     Gate,
@@ -27,8 +28,7 @@ from tests.support.dialogue import (
     send_command,
     sent,
 )
-from tests.support.helpers import T0, FaultyDisk
-from tests.support.serving import serving
+from tests.support.server import serving
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from postdate.arrival import NEVER
 from postdate.clock import ManualClock
 from postdate.wire import codes
 from postdate.wire.requests import Request
-from tests.support.dialogue import (
+from tests.support.core import DAY_MS, FAR_MS, HOUR_MS, T0, FaultyDisk
+from tests.support.peer import (
     GROUP,
     LONG_POLL_MS,
     Closed,
@@ -31,8 +32,7 @@ from tests.support.dialogue import (
     send_command,
     sent,
 )
-from tests.support.helpers import DAY_MS, FAR_MS, HOUR_MS, T0, FaultyDisk
-from tests.support.serving import WAIT_S, Served, serving
+from tests.support.server import WAIT_S, Served, serving
 
 
 def alarm_at_ms(served: Served) -> int:

@@ -15,8 +15,8 @@ from postdate.contract import BatchSize, Selection, Stage
 from postdate.errors import ProtocolError, Refused, TopicNotFound, UsageError
 from postdate.spark.executor import broker_client
 from postdate.spark.executor.broker_client import BrokerClient
-from tests.support.helpers import HOUR_MS, T0, TOPIC
-from tests.support.serving import serving
+from tests.support.core import HOUR_MS, T0, TOPIC
+from tests.support.server import serving
 
 
 def test_a_pipeline_registers_stages_and_reports(tmp_path: Path) -> None:

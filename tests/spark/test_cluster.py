@@ -24,8 +24,8 @@ from postdate.spark.pipeline.history import History
 from postdate.spark.pipeline.source import horizon_of
 from postdate.storage.disk import RealDisk
 from tests.support.cluster import Cluster, Driver, bare_python, wait_for
-from tests.support.helpers import HOUR_MS, MINUTE_MS, SECOND_MS, T0, TOPIC, message, pulled
-from tests.support.serving import SERVED, Served, configured
+from tests.support.core import HOUR_MS, MINUTE_MS, SECOND_MS, T0, TOPIC, message, pulled
+from tests.support.server import SERVED, Served, configured
 
 pytestmark = pytest.mark.full
 

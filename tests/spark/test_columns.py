@@ -15,7 +15,7 @@ from postdate.spark.imports.columns import PROPERTIES, Converter, Faults, Job, W
 from postdate.spark.imports.options import fitted, named_columns, wanted_of
 from postdate.storage import record as records
 from postdate.table.format import SCHEMA
-from tests.support.helpers import DAY_MS, HOUR_MS, T0, TOPIC, Data, message, send
+from tests.support.core import DAY_MS, HOUR_MS, T0, TOPIC, Data, message, send
 
 DUE = T0 + HOUR_MS
 JOB = Job("campaign-7", 3, TOPIC, ((0, 11), (1, 12)), T0, 365 * DAY_MS)

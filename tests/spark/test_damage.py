@@ -7,7 +7,7 @@ import pytest
 
 from postdate.errors import CorruptTable
 from postdate.spark.pipeline.driver import first_line
-from tests.support.piping import MINUTE_MS, NOW, piping
+from tests.support.spark import MINUTE_MS, NOW, piping
 
 
 def test_a_file_that_cannot_be_read_ends_the_pipeline_and_is_named(tmp_path: Path, spark: Any) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from postdate.errors import CorruptTable, Refused
 from postdate.table import merging
-from tests.support.helpers import snapshot
-from tests.support.piping import (
+from tests.support.core import snapshot
+from tests.support.spark import (
     DAY_MS,
     HOUR_MS,
     MINUTE_MS,

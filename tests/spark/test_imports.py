@@ -31,8 +31,8 @@ from postdate.spark.imports.options import wanted_of
 from postdate.storage import record as records
 from postdate.table import delta
 from postdate.table.files import TableFolder, sort_rows
-from tests.support.carrying import BEGIN, World
-from tests.support.helpers import HOUR_MS, TOPIC
+from tests.support.core import HOUR_MS, TOPIC
+from tests.support.pipeline import BEGIN, World
 from verify.faults.process import ROOT
 
 DUE = BEGIN + HOUR_MS

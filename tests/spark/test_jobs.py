@@ -12,8 +12,8 @@ from postdate.message import Cancelled
 from postdate.spark.pending.view import pending
 from postdate.storage import record as records
 from postdate.storage.disk import RealDisk
-from tests.support.carrying import BEGIN, World
-from tests.support.helpers import HOUR_MS, MINUTE_MS, TOPIC
+from tests.support.core import HOUR_MS, MINUTE_MS, TOPIC
+from tests.support.pipeline import BEGIN, World
 
 FIVE, HOUR = BEGIN + 5 * MINUTE_MS, BEGIN + HOUR_MS
 

@@ -9,8 +9,8 @@ import pytest
 from postdate.contract import JobStatus
 from postdate.spark import register
 from postdate.wire.requests import Request
-from tests.support.dialogue import Peer
-from tests.support.piping import HOUR_MS, MINUTE_MS, SECOND_MS, Held, Piped, Sent, piping
+from tests.support.peer import Peer
+from tests.support.spark import HOUR_MS, MINUTE_MS, SECOND_MS, Held, Piped, Sent, piping
 
 CAMPAIGN = "reminders"
 STEPS = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.piping import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Piped, piping
+from tests.support.spark import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Piped, piping
 
 KILLED, FAILED = -9, 3
 WORKERS = ("file.written", "file.synced", "chunk.upload", "chunk.uploaded")

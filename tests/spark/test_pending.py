@@ -16,8 +16,8 @@ from postdate.errors import PipelineFailed
 from postdate.spark.pending import extract, pending
 from postdate.spark.pending.pending import Request
 from postdate.spark.session import java
-from tests.support.carrying import BEGIN, World
-from tests.support.helpers import HOUR_MS, TOPIC
+from tests.support.core import HOUR_MS, TOPIC
+from tests.support.pipeline import BEGIN, World
 
 ROOT = Path(__file__).parents[2]
 HOUR = BEGIN + HOUR_MS

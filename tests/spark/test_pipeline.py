@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from postdate.table import merging
-from tests.support.piping import DAY_MS, HOUR_MS, MINUTE_MS, NOW, SECOND_MS, TOPIC, Piped, Sent, Steps, piping
+from tests.support.spark import DAY_MS, HOUR_MS, MINUTE_MS, NOW, SECOND_MS, TOPIC, Piped, Sent, Steps, piping
 
 DUE = NOW + 10 * MINUTE_MS
 YEAR_MS = 365 * DAY_MS

@@ -22,7 +22,8 @@ from postdate.storage.disk import RealDisk
 from postdate.table import merging
 from postdate.table.delta import Table
 from postdate.table.files import SYNC_TRACE, Window, read_window
-from tests.support.piping import (
+from tests.support.power import TracedDisk, lose_power
+from tests.support.spark import (
     DAY_MS,
     HOUR_MS,
     MINUTE_MS,
@@ -35,7 +36,6 @@ from tests.support.piping import (
     piping,
     sync_trace,
 )
-from tests.support.power import TracedDisk, lose_power
 
 EVERY_BATCH = merging.Limits(soon_files=1, later_files=1)
 HEALED = ("missing or cut", "read again from the log", "restored from the log", "cannot be found")

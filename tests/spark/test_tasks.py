@@ -15,8 +15,8 @@ from postdate.storage.disk import RealDisk
 from postdate.table.delta import Table
 from postdate.table.files import Window, read_window, write_file
 from postdate.table.format import CANCEL
-from tests.support.bulking import bulking
-from tests.support.serving import serving
+from tests.support.bulk import bulking
+from tests.support.server import serving
 from tests.support.table_rows import arrivals, cancel_record, damage_cut, message_record, messages, row, table_of
 
 

@@ -19,9 +19,9 @@ from postdate.errors import PipelineFailed, UsageError
 from postdate.message import decode_properties
 from postdate.spark.formats import topic
 from postdate.spark.formats.topic import asked_of, bounded
-from tests.support.bulking import wait_until
-from tests.support.carrying import BEGIN, World
-from tests.support.helpers import MINUTE_MS, TOPIC, message, pulled
+from tests.support.bulk import wait_until
+from tests.support.core import MINUTE_MS, TOPIC, message, pulled
+from tests.support.pipeline import BEGIN, World
 
 Row = tuple[int, int, str]  # queue, offset, body
 WAIT_S = 120.0

@@ -23,8 +23,8 @@ from postdate.spark.pending import query
 from postdate.spark.pending.view import VIEW, living_rows, pending
 from postdate.table.format import CANCEL, DROP, MESSAGE, SCHEMA
 from postdate.table.living import Removals
-from tests.support.carrying import BEGIN, World
-from tests.support.helpers import HOUR_MS, MINUTE_MS, TOPIC
+from tests.support.core import HOUR_MS, MINUTE_MS, TOPIC
+from tests.support.pipeline import BEGIN, World
 
 CLI_PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 FIVE, HOUR = BEGIN + 5 * MINUTE_MS, BEGIN + HOUR_MS

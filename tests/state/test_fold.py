@@ -17,7 +17,7 @@ from postdate.storage.batch import MESSAGE, TOPIC, Batch
 from postdate.storage.disk import RealDisk
 from postdate.storage.layout import BATCH_HEADER_BYTES as HEADER_BYTES
 from postdate.storage.layout import ROW_BYTES, ROW_STRUCT
-from tests.support.helpers import T0
+from tests.support.core import T0
 
 Row = tuple[int, int, int]  # queue number, due, level
 SHIFT = 16

@@ -14,7 +14,7 @@ from postdate.state.index import Index, block_rows, index_file_rows
 from postdate.storage.disk import RealDisk
 from postdate.storage.layout import INDEX
 from postdate.testing.disk import VirtualDisk
-from tests.support.helpers import FaultyDisk
+from tests.support.core import FaultyDisk
 
 BLOCK = 4
 FILE_ROWS = 14  # three blocks a file

@@ -14,7 +14,7 @@ from postdate.storage.layout import BATCH_HEADER_BYTES as HEADER_BYTES
 from postdate.storage.log import OFFSET_MAX, Log
 from postdate.storage.segment import SegmentKeeper, Segments, path_of
 from postdate.testing import FaultPoints
-from tests.support.helpers import FaultyDisk, contents
+from tests.support.core import FaultyDisk, contents
 
 SEGMENT = 4_096
 FULL = OSError(errno.ENOSPC, "No space left on device")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from postdate.errors import CorruptQueue
 from postdate.storage import rows as rows_module
 from postdate.storage.rows import Rows
-from tests.support.helpers import FaultyDisk
+from tests.support.core import FaultyDisk
 
 DTYPE = np.dtype([("key", "<i8"), ("value", "<i4")])
 FILE_ROWS, TAIL_ROWS = 8, 3

@@ -9,7 +9,7 @@ import pytest
 from postdate.errors import CorruptLog, DiskFull, LogFailed
 from postdate.storage.segment import SegmentKeeper, Segments, full_or, path_of
 from postdate.testing import FaultPoints
-from tests.support.helpers import FaultyDisk
+from tests.support.core import FaultyDisk
 
 SIZE = 4_096
 

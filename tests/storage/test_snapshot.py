@@ -10,7 +10,7 @@ from postdate.errors import CorruptSnapshot
 from postdate.storage import snapshot
 from postdate.storage.snapshot import SLOTS, STATE, Section, Writer, path_of
 from postdate.testing import FaultPoints
-from tests.support.helpers import FaultyDisk
+from tests.support.core import FaultyDisk
 
 
 @pytest.fixture

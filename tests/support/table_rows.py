@@ -12,7 +12,7 @@ from postdate.keys import key_hash
 from postdate.message import LOOPBACK, Message, encode_properties, first_key
 from postdate.storage import record as records
 from postdate.table.format import FAR_TRANSACTION, MESSAGE, ROWS_TRANSACTION, SCHEMA
-from tests.support.helpers import T0, TOPIC
+from tests.support.core import T0, TOPIC
 
 
 def signed(number: int) -> int:

@@ -11,8 +11,8 @@ from postdate.counts import Counts, Seconds
 from postdate.keys import key_hash
 from postdate.table.find import TableReader
 from postdate.table.format import DROP
-from tests.support.carrying import BEGIN, World
-from tests.support.helpers import HOUR_MS, MINUTE_MS, TOPIC
+from tests.support.core import HOUR_MS, MINUTE_MS, TOPIC
+from tests.support.pipeline import BEGIN, World
 from tests.support.table_rows import Row, append, keyed_row, signed
 
 

@@ -15,8 +15,8 @@ from postdate.errors import CorruptTable, Refused
 from postdate.table.delta import Table
 from postdate.table.files import TableFolder, Window, WrittenFile, write_file
 from postdate.table.format import entry_path
-from tests.support.carrying import World
-from tests.support.helpers import HOUR_MS
+from tests.support.core import HOUR_MS
+from tests.support.pipeline import World
 from tests.support.table_rows import damage_cut, damage_gone, messages
 
 

@@ -19,10 +19,10 @@ from postdate.table.format import SCHEMA
 from postdate.wire import codes
 from postdate.wire.frame import Command
 from postdate.wire.requests import Request
-from tests.support.bulking import bulking
-from tests.support.dialogue import connected, make_topic, sent
-from tests.support.helpers import DAY_MS, T0, TOPIC
-from tests.support.serving import serving
+from tests.support.bulk import bulking
+from tests.support.core import DAY_MS, T0, TOPIC
+from tests.support.peer import connected, make_topic, sent
+from tests.support.server import serving
 from tests.support.table_rows import append, keyed_row, signed
 
 

@@ -18,8 +18,8 @@ from postdate.table import files
 from postdate.table.format import CANCEL, DROP, MESSAGE, ORDER, SCHEMA
 from postdate.table.living import HAS_ARRIVED, IS_UNPROMOTED, WAITING, Removals, has_arrived, is_unpromoted
 from tests.docs.test_docs import READERS, blocks_of
-from tests.support.carrying import World
-from tests.support.helpers import HOUR_MS, MINUTE_MS, TOPIC
+from tests.support.core import HOUR_MS, MINUTE_MS, TOPIC
+from tests.support.pipeline import World
 
 Row = dict[str, Any]
 

@@ -21,7 +21,7 @@ import pytest
 from postdate.clock import SystemClock
 from postdate.errors import UsageError
 from postdate.wire import codes
-from tests.support.dialogue import LONG_POLL_MS, Closed, make_topic, pull, read_bodies, send_command, sent
+from tests.support.peer import LONG_POLL_MS, Closed, make_topic, pull, read_bodies, send_command, sent
 from verify.faults import power
 from verify.faults.control import BROKER, BULK, PIPELINE
 from verify.faults.inside import OTHER, role_of

@@ -12,7 +12,8 @@ from postdate.wire.frame import Command
 from postdate.wire.ids import parse_message_id
 from postdate.wire.records import decode_records
 from postdate.wire.requests import Request
-from tests.support.dialogue import (
+from tests.support.core import FAR_MS, HOUR_MS, T0
+from tests.support.peer import (
     Peer,
     ask_json,
     connected,
@@ -23,8 +24,7 @@ from tests.support.dialogue import (
     sent,
     texts,
 )
-from tests.support.helpers import FAR_MS, HOUR_MS, T0
-from tests.support.serving import Served, serving
+from tests.support.server import Served, serving
 
 LONG_MAX = (1 << 63) - 1
 

@@ -10,9 +10,9 @@ from postdate.clock import ManualClock
 from postdate.wire import codes
 from postdate.wire.bodies import decode_consumer_ids
 from postdate.wire.requests import ClientRequest, Request
-from tests.support.dialogue import GROUP, Peer, connected, heartbeat, make_topic, pull, send, sent
-from tests.support.helpers import T0
-from tests.support.serving import Served, serving
+from tests.support.core import T0
+from tests.support.peer import GROUP, Peer, connected, heartbeat, make_topic, pull, send, sent
+from tests.support.server import Served, serving
 
 EXPIRY_MS = 120_000
 

@@ -9,9 +9,9 @@ import pytest
 from postdate.clock import ManualClock
 from postdate.wire import codes
 from postdate.wire.requests import Request
-from tests.support.dialogue import Peer, connected, make_topic, sent
-from tests.support.helpers import DAY_MS, FAR_MS, HOUR_MS, MINUTE_MS, T0
-from tests.support.serving import serving
+from tests.support.core import DAY_MS, FAR_MS, HOUR_MS, MINUTE_MS, T0
+from tests.support.peer import Peer, connected, make_topic, sent
+from tests.support.server import serving
 
 
 def pending(peer: Peer, **fields: Any) -> dict[str, Any]:

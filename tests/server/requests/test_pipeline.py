@@ -15,9 +15,9 @@ from postdate.storage.layout import ENTRY, FAR, TIME
 from postdate.wire import codes
 from postdate.wire.frame import Command
 from postdate.wire.requests import Request
-from tests.support.dialogue import Gate, Peer, connected, make_topic, read_bodies, sent
-from tests.support.helpers import FAR_MS, HOUR_MS, MINUTE_MS, T0, FaultyDisk, message, write_chunk
-from tests.support.serving import WAIT_S, Served, serving
+from tests.support.core import FAR_MS, HOUR_MS, MINUTE_MS, T0, FaultyDisk, message, write_chunk
+from tests.support.peer import Gate, Peer, connected, make_topic, read_bodies, sent
+from tests.support.server import WAIT_S, Served, serving
 
 DUE = T0 + FAR_MS
 DELAY_MS_MAX = 87_660 * 3_600_000

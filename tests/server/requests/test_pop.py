@@ -13,7 +13,8 @@ from postdate.wire import codes
 from postdate.wire.frame import Command
 from postdate.wire.records import decode_records
 from postdate.wire.requests import Request
-from tests.support.dialogue import (
+from tests.support.core import T0
+from tests.support.peer import (
     GROUP,
     LONG_POLL_MS,
     Gate,
@@ -28,8 +29,7 @@ from tests.support.dialogue import (
     send,
     sent,
 )
-from tests.support.helpers import T0
-from tests.support.serving import serving
+from tests.support.server import serving
 
 MINUTE_MS = 60_000
 DEAD = f"%DLQ%{GROUP}"

@@ -14,7 +14,8 @@ from postdate.wire.bodies import QueueName, decode_by_queue
 from postdate.wire.frame import Command
 from postdate.wire.records import decode_records
 from postdate.wire.requests import Request
-from tests.support.dialogue import (
+from tests.support.core import T0
+from tests.support.peer import (
     GROUP,
     LONG_POLL_MS,
     Peer,
@@ -26,8 +27,7 @@ from tests.support.dialogue import (
     pull_command,
     sent,
 )
-from tests.support.helpers import T0
-from tests.support.serving import Served, serving
+from tests.support.server import Served, serving
 
 PLACE: dict[str, Any] = {"consumerGroup": GROUP, "topic": "orders", "queueId": 0}
 

@@ -8,7 +8,8 @@ import pytest
 from postdate.clock import ManualClock
 from postdate.wire import codes
 from postdate.wire.requests import Request
-from tests.support.dialogue import (
+from tests.support.core import T0
+from tests.support.peer import (
     GROUP,
     LONG_POLL_MS,
     TINY,
@@ -23,8 +24,7 @@ from tests.support.dialogue import (
     send_command,
     sent,
 )
-from tests.support.helpers import T0
-from tests.support.serving import Served, serving
+from tests.support.server import Served, serving
 
 FOUND, NOT_FOUND, NO_MATCH, MOVED = 0, 19, 20, 21
 SHORT_POLL_MS = 50

@@ -11,9 +11,9 @@ from postdate.wire import codes
 from postdate.wire.frame import Command
 from postdate.wire.ids import recall_handle
 from postdate.wire.requests import Request
-from tests.support.dialogue import Peer, connected, make_topic, read_bodies, send, send_batch, send_command, sent
-from tests.support.helpers import FAR_MS, HOUR_MS, T0
-from tests.support.serving import Served, serving
+from tests.support.core import FAR_MS, HOUR_MS, T0
+from tests.support.peer import Peer, connected, make_topic, read_bodies, send, send_batch, send_command, sent
+from tests.support.server import Served, serving
 
 WAITS_MS = pytest.mark.parametrize("delay_ms", [5_000, FAR_MS, 100 * HOUR_MS], ids=["near", "far", "very far"])
 

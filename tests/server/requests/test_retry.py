@@ -12,7 +12,8 @@ from postdate.storage.record import Record
 from postdate.wire import codes
 from postdate.wire.ids import message_id, parse_message_id
 from postdate.wire.requests import Request
-from tests.support.dialogue import (
+from tests.support.core import T0
+from tests.support.peer import (
     GROUP,
     Peer,
     connected,
@@ -23,8 +24,7 @@ from tests.support.dialogue import (
     send_command,
     sent,
 )
-from tests.support.helpers import T0
-from tests.support.serving import Served, serving
+from tests.support.server import Served, serving
 
 RETRY, DEAD = f"%RETRY%{GROUP}", f"%DLQ%{GROUP}"
 LEVELS_MS = [1_000, 5_000, 10_000, 30_000, 60_000, 120_000]

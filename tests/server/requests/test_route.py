@@ -18,7 +18,7 @@ from postdate.wire.bodies import Route, decode_route
 from postdate.wire.ids import host_of, message_id, parse_message_id
 from postdate.wire.records import decode_records
 from postdate.wire.requests import Request
-from tests.support.dialogue import (
+from tests.support.peer import (
     Peer,
     ask_json,
     connected,
@@ -28,7 +28,7 @@ from tests.support.dialogue import (
     read_bodies,
     sent,
 )
-from tests.support.serving import SERVED, Served, configured, serving
+from tests.support.server import SERVED, Served, configured, serving
 
 
 def port_of(address: str | None) -> int:

@@ -12,7 +12,8 @@ from postdate.wire import codes
 from postdate.wire.bodies import Inner, encode_batch
 from postdate.wire.ids import parse_message_id, parse_recall_handle
 from postdate.wire.requests import END_TRANSACTION, Request
-from tests.support.dialogue import (
+from tests.support.core import DAY_MS, HOUR_MS, MINUTE_MS, T0
+from tests.support.peer import (
     LONG_POLL_MS,
     connected,
     got,
@@ -29,8 +30,7 @@ from tests.support.dialogue import (
     send_command,
     sent,
 )
-from tests.support.helpers import DAY_MS, HOUR_MS, MINUTE_MS, T0
-from tests.support.serving import serving
+from tests.support.server import serving
 
 # -------------------------------------------------------------------------------------------------------- answers
 

@@ -13,7 +13,8 @@ from postdate.config import FIELDS, LIVE
 from postdate.wire import codes
 from postdate.wire.reports import decode_properties_text, encode_properties_text
 from postdate.wire.requests import Request
-from tests.support.dialogue import (
+from tests.support.core import DAY_MS, FAR_MS, MINUTE_MS, T0
+from tests.support.peer import (
     GROUP,
     LONG_POLL_MS,
     Peer,
@@ -26,8 +27,7 @@ from tests.support.dialogue import (
     send,
     sent,
 )
-from tests.support.helpers import DAY_MS, FAR_MS, MINUTE_MS, T0
-from tests.support.serving import serving
+from tests.support.server import serving
 
 # -- figures --------------------------------------------------------------------------------------------------------
 

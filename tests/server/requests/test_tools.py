@@ -12,9 +12,9 @@ from postdate.wire import codes
 from postdate.wire.frame import BINARY, Command, encode
 from postdate.wire.records import decode_records
 from postdate.wire.requests import ClientRequest, Request
-from tests.support.dialogue import GROUP, Peer, connected, heartbeat, make_topic, properties_of, pull, sent
-from tests.support.helpers import T0
-from tests.support.serving import Served, serving
+from tests.support.core import T0
+from tests.support.peer import GROUP, Peer, connected, heartbeat, make_topic, properties_of, pull, sent
+from tests.support.server import Served, serving
 
 
 def produce(peer: Peer, client_id: str, *groups: str, **header: Any) -> None:

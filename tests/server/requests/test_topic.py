@@ -11,7 +11,8 @@ from postdate.state.topics import Topic
 from postdate.wire import codes
 from postdate.wire.bodies import QueueName, decode_by_queue
 from postdate.wire.requests import Request
-from tests.support.dialogue import (
+from tests.support.core import FAR_MS, T0
+from tests.support.peer import (
     GROUP,
     ask_json,
     connected,
@@ -22,8 +23,7 @@ from tests.support.dialogue import (
     send,
     sent,
 )
-from tests.support.helpers import FAR_MS, T0
-from tests.support.serving import Served, serving
+from tests.support.server import Served, serving
 
 
 def topic_of(served: Served, name: str = "orders") -> Topic:

@@ -7,9 +7,9 @@ import pytest
 from postdate.clock import ManualClock
 from postdate.server.sessions import meter
 from postdate.server.sessions.meter import Came, Meter, Rate, Span, Went, Whole
-from tests.support.dialogue import connected, make_topic, pull, sent
-from tests.support.helpers import T0
-from tests.support.serving import Served, serving
+from tests.support.core import T0
+from tests.support.peer import connected, make_topic, pull, sent
+from tests.support.server import Served, serving
 
 
 def rate_of(served: Served, key: object, span: Span = Span.MINUTE) -> Rate:

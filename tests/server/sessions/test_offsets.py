@@ -10,9 +10,9 @@ from postdate.wire import codes
 from postdate.wire.ids import parse_message_id
 from postdate.wire.records import decode_records
 from postdate.wire.requests import Request
-from tests.support.dialogue import GROUP, TINY, Peer, begun_later, connected, make_topic, pull, sent
-from tests.support.helpers import T0
-from tests.support.serving import serving
+from tests.support.core import T0
+from tests.support.peer import GROUP, TINY, Peer, begun_later, connected, make_topic, pull, sent
+from tests.support.server import serving
 
 NONE = -1
 FAR_BETWEEN_MS = 60_000  # between two writings of offsets: not within a test

@@ -14,9 +14,9 @@ from postdate.wire.ids import recall_handle
 from postdate.wire.requests import ClientRequest, Request
 from tests.server.requests.test_pipeline import DUE, register, sent_far, stage_body
 from tests.server.test_limits import IDLE_MS, sweep
-from tests.support.dialogue import Peer, connected, read_bodies, send_command, sent
-from tests.support.helpers import FAR_MS, HOUR_MS, SECOND_MS, T0, message, write_chunk
-from tests.support.serving import Served, serving
+from tests.support.core import FAR_MS, HOUR_MS, SECOND_MS, T0, message, write_chunk
+from tests.support.peer import Peer, connected, read_bodies, send_command, sent
+from tests.support.server import Served, serving
 
 
 def taken(served: Served, peer: Peer, count: int = 1) -> list[int]:

@@ -20,9 +20,9 @@ from postdate.spark.pipeline.history import History
 from postdate.spark.pipeline.source import horizon_of
 from postdate.storage.disk import RealDisk
 from postdate.table.delta import Table
-from tests.support.bulking import wait_until
-from tests.support.helpers import HOUR_MS, MINUTE_MS, SECOND_MS, T0, TOPIC, message
-from tests.support.serving import SERVED, Served, configured
+from tests.support.bulk import wait_until
+from tests.support.core import HOUR_MS, MINUTE_MS, SECOND_MS, T0, TOPIC, message
+from tests.support.server import SERVED, Served, configured
 
 BEGIN = T0 // HOUR_MS * HOUR_MS + SECOND_MS
 LEAD_MS = 60_000

@@ -1,6 +1,6 @@
 """Hostile peers against a live broker, and a well-behaved client beside them that must notice nothing.
 
-    python -m tests.support.fuzzing --seconds 60 [--seed S]        (scripts/full)
+    python -m tests.support.hostile_peers --seconds 60 [--seed S]        (scripts/full)
 
 A hostile peer takes real requests of every code, in both serializations, and breaks them in one of many ways: a field
 of another kind, a number beyond its bounds, flipped bits, a wrong length, half a frame, JSON a thousand deep, bytes
@@ -27,7 +27,7 @@ import orjson
 from postdate.wire import bodies, codes
 from postdate.wire.frame import BINARY, JSON, Command, encode
 from postdate.wire.requests import REQUESTS, Field, Kind, Request
-from tests.support.dialogue import Peer, make_topic, properties_text, pull, pull_command, send_command
+from tests.support.peer import Peer, make_topic, properties_text, pull, pull_command, send_command
 from verify.faults.process import Broker, now_ms
 
 PEERS = 3
@@ -515,7 +515,7 @@ def _settled(measure: Callable[[], int], goal: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.support.fuzzing", description="Hostile peers against a live broker."
+        prog="python -m tests.support.hostile_peers", description="Hostile peers against a live broker."
     )
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))

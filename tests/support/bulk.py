@@ -15,7 +15,7 @@ from postdate.bulk.schema import IN
 from postdate.client.address import Address
 from postdate.spark.executor.broker_client import BrokerClient
 from postdate.storage.disk import Disk
-from tests.support.serving import WAIT_S, Served
+from tests.support.server import WAIT_S, Served
 
 
 class Client:

@@ -38,8 +38,8 @@ from postdate.table import merging
 from postdate.table.files import SYNC_TRACE
 from postdate.wire.ids import recall_handle
 from postdate.wire.requests import Request
-from tests.support.dialogue import Peer
-from tests.support.serving import SERVED, Served, configured
+from tests.support.peer import Peer
+from tests.support.server import SERVED, Served, configured
 from verify.faults.process import ROOT, free_port
 
 NOW = 1_900_000_000_000 // 60_000 * 60_000 + 5_000

@@ -15,8 +15,8 @@ import orjson
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command
 from postdate.wire.requests import Request
-from tests.support.helpers import FaultyDisk, snapshot
-from tests.support.serving import WAIT_S, Served
+from tests.support.core import FaultyDisk, snapshot
+from tests.support.server import WAIT_S, Served
 from verify.faults.peer import (
     GROUP,
     UNKNOWN_CODE,
