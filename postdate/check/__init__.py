@@ -1,4 +1,4 @@
-"""The check of a closed data folder: is everything that a broker would trust still true?
+"""Checks a closed data folder: is everything that a broker would trust still true?
 
     FORMAT, segments     every batch's checksum, every record, every row against its record, what is zero
     snapshots            readable; the checksums of all blocks of rows that they hold
@@ -9,13 +9,12 @@
 
 Nothing on disk is changed: the second fold works on an overlay, and only the folder's lock is taken. Damage is never
 raised; it becomes a finding with its place, and the check goes on with what it can still look at. What a crash leaves
-by right (a torn tail, rows that the next start makes again) is no damage: it is counted.
+by right (a torn tail, rows that the next start makes again) is no damage: the check counts it.
 
-What it cannot find: once retention has been at work, a lost first file of a queue that has several looks like one that
-retention has removed.
+It cannot find one thing: after retention has run, a lost first file of a queue looks like one that retention removed.
 
-The price: 10 to 15 s for a million messages, nearly all of it to decode and apply them one by one, and 0.6 KB of RAM
-for each message in the log; of the table each row takes as long, and 16 bytes.
+It takes 10 to 15 s for a million messages, nearly all of it to decode and apply them one by one, and 0.6 KB of RAM for
+each message in the log. A row of the table takes as long, and 16 bytes.
 """
 
 from postdate.arrival import NEVER

@@ -12,7 +12,7 @@ from postdate.storage.chunk import Chunk
 
 
 def check_chunk(folder: Folder, base: int, name: str, came_at: int, places: Places) -> np.ndarray | None:
-    """Gives what is known of the records, which came into the wheel at `came_at`; None where it cannot be read."""
+    """Returns what is known of a chunk's records, which came into the wheel at `came_at`; None if it cannot be read."""
     try:
         chunk = Chunk(folder.disk, name)
         chunk.verify()

@@ -48,7 +48,7 @@ def check_far(folder: Folder, tables: Tables, pointers: Pointers) -> None:
 
 
 def check_selections(folder: Folder, refold: Refold) -> None:
-    """Passes over those that retention has let go: of jobs that the table has followed."""
+    """Checks the selections of jobs, except those that retention removed after the table had followed the job."""
     for job in refold.fold.jobs.all() if refold.fold is not None else []:
         for part in job.parts:
             if job.state == RUNNING or selection.is_there(folder.disk, part.name):

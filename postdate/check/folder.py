@@ -89,7 +89,7 @@ class Folder:
     # -- rows ---------------------------------------------------------------------------------------------------
 
     def rows(self, saved: Saved, name: str) -> Rows:
-        """The rows of a folder that a snapshot speaks of, without those that retention has let go."""
+        """Returns the rows of a folder that a snapshot describes, without those that retention has removed."""
         rows = self._rows(name, saved.lengths.get(name, 0))
         rows.first = saved.firsts.get(name, 0)
         if self.is_shortened:
@@ -133,7 +133,7 @@ class Folder:
 
 
 def opened(disk: Disk, fixed: dict[str, int], report: Report) -> Folder:
-    """The folder with its snapshots and segments; those that cannot be used are told and left out."""
+    """Opens the folder with its snapshots and segments; reports those that cannot be used, and leaves them out."""
     saved = list(_readable_snapshots(disk, report))
     report.count("snapshots read", len(saved))
     segments = Segments(disk, fixed["segment_bytes"])
@@ -150,7 +150,7 @@ def _readable_snapshots(disk: Disk, report: Report) -> Iterator[Saved]:
 
 
 def _drop_misshapen(disk: Disk, segments: Segments, report: Report) -> None:
-    """Tells which segments have not their size, and passes over those that hold nothing: they cannot be mapped."""
+    """Reports segments of a wrong size, and leaves out empty ones: they cannot be mapped."""
     expected = segments.segment_bytes
     for base in list(segments.bases):
         size = disk.size(segment.path_of(base))

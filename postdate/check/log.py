@@ -55,7 +55,7 @@ class LogCheck:
         self._refold.apply(item)
 
     def _is_end(self, hole: Hole, index: int) -> bool:
-        """Whether the log ends here by right: nothing at or behind this place is known to have been on disk."""
+        """Whether the log may end here: nothing at or after this place is known to have been on disk."""
         if not self._looked_ahead:
             self._looked_ahead = True
             self._known_durable = max([self._known_durable, *self._durables_behind(hole, index)])
@@ -67,7 +67,7 @@ class LogCheck:
             yield from (item.durable for item in walk(self._segments, start) if isinstance(item, Batch))
 
     def _count_tail(self, end: int, index: int) -> None:
-        """What a crash left behind the end; the next start zeroes it."""
+        """Counts what a crash left after the end; the next start zeroes it."""
         self.end, torn = end, 0
         for base in self._segments.bases[index:]:
             used = np.flatnonzero(self._segments.array(base)[max(end - base, 0) :])

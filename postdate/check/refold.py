@@ -78,7 +78,7 @@ class Refold:
     def near_until(self, batch: Batch) -> int:
         """Up to which due a message of this batch, which is applied next, comes into the wheel at once; -1 = not known.
 
-        Not known is also what comes while the clock is behind an instant that it has shown before: nothing fires then.
+        It is also unknown while the clock is earlier than an instant it has shown before: nothing fires then.
         """
         fold = self.fold
         follows = not self.is_stopped and batch.offset == self._next
@@ -150,7 +150,7 @@ class Refold:
             yield from self.fold.all_rows()
 
     def _compare_rows(self, rows: Rows, needed: int) -> None:
-        """Rows before `needed` are what the next start trusts; those behind it makes again, whatever is there."""
+        """Compares rows with the file's. The next start trusts those before `needed` and makes the others again."""
         step, size = self._folder.file_rows(rows.folder), dtype_of(rows.folder).itemsize
         start = max(self._loaded.get(rows.folder, 0), rows.first)
         while start < rows.length:
@@ -164,7 +164,7 @@ class Refold:
             start = stop
 
     def _compare_piece(self, rows: Rows, path: str, start: int, data: bytes, needed: int) -> None:
-        """One file's rows from `start` on. Missing rows are told by the look at the files' sizes."""
+        """Compares one file's rows from `start` on. Another check, of the files' sizes, reports missing rows."""
         found = np.frombuffer(data, dtype_of(rows.folder))
         expected = rows.read(start, start + len(found))
         differs = found != expected if found.tobytes() != expected.tobytes() else np.zeros(len(found), np.bool_)
@@ -189,7 +189,7 @@ class Refold:
 
 
 class Overlay:
-    """A disk for the second fold: what it writes is kept in memory, and only where it differs from what is there."""
+    """A disk for the second fold. It keeps writes in memory, and only those that differ from the folder's bytes."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -279,7 +279,7 @@ def _comparable(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _leave_out_gone(kept: dict[str, Any], folded: dict[str, Any], name: str, present: set[int]) -> None:
-    """Keeps, of a table by segment or chunk, those that are there.
+    """Returns the entries of a table, by segment or chunk, whose file exists.
 
     The broker forgets what retention removes. After a crash a removed file may be there again, still forgotten.
     """

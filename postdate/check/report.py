@@ -1,16 +1,16 @@
-"""What a check says: its findings, and numbers of what it looked at."""
+"""The report of a check: its findings, and how much it looked at."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-_SHOWN_MAX = 3  # findings of one kind and place that are told one by one; the rest is counted
+_SHOWN_MAX = 3  # findings of one kind and place that are shown one by one; the rest is counted
 
 
 @dataclass
 class Report:
-    """What a check found and what it looked at. `numbers` are in people's words, in the order of the work."""
+    """The findings, and counts of what was checked, by name, in the order of the work."""
 
     findings: list[str] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
@@ -20,12 +20,12 @@ class Report:
         return not self.findings
 
     def find(self, finding: str) -> None:
-        """Two parts of the check may stumble over the same damage: it is told once."""
+        """Adds a finding, once: two parts of the check may meet the same damage."""
         if finding not in self.findings:
             self.findings.append(finding)
 
     def find_each(self, mask: np.ndarray, sentence: Callable[[int], str]) -> None:
-        """A finding for each place where the mask is set; of many, the first ones and how many more."""
+        """Adds a finding for each place where the mask is set; of many, the first ones and how many more there are."""
         hits = np.flatnonzero(mask)
         for hit in hits[:_SHOWN_MAX].tolist():
             self.find(sentence(hit))

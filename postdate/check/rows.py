@@ -71,7 +71,7 @@ class Pointers:
         self._chunks = [(base, folder.disk.size(chunks.path_of(name))) for base, name in tables.chunks()]
 
     def follow(self, place: Place, offset: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As `Index.find`; tells of missing records, counts those that retention let go."""
+        """Finds records as `Index.find` does; reports missing ones, counts those that retention has removed."""
         found, known = self._index.find(offset)
         needed = self._must_be_there(offset)
         self._report.count("rows whose record is gone", int((~found & ~needed).sum()))

@@ -123,7 +123,7 @@ class Group:
 
 
 def check_file(base: Path, file: File, sources: Sources) -> Seen | None:
-    """Gives what was seen; None where the file cannot be read, which is told."""
+    """Checks one file and returns its rows; None if the file cannot be read, which is a finding."""
     return _FileCheck(base, file, sources).run()
 
 
@@ -324,7 +324,7 @@ def _taken(tables: Tables, refold: Refold) -> _Taken | None:
     try:
         return _Taken(refold.fold.far, *tables.rows("far"))
     except CorruptQueue:
-        return None  # the look at the far queue has told it
+        return None  # the check of the far queue has reported it
 
 
 class _TableCheck:
@@ -403,7 +403,7 @@ class _TableCheck:
     # -- all files together -------------------------------------------------------------------------------------
 
     def _arrivals(self, *, drops: bool) -> np.ndarray:
-        """Of all rows, ascending: of those that take messages away, or of the others."""
+        """Returns the arrivals of all rows, ascending: of rows that take messages away, or of the others."""
         found = [seen.arrival[seen.is_drop == drops] for seen in self._seen.values()]
         return np.sort(np.concatenate([np.empty(0, np.int64), *found]))
 
@@ -443,7 +443,7 @@ class _TableCheck:
             )
 
     def _check_missing(self, taken: _Taken, arrivals: np.ndarray, stop: int) -> None:
-        """Far rows before `stop` are in the table, but for those that were promoted or brought into the wheel."""
+        """Reports far rows before `stop` that the table lacks, except promoted ones and those in the wheel."""
         rows = taken.rows[: max(stop - taken.first, 0)]
         wanted = taken.far.waits(rows, taken.first) & (rows["kind"] != JOB)
         places = np.searchsorted(arrivals, rows["arrival"])

@@ -21,7 +21,7 @@ class Hole(NamedTuple):
     offset: int
     end: int
     problem: str
-    is_blank: bool  # zeros up to the end of the segment, as behind the end of the log
+    is_blank: bool  # zeros up to the end of the segment, as after the end of the log
 
 
 def walk(segments: Segments, start: int) -> Iterator[Batch | Hole]:
@@ -46,7 +46,7 @@ def walk(segments: Segments, start: int) -> Iterator[Batch | Hole]:
 
 
 def _following(segments: Segments, view: View, base: int, offset: int) -> int:
-    """Where the next whole batch behind an offset of this segment begins; the segment's end where there is none."""
+    """Returns where the next whole batch after an offset of this segment begins; the segment's end if there is none."""
     low = offset - base + batches.ALIGNMENT
     data = segments.array(base)[low:]
     words = data[: len(data) // batches.ALIGNMENT * batches.ALIGNMENT].view(np.uint32)[:: batches.ALIGNMENT // 4]
