@@ -141,12 +141,12 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 def _check_property(name: str, value: str) -> None:
     if not name:
-        raise IllegalMessage(f"a property with the value {_shown(value)} has an empty name")
+        raise IllegalMessage(f"a property with the value {_quote(value)} has an empty name")
     if not value:
-        raise IllegalMessage(f"property {_shown(name)} has an empty value, which readers would drop")
+        raise IllegalMessage(f"property {_quote(name)} has an empty value, which readers would drop")
     for text in (name, value):
         if "\x01" in text or "\x02" in text:
-            raise IllegalMessage(f"property {_shown(name)} contains a separator, 0x01 or 0x02: {_shown(text)}")
+            raise IllegalMessage(f"property {_quote(name)} contains a separator, 0x01 or 0x02: {_quote(text)}")
 
 
 def decode_properties(data: bytes) -> dict[str, str]:
@@ -171,7 +171,7 @@ def refuse_internal(properties: Mapping[str, str]) -> None:
     """Raise IllegalMessage if a producer set a property that only a broker may set."""
     if not INTERNAL_PROPERTIES.isdisjoint(properties):
         name = min(INTERNAL_PROPERTIES.intersection(properties))
-        raise IllegalMessage(f"property {name} = {_shown(properties[name])} is internal to the broker; do not set it")
+        raise IllegalMessage(f"property {name} = {_quote(properties[name])} is internal to the broker; do not set it")
 
 
 def first_key(keys: str) -> str:
@@ -210,9 +210,9 @@ def check_group(name: str) -> None:
 
 def _check_name(kind: str, name: str, characters_max: int) -> None:
     if len(name) > characters_max:
-        raise IllegalMessage(f"{kind} {_shown(name)} has {len(name)} characters, the limit is {characters_max}")
+        raise IllegalMessage(f"{kind} {_quote(name)} has {len(name)} characters, the limit is {characters_max}")
     if not _NAME.fullmatch(name):
-        raise IllegalMessage(f"{kind} {_shown(name)}: {_CHARACTERS_EXPECTED}")
+        raise IllegalMessage(f"{kind} {_quote(name)}: {_CHARACTERS_EXPECTED}")
 
 
 def check_message(
@@ -263,7 +263,7 @@ def _numbers_out_of_range(message: Message) -> str:
     return "; ".join(faults)
 
 
-def _shown(text: str) -> str:
+def _quote(text: str) -> str:
     """Quote a client's text for an error, cut to what a reader needs."""
     if len(text) <= _SHOWN_CHARACTERS_MAX:
         return repr(text)
@@ -360,7 +360,7 @@ class DelayLevels:
 def _level_ms(entry: str) -> int:
     delay_ms = span_ms(entry) if _LEVEL.fullmatch(entry) else None
     if not delay_ms:
-        raise UsageError(f"delay level {_shown(entry)}, expected a number above 0 and one of s, m, h, d, such as 30s")
+        raise UsageError(f"delay level {_quote(entry)}, expected a number above 0 and one of s, m, h, d, such as 30s")
     return delay_ms
 
 
@@ -442,13 +442,13 @@ def _whole_number(name: str, text: str) -> int:
         number = int(text)
         if INT64_MIN <= number <= INT64_MAX:
             return number
-    raise IllegalMessage(f"property {name} = {_shown(text)}, expected a whole number of at most 64 bits")
+    raise IllegalMessage(f"property {name} = {_quote(text)}, expected a whole number of at most 64 bits")
 
 
 def _within(name: str, text: str, now_ms: int, at_ms: int, delay_ms_max: int) -> int:
     """Return `at_ms`, or 0 if it has come; refuse it if it is too far away."""
     if at_ms - now_ms > delay_ms_max:
         raise IllegalMessage(
-            f"property {name} = {_shown(text)} asks for a delay of {at_ms - now_ms} ms, the limit is {delay_ms_max} ms"
+            f"property {name} = {_quote(text)} asks for a delay of {at_ms - now_ms} ms, the limit is {delay_ms_max} ms"
         )
     return at_ms if at_ms > now_ms else 0

@@ -405,7 +405,7 @@ class View:
         chosen: list[tuple[int, int, int, int]] = []  # position in the body, queue offset, place in the log, index
         total, queue_id_in = 0, records.QUEUE_ID
         entries = queue.entries.read(offset, stop)
-        for index, (place, size, _) in _chosen(entries, tag_hashes):
+        for index, (place, size, _) in _filter_entries(entries, tag_hashes):
             view = view_of(place >> shift)
             data = read(place, size) if view is None else view[place & mask : (place & mask) + size]
             if not data:
@@ -473,7 +473,9 @@ class View:
         return queue.time_row(max(offset, queue.first))
 
 
-def _chosen(entries: np.ndarray, tag_hashes: frozenset[int] | None) -> Iterable[tuple[int, tuple[int, int, int]]]:
+def _filter_entries(
+    entries: np.ndarray, tag_hashes: frozenset[int] | None
+) -> Iterable[tuple[int, tuple[int, int, int]]]:
     """Yields the entries that pass a filter, with their indexes."""
     if not tag_hashes:
         return enumerate(entries.tolist())

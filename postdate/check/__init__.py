@@ -100,7 +100,7 @@ def _check(folder: Folder) -> None:
 
 def _index(folder: Folder, tables: Tables, log: LogCheck, refold: Refold) -> Index:
     """What is known of all records, in the log and in chunks."""
-    logged = log.collected.known()
+    logged = log.collected.known_records()
     staged = [
         check_chunk(folder, base, name, refold.staged_at.get(base, NEVER), log.places) for base, name in tables.chunks()
     ]

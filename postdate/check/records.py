@@ -136,7 +136,7 @@ class Collected:
             self._rows += batch.rows
             self._batches.append((batch.row_count, batch.offset, batch.at_ms, near_until))
 
-    def known(self) -> np.ndarray:
+    def known_records(self) -> np.ndarray:
         rows = np.frombuffer(self._rows, ROW)
         counts, offsets, at_ms, near_until = np.array(self._batches, np.int64).reshape(-1, 4).T
         known = np.empty(len(rows), KNOWN)

@@ -298,10 +298,10 @@ def _differences(name: str, kept: Any, folded: Any) -> Iterator[str]:
         for index, (own, other) in enumerate(zip(kept, folded, strict=True)):
             yield from _differences(f"{name} [{index}]", own, other)
     else:
-        yield f"{name} is {_shown(kept)}, the log gives {_shown(folded)}"
+        yield f"{name} is {_shorten(kept)}, the log gives {_shorten(folded)}"
 
 
-def _shown(value: object) -> str:
+def _shorten(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}..."
 

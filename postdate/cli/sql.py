@@ -65,7 +65,7 @@ def _sql(arguments: argparse.Namespace) -> int:
 def _print(names: Sequence[str], rows: Sequence[Sequence[Any]], how: str) -> None:
     if how == "json":
         for row in rows:
-            print(orjson.dumps(dict(zip(names, row, strict=True)), default=_plain).decode())
+            print(orjson.dumps(dict(zip(names, row, strict=True)), default=_as_text).decode())
     elif how == "csv":
         writer = csv.writer(sys.stdout)
         writer.writerow(names)
@@ -79,11 +79,11 @@ def _text(cell: Any) -> str:
     if cell is None:
         return ""
     if isinstance(cell, bytes):
-        return _plain(cell)
+        return _as_text(cell)
     return cell.isoformat() if hasattr(cell, "isoformat") else str(cell)
 
 
-def _plain(cell: Any) -> str:
+def _as_text(cell: Any) -> str:
     """What JSON does not have: bytes as text, where they are some."""
     if isinstance(cell, bytes):
         try:

@@ -252,14 +252,14 @@ class Consumer:
             with contextlib.suppress(TopicNotFound):
                 route = await self._routes.of(DEFAULT_TOPIC, self._timeout)
                 await self._membership.members(addresses_of(route).values())
-            await self._own(topic, (), {})
+            await self._own_queues(topic, (), {})
             return False
         addresses = addresses_of(route)
         members = await self._membership.members(addresses.values())
         share = allocate(self._membership.client_id, members, readable_queues(topic, route))
-        return await self._own(topic, share, addresses)
+        return await self._own_queues(topic, share, addresses)
 
-    async def _own(self, topic: str, share: Sequence[QueueName], addresses: Mapping[str, Address]) -> bool:
+    async def _own_queues(self, topic: str, share: Sequence[QueueName], addresses: Mapping[str, Address]) -> bool:
         """Owns exactly these queues of a topic; returns whether that was possible for all."""
         for name, queue in list(self._owned.items()):
             if name.topic == topic and name not in share:
@@ -287,7 +287,7 @@ class Consumer:
                 answer = await self._membership.ask(address, code, {"topic": name.topic, "queueId": name.queue_id})
                 start = _number(expect_success(answer).fields, "offset")
         except PostdateError as error:
-            log.warning("group %s: no place to begin %s: %s", self._wanted.group, _shown(name), error)
+            log.warning("group %s: no place to begin %s: %s", self._wanted.group, _name_of(name), error)
             return False
         self._owned[name] = OwnedQueue(name, address, Progress(start), committed)
         return True
@@ -317,7 +317,7 @@ class Consumer:
                 else:
                     await asyncio.sleep(pause.next())
             except PostdateError as error:
-                await asyncio.sleep(self._complain(f"pull of {_shown(queue.name)}", error, pause))
+                await asyncio.sleep(self._complain(f"pull of {_name_of(queue.name)}", error, pause))
 
     async def _pull(self, queue: OwnedQueue) -> bool:
         """One pull; returns whether the next may follow at once: something came, or the broker held it for a while."""
@@ -350,7 +350,7 @@ class Consumer:
             self._backlog.put(Pull(queue, found, len(answer.body)), position)
             self._arrived.set()
         elif not self._backlog.move(queue, position):
-            log.warning("group %s: %s begins anew at offset %d", self._wanted.group, _shown(queue.name), position)
+            log.warning("group %s: %s begins anew at offset %d", self._wanted.group, _name_of(queue.name), position)
 
     def _room_was_made(self, queue: OwnedQueue) -> None:
         """Called by the thread that takes messages, which may be any."""
@@ -382,7 +382,7 @@ class Consumer:
         try:
             await self._commit(queue)
         except PostdateError as error:
-            log.warning("group %s: offset of %s not committed: %s", self._wanted.group, _shown(queue.name), error)
+            log.warning("group %s: offset of %s not committed: %s", self._wanted.group, _name_of(queue.name), error)
 
 
 _PULLED = (codes.SUCCESS, codes.PULL_NOT_FOUND, codes.PULL_RETRY_IMMEDIATELY, codes.PULL_OFFSET_MOVED)
@@ -392,7 +392,7 @@ def _tag(pieces: Pieces) -> str | None:
     return readable_properties(join_pieces(pieces).properties).get(PROPERTY_TAGS)
 
 
-def _shown(name: QueueName) -> str:
+def _name_of(name: QueueName) -> str:
     return f"{name.topic}/{name.queue_id}"
 
 

@@ -43,11 +43,11 @@ def deliver(
     offsets = np.empty(len(positions), _OFFSETS)
     offsets["queue_offset"] = np.arange(queue_offset, queue_offset + len(positions))
     offsets["offset"] = places
-    _at_any_byte(body, offsets.dtype)[positions + records.QUEUE_OFFSET_POSITION] = _plain(offsets)
+    _at_any_byte(body, offsets.dtype)[positions + records.QUEUE_OFFSET_POSITION] = _as_bytes(offsets)
     stored = np.empty(len(positions), _STORED)
     stored["stored_at_ms"] = visible_at_ms
     stored["address"], stored["port"] = np.void(store_host.address), store_host.port
-    _at_any_byte(body, stored.dtype)[positions + records.STORED_AT_POSITION] = _plain(stored)
+    _at_any_byte(body, stored.dtype)[positions + records.STORED_AT_POSITION] = _as_bytes(stored)
     return True
 
 
@@ -65,5 +65,5 @@ def _at_any_byte(body: bytearray, dtype: "np.dtype[Any]") -> np.ndarray:
     return np.ndarray((len(body) - dtype.itemsize + 1,), f"V{dtype.itemsize}", body, strides=(1,))
 
 
-def _plain(rows: np.ndarray) -> np.ndarray:
+def _as_bytes(rows: np.ndarray) -> np.ndarray:
     return rows.view(f"V{rows.dtype.itemsize}")

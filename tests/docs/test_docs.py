@@ -803,7 +803,7 @@ def test_commands_of_mqadmin_are_those_that_interop_types() -> None:
 def test_figures_are_those_that_the_broker_tells(tmp_path: Path) -> None:
     with serving(tmp_path) as served, client.connect(served.address) as sender:
         sender.send("orders", "hello")
-        body = served.call(lambda: served.dispatcher.status._known_to_tools() | served.dispatcher.status._own())
+        body = served.call(lambda: served.dispatcher.status._known_to_tools() | served.dispatcher.status._own_figures())
     told = {name for name in body if not name.endswith(("Mills", "QueueSize", "Morning"))}
     told -= {"getTransferedTps", "timerOffsetBehind", "brokerActive", "brokerVersion", "brokerVersionDesc"}
     assert {name for names, _ in table_in(MQADMIN, "Figures") for name in codes(names)} == told

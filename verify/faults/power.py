@@ -252,7 +252,7 @@ class _Names:
                 losses += _Names(path, self._state, self._dice, self._pinned).lose()
         return losses
 
-    def _wanted(self, actual: Names) -> Names:
+    def _choose_names(self, actual: Names) -> Names:
         """The names on disk, with the first changes since, and some changes that others made."""
         events = self._folder.events
         names = self._folder.after(self._dice.of_events(events))
@@ -266,11 +266,11 @@ class _Names:
         return names
 
     def _apply(self, actual: Names) -> list[str]:
-        wanted = self._wanted(actual)
-        losses = [f"{self._shown(name)}: {did}" for name, did in self._move_folders(actual, wanted)]
+        wanted = self._choose_names(actual)
+        losses = [f"{self._name_of(name)}: {did}" for name, did in self._move_folders(actual, wanted)]
         for name in sorted(actual.keys() - wanted.keys()):
             _remove(self._path / name)
-            losses.append(f"{self._shown(name)}: its name is lost")
+            losses.append(f"{self._name_of(name)}: its name is lost")
         for name in sorted(wanted):
             source = self._pinned / str(wanted[name])
             # A folder that was removed does not come back, and its number may be that of a file by now.
@@ -278,7 +278,7 @@ class _Names:
             if actual.get(name) != wanted[name] and source.exists() and not is_folder:
                 (self._path / name).unlink(missing_ok=True)
                 os.link(source, self._path / name)
-                losses.append(f"{self._shown(name)}: it is {'the old one' if name in actual else 'there'} again")
+                losses.append(f"{self._name_of(name)}: it is {'the old one' if name in actual else 'there'} again")
         return losses
 
     def _move_folders(self, actual: Names, wanted: Names) -> Iterator[tuple[str, str]]:
@@ -291,7 +291,7 @@ class _Names:
                 actual[name] = actual.pop(place)
                 yield place, f"it is {name} again"
 
-    def _shown(self, name: str) -> str:
+    def _name_of(self, name: str) -> str:
         return f"{self._path.name}/{name}"
 
 

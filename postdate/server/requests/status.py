@@ -74,7 +74,7 @@ class Status:
 
     def get_figures(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
         self.tick()
-        table = self._known_to_tools() | self._own()
+        table = self._known_to_tools() | self._own_figures()
         return reply(command, codes.SUCCESS, body=orjson.dumps({"table": table}))
 
     def _known_to_tools(self) -> dict[str, str]:
@@ -127,7 +127,7 @@ class Status:
         due_at_ms = self._broker.view.next_due_at_ms
         return 0 if due_at_ms == NEVER else max(0, self._clock.now_ms() - due_at_ms)
 
-    def _own(self) -> dict[str, str]:
+    def _own_figures(self) -> dict[str, str]:
         view, pipeline = self._broker.view, self._of_far()
         near, far = view.waiting_counts()
         figures: dict[str, Any] = {

@@ -43,7 +43,7 @@ def pending(spark: SparkSession, broker: BrokerClient) -> DataFrame:
         is_taken = f.expr(HAS_ARRIVED.format(before=state.arrival_of_taken))
         table = _read(spark, base, taken).alias("m").filter((f.col("due") > state.horizon) & is_taken)
         rest = rest.unionByName(table)
-    return _shown(_waiting(near, rest, state))
+    return _user_columns(_waiting(near, rest, state))
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def selectable(
         rest = _read(spark, base, untaken)
         rest = rest.unionByName(_read(spark, base, taken).alias("m").filter(f.expr(unpromoted)))
         waiting = _waiting(near, rest, state).alias("m").filter(f.expr(HAS_ARRIVED.format(before=before)))
-        yield _shown(waiting, hidden=True)
+        yield _user_columns(waiting, hidden=True)
     finally:
         near.unpersist()
 
@@ -115,7 +115,7 @@ def living_rows(rest: DataFrame, near: DataFrame) -> DataFrame:
     return messages.join(f.broadcast(near.select("arrival")), "arrival", "left_anti").select(*COLUMNS)
 
 
-def _shown(waiting: DataFrame, *, hidden: bool = False) -> DataFrame:
+def _user_columns(waiting: DataFrame, *, hidden: bool = False) -> DataFrame:
     """The columns that users see. Spark does not read those that a query does not name."""
     body_of = _udf(body, "binary")
     properties_of = _udf(properties, "map<string, string>")

@@ -249,7 +249,7 @@ class Pipeline:
         """Makes one task for each slice of the window, with the files that it touches."""
         groups = {
             file.path: [
-                group for group in self.table.row_groups(file.path) if touches(group, _own(file, window, untaken))
+                group for group in self.table.row_groups(file.path) if touches(group, _window_of(file, window, untaken))
             ]
             for file in files
         }
@@ -259,7 +259,7 @@ class Pipeline:
             touched = [
                 file.path
                 for file in files
-                if any(touches(group, _own(file, piece, untaken)) for group in groups[file.path])
+                if any(touches(group, _window_of(file, piece, untaken)) for group in groups[file.path])
             ]
             own = [path for path in touched if path in untaken]
             work.append({"window": list(piece), "files": touched, "untaken": own})
@@ -322,7 +322,7 @@ class Pipeline:
         return results
 
 
-def _own(file: File, window: Window, untaken: Sequence[str]) -> Window:
+def _window_of(file: File, window: Window, untaken: Sequence[str]) -> Window:
     """The window for a file. Nothing of a file that was just made has been promoted before."""
     return window.whole if file.path in untaken else window
 
