@@ -31,6 +31,7 @@ from postdate.state.far import Far
 from postdate.storage import record as records
 from postdate.storage.batch import JOB
 from postdate.storage.layout import FAR as FAR_ROW
+from postdate.table.delta import is_readable
 from postdate.table.format import (
     CANCEL,
     DROP,
@@ -383,7 +384,7 @@ class _TableCheck:
         rest tells all. Nothing is changed, so it is read from a copy. None where that is of no help.
         """
         paths = [path for path in (self._path / LOG).iterdir() if path.name != "_last_checkpoint"]
-        whole = [path for path in paths if path.suffix != ".parquet" or _is_readable(path)]
+        whole = [path for path in paths if path.suffix != ".parquet" or is_readable(path)]
         (scratch / LOG).mkdir()
         for path in whole:
             shutil.copyfile(path, scratch / LOG / path.name)
@@ -452,11 +453,3 @@ class _TableCheck:
             wanted & ~there,
             lambda hit: f"far row {taken.first + hit} was taken and waits, but is not in the table: {named(rows[hit])}",
         )
-
-
-def _is_readable(path: Path) -> bool:
-    try:
-        pq.read_table(path)
-    except _UNREADABLE:
-        return False
-    return True

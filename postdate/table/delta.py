@@ -111,7 +111,7 @@ class Table:
         if not self.folder.is_local:
             return False
         names = [f"{LOG}/{name}" for name in self._log_names()]
-        bad = [name for name in names if _is_checkpoint(name) and not _is_readable(self.folder.path(name))]
+        bad = [name for name in names if _is_checkpoint(name) and not is_readable(self.folder.path(name))]
         hints = [name for name in names if name == _HINT]
         self._set_aside(bad + hints)
         return bool(bad or hints)
@@ -258,7 +258,8 @@ def _is_checkpoint(name: str) -> bool:
     return ".checkpoint." in name and name.endswith(".parquet")
 
 
-def _is_readable(path: str) -> bool:
+def is_readable(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a Parquet file, such as a checkpoint of the Delta log, is whole."""
     try:
         pq.read_table(path)
     except (OSError, ValueError):
