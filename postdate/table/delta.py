@@ -6,7 +6,7 @@ it ever appended for them. A commit is not retried: where the next version exist
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -16,7 +16,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from postdate.errors import CorruptTable, Refused
 from postdate.faultpoint import reach
-from postdate.table.files import RowGroup, TableFolder, Window, WrittenFile, read_row_groups, touches, unreadable_error
+from postdate.table.files import RowGroup, TableFolder, WrittenFile, read_row_groups, unreadable_error
 from postdate.table.format import (
     ACTIONS,
     FAR_TRANSACTION,
@@ -140,10 +140,6 @@ class Table:
     @property
     def bytes(self) -> int:
         return sum(file.bytes for file in self.files.values())
-
-    def files_touching(self, window: Window, among: Iterable[File] | None = None) -> list[File]:
-        """Returns the files that may hold rows of a window."""
-        return [file for file in (self.files.values() if among is None else among) if touches(file, window)]
 
     def row_groups(self, path: str) -> list[RowGroup]:
         """Returns the row groups of a file. Remembers them, because every minute asks while rows of a file fall due."""

@@ -63,6 +63,14 @@ class Window(NamedTuple):
         return self._replace(after=-1)
 
 
+class Slice(NamedTuple):
+    """A part of a window that one task can hold, and the files that it touches."""
+
+    window: Window
+    files: list[str]
+    untaken: list[str]  # those of them of which nothing is promoted yet
+
+
 # -- the folder -------------------------------------------------------------------------------------------------
 
 
@@ -358,6 +366,17 @@ class SortedRows:
         return bool(rows >= self._piece_rows or size >= self._piece_bytes)
 
 
+def has_arrived_within(rows: pa.Table, window: Window) -> pa.ChunkedArray:
+    """Returns which rows arrived in a window's range of arrivals."""
+    arrival = rows.column("arrival")
+    return pc.and_(pc.greater_equal(arrival, window.arrival_low), pc.less(arrival, window.arrival_high))
+
+
+def arrived_within(rows: pa.Table, window: Window) -> int:
+    """Returns how many rows did."""
+    return int(pc.sum(has_arrived_within(rows, window)).as_py() or 0)
+
+
 def constant_column(value: object, kind: pa.DataType, count: int) -> pa.Array:
     """Returns a column that repeats one value."""
     return pa.array([value], kind).take(pa.repeat(0, count))
@@ -382,6 +401,5 @@ def _in_window(rows: pa.Table, window: Window) -> pa.ChunkedArray:
     if window.after > window.due_low:
         mask = pc.and_(mask, is_unpromoted(due, arrival, window.after, window.late_from))
     if window.arrival_low or window.arrival_high != NEVER:
-        within = pc.and_(pc.greater_equal(arrival, window.arrival_low), pc.less(arrival, window.arrival_high))
-        mask = pc.and_(mask, pc.or_(within, pc.equal(rows.column("kind"), CANCEL)))
+        mask = pc.and_(mask, pc.or_(has_arrived_within(rows, window), pc.equal(rows.column("kind"), CANCEL)))
     return mask

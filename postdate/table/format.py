@@ -10,6 +10,7 @@ appended for that. Executors import this module: it needs the standard library a
 """
 
 import json
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -86,6 +87,14 @@ BATCH_TIERS = ("soon", "later")  # of the files that a batch writes, named by th
 
 def batch_file_name(tier: str, far: int, name: str) -> str:
     return f"{tier}-{far:020d}-{name}.parquet"
+
+
+def name_taken_in(path: str, far: int) -> str:
+    """Returns the name that a file beside the table gets when a batch that begins at a far row takes it in. It depends
+    on nothing else, so that a batch can be repeated and readers know both names.
+    """
+    tier = next((tier for tier in BATCH_TIERS if f"-{tier}-" in path), BATCH_TIERS[0])
+    return batch_file_name(tier, far, uuid.uuid5(uuid.NAMESPACE_OID, path).hex[:12])
 
 
 def is_untaken(path: str, taken: int) -> bool:

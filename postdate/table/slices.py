@@ -1,16 +1,17 @@
-"""Slices of a window: how a batch splits the rows that fall due into tasks that fit one task's memory.
+"""Slices of a window: which files hold the rows that fall due, and how they are split to fit one task's memory.
 
 Estimates what a window holds from the statistics of row groups, as if rows were spread evenly inside each. Slices are
 of equal size, so that no core waits for another. A burst at one instant is halved by arrival instead.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from postdate.table.files import RowGroup, Window
+from postdate.table.files import RowGroup, Slice, Window, touches
+from postdate.table.format import File
 
 TASK_ROWS, TASK_BYTES = 250_000, 128 << 20
 
@@ -25,6 +26,50 @@ class Limits(NamedTuple):
 
 DEFAULT = Limits()
 _TOLERANCE = 0.1  # a task may be fuller by this share: estimates are no better
+
+# -- planning -------------------------------------------------------------------------------------------------
+
+RowGroups = Callable[[str], list[RowGroup]]  # the row groups of a file
+
+
+def plan_promotion(
+    files: Collection[File], row_groups: RowGroups, window: Window, taken: int, limits: Limits = DEFAULT
+) -> list[Slice]:
+    """Plans to promote a window. Nothing of files after the far row `taken` was promoted: all that is due counts."""
+    untaken = {file.path for file in files if file.is_untaken(taken)}
+    touched = [file for file in files if touches(file, _window_of(file, window, untaken))]
+    return split_files(touched, row_groups, window, limits, untaken)
+
+
+def split_files(
+    files: Collection[File],
+    row_groups: RowGroups,
+    window: Window,
+    limits: Limits = DEFAULT,
+    untaken: Collection[str] = (),
+) -> list[Slice]:
+    """Splits a window of some files into slices, each with the files that it touches."""
+    groups = {
+        file.path: [group for group in row_groups(file.path) if touches(group, _window_of(file, window, untaken))]
+        for file in files
+    }
+    slices = []
+    for piece in split_window([group for found in groups.values() for group in found], window, limits):
+        touched = [
+            file.path
+            for file in files
+            if any(touches(group, _window_of(file, piece, untaken)) for group in groups[file.path])
+        ]
+        slices.append(Slice(piece, touched, [path for path in touched if path in untaken]))
+    return slices
+
+
+def _window_of(file: File, window: Window, untaken: Collection[str]) -> Window:
+    """The window for a file. Nothing of a file that was just made has been promoted before."""
+    return window.whole if file.path in untaken else window
+
+
+# -- splitting ------------------------------------------------------------------------------------------------
 
 
 class _Spread:

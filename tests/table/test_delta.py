@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from postdate.arrival import NEVER
 from postdate.errors import CorruptTable, Refused
 from postdate.table.delta import Table
-from postdate.table.files import TableFolder, Window, WrittenFile, write_file
+from postdate.table.files import TableFolder, Window, WrittenFile, touches, write_file
 from postdate.table.format import entry_path
 from tests.support.core import HOUR_MS
 from tests.support.pipeline import World
@@ -38,7 +38,7 @@ def test_a_table_knows_its_place_and_its_files(table: Table) -> None:
     for seen in (table, Table(table.folder.uri)):
         assert (seen.far, seen.rows) == (17, 15)
         assert seen.files == {file.path: file for file, _ in (one, two)}
-        assert seen.files_touching(Window(8_000, NEVER)) == [two.file]
+        assert [file for file in seen.files.values() if touches(file, Window(8_000, NEVER))] == [two.file]
         assert seen.row_groups("soon-1.parquet") == one.groups
         assert seen.missing_files() == []
         assert seen.bytes == one.file.bytes + two.file.bytes

@@ -20,30 +20,21 @@ from postdate.errors import CorruptTable
 from postdate.faultpoint import reach
 from postdate.process import keep_freed_memory
 from postdate.spark.executor.bulk_client import BulkClient
-from postdate.storage import record as records
 from postdate.table.files import (
     RowGroup,
-    SortedRows,
+    Slice,
     TableFolder,
     Window,
     WrittenFile,
+    arrived_within,
     constant_column,
+    has_arrived_within,
     read_window,
     sort_rows,
     write_file,
 )
-from postdate.table.format import (
-    BATCH_TIERS,
-    CANCEL,
-    CHUNK_COLUMNS,
-    DROP,
-    MESSAGE,
-    SCHEMA,
-    File,
-    batch_file_name,
-    writer_options,
-)
-from postdate.table.living import Removals
+from postdate.table.format import BATCH_TIERS, DROP, SCHEMA, File, batch_file_name, writer_options
+from postdate.table.promoting import DueRows, name_chunk
 
 Task = dict[str, Any]
 Result = dict[str, Any]
@@ -169,65 +160,17 @@ def _fresh() -> str:
 
 
 def promote(task: Task) -> Result:
-    """Uploads a window of the table as one chunk, without what is cancelled."""
-    counts: Result = {"read": 0, "cancelled": 0, "rows": 0, "chunk": None}
-    window = Window(*task["window"])
-    with SortedRows(TableFolder(task["table"]), task["files"], window, task["untaken"]) as rows:
-        columns = [*CHUNK_COLUMNS, "kind", "topic"] if rows.has_cancels else [*CHUNK_COLUMNS, "kind"]
-        pieces: Iterable[pa.Table] = (_living(piece, window, counts) for piece in rows.pieces(columns))
-        if rows.has_cancels:
-            pieces = list(pieces)  # a chunk is announced with its count of rows, which is known only now
-            count = counts["rows"]
-        else:
-            count = rows.count()
-        if count:
+    """Uploads a slice of the table as one chunk, without what is cancelled."""
+    part = Slice(Window(*task["window"]), task["files"], task["untaken"])
+    uploaded = None
+    with DueRows(TableFolder(task["table"]), part) as rows:
+        if rows.count:
             reach("chunk.upload")
             with BulkClient(task["bulk"]) as bulk:
-                uploaded = bulk.upload(_chunk_name(task["epoch"]), count, (p.select(CHUNK_COLUMNS) for p in pieces))
+                uploaded = bulk.upload(name_chunk(task["epoch"]), rows.count, rows.pieces())
             reach("chunk.uploaded")
-            counts |= {"chunk": uploaded.name, "bytes": uploaded.bytes}
-    return counts
-
-
-def _living(rows: pa.Table, window: Window, counts: Result) -> pa.Table:
-    """The messages among sorted rows that no cancel is for. Adds the counts to the task's answer."""
-    kind = rows.column("kind")
-    if pc.all(pc.equal(kind, MESSAGE)).as_py():
-        messages, cancelled = rows, 0
-        counts["read"] += rows.num_rows
-    else:
-        messages, cancels, drops = (rows.filter(pc.equal(kind, each)) for each in (MESSAGE, CANCEL, DROP))
-        # Every task of one instant sees all its cancels; each counts those that arrived in its own part.
-        counts["read"] += messages.num_rows + _arrived_within(cancels, window) + drops.num_rows
-        before = messages.num_rows
-        record, cancel_record = messages.column("record"), cancels.column("record")
-        living = Removals(cancels, drops).living(
-            messages, lambda message, cancel: _has_key(record[message].as_py(), cancel_record[cancel].as_py())
-        )
-        messages = messages.filter(living)
-        cancelled = before - messages.num_rows
-    counts["cancelled"] += cancelled
-    counts["rows"] += messages.num_rows
-    return messages
-
-
-def _chunk_name(epoch: int) -> str:
-    return f"{epoch:06d}-{uuid.uuid4().hex}"
-
-
-def _arrived(rows: pa.Table, window: Window) -> pa.ChunkedArray:
-    arrival = rows.column("arrival")
-    return pc.and_(pc.greater_equal(arrival, window.arrival_low), pc.less(arrival, window.arrival_high))
-
-
-def _arrived_within(rows: pa.Table, window: Window) -> int:
-    return int(pc.sum(_arrived(rows, window)).as_py() or 0)
-
-
-def _has_key(message: bytes, cancel: bytes) -> bool:
-    """Whether a message has the key that a cancel names: equal hashes are only a hint."""
-    asked = json.loads(records.decode(cancel).body)
-    return records.is_of_key(message, asked["topic"], asked["key"], asked["by"])
+    counts: Result = {"read": rows.read, "cancelled": rows.cancelled, "rows": rows.rows, "chunk": None}
+    return counts if uploaded is None else counts | {"chunk": uploaded.name, "bytes": uploaded.bytes}
 
 
 # -- merge ------------------------------------------------------------------------------------------------------
@@ -237,7 +180,7 @@ def merge(task: Task) -> Result:
     """Writes a window of the table as new files, one for each bucket of due."""
     place, window = TableFolder(task["table"]), Window(*task["window"])
     rows = read_window(place, task["files"], window)
-    rows = sort_rows(rows.filter(_arrived(rows, window)))  # cancels come whole; here each part keeps its own
+    rows = sort_rows(rows.filter(has_arrived_within(rows, window)))  # cancels come whole; here each part keeps its own
     files = []
     for tier, low, high in task["buckets"]:
         due = rows.column("due")
@@ -254,7 +197,7 @@ def count(task: Task) -> Result:
     """Counts the rows of its files that lie in some windows, which do not overlap."""
     place, found = TableFolder(task["table"]), 0
     for window in (Window(*each) for each in task["windows"]):
-        found += _arrived_within(read_window(place, task["files"], window, ["due", "arrival", "kind"]), window)
+        found += arrived_within(read_window(place, task["files"], window, ["due", "arrival", "kind"]), window)
     return {"rows": found}
 
 

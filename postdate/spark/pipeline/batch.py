@@ -7,7 +7,7 @@ Everything is durable before the stage is called.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from deltalake.exceptions import DeltaError
@@ -26,7 +26,7 @@ from postdate.table import merging
 from postdate.table.delta import Table
 from postdate.table.files import Window, WrittenFile, touches
 from postdate.table.format import File
-from postdate.table.slices import DEFAULT, Limits, split_window
+from postdate.table.slices import DEFAULT, Limits, plan_promotion, split_files
 
 logger = logging.getLogger("postdate.pipeline")
 
@@ -230,40 +230,15 @@ class Pipeline:
     def _promote(self, state: State, horizon: tuple[int, int]) -> Promoted:
         """Uploads what is due up to the new horizon, and what is late, as chunks."""
         window = Window(-1, horizon[1], after=horizon[0], late_from=state.arrival_of_taken)
-        untaken = [file for file in self.table.files.values() if file.is_untaken(state.taken)]
-        touched = {
-            file.path: file
-            for file in [*self.table.files_touching(window), *self.table.files_touching(window.whole, untaken)]
-        }
-        work = self._cut(list(touched.values()), window, [file.path for file in untaken])
-        results = self._run(tasks.promote, [task | {"epoch": self.epoch} for task in work])
+        work = plan_promotion(self.table.files.values(), self.table.row_groups, window, state.taken, self._limits)
+        results = self._run(tasks.promote, [part._asdict() | {"epoch": self.epoch} for part in work])
         return Promoted(
             [result["chunk"] for result in results if result["chunk"]],
             sum(result["rows"] for result in results),
             sum(result["cancelled"] for result in results),
             sum(result["read"] for result in results),
-            len({path for task in work for path in task["files"]}),
+            len({path for part in work for path in part.files}),
         )
-
-    def _cut(self, files: list[File], window: Window, untaken: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """Makes one task for each slice of the window, with the files that it touches."""
-        groups = {
-            file.path: [
-                group for group in self.table.row_groups(file.path) if touches(group, _window_of(file, window, untaken))
-            ]
-            for file in files
-        }
-        every = [group for found in groups.values() for group in found]
-        work = []
-        for piece in split_window(every, window, self._limits):
-            touched = [
-                file.path
-                for file in files
-                if any(touches(group, _window_of(file, piece, untaken)) for group in groups[file.path])
-            ]
-            own = [path for path in touched if path in untaken]
-            work.append({"window": list(piece), "files": touched, "untaken": own})
-        return work
 
     def _stage(self, state: State, far_to: int, horizon: tuple[int, int], promoted: Promoted) -> None:
         reach("stage.call")
@@ -288,8 +263,9 @@ class Pipeline:
         merge = merging.plan_merge(files, now_ms, horizon - KEEP_MS, self._last_cut_ms, self.merge_limits)
         if merge is None:
             return 0
-        work = self._cut(merge.files, Window(-1, NEVER))
-        results = self._run(tasks.merge, [task | {"buckets": _clipped(merge.buckets, task["window"])} for task in work])
+        work = split_files(merge.files, self.table.row_groups, Window(-1, NEVER), self._limits)
+        tasks_of = [part._asdict() | {"buckets": _clipped(merge.buckets, part.window)} for part in work]
+        results = self._run(tasks.merge, tasks_of)
         read, held = sum(result["read"] for result in results), sum(file.rows for file in merge.files)
         if read != held:
             raise CorruptTable(f"a merge of {len(merge.files)} files has read {read} rows, the table says {held}")
@@ -322,12 +298,7 @@ class Pipeline:
         return results
 
 
-def _window_of(file: File, window: Window, untaken: Sequence[str]) -> Window:
-    """The window for a file. Nothing of a file that was just made has been promoted before."""
-    return window.whole if file.path in untaken else window
-
-
-def _clipped(buckets: list[merging.Bucket], window: list[int]) -> list[merging.Bucket]:
+def _clipped(buckets: list[merging.Bucket], window: Window) -> list[merging.Bucket]:
     """Clips the buckets to a task's window."""
     low, high = window[:2]
     return [(tier, max(start, low), min(stop, high)) for tier, start, stop in buckets if start < high and stop > low]

@@ -8,7 +8,6 @@ selects again where nothing is decided, and follows the decision where there is 
 """
 
 import re
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +34,7 @@ from postdate.spark.pending import view
 from postdate.table import merging
 from postdate.table.delta import Table
 from postdate.table.files import WrittenFile, describe_file
-from postdate.table.format import BATCH_TIERS, batch_file_name
+from postdate.table.format import name_taken_in
 
 # Errors of a predicate: another try would end in the same way.
 _OF_PREDICATE = (
@@ -117,9 +116,7 @@ class Jobs:
         """Gives a file beside the table the name of a batch's own file. Describes it by what it holds, not by what its
         maker said of it.
         """
-        name = uuid.uuid5(uuid.NAMESPACE_OID, file.path).hex[:12]
-        tier = next((tier for tier in BATCH_TIERS if f"-{tier}-" in file.path), BATCH_TIERS[0])
-        target = batch_file_name(tier, far, name)
+        target = name_taken_in(file.path, far)
         self._table.folder.rename(file.path, target)
         return describe_file(self._table.folder, target)
 
