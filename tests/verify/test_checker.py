@@ -9,7 +9,7 @@ from verify.faults.checker import INVARIANTS, Bounds, Violation, judge
 from verify.faults.history import Event
 from verify.faults.layer import fault_points
 from verify.faults.process import ROOT
-from verify.faults.troubles import TROUBLES
+from verify.faults.troubles import AWAY, TROUBLES
 
 NOW = 1_800_000_000_000
 PLACE = "faults/0"
@@ -159,6 +159,30 @@ def late() -> Story:
     return honest_story().without("entry", "timed").entry("timed", 1, 1_000 + Bounds().lateness_ms_p99 + 1)
 
 
+def imported(visible: int, *moves: tuple[str, int], due: int = 40_000) -> Story:
+    """A message was imported, postponed by 20 s (`moves`: the event, how many), and visible at an instant."""
+    story = honest_story()
+    story.note(100, "send", key="import1x0", client="import", form="instant", value=NOW + due, span=0, group="")
+    story.note(200, "sent", key="import1x0", outcome="acknowledged", due=0)
+    for kind, changed in moves:
+        story.note(300, kind, prefix="import1x", by=20_000, changed=changed)
+    return story.entry("import1x0", 2, visible).saw("import1x0", 2, visible + 1, visible=visible)
+
+
+def imported_and_late() -> Story:
+    """The pipeline was away all the time; that is no excuse."""
+    story = imported(42_000).note(1_000, "trouble", name="away", is_excuse=False)
+    return story.note(80_000, "over", name="away", began=NOW + 1_000)
+
+
+def postponed_and_late() -> Story:
+    return imported(62_000, ("moving", 0), ("moved", 1))
+
+
+def postponed_and_early() -> Story:
+    return imported(40_000, ("moving", 0), ("moved", 1))
+
+
 def rewritten() -> Story:
     return honest_story().note(97_000, "written", rows=100, writes=301)
 
@@ -214,10 +238,10 @@ def too_much_memory() -> Story:
 
 PLANTED = {
     "I1": (lost, never_seen, altered, foreign, refused_and_there, job_took_too_many, did_not_come_back),
-    "I2": (early_in_the_queue, early_in_hand, due_before_it_was_wanted),
+    "I2": (early_in_the_queue, early_in_hand, due_before_it_was_wanted, postponed_and_early),
     "I3": (cancelled_and_there, cancelled_and_seen, job_took_too_few),
     "I4": (two_answers, delivered_and_nowhere, waits_and_is_not_found),
-    "I5": (late,),
+    "I5": (late, imported_and_late, postponed_and_late),
     "I6": (rewritten,),
     "I7": (slow_start,),
     "I8": (doubled, gap, changed_at_its_offset, came_again, came_back_twice, came_back_by_itself),
@@ -256,6 +280,14 @@ def test_a_message_that_is_due_during_a_fault_may_be_late() -> None:
     assert story.broken() == ["I5"], "a fault that came long after it is no excuse"
 
 
+def test_a_message_that_a_job_may_have_postponed_comes_then_or_later() -> None:
+    assert imported(60_000, ("moving", 0), ("moved", 1)).broken() == []
+    for visible in (40_000, 60_000):
+        assert imported(visible, ("moving", 0)).broken() == [], "the answer of the job was lost"
+        assert imported(visible, ("moving", 0), ("moved", 0)).broken() == [], "nobody knows which ones came too late"
+    assert set(imported(39_000, ("moving", 0)).broken()) == {"I2"}
+
+
 def test_during_a_fault_a_cancel_may_be_unknown_and_never_delivered() -> None:
     faulty = {"name": "kill", "until": None}
     assert waits_and_is_not_found().note(90, "trouble", **faulty).broken() == []
@@ -285,5 +317,5 @@ def test_the_page_lists_the_invariants_and_the_faults() -> None:
     named = {
         name.strip() for line in page.splitlines() if line.count("|") == 3 for name in line.split("|")[1].split(",")
     }
-    assert {trouble.name for trouble in TROUBLES} <= named
+    assert {trouble.name for trouble in (*TROUBLES, *AWAY)} <= named
     assert f"have {len(fault_points())};" in page

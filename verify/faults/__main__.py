@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -52,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="examples:\n  scripts/faults --minutes 10\n"
         "  scripts/faults --minutes 5 --seed 4711     the same faults again\n"
         "  scripts/faults --minutes 60 --points       at each fault point of the source, one after the other\n"
+        "  scripts/faults --minutes 60 --table        messages in the table alone, without a pipeline for minutes\n"
         "  scripts/faults --judge history.jsonl       judge a recorded history again\n\n"
         "exit codes: 0 every promise was kept, 1 one was broken, 2 wrong usage, 130 interrupted at once",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -62,6 +64,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 20), help="default: by chance")
     parser.add_argument("--no-pipeline", action="store_true", help="without bulk and Spark: the broker alone")
     parser.add_argument("--points", action="store_true", help="only kills at fault points, and steps of the clock")
+    parser.add_argument(
+        "--table", action="store_true",
+        help="messages that lie in the table alone (imports, postponements), jobs that take minutes, and a pipeline "
+        "that is away for minutes, which is no excuse for late messages",
+    )  # fmt: skip
     parser.add_argument("--keep", metavar="FOLDER", default="", help="keep the folders of episodes with violations")
     parser.add_argument("--judge", metavar="FILE", default="", help="judge a recorded history, and run nothing")
     return parser
@@ -69,8 +76,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     end = time.monotonic() + options.minutes * 60
-    plan = Plan(EPISODE_S, Load(with_jobs=not options.no_pipeline, with_imports=not options.no_pipeline),
-                with_pipeline=not options.no_pipeline, troubles=AT_POINTS if options.points else ())  # fmt: skip
+    with_pipeline = not options.no_pipeline
+    load = Load(with_jobs=with_pipeline, with_imports=with_pipeline, with_table=options.table)
+    if options.table:
+        load = replace(load, producers=1)
+    plan = Plan(EPISODE_S, load, with_pipeline=with_pipeline, troubles=AT_POINTS if options.points else ())
     seed, found, episodes, is_over = options.seed, 0, 0, False
     turns = plan.turns()
     say(f"faults for {options.minutes:g} minutes, from seed {seed}")

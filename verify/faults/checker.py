@@ -81,10 +81,22 @@ class Message:
     value: int
     span_ms: int
     group: str  # messages that a job may have cancelled share one; "" otherwise
+    client: str = ""
     outcome: Sent = Sent.IN_DOUBT
     answered: float = float("inf")
     due_at_ms: int = 0  # 0 if the broker did not say
     cancels: list[CancelRequest] = field(default_factory=list)
+    moved_ms: int | None = 0  # how far a job has postponed it; None if that is not known
+
+    @property
+    def is_imported(self) -> bool:
+        return self.client.startswith("import")
+
+    @property
+    def known_due(self) -> int:
+        """When it is due, by the broker's clock; 0 if nobody knows."""
+        said = self.value if self.form is Form.INSTANT else self.due_at_ms
+        return said + self.moved_ms if said and self.moved_ms is not None else 0
 
     @property
     def must_come(self) -> bool:
@@ -141,21 +153,33 @@ class Case:
             self.by_kind[event["kind"]].append(event)
         for event in self.by_kind["send"]:
             self.messages[event["key"]] = Message(
-                event["key"], event["at"], Form(event["form"]), event["value"], event["span"], event["group"]
-            )
+                event["key"], event["at"], Form(event["form"]), event["value"], event["span"], event["group"],
+                event["client"],
+            )  # fmt: skip
         for event in self.by_kind["sent"]:
             message = self.messages[event["key"]]
             message.outcome, message.answered, message.due_at_ms = Sent(event["outcome"]), event["at"], event["due"]
         for event in self.by_kind["cancelled"]:
             asked = CancelRequest(event["began"], event["at"], Cancel(event["outcome"]))
             self.messages[event["key"]].cancels.append(asked)
+        self._note_moves()
         self.entries = _by_key(self.by_kind["entry"])
         self.seen = _by_key(self.by_kind["saw"])
         self.troubles = list(self._find_troubles())
 
+    def _note_moves(self) -> None:
+        """A job that says it has postponed all messages of its prefix has; of others nobody knows which ones."""
+        sure = {each["prefix"]: each["changed"] for each in self.by_kind["moved"]}
+        for event in self.by_kind["moving"]:
+            found = [message for key, message in self.messages.items() if key.startswith(event["prefix"])]
+            is_sure = sure.get(event["prefix"]) == len(found)
+            for message in found:
+                message.moved_ms = event["by"] if is_sure else None
+
     def _find_troubles(self) -> Iterator[tuple[float, float]]:
         ends = {(each["name"], each["began"]): each["at"] for each in self.by_kind["over"]}
-        for each in self.by_kind["trouble"]:
+        excuses = [each for each in self.by_kind["trouble"] if each.get("is_excuse", True)]
+        for each in excuses:
             yield each["at"], ends.get((each["name"], each["at"]), float("inf"))
         for each in self.by_kind["clock"]:
             yield each["at"], each["at"]
@@ -169,7 +193,7 @@ class Case:
         if message.form is Form.NONE:
             return 0.0
         if message.form is Form.INSTANT:
-            return float(message.value)
+            return float(message.value + (message.moved_ms or 0))
         asked = int(self.clock.lowest(message.began, message.answered)) + message.span_ms
         return max(asked, float(message.due_at_ms))
 
@@ -290,11 +314,16 @@ def _is_untrue(case: Case, message: Message, asked: CancelRequest, bounds: Bound
 def check_on_time(case: Case, bounds: Bounds) -> Iterator[Violation]:
     """I5."""
     late = sorted(lateness(case, bounds))
+    imported = [each for each in late if case.messages[each[1]].is_imported]
+    for what, spans in (("", late), (" of those imported", imported)):
+        p99 = spans[int(len(spans) * 0.99)][0] if spans else 0
+        if p99 > bounds.lateness_ms_p99:
+            yield Violation(
+                "I5", f"1 in 100{what} is {p99:.0f} ms late or more, declared are {bounds.lateness_ms_p99:.0f}"
+            )
     if not late:
         return
-    p99, worst = late[int(len(late) * 0.99)], late[-1]
-    if p99[0] > bounds.lateness_ms_p99:
-        yield Violation("I5", f"1 in 100 is {p99[0]:.0f} ms late or more, declared are {bounds.lateness_ms_p99:.0f}")
+    worst = late[-1]
     if worst[0] > bounds.lateness_ms_max:
         what = f"{worst[1]} is {worst[0]:.0f} ms late, declared are {bounds.lateness_ms_max:.0f} at most"
         yield Violation("I5", what, worst[1])
@@ -303,12 +332,13 @@ def check_on_time(case: Case, bounds: Bounds) -> Iterator[Violation]:
 def lateness(case: Case, bounds: Bounds) -> Iterator[tuple[float, str]]:
     """How late each message was that was due away from faults and was stored in time, with its key."""
     for key, message in case.messages.items():
-        if message.outcome is not Sent.ACKNOWLEDGED or not message.due_at_ms or key not in case.entries:
+        due = message.known_due
+        if message.outcome is not Sent.ACKNOWLEDGED or not due or key not in case.entries:
             continue
-        for at in case.clock.instants(message.due_at_ms):
+        for at in case.clock.instants(due):
             is_stored = message.answered < at
             if is_stored and not case.is_troubled(at - bounds.excuse_before_ms, at + bounds.excuse_before_ms, bounds):
-                yield float(case.entries[key][0]["visible"] - message.due_at_ms), key
+                yield float(case.entries[key][0]["visible"] - due), key
 
 
 def check_not_rewritten(case: Case, bounds: Bounds) -> Iterator[Violation]:

@@ -147,5 +147,13 @@ class Driver(Protocol):
     def cancel_where(self, prefix: str) -> int:
         """Cancels all waiting messages with this prefix of keys; returns how many. Raises Lost, NotImplementedError."""
 
+    def postpone_where(self, prefix: str, by_ms: int) -> int:
+        """Postpones all waiting messages with this prefix of keys; returns how many. Raises as `cancel_where` does."""
+
+    def run_long_job(self, name: str, withdraw_after_s: float | None) -> None:
+        """Runs a job that takes minutes and changes nothing; withdraws it after a while, or waits for its end. Raises
+        Lost, NotImplementedError.
+        """
+
     def import_messages(self, wishes: Sequence[Wish]) -> bool:
         """Imports messages with instants from a file; True if that was confirmed. Raises NotImplementedError."""

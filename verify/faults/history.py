@@ -80,6 +80,14 @@ class History:
                 whole=each.body == body_of(each.key),
             )  # fmt: skip
 
+    def note_moving(self, prefix: str, by_ms: int) -> None:
+        """A job is asked to postpone the messages with this prefix of keys: each may be due then or later."""
+        self.note("moving", prefix=prefix, by=by_ms)
+
+    def note_moved(self, prefix: str, by_ms: int, changed: int) -> None:
+        """A job has postponed this many of them."""
+        self.note("moved", prefix=prefix, by=by_ms, changed=changed)
+
     # -- the world ----------------------------------------------------------------------------------------------------
 
     def note_clock(self, offset_ms: int) -> None:
@@ -94,9 +102,9 @@ class History:
         self.note("finding", invariant=invariant, sentence=sentence)
 
     @contextmanager
-    def trouble(self, name: str) -> Iterator[Event]:
-        """A fault from beginning to end: messages that are due meanwhile may be late."""
-        event = self.note("trouble", name=name)
+    def trouble(self, name: str, is_excuse: bool = True) -> Iterator[Event]:
+        """A fault from beginning to end: messages that are due meanwhile may be late, if it is an excuse for that."""
+        event = self.note("trouble", name=name, is_excuse=is_excuse)
         try:
             yield event
         finally:

@@ -137,9 +137,10 @@ class Machine:
 
     def _is_served(self) -> bool:
         try:
-            return bool(self.driver.status()["far"]["is_served"])
+            status = self.driver.status()
         except Lost:
             return False
+        return bool(status["far"]["is_served"]) and str(status["parts"]["pipeline"]).startswith("runs")
 
     # -- time ---------------------------------------------------------------------------------------------------------
 

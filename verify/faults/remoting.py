@@ -6,12 +6,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
 
 import postdate
-from postdate.errors import PostdateError
+from postdate.client import admin
+from postdate.errors import PostdateError, UsageError
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 from postdate.storage.record import Record
 from postdate.wire import bodies, codes
@@ -39,6 +42,8 @@ POP_INVISIBLE_MS = 3_000
 POLL_MS = 200
 READ_COUNT = 256
 IMPORT_S, IMPORT_TRIES = 60.0, 5
+# Selects nothing, and takes some milliseconds a row for that.
+LONG_PREDICATE = "aggregate(sequence(1, 100000), 0L, (sum, each) -> sum + each % (1 + length(key))) < 0"
 _LOST = (Closed, OSError)
 _REFUSED = {codes.SYSTEM_BUSY, codes.MESSAGE_ILLEGAL, codes.SERVICE_NOT_AVAILABLE}
 _DOUBT = "is not known"  # part of the broker's answer to requests during which the log failed
@@ -375,6 +380,29 @@ class Remoting:
                 return client.cancel_where(f"key like '{prefix}%'").changed
         except PostdateError as error:
             raise Lost(str(error)) from error
+
+    def postpone_where(self, prefix: str, by_ms: int) -> int:
+        try:
+            with postdate.connect(self._route, timeout=ANSWER_S) as client:
+                return client.postpone(
+                    f"key like '{prefix}%'", by=timedelta(milliseconds=by_ms), id=f"postpone-{prefix}"
+                ).changed
+        except PostdateError as error:
+            raise Lost(str(error)) from error
+
+    def run_long_job(self, name: str, withdraw_after_s: float | None) -> None:
+        with ThreadPoolExecutor(1) as pool, postdate.connect(self._route, timeout=ANSWER_S) as client:
+            asked = pool.submit(client.cancel_where, LONG_PREDICATE, id=name)
+            wait([asked], withdraw_after_s)
+            try:
+                if not asked.done():
+                    admin.withdraw_job(self._route, name)
+                asked.result()
+            except UsageError as error:
+                if "withdrawn" not in str(error):
+                    raise Lost(str(error)) from error
+            except PostdateError as error:
+                raise Lost(str(error)) from error
 
     def import_messages(self, wishes: Sequence[Wish]) -> bool:
         """Runs `postdate import` under one id until it succeeds: repeating it imports nothing twice."""

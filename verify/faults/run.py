@@ -20,7 +20,7 @@ from verify.faults.driver import Lost
 from verify.faults.history import Event, History
 from verify.faults.machine import Machine, Stuck
 from verify.faults.points import Turns
-from verify.faults.troubles import Scene, Trouble, choose_trouble
+from verify.faults.troubles import AWAY, TROUBLES, Scene, Trouble, choose_trouble
 from verify.faults.workload import Crew, Load
 
 SAY_S = 10.0
@@ -115,7 +115,7 @@ class Episode:
         end = said_at + self._plan.seconds
         while time.monotonic() < end and not self._stopping.wait(self._gap(end)):
             trouble = self._next()
-            with self.history.trouble(trouble.name):
+            with self.history.trouble(trouble.name, trouble.is_excuse):
                 trouble.run(self._scene)
                 self._scene.await_service()
             self._counts[trouble.name] += 1
@@ -131,7 +131,8 @@ class Episode:
     def _next(self) -> Trouble:
         if self._plan.troubles:
             return self._plan.troubles[self._counts.total() % len(self._plan.troubles)]
-        return choose_trouble(self._dice, self._plan.with_pipeline)
+        troubles = AWAY if self._plan.load.with_table else TROUBLES
+        return choose_trouble(troubles, self._dice, self._plan.with_pipeline)
 
     def _progress(self, left_s: float, last: str) -> str:
         kinds = Counter(event["kind"] for event in list(self.history.events))

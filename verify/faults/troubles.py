@@ -6,7 +6,7 @@ faults, though not at the same instants of the work.
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
@@ -134,6 +134,25 @@ def pause(scene: Scene) -> None:
             signal_to(pid, signal.SIGCONT)
 
 
+def keep_pipeline_away(scene: Scene) -> None:
+    """Kills the pipeline as soon as the broker has started it again, for some minutes."""
+    end = time.monotonic() + scene.dice.uniform(0.3, 1.5) * scene.pause_s_max
+    while time.monotonic() < end:
+        for part in ("pipeline", "java"):
+            scene.machine.signal_part(part, signal.SIGKILL)
+        time.sleep(0.5)
+
+
+def stop_pipeline(scene: Scene) -> None:
+    """Stops driver, Java and workers for some minutes: they neither work nor end."""
+    pids = [pid for part in ("pipeline", "java", "worker") for pid in scene.machine.pids(part)]
+    for pid in pids:
+        signal_to(pid, signal.SIGSTOP)
+    scene.wait(0.3 * scene.pause_s_max, 1.5 * scene.pause_s_max)
+    for pid in pids:
+        signal_to(pid, signal.SIGCONT)
+
+
 def two_brokers(scene: Scene) -> None:
     scene.machine.second_broker()
 
@@ -217,6 +236,7 @@ class Trouble(NamedTuple):
     run: Callable[[Scene], None]
     weight: int
     needs_pipeline: bool = False
+    is_excuse: bool = True  # for messages that are late
 
     @property
     def name(self) -> str:
@@ -243,6 +263,18 @@ TROUBLES = (
 AT_POINTS = tuple(Trouble(run, 1) for run in (kill_at_a_point, kill_at_a_point, kill_at_a_point, jump_ahead))
 
 
-def choose_trouble(dice: Random, with_pipeline: bool) -> Trouble:
-    possible = [each for each in TROUBLES if with_pipeline or not each.needs_pipeline]
+# For a world whose messages lie in the table alone: nobody may notice that the pipeline is away.
+AWAY = (
+    Trouble(keep_pipeline_away, 4, needs_pipeline=True, is_excuse=False),
+    Trouble(stop_pipeline, 4, needs_pipeline=True, is_excuse=False),
+    Trouble(kill_part, 1, needs_pipeline=True),
+    Trouble(kill_broker, 1),
+    Trouble(cut_power, 1),
+    Trouble(kill_at_a_point, 2),
+    Trouble(jump_ahead, 1),
+)
+
+
+def choose_trouble(troubles: Sequence[Trouble], dice: Random, with_pipeline: bool) -> Trouble:
+    possible = [each for each in troubles if with_pipeline or not each.needs_pipeline]
     return dice.choices(possible, [each.weight for each in possible])[0]

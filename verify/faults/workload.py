@@ -36,6 +36,7 @@ class Load:
     distant_share: float = 0.02
     with_jobs: bool = True
     with_imports: bool = True
+    with_table: bool = False  # imports one after the other, postponements, and jobs that take minutes
 
 
 class Hand(threading.Thread, ABC):
@@ -244,7 +245,7 @@ class Cleaner(Maker):
 
 
 class Importer(Maker):
-    """Imports many messages from a file, some of them due at the same instant."""
+    """Imports many messages from a file, some of them due at the same instant. Postpones some of the imports."""
 
     def visit(self) -> None:
         self._count += 1
@@ -255,7 +256,26 @@ class Importer(Maker):
         self.history.note_sending(wishes, self.name)
         outcome = Sent.ACKNOWLEDGED if self.driver.import_messages(wishes) else Sent.IN_DOUBT
         self.history.note_sent(wishes, [Answer(outcome)] * len(wishes))
-        self.stopping.wait(60)
+        if not self.load.with_table:
+            self.stopping.wait(60)
+        elif dice.random() < 0.5:
+            by_ms = dice.randrange(self.load.delay_ms_max // 4, self.load.delay_ms_max)
+            self.history.note_moving(f"{name}x", by_ms)
+            changed = self.driver.postpone_where(f"{name}x", by_ms)
+            self.history.note_moved(f"{name}x", by_ms, changed)
+
+
+class Asker(Maker):
+    """Asks for jobs that take minutes, and withdraws half of them."""
+
+    def visit(self) -> None:
+        if self.stopping.wait(self.random.uniform(5, 40)):
+            return
+        self._count += 1
+        is_withdrawn = self.random.random() < 0.5
+        name = f"{self.name}-{self._count}"
+        self.history.note("long job", name=name, is_withdrawn=is_withdrawn)
+        self.driver.run_long_job(name, self.random.uniform(2, 60) if is_withdrawn else None)
 
 
 class Crew:
@@ -270,6 +290,8 @@ class Crew:
             self.makers.append(Cleaner("job", *common, load))
         if load.with_imports:
             self.makers.append(Importer("import", *common, load))
+        if load.with_table:
+            self.makers.append(Asker("long", *common, load))
         self.readers: list[Hand] = [
             Reader(kind, number, *common) for kind in driver.consumer_kinds for number in range(load.consumers)
         ]
