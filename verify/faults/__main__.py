@@ -80,7 +80,12 @@ def _run(options: argparse.Namespace) -> int:
     load = Load(with_jobs=with_pipeline, with_imports=with_pipeline, with_table=options.table)
     if options.table:
         load = replace(load, producers=1)
-    plan = Plan(EPISODE_S, load, with_pipeline=with_pipeline, troubles=AT_POINTS if options.points else ())
+    plan = Plan(
+        EPISODE_S * (2 if options.table else 1),
+        load,
+        with_pipeline=with_pipeline,
+        troubles=AT_POINTS if options.points else (),
+    )
     seed, found, episodes, is_over = options.seed, 0, 0, False
     turns = plan.turns()
     say(f"faults for {options.minutes:g} minutes, from seed {seed}")

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import postdate
 from postdate.client import admin
+from postdate.contract import DONE, RUNNING, WAITING
 from postdate.errors import PostdateError, UsageError
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 from postdate.storage.record import Record
@@ -42,6 +43,7 @@ POP_INVISIBLE_MS = 3_000
 POLL_MS = 200
 READ_COUNT = 256
 IMPORT_S, IMPORT_TRIES = 60.0, 5
+ACCEPTED = (WAITING, RUNNING, DONE)  # states of an import that the log has
 # Selects nothing, and takes some milliseconds a row for that.
 LONG_PREDICATE = "aggregate(sequence(1, 100000), 0L, (sum, each) -> sum + each % (1 + length(key))) < 0"
 _LOST = (Closed, OSError)
@@ -405,7 +407,7 @@ class Remoting:
                 raise Lost(str(error)) from error
 
     def import_messages(self, wishes: Sequence[Wish]) -> bool:
-        """Runs `postdate import` under one id until it succeeds: repeating it imports nothing twice."""
+        """Runs `postdate import` under one id until the broker has accepted it: repeating it imports nothing twice."""
         name = wishes[0].key
         file = self._folder / f"{name}.jsonl"
         rows = ({"due": wish.value, "key": user_key(wish.key), "body": wish.body.decode()} for wish in wishes)
@@ -415,11 +417,25 @@ class Remoting:
             "--key", "key", "--id", name, "--addr", self._route, "--json",
         ]  # fmt: skip
         with (self._folder / "import.log").open("ab") as said:
-            return any(_is_done(command, said) for _ in range(IMPORT_TRIES))
+            return any(self._is_accepted(name, command, said) for _ in range(IMPORT_TRIES))
 
+    def _is_accepted(self, name: str, command: Sequence[str], said: IO[bytes]) -> bool:
+        """Runs the command until the log has accepted the import, which from then on needs nothing else."""
+        end = time.monotonic() + IMPORT_S
+        with subprocess.Popen(command, stdout=said, stderr=said) as process:
+            try:
+                while time.monotonic() < end and process.poll() is None:
+                    if self._job_state(name) in ACCEPTED:
+                        return True
+                    time.sleep(0.5)
+                return process.poll() == 0
+            finally:
+                process.kill()
 
-def _is_done(command: Sequence[str], said: IO[bytes]) -> bool:
-    try:
-        return subprocess.run(command, stdout=said, stderr=said, timeout=IMPORT_S, check=False).returncode == 0
-    except subprocess.TimeoutExpired:
-        return False
+    def _job_state(self, name: str) -> str:
+        """The state of a job; empty if it is not known."""
+        try:
+            _, jobs = admin.list_jobs(self._route)
+        except PostdateError:
+            return ""
+        return next((job.state for job in jobs if job.id == name), "")
