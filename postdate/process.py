@@ -4,6 +4,7 @@
     disk       a large file is synced while it is written
     memory     bulk work keeps freed memory for its next piece; the broker returns what it took to open its folder
     events     the fastest event loop that is installed
+    life       a process ends with the one that has started it; a thread that blocks keeps nobody from ending
 
 docs/architecture.md, "Beside the broker", says what each is worth. Spark's executors import this module, so it needs
 the standard library alone.
@@ -12,12 +13,16 @@ the standard library alone.
 import ctypes
 import os
 import platform
+import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import asyncio
+
+Result = TypeVar("Result")
 
 # -- cores ------------------------------------------------------------------------------------------------------
 
@@ -126,3 +131,38 @@ def new_event_loop() -> "asyncio.AbstractEventLoop":
 
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
+
+
+# -- life -------------------------------------------------------------------------------------------------------
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> Callable[[], None]:
+    """Returns what a new process calls first, so that the system kills it when the thread that has started it ends,
+    however that comes. Does nothing where the system is not Linux.
+    """
+    control = getattr(ctypes.CDLL(None), "prctl", None)  # loaded before the fork, after which a lock may be taken
+
+    def ask() -> None:
+        if control is not None:
+            control(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    return ask
+
+
+def run_on_thread(work: Callable[[], Result]) -> "Future[Result]":
+    """Starts a call that may block for long. Its thread is a daemon, unlike those of a pool: the process may end
+    before it.
+    """
+    done: Future[Result] = Future()
+    done.set_running_or_notify_cancel()  # from now on it takes a result, even if nobody waits for it
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name=work.__qualname__, daemon=True).start()
+    return done

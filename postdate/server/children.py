@@ -16,18 +16,16 @@ import os
 import re
 import signal
 import subprocess
-import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from typing import IO, TypeVar
+from typing import IO
 
 from postdate.clock import Clock
 from postdate.config import Limits
+from postdate.process import run_on_thread
 
 logger = logging.getLogger("postdate.server")
 
-Result = TypeVar("Result")
 Addresses = Mapping[str, str]  # "broker", and each part that is up
 Command = Callable[[Addresses], Sequence[str]]
 Needs = Callable[[], Mapping[str, str] | str]  # environment variables, or a sentence why the part cannot start
@@ -78,7 +76,7 @@ class Part:
         """Keeps the process running until `stop`."""
         pause_ms = limits.pipeline_pause_ms_min
         while True:
-            environ = await _run_in_thread(self._needs)
+            environ = await asyncio.wrap_future(run_on_thread(self._needs))
             self.is_examined.set()
             if isinstance(environ, str):
                 if environ != self._state:
@@ -129,7 +127,7 @@ class Part:
             asyncio.ensure_future(self._read_stderr(process.stderr)),
         ]
         try:
-            await _run_in_thread(lambda: os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT))
+            await asyncio.wrap_future(run_on_thread(lambda: os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)))
             # Kill its group before reaping it, while its number is certain to be its own.
             os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
@@ -259,18 +257,3 @@ async def _lines(pipe: IO[bytes]) -> AsyncIterator[str]:
 
 def _decode_line(line: bytes) -> str:
     return line[:_LINE_BYTES_MAX].decode(errors="replace").rstrip()
-
-
-async def _run_in_thread(work: Callable[[], Result]) -> Result:
-    """Returns the result of a blocking call. Its thread is a daemon: asyncio's would keep the process from ending."""
-    done: Future[Result] = Future()
-    done.set_running_or_notify_cancel()  # from now on it takes a result, even if nobody waits for it
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="part", daemon=True).start()
-    return await asyncio.wrap_future(done)

@@ -84,7 +84,7 @@ class Dispatcher:
         self.pops = Pops(broker, clock, pulse, self.pulls, creation, sessions.meter)
         self.groups = Groups(broker, clock, pulse, sessions, creation, topics, self.pulls)
         self.pipelines = Pipelines(broker, clock, pulse, tasks, sessions.table)
-        self.status = Status(broker, clock, sessions.meter, self._count_clients, self.pipelines.last_reports)
+        self.status = Status(broker, clock, sessions.meter, self._count_clients, self.pipelines)
         objects = {
             "recall": recalls,
             "pop": self.pops,

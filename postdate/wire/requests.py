@@ -229,7 +229,7 @@ class Request(enum.IntEnum):
     )
     GET_BULK_STATE = _Row(
         contract.GET_BULK_STATE, "pipeline.state",
-        (_may("start", 0, _NUMBER), _may("rowsMax", 0, _NUMBER), _may("bytesMax", 0, _NUMBER)),
+        (_may("start", 0, _NUMBER), _may("rowsMax", 0, _NUMBER), _may("bytesMax", 0, _NUMBER), _may("note", None)),
         answer_body="JSON: where the pipeline is",
     )
     GET_BULK_RANGE = _Row(

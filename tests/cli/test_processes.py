@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 
 from postdate import cli
 from postdate.client import admin
+from postdate.spark.session import java
 from verify.faults.process import ROOT, Broker, free_port
 
 WAIT_S = 180.0  # Spark takes some ten seconds to start where nobody else works
@@ -27,8 +28,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
     """Starts a broker with bulk; at the end it is stopped where it runs, and its folder checked."""
     brokers: list[Broker] = []
 
-    def start_broker(**settings: Any) -> Broker:
-        broker = Broker(tmp_path, **{**FAST, "pipeline": "none", **settings})
+    def start_broker(environ: Mapping[str, str] | None = None, **settings: Any) -> Broker:
+        broker = Broker(tmp_path, environ, **{**FAST, "pipeline": "none", **settings})
         brokers.append(broker)
         broker.start()
         return broker
@@ -136,12 +137,12 @@ def java_of(broker: Broker) -> list[int]:
 def test_a_pipeline_comes_again_when_it_is_killed_and_ends_in_time(start: Callable[..., Broker]) -> None:
     broker = start(pipeline="embedded")
     first = pid_of_pipeline(broker)
-    java = java_of(broker)  # Java, and for a moment the copies of it that become workers
-    assert java
+    before = java_of(broker)  # Java, and for a moment the copies of it that become workers
+    assert before
     os.kill(first, signal.SIGKILL)
     assert awaited(lambda: part(broker, "pipeline").startswith("starts again"))
     assert pid_of_pipeline(broker) != first
-    assert not set(java) & set(broker.processes())
+    assert not set(before) & set(broker.processes())
     assert_stops(broker, signal.SIGINT)
     assert len(broker.log_lines()) == 1, broker.log.read_text()
     assert "pipeline was killed by SIGKILL; it starts again in 0.1 s" in broker.log.read_text()
@@ -152,6 +153,76 @@ def test_a_pipeline_goes_with_a_broker_that_is_killed(start: Callable[..., Broke
     awaited(lambda: java_of(broker))
     broker.kill()
     awaited(lambda: not broker.processes())
+
+
+# -- while Spark starts -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def silent_java(tmp_path: Path) -> Path:
+    """The home of a Java that never gets any further when it becomes Spark's process: Spark starts for ever."""
+    found = java.find(os.environ)
+    assert isinstance(found, java.Java), found
+    program = tmp_path / "silent" / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"""#!/bin/sh
+case "$*" in
+  -version|*org.apache.spark.launcher.Main*) exec {found.home}/bin/java "$@" ;;
+  *) exec sleep 100000 ;;
+esac
+""")
+    program.chmod(0o755)
+    return tmp_path / "silent"
+
+
+def is_starting_spark(processes: Callable[[], dict[int, str]]) -> bool:
+    return any(command == "sleep 100000" for command in processes().values())
+
+
+def test_a_pipeline_that_starts_spark_ends_with_every_broker_that_is_killed(
+    start: Callable[..., Broker], silent_java: Path
+) -> None:
+    broker = start(pipeline="embedded", java_home=silent_java)
+    for _ in range(3):
+        awaited(lambda: is_starting_spark(broker.processes))
+        broker.kill()
+        awaited(lambda: not broker.processes())
+        broker.start()
+    assert broker.log_lines() == []
+
+
+def test_a_pipeline_that_starts_spark_ends_when_it_is_asked_to(start: Callable[..., Broker], silent_java: Path) -> None:
+    """By itself: the broker would say that it had to kill it."""
+    broker = start(pipeline="embedded", java_home=silent_java, parts_stop_ms=60_000)
+    awaited(lambda: is_starting_spark(broker.processes))
+    broker.stop()
+    awaited(lambda: not broker.processes())
+    assert broker.log_lines() == []
+
+
+def test_java_ends_with_a_pipeline_that_is_killed_while_spark_starts(
+    start: Callable[..., Broker], silent_java: Path
+) -> None:
+    broker = start(
+        pipeline="embedded", java_home=silent_java, pipeline_pause_ms_min=60_000, pipeline_pause_ms_max=60_000
+    )
+    awaited(lambda: is_starting_spark(broker.processes))
+    driver = int(part(broker, "pipeline").rpartition("(process ")[2].rstrip(")"))
+    os.kill(driver, signal.SIGKILL)
+    awaited(lambda: not is_starting_spark(broker.processes))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_query_that_is_interrupted_while_spark_starts_leaves_nothing_behind(
+    start: Callable[..., Broker], silent_java: Path, number: signal.Signals
+) -> None:
+    broker = start(pipeline="none", environ={"JAVA_HOME": str(silent_java)})
+    pid_of_bulk(broker)
+    with broker.spawn("sql", "select 1", "--addr", broker.route_address) as process:
+        awaited(lambda: is_starting_spark(broker.processes))
+        process.send_signal(number)
+        assert process.wait(WAIT_S) == (130 if number == signal.SIGINT else -signal.SIGTERM)
+    awaited(lambda: not is_starting_spark(broker.processes))
 
 
 # -- the pipeline without Java ----------------------------------------------------------------------------------

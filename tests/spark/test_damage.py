@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from postdate.errors import CorruptTable
-from postdate.spark.pipeline.driver import first_line
+from postdate.spark.session.session import first_line
 from tests.support.spark import MINUTE_MS, NOW, piping
 
 

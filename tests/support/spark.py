@@ -32,7 +32,7 @@ from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.pipeline.driver import Driver, Options
 from postdate.spark.pipeline.source import horizon_of
 from postdate.spark.session import java
-from postdate.spark.session.session import start_session
+from postdate.spark.session.session import Gateway
 from postdate.storage.disk import Disk, RealDisk
 from postdate.table import merging
 from postdate.table.files import SYNC_TRACE
@@ -60,17 +60,15 @@ def spark_session() -> Iterator[Any]:
     with tempfile.TemporaryDirectory(prefix="postdate-tests-", ignore_cleanup_errors=True) as folder:
         os.environ[SYNC_TRACE] = str(_trace_in(folder))  # for its workers; a test that looks at it sets its own
         os.environ["PYTHONPATH"] = str(ROOT)  # what is tested is what stands here, wherever a test works
-        spark = start_session(MASTER, "1g", found.home, Path(folder))
-        os.environ.clear()
-        os.environ.update(before)  # what Spark needs to start is nothing for other tests
-        try:
-            yield spark
-        finally:
-            spark.stop()
-            spark.sparkContext._gateway.shutdown()
-            process = spark.sparkContext._gateway.proc
-            process.kill()
-            process.wait()
+        with Gateway(MASTER, "1g", found.home, Path(folder)) as gateway:
+            spark = gateway.connect()
+            os.environ.clear()
+            os.environ.update(before)  # what Spark needs to start is nothing for other tests
+            try:
+                yield spark
+            finally:
+                spark.stop()
+                spark.sparkContext._gateway.shutdown()
 
 
 def _trace_in(folder: str) -> Path:

@@ -113,7 +113,7 @@ LEAST: dict[int, tuple[str, dict[str, str], dict[str, Any]]] = {
     400: ("QUERY_ASSIGNMENT", {}, {}),
     401: ("SET_MESSAGE_REQUEST_MODE", {}, {}),
     9801: ("GET_PENDING", {}, {"topic": "", "unit": "minute", "limit": 100}),
-    9802: ("GET_BULK_STATE", {}, {"start": 0, "rowsMax": 0, "bytesMax": 0}),
+    9802: ("GET_BULK_STATE", {}, {"start": 0, "rowsMax": 0, "bytesMax": 0, "note": None}),
     9803: ("GET_BULK_RANGE", {}, {"topic": "", "queueId": 0, "start": 0, "times": False}),
     9804: ("REGISTER_PIPELINE", {}, {}),
     9805: ("STAGE", {}, {}),

@@ -7,7 +7,7 @@ answer waits until the log is durable up to what it speaks of.
 import asyncio
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -28,6 +28,15 @@ from postdate.wire.frame import Command, reply
 REPORTS_KEPT = 100
 REPORT_BYTES_MAX = 16 * 1024  # figures of one batch; there are a hundred in RAM
 NO_QUEUE = -1  # the number of the far queue
+_NOTE_MAX = 300  # characters
+_NOTE_MS = 20_000  # a pipeline that waits repeats its note; one that is gone does not
+
+
+class Heard(NamedTuple):
+    """The last that was heard of any pipeline."""
+
+    at_ms: int  # 0: nothing since the broker was started
+    note: str
 
 
 class Pipelines:
@@ -40,6 +49,7 @@ class Pipelines:
         self._tasks = tasks
         self._table = table
         self._stage_lock = asyncio.Lock()
+        self._heard = Heard(0, "")
         self._reports: deque[Figures] = deque(maxlen=REPORTS_KEPT)
 
     # -- state --------------------------------------------------------------------------------------------------
@@ -47,9 +57,22 @@ class Pipelines:
     def state(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         """Answers where broker and pipeline are; to a pipeline that plans a batch also how far that goes."""
         state = self._state()
+        if asked["note"] is not None:
+            self._hear(asked["note"])
         if asked["rowsMax"]:
+            self._hear()
             state = state._replace(stop=self._stop(BatchSize(asked["start"], asked["rowsMax"], asked["bytesMax"])))
         self._answer(connection, command, reply(command, codes.SUCCESS, body=dump(state.plain())))
+
+    def _hear(self, note: str = "") -> None:
+        self._heard = Heard(self._clock.now_ms(), note[:_NOTE_MAX])
+
+    @property
+    def heard(self) -> Heard:
+        """When a pipeline was last heard of, and what it waits for by its own words."""
+        if self._clock.now_ms() - self._heard.at_ms > _NOTE_MS:
+            return self._heard._replace(note="")
+        return self._heard
 
     def _state(self) -> State:
         view, settings = self._broker.view, self._broker.settings
@@ -138,6 +161,7 @@ class Pipelines:
 
     def register(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> None:
         asked = Registration.read(load(command.body, "the registration of a pipeline"))
+        self._hear()
         ticket = self._broker.register_pipeline(self._clock.now_ms(), table=asked.table, master=asked.master)
         request = command.without_content()
 
@@ -156,6 +180,7 @@ class Pipelines:
     def stage(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> None:
         """Takes a stage. Reading its chunks takes long, so that happens on another thread."""
         stage = Stage.read(load(command.body, "a stage"))
+        self._hear()
         self._tasks.answer(connection, command, self._stage(connection, command.without_content(), stage))
 
     async def _stage(self, connection: Connection, command: Command, stage: Stage) -> bytes:

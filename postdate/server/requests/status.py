@@ -17,6 +17,7 @@ from postdate.clock import Clock
 from postdate.config import DAY_MS, LIVE
 from postdate.errors import UsageError
 from postdate.server.connection import Connection
+from postdate.server.requests.pipeline import Pipelines
 from postdate.server.sessions.meter import Came, Meter, Span, Went, Whole
 from postdate.wire import codes, reports
 from postdate.wire.frame import Command, reply
@@ -50,13 +51,13 @@ class Status:
         clock: Clock,
         meter: Meter,
         counts: Callable[[], Mapping[str, int]],
-        last_reports: Callable[[int], list[dict[str, Any]]],
+        pipelines: Pipelines,
     ) -> None:
         self._broker = broker
         self._clock = clock
         self._meter = meter
         self._counts = counts
-        self._last_reports = last_reports
+        self._pipelines = pipelines
         self.parts: Mapping[str, str] = {}  # by name of a child process: its state, in a sentence
         self._began_ms = clock.now_ms()
         self._days = Days(self._began_ms, self._totals())
@@ -153,7 +154,8 @@ class Status:
             "broker": self._of_broker(),
             "far": self._of_far(),
             "table": self._broker.view.far.table,
-            "reports": self._last_reports(_REPORTS_SHOWN),
+            "pipeline": self._pipelines.heard._asdict(),
+            "reports": self._pipelines.last_reports(_REPORTS_SHOWN),
             "parts": dict(self.parts),
         }
         return reply(command, codes.SUCCESS, body=orjson.dumps(overview))

@@ -95,6 +95,10 @@ class BrokerClient:
         fields = {} if size is None else {"start": size.start, "rowsMax": size.rows_max, "bytesMax": size.bytes_max}
         return State.read(self._load(self._ask(contract.GET_BULK_STATE, fields)))
 
+    def note(self, sentence: str) -> None:
+        """Tells what the pipeline waits for, for people who look; empty where it goes on."""
+        self._ask(contract.GET_BULK_STATE, {"note": sentence})
+
     def register(self, table: str, master: str) -> State:
         """Makes the caller the one pipeline that may stage."""
         body = dump({"table": table, "master": master})

@@ -13,10 +13,9 @@ from postdate.client.errors import Unreachable
 from postdate.errors import PipelineFailed, UsageError
 from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.pending.view import VIEW, matching, pending
-from postdate.spark.pipeline.driver import first_line, start_spark, stop_spark
 from postdate.spark.pipeline.jobs import spark_sentence
 from postdate.spark.session import java
-from postdate.spark.session.session import scratch_folder
+from postdate.spark.session.session import Gateway, first_line, scratch_folder
 from postdate.spark.session.stderr import divert_stderr
 
 SAMPLE_ROWS = 10
@@ -75,13 +74,13 @@ def embedded_spark(memory: str, environ: Mapping[str, str]) -> Iterator[Any]:
     found = java.find(environ)
     if isinstance(found, java.Missing):
         raise PipelineFailed(f"{found.sentence}; {java.INSTALL}")
-    with scratch_folder() as folder, divert_stderr() as lines:
-        spark = start_spark("local[*]", memory, found.home, Path(folder), lines)
-        try:
-            spark.conf.set("spark.sql.session.timeZone", "UTC")
-            yield spark
-        finally:
-            stop_spark(spark)
+    with (
+        scratch_folder() as folder, divert_stderr() as lines,
+        Gateway("local[*]", memory, found.home, Path(folder)) as gateway,
+    ):  # fmt: skip
+        spark = gateway.connect(lines)
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+        yield spark
 
 
 @contextmanager

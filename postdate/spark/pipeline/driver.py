@@ -5,21 +5,21 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JError
 from pyarrow import flight
 from pyspark.errors import PySparkException
 
 from postdate.contract import State
 from postdate.errors import PipelineFailed, PostdateError, UsageError
-from postdate.process import let_others_go_first
+from postdate.process import let_others_go_first, run_on_thread
 from postdate.spark.executor import broker_client
 from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.executor.bulk_client import BulkClient
@@ -27,7 +27,7 @@ from postdate.spark.pipeline.batch import Pipeline
 from postdate.spark.pipeline.history import History
 from postdate.spark.pipeline.source import NAME, PlanSource
 from postdate.spark.session import java
-from postdate.spark.session.session import scratch_folder, start_session
+from postdate.spark.session.session import STOP_S, Gateway, first_line, scratch_folder, try_to_stop
 from postdate.spark.session.stderr import divert_stderr
 from postdate.table.delta import Table
 from postdate.table.format import CHECKPOINT, HISTORY, MESSAGES
@@ -36,9 +36,8 @@ from postdate.table.slices import TASK_ROWS, Limits
 logger = logging.getLogger("postdate.pipeline")
 
 _BATCH_S = 3.0  # a batch under way gets this long to end; then it is broken off, and the next start repeats it
-_STOP_S = 1.0
 _WATCH_S = 0.2
-_TRACEBACK, _OURS = "Traceback (most recent call last):\n", "postdate.errors."
+_CORES_S = 5.0  # between two looks at the executors of a cluster
 _NICENESS = 10  # beside a broker, which fires on the same cores
 _AWAY = (*broker_client.AWAY, flight.FlightUnavailableError, flight.FlightTimedOutError)
 _OF_SPARK = (PySparkException, Py4JError)
@@ -186,17 +185,9 @@ class Driver:
         self._is_stopping = True
         is_between = self._batch.acquire(timeout=_BATCH_S)
         if self._query is not None:
-            _try_to_stop(self._query, "the query")
+            try_to_stop(self._query, "the query")
         if is_between:
             self._batch.release()
-
-
-def first_line(error: object) -> str:
-    """The sentence of an exception: Spark's without its page of Java, a task's without its traceback."""
-    text = str(getattr(error, "desc", None) or error).strip()
-    raised = text.rpartition(_TRACEBACK)[2] if _TRACEBACK in text else text
-    sentence = next((line for line in raised.splitlines() if not line.startswith(" ")), text)
-    return sentence.removeprefix(_OURS)[:300]
 
 
 def run(options: Options) -> None:
@@ -216,20 +207,27 @@ def run(options: Options) -> None:
         raise UsageError("the broker does not say where the table is: name a folder with --table")
     if options.master.startswith("local"):
         let_others_go_first(_NICENESS)  # before Spark starts: its processes inherit it
-    with scratch_folder() as folder, divert_stderr() as lines:
-        spark = start_spark(options.master, options.memory, found.home, Path(folder), lines)
-        driver = None
-        try:
-            with _in_our_words(_java_of(spark)):
-                driver = Driver(options, spark, broker)
-                driver.start()
-                print(f"pipeline runs on Spark {spark.version}, {options.master}, table {options.table}", flush=True)
-                while not ending.wait(_WATCH_S) and not _is_orphan(options):
-                    driver.watch()
-        finally:
-            if driver is not None:
+    with (
+        scratch_folder() as folder, divert_stderr() as lines,
+        Gateway(options.master, options.memory, found.home, Path(folder)) as gateway,
+    ):  # fmt: skip
+        # On another thread, whatever it waits for: a signal and the broker's death are noticed here all the time.
+        starting = run_on_thread(lambda: _start(options, gateway, broker, lines))
+        cores = _Cores(options, gateway, broker)
+        while not starting.done() and not ending.wait(_WATCH_S) and not _is_orphan(options):
+            with _in_our_words(gateway.process):
+                cores.look()
+        if starting.done():
+            driver = starting.result()
+            spark = f"Spark {gateway.session.version}, {options.master}"
+            print(f"pipeline runs on {spark}, table {options.table}", flush=True)
+            try:
+                with _in_our_words(gateway.process):
+                    while not ending.wait(_WATCH_S) and not _is_orphan(options):
+                        driver.watch()
+                        cores.look()
+            finally:
                 driver.stop()
-            stop_spark(spark)
     logging.shutdown()
 
 
@@ -258,60 +256,57 @@ def _is_orphan(options: Options) -> bool:
 # -- Spark itself -----------------------------------------------------------------------------------------------
 
 
-def start_spark(master: str, memory: str, home: str, folder: Path, lines: Sequence[str]) -> Any:
-    """Starts a session. Where Java does not even start, the last lines that it wrote say why. Raises PipelineFailed."""
-    try:
-        return start_session(master, memory, home, folder)
-    except Py4JJavaError as error:
-        why = first_line(str(error.java_exception))
-        raise PipelineFailed(f"Spark does not start on {master}: {why}") from error
-    except _OF_SPARK as error:
-        raise PipelineFailed(f"Spark does not start: {'; '.join(lines) or first_line(error)}") from error
+def _start(options: Options, gateway: Gateway, broker: BrokerClient, lines: Sequence[str]) -> Driver:
+    """Starts Spark and the query. Raises PipelineFailed, and what `Driver.start` raises."""
+    spark = gateway.connect(lines)
+    with _in_our_words(gateway.process):
+        driver = Driver(options, spark, broker)
+        driver.start()
+        return driver
+
+
+class _Cores:
+    """Says when a cluster has no executor for us: Spark itself waits for one in silence, for ever."""
+
+    def __init__(self, options: Options, gateway: Gateway, broker: BrokerClient) -> None:
+        self._master, self._gateway, self._broker = options.master, gateway, broker
+        self._is_missing = False
+        self._looks_at = time.monotonic() + _CORES_S
+
+    def look(self) -> None:
+        """Looks now and then. Raises Py4JError where Java has ended."""
+        spark = self._gateway.session
+        if self._master.startswith("local") or spark is None or time.monotonic() < self._looks_at:
+            return
+        self._looks_at = time.monotonic() + _CORES_S
+        is_missing = int(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) <= 1  # one is the driver itself
+        if is_missing:
+            self._note(f"waits for cores of {self._master}: it has none free")
+        if is_missing and not self._is_missing:
+            logger.warning("it waits for cores of %s: it has none free", self._master)
+        if self._is_missing and not is_missing:
+            self._note("")
+            logger.info("it has cores of %s", self._master)
+        self._is_missing = is_missing
+
+    def _note(self, sentence: str) -> None:
+        """Tells the broker, for people who look at its status."""
+        with suppress(*_AWAY):
+            self._broker.note(sentence)
 
 
 @contextmanager
-def _in_our_words(java_process: "subprocess.Popen[bytes] | None") -> Iterator[None]:
+def _in_our_words(java_process: "subprocess.Popen[bytes]") -> Iterator[None]:
     """Raises errors of Spark as PipelineFailed. Where Java has ended any call may fail in any way, so the error says
     how it ended.
     """
     try:
         yield
     except Exception as error:
-        if java_process:
-            with suppress(subprocess.TimeoutExpired):  # it still runs
-                code = java_process.wait(_STOP_S)
-                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-                raise PipelineFailed(f"Spark's Java process {how}") from error
+        with suppress(subprocess.TimeoutExpired):  # it still runs
+            code = java_process.wait(STOP_S)
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            raise PipelineFailed(f"Spark's Java process {how}") from error
         if isinstance(error, (*_OF_SPARK, flight.FlightError)):
             raise PipelineFailed(first_line(error)) from error
         raise
-
-
-def _java_of(spark: Any) -> "subprocess.Popen[bytes] | None":
-    """The Java process of a session; None where somebody else has started it."""
-    process: subprocess.Popen[bytes] | None = getattr(spark.sparkContext._gateway, "proc", None)
-    return process
-
-
-def stop_spark(spark: Any) -> None:
-    """Stops Spark, and kills its process where that takes too long."""
-    process = _java_of(spark)
-    _try_to_stop(spark, "Spark")
-    if process is not None:
-        process.kill()
-        process.wait()
-    sys.stdout.flush()
-
-
-def _try_to_stop(what: Any, name: str) -> None:
-    """Stops a session or a query, in a thread of its own: that may take longer than we wait."""
-
-    def stop() -> None:
-        try:
-            what.stop()
-        except Exception as error:  # the process ends now, whatever Spark says
-            logger.debug("%s did not stop: %s", name, first_line(error))
-
-    stopper = threading.Thread(target=stop, daemon=True)
-    stopper.start()
-    stopper.join(_STOP_S)

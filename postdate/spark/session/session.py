@@ -1,14 +1,37 @@
-"""Starts a Spark session that is quiet, has our sizes, and carries our modules to its executors."""
+"""Starts a Spark session that is quiet, has our sizes, and carries our modules to its executors; ends it when asked."""
 
+import logging
 import os
+import shlex
+import signal
+import subprocess
 import sys
 import tempfile
+import threading
+import time
 import zipfile
+from collections.abc import Sequence
+from concurrent.futures import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
+from pyspark.find_spark_home import _find_spark_home
+from pyspark.java_gateway import launch_gateway
+from pyspark.serializers import UTF8Deserializer, read_int
+from pyspark.sql import SparkSession
 
 import postdate
+from postdate.errors import PipelineFailed
+from postdate.process import end_with_parent, run_on_thread
 
+logger = logging.getLogger("postdate.pipeline")
+
+STOP_S = 1.0
+_TRACEBACK, _OURS = "Traceback (most recent call last):\n", "postdate.errors."
+_LOOK_S = 0.05
 _LOG4J = """\
 status = off
 rootLogger.level = error
@@ -28,12 +51,97 @@ _SILENT = (
 )  # fmt: skip
 
 
-def start_session(master: str, memory: str, home: str, folder: Path) -> Any:
-    """Starts Spark with the Java at `home`. `folder` is for its log settings, our modules and its scratch files."""
-    from pyspark import SparkConf, SparkContext
-    from pyspark.java_gateway import launch_gateway
-    from pyspark.sql import SparkSession
+class Gateway:
+    """Spark's Java process, and the session in it. Java ends with the block, and with the thread that makes this."""
 
+    def __init__(self, master: str, memory: str, home: str, folder: Path) -> None:
+        """Starts the Java at `home`. `folder` is for its log settings, our modules and its scratch files."""
+        _set_environment(master, home)
+        log_settings = folder / "log4j2.properties"
+        silent = (
+            f"logger.s{number}.name = {name}\nlogger.s{number}.level = off\n" for number, name in enumerate(_SILENT)
+        )
+        log_settings.write_text("".join([_LOG4J, *silent]), encoding="utf-8")
+        self._conf = SparkConf()
+        for name, value in _settings(master, memory, log_settings, folder).items():
+            self._conf.set(name, value)
+        self._master = master
+        self._place = folder / "gateway"  # where Java listens, and its secret; Java writes it
+        self.session: Any = None
+        flags = [text for name, value in self._conf.getAll() for text in ("--conf", f"{name}={value}")]
+        words = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
+        # Not by PySpark, from which nobody learns the process before Java listens. It has a group of its own: Ctrl-C in
+        # a terminal reaches us alone, and we stop Java in order. The pipe tells Java that we are gone.
+        self.process = subprocess.Popen(
+            [str(Path(_find_spark_home()) / "bin" / "spark-submit"), *flags, *words],
+            stdin=subprocess.PIPE, process_group=0, preexec_fn=end_with_parent(),
+            env=os.environ | {"SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._place)},
+        )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stops Spark, and kills its process where that takes too long."""
+        if self.session is not None:
+            try_to_stop(self.session, "Spark")
+        if self.process.poll() is None:  # until it is reaped its number is its own
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+    def connect(self, lines: Sequence[str] = ()) -> Any:
+        """Waits for Java, and returns a session in it. Where Java does not even start, the last lines that it wrote say
+        why. Raises PipelineFailed.
+        """
+        while not self._place.exists() and self.process.poll() is None:
+            time.sleep(_LOOK_S)
+        try:
+            self.session = self._start_session()
+        except Py4JJavaError as error:
+            why = first_line(str(error.java_exception))
+            raise PipelineFailed(f"Spark does not start on {self._master}: {why}") from error
+        except (PySparkException, Py4JError, OSError) as error:
+            raise PipelineFailed(f"Spark does not start: {'; '.join(lines) or first_line(error)}") from error
+        return self.session
+
+    def _start_session(self) -> Any:
+        with self._place.open("rb") as place:
+            port, secret = read_int(place), UTF8Deserializer().loads(place)  # type: ignore[no-untyped-call]
+        known = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
+        os.environ.update(known)
+        try:
+            gateway = launch_gateway(self._conf)  # type: ignore[no-untyped-call]
+        finally:
+            for name in known:
+                del os.environ[name]
+        on_interrupt = signal.getsignal(signal.SIGINT)
+        context = SparkContext(gateway=gateway, conf=self._conf)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, on_interrupt)  # PySpark's own asks Java, which may be what we wait for
+        return SparkSession(context)
+
+
+def try_to_stop(what: Any, name: str) -> None:
+    """Stops a session or a query, in a thread of its own: that may take longer than we wait."""
+
+    def stop() -> None:
+        try:
+            what.stop()
+        except Exception as error:  # the process ends now, whatever Spark says
+            logger.debug("%s did not stop: %s", name, first_line(error))
+
+    wait([run_on_thread(stop)], STOP_S)
+
+
+def first_line(error: object) -> str:
+    """The sentence of an exception: Spark's without its page of Java, a task's without its traceback."""
+    text = str(getattr(error, "desc", None) or error).strip()
+    raised = text.rpartition(_TRACEBACK)[2] if _TRACEBACK in text else text
+    sentence = next((line for line in raised.splitlines() if not line.startswith(" ")), text)
+    return sentence.removeprefix(_OURS)[:300]
+
+
+def _set_environment(master: str, home: str) -> None:
     os.environ["JAVA_HOME"] = home
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable if _is_local(master) else "python3")
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -43,16 +151,6 @@ def start_session(master: str, memory: str, home: str, folder: Path) -> Any:
         known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         root = str(Path(postdate.__file__).parent.parent)
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *(path for path in known if path and path != root)])
-    log_settings = folder / "log4j2.properties"
-    silent = (f"logger.s{number}.name = {name}\nlogger.s{number}.level = off\n" for number, name in enumerate(_SILENT))
-    log_settings.write_text("".join([_LOG4J, *silent]), encoding="utf-8")
-    conf = SparkConf()
-    for name, value in _settings(master, memory, log_settings, folder).items():
-        conf.set(name, value)
-    # A group of its own: Ctrl-C in a terminal reaches us alone, and we stop Java in order.
-    gateway = launch_gateway(conf, popen_kwargs={"process_group": 0})  # type: ignore[no-untyped-call]
-    context = SparkContext(gateway=gateway, conf=conf)
-    return SparkSession(context)
 
 
 def _settings(master: str, memory: str, log_settings: Path, folder: Path) -> dict[str, str]:

@@ -412,6 +412,24 @@ def test_a_report_is_small_and_flat(tmp_path: Path, body: bytes, said: str) -> N
         assert said in (answer.remark or "")
 
 
+def test_what_a_pipeline_waits_for_is_shown_until_it_goes_on_or_falls_silent(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+
+        def heard() -> dict[str, Any]:
+            found: dict[str, Any] = told(peer.ask(Request.GET_STATUS))["pipeline"]
+            return found
+
+        state(peer)  # anybody may ask for it
+        assert heard() == {"at_ms": 0, "note": ""}
+        told(peer.ask(Request.GET_BULK_STATE, note="waits for cores"))
+        assert heard() == {"at_ms": T0, "note": "waits for cores"}
+        served.pass_ms(20_001)
+        assert heard() == {"at_ms": T0, "note": ""}
+        told(peer.ask(Request.GET_BULK_STATE, note="waits for cores"))
+        told(peer.ask(Request.GET_BULK_STATE, rowsMax=10, bytesMax=1))  # it plans a batch
+        assert heard() == {"at_ms": T0 + 20_001, "note": ""}
+
+
 def test_the_status_shows_all_at_a_glance(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         sent_far(peer, 3)
