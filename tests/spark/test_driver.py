@@ -10,8 +10,8 @@ from verify.faults.process import Broker
 
 def test_a_pipeline_without_cores_says_so_and_ends_when_it_is_asked_to(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "cluster", 0)
-    settings: dict[str, Any] = {"bulk_port": 0, "pipeline": "embedded", "spark_master": cluster.master, "parts_stop_ms": 60_000}
-    broker = Broker(tmp_path, **settings)
+    on_cluster: dict[str, Any] = {"pipeline": "embedded", "spark_master": cluster.master}
+    broker = Broker(tmp_path, bulk_port=0, parts_stop_ms=60_000, **on_cluster)
     try:
         broker.start()
         wait_for(lambda: bool(admin.status(broker.route_address)["pipeline"]["note"]), "a pipeline that waits")
