@@ -78,6 +78,12 @@ class Rescuer:
         untaken = far.earliest(untaken_only=True)
         return min(untaken - self.rescue_lead_ms, max(all_rows - self._settings.now.lead_ms, self._unserved_at_ms))
 
+    def blocked_from_ms(self, at_ms: int) -> int:
+        """The due of the first far message that finds no room in the wheel; NEVER where there is room."""
+        if self._fold.wheel.count < self._settings.now.wheel_entries_max:
+            return NEVER
+        return self._fold.far.earliest(untaken_only=self.is_served(at_ms))
+
     def write_if_due(self, at_ms: int) -> None:
         """Rescues far messages that the pipeline does not bring in time: of those that it has not taken the ones due
         within rescue_lead_ms, and all that are due within the lead where it is late; and what is due a little later, so

@@ -9,6 +9,7 @@ from typing import Any
 from postdate.errors import UsageError
 
 OK, NEGATIVE, USAGE, REFUSED = 0, 1, 2, 3
+UNCOUNTED = "what waits in the table is not counted"
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 Run = Callable[[argparse.Namespace], int]

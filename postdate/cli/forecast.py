@@ -2,9 +2,10 @@
 
 import argparse
 import shutil
+import sys
 from typing import Any, NamedTuple
 
-from postdate.cli.command import OK, add_broker, print_json
+from postdate.cli.command import OK, REFUSED, UNCOUNTED, add_broker, print_json
 from postdate.cli.render import bar, is_terminal, moment, print_table
 from postdate.client import admin
 
@@ -19,7 +20,8 @@ examples:
 
 The first bar is the present minute, hour or day; messages due earlier in it are out already.
 
-exit codes: 0 shown, 1 there is no such topic, 2 wrong usage, 3 no broker was reached or it refused, 130 interrupted
+exit codes: 0 shown, 1 there is no such topic, 2 wrong usage, 3 no broker was reached, it refused, or the table could
+not be counted (what is known is shown), 130 interrupted
 """
 
 _WIDTH = 40  # of bars in a file
@@ -52,20 +54,24 @@ def _forecast(arguments: argparse.Namespace) -> int:
     found = {
         name: admin.forecast(arguments.addr, arguments.topic, span.unit, span.bars) for name, span in spans.items()
     }
+    unread = next((forecast["unread"] for forecast in found.values() if forecast["unread"]), "")
     if arguments.json:
         print_json(found)
-        return OK
+        return REFUSED if unread else OK
     for number, (name, forecast) in enumerate(found.items()):
         if number:
             print()
         _print_span(_SPANS[name], forecast)
-    return OK
+    if unread:
+        print(f"postdate: {UNCOUNTED}: {unread}", file=sys.stderr)
+    return REFUSED if unread else OK
 
 
 def _print_span(span: _Span, forecast: dict[str, Any]) -> None:
     bars, of_topic = forecast["bars"], f" for {forecast['topic']}" if forecast["topic"] else ""
     total, most = sum(each["rows"] for each in bars), max(each["rows"] for each in bars)
-    print(f"{span.title}{of_topic}: {total:,} due")
+    least = "at least " if forecast["unread"] else ""
+    print(f"{span.title}{of_topic}: {least}{total:,} due")
     if total:
         width = _WIDTH
         if is_terminal():
@@ -77,5 +83,3 @@ def _print_span(span: _Span, forecast: dict[str, Any]) -> None:
         ]  # fmt: skip
         print()
         print_table([f"{span.unit}", "due", "", "busiest second"], rows)
-    if forecast["unread"]:
-        print(f"without what the pipeline's table holds: {forecast['unread']}")

@@ -1,9 +1,10 @@
 """`postdate pending`: counts what waits, by topic and by time."""
 
 import argparse
+import sys
 from typing import Any
 
-from postdate.cli.command import OK, add_broker, print_json
+from postdate.cli.command import OK, REFUSED, UNCOUNTED, add_broker, print_json
 from postdate.cli.render import count, moment, print_table, size
 from postdate.cli.values import positive
 from postdate.client import admin
@@ -19,7 +20,8 @@ examples:
 Near messages are due within a minute or two and lie in memory; far ones lie in the log until the pipeline takes them
 into its table. Together they are all waiting messages.
 
-exit codes: 0 shown, 1 there is no such topic, 2 wrong usage, 3 no broker was reached or it refused, 130 interrupted
+exit codes: 0 shown, 1 there is no such topic, 2 wrong usage, 3 no broker was reached, it refused, or the table could
+not be counted (what is known is shown), 130 interrupted
 """
 
 
@@ -34,19 +36,21 @@ def _pending(arguments: argparse.Namespace) -> int:
     found = admin.pending(arguments.addr, arguments.topic, arguments.by, arguments.limit)
     if arguments.json:
         print_json(found)
-        return OK
-    if found["total"]:
-        _print_pending(found, arguments.by)
     else:
-        print(f"nothing waits for {arguments.topic}" if arguments.topic else "nothing waits")
-    if found["unread"]:
-        print(f"\nwithout what the pipeline's table holds: {found['unread']}")
-    return OK
+        if found["total"]:
+            _print_pending(found, arguments.by)
+        else:
+            place = " in memory and in the log" if found["unread"] else ""
+            print(f"nothing waits for {arguments.topic}{place}" if arguments.topic else f"nothing waits{place}")
+        if found["unread"]:
+            print(f"postdate: {UNCOUNTED}: {found['unread']}", file=sys.stderr)
+    return REFUSED if found["unread"] else OK
 
 
 def _print_pending(found: dict[str, Any], unit: str) -> None:
     verb = "waits" if found["total"] == 1 else "wait"
-    print(f"{count(found['total'], 'message')} {verb}, {size(found['bytes'])}")
+    least = "at least " if found["unread"] else ""
+    print(f"{least}{count(found['total'], 'message')} {verb}, {size(found['bytes'])}")
     rows = [[each["topic"], each["near"], each["far"], each["table"], size(each["bytes"])] for each in found["topics"]]
     _print_table(["topic", "near", "far", "table", "bytes"], rows)
     # The moment as far as the unit needs it: 2027-01-01T07:00Z, 2027-01-01T07Z, 2027-01-01.

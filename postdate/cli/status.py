@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 HELP = """\
-Shows the state of broker and pipeline: waiting messages, the pipeline's horizon, its table and its last batches.
+Shows the state of broker and pipeline: what is late and why, waiting messages, the pipeline's horizon, its table and
+its last batches.
 
 examples:
   postdate status
@@ -56,7 +57,6 @@ _BATCH_COLUMNS: tuple[tuple[str, str, Callable[[Any], Cell]], ...] = (
     ("seconds", "total_s", float),
 )  # fmt: skip
 _STEPS = (("ingest", "ingest_s"), ("promote", "promote_s"), ("stage", "stage_s"), ("merge", "merge_s"))
-_LATE_MS = 100  # less than this is a disk that syncs
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -184,6 +184,7 @@ def _sections(status: Status) -> dict[str, Facts]:
     """Facts by section, without sections that have none."""
     broker, far = status["broker"], status["far"]
     sections = {
+        "late": [fact for late in status["late"] for fact in _late_facts(late)],
         "broker": list(_broker_facts(broker)),
         "waiting": list(_waiting_facts(broker, far)),
         "pipeline": list(_pipeline_facts(status)),
@@ -192,12 +193,17 @@ def _sections(status: Status) -> dict[str, Facts]:
     return {head: facts for head, facts in sections.items() if facts}
 
 
+def _late_facts(late: Status) -> Iterator[tuple[str, str]]:
+    yield "what", late["what"]
+    yield "since", f"{moment(late['since_ms'])}, now by {rough(late['late_ms'])} at most"
+    yield "why", late["why"]
+    yield "to do", late["to_do"]
+
+
 def _broker_facts(broker: Status) -> Iterator[tuple[str, str]]:
     yield "data", f"{broker['data']}, flush {broker['flush']}"
     yield "log", size(broker["log_bytes"])
     yield "disk", f"{size(broker['disk_free_bytes'])} of {size(broker['disk_bytes'])} are free"
-    if broker["late_ms"] >= _LATE_MS:
-        yield "late", f"the earliest message that waits is late by {rough(broker['late_ms'])}"
     if broker["log_problem"]:
         yield "problem", broker["log_problem"]
 
@@ -206,7 +212,11 @@ def _waiting_facts(broker: Status, far: Status) -> Iterator[tuple[str, str]]:
     in_table = max(0, far["rows_in"] - far["rows_out"])
     numbers = {"near": broker["waiting_near"], "far": broker["waiting_far"], "table": in_table}
     width = max(len(f"{number:,}") for number in numbers.values())
-    meanings = {"near": "due soon, in memory", "far": "in the log alone", "table": "rows of the pipeline's table"}
+    meanings = {
+        "near": "due soon, in memory",
+        "far": "in the log alone",
+        "table": "rows of the table: messages, and cancels",
+    }
     for name, number in numbers.items():
         yield name, f"{number:>{width},}  {meanings[name]}"
     if broker["tombstones"]:
@@ -215,6 +225,8 @@ def _waiting_facts(broker: Status, far: Status) -> Iterator[tuple[str, str]]:
 
 def _pipeline_facts(status: Status) -> Iterator[tuple[str, str]]:
     far, now_ms = status["far"], status["broker"]["now_ms"]
+    if status["pipeline"]["note"]:
+        yield "note", f"it {status['pipeline']['note']}"
     if not far["epoch"]:
         yield "state", "none has registered yet: far messages stay in the log and are on time"
         return

@@ -123,11 +123,22 @@ def test_a_table_that_nobody_can_read_is_told(served: Served, capsys: Capsys) ->
         broker.stage(Stage(epoch.answer, (0, 3), (0, T0 + MINUTE_MS), (), 3, 0), T0)
 
     served.call(take)
-    found = run_json(capsys, "pending")
-    assert (found["total"], found["unread"]) == (0, "no process is attached that can read the table")
-    assert run(capsys, "pending") == [
-        "nothing waits", "", "without what the pipeline's table holds: no process is attached that can read the table",
-    ]  # fmt: skip
+    found = run_json(capsys, "pending", code=3)
+    why = "no process is attached that can read the table; it has 3 rows of all topics: messages, and cancels"
+    assert (found["total"], found["unread"]) == (0, why)
+    for words, told in [
+        (("pending",), ["nothing waits in memory and in the log"]),
+        (("pending", "--topic", "orders"), ["nothing waits for orders in memory and in the log"]),
+        (("forecast", "--span", "hour"), ["the next hour, by minute: at least 0 due"]),
+    ]:
+        assert cli.main(list(words)) == 3
+        output = capsys.readouterr()
+        assert output.out.splitlines() == told
+        assert output.err == f"postdate: what waits in the table is not counted: {why}\n"
+    assert run_json(capsys, "forecast", code=3)["day"]["unread"] == why
+    run(capsys, "send", "orders", "hello", "--delay", "2s")
+    assert cli.main(["pending"]) == 3
+    assert capsys.readouterr().out.startswith("at least 1 message waits, ")
 
 
 @pytest.mark.usefixtures("served")

@@ -29,6 +29,7 @@ REPORT: dict[str, Any] = {
     "promote_s": 0.08, "stage_s": 0.02, "merge_s": 0.0, "total_s": 0.25, "master": "local[*]",
 }  # fmt: skip
 TOLD: dict[str, Any] = {
+    "late": [],
     "broker": {
         "version": "1.0", "data": "/data", "flush": "sync", "now_ms": T0, "waiting_near": 12_345, "waiting_far": 17,
         "late_ms": 0, "tombstones": 3, "disk_bytes": 98_400_000_000, "disk_free_bytes": 63_200_000_000,
@@ -39,6 +40,7 @@ TOLD: dict[str, Any] = {
         "rescued": 0, "rows_in": 1_222_210, "rows_out": 5,
     },
     "table": "/data/table",
+    "pipeline": {"at_ms": T0, "note": ""},
     "reports": [{**REPORT, "at_ms": T0 - MINUTE_MS}, REPORT],
     "parts": {"bulk": "listens on 127.0.0.1:9878 (process 123)", "pipeline": "runs on Spark (process 124)"},
 }  # fmt: skip
@@ -69,7 +71,7 @@ broker
 waiting
   near        12,345  due soon, in memory
   far             17  in the log alone
-  table    1,222,205  rows of the pipeline's table
+  table    1,222,205  rows of the table: messages, and cancels
   cancels          3  wait for the messages that they are about
 
 pipeline
@@ -113,10 +115,30 @@ def test_nothing_is_said_of_a_pipeline_that_never_was_but_that() -> None:
 
 
 def test_trouble_of_the_broker_is_told_and_only_then() -> None:
-    assert not any("late by" in line or "problem" in line for line in shown(broker={"late_ms": 5}))
-    lines = shown(broker={"late_ms": 1_500, "log_problem": "the disk is full"})
-    assert "  late     the earliest message that waits is late by 1 s 500 ms" in lines
-    assert "  problem  the disk is full" in lines
+    assert not any("problem" in line for line in shown())
+    assert "  problem  the disk is full" in shown(broker={"log_problem": "the disk is full"})
+
+
+def test_what_is_late_stands_first_with_its_reason_and_what_to_do() -> None:
+    late = {
+        "what": "messages",
+        "since_ms": T0 - 90 * SECOND_MS,
+        "late_ms": 61_000,
+        "why": "no disk",
+        "to_do": "buy one",
+    }
+    assert shown(late=[late])[1:7] == [
+        "",
+        "late",
+        "  what   messages",
+        "  since  2023-11-14T22:11:50.000Z, now by 1 min 1 s at most",
+        "  why    no disk",
+        "  to do  buy one",
+    ]
+
+
+def test_what_the_pipeline_waits_for_is_told() -> None:
+    assert "  note     it waits for cores" in shown(pipeline={"note": "waits for cores"})
 
 
 def test_a_table_that_no_batch_has_told_of_is_named() -> None:

@@ -136,14 +136,15 @@ class Pending:
             "untaken_jobs": [job.number for job in self._broker.view.jobs() if job.far >= far.taken],
         }  # fmt: skip
         answer = await self._table.count(orjson.dumps(wish))
+        known = f"; it has {far.in_table:,} rows of all topics: messages, and cancels"
         if isinstance(answer, str):
-            return answer
+            return answer + known
         if answer.code != codes.SUCCESS:
-            return answer.remark or f"code {answer.code}"
+            return (answer.remark or f"code {answer.code}") + known
         try:
             merge(answer.body)
         except (KeyError, TypeError, ValueError):
-            return f"the table's answer cannot be read: {answer.body[:64]!r}"
+            return f"the table's answer cannot be read: {answer.body[:64]!r}{known}"
         return ""
 
     def _cancels(self, queues: _Queues) -> list[tuple[int, ...]]:

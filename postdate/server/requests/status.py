@@ -6,7 +6,7 @@ The figures that RocketMQ's tools look for have its names. Ours follow, with nam
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -15,7 +15,7 @@ from postdate.arrival import NEVER
 from postdate.broker.broker import Broker
 from postdate.clock import Clock
 from postdate.config import DAY_MS, LIVE
-from postdate.errors import UsageError
+from postdate.errors import DiskFull, UsageError
 from postdate.server.connection import Connection
 from postdate.server.requests.pipeline import Pipelines
 from postdate.server.sessions.meter import Came, Meter, Span, Went, Whole
@@ -24,6 +24,8 @@ from postdate.wire.frame import Command, reply
 
 _NONE = "0"  # for queues that RocketMQ has and we have not
 _REPORTS_SHOWN = 20
+_LATE_MS = 100  # less than this is a disk that syncs
+_HEARD_MS = 10_000  # a pipeline between two batches looks at the broker twice a second
 _PIPELINE_FIGURES = ("taken", "backlog", "horizon", "epoch", "rescued")
 _SPANS = {"statsMinute": Span.MINUTE, "statsHour": Span.HOUR, "statsDay": Span.DAY}
 
@@ -40,6 +42,16 @@ class Days:
         if day > self._day:
             self.yesterday_morning = self.this_morning if day == self._day + 1 else totals
             self._day, self.this_morning = day, totals
+
+
+class Late(NamedTuple):
+    """Something that is late: what, since when, by how much at most, why, and what to do."""
+
+    what: str
+    since_ms: int
+    late_ms: int
+    why: str
+    to_do: str
 
 
 class Status:
@@ -151,12 +163,13 @@ class Status:
 
     def get_overview(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
         overview = {
+            "late": [each._asdict() for each in self.list_late()],
             "broker": self._of_broker(),
             "far": self._of_far(),
             "table": self._broker.view.far.table,
             "pipeline": self._pipelines.heard._asdict(),
             "reports": self._pipelines.last_reports(_REPORTS_SHOWN),
-            "parts": dict(self.parts),
+            "parts": self._of_parts(),
         }
         return reply(command, codes.SUCCESS, body=orjson.dumps(overview))
 
@@ -192,6 +205,69 @@ class Status:
             "rows_in": far.rows_in,
             "rows_out": far.rows_out,
         }
+
+    def _of_parts(self) -> dict[str, str]:
+        """Returns the state of each process beside the broker. A pipeline may run elsewhere."""
+        parts, heard_at_ms = dict(self.parts), self._pipelines.heard.at_ms
+        if heard_at_ms and parts.get("pipeline", "").startswith("none here"):
+            ago_ms = self._clock.now_ms() - heard_at_ms
+            parts["pipeline"] = f"none here; one elsewhere was heard of {ago_ms // 1_000} s ago"
+        return parts
+
+    # -- what is late -------------------------------------------------------------------------------------------
+
+    def list_late(self) -> list[Late]:
+        """Lists what is late, and why, as far as the broker knows; empty where all is well."""
+        found = (self._find_late_fires(), self._find_late_rescues(), self._find_late_promotions())
+        return [each for each in found if each is not None]
+
+    def _find_late_fires(self) -> Late | None:
+        broker, late_ms = self._broker, self._late_ms()
+        problem = broker.log.failure or broker.fire_error
+        if late_ms < _LATE_MS and not problem:
+            return None
+        to_do = "look at the disk: a sync takes this long"
+        if problem:
+            is_full = isinstance(problem, DiskFull)
+            to_do = f"make room on the disk of {broker.settings.data}" if is_full else "restart it when its disk works"
+        what, why = "messages that are due and in memory", str(problem or "the disk is slow, or the machine is busy")
+        return Late(what, self._clock.now_ms() - late_ms, late_ms, why, to_do)
+
+    def _find_late_rescues(self) -> Late | None:
+        """The wheel is full: what should come from the log into it finds no room."""
+        now_ms, limit = self._clock.now_ms(), self._broker.settings.wheel_entries_max
+        due_at_ms = self._broker.rescuer.blocked_from_ms(now_ms)
+        if due_at_ms > now_ms:
+            return None
+        why = f"wheel_entries_max: {limit} messages are due soon and in memory, the limit"
+        return Late("far messages in the log", due_at_ms, now_ms - due_at_ms, why, "raise wheel_entries_max")
+
+    def _find_late_promotions(self) -> Late | None:
+        """Nobody promotes: what only the table has falls due there. What the log has is rescued, and on time."""
+        far, now_ms = self._of_far(), self._clock.now_ms()
+        if not self._broker.view.far.in_table or far["is_served"]:
+            return None
+        since_ms = far["horizon"] - self._broker.rescuer.rescue_lead_ms + 1
+        what = "messages that only the table has, as far as they are due"
+        return Late(what, since_ms, max(0, now_ms - far["horizon"]), *self._explain_promotions(far, now_ms))
+
+    def _explain_promotions(self, far: Mapping[str, Any], now_ms: int) -> tuple[str, str]:
+        """Returns why nobody promotes, and what to do."""
+        heard, part = self._pipelines.heard, self.parts.get("pipeline", "")
+        jobs = [job.id for job in self._broker.view.open_jobs()]
+        if far.get("bulk_problem"):
+            return str(far["bulk_problem"]), "repair the table: docs/pipeline.md, A damaged table"
+        if heard.note:
+            return f"the pipeline {heard.note}", "give it cores, or end what uses them"
+        if now_ms - heard.at_ms <= _HEARD_MS:
+            return "the pipeline works, and is behind", "look at its last batches, below"
+        if part and not part.startswith(("none here", "runs on")):
+            return f"the pipeline {part}", "do as it says, or look at the broker's log"
+        if jobs and heard.at_ms:
+            return f"the pipeline works on job {jobs[0]}", f"wait, or postdate jobs {jobs[0]} --withdraw"
+        since = f"for {(now_ms - heard.at_ms) // 1_000} s" if heard.at_ms else "since the broker was started"
+        to_do = "look at its log" if part.startswith("runs on") else "start one: postdate pipeline --addr HOST:PORT"
+        return f"no pipeline was heard of {since}", to_do
 
     # -- rates --------------------------------------------------------------------------------------------------
 

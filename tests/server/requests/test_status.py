@@ -1,19 +1,24 @@
 """What the broker reports about itself: figures, rates and settings."""
 
+import errno
 import gc
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from postdate import __version__
 from postdate.clock import ManualClock
 from postdate.config import FIELDS, LIVE
+from postdate.errors import DiskFull
 from postdate.wire import codes
 from postdate.wire.reports import decode_properties_text, encode_properties_text
 from postdate.wire.requests import Request
-from tests.support.core import DAY_MS, FAR_MS, MINUTE_MS, T0
+from tests.support.core import DAY_MS, FAR_MS, MINUTE_MS, T0, FaultyDisk
 from tests.support.peer import (
     GROUP,
     LONG_POLL_MS,
@@ -27,7 +32,7 @@ from tests.support.peer import (
     send,
     sent,
 )
-from tests.support.server import serving
+from tests.support.server import Served, serving
 
 # -- figures --------------------------------------------------------------------------------------------------------
 
@@ -97,6 +102,135 @@ def test_held_pulls_are_counted(tmp_path: Path) -> None:
         other.round_trip()
         told = figures(peer)
         assert (told["postdate_held_pulls"], told["postdate_connections"]) == ("1", "2")
+
+
+# -- what is late ---------------------------------------------------------------------------------------------------
+
+
+def status(peer: Peer) -> dict[str, Any]:
+    found: dict[str, Any] = ask_json(peer, Request.GET_STATUS)
+    return found
+
+
+def register(peer: Peer) -> None:
+    said = orjson.dumps({"table": "s3://bucket/t", "master": "local"})
+    assert peer.ask(Request.REGISTER_PIPELINE, said).code == codes.SUCCESS
+
+
+def stage(peer: Peer, far: tuple[int, int], horizon: tuple[int, int], rows_in: int) -> None:
+    body = {"epoch": 1, "far": far, "horizon": horizon, "chunks": [], "rows_in": rows_in, "rows_out": 0}
+    assert peer.ask(Request.STAGE, orjson.dumps(body)).code == codes.SUCCESS
+
+
+@contextmanager
+def late_pipeline(folder: Path) -> Iterator[tuple[Served, Peer]]:
+    """Two messages are in the table, and the pipeline has promoted up to two minutes ago."""
+    with serving(folder, ManualClock(T0)) as served, connected(served) as peer:
+        for _ in range(2):
+            sent(peer, "orders", TIMER_DELAY_MS=DAY_MS)
+        register(peer)
+        stage(peer, (0, 2), (0, T0 + 2 * MINUTE_MS), 2)
+        assert status(peer)["late"] == []
+        served.pass_ms(4 * MINUTE_MS)
+        yield served, peer
+
+
+def test_a_pipeline_that_is_away_is_told_since_when_and_what_is_late(tmp_path: Path) -> None:
+    with late_pipeline(tmp_path) as (_, peer):
+        assert status(peer)["late"] == [
+            {
+                "what": "messages that only the table has, as far as they are due",
+                "since_ms": T0 + 90_001,
+                "late_ms": 2 * MINUTE_MS,
+                "why": "no pipeline was heard of for 240 s",
+                "to_do": "start one: postdate pipeline --addr HOST:PORT",
+            }
+        ]
+
+
+def explain(peer: Peer) -> tuple[str, str]:
+    (late,) = status(peer)["late"]
+    return late["why"], late["to_do"]
+
+
+def test_why_nobody_promotes_is_told_in_the_words_of_what_failed(tmp_path: Path) -> None:
+    with late_pipeline(tmp_path) as (served, peer):
+        parts = {"pipeline": "starts again in 5 s: it ended with code 3 (the table cannot be read)"}
+        served.call(lambda: served.server.show_parts(parts))
+        assert explain(peer) == (f"the pipeline {parts['pipeline']}", "do as it says, or look at the broker's log")
+        parts["pipeline"] = "runs on Spark (process 1)"
+        assert explain(peer) == ("no pipeline was heard of for 240 s", "look at its log")
+        job = {"call": "ask", "id": "j1", "op": "cancel", "where": "true", "by_ms": 0}
+        assert peer.ask(Request.JOB, orjson.dumps(job)).code == codes.SUCCESS
+        assert explain(peer) == ("the pipeline works on job j1", "wait, or postdate jobs j1 --withdraw")
+        peer.ask(Request.GET_BULK_STATE, note="waits for cores of spark://s:7077: it has none free")
+        assert explain(peer) == (
+            "the pipeline waits for cores of spark://s:7077: it has none free",
+            "give it cores, or end what uses them",
+        )
+        peer.ask(Request.GET_BULK_STATE, rowsMax=1, bytesMax=1)
+        assert explain(peer) == ("the pipeline works, and is behind", "look at its last batches, below")
+
+
+def test_a_broker_that_was_restarted_has_heard_of_no_pipeline(tmp_path: Path) -> None:
+    with late_pipeline(tmp_path):
+        pass
+    with serving(tmp_path, ManualClock(T0 + 4 * MINUTE_MS)) as served, connected(served) as peer:
+        assert explain(peer)[0] == "no pipeline was heard of since the broker was started"
+        served.call(lambda: served.server.show_parts({"pipeline": "none here: start one"}))
+        assert status(peer)["parts"] == {"pipeline": "none here: start one"}
+
+
+def test_a_pipeline_elsewhere_is_told_instead_of_advice_to_start_one(tmp_path: Path) -> None:
+    with late_pipeline(tmp_path) as (served, peer):
+        served.call(lambda: served.server.show_parts({"pipeline": "none here: start one"}))
+        assert status(peer)["parts"] == {"pipeline": "none here; one elsewhere was heard of 240 s ago"}
+
+
+def test_a_wheel_without_room_is_told_when_it_makes_messages_late(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0), wheel_entries_max=2) as served, connected(served) as peer:
+        sent(peer, "orders", TIMER_DELAY_MS=5 * MINUTE_MS)
+        register(peer)
+        stage(peer, (0, 0), (0, T0 + 10 * MINUTE_MS), 0)
+        for _ in range(2):  # near, as the pipeline has promoted so far
+            sent(peer, "orders", TIMER_DELAY_MS=9 * MINUTE_MS)
+        served.pass_ms(5 * MINUTE_MS - 1)
+        assert status(peer)["late"] == []
+        served.pass_ms(3_001)
+        (late,) = status(peer)["late"]
+        assert (late["since_ms"], late["late_ms"]) == (T0 + 5 * MINUTE_MS, 3_000)
+        assert late["why"] == "wheel_entries_max: 2 messages are due soon and in memory, the limit"
+        assert late["to_do"] == "raise wheel_entries_max"
+
+
+def test_a_broken_disk_that_keeps_what_is_due_is_told(tmp_path: Path) -> None:
+    disk = FaultyDisk(tmp_path)
+    with serving(tmp_path, ManualClock(T0), disk) as served, connected(served) as peer:
+        sent(peer, "orders", TIMER_DELAY_MS=1_000)
+        disk.fault = lambda call, _path: OSError(errno.EIO, "no luck") if call == "file.sync" else None
+        served.pass_ms(5_000)
+        while served.broker.log.failure is None:  # its thread syncs
+            peer.round_trip()
+        (late,) = status(peer)["late"]
+        assert (late["since_ms"], late["late_ms"]) == (T0 + 1_000, 4_000)
+        assert late["what"] == "messages that are due and in memory"
+        assert "no luck" in late["why"]
+        assert late["to_do"] == "restart it when its disk works"
+        disk.fault = lambda _call, _path: None
+
+
+def test_a_full_disk_that_keeps_what_is_due_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_at_ms: int) -> None:
+        raise DiskFull("no room")
+
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        sent(peer, "orders", TIMER_DELAY_MS=1_000)
+        with monkeypatch.context() as patched:  # fires have a reserve, which takes long to use up
+            patched.setattr(served.broker, "_fire_if_due", fail)
+            served.pass_ms(5_000)
+        (late,) = status(peer)["late"]
+        assert (late["since_ms"], late["late_ms"], late["why"]) == (T0 + 1_000, 4_000, "no room")
+        assert late["to_do"] == f"make room on the disk of {served.broker.settings.data}"
 
 
 # -- rates ----------------------------------------------------------------------------------------------------------
