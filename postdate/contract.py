@@ -1,5 +1,6 @@
 """What the broker, bulk and Spark say to each other, as types that every side imports.
 
+    TableMarks   whose a table is, and which place of the log it has seen: what a pipeline tells when it registers
     State        where broker and pipeline are: what a pipeline asks first
     Stage        what a batch has done: far rows taken, a horizon reached, chunks uploaded
     JobStatus    where a job is, for people and for programs that wait for it
@@ -130,6 +131,18 @@ class OpenJob(NamedTuple):
     far: int
 
 
+class TableMarks(NamedTuple):
+    """Whose table it is, and what it knows of that broker's log. A table of an earlier version knows only `far`."""
+
+    identity: str = ""  # of the broker
+    far: int = 0  # the table holds the far rows before this one
+    position: int = -1  # where a batch of the log begins that the table has seen; -1: none is known
+    mark: int = 0  # the checksum of that batch, without its highest bit
+
+
+NO_MARKS = TableMarks()
+
+
 class State(NamedTuple):
     """Where broker and pipeline are."""
 
@@ -151,6 +164,9 @@ class State(NamedTuple):
     gone: tuple[int, ...]  # numbers of the queues of deleted topics
     stop: int | None = None  # where a batch of the size that was asked about ends
     staged: tuple[str, ...] | None = None  # names of staged chunks, for a pipeline that registers
+    identity: str = ""  # of the broker
+    position: int | None = None  # where the last batch begins that all this follows from
+    mark: int | None = None  # its checksum, without the highest bit
 
     def plain(self) -> dict[str, Any]:
         return {name: value for name, value in self._asdict().items() if value is not None}
@@ -161,10 +177,20 @@ class State(NamedTuple):
 
 
 class Registration(NamedTuple):
-    """A pipeline that begins: where its table is, and where its Spark runs."""
+    """A pipeline that begins: where its table is, where its Spark runs, and what the table's marks are."""
 
     table: str
     master: str
+    identity: str = ""
+    far: int | None = None
+    position: int | None = None
+    mark: int | None = None
+
+    @property
+    def marks(self) -> TableMarks:
+        """What the table knows; nothing where the pipeline does not say."""
+        found = {name: getattr(self, name) for name in TableMarks._fields}
+        return TableMarks(**{name: value for name, value in found.items() if value is not None})
 
     @classmethod
     def read(cls, plain: Plain) -> "Registration":
@@ -345,6 +371,7 @@ class ImportOrder(NamedTuple):
     now_ms: int
     delay_ms_max: int
     queues: tuple[tuple[int, int], ...]  # id and number of those that may be written
+    identity: str = ""  # of the broker
 
     def plain(self) -> dict[str, Any]:
         return self._asdict() | {"job": self.job._asdict()}

@@ -53,6 +53,10 @@ class Refused(PostdateError):
     """The sender's fault: a stale or repeated command, such as a stage whose compare-and-set fails."""
 
 
+class ForeignTable(Refused):
+    """The operator's fault: the table belongs to another broker, or knows more than this one's log."""
+
+
 class DiskFull(PostdateError):
     """The operator's fault: the disk has no room for what was sent."""
 

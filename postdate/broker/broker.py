@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from postdate.arrival import NEVER
+from postdate.broker import ownership
 from postdate.broker.cancelling import CancelCalls
 from postdate.broker.jobs import JobCalls
 from postdate.broker.leasing import LeaseCalls
@@ -38,7 +39,7 @@ from postdate.broker.topics import TopicCalls
 from postdate.broker.view import View
 from postdate.broker.writing import Changes, Ticket, Writer
 from postdate.config import Limits, Settings, apply_changes
-from postdate.contract import Stage
+from postdate.contract import NO_MARKS, Stage, TableMarks
 from postdate.errors import CorruptData, CorruptSnapshot, DiskFull, LogFailed, PostdateError
 from postdate.message import LOOPBACK, Due, Host, Message, decode_properties, due
 from postdate.state import saved
@@ -48,7 +49,7 @@ from postdate.storage import snapshot
 from postdate.storage.batch import PIPELINE, SETTINGS, Packer
 from postdate.storage.chunk import CHUNK_BIT
 from postdate.storage.disk import Disk, LockedFolder
-from postdate.storage.folder import open_folder, refuse_foreign
+from postdate.storage.folder import open_folder, open_identity, refuse_foreign
 from postdate.storage.log import Log
 from postdate.storage.segment import SegmentKeeper, Segments
 
@@ -68,7 +69,9 @@ class Broker:
         store_host: Host = LOOPBACK,
         *,
         limits: Limits | None = None,
+        identity: str = "",
     ) -> None:
+        """`identity` is for a folder that has none yet; without it such a folder gets a random one."""
         self._settings = CurrentSettings(settings or Settings(), limits or Limits())
         self.limits = self._settings.limits
         self._disk = disk
@@ -78,15 +81,16 @@ class Broker:
         refuse_foreign(disk)
         self._lock: LockedFolder = disk.lock()
         try:
-            self._open(store_host)
+            self._open(store_host, identity)
         except BaseException:
             self._lock.release()
             raise
 
     # -- opening and closing ------------------------------------------------------------------------------------
 
-    def _open(self, store_host: Host) -> None:
+    def _open(self, store_host: Host, identity: str) -> None:
         fixed = open_folder(self._disk, self.settings, self.limits)
+        self.identity = open_identity(self._disk, identity)
         self._segments = Segments(self._disk, fixed["segment_bytes"])
         self._segments.remove_unfinished()
         self.log = Log(self._disk, self._segments, self.limits.unflushed_bytes_max)
@@ -287,10 +291,14 @@ class Broker:
 
     # -- the pipeline -------------------------------------------------------------------------------------------
 
-    def register_pipeline(self, at_ms: int, *, table: str = "", master: str = "") -> Ticket:
+    def register_pipeline(
+        self, at_ms: int, *, table: str = "", master: str = "", marks: TableMarks = NO_MARKS
+    ) -> Ticket:
         """Registers a pipeline; the answer is its epoch. Stages of older pipelines are refused from then on. Operators
-        are shown where its table is and on which cluster it runs.
+        are shown where its table is and on which cluster it runs. Raises ForeignTable where the marks of the table say
+        that it is another broker's, or that it knows more than the log.
         """
+        ownership.refuse_foreign(table, marks, self.identity, self.fold.far.length, self.log)
         said = {"table": table, "master": master}
         self.topics.check_size("what a pipeline says of itself", said)
         return self._writer.write_system(PIPELINE, said, at_ms)

@@ -29,7 +29,7 @@ from postdate.state.topics import GONE, PERM_INHERIT, PERM_READ, PERM_WRITE, SCH
 from postdate.state.wheel import Waiting
 from postdate.storage import delivery
 from postdate.storage import record as records
-from postdate.storage.log import Log
+from postdate.storage.log import NO_BATCH, Log
 from postdate.storage.queue import FILTER_ROWS, Queue, tagged
 from postdate.storage.rows import Rows
 from postdate.storage.segment import Segments
@@ -299,6 +299,15 @@ class View:
     def position(self) -> int:
         """Everything before this offset of the log is applied."""
         return self._fold.position
+
+    @property
+    def log_mark(self) -> tuple[int, int] | None:
+        """Where the last batch that is applied begins, and its checksum without the highest bit; None where that is not
+        known, as after a snapshot of an earlier version.
+        """
+        offset = self._fold.last_offset
+        mark = self._log.mark_at(offset)
+        return None if mark is None or mark == NO_BATCH else (offset, mark)
 
     @property
     def applied_at_ms(self) -> int:

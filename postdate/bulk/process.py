@@ -60,7 +60,9 @@ class Bulk:
         """Answers the broker's question about the table. Raises TableUnreadable."""
         question = _question(command)
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._questions, self._table.find, _table(command), question)
+        found = await loop.run_in_executor(
+            self._questions, self._table.find, _table(command), question, _identity(command)
+        )
         return orjson.dumps(found)
 
     async def _count(self, command: Command) -> bytes:
@@ -68,7 +70,9 @@ class Bulk:
         loop = asyncio.get_running_loop()
         try:
             wish: dict[str, Any] = orjson.loads(command.body)
-            found = await loop.run_in_executor(self._questions, self._table.count, _table(command), wish)
+            found = await loop.run_in_executor(
+                self._questions, self._table.count, _table(command), wish, _identity(command)
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"what is to be counted in the table cannot be read: {error!r}") from error
         return found.packed() if isinstance(found, Seconds) else orjson.dumps(found.plain())
@@ -88,6 +92,11 @@ class Bulk:
 def _table(command: Command) -> str:
     """Where the table is, as the broker says with each question."""
     return str(command.fields.get("table", ""))
+
+
+def _identity(command: Command) -> str:
+    """Whose table it must be; empty from a broker of an earlier version."""
+    return str(command.fields.get("identity", ""))
 
 
 def _question(command: Command) -> Question:

@@ -4,8 +4,8 @@ It starts at the beginning of the log if nothing is gone yet, since that proves 
 After a hole it stands still: what follows cannot be applied without what is missing.
 
 The comparison with a snapshot leaves out what two folds of one log need not share: what the settings of a run decide
-(counts per second), what lookups or retention move (saved.LOCAL_FAR_STATE, where rows begin), and what retention makes
-a broker forget.
+(counts per second), what snapshots of earlier versions lack (the place of the last batch), what lookups or retention
+move (saved.LOCAL_FAR_STATE, where rows begin), and what retention makes a broker forget.
 """
 
 import json
@@ -267,7 +267,7 @@ def differences(folder: Folder, saved: Saved, fold: Fold) -> list[str]:
 
 
 def _comparable(state: dict[str, Any]) -> dict[str, Any]:
-    state = {name: value for name, value in state.items() if name != "seconds"}
+    state = {name: value for name, value in state.items() if name not in ("seconds", "last_offset")}
     state["far"] = {name: value for name, value in state["far"].items() if name not in recovery.LOCAL_FAR_STATE}
     state["index"] = state["index"]["length"]
     state["queues"] = [[length, times_length] for length, times_length, _ in state["queues"]]

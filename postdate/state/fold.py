@@ -122,6 +122,7 @@ class Fold:
         self._rows_by_column = rows_by_column
         self._count_seconds = count_seconds
         self.position = 0  # everything before it is applied
+        self.last_offset = -1  # where the last batch that is applied begins
         self.at_ms = 0  # of the last batch
         self.fired_at_ms = 0  # everything due by then has been fired
         self.lead_ms = LEAD_MS_DEFAULT
@@ -193,7 +194,7 @@ class Fold:
         seen, segment = self.references.seen, batch.offset >> self._shift
         if at_ms > seen.get(segment, 0):
             seen[segment] = at_ms
-        self.position = batch.end
+        self.position, self.last_offset = batch.end, batch.offset
         if not self._grown:
             return answers, NO_QUEUES, ready
         grown, self._grown = self._grown, set()

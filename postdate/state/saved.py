@@ -96,6 +96,7 @@ def _state(fold: Fold) -> dict[str, Any]:
     leases = fold.leases.state()
     return {
         "position": fold.position,
+        "last_offset": fold.last_offset,
         "at_ms": fold.at_ms,
         "fired_at_ms": fold.fired_at_ms,
         "lead_ms": fold.lead_ms,
@@ -233,6 +234,7 @@ def read_state(sections: list[snapshot.Section]) -> dict[str, Any]:
 
 def _load_tables(fold: Fold, state: dict[str, Any]) -> None:
     fold.position, fold.at_ms, fold.fired_at_ms = state["position"], state["at_ms"], state["fired_at_ms"]
+    fold.last_offset = state.get("last_offset", -1)  # a snapshot of an earlier version does not know it
     fold.lead_ms, fold.chunk_end, fold.rescued_count = state["lead_ms"], state["chunk_end"], state["rescued"]
     fold.topics.load(state["topics"])
     fold.groups.load(state["groups"])

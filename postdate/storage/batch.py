@@ -103,6 +103,14 @@ def written_at_ms(head: bytes) -> int:
     return int(BATCH_HEAD.unpack_from(head)[7])
 
 
+def checksum_at(head: bytes, offset: int) -> int | None:
+    """The checksum in a header; None where this is not the header of a batch at that offset of the log."""
+    if len(head) < BATCH_HEADER_BYTES:
+        return None
+    magic, _, _, _, _, _, own_offset, _, _ = BATCH_HEAD.unpack_from(head)
+    return int(CHECKSUM.unpack_from(head, BATCH_HEAD.size)[0]) if (magic, own_offset) == (MAGIC, offset) else None
+
+
 def _checksum(head: bytes, body: bytes) -> int:
     return xxh3_64_intdigest(body, xxh3_64_intdigest(head))
 

@@ -1,16 +1,19 @@
-"""The file FORMAT of a data folder: which format it has, and the settings that are fixed for its life.
+"""What is fixed for the life of a data folder, in two small files.
 
-{"format": 1, "segment_bytes": 67108864, "queue_file_rows": 1048576, "far_block_rows": 65536}
+FORMAT      which format it has: {"format": 1, "segment_bytes": 67108864, "queue_file_rows": 1048576, ...}
+IDENTITY    128 random bits as 32 hexadecimal digits, which tell its broker from all others: the table has them too
 """
 
 import json
+import re
+import secrets
 
 from postdate.config import Limits, Settings
 from postdate.errors import ForeignFolder
 from postdate.storage.disk import Disk
 
 FORMAT = 1
-FORMAT_FILE = "FORMAT"
+FORMAT_FILE, IDENTITY_FILE = "FORMAT", "IDENTITY"
 FIXED_SETTINGS = ("segment_bytes", "queue_file_rows", "far_block_rows")
 
 
@@ -21,11 +24,38 @@ def open_folder(disk: Disk, settings: Settings, limits: Limits) -> dict[str, int
         return read_format(disk)
     sizes = (settings.segment_bytes, limits.queue_file_rows, limits.far_block_rows)
     fixed = {"format": FORMAT} | dict(zip(FIXED_SETTINGS, sizes, strict=True))
-    disk.write(FORMAT_FILE + ".new", 0, json.dumps(fixed).encode())
-    disk.sync(FORMAT_FILE + ".new")
-    disk.rename(FORMAT_FILE + ".new", FORMAT_FILE)
-    disk.sync_folder("")
+    _write(disk, FORMAT_FILE, json.dumps(fixed))
     return fixed
+
+
+def open_identity(disk: Disk, identity: str = "") -> str:
+    """Reads the identity of a folder. One that has none yet, as those of earlier versions, gets the given one, or a
+    random one. Raises ForeignFolder.
+    """
+    found = read_identity(disk)
+    if found:
+        return found
+    identity = identity or secrets.token_hex(16)
+    _write(disk, IDENTITY_FILE, identity)
+    return identity
+
+
+def read_identity(disk: Disk) -> str:
+    """Returns the identity of a folder; empty where it has none yet. Raises ForeignFolder."""
+    if disk.size(IDENTITY_FILE) < 0:
+        return ""
+    text = disk.read(IDENTITY_FILE, 0, 4_096)
+    if not re.fullmatch(rb"[0-9a-f]{32}", text):
+        raise ForeignFolder(f"the file {IDENTITY_FILE} holds {text[:40]!r}, no identity: restore it from a copy")
+    return text.decode()
+
+
+def _write(disk: Disk, name: str, text: str) -> None:
+    """Writes a small file, whole or not at all, durable on return."""
+    disk.write(name + ".new", 0, text.encode())
+    disk.sync(name + ".new")
+    disk.rename(name + ".new", name)
+    disk.sync_folder("")
 
 
 def refuse_foreign(disk: Disk) -> None:

@@ -21,6 +21,7 @@ from postdate.storage.layout import BATCH_HEADER_BYTES, ROW_BYTES
 from postdate.storage.segment import Segment, Segments, path_of
 
 OFFSET_MAX = (1 << 63) - 1
+NO_BATCH = -1
 
 
 class Keeper(Protocol):
@@ -172,6 +173,16 @@ class Log:
                 return b""
         position = offset & self._mask
         return view[position : position + size]
+
+    def mark_at(self, offset: int) -> int | None:
+        """The checksum of the batch that begins at an offset, without its highest bit; NO_BATCH where none begins
+        there, None where its segment is gone.
+        """
+        if not 0 <= offset < self.end:
+            return NO_BATCH
+        head = self.read(offset, BATCH_HEADER_BYTES)
+        checksum = batches.checksum_at(head, offset) if head else None
+        return None if not head else NO_BATCH if checksum is None else checksum & OFFSET_MAX
 
     def segment_numbers(self) -> list[int]:
         return [base >> self._segments.shift for base in self._segments.bases]

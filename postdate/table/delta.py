@@ -1,12 +1,13 @@
 """The table of far messages: a Delta table, its place in the far queue, and its files.
 
 Two transaction versions hold its place: `far`, up to which row of the far queue it has taken, and `rows`, how many rows
-it ever appended for them. A commit is not retried: where the next version exists, another writer is at work.
+it ever appended for them. Others say which place of the log it has seen (identity.py). A commit is not retried: where
+the next version exists, another writer is at work.
 """
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -14,8 +15,10 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Tr
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
+from postdate.contract import State, TableMarks
 from postdate.errors import CorruptTable, Refused
 from postdate.faultpoint import reach
+from postdate.table import identity
 from postdate.table.files import RowGroup, TableFolder, WrittenFile, read_row_groups, unreadable_error
 from postdate.table.format import (
     ACTIONS,
@@ -54,6 +57,7 @@ class Table:
         self.torn: list[str] = []  # entries of the Delta log that a power loss cut; they are renamed
         self._groups: dict[str, list[RowGroup]] = {}
         self._commits = 0
+        self._seen: identity.Seen | None = None
         self._delta, self.files = self._open()
 
     # -- opening ------------------------------------------------------------------------------------------------
@@ -138,6 +142,11 @@ class Table:
         return self._delta.transaction_version(ROWS_TRANSACTION) or 0
 
     @property
+    def marks(self) -> TableMarks:
+        """Whose it is, and what it knows of that broker's log."""
+        return identity.read_marks(self._delta)
+
+    @property
     def bytes(self) -> int:
         return sum(file.bytes for file in self.files.values())
 
@@ -164,6 +173,20 @@ class Table:
 
     # -- changing -----------------------------------------------------------------------------------------------
 
+    def see(self, state: State) -> None:
+        """Notes the broker's state: what is committed from now on follows it."""
+        self._seen = identity.seen_in(state) or self._seen
+
+    def stamp(self, owner: str) -> None:
+        """Makes it the table of the broker of this identity, durable on return."""
+        self._write(
+            lambda properties: self._delta.alter.set_table_properties(
+                {identity.PROPERTY: owner}, raise_if_not_exists=False, commit_properties=properties,
+                post_commithook_properties=_NO_HOOKS,
+            ),
+            1, self._places(),
+        )  # fmt: skip
+
     def commit(
         self,
         added: Sequence[WrittenFile] = (),
@@ -178,21 +201,31 @@ class Table:
             AddAction(file.path, file.bytes, {}, now_ms, True, file.stats()) for file, _ in added
         ]
         actions += [RemoveAction(file.path, True, now_ms, file.bytes, {}) for file in removed]
-        places = [
-            Transaction(name, value)
-            for name, value in ((FAR_TRANSACTION, far), (ROWS_TRANSACTION, rows))
-            if value is not None
-        ]
+        self._write(
+            lambda properties: self._delta.create_write_transaction(
+                actions, "append", SCHEMA, commit_properties=properties, post_commithook_properties=_NO_HOOKS
+            ),
+            len(actions), self._places(far, rows), added, removed,
+        )  # fmt: skip
+
+    def _places(self, far: int | None = None, rows: int | None = None) -> list[Transaction]:
+        seen = self._seen.transactions if self._seen else {}
+        values = {FAR_TRANSACTION: far, ROWS_TRANSACTION: rows} | seen
+        return [Transaction(name, value) for name, value in values.items() if value is not None]
+
+    def _write(
+        self,
+        write: Callable[[CommitProperties], object],
+        actions: int,
+        places: list[Transaction],
+        added: Sequence[WrittenFile] = (),
+        removed: Sequence[File] = (),
+    ) -> None:
         version = self._delta.version() + 1
+        count = {ACTIONS: str(actions + len(places))}
         reach("table.commit")
         try:
-            self._delta.create_write_transaction(
-                actions, "append", SCHEMA,
-                commit_properties=CommitProperties(
-                    {ACTIONS: str(len(actions) + len(places))}, max_commit_retries=0, app_transactions=places
-                ),
-                post_commithook_properties=_NO_HOOKS,
-            )  # fmt: skip
+            write(CommitProperties(count, max_commit_retries=0, app_transactions=places))
         except CommitFailedError as error:
             raise Refused(
                 f"version {version} of the table {self.folder.uri} exists: another writer is at work"

@@ -22,6 +22,7 @@ from postdate.errors import PostdateError
 from postdate.storage import record as records
 from postdate.table.count import count, parse_request
 from postdate.table.format import DROP, MESSAGE, MESSAGES
+from postdate.table.identity import refuse_foreign
 from postdate.table.living import DROP_COLUMNS, Removals, has_arrived
 
 T = TypeVar("T")
@@ -59,21 +60,23 @@ class TableReader:
         self._version = -1
         self._files = pa.table({})
 
-    def find(self, uri: str, question: Question) -> list[int]:
-        """Returns the arrivals of the messages that a question means, ascending. Raises TableUnreadable."""
+    def find(self, uri: str, question: Question, identity: str = "") -> list[int]:
+        """Returns the arrivals of the messages that a question of the broker of this identity means, ascending. Raises
+        TableUnreadable, ForeignTable.
+        """
 
         def read() -> list[int]:
-            files, folder = self._list_files(uri)
+            files, folder = self._list_files(uri, identity)
             return _find(_choose_files(files, question.due), folder, question)
 
         return self._read(uri, read)
 
-    def count(self, uri: str, fields: dict[str, Any]) -> Counts | Seconds:
-        """Counts what waits. Raises TableUnreadable, and what `parse_request` raises."""
+    def count(self, uri: str, fields: dict[str, Any], identity: str = "") -> Counts | Seconds:
+        """Counts what waits. Raises TableUnreadable, ForeignTable, and what `parse_request` raises."""
 
         def read() -> Counts | Seconds:
             request, counts = parse_request(fields)  # empty counts for each try
-            count(*self._list_files(uri), request, counts)
+            count(*self._list_files(uri, identity), request, counts)
             return counts
 
         return self._read(uri, read)
@@ -93,13 +96,14 @@ class TableReader:
                 raise TableUnreadable(f"the table {uri} cannot be read: {first_line}") from error
         raise TableUnreadable(f"the table {uri} changes faster than it can be read: {gone}")
 
-    def _list_files(self, uri: str) -> tuple[pa.Table, pafs.FileSystem]:
+    def _list_files(self, uri: str, identity: str) -> tuple[pa.Table, pafs.FileSystem]:
         """Returns the files of the newest version with their statistics."""
         with self._lock:
             if self._delta is None or uri != self._uri:
                 self._uri, self._version = uri, -1
                 self._delta = DeltaTable(f"{uri.rstrip('/')}/{MESSAGES}")
             self._delta.update_incremental()
+            refuse_foreign(self._delta, uri, identity)
             if self._delta.version() != self._version:
                 self._files = pa.table(self._delta.get_add_actions(flatten=True))
                 self._version = self._delta.version()

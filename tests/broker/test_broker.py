@@ -150,6 +150,29 @@ def test_a_damaged_format_file_is_named(data: Data, text: str) -> None:
         data.open()
 
 
+def test_a_folder_keeps_the_identity_that_it_got_when_it_was_made(data: Data) -> None:
+    first = data.open()
+    data.close(first)
+    again = data.open()
+    assert again.identity == first.identity == (data.folder / "IDENTITY").read_text()
+    assert len(bytes.fromhex(again.identity)) == 16
+
+
+def test_a_folder_of_an_earlier_version_gets_an_identity_when_it_is_opened(data: Data) -> None:
+    data.close(data.open())
+    (data.folder / "IDENTITY").unlink()
+    broker = data.open()
+    assert (data.folder / "IDENTITY").read_text() == broker.identity
+
+
+def test_a_damaged_identity_is_refused(data: Data) -> None:
+    data.close(data.open())
+    (data.folder / "IDENTITY").write_text("5" * 31)
+    data.damaged = True
+    with pytest.raises(ForeignFolder, match=r"the file IDENTITY holds .*, no identity: restore it from a copy"):
+        data.open()
+
+
 def test_a_folder_in_use_is_refused_and_free_after_closing(data: Data) -> None:
     broker = data.open()
     with pytest.raises(FolderInUse, match="is in use by process"):

@@ -52,9 +52,11 @@ class Here:
 
 
 class World:
-    """See the module. `settings` go to the broker."""
+    """See the module. `settings` go to the broker. One that does not register has no `pipeline` yet."""
 
-    def __init__(self, folder: Path, at_ms: int = BEGIN, spark: Any = None, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, at_ms: int = BEGIN, spark: Any = None, *, registers: bool = True, **settings: Any
+    ) -> None:
         self.folder = folder
         self.spark: Any = spark or Here()
         self.clock = ManualClock(at_ms)
@@ -65,7 +67,8 @@ class World:
         self.address = self.served.server.broker_address
         self.control = BrokerClient(self.address, str(self.bulk.address))
         wait_until(lambda: bool(self.control.state().bulk))
-        self.pipeline = self.registered()
+        if registers:
+            self.pipeline = self.registered()
 
     def registered(self) -> Pipeline:
         root = self.folder / "table"

@@ -89,7 +89,8 @@ class Jobs:
         topic = self._broker.view.topic(job.topic)
         queues = tuple((queue_id, topic.numbers[queue_id]) for queue_id in range(topic.write_queue_count))
         now_ms, delay_ms_max = self._clock.now_ms(), self._broker.settings.delay_ms_max
-        return ImportOrder(self._status(job), is_new, table, now_ms, delay_ms_max, queues).plain()
+        identity = self._broker.identity
+        return ImportOrder(self._status(job), is_new, table, now_ms, delay_ms_max, queues, identity).plain()
 
     async def _ask(self, connection: Connection, fields: Fields, _: Plain) -> Plain:
         op, by_ms = fields.text("op") or CANCEL, fields.number("by_ms", 0)

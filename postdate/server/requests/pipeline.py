@@ -77,6 +77,7 @@ class Pipelines:
     def _state(self) -> State:
         view, settings = self._broker.view, self._broker.settings
         far = view.far
+        position, mark = view.log_mark or (None, None)
         return State(
             now_ms=self._clock.now_ms(),
             lead_ms=settings.lead_ms,
@@ -94,6 +95,9 @@ class Pipelines:
             bulk=self._table.bulk_address,
             commands=tuple(OpenJob(job.number, job.far) for job in view.open_jobs()),
             gone=tuple(view.deleted_queues()),
+            identity=self._broker.identity,
+            position=position,
+            mark=mark,
         )
 
     def _stop(self, size: BatchSize) -> int:
@@ -162,7 +166,9 @@ class Pipelines:
     def register(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> None:
         asked = Registration.read(load(command.body, "the registration of a pipeline"))
         self._hear()
-        ticket = self._broker.register_pipeline(self._clock.now_ms(), table=asked.table, master=asked.master)
+        ticket = self._broker.register_pipeline(
+            self._clock.now_ms(), table=asked.table, master=asked.master, marks=asked.marks
+        )
         request = command.without_content()
 
         def answer(ticket: Ticket) -> None:

@@ -82,8 +82,8 @@ class Table:
         tombstone = result.tombstone
         fields = {
             "topic": tombstone.topic, "key": tombstone.key, "by": tombstone.by, "keyHash": tombstone.key_hash,
-            "due": tombstone.due, "before": tombstone.arrival, "table": self._broker.view.far.table,
-        }  # fmt: skip
+            "due": tombstone.due, "before": tombstone.arrival,
+        } | self._named_table()  # fmt: skip
         wait_s, on_answer = self._broker.limits.table_read_ms_max / 1_000, partial(self._take_answer, result, tell)
         self._questions.ask(self._reader, ClientRequest.FIND_IN_TABLE, fields, b"", wait_s, on_answer)
 
@@ -97,10 +97,12 @@ class Table:
             if not done.done():  # the client may be gone
                 done.set_result(answer)
 
-        self._questions.ask(
-            self._reader, ClientRequest.COUNT_TABLE, {"table": self._broker.view.far.table}, wish, _COUNT_S, tell
-        )
+        self._questions.ask(self._reader, ClientRequest.COUNT_TABLE, self._named_table(), wish, _COUNT_S, tell)
         return await done
+
+    def _named_table(self) -> dict[str, object]:
+        """Where the table is, and whose it must be."""
+        return {"table": self._broker.view.far.table, "identity": self._broker.identity}
 
     def _take_answer(self, result: CancelResult, tell: Tell, answer: Command | str) -> None:
         self._count -= 1

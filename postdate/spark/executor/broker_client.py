@@ -19,6 +19,7 @@ from postdate import contract
 from postdate.client.address import Address, attempts, parse_address, route_addresses
 from postdate.client.errors import Disconnected, TimedOut, Unavailable, Unreachable, no_broker_at, refusal_of
 from postdate.contract import (
+    NO_MARKS,
     BatchSize,
     Figures,
     ImportOrder,
@@ -29,6 +30,7 @@ from postdate.contract import (
     Selection,
     Stage,
     State,
+    TableMarks,
     dump,
     load,
 )
@@ -99,9 +101,9 @@ class BrokerClient:
         """Tells what the pipeline waits for, for people who look; empty where it goes on."""
         self._ask(contract.GET_BULK_STATE, {"note": sentence})
 
-    def register(self, table: str, master: str) -> State:
-        """Makes the caller the one pipeline that may stage."""
-        body = dump({"table": table, "master": master})
+    def register(self, table: str, master: str, marks: TableMarks = NO_MARKS) -> State:
+        """Makes the caller the one pipeline that may stage. Raises Refused where the table is not the broker's."""
+        body = dump({"table": table, "master": master} | marks._asdict())
         return State.read(self._load(self._ask(contract.REGISTER_PIPELINE, body=body, timeout=_WRITE_S)))
 
     def stage(self, stage: Stage) -> None:

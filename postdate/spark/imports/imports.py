@@ -12,7 +12,10 @@ begins again answers what became of it, or loads anew where the first try has di
 import json
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
+
+from deltalake.exceptions import TableNotFoundError
 
 from postdate.client import admin
 from postdate.contract import FAILED, LOADING, JobStatus
@@ -22,6 +25,7 @@ from postdate.spark.imports.columns import Job, Wanted
 from postdate.spark.imports.loading import Loaded, Plan
 from postdate.table.files import TableFolder
 from postdate.table.format import MESSAGES, File
+from postdate.table.identity import open_table
 from postdate.table.merging import edge_ms
 
 _SHOWN_MAX = 20
@@ -48,10 +52,14 @@ class BadRows(PostdateError, ValueError):
 
 
 def begin(broker: BrokerClient, job_id: str, topic: str, wanted: Wanted) -> Import:
-    """Begins an import, and removes files that an earlier try has left. Raises Refused, TopicNotFound."""
+    """Begins an import, and removes files that an earlier try has left. Raises Refused, TopicNotFound,
+    ForeignTable where the table is another broker's: then nothing is written there.
+    """
     order = broker.begin_import(job_id, topic)
     if order.job.state != LOADING:
         return Import(order.job, None)
+    with suppress(TableNotFoundError):  # nothing is there yet that could be another broker's
+        open_table(order.table, order.identity)
     job = Job(job_id, order.job.number, topic, order.queues, order.now_ms, order.delay_ms_max)
     folder = f"{order.table.rstrip('/')}/{MESSAGES}"
     # The broker takes no id that a file could not have in its name.

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
@@ -23,7 +22,8 @@ from postdate.contract import State
 from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.executor.selecting import HIDDEN
 from postdate.spark.executor.waiting import COLUMNS, IS_NEAR, NAME, WaitingSource, body, properties
-from postdate.table.format import CANCEL, DROP, MESSAGE, MESSAGES, File, list_files
+from postdate.table.format import CANCEL, DROP, MESSAGE, File, list_files
+from postdate.table.identity import open_table
 from postdate.table.living import HAS_ARRIVED, IS_CANCELLED, IS_DROPPED, IS_UNPROMOTED
 
 VIEW = "pending"
@@ -33,11 +33,13 @@ _udf: Any = arrow_udf  # its types know functions of one kind only
 
 
 def pending(spark: SparkSession, broker: BrokerClient) -> DataFrame:
-    """All that waits at a broker. Raises Unreachable or TimedOut where that is away."""
+    """All that waits at a broker. Raises Unreachable or TimedOut where that is away, ForeignTable where the table is
+    another broker's.
+    """
     state = broker.state()
+    base, files = _listed(state)
     outside = _outside(spark, broker.bulk_of(state), max(state.taken, state.far_first), state.far_length)
     near, rest = outside.filter(f.col(IS_NEAR)), outside.filter(~f.col(IS_NEAR)).select(*COLUMNS)
-    base, files = _listed(state)
     taken = [file for file in files if file.due_high > state.horizon and not file.is_untaken(state.taken)]
     if taken:
         is_taken = f.expr(HAS_ARRIVED.format(before=state.arrival_of_taken))
@@ -83,11 +85,11 @@ def _outside(spark: SparkSession, bulk: str, start: int, stop: int) -> DataFrame
 
 
 def _listed(state: State) -> tuple[str, list[File]]:
-    """The folder of the table's files, and the files; none where there is no table yet."""
+    """The folder of the table's files, and the files; none where there is no table yet. Raises ForeignTable."""
     if not state.table:
         return "", []
     try:
-        delta = DeltaTable(f"{state.table.rstrip('/')}/{MESSAGES}")
+        delta = open_table(state.table, state.identity)
     except TableNotFoundError:
         return "", []
     return delta.table_uri.rstrip("/"), list_files(delta)

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from postdate.arrival import NEVER, OWN
 from postdate.contract import Report, Stage, State
-from postdate.errors import CorruptTable, PostdateError, Refused
+from postdate.errors import CorruptTable, ForeignTable, PostdateError, Refused
 from postdate.faultpoint import reach
 from postdate.spark.executor import tasks
 from postdate.spark.executor.broker_client import BrokerClient
@@ -84,13 +84,15 @@ class Pipeline:
         """Becomes the one pipeline that may stage, and proves that the table holds what was taken. `table` is the
         folder of the table, which the broker tells to others who look for it.
         """
-        state = self._broker.register(table, master)
+        state = self._broker.register(table, master, self.table.marks)
         self.epoch = state.epoch
         self._bulk = self._broker.bulk_of(state)
         self.table.refresh()  # the pipeline before this one may have lived until now
+        self.table.see(state)
         for name in self.table.torn:
             logger.warning("entry %s of the Delta log was cut by a crash before it counted; it was set aside", name)
         self._prove(state)
+        self._stamp(state)
         self._jobs.remove_strangers()
         for report in self._history.last(_REPORTS):
             self._broker.report(report)
@@ -120,6 +122,19 @@ class Pipeline:
                 "log. What the log has stays on time.",
                 found, expected, expected - found,
             )  # fmt: skip
+
+    def _stamp(self, state: State) -> None:
+        """Makes a table without an identity, a new one or one of an earlier version, the broker's. Raises ForeignTable
+        where it holds rows that the log never gave it.
+        """
+        if self.table.marks.identity or not state.identity:
+            return
+        if self._lost_rows < 0:
+            raise ForeignTable(
+                f"the table {self.table.folder.uri} holds {-self._lost_rows} rows that wait and that this broker never "
+                "had taken: it is another broker's; give the pipeline another table with --table"
+            )
+        self.table.stamp(state.identity)
 
     def _waiting_rows(self, state: State) -> int:
         """Counts the rows of the table that were taken and are due after the horizon."""
@@ -165,6 +180,7 @@ class Pipeline:
         if state.epoch != self.epoch:  # before anything is written: the table is the other one's now
             raise Refused(f"another pipeline has registered: its epoch is {state.epoch}, ours was {self.epoch}")
         self._bulk = self._broker.bulk_of(state)
+        self.table.see(state)
         ingested = self._ingest(plan, state)
         far_to = ingested.far_to
         clock.stop("ingest_s")
@@ -173,7 +189,7 @@ class Pipeline:
         clock.stop("promote_s")
         self._stage(state, far_to, horizon, promoted)
         clock.stop("stage_s")
-        forgotten = self._forget(horizon[1])
+        forgotten = self._forget(horizon[1], promoted.read)
         merged = self._merge(state.now_ms, horizon[1])
         if self.table.tidy():
             self._jobs.remove_strangers()
@@ -250,10 +266,13 @@ class Pipeline:
 
     # -- forget and merge ---------------------------------------------------------------------------------------
 
-    def _forget(self, horizon: int) -> int:
-        """Removes files from the table whose last row was promoted a while ago; returns how many."""
+    def _forget(self, horizon: int, promoted: int) -> int:
+        """Removes files from the table whose last row was promoted a while ago; returns how many. The table also learns
+        of a stage that promoted rows: a log that lacks it is older.
+        """
         gone = [file for file in self.table.files.values() if file.due_high <= horizon - KEEP_MS]
-        if gone:
+        if gone or promoted:
+            self.table.see(self._broker.state())
             self.table.commit(removed=gone)
         return len(gone)
 

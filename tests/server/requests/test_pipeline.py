@@ -66,7 +66,7 @@ def test_a_pipeline_is_told_where_it_is(tmp_path: Path) -> None:
             "now_ms": T0, "lead_ms": 60_000, "delay_ms_max": DELAY_MS_MAX,
             "epoch": 0, "taken": 0, "horizon": 0, "far_first": 0, "far_length": 0,
             "arrival_of_taken": NEVER, "rows_in": 0, "rows_out": 0, "rescued": 0, "table": "", "bulk": "",
-            "commands": [], "gone": [],
+            "commands": [], "gone": [], "identity": served.broker.identity,
         }  # fmt: skip
         sent_far(peer, 3)
         assert register(peer, table="s3://bucket/t", master="local[*]")["epoch"] == 1
@@ -75,11 +75,13 @@ def test_a_pipeline_is_told_where_it_is(tmp_path: Path) -> None:
         body = stage_body(1, (2, 2), (T0 + 2 * MINUTE_MS, T0 + 3 * MINUTE_MS), rows_in=2, rows_out=1)
         assert peer.ask(Request.STAGE, body).code == codes.SUCCESS
         arrival = served.call(lambda: int(served.broker.view.read_far(2, 1)["arrival"][0]))
+        seen = dict(zip(("position", "mark"), served.call(lambda: served.broker.view.log_mark) or (), strict=True))
         assert state(peer) == {
             "now_ms": T0, "lead_ms": 60_000, "delay_ms_max": DELAY_MS_MAX,
             "epoch": 1, "taken": 2, "horizon": T0 + 3 * MINUTE_MS, "far_first": 0,
             "far_length": 3, "arrival_of_taken": arrival, "rows_in": 2, "rows_out": 1, "rescued": 0,
-            "table": "s3://bucket/t", "bulk": "", "commands": [], "gone": [],
+            "table": "s3://bucket/t", "bulk": "", "commands": [], "gone": [], "identity": served.broker.identity,
+            **seen,
         }  # fmt: skip
 
 

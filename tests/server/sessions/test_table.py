@@ -67,7 +67,7 @@ def test_a_message_in_the_table_is_cancelled(tmp_path: Path, way: str) -> None:
         before = int(question.fields.pop("before"))
         assert question.fields == {
             "topic": "orders", "key": "K0", "by": "unique", "keyHash": str(key_hash("K0")), "due": str(DUE),
-            "table": "",
+            "table": "", "identity": served.broker.identity,
         }  # fmt: skip
         assert before > arrivals[0]
         answer(reader, question, arrivals)
