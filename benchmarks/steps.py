@@ -20,9 +20,8 @@ from benchmarks.load import START_AT_MS
 from benchmarks.report import Figure, Lines, shown
 from benchmarks.server import PULL_BATCH, QUEUE_COUNT, TOPIC
 from postdate.broker.broker import Broker
-from postdate.client.backlog import Backlog, Delivery, OwnedQueue, Pull
+from postdate.client.backlog import Backlog, Delivery, OwnedQueue, Progress, Pull
 from postdate.client.connection import Address as PeerAddress
-from postdate.client.progress import Progress
 from postdate.client.received import ReceivedMessage
 from postdate.clock import ManualClock
 from postdate.config import Settings

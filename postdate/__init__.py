@@ -4,65 +4,20 @@ This package offers the client's names, such as `postdate.connect()`, and `postd
 use: every import of a module of ours runs this file, and most need neither sockets nor event loops nor Spark.
 """
 
+# ruff: noqa: F403, F405 - a type checker learns all names of the client by one star
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from postdate.client import (
-        AsyncClient,
-        AsyncReceivedMessage,
-        BrokerError,
-        Cancelled,
-        Changed,
-        Client,
-        Disconnected,
-        FlowControl,
-        GroupNotFound,
-        IllegalMessage,
-        NoPermission,
-        Outgoing,
-        PostdateError,
-        ProtocolError,
-        Receipt,
-        ReceivedMessage,
-        Refused,
-        TimedOut,
-        TopicNotFound,
-        Unavailable,
-        Unreachable,
-        UsageError,
-        connect,
-        connect_async,
-    )
+    from postdate.client import *
     from postdate.spark.pending.pending import pending
 
 __version__ = "0.1.0"
 __all__ = [
-    "AsyncClient",
-    "AsyncReceivedMessage",
-    "BrokerError",
-    "Cancelled",
-    "Changed",
-    "Client",
-    "Disconnected",
-    "FlowControl",
-    "GroupNotFound",
-    "IllegalMessage",
-    "NoPermission",
-    "Outgoing",
-    "PostdateError",
-    "ProtocolError",
-    "Receipt",
-    "ReceivedMessage",
-    "Refused",
-    "TimedOut",
-    "TopicNotFound",
-    "Unavailable",
-    "Unreachable",
-    "UsageError",
-    "connect",
-    "connect_async",
-    "pending",
-]
+    "AsyncClient", "AsyncReceivedMessage", "BrokerError", "Cancelled", "Changed", "Client", "Disconnected",
+    "FlowControl", "GroupNotFound", "IllegalMessage", "NoPermission", "Outgoing", "PostdateError", "ProtocolError",
+    "Receipt", "ReceivedMessage", "Refused", "TimedOut", "TopicNotFound", "Unavailable", "Unreachable", "UsageError",
+    "connect", "connect_async", "pending",
+]  # fmt: skip
 
 
 if not TYPE_CHECKING:  # a type checker would believe that every name exists
@@ -70,17 +25,12 @@ if not TYPE_CHECKING:  # a type checker would believe that every name exists
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(_module_of(name), name)  # so that Python finds it by itself the next time
-        return value
-
-    def _module_of(name: str) -> object:
         if name == "pending":
             from postdate.extras import require_extra
 
             require_extra("spark", "postdate.pending")
-            from postdate.spark.pending import pending
-
-            return pending
-        from postdate import client
-
-        return client
+            from postdate.spark.pending import pending as home
+        else:
+            from postdate import client as home
+        value = globals()[name] = getattr(home, name)  # so that Python finds it by itself the next time
+        return value

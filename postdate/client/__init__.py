@@ -28,31 +28,11 @@ if TYPE_CHECKING:
     from postdate.message import Cancelled
 
 __all__ = [
-    "AsyncClient",
-    "AsyncReceivedMessage",
-    "BrokerError",
-    "Cancelled",
-    "Changed",
-    "Client",
-    "Disconnected",
-    "FlowControl",
-    "GroupNotFound",
-    "IllegalMessage",
-    "NoPermission",
-    "Outgoing",
-    "PostdateError",
-    "ProtocolError",
-    "Receipt",
-    "ReceivedMessage",
-    "Refused",
-    "TimedOut",
-    "TopicNotFound",
-    "Unavailable",
-    "Unreachable",
-    "UsageError",
-    "connect",
-    "connect_async",
-]
+    "AsyncClient", "AsyncReceivedMessage", "BrokerError", "Cancelled", "Changed", "Client", "Disconnected",
+    "FlowControl", "GroupNotFound", "IllegalMessage", "NoPermission", "Outgoing", "PostdateError", "ProtocolError",
+    "Receipt", "ReceivedMessage", "Refused", "TimedOut", "TopicNotFound", "Unavailable", "Unreachable", "UsageError",
+    "connect", "connect_async",
+]  # fmt: skip
 
 
 if not TYPE_CHECKING:  # or a type checker would believe that there is every name

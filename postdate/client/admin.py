@@ -148,9 +148,7 @@ class Jobs:
     """The jobs of a client, over its connections."""
 
     def __init__(self, connections: Connections, addresses: tuple[Address, ...], timeout: float) -> None:
-        self._connections = connections
-        self._addresses = addresses
-        self._timeout = timeout
+        self._connections, self._addresses, self._timeout = connections, addresses, timeout
 
     async def change(self, op: str, where: str, by_ms: int, job_id: str | None) -> Changed:
         """Cancels or postpones what a predicate selects, and waits. Raises UsageError where nothing was changed."""

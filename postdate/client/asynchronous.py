@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
-from types import TracebackType
 
 from postdate.client.address import route_addresses
 from postdate.client.admin import Changed, Jobs
@@ -49,9 +48,7 @@ class AsyncClient:
     async def __aenter__(self) -> "AsyncClient":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -68,18 +65,10 @@ class AsyncClient:
     # -- sending
 
     async def send(
-        self,
-        topic: str,
-        body: bytes | str,
-        *,
-        delay: Delay | None = None,
-        at: datetime | None = None,
-        level: int | None = None,
-        key: str | None = None,
-        tag: str | None = None,
-        properties: Mapping[str, str] | None = None,
-        queue: int | None = None,
-    ) -> Receipt:
+        self, topic: str, body: bytes | str, *, delay: Delay | None = None, at: datetime | None = None,
+        level: int | None = None, key: str | None = None, tag: str | None = None,
+        properties: Mapping[str, str] | None = None, queue: int | None = None,
+    ) -> Receipt:  # fmt: skip
         """Sends one message, as `Client.send`; when this returns, the broker has stored it. Any number of sends may be
         under way at once.
         """
@@ -110,16 +99,9 @@ class AsyncClient:
     # -- receiving
 
     def consume(
-        self,
-        topic: str,
-        group: str,
-        *,
-        tag: str = "*",
-        from_: From = "first",
-        batch: int = BATCH_DEFAULT,
-        prefetch: int = PREFETCH_DEFAULT,
-        idle: Delay | None = None,
-    ) -> AsyncGenerator[AsyncReceivedMessage, None]:
+        self, topic: str, group: str, *, tag: str = "*", from_: From = "first", batch: int = BATCH_DEFAULT,
+        prefetch: int = PREFETCH_DEFAULT, idle: Delay | None = None,
+    ) -> AsyncGenerator[AsyncReceivedMessage, None]:  # fmt: skip
         """Receives as a member of a group: `async for message in client.consume("orders", "billing")`.
 
         As `Client.consume`: asking for the next message acknowledges the current one, and leaving the loop leaves the
@@ -142,15 +124,9 @@ class AsyncClient:
             await self.leave(consumer)
 
     async def listen(
-        self,
-        topic: str,
-        group: str,
-        handler: AsyncHandler,
-        *,
-        tag: str = "*",
-        tasks: int = 1,
+        self, topic: str, group: str, handler: AsyncHandler, *, tag: str = "*", tasks: int = 1,
         max_attempts: int = ATTEMPTS_MAX_DEFAULT,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Awaits `handler(message)` for every message, until `close` or until it is cancelled.
 
         As `Client.listen`: a handler that returns acknowledges its message, one that raises sends it back. With more

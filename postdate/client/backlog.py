@@ -1,4 +1,4 @@
-"""Messages that were pulled and wait to be handed out.
+"""Messages that were pulled and wait to be handed out, and how far a group has come in each queue.
 
 This is where threads meet: the event loop puts in what it pulled, and callers take it out, the blocking client's in
 threads of their own. A caller takes a queue, not a message: for a turn it owns the queue, and takes its messages
@@ -16,7 +16,6 @@ from operator import length_hint
 from typing import NamedTuple
 
 from postdate.client.connection import Address
-from postdate.client.progress import Progress
 from postdate.clock import elapsed_ns
 from postdate.errors import IllegalMessage
 from postdate.message import PROPERTY_RETRY_TOPIC, PROPERTY_UNIQ_KEY, decode_properties
@@ -28,6 +27,50 @@ BYTES_MAX = 64 * 1024 * 1024  # of records that wait, of all queues
 # How long one queue gives its messages before others have their turn. A caller that works longer on a message changes
 # the queue after each; a fast loop pays for the change once in a thousand messages.
 TURN_NS = 1_000_000
+
+
+class Progress:
+    """Which messages of a queue were pulled and are not yet acknowledged.
+
+    ```
+      acknowledged        open            not pulled
+      0 1 2 3 4 5 6 |  7  8  .  .  11  |  12 ...
+                       ^ commit_offset    ^ position
+    ```
+
+    A group that starts again starts at the offset committed, so that is the smallest one not yet acknowledged: a
+    message may come twice, none is left out. Messages of one queue are handed out one at a time, so that they are
+    acknowledged in order, and two numbers tell it all. The loop's thread calls `pulled`, the caller's
+    `acknowledge`; each step is one assignment, so they need no lock.
+    """
+
+    __slots__ = ("_first_open", "_last", "position")
+
+    def __init__(self, start: int) -> None:
+        self.position = start  # where to pull next
+        self._first_open = start
+        self._last = start - 1  # of those that were pulled and are wanted
+
+    def pulled(self, offsets: Sequence[int], position: int) -> None:
+        """Notes messages that want to be acknowledged, and where to pull next. `offsets` leaves unwanted ones out."""
+        if offsets:
+            if self._first_open > self._last:
+                self._first_open = offsets[0]
+            self._last = offsets[-1]
+        self.position = position
+
+    def acknowledge(self, offset: int) -> None:
+        """With all before it. May be repeated."""
+        if offset >= self._first_open:
+            self._first_open = offset + 1
+
+    def is_acknowledged(self, offset: int) -> bool:
+        return offset < self._first_open
+
+    @property
+    def commit_offset(self) -> int:
+        first_open = self._first_open
+        return self.position if first_open > self._last else first_open
 
 
 @dataclass(eq=False, slots=True)
@@ -99,8 +142,7 @@ class Delivery:
     __slots__ = ("_properties", "_record", "origin", "pieces")
 
     def __init__(self, origin: Origin, pieces: Pieces) -> None:
-        self.origin = origin
-        self.pieces = pieces
+        self.origin, self.pieces = origin, pieces
         # Read when they are first wanted: many look at the body alone.
         self._record: Record | None = None
         self._properties: dict[str, str] | None = None
@@ -158,8 +200,7 @@ class Turn:
     __slots__ = ("_backlog", "queue")
 
     def __init__(self, backlog: "Backlog", queue: OwnedQueue) -> None:
-        self._backlog = backlog
-        self.queue = queue
+        self._backlog, self.queue = backlog, queue
 
     def __iter__(self) -> Iterator[Delivery]:
         """Messages, until none waits, the time is over or the backlog has ended."""
@@ -183,8 +224,7 @@ class Backlog:
         """`on_room` is called, by the thread that takes, when a queue that was full is to be pulled again."""
         self.has_ended = False
         self._failure: BaseException | None = None
-        self._prefetch = prefetch
-        self._on_room = on_room
+        self._prefetch, self._on_room = prefetch, on_room
         self._ready: deque[OwnedQueue] = deque()
         self._lock = threading.Lock()
         # How many threads sleep, and a token for each that is woken. A condition would do the same, but is written

@@ -5,7 +5,6 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from math import inf
-from types import TracebackType
 
 from postdate.client.admin import Changed
 from postdate.client.asynchronous import ATTEMPTS_MAX_DEFAULT, TIMEOUT_SECONDS_DEFAULT, AsyncClient
@@ -27,9 +26,7 @@ class _FarConsumer:
     """A consumer, which lives on the loop, as callers' threads reach it. When the client is closed, it has left."""
 
     def __init__(self, consumer: Consumer, client: AsyncClient, loop: LoopThread) -> None:
-        self._consumer = consumer
-        self._client = client
-        self._loop = loop
+        self._consumer, self._client, self._loop = consumer, client, loop
 
     def next(self, done: Turn | None) -> Turn | None:
         """As `Consumer.next`."""
@@ -89,9 +86,7 @@ class Client:
     def __enter__(self) -> "Client":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

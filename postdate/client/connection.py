@@ -49,9 +49,7 @@ class Connection(asyncio.Protocol):
     def __init__(
         self, address: Address, on_request: OnRequest | None, on_lost: OnLost | None, answers: Answers = NO_ANSWERS
     ) -> None:
-        self.address = address
-        self._on_request = on_request
-        self._answers = answers
+        self.address, self._on_request, self._answers = address, on_request, answers
         self._answering: set[asyncio.Task[None]] = set()
         self._on_lost = on_lost
         self._frames = Frames()
@@ -204,16 +202,10 @@ class Connections:
     """
 
     def __init__(
-        self,
-        *,
-        on_request: OnRequest | None = None,
-        on_lost: OnLost | None = None,
-        greet: Greet | None = None,
+        self, *, on_request: OnRequest | None = None, on_lost: OnLost | None = None, greet: Greet | None = None,
         answers: Answers = NO_ANSWERS,
-    ) -> None:
-        self._on_request = on_request
-        self._answers = answers
-        self._on_lost = on_lost
+    ) -> None:  # fmt: skip
+        self._on_request, self._answers, self._on_lost = on_request, answers, on_lost
         self._greet = greet
         self._by_address: dict[Address, Connection] = {}
         self._locks: dict[Address, asyncio.Lock] = {}

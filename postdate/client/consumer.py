@@ -15,13 +15,12 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from postdate.client.backlog import Backlog, Delivery, OwnedQueue, Pull, Turn, readable_properties
+from postdate.client.backlog import Backlog, Delivery, OwnedQueue, Progress, Pull, Turn, readable_properties
 from postdate.client.connection import Address
 from postdate.client.errors import PAUSE_SECONDS_MIN, Pause, expect_success, refusal
 from postdate.client.membership import Membership
 from postdate.client.options import Wanted
 from postdate.client.producer import Producer
-from postdate.client.progress import Progress
 from postdate.client.returns import Returns
 from postdate.client.routes import DEFAULT_TOPIC, Routes, addresses_of, readable_queues
 from postdate.errors import PostdateError, ProtocolError, TopicNotFound, UsageError
@@ -54,8 +53,7 @@ class Consumer:
     def __init__(self, wanted: Wanted, routes: Routes, producer: Producer, timeout: float) -> None:
         self._wanted = wanted
         self._subscriptions = wanted.subscriptions()
-        self._routes = routes
-        self._timeout = timeout
+        self._routes, self._timeout = routes, timeout
         self._membership = Membership(wanted, timeout)
         self._returns = Returns(wanted, self._membership, producer)
         self._owned: dict[QueueName, OwnedQueue] = {}

@@ -40,8 +40,7 @@ class BrokerError(PostdateError):
 
     def __init__(self, code: int, sentence: str) -> None:
         super().__init__(f"{sentence} (code {code})")
-        self.code = code
-        self.sentence = sentence
+        self.code, self.sentence = code, sentence
 
 
 _BY_CODE: dict[int, type[PostdateError]] = {

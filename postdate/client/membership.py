@@ -26,8 +26,7 @@ class Membership:
     def __init__(self, wanted: Wanted, timeout: float) -> None:
         self.client_id = new_client_id()
         self.changed = asyncio.Event()  # the members may be others than when they were last asked for
-        self._wanted = wanted
-        self._timeout = timeout
+        self._wanted, self._timeout = wanted, timeout
         self._connections = Connections(on_request=self._note_change, on_lost=self.changed.set, greet=self._greet)
 
     def _note_change(self, command: Command) -> None:

@@ -34,9 +34,7 @@ class Producer:
     """The sending half of a client; on one event loop."""
 
     def __init__(self, connections: Connections, routes: Routes, timeout: float) -> None:
-        self._connections = connections
-        self._routes = routes
-        self._timeout = timeout
+        self._connections, self._routes, self._timeout = connections, routes, timeout
         self._clock = SystemClock()
         self._keys = new_unique_keys()
 

@@ -183,7 +183,6 @@ class Owner(Protocol):
     """Where a blocking message came from."""
 
     def acknowledge(self, delivery: Delivery) -> None: ...
-
     def retry(self, delivery: Delivery, delay: Delay | None) -> None: ...
 
 
@@ -220,7 +219,6 @@ class AsyncOwner(Protocol):
     """Where an asyncio message came from."""
 
     async def acknowledge(self, delivery: Delivery) -> None: ...
-
     async def retry(self, delivery: Delivery, delay: Delay | None) -> None: ...
 
 

@@ -36,9 +36,7 @@ class Returns:
     """
 
     def __init__(self, wanted: Wanted, membership: Membership, producer: Producer) -> None:
-        self._wanted = wanted
-        self._membership = membership
-        self._producer = producer
+        self._wanted, self._membership, self._producer = wanted, membership, producer
 
     async def retry(self, delivery: Delivery, delay: Delay | None) -> None:
         """It comes again after a delay, or after the broker's growing delays."""

@@ -42,8 +42,7 @@ class Routes:
     """The routes of a client. Those who ask for one topic at once share one request."""
 
     def __init__(self, connections: Connections, addresses: tuple[Address, ...]) -> None:
-        self._connections = connections
-        self._addresses = addresses
+        self._connections, self._addresses = connections, addresses
         self._known: dict[str, _Known] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._turns: dict[str, int] = {}

@@ -20,7 +20,8 @@ import uvloop
 import postdate
 from postdate import Cancelled, Client, Outgoing, ReceivedMessage
 from postdate.spans import instant, instant_ms
-from postdate.wire.ids import parse_recall_handle, recall_handle
+from postdate.wire.ids import parse_recall_handle
+from tests.support.handles import recall_handle
 from tests.support.server import WAIT_S, Served, serving
 
 TOPIC, GROUP = "orders", "billing"

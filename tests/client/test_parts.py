@@ -20,13 +20,12 @@ from hypothesis import strategies as st
 import postdate
 from postdate import client
 from postdate.client import backlog as client_backlog
-from postdate.client.backlog import BYTES_MAX, Backlog, Delivery, OwnedQueue, Pull, Turn, readable_properties
+from postdate.client.backlog import BYTES_MAX, Backlog, Delivery, OwnedQueue, Progress, Pull, Turn, readable_properties
 from postdate.client.connection import Address, parse_address, parse_addresses
 from postdate.client.errors import BrokerError, Pause, Unavailable, in_words, refusal
 from postdate.client.identity import new_client_id, new_unique_keys
 from postdate.client.options import Wanted
 from postdate.client.outgoing import BATCH_BYTES_MAX, Outgoing, Receipt, Sealed, frames_of, receipts, seal
-from postdate.client.progress import Progress
 from postdate.client.received import BODY_BYTES_MAX, ReceivedMessage, decompress
 from postdate.client.routes import readable_queues, targets_of
 from postdate.clock import ManualClock
@@ -37,8 +36,8 @@ from postdate.storage import record as stored
 from postdate.wire.allocation import allocate
 from postdate.wire.bodies import Broker, QueueData, QueueName, Route
 from postdate.wire.frame import Command
-from postdate.wire.ids import recall_handle
 from postdate.wire.records import Record, decode_records, join_pieces, split_records
+from tests.support.handles import recall_handle
 from tests.support.server import WAIT_S
 
 # -- the package

@@ -17,9 +17,9 @@ from postdate.message import LOOPBACK, Message, decode_properties
 from postdate.storage import record as records
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command, Frames, decode, encode, reply
-from postdate.wire.ids import recall_handle
 from postdate.wire.requests import Request
 from tests.client.test_blocking import limited, run, until
+from tests.support.handles import recall_handle
 
 WAIT_S = 30.0
 TOPIC, GROUP = "orders", "billing"
