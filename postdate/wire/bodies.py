@@ -82,13 +82,9 @@ def decode_route(body: bytes) -> Route:
             for data in values["brokerDatas"]
             if "0" in (addresses := data["brokerAddrs"])
         ]
+        numbers = ("readQueueNums", "writeQueueNums", "perm")
         queues = [
-            QueueData(
-                plain_text(data["brokerName"]),
-                whole_number(data["readQueueNums"]),
-                whole_number(data["writeQueueNums"]),
-                whole_number(data["perm"]),
-            )
+            QueueData(plain_text(data["brokerName"]), *(whole_number(data[name]) for name in numbers))
             for data in values["queueDatas"]
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -157,15 +153,13 @@ def _read_consumer(entry: dict[str, Any]) -> Consumer:
         _read_enum(CONSUME_TYPES, entry.get("consumeType"), 1),
         _read_enum(MESSAGE_MODELS, entry.get("messageModel"), 1),
         _read_enum(CONSUME_FROM, entry.get("consumeFromWhere"), 0),
-        tuple(
-            parse_subscription(
-                plain_text(each["topic"]),
-                plain_text(each.get("subString") or ""),
-                plain_text(each.get("expressionType") or "TAG"),
-            )
-            for each in entry.get("subscriptionDataSet") or ()
-        ),
+        tuple(_read_subscription(each) for each in entry.get("subscriptionDataSet") or ()),
     )
+
+
+def _read_subscription(entry: dict[str, Any]) -> Subscription:
+    expression, kind = entry.get("subString") or "", entry.get("expressionType") or "TAG"
+    return parse_subscription(plain_text(entry["topic"]), plain_text(expression), plain_text(kind))
 
 
 def _read_enum(names: Sequence[str], found: object, default: int) -> str:
@@ -184,23 +178,16 @@ def parse_subscription(topic: str, expression: str, kind: str = "TAG") -> Subscr
 
 
 def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
-    return orjson.dumps(
+    consumers = [
         {
-            "clientID": heartbeat.client_id,
-            "producerDataSet": [{"groupName": group} for group in heartbeat.producer_groups],
-            "consumerDataSet": [
-                {
-                    "groupName": consumer.group,
-                    "consumeType": consumer.consume_type,
-                    "messageModel": consumer.message_model,
-                    "consumeFromWhere": consumer.consume_from,
-                    "unitMode": False,
-                    "subscriptionDataSet": [subscription_data(each) for each in consumer.subscriptions],
-                }
-                for consumer in heartbeat.consumers
-            ],
+            "groupName": consumer.group, "consumeType": consumer.consume_type, "messageModel": consumer.message_model,
+            "consumeFromWhere": consumer.consume_from, "unitMode": False,
+            "subscriptionDataSet": [subscription_data(each) for each in consumer.subscriptions],
         }
-    )
+        for consumer in heartbeat.consumers
+    ]  # fmt: skip
+    producers = [{"groupName": group} for group in heartbeat.producer_groups]
+    return orjson.dumps({"clientID": heartbeat.client_id, "producerDataSet": producers, "consumerDataSet": consumers})
 
 
 def subscription_data(subscription: Subscription) -> dict[str, Any]:
@@ -334,12 +321,9 @@ def decode_assignment_request(body: bytes) -> AssignmentRequest:
     values = load(body, "a request for an assignment")
     try:
         return AssignmentRequest(
-            plain_text(values["topic"]),
-            plain_text(values["consumerGroup"]),
-            plain_text(values["clientId"]),
-            plain_text(values.get("strategyName") or ""),
-            _read_enum(MESSAGE_MODELS, values.get("messageModel"), 1),
-        )
+            plain_text(values["topic"]), plain_text(values["consumerGroup"]), plain_text(values["clientId"]),
+            plain_text(values.get("strategyName") or ""), _read_enum(MESSAGE_MODELS, values.get("messageModel"), 1),
+        )  # fmt: skip
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ProtocolError(f"a request for an assignment that cannot be read: {error}") from error
 

@@ -114,14 +114,11 @@ class Frames:
             frames.append(data[start:stop])
             position = stop
         if position < end:
-            self._keep(data[position:])
+            self._rest += data[position:]
+            self._wanted = _LENGTH_BYTES
+            if end - position >= _LENGTH_BYTES:
+                self._wanted += _LENGTH.unpack_from(data, position)[0]
         return frames
-
-    def _keep(self, rest: bytes) -> None:
-        self._rest += rest
-        self._wanted = _LENGTH_BYTES
-        if len(rest) >= _LENGTH_BYTES:
-            self._wanted += _LENGTH.unpack_from(rest)[0]
 
     @property
     def rest_bytes(self) -> int:
@@ -161,16 +158,10 @@ def _decode_json(header: bytes, body: bytes) -> Command:
         if type(fields) is not dict:
             raise ValueError(f"extFields of type {type(fields).__name__}, expected an object")
         return Command(
-            _int32(values["code"]),
-            fields,
-            body,
-            _int32(get("opaque") or 0),
-            _int32(get("flag") or 0),
-            plain_text(get("remark") or "") or None,
-            JSON,
-            plain_text(get("language") or LANGUAGE_OTHER),
+            _int32(values["code"]), fields, body, _int32(get("opaque") or 0), _int32(get("flag") or 0),
+            plain_text(get("remark") or "") or None, JSON, plain_text(get("language") or LANGUAGE_OTHER),
             _int32(get("version") or 0),
-        )
+        )  # fmt: skip
     except (ValueError, KeyError, AttributeError) as error:
         raise ProtocolError(f"a header that cannot be read: {type(error).__name__} {error}") from error
 
@@ -270,12 +261,9 @@ def reply(request: Command, code: int, fields: Mapping[str, Any] = NO_FIELDS, *,
 
 def _encode_json(command: Command) -> bytes:
     header: dict[str, Any] = {
-        "code": command.code,
-        "extFields": _text_fields(command.fields),
-        "flag": command.flag,
-        "language": command.language,
-        "opaque": command.opaque,
-    }
+        "code": command.code, "extFields": _text_fields(command.fields), "flag": command.flag,
+        "language": command.language, "opaque": command.opaque,
+    }  # fmt: skip
     if command.remark is not None:
         header["remark"] = command.remark
     header["serializeTypeCurrentRPC"] = "JSON"

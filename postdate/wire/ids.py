@@ -47,10 +47,6 @@ def parse_message_id(text: str) -> tuple[Host, int]:
     return Host(address, port), offset
 
 
-def recall_handle(topic: str, broker_name: str, due_at_ms: int, unique_key: str) -> str:
-    return encode_recall_handle(topic, broker_name, due_at_ms, unique_key).decode()
-
-
 def encode_recall_handle(topic: str, broker_name: str, due_at_ms: int, unique_key: str) -> bytes:
     """Returns a recall handle as bytes: base64.urlsafe_b64encode by fewer calls, as every timed send needs one."""
     text = f"{_HANDLE_VERSION} {topic} {broker_name} {due_at_ms} {unique_key}"

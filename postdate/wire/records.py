@@ -21,14 +21,8 @@ from postdate.storage.record import (
     head_bytes_of,
 )
 
-__all__ = [
-    "Columns",
-    "Pieces",
-    "Record",
-    "decode_records",
-    "join_pieces",
-    "split_records",
-]  # those who read answers need not know the log
+# Those who read answers need not know the log.
+__all__ = ["Columns", "Pieces", "Record", "decode_records", "join_pieces", "split_records"]
 
 # A record of which only what every consumer needs is read: queue offset, sys flag, body, and the bytes before and after
 # the body. A plain tuple, because there is one for every message.

@@ -37,15 +37,11 @@ def encode_consumers(peers: Iterable[Peer], consumers: Iterable[Consumer]) -> by
     subscriptions = {
         each.topic: subscription_data(each) for consumer in all_consumers for each in consumer.subscriptions
     }
-    return orjson.dumps(
-        {
-            "connectionSet": [_connection(peer) for peer in peers],
-            "consumeFromWhere": last.consume_from,
-            "consumeType": last.consume_type,
-            "messageModel": last.message_model,
-            "subscriptionTable": subscriptions,
-        }
-    )
+    report = {
+        "connectionSet": [_connection(peer) for peer in peers], "consumeFromWhere": last.consume_from,
+        "consumeType": last.consume_type, "messageModel": last.message_model, "subscriptionTable": subscriptions,
+    }  # fmt: skip
+    return orjson.dumps(report)
 
 
 def _connection(peer: Peer) -> dict[str, Any]:

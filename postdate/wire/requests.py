@@ -328,20 +328,15 @@ _OPENING = f'{{"code":{Request.SEND_MESSAGE_V2.code},'.encode()
 _LETTERS = {field.name: field.letter for field in _SEND}
 
 
-class SendFields(
-    msgspec.Struct,
-    gc=False,
-    rename={
-        "topic": _LETTERS["topic"],
-        "queue_id": _LETTERS["queueId"],
-        "sys_flag": _LETTERS["sysFlag"],
-        "born_at_ms": _LETTERS["bornTimestamp"],
-        "flag": _LETTERS["flag"],
-        "properties": _LETTERS["properties"],
-        "reconsume_times": _LETTERS["reconsumeTimes"],
-        "batch": _LETTERS["batch"],
-    },
-):
+_NAMES = {
+    "queue_id": "queueId",
+    "sys_flag": "sysFlag",
+    "born_at_ms": "bornTimestamp",
+    "reconsume_times": "reconsumeTimes",
+}
+
+
+class SendFields(msgspec.Struct, gc=False, rename=lambda name: _LETTERS[_NAMES.get(name, name)]):
     """The fields of SEND_MESSAGE_V2 that every message needs."""
 
     topic: str

@@ -91,6 +91,7 @@ from tests.support.core import (
     stage,
     write_chunk,
 )
+from tests.support.handles import recall_handle
 from tests.support.pipeline import BEGIN, World
 from tests.support.server import Served, serving
 from verify.faults.process import free_port
@@ -765,7 +766,7 @@ def test_headers_that_are_shown_are_those_of_the_code() -> None:
 def test_the_recall_handle_is_as_shown() -> None:
     (block,) = blocks_of(sections_of(PROTOCOL.read_text())["Recall and delete marker"])
     _, topic, broker, due, key = block.lines[0].split()
-    assert ids.parse_recall_handle(ids.recall_handle(topic, broker, int(due), key)) == (topic, broker, int(due), key)
+    assert ids.parse_recall_handle(recall_handle(topic, broker, int(due), key)) == (topic, broker, int(due), key)
 
 
 def test_what_is_said_to_be_unsupported_is_not_in_the_table() -> None:

@@ -36,8 +36,8 @@ from postdate.spark.session.session import Gateway
 from postdate.storage.disk import Disk, RealDisk
 from postdate.table import merging
 from postdate.table.files import SYNC_TRACE
-from postdate.wire.ids import recall_handle
 from postdate.wire.requests import Request
+from tests.support.handles import recall_handle
 from tests.support.peer import Peer
 from tests.support.server import SERVED, Served, configured
 from verify.faults.process import ROOT, free_port

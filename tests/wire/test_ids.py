@@ -15,8 +15,8 @@ from postdate.wire.ids import (
     message_id,
     parse_message_id,
     parse_recall_handle,
-    recall_handle,
 )
+from tests.support.handles import recall_handle
 
 IPV4 = Host(bytes([192, 168, 1, 7]), 10911)
 IPV6 = Host(bytes.fromhex("20010db8000000000000000000000001"), 10911)

@@ -9,9 +9,9 @@ import pytest
 from postdate.clock import ManualClock
 from postdate.wire import codes
 from postdate.wire.frame import Command
-from postdate.wire.ids import recall_handle
 from postdate.wire.requests import Request
 from tests.support.core import FAR_MS, HOUR_MS, T0
+from tests.support.handles import recall_handle
 from tests.support.peer import Peer, connected, make_topic, read_bodies, send, send_batch, send_command, sent
 from tests.support.server import Served, serving
 

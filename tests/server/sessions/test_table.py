@@ -10,11 +10,11 @@ from postdate.clock import ManualClock
 from postdate.keys import key_hash
 from postdate.wire import codes
 from postdate.wire.frame import Command
-from postdate.wire.ids import recall_handle
 from postdate.wire.requests import ClientRequest, Request
 from tests.server.requests.test_pipeline import DUE, register, sent_far, stage_body
 from tests.server.test_limits import IDLE_MS, sweep
 from tests.support.core import FAR_MS, HOUR_MS, SECOND_MS, T0, message, write_chunk
+from tests.support.handles import recall_handle
 from tests.support.peer import Peer, connected, read_bodies, send_command, sent
 from tests.support.server import Served, serving
 
