@@ -45,20 +45,10 @@ ALIGNMENT = 8
 # What a record is (column `kind` of ROW).
 MESSAGE, CANCEL, STAGE, RESCUE, TOPIC, GROUP, OFFSETS, SETTINGS, PIPELINE, POP, ACK, INVISIBLE, JOB = range(1, 14)
 KIND_NAMES = {
-    MESSAGE: "message",
-    CANCEL: "cancel",
-    STAGE: "stage",
-    RESCUE: "rescue",
-    TOPIC: "topic",
-    GROUP: "group",
-    OFFSETS: "offsets",
-    SETTINGS: "settings",
-    PIPELINE: "pipeline",
-    POP: "pop",
-    ACK: "ack",
-    INVISIBLE: "invisible",
+    MESSAGE: "message", CANCEL: "cancel", STAGE: "stage", RESCUE: "rescue", TOPIC: "topic", GROUP: "group",
+    OFFSETS: "offsets", SETTINGS: "settings", PIPELINE: "pipeline", POP: "pop", ACK: "ack", INVISIBLE: "invisible",
     JOB: "job",
-}
+}  # fmt: skip
 
 MORE_KEYS = 1  # a bit of `flags`: KEYS has more keys than the first; those stand in the record only
 
@@ -205,8 +195,7 @@ class Packer:
     """
 
     def __init__(self, batch_bytes_max: int, store_host: Host) -> None:
-        self._batch_bytes_max = batch_bytes_max
-        self._store_host = store_host
+        self._batch_bytes_max, self._store_host = batch_bytes_max, store_host
 
     def length_of(self, prepared: list[Prepared]) -> int:
         """The length of a batch of messages. Raises UsageError where it is too long."""

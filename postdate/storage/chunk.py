@@ -137,10 +137,6 @@ class Chunk:
         if size < CHUNK_HEADER_BYTES:
             raise CorruptChunk(f"{path_of(name)} is missing or cut short ({size} bytes)")
         self._bytes = disk.array(path_of(name))
-        self.head = self._read_head(size)
-        self.index = index_of(self._bytes)
-
-    def _read_head(self, size: int) -> Head:
         data = self._bytes[:CHUNK_HEADER_BYTES].tobytes()
         magic, version, *fields = CHUNK_HEAD.unpack_from(data)
         (head_sum,) = CHECKSUM.unpack_from(data, CHUNK_HEAD.size)
@@ -153,10 +149,8 @@ class Chunk:
             raise CorruptChunk(f"{path_of(self.name)}: {head.row_count} rows do not fit into {size} bytes")
         if head.file_bytes != size:
             raise CorruptChunk(f"{path_of(self.name)}: {size} bytes, its header says {head.file_bytes}")
-        return head
-
-    def _records_at(self) -> int:
-        return CHUNK_HEADER_BYTES + self.head.row_count * CHUNK_ROW.itemsize
+        self.head = head
+        self.index = index_of(self._bytes)
 
     def read(self, position: int, size: int) -> bytes:
         return self._bytes[position : position + size].tobytes()
@@ -164,7 +158,7 @@ class Chunk:
     def verify(self) -> None:
         """Reads everything. Raises CorruptChunk for sums that do not match, rows out of order or out of bounds."""
         index, place = self.index, path_of(self.name)
-        records_at = self._records_at()
+        records_at = CHUNK_HEADER_BYTES + self.head.row_count * CHUNK_ROW.itemsize
         if xxh3_64_intdigest(self._bytes[CHUNK_HEADER_BYTES:records_at].data) != self.head.index_sum:
             raise CorruptChunk(f"{place}: the checksum of the index does not match")
         if xxh3_64_intdigest(self._bytes[records_at:].data) != self.head.records_sum:
@@ -185,8 +179,7 @@ class Records:
     """Reads a record by its offset, wherever it lies: in the log or in a staged chunk."""
 
     def __init__(self, read_log: Callable[[int, int], bytes], chunks: "Chunks") -> None:
-        self._read_log = read_log
-        self._chunks = chunks
+        self._read_log, self._chunks = read_log, chunks
 
     def read(self, offset: int, size: int) -> bytes:
         """The bytes of a record; empty where its segment or chunk is gone."""

@@ -27,14 +27,9 @@ _QUEUE_ID = np.dtype(">i4")
 
 
 def deliver(
-    body: bytearray,
-    positions: np.ndarray,
-    queue_id: int,
-    queue_offset: int,
-    places: np.ndarray,
-    visible_at_ms: np.ndarray,
-    store_host: Host,
-) -> bool:
+    body: bytearray, positions: np.ndarray, queue_id: int, queue_offset: int, places: np.ndarray,
+    visible_at_ms: np.ndarray, store_host: Host,
+) -> bool:  # fmt: skip
     """Fills in what is known when messages are delivered, as `record.deliver`; the queue offsets count up from the one
     given. False, and nothing is changed, where a record needs more than that.
     """

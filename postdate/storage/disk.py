@@ -44,21 +44,16 @@ class Disk(Protocol):
     """A data folder. Every call may raise OSError."""
 
     def open(self, path: str) -> File: ...
-
     def map(self, path: str) -> View: ...
-
     def array(self, path: str) -> "np.ndarray":
         """The same map as an array of bytes: slices are no copies."""
 
     def read(self, path: str, position: int, size: int) -> bytes: ...
-
     def write(self, path: str, position: int, *parts: Data) -> None:
         """Writes into a file; makes it and its folder if they do not exist."""
 
     def truncate(self, path: str, size: int) -> None: ...
-
     def sync(self, path: str) -> None: ...
-
     def size(self, path: str) -> int:
         """The file's size; -1 where there is none."""
 
@@ -66,11 +61,8 @@ class Disk(Protocol):
         """Names in a folder, sorted; empty where there is no such folder."""
 
     def rename(self, source: str, target: str) -> None: ...
-
     def remove(self, path: str) -> None: ...
-
     def sync_folder(self, folder: str) -> None: ...
-
     def space(self) -> tuple[int, int]:
         """Bytes in all, and bytes that are free."""
 
@@ -93,24 +85,18 @@ class RealFile:
     def write(self, position: int, *parts: Data) -> None:
         data = parts[0] if len(parts) == 1 else b"".join(parts)  # copying is quicker than gathering in the kernel
         written = os.pwrite(self._descriptor, data, position)
-        if written != len(data):
-            _write_rest(self._descriptor, position + written, memoryview(data)[written:])
+        # A short write is legal (a signal, or a disk that is just full); the next call tells which.
+        while written < len(data):
+            more = os.pwrite(self._descriptor, memoryview(data)[written:], position + written)
+            if not more:
+                raise OSError(errno.EIO, f"the disk took 0 of {len(data) - written} bytes")
+            written += more
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)
 
     def close(self) -> None:
         os.close(self._descriptor)
-
-
-def _write_rest(descriptor: int, position: int, rest: memoryview) -> None:
-    # A short write is legal (a signal, or a disk that is just full); the next call tells which.
-    while rest:
-        written = os.pwrite(descriptor, rest, position)
-        if not written:
-            raise OSError(errno.EIO, f"the disk took 0 of {len(rest)} bytes")
-        position += written
-        rest = rest[written:]
 
 
 class RealDisk:

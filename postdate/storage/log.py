@@ -28,7 +28,6 @@ class Keeper(Protocol):
     """A helper that zeroes segments ahead of use."""
 
     def wake(self) -> None: ...
-
     def stop(self) -> None: ...
 
 
@@ -36,9 +35,7 @@ class Log:
     """Opened by `recover`, then appended to by one thread and flushed by at most one other."""
 
     def __init__(self, disk: Disk, segments: Segments, unflushed_bytes_max: int) -> None:
-        self._disk = disk
-        self._segments = segments
-        self._unflushed_bytes_max = unflushed_bytes_max
+        self._disk, self._segments, self._unflushed_bytes_max = disk, segments, unflushed_bytes_max
         self._mask = segments.segment_bytes - 1
         self._current: Segment | None = None
         self._full: list[Segment] = []  # full, not yet synced
@@ -77,17 +74,15 @@ class Log:
         following = self._segments.open_next(urgent=urgent)
         if self._current is not None:
             if self.end < following.base:
-                self._write_filler(following.base - self.end, at_ms)
+                length = following.base - self.end
+                body = bytes(length - BATCH_HEADER_BYTES)
+                head = batches.header(KIND_FILLER, self.end, at_ms, self.durable, 0, body)
+                self._write("log.filler", head)  # the rest is zero already
+                self.end += length
             self._full.append(self._current)
         self._current = following
         if self.keeper is not None:
             self.keeper.wake()
-
-    def _write_filler(self, length: int, at_ms: int) -> None:
-        body = bytes(length - BATCH_HEADER_BYTES)
-        head = batches.header(KIND_FILLER, self.end, at_ms, self.durable, 0, body)
-        self._write("log.filler", head)  # the rest is zero already
-        self.end += length
 
     def append(self, start: int, at_ms: int, count: int, body: bytes) -> Batch:
         """Writes a batch at the place that `place` gave. `body` is rows, records and padding."""
@@ -153,14 +148,11 @@ class Log:
         if self.keeper is not None:
             self.keeper.stop()
         with self._flushing:
-            self._close_segments()
-
-    def _close_segments(self) -> None:
-        for segment in (*self._full, self._current):
-            if segment is not None:
-                segment.close()
-        self._current = None
-        self._segments.views.clear()  # each holds a descriptor
+            for segment in (*self._full, self._current):
+                if segment is not None:
+                    segment.close()
+            self._current = None
+            self._segments.views.clear()  # each holds a descriptor
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -249,7 +241,11 @@ class Log:
         yield from scan.batches()
         try:
             self._cut(scan.end)
-            self._open_current(scan.end)
+            self.end = self.durable = scan.end
+            # A batch may have ended its segment exactly: then the next one is opened by the next append.
+            self._segments.keep_as_spares([base for base in self._segments.bases if base >= scan.end])
+            if self._segments.bases:
+                self._current = self._segments.open_last()
             self._confirm(min(scan.known_durable, scan.end), scan.end)
         except OSError as error:
             self.failure = error
@@ -278,13 +274,6 @@ class Log:
         used = np.flatnonzero(rest) if rest.any() else rest[:0]
         return int(used[-1]) + 1 if len(used) else 0
 
-    def _open_current(self, end: int) -> None:
-        self.end = self.durable = end
-        # A batch may have ended its segment exactly: then the next one is opened by the next append.
-        self._segments.keep_as_spares([base for base in self._segments.bases if base >= end])
-        if self._segments.bases:
-            self._current = self._segments.open_last()
-
     def _confirm(self, known_durable: int, end: int) -> None:
         """Writes the tail once more and syncs it.
 
@@ -304,8 +293,7 @@ class Scan:
     """A walk over the log's batches that tells the end of the log from damage."""
 
     def __init__(self, segments: Segments, start: int, known_durable: int) -> None:
-        self._segments = segments
-        self.end = start
+        self._segments, self.end = segments, start
         self.known_durable = max(start, known_durable)
 
     def batches(self) -> Iterator[Batch]:

@@ -153,7 +153,10 @@ class Shape(NamedTuple):
 
 def shape(born_host: Host, store_host: Host, topic: bytes) -> Shape:
     """Raises UsageError for a host whose address has not 4 or 16 bytes."""
-    layout = _layout_for(born_host, store_host)
+    try:
+        layout = _BY_ADDRESS_BYTES[len(born_host.address), len(store_host.address)]
+    except KeyError:
+        raise UsageError(f"addresses of {born_host} and {store_host}, expected 4 or 16 bytes each") from None
     magic, length = (MAGIC_V1, _INT8) if len(topic) <= TOPIC_BYTES_MAX_V1 else (MAGIC_V2, _INT16)
     fixed_bytes = layout.head.size + length.size + len(topic) + _INT16.size
     return Shape(layout, magic, length.pack(len(topic)) + topic, fixed_bytes)
@@ -166,40 +169,12 @@ def encode_shaped(message: Message, known: Shape, offset: int, stored_at_ms: int
     layout, magic, topic, fixed_bytes = known
     born_address, born_port = born_host
     store_address, store_port = store_host
-    return b"".join(
-        (
-            layout.head.pack(
-                fixed_bytes + len(body) + len(properties),
-                magic,
-                crc32(body) & CRC_MASK,
-                queue_id,
-                flag,
-                0,
-                offset,
-                sys_flag & ~HOSTS_V6 | layout.host_bits,
-                born_at_ms,
-                born_address,
-                born_port,
-                stored_at_ms,
-                store_address,
-                store_port,
-                reconsume_times,
-                prepared_offset,
-                len(body),
-            ),
-            body,
-            topic,
-            _INT16.pack(len(properties)),
-            properties,
-        )
-    )
-
-
-def _layout_for(born_host: Host, store_host: Host) -> _Layout:
-    try:
-        return _BY_ADDRESS_BYTES[len(born_host.address), len(store_host.address)]
-    except KeyError:
-        raise UsageError(f"addresses of {born_host} and {store_host}, expected 4 or 16 bytes each") from None
+    head = layout.head.pack(
+        fixed_bytes + len(body) + len(properties), magic, crc32(body) & CRC_MASK, queue_id, flag, 0, offset,
+        sys_flag & ~HOSTS_V6 | layout.host_bits, born_at_ms, born_address, born_port, stored_at_ms, store_address,
+        store_port, reconsume_times, prepared_offset, len(body),
+    )  # fmt: skip
+    return b"".join((head, body, topic, _INT16.pack(len(properties)), properties))
 
 
 def decode(data: bytes) -> Record:
@@ -300,17 +275,12 @@ def deliver(body: bytearray, places: Iterable[tuple[int, int, int, int]], store_
         if bits == usual_bits:
             pack_usual(body, position + usual_at, stored_at_ms, address, port)
         else:
-            _deliver_unusual(body, position, _BY_HOST_BITS[bits], stored_at_ms, store_host)
-
-
-def _deliver_unusual(
-    body: bytearray, position: int, layout: _Layout, stored_at_ms: int, store_host: Host | None
-) -> None:
-    at = position + layout.stored_at_position
-    if store_host is not None and len(store_host.address) == layout.store_address_bytes:
-        layout.stored.pack_into(body, at, stored_at_ms, *store_host)
-    else:
-        _INT64.pack_into(body, at, stored_at_ms)
+            layout = _BY_HOST_BITS[bits]
+            at = position + layout.stored_at_position
+            if store_host is not None and len(store_host.address) == layout.store_address_bytes:
+                layout.stored.pack_into(body, at, stored_at_ms, *store_host)
+            else:
+                _INT64.pack_into(body, at, stored_at_ms)
 
 
 def moved(record: bytes, queue_id: int) -> bytes:

@@ -26,16 +26,14 @@ class Rows:
     """One sequence of rows. `length` counts all of them, in files or in memory."""
 
     __slots__ = (
-        "_cache", "_cache_start", "_disk", "_dtype", "_file_rows", "_folder", "_item", "_spill_at", "_tail",
-        "_tail_bytes", "first", "length", "stored", "sums", "synced", "unsure", "write_error",
+        "_cache", "_cache_start", "_disk", "_dtype", "_file_rows", "_item", "_spill_at", "_tail",
+        "_tail_bytes", "first", "folder", "length", "stored", "sums", "synced", "unsure", "write_error",
     )  # fmt: skip
 
     def __init__(
         self, disk: Disk, folder: str, dtype: np.dtype, file_rows: int, tail_rows: int, length: int = 0
     ) -> None:
-        self._disk = disk
-        self._folder = folder
-        self._dtype = dtype
+        self._disk, self.folder, self._dtype = disk, folder, dtype
         self._item = dtype.itemsize
         self._file_rows = file_rows
         self._tail = bytearray()
@@ -54,7 +52,7 @@ class Rows:
 
     def resume(self, length: int) -> None:
         """Continues an empty sequence after this many rows that are in files already, and durable."""
-        assert not self.length, f"{self._folder} has {self.length} rows already"
+        assert not self.length, f"{self.folder} has {self.length} rows already"
         self.length = self.stored = self.synced = length
 
     def push(self, row: bytes) -> None:
@@ -69,14 +67,11 @@ class Rows:
             self._tail += rows.tobytes()
         else:
             self.spill()
-            self._extend_stored(rows)
+            # Rows that the disk did not take stay in front: order matters more than memory.
+            if self._tail or not self._store(np.ascontiguousarray(rows).view(np.uint8).data):
+                self._tail += rows.tobytes()
         if len(self._tail) >= self._spill_at:
             self.spill()
-
-    def _extend_stored(self, rows: np.ndarray) -> None:
-        # Rows that the disk did not take stay in front: order matters more than memory.
-        if self._tail or not self._store(np.ascontiguousarray(rows).view(np.uint8).data):
-            self._tail += rows.tobytes()
 
     def spill(self) -> None:
         """Writes the rows in memory to their files. Where that fails they stay, and the next try comes when there are
@@ -227,10 +222,10 @@ class Rows:
 
     def cut(self) -> None:
         """Removes the rows after `length` from the files: a replay will make them again."""
-        for name in self._disk.list(self._folder):
+        for name in self._disk.list(self.folder):
             start = int(name)
             keep = min(max(self.length - start, 0), self._file_rows) * self._item
-            path = f"{self._folder}/{name}"
+            path = f"{self.folder}/{name}"
             if keep == 0:
                 self._disk.remove(path)
             elif self._disk.size(path) > keep:
@@ -246,19 +241,15 @@ class Rows:
         """
         if self.first < self._file_rows:
             return  # not even the first file
-        for name in self._disk.list(self._folder):
+        for name in self._disk.list(self.folder):
             if int(name) + self._file_rows <= min(self.first, kept_length - 1):
-                self._disk.remove(f"{self._folder}/{name}")
+                self._disk.remove(f"{self.folder}/{name}")
 
     def find_first(self) -> None:
         """Finds the first row after loading: retention may have removed files at the front since the snapshot."""
-        names = self._disk.list(self._folder)
+        names = self._disk.list(self.folder)
         if names and self.length:
             self.first = max(self.first, min(int(names[0]), self.length - 1))
 
     def _path(self, row: int) -> str:
-        return f"{self._folder}/{row // self._file_rows * self._file_rows:020d}"
-
-    @property
-    def folder(self) -> str:
-        return self._folder
+        return f"{self.folder}/{row // self._file_rows * self._file_rows:020d}"

@@ -48,8 +48,7 @@ class Segments:
     """
 
     def __init__(self, disk: Disk, segment_bytes: int) -> None:
-        self._disk = disk
-        self.segment_bytes = segment_bytes
+        self._disk, self.segment_bytes = disk, segment_bytes
         self.shift = segment_bytes.bit_length() - 1
         # Those with data, or that may have data, ascending.
         self.bases = [int(name) for name in disk.list(FOLDER) if name.isdecimal()]
@@ -137,14 +136,11 @@ class Segments:
         with self._preparing:
             if len(self._spares) >= SPARE_COUNT:
                 return
-            base = self._next_base()
+            # One look at each: the appending thread may take the last spare in between, after it became the last base.
+            spares, bases = list(self._spares), list(self.bases)
+            base = max([-self.segment_bytes, *spares[-1:], *bases[-1:]]) + self.segment_bytes
             self._zero(base)
             self._spares.append(base)
-
-    def _next_base(self) -> int:
-        # One look at each: the appending thread may take the last spare in between, after it has become the last base.
-        spares, bases = list(self._spares), list(self.bases)
-        return max([-self.segment_bytes, *spares[-1:], *bases[-1:]]) + self.segment_bytes
 
     def _zero(self, base: int) -> None:
         path = path_of(base) + _NEW
@@ -202,15 +198,10 @@ class SegmentKeeper:
     def _run(self) -> None:
         while not self._stopped:
             missing = self._segments.spare_count < SPARE_COUNT
-            if missing and self._try_to_prepare():
-                continue
+            if missing:
+                # The append that needs the segment tries for itself and reports; here it is only tried again.
+                with suppress(DiskFull, LogFailed):
+                    self._segments.prepare()
+                    continue
             self._wake.wait(self._RETRY_S if missing else None)
             self._wake.clear()
-
-    def _try_to_prepare(self) -> bool:
-        try:
-            self._segments.prepare()
-        except (DiskFull, LogFailed):
-            # The append that needs the segment tries for itself and reports; here it is only tried again.
-            return False
-        return True
