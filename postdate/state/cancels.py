@@ -105,22 +105,11 @@ class Cancels:
     """
 
     def __init__(
-        self,
-        wheel: Wheel,
-        far: Far,
-        topics: Topics,
-        jobs: Jobs,
-        references: References,
-        stored: Records,
+        self, wheel: Wheel, far: Far, topics: Topics, jobs: Jobs, references: References, stored: Records,
         near: list[int],
-    ) -> None:
-        self._wheel = wheel
-        self._far = far
-        self._topics = topics
-        self._jobs = jobs
-        self._references = references
-        self._stored = stored
-        self._near = near
+    ) -> None:  # fmt: skip
+        self._wheel, self._far, self._topics, self._jobs = wheel, far, topics, jobs
+        self._references, self._stored, self._near = references, stored, near
         self._by_due: dict[int, list[Tombstone]] = {}
         self._dues: list[int] = []  # a heap of the dues that are not fired
         self._fired: set[int] = set()  # dues that are fired and whose tombstones still wait for Spark
@@ -132,7 +121,17 @@ class Cancels:
         """Applies the record of a cancel, which stands in the log at `arrival` and has `size` bytes."""
         tombstone = self._bury(body, arrival, size)
         self.add(tombstone)
-        wheel_count = self._kill_in_wheel(tombstone, at_ms)
+        wheel_count = 0
+        for found in self._wheel.find(tombstone.due, tombstone.column, tombstone.key_hash):
+            is_gone = found.queue == DEAD and self._jobs.has_moved(found.due, found.arrival)
+            is_meant = not is_gone and tombstone.is_after(found.arrival)
+            if is_meant and self.matches(tombstone, found.offset, found.size):
+                wheel_count += 1
+                if found.queue != DEAD:
+                    self._wheel.kill(found)
+                    self._near[found.queue] -= 1
+                    if found.run is None:
+                        self._references.release(found.offset, at_ms)
         if tombstone.due <= fired_at_ms:
             self.forget_fired(fired_at_ms)
         return CancelAnswer(tombstone, wheel_count)
@@ -150,20 +149,6 @@ class Cancels:
             self._far.push_cancel(FAR_STRUCT.pack(arrival, due, unique, first, size, queue, jobs, CANCEL, 0, 0), due)
             self._references.hold(arrival)
         return Tombstone(body["topic"], body["key"], by, due, arrival, hashed, far_offset, far_before, jobs)
-
-    def _kill_in_wheel(self, tombstone: Tombstone, at_ms: int) -> int:
-        count = 0
-        for found in self._wheel.find(tombstone.due, tombstone.column, tombstone.key_hash):
-            is_gone = found.queue == DEAD and self._jobs.has_moved(found.due, found.arrival)
-            is_meant = not is_gone and tombstone.is_after(found.arrival)
-            if is_meant and self.matches(tombstone, found.offset, found.size):
-                count += 1
-                if found.queue != DEAD:
-                    self._wheel.kill(found)
-                    self._near[found.queue] -= 1
-                    if found.run is None:
-                        self._references.release(found.offset, at_ms)
-        return count
 
     # -- which rows are cancelled -------------------------------------------------------------------------------
 

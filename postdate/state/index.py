@@ -88,7 +88,18 @@ class Index:
         yield tail["offset"][tail["hash"] == wanted][::-1]
         while stop > self._first():
             start = (stop - 1) // self._file_rows * self._file_rows
-            yield self._find_between(max(start, self._first()), stop, wanted)
+            # The blocks of these rows lie in one file.
+            rows = self.rows.map(max(start, self._first()), stop)
+            hashes = rows["hash"]
+            firsts = _first_not_smaller(hashes, wanted, self._block_rows)
+            inside = firsts < np.arange(self._block_rows, len(hashes) + 1, self._block_rows)
+            hits = firsts[inside & (hashes[np.minimum(firsts, len(hashes) - 1)] == wanted)]
+            found = [np.empty(0, np.int64)]
+            for first in hits[::-1].tolist():
+                block_end = (first // self._block_rows + 1) * self._block_rows
+                last = int(np.searchsorted(hashes[first:block_end], wanted, "right"))
+                found.append(rows["offset"][first : first + last][::-1])
+            yield np.concatenate(found)
             stop = start
 
     def find_many(self, hashes: Sequence[int]) -> dict[int, list[int]]:
@@ -113,20 +124,6 @@ class Index:
     def _first(self) -> int:
         """The first row of the first whole block that is there."""
         return -(-self.rows.first // self._block_rows) * self._block_rows
-
-    def _find_between(self, start: int, stop: int, wanted: np.uint64) -> np.ndarray:
-        """Looks into the blocks of rows start..stop-1, which lie in one file."""
-        rows = self.rows.map(start, stop)
-        hashes = rows["hash"]
-        firsts = _first_not_smaller(hashes, wanted, self._block_rows)
-        inside = firsts < np.arange(self._block_rows, len(hashes) + 1, self._block_rows)
-        hits = firsts[inside & (hashes[np.minimum(firsts, len(hashes) - 1)] == wanted)]
-        found = [np.empty(0, np.int64)]
-        for first in hits[::-1].tolist():
-            block_end = (first // self._block_rows + 1) * self._block_rows
-            last = int(np.searchsorted(hashes[first:block_end], wanted, "right"))
-            found.append(rows["offset"][first : first + last][::-1])
-        return np.concatenate(found)
 
     @property
     def row_count(self) -> int:

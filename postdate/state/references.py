@@ -21,8 +21,7 @@ class References:
     """
 
     def __init__(self, chunks: Chunks, segment_shift: int) -> None:
-        self._chunks = chunks
-        self._shift = segment_shift
+        self._chunks, self._shift = chunks, segment_shift
         self.batch_end = 0
         self.held: dict[int, int] = {}
         self.seen: dict[int, int] = {}

@@ -169,20 +169,16 @@ def read_sums(section: snapshot.Section) -> tuple[str, list[int]]:
     return section.data[2 : 2 + size].decode(), np.frombuffer(section.data, "<u8", offset=2 + size).tolist()
 
 
-def _sync_files(disk: Disk, rows: Rows, length: int) -> None:
-    try:
-        for path in rows.paths(rows.synced, length):
-            disk.sync(path)
-    except OSError:
-        rows.unsure = True
-        raise
-
-
 def _sync_rows(disk: Disk, lengths: list[tuple[Rows, int]]) -> None:
     folders = set()
     for rows, length in lengths:
         if length > rows.synced:
-            _sync_files(disk, rows, length)
+            try:
+                for path in rows.paths(rows.synced, length):
+                    disk.sync(path)
+            except OSError:
+                rows.unsure = True
+                raise
             folders.add(rows.folder)
     for folder in sorted(folders):
         disk.sync_folder(folder)

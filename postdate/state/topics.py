@@ -52,14 +52,9 @@ class Topics:
         return topic
 
     def put(
-        self,
-        name: str,
-        read_queue_count: int,
-        write_queue_count: int,
-        perm: int,
-        attributes: dict[str, str],
+        self, name: str, read_queue_count: int, write_queue_count: int, perm: int, attributes: dict[str, str],
         at_offset: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Creates a topic or changes it; `at_offset` is where in the log its record stands."""
         topic = self.by_name.setdefault(name, Topic(name, born=at_offset))
         topic.read_queue_count, topic.write_queue_count = read_queue_count, write_queue_count

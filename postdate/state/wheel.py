@@ -80,9 +80,7 @@ class Run:
     __slots__ = ("base", "dead", "index", "next_due", "position")
 
     def __init__(self, base: int, index: np.ndarray, position: int = 0, dead: np.ndarray | None = None) -> None:
-        self.base = base
-        self.index = index
-        self.position = position
+        self.base, self.index, self.position = base, index, position
         # Rows that are not to be fired: CANCELLED, or ELSEWHERE. A byte a row, and only where there are any.
         self.dead = dead if dead is not None and dead.any() else None
         self.next_due = self._next_due()
@@ -259,21 +257,13 @@ class Wheel:
 
     def find(self, due: int, column: str, key_hash: int) -> list[Found]:
         """Entries of that due and key hash (`column` is unique_hash or key_hash), cancelled ones too."""
-        found = self._find_single(due, column, key_hash)
+        found = []
+        singles = np.frombuffer(self._slots.get(due, b""), SINGLE)
+        for index in np.flatnonzero(singles[column] == np.uint64(key_hash)).tolist():
+            offset, size, queue, *_ = singles[index].tolist()
+            found.append(Found(due, offset, queue, offset, size, None, index))
         for run in self.runs:
             found += run.find(due, column, key_hash)
-        return found
-
-    def _find_single(self, due: int, column: str, key_hash: int) -> list[Found]:
-        slot = self._slots.get(due)
-        if slot is None:
-            return []
-        entries = np.frombuffer(slot, SINGLE)
-        hits = np.flatnonzero(entries[column] == np.uint64(key_hash)).tolist()
-        found = []
-        for index in hits:
-            offset, size, queue, *_ = entries[index].tolist()
-            found.append(Found(due, offset, queue, offset, size, None, index))
         return found
 
     def kill(self, found: Found) -> None:
@@ -330,20 +320,17 @@ class Wheel:
         """Columns of everything that waits, in bounded pieces. The wheel may turn between two pieces."""
         dues = list(self._slots)
         for start in range(0, len(dues), _SLOTS_PER_PIECE):
-            yield self._waiting_slots(dues[start : start + _SLOTS_PER_PIECE])
+            slots = [(due, self._slots[due]) for due in dues[start : start + _SLOTS_PER_PIECE] if due in self._slots]
+            singles = np.frombuffer(b"".join([slot for _, slot in slots]), SINGLE)
+            counts = [len(slot) // SINGLE_BYTES for _, slot in slots]
+            due = np.repeat(np.array([due for due, _ in slots], np.int64), counts)
+            living = singles["queue"] != DEAD
+            yield Waiting(due[living], singles["queue"][living], singles["size"][living])
         for run in list(self.runs):
             rows = run.index[run.position :]
             if run.dead is not None:
                 rows = rows[run.dead[run.position :] == LIVING]
             yield Waiting(rows["due"], rows["queue"], rows["size"])
-
-    def _waiting_slots(self, dues: list[int]) -> Waiting:
-        slots = [(due, self._slots[due]) for due in dues if due in self._slots]
-        singles = np.frombuffer(b"".join([slot for _, slot in slots]), SINGLE)
-        counts = [len(slot) // SINGLE_BYTES for _, slot in slots]
-        due = np.repeat(np.array([due for due, _ in slots], np.int64), counts)
-        living = singles["queue"] != DEAD
-        return Waiting(due[living], singles["queue"][living], singles["size"][living])
 
     def page(self, after: Place, limit: int) -> tuple[np.ndarray, Place | None]:
         """Returns about `limit` rows (NEAR) of what waits after a place in the order of (due, arrival), and the place
@@ -398,8 +385,7 @@ class _Frozen:
     """The slots at one moment. The wheel says which slots it is about to change; their length at that time counts."""
 
     def __init__(self, slots: dict[int, bytearray], dues: list[int]) -> None:
-        self._slots = slots
-        self._dues = dues
+        self._slots, self._dues = slots, dues
         self._touched: dict[int, tuple[bytearray, int]] = {}
         self._killed: dict[int, list[tuple[int, int]]] = {}  # by due: (row, queue) of entries that lived at that moment
 
