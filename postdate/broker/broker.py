@@ -22,7 +22,6 @@ the disk.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from postdate.arrival import NEVER
 from postdate.broker import ownership
@@ -63,14 +62,9 @@ class Broker:
     """
 
     def __init__(
-        self,
-        disk: Disk,
-        settings: Settings | None = None,
-        store_host: Host = LOOPBACK,
-        *,
-        limits: Limits | None = None,
-        identity: str = "",
-    ) -> None:
+        self, disk: Disk, settings: Settings | None = None, store_host: Host = LOOPBACK, *,
+        limits: Limits | None = None, identity: str = "",
+    ) -> None:  # fmt: skip
         """`identity` is for a folder that has none yet; without it such a folder gets a random one."""
         self._settings = CurrentSettings(settings or Settings(), limits or Limits())
         self.limits = self._settings.limits
@@ -97,7 +91,13 @@ class Broker:
         snapshot.remove_unfinished(self._disk)
         self.fold, loaded, damaged = self._load(fixed)
         self._make_parts(min(self.settings.batch_bytes_max, fixed["segment_bytes"]), store_host)
-        replayed_count = self._replay()
+        # Apply what the log has after the snapshot.
+        saved.cut_rows(self.fold)
+        known_durable = max(snapshot.positions(self._disk), default=0)
+        replayed_count = 0
+        for batch in self.log.recover(self.fold.position, known_durable):
+            self.fold.apply(batch)
+            replayed_count += 1
         snapshot.remove(self._disk, damaged)  # they would count among the two that are kept
         forget_dead_entries(self.log, self.fold)
         self.rescuer = Rescuer(self.log, self.fold, self._writer, self._settings)  # counts from here on
@@ -119,27 +119,18 @@ class Broker:
         self.levels = self._sending.levels
         self._lookup = Lookup(self.fold, self.levels, batch_bytes_max)
         self.view = View(self.fold, self.log, self._segments)
-        # The calls of the hot paths are bound here: a method that only passes the call on would cost them a tenth of a
-        # microsecond.
-        self.prepare = self._sending.prepare
-        self.write = self._sending.write
-        self.settle = self._writer.settle
-        self.pull = self.view.pull
         self.staging = Staging(self._disk, self.fold, self._writer, settings)
         self.jobs = JobCalls(self.fold, self._writer, settings)
         self.cancels = CancelCalls(self.fold, self._writer, self._lookup, self.jobs, settings)
         self.topics = TopicCalls(self.fold, self._writer, self._sending, self.view, self.cancels, settings)
         self.leases = LeaseCalls(self.fold, self._writer, self._sending, self.view, self.topics, settings)
-
-    def _replay(self) -> int:
-        """Applies what the log has after the snapshot; returns how many batches that were."""
-        saved.cut_rows(self.fold)
-        known_durable = max(snapshot.positions(self._disk), default=0)
-        count = 0
-        for batch in self.log.recover(self.fold.position, known_durable):
-            self.fold.apply(batch)
-            count += 1
-        return count
+        # Calls that the parts answer are bound here: a method that only passes a call on would cost the hot paths a
+        # tenth of a microsecond.
+        self.prepare, self.write, self.settle = self._sending.prepare, self._sending.write, self._writer.settle
+        self.pull, self.offsets, self.search = self.view.pull, self.view.offsets, self.view.search
+        self.put_topic, self.delete_topic = self.topics.put_topic, self.topics.delete_topic
+        self.put_group, self.delete_group = self.topics.put_group, self.topics.delete_group
+        self.commit_offsets = self.topics.commit_offsets
 
     def start_keeper(self) -> None:
         """Starts a helper thread that zeroes the log's segments ahead of use, until the broker is closed."""
@@ -169,15 +160,10 @@ class Broker:
 
     def _fresh_fold(self, fixed: dict[str, int]) -> Fold:
         return Fold(
-            self._disk,
-            self.log.read,
-            self._segments.shift,
-            fixed["queue_file_rows"],
-            self.limits.queue_tail_rows,
-            far_block_rows=fixed["far_block_rows"],
-            rows_by_column=self.limits.rows_by_column,
+            self._disk, self.log.read, self._segments.shift, fixed["queue_file_rows"], self.limits.queue_tail_rows,
+            far_block_rows=fixed["far_block_rows"], rows_by_column=self.limits.rows_by_column,
             count_seconds=self.settings.due_second_messages_max > 0,
-        )
+        )  # fmt: skip
 
     @property
     def settings(self) -> Settings:
@@ -315,50 +301,7 @@ class Broker:
         self._writer.flush()
         raise_if_refused(ticket.answer)
 
-    # -- topics, groups, offsets --------------------------------------------------------------------------------
-
-    def put_topic(
-        self,
-        name: str,
-        at_ms: int,
-        *,
-        read_queue_count: int = 8,
-        write_queue_count: int = 8,
-        perm: int = 6,
-        attributes: Mapping[str, str] | None = None,
-    ) -> None:
-        """Creates a topic or changes it; durable on return."""
-        self.topics.put_topic(
-            name, at_ms, read_queue_count=read_queue_count, write_queue_count=write_queue_count,
-            perm=perm, attributes=attributes or {},
-        )  # fmt: skip
-
-    def delete_topic(self, name: str, at_ms: int) -> int:
-        """Deletes a topic and cancels what waits for it; durable on return. Returns how many messages waited in the
-        wheel and the far queue.
-        """
-        return self.topics.delete_topic(name, at_ms)
-
-    def put_group(self, name: str, settings: Mapping[str, Any], at_ms: int) -> None:
-        """Creates a group or changes its settings, which are plain JSON; durable on return."""
-        self.topics.put_group(name, settings, at_ms)
-
-    def delete_group(self, name: str, at_ms: int) -> None:
-        self.topics.delete_group(name, at_ms)
-
-    def commit_offsets(self, group: str, offsets: Sequence[tuple[str, int, int]], at_ms: int) -> Ticket:
-        """Commits (topic, queue id, offset) for a group."""
-        return self.topics.commit_offsets(group, offsets, at_ms)
-
     # -- reading ------------------------------------------------------------------------------------------------
-
-    def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """Returns the smallest offset that is there, and the next one that will be given."""
-        return self.view.offsets(topic, queue_id)
-
-    def search(self, topic: str, queue_id: int, at_ms: int) -> int:
-        """Returns the first offset that became visible at or after an instant; the next one where none did."""
-        return self.view.search(topic, queue_id, at_ms)
 
     def read_record(self, offset: int) -> bytes:
         """Returns the record of a message at an offset of the log or a chunk, visible or not; empty where there is
@@ -375,15 +318,9 @@ class Broker:
         return self._lookup.find_at(offset, store_host) if self._may_be_looked_at(offset) else iter(())
 
     def find(
-        self,
-        topic: str,
-        key: str,
-        *,
-        by: str = "any",
-        begin_ms: int = 0,
-        end_ms: int = NEVER,
+        self, topic: str, key: str, *, by: str = "any", begin_ms: int = 0, end_ms: int = NEVER,
         store_host: Host | None = None,
-    ) -> Iterator[Found | None]:
+    ) -> Iterator[Found | None]:  # fmt: skip
         """Finds the messages of a topic and key, visible or not, newest first, in steps of a fraction of a millisecond:
         yields a Found or None for each. `by` is "unique", "key" or "any"; the instants bound when a message was stored,
         waited or became visible. Raises TopicNotFound, UsageError.

@@ -86,9 +86,7 @@ class PopTicket(Ticket):
 
     def __init__(self, leases: "LeaseCalls", plan: "PopPlan", at_ms: int) -> None:
         super().__init__()
-        self._leases = leases
-        self._plan = plan
-        self._at_ms = at_ms
+        self._leases, self._plan, self._at_ms = leases, plan, at_ms
 
     def settle(self, answers: list[list[int]]) -> None:
         """The pop is applied: the fold has answered how often each message was given before."""
@@ -105,8 +103,7 @@ class LeaseTicket(Ticket):
 
     def __init__(self, picker: "Picker", keys: list[Key], answer: Any = None) -> None:
         super().__init__()
-        self._picker = picker
-        self.keys = keys
+        self._picker, self.keys = picker, keys
         self._answer = answer  # instead of the fold's
 
     def settle(self, answers: list[Any]) -> None:
@@ -120,12 +117,8 @@ class LeaseCalls:
     def __init__(
         self, fold: Fold, writer: Writer, sending: SendCalls, view: View, topics: TopicCalls, settings: CurrentSettings
     ) -> None:
-        self._fold = fold
-        self._writer = writer
-        self._sending = sending
-        self._view = view
-        self._topics = topics
-        self._settings = settings
+        self._fold, self._writer, self._sending, self._view = fold, writer, sending, view
+        self._topics, self._settings = topics, settings
         self._picker = Picker(fold)
 
     # -- popping ------------------------------------------------------------------------------------------------
@@ -209,12 +202,9 @@ class LeaseCalls:
             lost = {"group": group, "messages": [[number, handle.offset, handle.popped_at_ms]]}
             return self._write(LeaseTicket(self._picker, [key], answer=False), ACK, lost, at_ms)
         body = {
-            "group": group,
-            "number": number,
-            "offset": handle.offset,
-            "popped_at_ms": handle.popped_at_ms,
+            "group": group, "number": number, "offset": handle.offset, "popped_at_ms": handle.popped_at_ms,
             "invisible_ms": invisible_ms,
-        }
+        }  # fmt: skip
         return self._write(LeaseTicket(self._picker, [key]), INVISIBLE, body, at_ms)
 
     def _queue_number(self, handle: LeaseHandle) -> int:
@@ -254,13 +244,10 @@ class LeaseCalls:
 def _pop_record(plan: "PopPlan") -> dict[str, Any]:
     request = plan.request
     return {
-        "group": request.group,
-        "invisible_ms": request.invisible_ms,
-        "times_max": request.times_max,
-        "messages": [[pick.number, pick.offset, pick.place, pick.size] for pick in plan.picks],
-        "lost": plan.lost,
+        "group": request.group, "invisible_ms": request.invisible_ms, "times_max": request.times_max,
+        "messages": [[pick.number, pick.offset, pick.place, pick.size] for pick in plan.picks], "lost": plan.lost,
         "offsets": [[request.topic, queue_id, offset] for (queue_id, _), offset in plan.next.items()],
-    }
+    }  # fmt: skip
 
 
 # -- which messages a pop gives ----------------------------------------------------------------------------------
@@ -380,8 +367,7 @@ class Picker:
         numbers = self._fold.topics.get(request.topic).numbers
         queues = [(queue_id, self._fold.queues[numbers[queue_id]]) for queue_id in request.queue_ids]
         if request.in_order:
-            group = request.group
-            queues = [(queue_id, queue) for queue_id, queue in queues if not self._is_away(group, queue.number)]
+            queues = [(queue_id, queue) for queue_id, queue in queues if not self._is_away(request, queue.number)]
         for queue_id, queue in queues:
             self._pick_ready(plan, queue_id, queue)
         for queue_id, queue in queues:
@@ -389,12 +375,12 @@ class Picker:
                 self._pick_new(plan, queue_id, queue)
         return plan
 
-    def _is_away(self, group: str, number: int) -> bool:
+    def _is_away(self, request: PopRequest, number: int) -> bool:
         """Whether the group has, or was promised, a message of that queue."""
-        if (group, number) in self._fold.leases.leased:
-            return True
-        on_their_way = chain(self._promised, self._touched)
-        return any(key[0] == group and key[1] == number for key in on_their_way)
+        place = (request.group, number)
+        return place in self._fold.leases.leased or any(
+            key[:2] == place for key in chain(self._promised, self._touched)
+        )
 
     def _pick_ready(self, plan: PopPlan, queue_id: int, queue: Queue) -> None:
         group, number = plan.request.group, queue.number
@@ -414,14 +400,21 @@ class Picker:
                 plan.lost.append((number, offset))
 
     def _pick_new(self, plan: PopPlan, queue_id: int, queue: Queue) -> None:
-        request = plan.request
-        begin = self._begin(request, queue_id, queue)
-        since, end = self._passed.get((request.group, queue.number), (begin, begin))
+        group, leases = plan.request.group, self._fold.leases
+        begin = self._begin(plan.request, queue_id, queue)
+        since, end = self._passed.get((group, queue.number), (begin, begin))
         start = end if since == begin else begin
-        room = self._room(plan)
+        own = plan.popped_max - leases.counts.get(group, 0) - self._promised_new.get(group, 0)
+        promised = sum(self._promised_new.values())
+        room = min(own, plan.entries_max - self._fold.wheel.count - len(leases.by_key) - promised) - plan.new_count
         while start < queue.length:
             if room <= 0:
-                self._refuse_if_nothing(plan)
+                if plan.is_nothing:
+                    raise PopsFull(
+                        f"group {group!r} has {leases.counts.get(group, 0)} messages that it has not acknowledged "
+                        f"(group_popped_max: {plan.popped_max}), all groups have {len(leases.by_key)} (with what is "
+                        f"due soon, wheel_entries_max: {plan.entries_max})"
+                    )
                 break
             count_before = len(plan.picks)
             start = self._pick_range(plan, queue_id, queue, start, room)
@@ -447,22 +440,6 @@ class Picker:
             plan.add(pick, record)
             room -= 1
         return stop
-
-    def _room(self, plan: PopPlan) -> int:
-        group, leases, new_count = plan.request.group, self._fold.leases, plan.new_count
-        own = plan.popped_max - leases.counts.get(group, 0) - self._promised_new.get(group, 0)
-        promised = sum(self._promised_new.values())
-        return min(own, plan.entries_max - self._fold.wheel.count - len(leases.by_key) - promised) - new_count
-
-    def _refuse_if_nothing(self, plan: PopPlan) -> None:
-        if not plan.is_nothing:
-            return
-        count = self._fold.leases.counts.get(plan.request.group, 0)
-        raise PopsFull(
-            f"group {plan.request.group!r} has {count} messages that it has not acknowledged (group_popped_max: "
-            f"{plan.popped_max}), all groups have {len(self._fold.leases.by_key)} (with what is due soon, "
-            f"wheel_entries_max: {plan.entries_max})"
-        )
 
     def _move(self, plan: PopPlan, queue_id: int, number: int, begin: int, end: int) -> None:
         """Moves the group past what was looked at. Passing over messages alone is not worth a record: it is remembered

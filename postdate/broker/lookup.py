@@ -99,9 +99,7 @@ class Lookup:
     """Looks messages up in one fold. `levels` says what a delay level means where nothing else does."""
 
     def __init__(self, fold: Fold, levels: DelayLevels, record_bytes_max: int) -> None:
-        self._fold = fold
-        self._levels = levels
-        self._record_bytes_max = record_bytes_max
+        self._fold, self._levels, self._record_bytes_max = fold, levels, record_bytes_max
         # By hash of a key that was sought: where its messages are, except in far rows from the second number on.
         self._sought: dict[int, tuple[list[int], int]] = {}
 
@@ -319,18 +317,14 @@ class Lookup:
             return (yield from self._staged_place(seen, staged))
         if seen.due_at_ms <= seen.stored_at_ms:
             return _Place(State.UNKNOWN, (seen.offset,))
-        number, row = self._far_row(seen.arrival)
+        rows = self._fold.far.rows
+        number = rows.search("arrival", seen.arrival, "left")
+        row = rows.read(number, number + 1)
+        number, row = number, row[row["arrival"] == seen.arrival]
         yield
         if len(row):
             return (yield from self._far_place(seen, number, row))
         return (yield from self._single_place(seen))
-
-    def _far_row(self, arrival: int) -> tuple[int, np.ndarray]:
-        """Returns the number of a message's far row, and the row; an empty array where it never was far."""
-        rows = self._fold.far.rows
-        number = rows.search("arrival", arrival, "left")
-        row = rows.read(number, number + 1)
-        return number, row[row["arrival"] == arrival]
 
     def _far_place(self, seen: Found, number: int, row: np.ndarray) -> Steps[_Place]:
         if self._fold.far.waits(row, number)[0]:

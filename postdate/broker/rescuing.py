@@ -23,10 +23,7 @@ class Rescuer:
     """Watches how far ahead the pipeline is, and writes rescues."""
 
     def __init__(self, log: Log, fold: Fold, writer: Writer, settings: CurrentSettings) -> None:
-        self._log = log
-        self._fold = fold
-        self._writer = writer
-        self._settings = settings
+        self._log, self._fold, self._writer, self._settings = log, fold, writer, settings
         rescue_lead_ms, lead_ms = settings.limits.rescue_lead_ms, settings.now.lead_ms
         if rescue_lead_ms >= lead_ms:
             raise UsageError(
@@ -89,11 +86,9 @@ class Rescuer:
         within rescue_lead_ms, and all that are due within the lead where it is late; and what is due a little later, so
         that rescues are few. Raises DiskFull, LogFailed.
         """
-        if self.next_at_ms <= at_ms and not self.is_under_way:
-            self._write(at_ms)
-
-    def _write(self, at_ms: int) -> None:
-        """Plans until something is found: a plan looks at a bounded number of blocks, and may find nothing there."""
+        if self.next_at_ms > at_ms or self.is_under_way:
+            return
+        # Plans until something is found: a plan looks at a bounded number of blocks, and may find nothing there.
         for _ in range(self._settings.limits.rescue_blocks_max):
             rescues = self._plan(at_ms)
             for rescue in rescues:

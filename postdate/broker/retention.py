@@ -33,29 +33,15 @@ class Retention:
     """
 
     def __init__(
-        self,
-        disk: Disk,
-        log: Log,
-        fold: Fold,
-        writer: Writer,
-        leases: LeaseCalls,
-        rescuer: Rescuer,
-        settings: CurrentSettings,
-        *,
-        loaded: Kept | None,
-        replayed_count: int,
-    ) -> None:
-        self._disk = disk
-        self._log = log
-        self._fold = fold
-        self._writer = writer
-        self._leases = leases
-        self._rescuer = rescuer
-        self._settings = settings
+        self, disk: Disk, log: Log, fold: Fold, writer: Writer, leases: LeaseCalls, rescuer: Rescuer,
+        settings: CurrentSettings, *, loaded: Kept | None, replayed_count: int,
+    ) -> None:  # fmt: skip
+        self._disk, self._log, self._fold, self._writer = disk, log, fold, writer
+        self._leases, self._rescuer, self._settings = leases, rescuer, settings
         self._snapshots = [] if loaded is None else [loaded]  # newest last
         self._replayed_count = replayed_count
         self._saved_count = 0  # of the batches that were replayed or applied, those that the last snapshot has
-        self._is_taking = False
+        self.is_taking_snapshot = False
 
     # -- snapshots ----------------------------------------------------------------------------------------------
 
@@ -81,24 +67,20 @@ class Retention:
 
     def take_snapshot(self) -> Iterator[saved.Step]:
         """Takes a snapshot in small steps, see saved.take. The caller goes on working between the steps."""
-        if self._is_taking:
+        if self.is_taking_snapshot:
             raise UsageError("a snapshot is being taken already")
         if self._writer.broken is not None:
             raise self._writer.broken
         taken, batch_count = saved.kept_of(self._fold), self._batch_count
         if self._snapshots and self._snapshots[-1].position == taken.position:
             return
-        self._is_taking = True
+        self.is_taking_snapshot = True
         try:
             yield from saved.take(self._disk, self._fold, self._log.flush)
             self._snapshots = [*self._snapshots, taken][-snapshot.KEPT :]
             self._saved_count = batch_count
         finally:
-            self._is_taking = False
-
-    @property
-    def is_taking_snapshot(self) -> bool:
-        return self._is_taking
+            self.is_taking_snapshot = False
 
     # -- removing -----------------------------------------------------------------------------------------------
 
@@ -182,24 +164,17 @@ def _shorten_rows(log: Log, fold: Fold, older: Kept, seen_before_ms: int) -> Non
     gone = fold.far.rows.search("arrival", log.start, "left")
     # Without a pipeline nothing is ever taken; then what has no record was rescued.
     fold.far.forget(min(gone, older.taken) if fold.far.epoch else gone)
-    fold.index.forget(_first_young(log, fold, seen_before_ms))
-    for rows in fold.all_rows():
-        rows.remove_files(older.lengths.get(rows.folder, 0))
-
-
-def _first_young(log: Log, fold: Fold, seen_before_ms: int) -> int:
-    """Returns where the young segments begin that reach the end of the log without a gap.
-
-    The index does not reach further back: one message that waits a year, or became visible yesterday after one, would
-    keep the keys of everything that came since. A message that waits that long is a row of the far queue, and found
-    there.
-    """
+    # The young segments that reach the end of the log without a gap begin at `first`. The index does not reach
+    # further back: one message that waits a year, or became visible yesterday after one, would keep the keys of
+    # everything that came since. A message that waits that long is a row of the far queue, and found there.
     first = log.end >> log.segment_shift
     for number in reversed(log.segment_numbers()):
         if number < first - 1 or (number < first and fold.references.seen.get(number, 0) <= seen_before_ms):
             break
         first = min(first, number)
-    return first << log.segment_shift
+    fold.index.forget(first << log.segment_shift)
+    for rows in fold.all_rows():
+        rows.remove_files(older.lengths.get(rows.folder, 0))
 
 
 def forget_dead_entries(log: Log, fold: Fold) -> None:

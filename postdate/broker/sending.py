@@ -50,9 +50,7 @@ class SendCalls:
     """Prepares messages and writes them."""
 
     def __init__(self, fold: Fold, writer: Writer, settings: CurrentSettings, store_host: Host) -> None:
-        self._fold = fold
-        self._writer = writer
-        self._settings = settings
+        self._fold, self._writer, self._settings = fold, writer, settings
         self._properties_bytes_max = settings.limits.properties_bytes_max
         self._store_host = store_host
         self.levels = DelayLevels.parse(settings.now.message_delay_level)
@@ -95,19 +93,11 @@ class SendCalls:
         return _NEW(
             Prepared,
             (
-                message,
-                shape,
-                shape.fixed_bytes + len(body) + len(encoded_properties),
-                level,
-                topic.numbers[queue_id],
-                due_at_ms,
-                key_hash(unique) if unique else 0,
-                key_hash(first) if first else 0,
-                tag_hash(tags) if tags else 0,
-                unique,
-                flags,
+                message, shape, shape.fixed_bytes + len(body) + len(encoded_properties), level, topic.numbers[queue_id],
+                due_at_ms, key_hash(unique) if unique else 0, key_hash(first) if first else 0,
+                tag_hash(tags) if tags else 0, unique, flags,
             ),
-        )
+        )  # fmt: skip
 
     def _refuse_fields(self, message: Message, topic: Topic) -> NoReturn:
         check_message(message, self._settings.now.body_bytes_max, self._properties_bytes_max)

@@ -11,5 +11,4 @@ class CurrentSettings:
     __slots__ = ("limits", "now")
 
     def __init__(self, now: Settings, limits: Limits) -> None:
-        self.now = now
-        self.limits = limits
+        self.now, self.limits = now, limits

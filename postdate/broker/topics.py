@@ -25,33 +25,18 @@ class TopicCalls:
     """Makes, changes and deletes topics and groups, and commits offsets."""
 
     def __init__(
-        self,
-        fold: Fold,
-        writer: Writer,
-        sending: SendCalls,
-        view: View,
-        cancels: CancelCalls,
+        self, fold: Fold, writer: Writer, sending: SendCalls, view: View, cancels: CancelCalls,
         settings: CurrentSettings,
-    ) -> None:
-        self._fold = fold
-        self._writer = writer
-        self._sending = sending
-        self._view = view
-        self._cancels = cancels
-        self._settings = settings
+    ) -> None:  # fmt: skip
+        self._fold, self._writer, self._sending, self._view = fold, writer, sending, view
+        self._cancels, self._settings = cancels, settings
 
     # -- topics -------------------------------------------------------------------------------------------------
 
     def put_topic(
-        self,
-        name: str,
-        at_ms: int,
-        *,
-        read_queue_count: int,
-        write_queue_count: int,
-        perm: int,
-        attributes: Mapping[str, str],
-    ) -> None:
+        self, name: str, at_ms: int, *, read_queue_count: int = 8, write_queue_count: int = 8, perm: int = 6,
+        attributes: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         """Creates a topic or changes it; durable on return."""
         check_topic(name)
         refuse_system_topic(name)
@@ -64,22 +49,18 @@ class TopicCalls:
         topics, limit = self._fold.topics.by_name, self._settings.now.topics_max
         if name not in topics and len(topics) > limit:  # one of them is SCHEDULE_TOPIC_XXXX, which is nobody's
             raise FlowControl(f"topics_max: there are {limit} topics, the limit; delete some first")
-        self._admit_queues(name, max(read_queue_count, write_queue_count))
-        self.check_size(f"the attributes of topic {name!r}", attributes)
-        body = {"op": "put", "name": name, "read": read_queue_count, "write": write_queue_count, "perm": perm}
-        self._writer.write_system(TOPIC, {**body, "attributes": dict(attributes)}, at_ms)
-        self._writer.flush()
-        self._sending.forget_topics()
-
-    def _admit_queues(self, name: str, queue_count: int) -> None:
-        """Raises FlowControl. A queue's number is never given again, so the queues of deleted topics count, too."""
-        known = self._fold.topics.by_name.get(name)
-        fresh_count = queue_count - (len(known.numbers) if known else 0)
-        count, limit = len(self._fold.topics.places), self._settings.limits.queues_max
+        # A queue's number is never given again, so the queues of deleted topics count, too.
+        known, count, limit = topics.get(name), len(self._fold.topics.places), self._settings.limits.queues_max
+        fresh_count = max(read_queue_count, write_queue_count) - (len(known.numbers) if known else 0)
         if fresh_count > 0 and count + fresh_count > limit:
             raise FlowControl(
                 f"queues_max: {count} queues were made, {fresh_count} more would exceed the limit of {limit}"
             )
+        self.check_size(f"the attributes of topic {name!r}", attributes or {})
+        body = {"op": "put", "name": name, "read": read_queue_count, "write": write_queue_count, "perm": perm}
+        self._writer.write_system(TOPIC, {**body, "attributes": dict(attributes or {})}, at_ms)
+        self._writer.flush()
+        self._sending.forget_topics()
 
     def delete_topic(self, name: str, at_ms: int) -> int:
         """Deletes a topic and cancels what waits for it; durable on return. Returns how many messages waited in the

@@ -36,24 +36,9 @@ from postdate.storage.segment import Segments
 
 # The answers are made of these constants and plain values of the state: those above import them from here.
 __all__ = [
-    "CANCEL",
-    "FAILED",
-    "PERM_INHERIT",
-    "PERM_READ",
-    "PERM_WRITE",
-    "SCHEDULE_TOPIC",
-    "FarState",
-    "Job",
-    "Key",
-    "Lease",
-    "PullStatus",
-    "Pulled",
-    "Tombstone",
-    "TopicInfo",
-    "View",
-    "Waiting",
-    "WaitingCounts",
-]
+    "CANCEL", "FAILED", "PERM_INHERIT", "PERM_READ", "PERM_WRITE", "SCHEDULE_TOPIC", "FarState", "Job", "Key",
+    "Lease", "PullStatus", "Pulled", "Tombstone", "TopicInfo", "View", "Waiting", "WaitingCounts",
+]  # fmt: skip
 
 
 class PullStatus(enum.Enum):
@@ -125,9 +110,7 @@ class View:
     """Answers questions about one broker's state."""
 
     def __init__(self, fold: Fold, log: Log, segments: Segments) -> None:
-        self._fold = fold
-        self._log = log
-        self._segments = segments
+        self._fold, self._log, self._segments = fold, log, segments
 
     # -- topics -------------------------------------------------------------------------------------------------
 
@@ -361,16 +344,9 @@ class View:
     # -- pulling ------------------------------------------------------------------------------------------------
 
     def pull(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        *,
-        count_max: int = 32,
-        bytes_max: int = 256 * 1024,
-        tag_hashes: frozenset[int] | None = None,
-        store_host: Host | None = None,
-    ) -> Pulled:
+        self, topic: str, queue_id: int, offset: int, *, count_max: int = 32, bytes_max: int = 256 * 1024,
+        tag_hashes: frozenset[int] | None = None, store_host: Host | None = None,
+    ) -> Pulled:  # fmt: skip
         """Reads visible messages from an offset on, at least one if there is one, as their consumer reads them.
 
         `store_host` is where the consumer reaches the broker; without it, the address at which they were stored.
@@ -388,15 +364,9 @@ class View:
         return Pulled(PullStatus.FOUND if body else PullStatus.NO_MATCH, next_offset, low, high, body, count)
 
     def _collect(
-        self,
-        queue: Queue,
-        queue_id: int,
-        offset: int,
-        count_max: int,
-        bytes_max: int,
-        tag_hashes: frozenset[int] | None,
-        store_host: Host | None,
-    ) -> tuple[bytes, int, int]:
+        self, queue: Queue, queue_id: int, offset: int, count_max: int, bytes_max: int,
+        tag_hashes: frozenset[int] | None, store_host: Host | None,
+    ) -> tuple[bytes, int, int]:  # fmt: skip
         """Returns the records from an offset on that pass the filter, as their consumer sees them, where to go on, and
         how many they are.
 

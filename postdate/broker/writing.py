@@ -70,10 +70,7 @@ class Writer:
     """Writes batches to the log and applies them to the fold."""
 
     def __init__(self, log: Log, fold: Fold, packer: Packer, *, is_async: bool) -> None:
-        self._log = log
-        self._fold = fold
-        self._packer = packer
-        self._is_async = is_async
+        self._log, self._fold, self._packer, self._is_async = log, fold, packer, is_async
         self._pending: deque[tuple[Batch, Ticket]] = deque()
         self.broken: LogFailed | None = None  # why the fold must not go on
         self.applied_count = 0  # batches
