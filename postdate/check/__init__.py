@@ -83,7 +83,13 @@ def _check(folder: Folder) -> None:
     log.run()
     refold.finish(log.end)
     tables = Tables(folder, refold.fold)
-    index = _index(folder, tables, log, refold)
+    logged = log.collected.known_records()
+    staged = [
+        check_chunk(folder, base, name, refold.staged_at.get(base, NEVER), log.places) for base, name in tables.chunks()
+    ]
+    folder.report.count("messages in the log", int((logged["kind"] == MESSAGE).sum()))
+    folder.report.count("system records in the log", int((logged["kind"] != MESSAGE).sum()))
+    index = Index([logged, *[known for known in staged if known is not None]])
     for problem in log.places.problems(tables.places):
         folder.report.find(problem)
     pointers = Pointers(folder, tables, index, log)
@@ -96,14 +102,3 @@ def _check(folder: Folder) -> None:
         from postdate.check.table import check_table  # a folder without a table needs no pyarrow
 
         check_table(folder, path, tables, refold, index)
-
-
-def _index(folder: Folder, tables: Tables, log: LogCheck, refold: Refold) -> Index:
-    """What is known of all records, in the log and in chunks."""
-    logged = log.collected.known_records()
-    staged = [
-        check_chunk(folder, base, name, refold.staged_at.get(base, NEVER), log.places) for base, name in tables.chunks()
-    ]
-    folder.report.count("messages in the log", int((logged["kind"] == MESSAGE).sum()))
-    folder.report.count("system records in the log", int((logged["kind"] != MESSAGE).sum()))
-    return Index([logged, *[known for known in staged if known is not None]])

@@ -9,7 +9,7 @@ from postdate.check.folder import Folder, named
 from postdate.check.refold import Refold
 from postdate.check.rows import Pointers, Tables, check_ascending
 from postdate.errors import CorruptQueue, CorruptSelection
-from postdate.state.jobs import RUNNING, Part
+from postdate.state.jobs import RUNNING
 from postdate.storage import selection
 from postdate.storage.batch import MESSAGE
 from postdate.storage.disk import RealDisk
@@ -51,19 +51,16 @@ def check_selections(folder: Folder, refold: Refold) -> None:
     """Checks the selections of jobs, except those that retention removed after the table had followed the job."""
     for job in refold.fold.jobs.all() if refold.fold is not None else []:
         for part in job.parts:
-            if job.state == RUNNING or selection.is_there(folder.disk, part.name):
-                _check_part(folder, part)
-
-
-def _check_part(folder: Folder, part: Part) -> None:
-    try:
-        rows = selection.verify(folder.disk, part.name)
-    except CorruptSelection as error:
-        folder.report.find(str(error))
-        return
-    folder.report.count("selections", 1)
-    if len(rows) != part.rows:
-        folder.report.find(f"{selection.path_of(part.name)}: {len(rows)} rows, the log says {part.rows}")
+            if job.state != RUNNING and not selection.is_there(folder.disk, part.name):
+                continue
+            try:
+                rows = selection.verify(folder.disk, part.name)
+            except CorruptSelection as error:
+                folder.report.find(str(error))
+                continue
+            folder.report.count("selections", 1)
+            if len(rows) != part.rows:
+                folder.report.find(f"{selection.path_of(part.name)}: {len(rows)} rows, the log says {part.rows}")
 
 
 def find_local_table(folder: Folder, refold: Refold) -> Path | None:

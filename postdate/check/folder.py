@@ -1,6 +1,5 @@
 """The folder under check: its segments, its readable snapshots, and its rows against the checksums in them."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -55,12 +54,6 @@ class Saved:
 
     def chunk_names(self) -> dict[int, str]:
         return dict(self.state["chunks"])
-
-
-def read(disk: Disk, position: int) -> Saved:
-    """Raises CorruptSnapshot."""
-    sections = snapshot.read(disk, position)
-    return Saved(position, sections, read_state(sections))
 
 
 def entries_folder(number: int) -> str:
@@ -134,24 +127,17 @@ class Folder:
 
 def opened(disk: Disk, fixed: dict[str, int], report: Report) -> Folder:
     """Opens the folder with its snapshots and segments; reports those that cannot be used, and leaves them out."""
-    saved = list(_readable_snapshots(disk, report))
-    report.count("snapshots read", len(saved))
-    segments = Segments(disk, fixed["segment_bytes"])
-    _drop_misshapen(disk, segments, report)
-    return Folder(disk, fixed, segments, report, saved)
-
-
-def _readable_snapshots(disk: Disk, report: Report) -> Iterator[Saved]:
+    saved: list[Saved] = []
     for position in snapshot.positions(disk):
         try:
-            yield read(disk, position)
+            sections = snapshot.read(disk, position)
+            saved.append(Saved(position, sections, read_state(sections)))
         except CorruptSnapshot as error:
             report.find(str(error))
-
-
-def _drop_misshapen(disk: Disk, segments: Segments, report: Report) -> None:
-    """Reports segments of a wrong size, and leaves out empty ones: they cannot be mapped."""
+    report.count("snapshots read", len(saved))
+    segments = Segments(disk, fixed["segment_bytes"])
     expected = segments.segment_bytes
+    # Segments of a wrong size are reported, and empty ones left out: they cannot be mapped.
     for base in list(segments.bases):
         size = disk.size(segment.path_of(base))
         if size != expected:
@@ -160,6 +146,7 @@ def _drop_misshapen(disk: Disk, segments: Segments, report: Report) -> None:
             report.find(f"{segment.path_of(base)}: no segment begins at {base}")
         if size == 0 or base % expected:
             segments.bases.remove(base)
+    return Folder(disk, fixed, segments, report, saved)
 
 
 def dtype_of(name: str) -> np.dtype:
@@ -180,19 +167,17 @@ def check_sums(folder: Folder) -> None:
             rows = folder.rows(saved, name)
             try:
                 rows.check_files()
-                _check_blocks(folder.report, saved, rows, sums)
+                for block, expected in enumerate(sums):
+                    found = rows.block_sum(block, rows.length) if expected else 0
+                    if not found:
+                        continue  # retention has let go of rows in it, or there is no such block
+                    folder.report.count("blocks of rows equal to their checksum", 1)
+                    if found != expected:
+                        start, stop = block * BLOCK_ROWS, min((block + 1) * BLOCK_ROWS, rows.length)
+                        first, *_, last = [*rows.paths(start, start + 1), *rows.paths(stop - 1, stop)]
+                        paths = first if first == last else f"{first} and {last}"
+                        folder.report.find(
+                            f"{paths}: rows {start} to {stop - 1} are not as {saved.path} knew them (checksum)"
+                        )
             except CorruptQueue as error:
                 folder.report.find(str(error))
-
-
-def _check_blocks(report: Report, saved: Saved, rows: Rows, sums: list[int]) -> None:
-    for block, expected in enumerate(sums):
-        found = rows.block_sum(block, rows.length) if expected else 0
-        if not found:
-            continue  # retention has let go of rows in it, or there is no such block
-        report.count("blocks of rows equal to their checksum", 1)
-        if found != expected:
-            start, stop = block * BLOCK_ROWS, min((block + 1) * BLOCK_ROWS, rows.length)
-            first, *_, last = [*rows.paths(start, start + 1), *rows.paths(stop - 1, stop)]
-            paths = first if first == last else f"{first} and {last}"
-            report.find(f"{paths}: rows {start} to {stop - 1} are not as {saved.path} knew them (checksum)")

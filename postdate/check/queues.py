@@ -72,7 +72,12 @@ class QueueCheck:
         self._check_entries(entries)
         visible = self._visible(entries, times_first, times)
         if visible is not None:
-            self._check_due(entries, visible)
+            self._report.find_each(
+                found & (visible < known["due"]),
+                lambda hit: (
+                    f"{entries.place(hit)}: it became visible at {visible[hit]}, before its due {known['due'][hit]}"
+                ),
+            )
             self._check_order(entries, visible)
         self._identities.append(np.where(found, known["identity"], rows["offset"]))
         self._owners.append(np.stack([np.full(len(rows), number), entries.offsets], axis=1))
@@ -92,16 +97,14 @@ class QueueCheck:
                 f"{entries.place(hit)}: its tag hash is {rows['tag'][hit]}, the record's {known['tag_hash'][hit]}"
             ),
         )
+        # A queue that is gone hands its messages to another one of its topic, never to another topic.
+        queue = known["queue"]
+        fits: np.ndarray = (queue >= 0) & (queue < len(self._topic_of))
+        fits[fits] = self._topic_of[queue[fits]] == self._topic_of[entries.number]
         self._report.find_each(
-            found & ~self._of_topic(known["queue"], entries.number),
+            found & ~fits,
             lambda hit: f"{entries.place(hit)}: the record at {known['offset'][hit]} is of another topic",
         )
-
-    def _of_topic(self, queue: np.ndarray, number: int) -> np.ndarray:
-        """A queue that is gone hands its messages to another one of its topic, never to another topic."""
-        fits: np.ndarray = (queue >= 0) & (queue < len(self._topic_of))
-        fits[fits] = self._topic_of[queue[fits]] == self._topic_of[number]
-        return fits
 
     def _check_level_entries(self, entries: _Entries) -> None:
         """SCHEDULE_TOPIC_XXXX indexes every level message when it comes, with its due in the tag."""
@@ -139,15 +142,6 @@ class QueueCheck:
             return None
         instants: np.ndarray = times["at_ms"][np.maximum(index, 0)]
         return instants
-
-    def _check_due(self, entries: _Entries, visible: np.ndarray) -> None:
-        known = entries.known
-        self._report.find_each(
-            entries.found & (visible < known["due"]),
-            lambda hit: (
-                f"{entries.place(hit)}: it became visible at {visible[hit]}, before its due {known['due'][hit]}"
-            ),
-        )
 
     def _check_order(self, entries: _Entries, visible: np.ndarray) -> None:
         """In (due, arrival) order, unless it came too late for that."""

@@ -10,7 +10,7 @@ move (saved.LOCAL_FAR_STATE, where rows begin), and what retention makes a broke
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from postdate.state import saved as recovery
 from postdate.state.fold import Fold
 from postdate.storage import segment
 from postdate.storage.batch import KIND_FILLER, STAGE, Batch
-from postdate.storage.disk import Data, Disk, File, LockedFolder, View
+from postdate.storage.disk import Data, Disk, View
 from postdate.storage.layout import SINGLE, SLOT_HEAD
 from postdate.storage.log import Log
 from postdate.storage.rows import Rows
@@ -128,8 +128,14 @@ class Refold:
         self._report.find_each(np.ones(len(sentences), np.bool_), sentences.__getitem__)
         slots = slots_of(self.fold)
         self._report.count("waiting messages equal to the log", sum(map(len, slots.values())))
-        for sentence in slot_differences(saved, slots):
-            self._report.find(f"{saved.path}: {sentence}")
+        kept, none = _slots(saved.slots()), np.empty(0, SINGLE)
+        for due_at_ms in sorted(kept.keys() | slots.keys()):
+            own, other = kept.get(due_at_ms, none), slots.get(due_at_ms, none)
+            if own.tobytes() != other.tobytes():
+                self._report.find(
+                    f"{saved.path}: the slot due at {due_at_ms} has {len(own)} entries that are not the {len(other)} "
+                    "which the log gives"
+                )
         self._report.count("snapshots equal to the log", 1)
 
     # -- against the files --------------------------------------------------------------------------------------
@@ -143,7 +149,12 @@ class Refold:
         lengths = newest.lengths if newest else {}
         for rows in self._all_rows():
             self._compare_rows(rows, lengths.get(rows.folder, 0))
-        self._check_held()
+        held = self.fold.references.held if self.fold is not None and not self.is_stopped else {}
+        segments = self._folder.segments
+        for number, count in held.items():
+            if number << segments.shift not in segments.bases:
+                path = segment.path_of(number << segments.shift)
+                self._report.find(f"{path} is missing, and {count} records in it are still needed")
 
     def _all_rows(self) -> Iterator[Rows]:
         if self.fold is not None:
@@ -178,14 +189,6 @@ class Refold:
                 f"{named(found[hit])}, the log gives {named(expected[hit])}"
             ),
         )
-
-    def _check_held(self) -> None:
-        held = self.fold.references.held if self.fold is not None and not self.is_stopped else {}
-        segments = self._folder.segments
-        for number, count in held.items():
-            if number << segments.shift not in segments.bases:
-                path = segment.path_of(number << segments.shift)
-                self._report.find(f"{path} is missing, and {count} records in it are still needed")
 
 
 class Overlay:
@@ -224,30 +227,10 @@ class Overlay:
     def space(self) -> tuple[int, int]:
         return self._disk.space()
 
-    def open(self, path: str) -> File:
-        raise _changes(path)
+    def _refuse(self, *what: object, **_: object) -> NoReturn:
+        raise AssertionError(f"applying a batch only writes rows, it does not touch {what or 'LOCK'}")
 
-    def truncate(self, path: str, size: int) -> None:
-        raise _changes(path, size)
-
-    def sync(self, path: str) -> None:
-        raise _changes(path)
-
-    def rename(self, source: str, target: str) -> None:
-        raise _changes(source, target)
-
-    def remove(self, path: str) -> None:
-        raise _changes(path)
-
-    def sync_folder(self, folder: str) -> None:
-        raise _changes(folder)
-
-    def lock(self) -> LockedFolder:
-        raise _changes("LOCK")
-
-
-def _changes(*what: object) -> AssertionError:
-    return AssertionError(f"applying a batch only writes rows, it does not touch {what}")
+    open = truncate = sync = rename = remove = sync_folder = lock = _refuse
 
 
 _TEXT_MAX = 120  # characters of a value in a finding
@@ -304,18 +287,6 @@ def _differences(name: str, kept: Any, folded: Any) -> Iterator[str]:
 def _shorten(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}..."
-
-
-def slot_differences(saved: Saved, folded: dict[int, np.ndarray]) -> Iterator[str]:
-    """One sentence for each slot of the wheel that differs."""
-    kept = _slots(saved.slots())
-    none = np.empty(0, SINGLE)
-    for due_at_ms in sorted(kept.keys() | folded.keys()):
-        own, other = kept.get(due_at_ms, none), folded.get(due_at_ms, none)
-        if own.tobytes() != other.tobytes():
-            yield (
-                f"the slot due at {due_at_ms} has {len(own)} entries that are not the {len(other)} which the log gives"
-            )
 
 
 def slots_of(fold: Fold) -> dict[int, np.ndarray]:

@@ -27,18 +27,14 @@ class Tables:
 
     def chunks(self) -> list[tuple[int, str]]:
         """The staged chunks that are needed or still there, by base."""
-        names = self._saved_chunks()
+        names, newest = {}, self._folder.newest
+        if newest is not None:
+            waiting = {base for base, _, _ in newest.state["runs"]}
+            saved = newest.chunk_names().items()
+            names = {base: name for base, name in saved if base in waiting or self._folder.has_chunk(name)}
         if self._fold is not None:
             names |= {base: self._fold.chunks.name_of(base) for base in self._fold.chunks.bases()}
         return sorted(names.items())
-
-    def _saved_chunks(self) -> dict[int, str]:
-        newest = self._folder.newest
-        if newest is None:
-            return {}
-        waiting = {base for base, _, _ in newest.state["runs"]}
-        names = newest.chunk_names()
-        return {base: name for base, name in names.items() if base in waiting or self._folder.has_chunk(name)}
 
     def rows(self, name: str) -> tuple[int, np.ndarray]:
         """The number of the first row and the rows. Raises CorruptQueue where a file misses some."""
@@ -73,22 +69,18 @@ class Pointers:
     def follow(self, place: Place, offset: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Finds records as `Index.find` does; reports missing ones, counts those that retention has removed."""
         found, known = self._index.find(offset)
-        needed = self._must_be_there(offset)
-        self._report.count("rows whose record is gone", int((~found & ~needed).sum()))
-        self._report.find_each(
-            ~found & needed, lambda hit: f"{place(hit)}: it points at {offset[hit]}, where no record begins"
-        )
-        return found, known
-
-    def _must_be_there(self, offset: np.ndarray) -> np.ndarray:
         there = np.isin(offset >> self._shift, self._numbers)
         for hole in self._holes:
             there &= (offset < hole.offset) | (offset >= hole.end)
         for base, size in self._chunks:
             there |= (offset >= base) & (offset < base + size)
         never = (offset < 0) | ((offset >= self._log_end) & (offset < CHUNK_BIT)) | (offset >= self._chunk_end)
-        result: np.ndarray = there | never
-        return result
+        needed = there | never
+        self._report.count("rows whose record is gone", int((~found & ~needed).sum()))
+        self._report.find_each(
+            ~found & needed, lambda hit: f"{place(hit)}: it points at {offset[hit]}, where no record begins"
+        )
+        return found, known
 
 
 def check_ascending(report: Report, place: Place, column: np.ndarray, name: str) -> bool:
