@@ -28,8 +28,7 @@ class Alarm:
     """Calls back when the machine's clock reaches the instant that was set last."""
 
     def __init__(self, loop: AbstractEventLoop, ring: Callable[[], None]) -> None:
-        self._loop = loop
-        self._ring = ring
+        self._loop, self._ring = loop, ring
         self._times = _Times()
         self._libc = ctypes.CDLL(None, use_errno=True)  # here, as only Linux has timerfd
         self._fd = self._libc.timerfd_create(_CLOCK_REALTIME, os.O_NONBLOCK | os.O_CLOEXEC)

@@ -35,11 +35,20 @@ def refusal(command: Command, error: Exception) -> bytes:
     return reply(command, code, remark=str(error))
 
 
-def when_settled(connection: Connection, command: Command, answer: Callable[[Any], bytes]) -> Callable[[Ticket], None]:
-    """Returns a callback that answers a request by its ticket's answer, or refuses it by its ticket's error."""
+def when_settled(
+    connection: Connection, command: Command, answer: Callable[[Any], bytes] | None = None
+) -> Callable[[Ticket], None]:
+    """Returns a callback that answers a request by its ticket's answer (by success alone without `answer`), or refuses
+    it by its ticket's error.
+    """
+    asked_by = command.without_content()
 
     def settle(ticket: Ticket) -> None:
-        if not command.is_oneway:
-            connection.write(answer(ticket.answer) if ticket.error is None else refusal(command, ticket.error))
+        if asked_by.is_oneway:
+            return
+        if ticket.error is not None:
+            connection.write(refusal(asked_by, ticket.error))
+        else:
+            connection.write(answer(ticket.answer) if answer else reply(asked_by, codes.SUCCESS))
 
     return settle

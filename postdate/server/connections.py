@@ -25,8 +25,7 @@ class Connections:
     """All connections of one server. Its methods are called on the loop's thread."""
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
-        self._broker = broker
-        self._clock = clock
+        self._broker, self._clock = broker, clock
         self._idle_ns = broker.settings.idle_ms_max * 1_000_000
         self._stalled_ns = broker.limits.stalled_ms_max * 1_000_000
         self._all: set[Connection] = set()

@@ -69,11 +69,12 @@ class Dispatcher:
     """Hands every request to the object that answers it. One serves all listening sockets of a broker."""
 
     def __init__(self, broker: Broker, clock: Clock, address: Address) -> None:
-        self._broker = broker
-        self._clock = clock
+        self._broker, self._clock = broker, clock
         self._turn_ns = broker.limits.turn_ms_max * 1_000_000
         self.address = address
         self.connections = Connections(broker, clock)
+        self.welcome, self.note_unfinished = self.connections.add, self.connections.note_unfinished
+        self.complain = self.connections.complain
         self.sessions = sessions = Sessions(broker, clock.elapsed_ns())
         self.pulse = pulse = Pulse(broker, clock, self._wake)
         creation, tasks = AutoCreation(broker, clock), Tasks(broker, "counts_max")
@@ -84,7 +85,11 @@ class Dispatcher:
         self.pops = Pops(broker, clock, pulse, self.pulls, creation, sessions.meter)
         self.groups = Groups(broker, clock, pulse, sessions, creation, topics, self.pulls)
         self.pipelines = Pipelines(broker, clock, pulse, tasks, sessions.table)
-        self.status = Status(broker, clock, sessions.meter, self._count_clients, self.pipelines)
+        self.status = Status(
+            broker, clock, sessions.meter,
+            lambda: {"connections": len(self.connections), "held_pulls": self.pulls.held_count},
+            self.pipelines,
+        )  # fmt: skip
         objects = {
             "recall": recalls,
             "pop": self.pops,
@@ -114,10 +119,6 @@ class Dispatcher:
         if changes.grown_queues or changes.ready_again or self._broker.view.has_spent_leases:
             self.pops.wake(changes)
 
-    def _count_clients(self) -> Mapping[str, int]:
-        """Returns the figures of the server itself, for operators."""
-        return {"connections": len(self.connections), "held_pulls": self.pulls.held_count}
-
     # -- connections --------------------------------------------------------------------------------------------
 
     @property
@@ -129,10 +130,6 @@ class Dispatcher:
     def limits(self) -> Limits:
         return self._broker.limits
 
-    def welcome(self, connection: Connection) -> bool:
-        """Returns whether there is room for one more connection."""
-        return self.connections.add(connection)
-
     def farewell(self, connection: Connection) -> None:
         """Forgets a connection that has ended, and all that waits for its client."""
         if self.connections.remove(connection):
@@ -141,12 +138,6 @@ class Dispatcher:
             self.groups.drop(connection)
             self.sessions.table.drop(connection)
             self.sessions.questions.drop(connection)
-
-    def note_unfinished(self, size: int) -> None:
-        self.connections.note_unfinished(size)
-
-    def complain(self, text: str, *details: object) -> None:
-        self.connections.complain(text, *details)
 
     # -- requests -----------------------------------------------------------------------------------------------
 

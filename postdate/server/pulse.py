@@ -42,9 +42,7 @@ class Pulse:
     """Drives one broker. All but the flush itself runs on the loop's thread."""
 
     def __init__(self, broker: Broker, clock: Clock, on_settled: Callable[[Changes], None]) -> None:
-        self.broker = broker
-        self.clock = clock
-        self._on_settled = on_settled
+        self.broker, self.clock, self._on_settled = broker, clock, on_settled
         self._loop = asyncio.get_running_loop()
         self._alarm: Alarm | SilentAlarm = (
             SilentAlarm() if isinstance(clock, ManualClock) else Alarm(self._loop, self.ring)

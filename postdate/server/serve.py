@@ -42,8 +42,7 @@ class Server:
     """
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
-        self.broker = broker
-        self._clock = clock
+        self.broker, self._clock = broker, clock
         self._listeners: list[asyncio.Server] = []
         self._timers: list[asyncio.Task[None]] = []
         self._dispatcher: Dispatcher | None = None

@@ -17,8 +17,7 @@ class Tasks:
     """The answers under way, bounded by a setting."""
 
     def __init__(self, broker: Broker, limit: str) -> None:
-        self._broker = broker
-        self._limit = limit
+        self._broker, self._limit = broker, limit
         self._running: set[asyncio.Task[None]] = set()  # the loop itself holds a task weakly
         self._count = 0  # of those without an answer yet
 

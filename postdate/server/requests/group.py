@@ -50,25 +50,15 @@ class Groups:
     """Answers requests about consumer groups, pulls and pops apart."""
 
     def __init__(
-        self,
-        broker: Broker,
-        clock: Clock,
-        pulse: Pulse,
-        sessions: Sessions,
-        creation: AutoCreation,
-        topics: Topics,
+        self, broker: Broker, clock: Clock, pulse: Pulse, sessions: Sessions, creation: AutoCreation, topics: Topics,
         pulls: Pulls,
-    ) -> None:
-        self._broker = broker
-        self._clock = clock
-        self._pulse = pulse
+    ) -> None:  # fmt: skip
+        self._broker, self._clock, self._pulse = broker, clock, pulse
         self._members = sessions.members
         self._senders = sessions.senders
         self._offsets = sessions.offsets
         self._locks = sessions.locks
-        self._creation = creation
-        self._topics = topics
-        self._pulls = pulls
+        self._creation, self._topics, self._pulls = creation, topics, pulls
         self._name = broker.settings.broker_name
 
     # -- members ------------------------------------------------------------------------------------------------
@@ -188,8 +178,7 @@ class Groups:
             self._broker.offsets(topic, queue_id)  # raises for a queue that does not exist
             self._offsets.note(group, topic, queue_id, max(asked["commitOffset"], 0))
             return None
-        offset, asked_by = asked["commitOffset"], command.without_content()
-        answer = when_settled(connection, asked_by, lambda _: reply(asked_by, codes.SUCCESS))
+        offset, answer = asked["commitOffset"], when_settled(connection, command)
         ticket = self._offsets.commit(group, topic, queue_id, offset, self._clock.now_ms())
 
         def settle(ticket: Ticket) -> None:
@@ -240,20 +229,17 @@ class Groups:
         if request.message_model == "BROADCASTING":
             mode, queue_ids = PULL, list(self._all_queues(request.topic))
         elif request.topic.startswith(RETRY_TOPIC_PREFIX) or modes.get(request.topic) == PULL:
-            mode, queue_ids = PULL, list(self._share_of_queues(request))
+            strategy = _STRATEGIES.get(request.strategy)
+            if strategy is None:
+                known = ", ".join(_STRATEGIES)
+                raise UsageError(f"strategy {request.strategy[:100]!r} is unknown, expected one of {known}")
+            client_ids = [member.client_id for member in self._members.of(request.group)]
+            mode, queue_ids = PULL, list(strategy(request.client_id, client_ids, self._all_queues(request.topic)))
         queues = (QueueName(request.topic, self._name, queue_id) for queue_id in queue_ids)
         return reply(command, codes.SUCCESS, body=bodies.encode_assignments(queues, mode))
 
     def _all_queues(self, topic: str) -> Sequence[int]:
         return range(self._creation.promise_topic(topic).read_queue_count)
-
-    def _share_of_queues(self, request: bodies.AssignmentRequest) -> Sequence[int]:
-        strategy = _STRATEGIES.get(request.strategy)
-        if strategy is None:
-            known = ", ".join(_STRATEGIES)
-            raise UsageError(f"strategy {request.strategy[:100]!r} is unknown, expected one of {known}")
-        client_ids = [member.client_id for member in self._members.of(request.group)]
-        return strategy(request.client_id, client_ids, self._all_queues(request.topic))
 
     def set_mode(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
         request = bodies.decode_mode_request(command.body)
@@ -287,9 +273,7 @@ class Groups:
         else:
             topic = self._creation.use_retry_topic(group).name
             message = retry_message(record, topic, origin, times + 1, level or _FIRST_RETRY_LEVEL + times)
-        ticket, asked_by = self._broker.send([message], now_ms), command.without_content()
-        answer = when_settled(connection, asked_by, lambda _: reply(asked_by, codes.SUCCESS))
-        self._pulse.expect(connection, ticket, answer)
+        self._pulse.expect(connection, self._broker.send([message], now_ms), when_settled(connection, command))
         return None
 
     # -- definitions --------------------------------------------------------------------------------------------

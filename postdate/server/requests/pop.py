@@ -43,9 +43,7 @@ class _Held:
     __slots__ = ("ask", "command", "connection", "timer")
 
     def __init__(self, connection: Connection, command: Command, ask: PopRequest) -> None:
-        self.connection = connection
-        self.command = command
-        self.ask = ask
+        self.connection, self.command, self.ask = connection, command, ask
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -70,12 +68,8 @@ class Pops:
     def __init__(
         self, broker: Broker, clock: Clock, pulse: Pulse, pulls: Pulls, creation: AutoCreation, meter: Meter
     ) -> None:
-        self._broker = broker
-        self._clock = clock
-        self._pulse = pulse
-        self._pulls = pulls
-        self._creation = creation
-        self._meter = meter
+        self._broker, self._clock, self._pulse, self._pulls = broker, clock, pulse, pulls
+        self._creation, self._meter = creation, meter
         self._loop = asyncio.get_running_loop()
         self._held: dict[_Place, dict[_Held, None]] = {}
         self._held_of: dict[Connection, dict[_Held, None]] = {}
@@ -116,18 +110,12 @@ class Pops:
             self._turn += 1
             queue_ids = [(self._turn + index) % count for index in range(count)]
         return PopRequest(
-            group,
-            topic.name,
-            queue_ids,
-            min(asked["maxMsgNums"], self._broker.settings.pull_count_max),
-            self._broker.settings.pull_bytes_max,
-            asked["invisibleTime"],
-            retry_times_max(self._broker, group, None),
+            group, topic.name, queue_ids, min(asked["maxMsgNums"], self._broker.settings.pull_count_max),
+            self._broker.settings.pull_bytes_max, asked["invisibleTime"], retry_times_max(self._broker, group, None),
             tag_hashes_of(asked["exp"] or "", asked["expType"] or "TAG"),
-            from_end=asked["initMode"] == codes.POP_FROM_END,
-            in_order=asked["order"],
+            from_end=asked["initMode"] == codes.POP_FROM_END, in_order=asked["order"],
             store_host=connection.broker_host,
-        )
+        )  # fmt: skip
 
     def _give(self, connection: Connection, command: Command, ask: PopRequest) -> bool:
         """Leases what there is; returns whether there is something. The answer follows when the lease is durable."""
@@ -236,9 +224,7 @@ class Pops:
         tickets = [
             self._broker.leases.acknowledge(group, handles, self._clock.now_ms()) for group, handles in by_group.items()
         ]
-        asked_by = command.without_content()
-        answer = when_settled(connection, asked_by, lambda _: reply(asked_by, codes.SUCCESS))
-        self._pulse.expect(connection, tickets[-1], answer)
+        self._pulse.expect(connection, tickets[-1], when_settled(connection, command))
 
     def change_invisible_time(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         self.write()

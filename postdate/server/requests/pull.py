@@ -55,11 +55,8 @@ class _Held:
     def __init__(
         self, connection: Connection, command: Command, ask: _Ask, tag_hashes: frozenset[int] | None, number: int
     ) -> None:
-        self.connection = connection
-        self.command = command
-        self.ask = ask
-        self.tag_hashes = tag_hashes
-        self.number = number
+        self.connection, self.command, self.ask = connection, command, ask
+        self.tag_hashes, self.number = tag_hashes, number
         self.offset = ask.offset
         self.timer: asyncio.TimerHandle | None = None
 
@@ -129,14 +126,10 @@ class Pulls:
     def _read(self, connection: Connection, ask: _Ask, offset: int, tag_hashes: frozenset[int] | None) -> Pulled:
         settings = self._broker.settings
         pulled = self._broker.pull(
-            ask.topic,
-            ask.queue_id,
-            offset,
-            count_max=min(ask.count_max, settings.pull_count_max),
-            bytes_max=min(ask.bytes_max or INT64_MAX, settings.pull_bytes_max),
-            tag_hashes=tag_hashes,
+            ask.topic, ask.queue_id, offset, count_max=min(ask.count_max, settings.pull_count_max),
+            bytes_max=min(ask.bytes_max or INT64_MAX, settings.pull_bytes_max), tag_hashes=tag_hashes,
             store_host=connection.broker_host,
-        )
+        )  # fmt: skip
         if pulled.record_count:
             self._meter.pulled(ask.topic, ask.group, pulled.record_count)
             if len(self._reached) >= _REACHED_MAX:
@@ -294,16 +287,10 @@ def _ask(command: Command) -> _Ask:
     try:
         get = fields.get
         ask = _Ask(
-            fields["consumerGroup"],
-            fields["topic"],
-            int(fields["queueId"]),
-            int(fields["queueOffset"]),
-            int(fields["maxMsgNums"]),
-            int(get("sysFlag") or 0),
-            int(get("commitOffset") or 0),
-            int(get("suspendTimeoutMillis") or 0),
-            int(get("maxMsgBytes") or 0),
-        )
+            fields["consumerGroup"], fields["topic"], int(fields["queueId"]), int(fields["queueOffset"]),
+            int(fields["maxMsgNums"]), int(get("sysFlag") or 0), int(get("commitOffset") or 0),
+            int(get("suspendTimeoutMillis") or 0), int(get("maxMsgBytes") or 0),
+        )  # fmt: skip
     except (KeyError, ValueError, TypeError):
         asked = REQUESTS[command.code].read_fields(command.fields)
         ask = _Ask(

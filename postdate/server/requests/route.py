@@ -23,8 +23,7 @@ class Routes:
     """Answers as a name server."""
 
     def __init__(self, broker: Broker, creation: AutoCreation) -> None:
-        self._broker = broker
-        self._creation = creation
+        self._broker, self._creation = broker, creation
         self._is_writable = True
 
     def get_route(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:

@@ -49,10 +49,7 @@ class Sends:
     """Takes sends in, writes them and answers them. `collect_usual`, `write` and `_answer` are the hot path."""
 
     def __init__(self, broker: Broker, pulse: Pulse, creation: AutoCreation, recalls: Recalls) -> None:
-        self._broker = broker
-        self._pulse = pulse
-        self._creation = creation
-        self._recalls = recalls
+        self._broker, self._pulse, self._creation, self._recalls = broker, pulse, creation, recalls
         self._name = broker.settings.broker_name
         self._key_characters_max = broker.limits.key_characters_max
         self._next_queue = 0
@@ -82,19 +79,9 @@ class Sends:
         # Not by the constructor, which is a Python function and costs as much as all of the checks.
         message = _NEW(
             Message,
-            (
-                topic,
-                body,
-                fields.properties.encode(),
-                queue_id,
-                fields.flag,
-                sys_flag,
-                fields.born_at_ms,
-                connection.host,
-                fields.reconsume_times,
-                0,
-            ),
-        )
+            (topic, body, fields.properties.encode(), queue_id, fields.flag, sys_flag, fields.born_at_ms,
+             connection.host, fields.reconsume_times, 0),
+        )  # fmt: skip
         try:
             self._prepared.append(self._broker.prepare(message, now_ms))
         except PostdateError:
@@ -155,16 +142,9 @@ class Sends:
         """Returns the message of a send. Raises ProtocolError that names the field that cannot be read."""
         asked = REQUESTS[command.code].read_fields(command.fields)
         message = Message(
-            asked["topic"],
-            command.body,
-            asked["properties"].encode(),
-            asked["queueId"],
-            asked["flag"],
-            asked["sysFlag"],
-            asked["bornTimestamp"],
-            connection.host,
-            asked["reconsumeTimes"],
-        )
+            asked["topic"], command.body, asked["properties"].encode(), asked["queueId"], asked["flag"],
+            asked["sysFlag"], asked["bornTimestamp"], connection.host, asked["reconsumeTimes"],
+        )  # fmt: skip
         if message.sys_flag & codes.SYS_TRANSACTION:
             raise NoPermission("transactions are not supported: the half message was not stored")
         if message.topic.startswith(RETRY_TOPIC_PREFIX):
@@ -228,7 +208,8 @@ class Sends:
             return
         self._asks, self._prepared = [], []
         try:
-            self._expect(connection, asks, self._broker.write(prepared, now_ms))
+            ticket = self._broker.write(prepared, now_ms)
+            self._pulse.expect(connection, ticket, lambda ticket: self._answer(connection, asks, ticket), len(asks))
         except PostdateError as error:
             if len(asks) == 1:
                 self._refuse_ask(connection, asks[0], error)
@@ -236,9 +217,6 @@ class Sends:
             for ask, entry in zip(asks, prepared, strict=True):
                 self._asks, self._prepared = [ask], [entry]
                 self.write(connection, now_ms)
-
-    def _expect(self, connection: Connection, asks: list[int | Command], ticket: Ticket) -> None:
-        self._pulse.expect(connection, ticket, lambda ticket: self._answer(connection, asks, ticket), len(asks))
 
     def _refuse_ask(self, connection: Connection, ask: int | Command, error: Exception) -> None:
         self._refuse(connection, Command(0, {}, opaque=ask) if isinstance(ask, int) else ask, error)

@@ -57,17 +57,13 @@ class Tools:
     def __init__(
         self, broker: Broker, clock: Clock, pulse: Pulse, sessions: Sessions, pulls: Pulls, pops: Pops, tasks: Tasks
     ) -> None:
-        self._broker = broker
-        self._clock = clock
-        self._pulse = pulse
+        self._broker, self._clock, self._pulse = broker, clock, pulse
         self._members = sessions.members
         self._senders = sessions.senders
         self._offsets = sessions.offsets
         self._meter = sessions.meter
         self._relays = sessions.relays
-        self._pulls = pulls
-        self._pops = pops
-        self._tasks = tasks
+        self._pulls, self._pops, self._tasks = pulls, pops, tasks
 
     # -- who is connected ---------------------------------------------------------------------------------------
 

@@ -31,8 +31,7 @@ class Topics:
     """Answers requests about topics and their queues."""
 
     def __init__(self, broker: Broker, clock: Clock, sessions: Sessions) -> None:
-        self._broker = broker
-        self._clock = clock
+        self._broker, self._clock = broker, clock
         self._offsets = sessions.offsets
         self._meter = sessions.meter
 
@@ -47,13 +46,9 @@ class Topics:
             else:
                 attributes.pop(removed, None)
         self._broker.put_topic(
-            asked["topic"],
-            self._clock.now_ms(),
-            read_queue_count=asked["readQueueNums"],
-            write_queue_count=asked["writeQueueNums"],
-            perm=asked["perm"],
-            attributes=attributes,
-        )
+            asked["topic"], self._clock.now_ms(), read_queue_count=asked["readQueueNums"],
+            write_queue_count=asked["writeQueueNums"], perm=asked["perm"], attributes=attributes,
+        )  # fmt: skip
         return reply(command, codes.SUCCESS)
 
     def delete(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
@@ -136,8 +131,7 @@ class AutoCreation:
     """Creates topics and groups on first use, as RocketMQ does. Every call that creates one waits for the disk."""
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
-        self._broker = broker
-        self._clock = clock
+        self._broker, self._clock = broker, clock
 
     @property
     def _settings(self) -> Settings:

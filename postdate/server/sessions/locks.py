@@ -16,8 +16,7 @@ class Locks:
     """Which client holds which queue, and until when, by group."""
 
     def __init__(self, lock_ns: int, locks_max: int) -> None:
-        self._lock_ns = lock_ns
-        self._locks_max = locks_max
+        self._lock_ns, self._locks_max = lock_ns, locks_max
         self._locks: dict[str, dict[Queue, _Lock]] = {}
 
     @property

@@ -83,8 +83,7 @@ class Relays:
     """The questions of operators that the broker hands on to a client, and the answers on their way back."""
 
     def __init__(self, broker: Broker, questions: Questions) -> None:
-        self._broker = broker
-        self._questions = questions
+        self._broker, self._questions = broker, questions
         self._count = 0  # under way
 
     def ask(

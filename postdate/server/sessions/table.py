@@ -42,8 +42,7 @@ class Table:
     """Asks the process that attached last, which is bulk, and knows where that listens."""
 
     def __init__(self, broker: Broker, questions: Questions) -> None:
-        self._broker = broker
-        self._questions = questions
+        self._broker, self._questions = broker, questions
         self._reader: Connection | None = None
         self.bulk_address = ""  # of the one that is attached
         self._count = 0  # questions on their way
