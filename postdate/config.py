@@ -132,25 +132,16 @@ class Settings:
             )
 
 
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "where it is": (
-        "data", "host", "route_port", "broker_port", "vip_port", "advertise", "broker_name", "cluster_name",
-    ),
-    "topics and groups": (
-        "auto_create_topics", "auto_create_groups", "default_queue_count", "topics_max", "groups_max",
-        "group_popped_max", "invisible_ms_max", "retry_times_max", "fresh_queue_bytes",
-    ),
-    "delays": (
-        "message_delay_level", "delay_ms_max", "lead_ms", "wheel_entries_max", "due_second_messages_max",
-        "tombstones_max",
-    ),
-    "disk": ("flush", "flush_interval_ms", "retention_ms", "segment_bytes", "batch_bytes_max", "snapshot_bytes"),
-    "clients": (
-        "body_bytes_max", "frame_bytes_max", "pull_count_max", "pull_bytes_max", "connections_max",
-        "connections_per_address_max", "idle_ms_max", "buffered_bytes_max", "shutdown_ms",
-    ),
-    "pipeline": ("pipeline", "bulk_port", "spark_master", "spark_memory_bytes", "table", "java_home"),
+# By the first setting of each group, which goes as far as the next one.
+_GROUP_TITLES = {
+    "data": "where it is", "auto_create_topics": "topics and groups", "message_delay_level": "delays", "flush": "disk",
+    "body_bytes_max": "clients", "pipeline": "pipeline",
 }  # fmt: skip
+GROUPS: dict[str, list[str]] = {}
+for _field in dataclasses.fields(Settings):
+    if _field.name in _GROUP_TITLES:
+        GROUPS[_GROUP_TITLES[_field.name]] = _names = []
+    _names.append(_field.name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,21 +301,6 @@ _SIZE_UNITS = {"KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
 _SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
-def _parse(field: "dataclasses.Field[Any]", text: str) -> Any:
-    """The value that a text means for a setting; the text itself where it means none, which `_fault` then refuses."""
-    words, stripped = field.name.split("_"), text.strip()
-    found: Any = None
-    if field.type is bool:
-        found = _SWITCHES.get(stripped.lower())
-    elif field.type is int and _NUMBER.fullmatch(stripped):
-        found = int(stripped)
-    elif field.type is int and "ms" in words:
-        found = span_ms(stripped.replace(" ", ""))  # "10 min", as sizes may be written
-    elif field.type is int and "bytes" in words and (match := _SIZE.fullmatch(stripped)):
-        found = int(match[1]) * _SIZE_UNITS[match[2]]
-    return text if found is None else found
-
-
 # -- while the broker runs --------------------------------------------------------------------------------------
 
 # These may change: their users read them from the broker each time (see `Broker.change_settings`). The others are fixed
@@ -448,7 +424,17 @@ def check_value(label: str, name: str, value: Any) -> Any:
     """The value of one setting, from text too. Raises UsageError, which calls it by its label."""
     field = FIELDS[name]
     if isinstance(value, str):
-        value = _parse(field, value)
+        words, stripped = field.name.split("_"), value.strip()
+        found: Any = None
+        if field.type is bool:
+            found = _SWITCHES.get(stripped.lower())
+        elif field.type is int and _NUMBER.fullmatch(stripped):
+            found = int(stripped)
+        elif field.type is int and "ms" in words:
+            found = span_ms(stripped.replace(" ", ""))  # "10 min", as sizes may be written
+        elif field.type is int and "bytes" in words and (match := _SIZE.fullmatch(stripped)):
+            found = int(match[1]) * _SIZE_UNITS[match[2]]
+        value = value if found is None else found
     fault = _fault(field, value)
     if fault:
         raise UsageError(f"{label} is {fault}{_hint(field, value)}")
