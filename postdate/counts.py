@@ -33,8 +33,7 @@ class Counts:
     """
 
     def __init__(self, unit_ms: int, limit: int) -> None:
-        self._unit_ms = unit_ms
-        self._limit = limit
+        self._unit_ms, self._limit = unit_ms, limit
         self.topics: dict[str, Amount] = {}
         self._times: dict[tuple[int, str], Amount] = {}  # by start of the unit and topic
         self._last_ms = NEVER  # later units are forgotten
@@ -68,12 +67,9 @@ class Counts:
             return
         self._times[row] = self._times.get(row, NOTHING).plus(amount)
         if len(self._times) > 2 * self._limit:
-            self._forget_late()
-
-    def _forget_late(self) -> None:
-        self._last_ms = sorted(self._times)[self._limit - 1][0]
-        self._times = {row: amount for row, amount in self._times.items() if row[0] <= self._last_ms}
-        self.is_truncated = True
+            self._last_ms = sorted(self._times)[self._limit - 1][0]
+            self._times = {row: amount for row, amount in self._times.items() if row[0] <= self._last_ms}
+            self.is_truncated = True
 
     def earliest(self) -> list[tuple[tuple[int, str], Amount]]:
         """Returns ((start of the unit, topic), amount), at most `limit` of them."""

@@ -49,16 +49,9 @@ PROPERTY_TIMER_ROLL_LABEL = "TIMER_ROLL_LABEL"
 PROPERTY_REAL_TOPIC = "REAL_TOPIC"
 PROPERTY_REAL_QID = "REAL_QID"
 INTERNAL_PROPERTIES = frozenset(
-    {
-        PROPERTY_TIMER_OUT_MS,
-        PROPERTY_TIMER_ENQUEUE_MS,
-        PROPERTY_TIMER_DEQUEUE_MS,
-        PROPERTY_TIMER_ROLL_TIMES,
-        PROPERTY_TIMER_ROLL_LABEL,
-        PROPERTY_REAL_TOPIC,
-        PROPERTY_REAL_QID,
-    }
-)
+    {PROPERTY_TIMER_OUT_MS, PROPERTY_TIMER_ENQUEUE_MS, PROPERTY_TIMER_DEQUEUE_MS, PROPERTY_TIMER_ROLL_TIMES,
+     PROPERTY_TIMER_ROLL_LABEL, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QID}
+)  # fmt: skip
 
 RETRY_TOPIC_PREFIX = "%RETRY%"
 DLQ_TOPIC_PREFIX = "%DLQ%"
@@ -131,22 +124,18 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     0x02) within either, or characters that UTF-8 cannot carry. The total size is for `check_message` to judge.
     """
     for name, value in properties.items():
-        _check_property(name, value)
+        if not name:
+            raise IllegalMessage(f"a property with the value {_quote(value)} has an empty name")
+        if not value:
+            raise IllegalMessage(f"property {_quote(name)} has an empty value, which readers would drop")
+        for part in (name, value):
+            if "\x01" in part or "\x02" in part:
+                raise IllegalMessage(f"property {_quote(name)} contains a separator, 0x01 or 0x02: {_quote(part)}")
     text = "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
     try:
         return text.encode()
     except UnicodeEncodeError as cause:
         raise IllegalMessage(f"a property cannot be written as UTF-8: {cause.reason} at {cause.start}") from cause
-
-
-def _check_property(name: str, value: str) -> None:
-    if not name:
-        raise IllegalMessage(f"a property with the value {_quote(value)} has an empty name")
-    if not value:
-        raise IllegalMessage(f"property {_quote(name)} has an empty value, which readers would drop")
-    for text in (name, value):
-        if "\x01" in text or "\x02" in text:
-            raise IllegalMessage(f"property {_quote(name)} contains a separator, 0x01 or 0x02: {_quote(text)}")
 
 
 def decode_properties(data: bytes) -> dict[str, str]:
@@ -248,19 +237,13 @@ _NUMBERS = struct.Struct(">iiiqiq")
 
 
 def _numbers_out_of_range(message: Message) -> str:
-    int32s = ("queue_id", "flag", "sys_flag", "reconsume_times")
-    int64s = ("born_at_ms", "prepared_offset")
-    faults = [
-        f"{name} is {getattr(message, name)}, expected 32 bits"
-        for name in int32s
-        if not INT32_MIN <= getattr(message, name) <= INT32_MAX
-    ]
-    faults += [
-        f"{name} is {getattr(message, name)}, expected 64 bits"
-        for name in int64s
-        if not INT64_MIN <= getattr(message, name) <= INT64_MAX
-    ]
-    return "; ".join(faults)
+    fields = dict.fromkeys(("queue_id", "flag", "sys_flag", "reconsume_times"), 32)
+    fields |= dict.fromkeys(("born_at_ms", "prepared_offset"), 64)
+    return "; ".join(
+        f"{name} is {number}, expected {bits} bits"
+        for name, bits in fields.items()
+        if not -(1 << bits - 1) <= (number := getattr(message, name)) < 1 << bits - 1
+    )
 
 
 def _quote(text: str) -> str:
@@ -310,18 +293,13 @@ class UniqueKeys:
     def next(self, at_ms: int) -> str:
         """Return the next key, as made at `at_ms`."""
         if not self._month_from_ms <= at_ms < self._month_to_ms:
-            self._month_from_ms, self._month_to_ms = _month_of(at_ms)
+            day = datetime.fromtimestamp(at_ms // 1000, UTC)
+            first = datetime(day.year, day.month, 1, tzinfo=UTC)
+            following = datetime(day.year + day.month // 12, day.month % 12 + 1, 1, tzinfo=UTC)
+            self._month_from_ms, self._month_to_ms = int(first.timestamp()) * 1000, int(following.timestamp()) * 1000
         key = f"{self._prefix}{at_ms - self._month_from_ms:08X}{self._counter:04X}"
         self._counter = (self._counter + 1) & 0xFFFF
         return key
-
-
-def _month_of(at_ms: int) -> tuple[int, int]:
-    """Return the first instant of the month, in UTC, around `at_ms`, and that of the next one."""
-    day = datetime.fromtimestamp(at_ms // 1000, UTC)
-    first = datetime(day.year, day.month, 1, tzinfo=UTC)
-    following = datetime(day.year + day.month // 12, day.month % 12 + 1, 1, tzinfo=UTC)
-    return int(first.timestamp()) * 1000, int(following.timestamp()) * 1000
 
 
 # ------------------------------------------------------------------------------------------------------------ due
@@ -372,14 +350,9 @@ class Due(NamedTuple):
 
 
 DELAY_PROPERTIES = frozenset(
-    {
-        PROPERTY_DELAY,
-        PROPERTY_TIMER_DELAY_SEC,
-        PROPERTY_TIMER_DELAY_MS,
-        PROPERTY_TIMER_DELIVER_MS,
-        PROPERTY_START_DELIVER_TIME,
-    }
-)
+    {PROPERTY_DELAY, PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS,
+     PROPERTY_START_DELIVER_TIME}
+)  # fmt: skip
 
 
 def due(properties: Mapping[str, str], now_ms: int, levels: DelayLevels, delay_ms_max: int) -> Due:

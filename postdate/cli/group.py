@@ -44,20 +44,16 @@ def _show(arguments: argparse.Namespace) -> int:
         queues = [{**each._asdict(), "lag": each.lag} for each in progress]
         print_json({"group": arguments.name, "members": members, "queues": queues})
     else:
-        _print_group(arguments.name, members, progress)
+        print_facts({
+            "group": arguments.name,
+            "members": ", ".join(members) or "none at this moment",
+            "lag": f"{sum(each.lag for each in progress):,}",
+        })  # fmt: skip
+        rows: list[list[str | int]] = [[*each, each.lag] for each in progress]
+        if rows:
+            print()
+            print_table(["topic", "queue", "committed", "max", "lag"], rows)
     return OK
-
-
-def _print_group(name: str, members: list[str], progress: list[admin.Progress]) -> None:
-    print_facts({
-        "group": name,
-        "members": ", ".join(members) or "none at this moment",
-        "lag": f"{sum(each.lag for each in progress):,}",
-    })  # fmt: skip
-    rows: list[list[str | int]] = [[*each, each.lag] for each in progress]
-    if rows:
-        print()
-        print_table(["topic", "queue", "committed", "max", "lag"], rows)
 
 
 def _create(arguments: argparse.Namespace) -> int:

@@ -36,36 +36,33 @@ exit codes: 0 scheduled, 1 there are bad rows and nothing is scheduled, 2 wrong 
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", metavar="FILE", nargs="+", help="files, folders or patterns, all of one kind")
-    parser.add_argument("--topic", metavar="T", required=True, help="topic of the messages")
-    parser.add_argument("--due", metavar="COLUMN", required=True, help="the column of due times")
-    parser.add_argument(
+    add_flag = parser.add_argument
+    add_flag("files", metavar="FILE", nargs="+", help="files, folders or patterns, all of one kind")
+    add_flag("--topic", metavar="T", required=True, help="topic of the messages")
+    add_flag("--due", metavar="COLUMN", required=True, help="the column of due times")
+    add_flag(
         "--due-unit", choices=("timestamp", "ms", "s"), default="timestamp",
         help="its values: timestamps, or epoch milliseconds or seconds (default: timestamp)",
     )  # fmt: skip
-    parser.add_argument(
-        "--zone", metavar="NAME", default="", help="zone of times that have none, such as Europe/Berlin"
-    )
-    parser.add_argument("--body", metavar="COLUMN", default="", help="the column of bodies (default: body)")
-    parser.add_argument("--key", metavar="COLUMN", default="", help="the column of keys")
-    parser.add_argument("--tag", metavar="COLUMN", default="", help="the column of tags")
-    parser.add_argument("--properties", metavar="COLUMN", default="", help="a column of maps, or of JSON objects")
-    parser.add_argument(
+    add_flag("--zone", metavar="NAME", default="", help="zone of times that have none, such as Europe/Berlin")
+    add_flag("--body", metavar="COLUMN", default="", help="the column of bodies (default: body)")
+    add_flag("--key", metavar="COLUMN", default="", help="the column of keys")
+    add_flag("--tag", metavar="COLUMN", default="", help="the column of tags")
+    add_flag("--properties", metavar="COLUMN", default="", help="a column of maps, or of JSON objects")
+    add_flag(
         "--property", metavar="NAME=COLUMN", type=named_value, action="append", default=[],
         help="a property and the column of its values; may be repeated",
     )  # fmt: skip
-    parser.add_argument(
+    add_flag(
         "--queue", choices=("round-robin", "key"), default="round-robin",
         help="one queue after the other, or one for each key (default: round-robin)",
     )  # fmt: skip
-    parser.add_argument(
-        "--id", metavar="ID", default="", help="names this import (default: a new one, which is printed)"
-    )
-    parser.add_argument("--skip-bad", metavar="FILE", default="", help="write bad rows there and schedule the others")
-    parser.add_argument("--no-wait", action="store_true", help="do not wait until the pipeline has taken them")
+    add_flag("--id", metavar="ID", default="", help="names this import (default: a new one, which is printed)")
+    add_flag("--skip-bad", metavar="FILE", default="", help="write bad rows there and schedule the others")
+    add_flag("--no-wait", action="store_true", help="do not wait until the pipeline has taken them")
     add_address(parser)
     add_bulk(parser)
-    parser.add_argument("--memory", metavar="SIZE", default="1g", help="heap of Spark (default: 1g)")
+    add_flag("--memory", metavar="SIZE", default="1g", help="heap of Spark (default: 1g)")
     add_json(parser)
     set_run(parser, _import)
 

@@ -36,25 +36,19 @@ _DEFAULTS = Settings()
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    add_flag = parser.add_argument
     add_address(parser)
     add_bulk(parser)
-    parser.add_argument(
+    add_flag(
         "--master", metavar="M", default=_DEFAULTS.spark_master,
         help=f"where Spark runs: local[N], spark://host:port, yarn (default: {_DEFAULTS.spark_master})",
     )  # fmt: skip
-    parser.add_argument(
-        "--memory", metavar="SIZE", default="1GiB",
-        help="heap of Spark's driver (default: 1GiB)",
-    )  # fmt: skip
-    parser.add_argument(
+    add_flag("--memory", metavar="SIZE", default="1GiB", help="heap of Spark's driver (default: 1GiB)")
+    add_flag(
         "--table", metavar="URI", default="", help="folder or URI of the table (default: that of the last pipeline)"
     )
-    parser.add_argument(
-        "--checkpoint", metavar="DIR", default="", help="folder of Spark's checkpoint (default: in the table's)"
-    )
-    parser.add_argument(
-        "--java-home", metavar="DIR", default="", help="Java 17 or newer (default: JAVA_HOME, PATH, usual places)"
-    )
+    add_flag("--checkpoint", metavar="DIR", default="", help="folder of Spark's checkpoint (default: in the table's)")
+    add_flag("--java-home", metavar="DIR", default="", help="Java 17 or newer (default: JAVA_HOME, PATH, usual places)")
     add_log_level(parser)
     add_parent(parser)
     set_run(parser, _pipeline, failed=REFUSED)

@@ -74,7 +74,14 @@ def _send(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _print_json([receipt])
     else:
-        _print_receipt(receipt)
+        place = "" if receipt.queue_offset is None else f", offset {receipt.queue_offset}"
+        print(f"sent {receipt.id} to {receipt.topic}, queue {receipt.queue_id}{place}")
+        if receipt.due_at_ms is not None:
+            left_ms = receipt.due_at_ms - SystemClock().now_ms()
+            left = f"in {rough(left_ms)}" if left_ms > 0 else "which has come"
+            print(f"due {show_instant(receipt.due_at_ms)}, {left}")
+        if receipt.handle is not None:
+            print(f"cancel it with: postdate cancel {receipt.handle}")
     return OK
 
 
@@ -82,12 +89,9 @@ def _wishes(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the flags say about a message besides its body, as the client takes it."""
     return {
         "delay": None if arguments.delay is None else timedelta(milliseconds=arguments.delay),
-        "at": None if arguments.at is None else instant(arguments.at),
-        "level": arguments.level,
-        "key": arguments.key,
-        "tag": arguments.tag,
-        "properties": dict(arguments.property),
-    }
+        "at": None if arguments.at is None else instant(arguments.at), "level": arguments.level, "key": arguments.key,
+        "tag": arguments.tag, "properties": dict(arguments.property),
+    }  # fmt: skip
 
 
 # -- bodies -----------------------------------------------------------------------------------------------------
@@ -183,14 +187,3 @@ def _print_json(receipts: list[Receipt]) -> None:
     for receipt in receipts:
         print_json(dataclasses.asdict(receipt))
     sys.stdout.flush()
-
-
-def _print_receipt(receipt: Receipt) -> None:
-    place = "" if receipt.queue_offset is None else f", offset {receipt.queue_offset}"
-    print(f"sent {receipt.id} to {receipt.topic}, queue {receipt.queue_id}{place}")
-    if receipt.due_at_ms is not None:
-        left_ms = receipt.due_at_ms - SystemClock().now_ms()
-        left = f"in {rough(left_ms)}" if left_ms > 0 else "which has come"
-        print(f"due {show_instant(receipt.due_at_ms)}, {left}")
-    if receipt.handle is not None:
-        print(f"cancel it with: postdate cancel {receipt.handle}")

@@ -34,16 +34,13 @@ _QUERIES = ("select", "with", "values", "from", "table", "describe", "desc", "ex
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("query", metavar="QUERY", help="select ... from pending ...")
-    parser.add_argument(
-        "--format", choices=("table", "csv", "json"), default="table", help="format of the rows (default: table)"
-    )
-    parser.add_argument(
-        "--limit", metavar="N", type=positive, default=1_000, help="at most this many rows (default: 1000)"
-    )
+    add_flag = parser.add_argument
+    add_flag("query", metavar="QUERY", help="select ... from pending ...")
+    add_flag("--format", choices=("table", "csv", "json"), default="table", help="format of the rows (default: table)")
+    add_flag("--limit", metavar="N", type=positive, default=1_000, help="at most this many rows (default: 1000)")
     add_address(parser)
     add_bulk(parser)
-    parser.add_argument("--memory", metavar="SIZE", default="1g", help="heap of Spark (default: 1g)")
+    add_flag("--memory", metavar="SIZE", default="1g", help="heap of Spark (default: 1g)")
     set_run(parser, _sql)
 
 

@@ -49,10 +49,6 @@ class Content:
         else:
             _put(self.on_disk, position, data)
 
-    def drop_unsynced(self) -> None:
-        """Fails a sync: programs still see the writes, but they never reach the disk."""
-        self.unsynced.clear()
-
     def lose_power(self, dice: random.Random) -> None:
         for position, data in self.unsynced:
             fate = power.choose_fate(dice)
@@ -84,8 +80,7 @@ class VirtualView:
 
 class VirtualFile:
     def __init__(self, disk: "VirtualDisk", path: str) -> None:
-        self._disk = disk
-        self._path = path
+        self._disk, self._path = disk, path
         self._content = disk.create(path)
 
     def write(self, position: int, *parts: Data) -> None:
@@ -118,11 +113,12 @@ class VirtualDisk:
 
     def kill(self) -> None:
         """Ends the process, which lets go of the lock. The machine runs on, and every write stays."""
-        self._forget_process()
+        self._locked = False
+        self.failing_syncs = 0
 
     def lose_power(self, dice: random.Random) -> None:
         """Ends the machine: the process is gone, and so is a part of what was not synced."""
-        self._forget_process()
+        self.kill()
         for folder in sorted({place for place, _ in self._changes}):
             changes = [change for place, change in self._changes if place == folder]
             for change in changes[: power.surviving_names(dice, len(changes))]:
@@ -131,10 +127,6 @@ class VirtualDisk:
         for content in self._on_disk.values():
             content.lose_power(dice)
         self._seen = dict(self._on_disk)
-
-    def _forget_process(self) -> None:
-        self._locked = False
-        self.failing_syncs = 0
 
     def flip(self, path: str, bit: int) -> None:
         """Inverts one bit of a file, on the disk and in memory."""
@@ -169,7 +161,7 @@ class VirtualDisk:
     def sync_content(self, content: Content) -> None:
         if self.failing_syncs:
             self.failing_syncs -= 1
-            content.drop_unsynced()
+            content.unsynced.clear()
             raise OSError(errno.EIO, "Input/output error")
         content.sync()
 

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from postdate.errors import UsageError
 from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.imports import imports
-from postdate.spark.imports.loading import Loaded, Plan, load
+from postdate.spark.imports.loading import Loaded, load
 from postdate.spark.imports.options import checked_topic, fitted, named_columns, wanted_of
 
 # Options by their names for Spark, which has them in small letters; those of a column have the name of `Wanted`.
@@ -75,19 +75,16 @@ class Writer(DataSourceArrowWriter):
         """Hands the files to the pipeline. Raises BadRows; then nothing is scheduled."""
         if self._plan is not None:
             loaded = [message.loaded for message in messages if message is not None]
-            self._adopt(self._plan, loaded)
+            bad_count = sum(part.bad_count for part in loaded)
+            if bad_count:
+                bad = imports.bad_rows(loaded)
+                if not self._skip_bad:
+                    imports.give_up(self._broker, self._plan, imports.counted(bad_count))
+                    raise imports.BadRows(" ".join(imports.bad_lines(bad, bad_count)))
+                imports.write_bad(self._skip_bad, bad)
+            imports.adopt(self._broker, self._plan, [file for part in loaded for file in part.files], bad_count)
         if self._is_waiting:
             imports.wait(self._broker, self._id)
-
-    def _adopt(self, plan: Plan, loaded: list[Loaded]) -> None:
-        bad_count = sum(part.bad_count for part in loaded)
-        if bad_count:
-            bad = imports.bad_rows(loaded)
-            if not self._skip_bad:
-                imports.give_up(self._broker, plan, imports.counted(bad_count))
-                raise imports.BadRows(" ".join(imports.bad_lines(bad, bad_count)))
-            imports.write_bad(self._skip_bad, bad)
-        imports.adopt(self._broker, plan, [file for part in loaded for file in part.files], bad_count)
 
     def abort(self, messages: list[Any]) -> None:  # noqa: ARG002 - Spark's name
         """Gives the import up. One that was adopted stays: its commit has failed while it waited."""

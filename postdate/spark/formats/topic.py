@@ -81,14 +81,10 @@ def asked_of(options: Mapping[str, str]) -> Asked:
     if not set(columns) <= set(COLUMNS) or len(set(columns)) < len(columns):
         raise UsageError(f"the option 'columns' is {listed!r}, expected some of {', '.join(COLUMNS)}, each once")
     return Asked(
-        options.get("addr"),
-        options.get("bulk", ""),
-        options["topic"],
-        _edge("start", options.get("start", EARLIEST)),
-        _edge("stop", options.get("stop", LATEST)),
-        int(row_count),
+        options.get("addr"), options.get("bulk", ""), options["topic"],
+        _edge("start", options.get("start", EARLIEST)), _edge("stop", options.get("stop", LATEST)), int(row_count),
         columns,
-    )
+    )  # fmt: skip
 
 
 def _edge(name: str, text: str) -> str | int:

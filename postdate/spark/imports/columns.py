@@ -142,20 +142,15 @@ class Converter:
         body = batch.column(wanted.body).cast(pa.binary())
         _mark(faults, pc.is_null(body), lambda _: f"column {wanted.body} (the body) is null")
         length, limit = pc.binary_length(body), self._job.body_bytes_max
-        _mark(
-            faults,
-            pc.greater(length, limit),
-            lambda row: f"the body has {length[row].as_py()} bytes, the limit is {limit}",
-        )
+        is_long = pc.greater(length, limit)
+        _mark(faults, is_long, lambda row: f"the body has {length[row].as_py()} bytes, the limit is {limit}")
         key, tag = (_key_texts(batch, name, faults) for name in (wanted.key, wanted.tag))
         properties = pa.repeat(pa.scalar(b"", pa.binary()), batch.num_rows)
         if wanted.properties:
             maps = batch.column(wanted.properties)
             if _is_text(maps.type):  # JSON objects
-                pairs = [
-                    properties_of(text, wanted.properties, row, faults) for row, text in enumerate(maps.to_pylist())
-                ]
-                maps = pa.array(pairs, PROPERTIES)
+                texts, name = enumerate(maps.to_pylist()), wanted.properties
+                maps = pa.array([properties_of(text, name, row, faults) for row, text in texts], PROPERTIES)
             properties = _encode_maps(maps.cast(PROPERTIES), faults)
         elif wanted.named:
             properties = _join(*(_encode_column(batch, name, column, faults) for name, column in wanted.named))
@@ -360,11 +355,8 @@ def _check_texts(column: pa.Array, name: str, faults: Faults) -> pa.Array:
         is_bad = pc.and_(pc.is_null(known), pc.is_valid(raw))
         _mark(faults, is_bad, lambda _: f"column {name} is not UTF-8")
         texts = known
-    _mark(
-        faults,
-        pc.match_substring_regex(texts, _SEPARATORS),
-        lambda row: f"column {name} contains a separator, 0x01 or 0x02: {_show(texts, row)}",
-    )
+    is_cut = pc.match_substring_regex(texts, _SEPARATORS)
+    _mark(faults, is_cut, lambda row: f"column {name} contains a separator, 0x01 or 0x02: {_show(texts, row)}")
     return texts
 
 
