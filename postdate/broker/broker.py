@@ -105,6 +105,7 @@ class Broker:
             self._disk, self.log, self.fold, self._writer, self.leases, self.rescuer, self._settings,
             loaded=loaded, replayed_count=replayed_count,
         )  # fmt: skip
+        self.snapshot = self._retention.take_snapshot
         # The lead decides what is near, so a replay must know where it has changed.
         if self.fold.lead_ms != self.settings.lead_ms:
             self._writer.write_system(SETTINGS, {"lead_ms": self.settings.lead_ms}, self.fold.at_ms)
@@ -131,6 +132,7 @@ class Broker:
         self.put_topic, self.delete_topic = self.topics.put_topic, self.topics.delete_topic
         self.put_group, self.delete_group = self.topics.put_group, self.topics.delete_group
         self.commit_offsets = self.topics.commit_offsets
+        self.find, self.disk_space = self._lookup.find, self._disk.space
 
     def start_keeper(self) -> None:
         """Starts a helper thread that zeroes the log's segments ahead of use, until the broker is closed."""
@@ -317,25 +319,11 @@ class Broker:
         """Finds out about the message at an offset: yields None for each step, then at most one Found."""
         return self._lookup.find_at(offset, store_host) if self._may_be_looked_at(offset) else iter(())
 
-    def find(
-        self, topic: str, key: str, *, by: str = "any", begin_ms: int = 0, end_ms: int = NEVER,
-        store_host: Host | None = None,
-    ) -> Iterator[Found | None]:  # fmt: skip
-        """Finds the messages of a topic and key, visible or not, newest first, in steps of a fraction of a millisecond:
-        yields a Found or None for each. `by` is "unique", "key" or "any"; the instants bound when a message was stored,
-        waited or became visible. Raises TopicNotFound, UsageError.
-        """
-        return self._lookup.find(topic, key, by, begin_ms, end_ms, store_host)
-
     def due_of(self, record: records.Record) -> Due:
         """Returns when a stored record is or was due, by what the delay levels mean today."""
         return due(decode_properties(record.properties), record.stored_at_ms, self.levels, NEVER)
 
     # -- snapshots and retention --------------------------------------------------------------------------------
-
-    def disk_space(self) -> tuple[int, int]:
-        """Returns the bytes of the disk that the folder is on: in all, and free."""
-        return self._disk.space()
 
     @property
     def snapshot_is_due(self) -> bool:
@@ -349,10 +337,6 @@ class Broker:
     @property
     def batches_since_snapshot(self) -> int:
         return self._retention.batches_since_snapshot
-
-    def snapshot(self) -> Iterator[saved.Step]:
-        """Takes a snapshot in small steps, see saved.take. The caller goes on working between the steps."""
-        return self._retention.take_snapshot()
 
     def retain(self, at_ms: int) -> int:
         """Removes segments and chunks that nobody needs any more; returns how many files."""

@@ -106,8 +106,9 @@ class Lookup:
     # -- by key -------------------------------------------------------------------------------------------------
 
     def find(
-        self, topic: str, key: str, by: str, begin_ms: int, end_ms: int, store_host: Host | None
-    ) -> Iterator[Found | None]:
+        self, topic: str, key: str, by: str = BY_ANY, begin_ms: int = 0, end_ms: int = NEVER,
+        store_host: Host | None = None,
+    ) -> Iterator[Found | None]:  # fmt: skip
         """Yields the messages of a topic and key, newest first, each once; None for a step that has found none.
 
         `by` says which key is meant: "unique", "key" (one of KEYS), or "any" of them. Only messages count that were

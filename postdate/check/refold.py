@@ -22,7 +22,7 @@ from postdate.state import saved as recovery
 from postdate.state.fold import Fold
 from postdate.storage import segment
 from postdate.storage.batch import KIND_FILLER, STAGE, Batch
-from postdate.storage.disk import Data, Disk, View
+from postdate.storage.disk import Data, Disk
 from postdate.storage.layout import SINGLE, SLOT_HEAD
 from postdate.storage.log import Log
 from postdate.storage.rows import Rows
@@ -197,15 +197,7 @@ class Overlay:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._own: dict[str, bytearray] = {}
-
-    def map(self, path: str) -> View:
-        return self._disk.map(path)
-
-    def array(self, path: str) -> np.ndarray:
-        return self._disk.array(path)
-
-    def list(self, folder: str) -> list[str]:
-        return self._disk.list(folder)
+        self.map, self.array, self.list, self.space = disk.map, disk.array, disk.list, disk.space
 
     def size(self, path: str) -> int:
         return len(self._own[path]) if path in self._own else self._disk.size(path)
@@ -223,9 +215,6 @@ class Overlay:
                 return
             self._own[path] = bytearray(self._disk.read(path, 0, position) if there else b"")
         self._own[path][position : position + len(data)] = data
-
-    def space(self) -> tuple[int, int]:
-        return self._disk.space()
 
     def _refuse(self, *what: object, **_: object) -> NoReturn:
         raise AssertionError(f"applying a batch only writes rows, it does not touch {what or 'LOCK'}")

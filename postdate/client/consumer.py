@@ -51,8 +51,7 @@ class Consumer:
     """One member of one group, for one topic and the group's retry topic. Joins once, leaves once."""
 
     def __init__(self, wanted: Wanted, routes: Routes, producer: Producer, timeout: float) -> None:
-        self._wanted = wanted
-        self._subscriptions = wanted.subscriptions()
+        self._wanted, self._subscriptions, self.idle_seconds = wanted, wanted.subscriptions(), wanted.idle_seconds
         self._routes, self._timeout = routes, timeout
         self._membership = Membership(wanted, timeout)
         self._returns = Returns(wanted, self._membership, producer)
@@ -106,10 +105,6 @@ class Consumer:
     def next_within(self, seconds: float, done: Turn | None = None) -> Turn | None:
         """As `next`, for threads other than the loop's, and for all of them at once. None also when time is over."""
         return self._backlog.take_within(seconds, done)
-
-    @property
-    def idle_seconds(self) -> float | None:
-        return self._wanted.idle_seconds
 
     @property
     def has_ended(self) -> bool:

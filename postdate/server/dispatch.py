@@ -6,7 +6,7 @@ from typing import Any
 from postdate.broker.broker import Broker
 from postdate.broker.writing import Changes
 from postdate.clock import Clock
-from postdate.config import Limits, Settings
+from postdate.config import Settings
 from postdate.errors import PostdateError, ProtocolError
 from postdate.server.address import Address
 from postdate.server.answers import refusal
@@ -71,7 +71,7 @@ class Dispatcher:
     def __init__(self, broker: Broker, clock: Clock, address: Address) -> None:
         self._broker, self._clock = broker, clock
         self._turn_ns = broker.limits.turn_ms_max * 1_000_000
-        self.address = address
+        self.address, self.limits = address, broker.limits
         self.connections = Connections(broker, clock)
         self.welcome, self.note_unfinished = self.connections.add, self.connections.note_unfinished
         self.complain = self.connections.complain
@@ -125,10 +125,6 @@ class Dispatcher:
     def settings(self) -> Settings:
         """The settings at this moment: some change while the broker runs."""
         return self._broker.settings
-
-    @property
-    def limits(self) -> Limits:
-        return self._broker.limits
 
     def farewell(self, connection: Connection) -> None:
         """Forgets a connection that has ended, and all that waits for its client."""

@@ -36,7 +36,7 @@ class Log:
 
     def __init__(self, disk: Disk, segments: Segments, unflushed_bytes_max: int) -> None:
         self._disk, self._segments, self._unflushed_bytes_max = disk, segments, unflushed_bytes_max
-        self._mask = segments.segment_bytes - 1
+        self._mask, self.segment_shift = segments.segment_bytes - 1, segments.shift
         self._current: Segment | None = None
         self._full: list[Segment] = []  # full, not yet synced
         self._flushing = threading.Lock()  # the append thread flushes too, where too much is unflushed
@@ -181,10 +181,6 @@ class Log:
 
     def segment_end(self, number: int) -> int:
         return (number + 1) << self._segments.shift
-
-    @property
-    def segment_shift(self) -> int:
-        return self._segments.shift
 
     @property
     def start(self) -> int:
