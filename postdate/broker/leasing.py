@@ -36,8 +36,6 @@ _PASSED_MAX = 10_000  # places that `_move` remembers: forgetting them costs ano
 
 
 class PopRequest(NamedTuple):
-    """What a consumer asks for."""
-
     group: str
     topic: str
     queue_ids: Sequence[int]  # where to look, in this order
@@ -52,8 +50,6 @@ class PopRequest(NamedTuple):
 
 
 class PoppedMessage(NamedTuple):
-    """A message that a pop gave."""
-
     queue_id: int
     offset: int
     times: int  # how often it was given before

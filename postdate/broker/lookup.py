@@ -78,8 +78,6 @@ class Logged(NamedTuple):
 
 
 class _Staged(NamedTuple):
-    """A row of a staged chunk."""
-
     base: int
     row: int
     offset: int  # of its record

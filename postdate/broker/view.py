@@ -146,7 +146,6 @@ class View:
         return gone
 
     def deleted_queues(self) -> list[int]:
-        """Numbers of the queues of deleted topics."""
         found: list[int] = np.flatnonzero(self._fold.topics.target_array == GONE).tolist()
         return found
 

@@ -287,7 +287,6 @@ class Backlog:
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is something to take."""
         return bool(self._ready)
 
     def take(self, done: Turn | None = None) -> Turn | None:

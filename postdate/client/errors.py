@@ -62,7 +62,6 @@ def refusal_of(code: int, remark: str | None) -> PostdateError:
 
 
 def refusal(answer: "Command") -> PostdateError:
-    """The error that an answer means."""
     return refusal_of(answer.code, answer.remark)
 
 

@@ -60,7 +60,6 @@ class Tombstone(NamedTuple):
         return BY_COLUMN[self.by]
 
     def is_after(self, arrival: int) -> bool:
-        """Whether it came after a message."""
         return came_before(arrival, self.arrival, self.jobs)
 
     def has_hashes(self, arrival: int, unique_hash: int, first_hash: int) -> bool:

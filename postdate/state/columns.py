@@ -46,7 +46,6 @@ class Grouped:
 
 
 def entries_of(offset: np.ndarray, size: np.ndarray, tag: np.ndarray) -> np.ndarray:
-    """Makes entries of a queue."""
     entries = np.empty(len(offset), ENTRY)
     entries["offset"], entries["size"], entries["tag"] = offset, size, tag
     return entries
@@ -100,13 +99,11 @@ def counts(values: np.ndarray) -> list[tuple[int, int]]:
 
 
 def add(counters: list[int], numbers: np.ndarray) -> None:
-    """Adds one to the counter of every number."""
     for number, count in counts(numbers):
         counters[number] += count
 
 
 def subtract(counters: list[int], numbers: np.ndarray) -> None:
-    """Takes one from the counter of every number."""
     for number, count in counts(numbers):
         counters[number] -= count
 

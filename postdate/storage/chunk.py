@@ -107,7 +107,6 @@ class Writer:
         reach("chunk.written")
 
     def abandon(self) -> None:
-        """Removes what was written."""
         self._disk.remove(self._path + NEW)
 
 

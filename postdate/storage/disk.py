@@ -77,8 +77,6 @@ class LockedFolder(Protocol):
 
 
 class RealFile:
-    """An open file of the file system."""
-
     def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 

@@ -309,7 +309,6 @@ def extended(record: bytes, properties: bytes, bytes_max: int) -> bytes:
 
 
 def split(body: bytes) -> list[bytes]:
-    """Split a body into its records."""
     found, position = [], 0
     while position < len(body):
         (size,) = _INT32.unpack_from(body, position)
@@ -319,7 +318,6 @@ def split(body: bytes) -> list[bytes]:
 
 
 def topic_of(record: bytes) -> str:
-    """Return a record's topic."""
     start, end = _topic_bounds(record)
     return record[start:end].decode()
 

@@ -245,7 +245,6 @@ def encode(command: Command) -> bytes:
 
 
 def encode_frame(header: bytes, body: bytes = b"", serialization: int = JSON) -> bytes:
-    """Returns the whole frame of an encoded header."""
     if len(header) > _HEADER_BYTES_MAX:
         raise ProtocolError(f"a header of {len(header)} bytes, at most {_HEADER_BYTES_MAX} can be written")
     length = _LENGTH_BYTES + len(header) + len(body)

@@ -29,7 +29,6 @@ def message_id(host: Host, offset: int) -> str:
 
 
 def id_prefix(host: Host) -> str:
-    """Returns the prefix of the ids of all messages of a broker."""
     return f"{host.address.hex()}{host.port:08x}".upper()
 
 

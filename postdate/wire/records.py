@@ -101,7 +101,6 @@ def split_records(data: bytes) -> Columns:
 
 
 def join_pieces(pieces: Pieces) -> Record:
-    """Returns the whole of a record that was split."""
     _, _, body, head, tail = pieces
     return decode(head + body + tail)
 

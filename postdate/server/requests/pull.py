@@ -34,8 +34,6 @@ _SUSPEND_MS_MAX = 60_000  # clients give up on an answer after 30 s
 
 
 class _Ask(NamedTuple):
-    """The fields of a pull."""
-
     group: str
     topic: str
     queue_id: int

@@ -106,11 +106,9 @@ class Members(Generic[Link]):
         return list(self._groups.get(group, {}).values())
 
     def names(self) -> list[str]:
-        """The names of the groups that have members."""
         return list(self._groups)
 
     def subscribes(self, group: str, topic: str) -> bool:
-        """Returns whether a member of the group subscribes to the topic."""
         return _subscription_to(topic, self._groups.get(group, {}).values()) is not None
 
     def subscription(self, group: str, topic: str, link: Link) -> Subscription | None:

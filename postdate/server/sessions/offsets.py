@@ -53,7 +53,6 @@ class Offsets:
         return latest if latest is not None else self._broker.view.committed_offset(group, topic, queue_id)
 
     def of(self, group: str) -> dict[Place, int]:
-        """Returns all offsets that a group has committed."""
         return self._broker.view.committed_offsets(group) | self._latest.get(group, {})
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int, at_ms: int) -> Ticket:

@@ -50,8 +50,6 @@ def writer(options: Mapping[str, str], schema: Any, *, overwrite: bool = False) 
 
 @dataclass
 class Message(WriterCommitMessage):
-    """What a task has loaded."""
-
     loaded: Loaded | None
 
 

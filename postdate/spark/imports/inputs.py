@@ -41,8 +41,6 @@ Look = Callable[[str, int], None]  # a step, and how many rows it has done
 
 
 class Request(NamedTuple):
-    """An import of files."""
-
     paths: Sequence[str]
     topic: str
     wanted: Wanted
@@ -54,8 +52,6 @@ class Request(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of an import."""
-
     job: JobStatus
     bad_count: int
     bad: list[imports.BadRow]

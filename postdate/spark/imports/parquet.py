@@ -19,8 +19,6 @@ _BATCH_ROWS = 32_768
 
 
 class Group(NamedTuple):
-    """A row group of a file."""
-
     path: str
     number: int
 
