@@ -105,18 +105,10 @@ class Client:
     # -- sending
 
     def send(
-        self,
-        topic: str,
-        body: bytes | str,
-        *,
-        delay: Delay | None = None,
-        at: datetime | None = None,
-        level: int | None = None,
-        key: str | None = None,
-        tag: str | None = None,
-        properties: Mapping[str, str] | None = None,
-        queue: int | None = None,
-    ) -> Receipt:
+        self, topic: str, body: bytes | str, *, delay: Delay | None = None, at: datetime | None = None,
+        level: int | None = None, key: str | None = None, tag: str | None = None,
+        properties: Mapping[str, str] | None = None, queue: int | None = None,
+    ) -> Receipt:  # fmt: skip
         """Sends one message; when this returns, the broker has stored it.
 
         At most one of these says when it may be received, by the broker's clock; without any, at once:
@@ -182,16 +174,9 @@ class Client:
     # -- receiving
 
     def consume(
-        self,
-        topic: str,
-        group: str,
-        *,
-        tag: str = "*",
-        from_: From = "first",
-        batch: int = BATCH_DEFAULT,
-        prefetch: int = PREFETCH_DEFAULT,
-        idle: Delay | None = None,
-    ) -> Generator[ReceivedMessage, None, None]:
+        self, topic: str, group: str, *, tag: str = "*", from_: From = "first", batch: int = BATCH_DEFAULT,
+        prefetch: int = PREFETCH_DEFAULT, idle: Delay | None = None,
+    ) -> Generator[ReceivedMessage, None, None]:  # fmt: skip
         """Receives as a member of a group: `for message in client.consume("orders", group="billing")`.
 
         The queues of the topic are shared out among the members of the group, Java ones included, so each message
@@ -232,15 +217,9 @@ class Client:
         return None
 
     def listen(
-        self,
-        topic: str,
-        group: str,
-        handler: Handler,
-        *,
-        tag: str = "*",
-        threads: int = 1,
+        self, topic: str, group: str, handler: Handler, *, tag: str = "*", threads: int = 1,
         max_attempts: int = ATTEMPTS_MAX_DEFAULT,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Calls `handler(message)` for every message, until `close` is called from another thread, or Ctrl-C.
 
         A handler that returns acknowledges its message. One that raises sends it back, unless it called `acknowledge`
