@@ -32,6 +32,7 @@ Figures = dict[str, Any]  # names with texts and numbers
 Item = TypeVar("Item")
 
 _NUMBER_END = 1 << 63
+_MINUTE_MS = 60_000
 
 
 # -- JSON -------------------------------------------------------------------------------------------------------
@@ -88,7 +89,7 @@ class Fields:
         for name, annotation in kind.__annotations__.items():
             if annotation is str:
                 found[name] = self.text(name)
-            elif annotation in _FORMS or name in self._plain:
+            elif annotation in _FORMS or self._plain.get(name) is not None:
                 is_right, expected, make = _FORMS.get(annotation) or _FORMS[get_args(annotation)[0]]
                 found[name] = make(self.value(name, is_right, expected))
         return kind(**found)
@@ -167,6 +168,7 @@ class State(NamedTuple):
     identity: str = ""  # of the broker
     position: int | None = None  # where the last batch begins that all this follows from
     mark: int | None = None  # its checksum, without the highest bit
+    rescue_lead_ms: int | None = None  # others step in where the horizon is not this far ahead
 
     def plain(self) -> dict[str, Any]:
         return {name: value for name, value in self._asdict().items() if value is not None}
@@ -174,6 +176,11 @@ class State(NamedTuple):
     @classmethod
     def read(cls, plain: Plain) -> "State":
         return Fields(plain, "the state of a broker").read(cls)
+
+
+def horizon_of(now_ms: int, lead_ms: int) -> int:
+    """Returns the instant up to which everything is promoted: the lead from now, rounded up to a whole minute."""
+    return -(-(now_ms + lead_ms) // _MINUTE_MS) * _MINUTE_MS
 
 
 class Registration(NamedTuple):
@@ -206,10 +213,15 @@ class Stage(NamedTuple):
     chunks: tuple[str, ...]  # names of files
     rows_in: int  # rows that ever came into the table
     rows_out: int  # rows that this stage takes out of it
+    # Rows that bulk brings from files of jobs that no batch has taken in: job, and due until which before and after.
+    brought: tuple[tuple[int, int, int], ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        return {name: value for name, value in self._asdict().items() if value or name != "brought"}
 
     @classmethod
     def read(cls, plain: Plain) -> "Stage":
-        return Fields(plain, "a stage").read(cls)
+        return Fields({"brought": [], **plain}, "a stage").read(cls)
 
 
 class Report(NamedTuple):
@@ -340,9 +352,11 @@ class JobOrder(NamedTuple):
     changed: int
     files: tuple[TableFile, ...]
     parts: tuple[OrderPart, ...]
+    brought_until_ms: int | None = None  # bulk has brought the rows of its files due until then; -1 = none
 
     def plain(self) -> dict[str, Any]:
-        return self._asdict() | {"parts": [part._asdict() for part in self.parts]}
+        found = self._asdict() | {"parts": [part._asdict() for part in self.parts]}
+        return {name: value for name, value in found.items() if value is not None}
 
     @classmethod
     def read(cls, plain: Plain) -> "JobOrder":
@@ -417,6 +431,11 @@ _FORMS: dict[Any, _Form] = {
     tuple[int, int]: (_is_pair, "two whole numbers: from and to", tuple),
     tuple[int, ...]: (_list_of(is_number), "a list of whole numbers", tuple),
     tuple[str, ...]: (_list_of(_is_text), "a list of names", tuple),
+    tuple[tuple[int, int, int], ...]: (
+        _list_of(lambda value: _is_row(value, is_number, is_number, is_number)),
+        "a list of three whole numbers each",
+        lambda found: tuple(map(tuple, found)),
+    ),
     tuple[tuple[int, int], ...]: (*_PAIRS, lambda found: tuple(map(tuple, found))),
     tuple[OpenJob, ...]: (*_PAIRS, lambda found: tuple(OpenJob(*pair) for pair in found)),
     tuple[tuple[str, int], ...]: (

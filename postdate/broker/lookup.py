@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from postdate.arrival import NEVER
+from postdate.arrival import NEVER, OWN
 from postdate.errors import CorruptData, IllegalMessage, UsageError
 from postdate.keys import key_hash
 from postdate.message import PROPERTY_DELAY, DelayLevels, Host, decode_properties, due
@@ -173,9 +173,21 @@ class Lookup:
             rows = chunk.index[start : start + _ROWS_PER_STEP]
             hits = np.flatnonzero((rows["unique_hash"] == wanted) | (rows["key_hash"] == wanted))
             for hit in hits.tolist():
-                is_own = bool(rows["flags"][hit] & FLAG_OWN_ARRIVAL)
-                if is_own or not self._fold.read(int(rows["arrival"][hit]), 4):  # it is not in the log, too
-                    yield _staged(base, chunk, start + hit)
+                staged = _staged(base, chunk, start + hit)
+                if rows["flags"][hit] & FLAG_OWN_ARRIVAL:
+                    is_alone = not self._was_brought_before(staged)
+                else:
+                    is_alone = not self._fold.read(staged.arrival, 4)  # it is not in the log, too
+                if is_alone:
+                    yield staged
+
+    def _was_brought_before(self, staged: _Staged) -> bool:
+        """Whether an earlier chunk has a message that a job brings: bulk brought it there before the table had it."""
+        earlier = (self._fold.chunks.get(base) for base in self._fold.chunks.bases() if base < staged.base)
+        place = (staged.due_at_ms, staged.arrival)
+        return staged.arrival >= OWN and any(
+            chunk and _row_of(chunk, *place, own=True) is not None for chunk in earlier
+        )
 
     # -- by place -----------------------------------------------------------------------------------------------
 
@@ -434,8 +446,8 @@ def _staged(base: int, chunk: Chunk, row: int) -> _Staged:
     return _Staged(base, row, base + position, arrival, due_at_ms, queue)
 
 
-def _row_of(chunk: Chunk, due_at_ms: int, arrival: int) -> int | None:
-    """Returns the row of a far message in a chunk."""
+def _row_of(chunk: Chunk, due_at_ms: int, arrival: int, *, own: bool = False) -> int | None:
+    """Returns the row of a far message in a chunk, or of one that has an arrival of its own."""
     index, wanted = chunk.index, (due_at_ms, arrival)
     if not chunk.head.due_low_ms <= due_at_ms <= chunk.head.due_high_ms:
         return None
@@ -445,7 +457,7 @@ def _row_of(chunk: Chunk, due_at_ms: int, arrival: int) -> int | None:
 
     row = bisect_left(range(len(index)), wanted, key=place)
     while row < len(index) and place(row) == wanted:
-        if not index["flags"][row] & FLAG_OWN_ARRIVAL:
+        if bool(index["flags"][row] & FLAG_OWN_ARRIVAL) == own:
             return row
         row += 1
     return None

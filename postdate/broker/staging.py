@@ -67,7 +67,7 @@ class Staging:
             if name in staged or name in seen:
                 return f"chunk {name} is staged already, or named twice"
             seen.add(name)
-        return self._fold.stage_problem(stage._asdict())
+        return self._fold.stage_problem(stage.plain())
 
     def verify(self, stage: Stage) -> VerifiedStage:
         """Reads every chunk from its first byte to its last, and the rows that are taken. Raises CorruptChunk, OSError.
@@ -103,7 +103,7 @@ class Staging:
                 raise CorruptChunk(f"chunk {chunk.name} has a row for queue number {number}, which never existed")
         named = [{"name": chunk.name, "count": chunk.row_count} for chunk in verified.chunks]
         self._fold.tally = verified.tally
-        return self._writer.write_system(STAGE, stage._asdict() | {"chunks": named}, at_ms)
+        return self._writer.write_system(STAGE, stage.plain() | {"chunks": named}, at_ms)
 
 
 def raise_if_refused(answer: StageAnswer) -> None:

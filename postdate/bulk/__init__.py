@@ -12,5 +12,6 @@ selections.
     arrow        records as Arrow columns
     streams      the far queue, a topic's queue and the wheel as record batches
     upload       chunks and selections that come in
+    promoting    promotes what falls due in the table where no pipeline does
     schema       the columns that go out and come in
 """

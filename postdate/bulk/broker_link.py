@@ -16,7 +16,7 @@ import orjson
 from postdate.client.connection import Address, Answer, Connection, Connections
 from postdate.client.errors import Pause, expect_success
 from postdate.client.loop import LoopThread
-from postdate.contract import State, load
+from postdate.contract import JobOrder, Stage, State, dump, load
 from postdate.errors import PostdateError, ProtocolError
 from postdate.storage.layout import NEAR
 from postdate.wire import codes
@@ -27,6 +27,7 @@ from postdate.wire.requests import Request
 logger = logging.getLogger("postdate.bulk")
 
 _ASK_SECONDS = 10.0  # most requests are answered from memory
+_STAGE_SECONDS = 300.0  # the broker reads every byte of the chunks
 _STATE_PAUSE_SECONDS = 5.0  # a sign of life: the broker drops a connection that says nothing for long
 
 
@@ -58,6 +59,7 @@ class Link:
         """`answers` answers the broker's questions, by their code."""
         self._address = address
         self._bulk = ""  # where bulk listens
+        self._problem = ""  # why it cannot promote
         self._loop = LoopThread()
         self._connections = Connections(greet=self._attach, answers=answers)
         self._keeping: Future[None] | None = None
@@ -88,14 +90,23 @@ class Link:
         """Tells where bulk listens. A broker that refuses is served all the same."""
         if not self._bulk:
             return
-        answer = await connection.request(Request.ATTACH_TABLE, {"bulk": self._bulk}, timeout=_ASK_SECONDS)
+        fields = {"bulk": self._bulk, "problem": self._problem}
+        answer = await connection.request(Request.ATTACH_TABLE, fields, timeout=_ASK_SECONDS)
         if answer.code != codes.SUCCESS:
             logger.warning("the broker asks nothing about the table: %s", answer.remark)
 
-    def _ask(self, code: int, fields: Mapping[str, Any] = NO_FIELDS) -> Command:
+    def tell_problem(self, problem: str) -> None:
+        """Tells the broker why bulk cannot promote, "" where it can; on this connection and every later one."""
+        if problem != self._problem:
+            self._problem = problem
+            self._ask(Request.ATTACH_TABLE, {"bulk": self._bulk, "problem": problem})
+
+    def _ask(
+        self, code: int, fields: Mapping[str, Any] = NO_FIELDS, body: bytes = b"", timeout: float = _ASK_SECONDS
+    ) -> Command:
         async def request() -> Command:
             connection = await self._connections.to(self._address, _ASK_SECONDS)
-            return expect_success(await connection.request(code, fields, timeout=_ASK_SECONDS))
+            return expect_success(await connection.request(code, fields, body, timeout=timeout))
 
         return self._loop.run(request())
 
@@ -130,6 +141,15 @@ class Link:
             if "due" not in answer.fields:
                 return
             place = (str(answer.fields["due"]), str(answer.fields["arrival"]))
+
+    def order(self, number: int) -> JobOrder:
+        """A job, as the pipeline gets it that carries it out."""
+        answer = self._ask(Request.JOB, body=dump({"call": "command", "number": number}))
+        return JobOrder.read(load(answer.body, "the order for a job"))
+
+    def stage(self, stage: Stage) -> None:
+        """Stages chunks. Raises Refused where the broker is elsewhere."""
+        self._ask(Request.STAGE, body=dump(stage.plain()), timeout=_STAGE_SECONDS)
 
     def delay_levels(self) -> str:
         """The broker's delay levels, as it is set."""

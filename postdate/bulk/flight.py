@@ -93,7 +93,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         self._link = link
         self._segment_bytes = read_format(disk)["segment_bytes"]
         self._maps = Maps(folder)
-        self._uploads = Uploads(disk)
+        self.uploads = Uploads(disk)
         self._selections = Selections(disk)
         self._bounds = bounds
         self._streams_max = streams_max
@@ -151,7 +151,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
                 return
             chunk = parse_announcement(descriptor.command or b"")
             self._refuse_old(chunk.name)
-            with self._uploads.receive(chunk) as upload:
+            with self.uploads.receive(chunk) as upload:
                 for piece in reader:
                     upload.add(piece.data)
                 whole = upload.finish()
@@ -166,7 +166,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
             raise Refused(f"chunk {name} is not of epoch {epoch}: another pipeline has registered")
         with self._epoch_lock:
             if epoch > self._epoch:
-                self._uploads.remove_older(epoch, {chunk.name for chunk in self._link.chunks()})
+                self.uploads.remove_older(epoch, {chunk.name for chunk in self._link.chunks()})
                 self._epoch = epoch
 
     @contextmanager

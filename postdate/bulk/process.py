@@ -1,4 +1,4 @@
-"""The process of bulk: starts the Flight server and the link to the broker, and ends them.
+"""The process of bulk: starts the Flight server, the link to the broker and the promoter, and ends them.
 
 It ends on SIGTERM or SIGINT, and when the process that started it is gone. It lives without a broker: meanwhile it
 refuses every call, and it connects again when the broker is back.
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from postdate.bulk.broker_link import Link
 from postdate.bulk.flight import STREAMS_MAX, BulkServer
+from postdate.bulk.promoting import Promoter
 from postdate.bulk.streams import BATCH_BOUNDS, BatchBounds
 from postdate.client.connection import Address
 from postdate.counts import Seconds
@@ -53,6 +54,7 @@ class Bulk:
         except BaseException:
             self._close_link()
             raise
+        self.promoter = Promoter(self._link, self._table, self.server.uploads)
         self.address = Address(host, self.server.port)
         self._link.attach(self.address)
 
@@ -79,6 +81,7 @@ class Bulk:
 
     def close(self) -> None:
         """Ends bulk. Calls that run get a second; then their connections break."""
+        self.promoter.close()
         ending = threading.Thread(target=self.server.shutdown, name="bulk-ending", daemon=True)
         ending.start()
         ending.join(_END_S)
@@ -127,6 +130,7 @@ def run(
     let_others_go_first(NICENESS)
     keep_freed_memory()
     bulk = Bulk(folder, broker, host, port)
+    bulk.promoter.start()
     ready(bulk.address)
     while not ending.wait(_PARENT_PAUSE_S) and os.getppid() == parent:
         pass

@@ -6,8 +6,8 @@ that fails leaves no file.
 
 import re
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +77,12 @@ class Uploads:
         for name in self._disk.list(chunks.FOLDER):
             if name not in staged and (epoch_of(name) or epoch) < epoch:
                 reach("chunk.remove")
+                self._disk.remove(chunks.path_of(name))
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Removes chunks whose stage was refused. A new pipeline may have removed them before."""
+        for name in names:
+            with suppress(FileNotFoundError):
                 self._disk.remove(chunks.path_of(name))
 
     @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from postdate.arrival import NEVER
+from postdate.arrival import NEVER, OWN
 from postdate.errors import IllegalMessage
 from postdate.keys import key_hash
 from postdate.message import (
@@ -152,8 +152,9 @@ class Collected:
 def known_of_chunk(base: int, index: np.ndarray, came_at: int) -> np.ndarray:
     known = np.zeros(len(index), KNOWN)
     known["offset"] = index["position"] + base
-    own = index["flags"] & FLAG_OWN_ARRIVAL != 0
-    known["identity"] = np.where(own, known["offset"], index["arrival"])
+    # An arrival of its own below OWN is another program's, and says nothing.
+    is_unknown = (index["flags"] & FLAG_OWN_ARRIVAL != 0) & (index["arrival"] < OWN)
+    known["identity"] = np.where(is_unknown, known["offset"], index["arrival"])
     known["came_at"], known["kind"] = came_at, MESSAGE
     for name in ("due", "arrival", "size", "queue", "tag_hash"):
         known[name] = index[name]

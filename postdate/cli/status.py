@@ -232,8 +232,10 @@ def _pipeline_facts(status: Status) -> Iterator[tuple[str, str]]:
         return
     if far["horizon"] <= 0:
         yield "state", "has promoted nothing yet: what is due meanwhile comes from the log"
+    elif far["bulk_since_ms"]:
+        yield "state", f"late or away: bulk promotes in its place since {moment(far['bulk_since_ms'])}"
     elif not far["is_served"]:
-        yield "state", "late or away: what is due meanwhile comes from the log"
+        yield "state", "late or away: what is due meanwhile comes from the log, or from the table through bulk"
     if far["horizon"] > 0:
         ahead_ms = far["horizon"] - now_ms
         # 71 s, not 1 min 11 s: one to two minutes are usual.
@@ -244,6 +246,7 @@ def _pipeline_facts(status: Status) -> Iterator[tuple[str, str]]:
         yield "horizon", f"promoted up to {at}, {span} {'ahead' if ahead_ms >= 0 else 'behind'}"
     yield "backlog", f"{count(far['backlog'], 'far row')} that it has not taken yet"
     yield "rescued", f"{count(far['rescued'], 'message')} since the broker was started"
+    yield "by bulk", f"{count(far['bulk_promoted'], 'message')} promoted in its place since then"
     place = status["table"] or "in a place that no pipeline has told"
     report = next((each for each in reversed(status["reports"]) if "table_files" in each), None)
     files = f": {count(report['table_files'], 'file')}, {size(report.get('table_bytes', 0))}" if report else ""

@@ -75,7 +75,7 @@ class Dispatcher:
         self.connections = Connections(broker, clock)
         self.welcome, self.note_unfinished = self.connections.add, self.connections.note_unfinished
         self.complain = self.connections.complain
-        self.sessions = sessions = Sessions(broker, clock.elapsed_ns())
+        self.sessions = sessions = Sessions(broker, clock)
         self.pulse = pulse = Pulse(broker, clock, self._wake)
         creation, tasks = AutoCreation(broker, clock), Tasks(broker, "counts_max")
         recalls = Recalls(broker, clock, pulse, sessions.table)
@@ -88,7 +88,7 @@ class Dispatcher:
         self.status = Status(
             broker, clock, sessions.meter,
             lambda: {"connections": len(self.connections), "held_pulls": self.pulls.held_count},
-            self.pipelines,
+            self.pipelines, sessions.table.promotions,
         )  # fmt: skip
         objects = {
             "recall": recalls,

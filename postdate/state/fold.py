@@ -86,6 +86,7 @@ class StageAnswer(NamedTuple):
 
     accepted: bool
     reason: str
+    message_count: int = 0  # that it brought into the wheel
 
 
 Counts = Iterable[tuple[int, int]]
@@ -379,11 +380,14 @@ class Fold:
             return StageAnswer(False, reason)
         chunks = [self.chunks.open(entry["name"]) for entry in body["chunks"]]  # may raise: before anything changes
         self._take_far(body["far"][1], batch.at_ms)
+        count = 0
         if chunks:
             keys = self.cancels.keys_between(min(chunk.head.due_low_ms for chunk in chunks), body["horizon"][1])
             ahead = self.jobs.ahead_of(body["far"][1])
             for chunk in chunks:
-                self._stage_chunk(chunk, keys, ahead, batch.at_ms)
+                count += self._stage_chunk(chunk, keys, ahead, batch.at_ms)
+        for number, _, until_ms in body.get("brought", ()):
+            self.jobs.bring(number, until_ms, batch.end)
         self.far.take(body["far"][1], body["horizon"][1])
         self.far.rows_in = body["rows_in"]
         self.far.rows_out += body["rows_out"]
@@ -391,10 +395,12 @@ class Fold:
         self.cancels.forget_taken(self.far.taken, self.far.horizon_at_ms)
         self.cancels.sweep()
         self.jobs.forget_passed(min(self.far.horizon_at_ms, self.fired_at_ms))
-        return StageAnswer(True, "")
+        return StageAnswer(True, "", count)
 
     def stage_problem(self, body: dict[str, Any]) -> str:
-        """Why a stage is refused; empty where it is accepted. Compare and set on epoch, taken and horizon."""
+        """Why a stage is refused; empty where it is accepted. Compare and set on epoch, taken and horizon, and on how
+        far rows of jobs were brought.
+        """
         far = self.far
         (far_from, far_to), (horizon_from, horizon_to) = body["far"], body["horizon"]
         if body["epoch"] != far.epoch:
@@ -411,6 +417,9 @@ class Fold:
                 f"rows_in is {body['rows_in']} and rows_out {body['rows_out']}: {far.rows_in} rows came into the table "
                 "before, and none comes back"
             )
+        for number, from_ms, until_ms in body.get("brought", ()):
+            if problem := self.jobs.bring_problem(number, from_ms, until_ms, horizon_to):
+                return problem
         return ""
 
     def _take_far(self, until: int, at_ms: int) -> None:
@@ -450,7 +459,8 @@ class Fold:
             segments.update(dict(by_segment))
         return Tally(start, max(start, stop), queues, segments)
 
-    def _stage_chunk(self, chunk: Chunk, keys: CancelledKeys, ahead: list[Job], at_ms: int) -> None:
+    def _stage_chunk(self, chunk: Chunk, keys: CancelledKeys, ahead: list[Job], at_ms: int) -> int:
+        """Makes a chunk a run of the wheel; returns how many of its rows are to be fired."""
         index = chunk.index
         base = self.chunk_end
         self.chunk_end += (chunk.head.file_bytes + 7) & -8
@@ -464,10 +474,14 @@ class Fold:
         if self.far.rescues:
             elsewhere = self.far.rescued(index["arrival"], index["due"]) & (index["flags"] & FLAG_OWN_ARRIVAL == 0)
             fate[elsewhere] = ELSEWHERE
+        if self.jobs.brought():
+            fate[self.jobs.find_brought(index)] = ELSEWHERE
         # Brought together before they are counted: rows lie 56 bytes apart, and one pass over them is enough.
         queues = np.ascontiguousarray(index["queue"])
-        add(self.near, queues[fate == LIVING] if fate.any() else queues)
+        living = queues[fate == LIVING] if fate.any() else queues
+        add(self.near, living)
         self.wheel.stage(Run(base, index, 0, fate))
+        return len(living)
 
     # -- jobs ---------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from postdate.arrival import NEAR, NEVER, OWN, job_of
+from postdate.arrival import NEAR, NEVER, OWN, job_of, own_arrival
 from postdate.contract import CANCEL as CANCEL
 from postdate.contract import DONE as DONE
 from postdate.contract import ENDED
@@ -99,6 +99,7 @@ class Job:
     decided_at: int = -1  # the end of the batch in the log that decided it
     ended_at_ms: int = 0
     reason: str = ""  # why it failed
+    brought_until_ms: int = -1  # rows of its files due until then came into the wheel before the table took them
 
     @property
     def is_over(self) -> bool:
@@ -228,6 +229,42 @@ class Jobs:
         if self._by_id.get(job.id) is job:
             del self._by_id[job.id]
 
+    # -- bringing before the table has followed -----------------------------------------------------------------
+
+    def bring_problem(self, number: int, from_ms: int, until_ms: int, horizon_ms: int) -> str:
+        """Why rows of a job's files cannot be brought into the wheel; empty where they can. Compare and set on how far
+        they were brought before.
+        """
+        job = self.get(number)
+        is_due = job is not None and (job.state == RUNNING or (job.state == WAITING and job.op == IMPORT))
+        if job is None or not is_due or job.op == CANCEL:
+            return f"job {number} brings no messages" + (f": it is {job.state}" if job else "")
+        if from_ms != job.brought_until_ms or not from_ms <= until_ms <= horizon_ms:
+            return (
+                f"it brings what job {number} has from {from_ms} to {until_ms}: that was brought up to "
+                f"{job.brought_until_ms}, the horizon is {horizon_ms}"
+            )
+        return ""
+
+    def bring(self, number: int, until_ms: int, batch_end: int) -> None:
+        """Notes how far the rows of a job's files are in the wheel. An import can be withdrawn no more."""
+        job = self._by_number[number]
+        job.brought_until_ms = until_ms
+        if job.state == WAITING:
+            self.run(job, batch_end, [])
+
+    def brought(self) -> list[Job]:
+        """The jobs whose rows may come again from the table. Where a job is over, the horizon has passed them all."""
+        return [job for job in self._by_number.values() if job.brought_until_ms >= 0 and not job.is_over]
+
+    def find_brought(self, rows: np.ndarray) -> np.ndarray:
+        """Which rows, of a chunk or selected, came into the wheel in that way."""
+        found, arrival = np.zeros(len(rows), np.bool_), rows["arrival"]
+        for job in self.brought():
+            is_own = (arrival >= own_arrival(job.number)) & (arrival < own_arrival(job.number + 1))
+            found |= is_own & (rows["due"] <= job.brought_until_ms)
+        return found
+
     # -- deciding -----------------------------------------------------------------------------------------------
 
     def decision_problem(self, body: dict[str, Any]) -> str:
@@ -280,7 +317,7 @@ class Jobs:
         if is_own.any():
             fresh = [job.number for job in self.all() if job.far >= far.taken]
             untaken |= is_own & np.isin(job_of(arrival), fresh)
-        rescued = ~is_own & far.rescued(arrival, rows["due"])
+        rescued = (~is_own & far.rescued(arrival, rows["due"])) | self.find_brought(rows)
         waits: np.ndarray = ((rows["due"] > far.horizon_at_ms) | untaken) & ~rescued & (rows["flags"] & NEAR == 0)
         return waits
 

@@ -25,7 +25,7 @@ from postdate.arrival import NEVER
 from postdate.storage.layout import NEAR, SINGLE, SINGLE_BYTES, SINGLE_STRUCT, SLOT_COUNT, SLOT_HEAD
 
 DEAD = -1
-LIVING, CANCELLED, ELSEWHERE = range(3)  # fates of a staged row; ELSEWHERE: a rescue brought it into the wheel before
+LIVING, CANCELLED, ELSEWHERE = range(3)  # fates of a staged row; ELSEWHERE: it was brought into the wheel before
 _QUEUE_POSITION = SINGLE.fields["queue"][1] if SINGLE.fields else 0
 _DEAD_BYTES = struct.pack("<i", DEAD)
 _SLOTS_PER_PIECE = 100  # of a snapshot: about 0.1 ms of work

@@ -16,8 +16,17 @@ from postdate.arrival import NEVER
 from postdate.errors import CorruptTable
 from postdate.faultpoint import reach
 from postdate.process import Pacer
-from postdate.table.format import CANCEL, MESSAGE, ORDER, ROW_GROUP_ROWS, SCHEMA, File, writer_options
-from postdate.table.living import is_unpromoted
+from postdate.table.format import (
+    CANCEL,
+    MESSAGE,
+    ORDER,
+    ROW_GROUP_ROWS,
+    SCHEMA,
+    File,
+    name_taken_in,
+    writer_options,
+)
+from postdate.table.living import has_arrived, is_unpromoted
 
 _WINDOW_COLUMNS = ("due", "arrival", "kind")  # they tell whether a row is in a window
 PIECE_ROWS, PIECE_BYTES = 32_768, 16 << 20  # sorted at once, or a little more
@@ -47,7 +56,7 @@ class Window(NamedTuple):
     """The rows that a task reads: due_low < due <= due_high and arrival_low <= arrival < arrival_high.
 
     Rows due at or before `after` are promoted already. Of them only the late ones count: those that arrived at or after
-    `late_from`.
+    `late_from`. Rows that arrived in the log at or after `before` do not count.
     """
 
     due_low: int
@@ -56,6 +65,7 @@ class Window(NamedTuple):
     arrival_high: int = NEVER
     after: int = -1
     late_from: int = NEVER
+    before: int = NEVER
 
     @property
     def whole(self) -> "Window":
@@ -129,6 +139,10 @@ class TableFolder:
         if kinds[1] is not fs.FileType.File:
             self.files.move(self.path(source), self.path(target))
             self.sync([target])
+
+    def has(self, name: str) -> bool:
+        """Whether a file exists."""
+        return bool(self.files.get_file_info(self.path(name)).type is fs.FileType.File)
 
     def remove(self, name: str) -> None:
         """Removes a file. It may be gone: an aborted import and a pipeline that cleans up remove the same files."""
@@ -236,6 +250,20 @@ def parse_row_groups(metadata: Any) -> list[RowGroup]:
         ranges = (dues.min, dues.max, arrivals.min, arrivals.max)
         groups.append(RowGroup(group.num_rows, group.total_byte_size, *ranges, kinds.max != MESSAGE))
     return groups
+
+
+def find_beside(folder: TableFolder, path: str, far: int) -> str:
+    """Returns the name that a file of a job has now: its own, beside the table, or that of a batch that was about to
+    take it in, at this far row or at an earlier one. Raises FileNotFoundError.
+    """
+    for name in (path, name_taken_in(path, far)):
+        if folder.has(name):
+            return name
+    other = name_taken_in(path, far).rpartition("-")[2]
+    for name in folder.sizes():
+        if name.endswith(f"-{other}"):
+            return name
+    raise FileNotFoundError(f"{path} of the table {folder.uri} is missing")
 
 
 # -- reading ----------------------------------------------------------------------------------------------------
@@ -367,9 +395,10 @@ class SortedRows:
 
 
 def has_arrived_within(rows: pa.Table, window: Window) -> pa.ChunkedArray:
-    """Returns which rows arrived in a window's range of arrivals."""
+    """Returns which rows arrived in a window's range of arrivals, and not too late for it."""
     arrival = rows.column("arrival")
-    return pc.and_(pc.greater_equal(arrival, window.arrival_low), pc.less(arrival, window.arrival_high))
+    within = pc.and_(pc.greater_equal(arrival, window.arrival_low), pc.less(arrival, window.arrival_high))
+    return within if window.before == NEVER else pc.and_(within, has_arrived(arrival, window.before))
 
 
 def arrived_within(rows: pa.Table, window: Window) -> int:
@@ -400,6 +429,6 @@ def _in_window(rows: pa.Table, window: Window) -> pa.ChunkedArray:
     mask = pc.and_(pc.greater(due, window.due_low), pc.less_equal(due, window.due_high))
     if window.after > window.due_low:
         mask = pc.and_(mask, is_unpromoted(due, arrival, window.after, window.late_from))
-    if window.arrival_low or window.arrival_high != NEVER:
+    if window.arrival_low or min(window.arrival_high, window.before) != NEVER:
         mask = pc.and_(mask, pc.or_(has_arrived_within(rows, window), pc.equal(rows.column("kind"), CANCEL)))
     return mask

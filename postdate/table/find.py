@@ -21,8 +21,9 @@ from postdate.counts import Counts, Seconds
 from postdate.errors import PostdateError
 from postdate.storage import record as records
 from postdate.table.count import count, parse_request
-from postdate.table.format import DROP, MESSAGE, MESSAGES
-from postdate.table.identity import refuse_foreign
+from postdate.table.files import TableFolder
+from postdate.table.format import DROP, FAR_TRANSACTION, MESSAGE, MESSAGES, File, list_files
+from postdate.table.identity import Seen, read_seen, refuse_foreign
 from postdate.table.living import DROP_COLUMNS, Removals, has_arrived
 
 T = TypeVar("T")
@@ -48,6 +49,15 @@ class Question(NamedTuple):
     @property
     def column(self) -> str:
         return _HASH_OF[self.by]
+
+
+class TableVersion(NamedTuple):
+    """A version of the table: its files, up to which row it holds the far queue, and what it has seen."""
+
+    folder: TableFolder
+    files: list[File]
+    far: int
+    seen: Seen | None  # of the broker's log
 
 
 class TableReader:
@@ -78,6 +88,22 @@ class TableReader:
             request, counts = parse_request(fields)  # empty counts for each try
             count(*self._list_files(uri, identity), request, counts)
             return counts
+
+        return self._read(uri, read)
+
+    def newest(self, uri: str, identity: str = "") -> TableVersion:
+        """Returns the files of the newest version, and how far it goes. Raises TableUnreadable, ForeignTable."""
+
+        def read() -> TableVersion:
+            self._list_files(uri, identity)
+            with self._lock:
+                assert self._delta is not None, "the table was opened to list its files"
+                far = self._delta.transaction_version(FAR_TRANSACTION) or 0
+                files, seen = list_files(self._delta), read_seen(self._delta)
+            for file in files:
+                if None in file:
+                    raise TableUnreadable(f"{file.path} of the table {uri} has no statistics of due and arrival")
+            return TableVersion(TableFolder(f"{uri.rstrip('/')}/{MESSAGES}"), files, far, seen)
 
         return self._read(uri, read)
 

@@ -6,7 +6,7 @@ code. Executors import this module: it needs the standard library and pyarrow.
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack
 
 import pyarrow as pa
@@ -24,18 +24,22 @@ def name_chunk(epoch: int) -> str:
 
 
 class DueRows:
-    """The messages of a slice that still wait, in (due, arrival) order. Raises CorruptTable."""
+    """The messages of a slice that still wait, in (due, arrival) order, without those of some arrivals. Raises
+    CorruptTable.
+    """
 
-    def __init__(self, folder: TableFolder, part: Slice) -> None:
+    def __init__(self, folder: TableFolder, part: Slice, left_out: Collection[int] = ()) -> None:
         self.read = self.cancelled = self.rows = 0  # complete when all pieces are read
         self._window = part.window
+        self._left_out = pa.array(sorted(left_out), pa.int64())
         with ExitStack() as opened:
             rows = opened.enter_context(SortedRows(folder, part.files, part.window, part.untaken))
             columns = [*CHUNK_COLUMNS, "kind", "topic"] if rows.has_cancels else [*CHUNK_COLUMNS, "kind"]
             pieces = (self._without_cancelled(piece).select(CHUNK_COLUMNS) for piece in rows.pieces(columns))
-            # A chunk is announced with its count of rows, which cancels make known only when all is read.
-            self._pieces: Iterable[pa.Table] = list(pieces) if rows.has_cancels else pieces
-            self.count = self.rows if rows.has_cancels else rows.count()
+            # A chunk is announced with its count of rows. Where some are left out, it is known when all is read.
+            is_thinned = rows.has_cancels or bool(left_out)
+            self._pieces: Iterable[pa.Table] = list(pieces) if is_thinned else pieces
+            self.count = self.rows if is_thinned else rows.count()
             self._open = opened.pop_all()
 
     def __enter__(self) -> "DueRows":
@@ -50,6 +54,8 @@ class DueRows:
 
     def _without_cancelled(self, rows: pa.Table) -> pa.Table:
         """The messages among sorted rows that no cancel is for."""
+        if len(self._left_out):
+            rows = rows.filter(pc.invert(pc.is_in(rows.column("arrival"), self._left_out)))
         kind = rows.column("kind")
         if pc.all(pc.equal(kind, MESSAGE)).as_py():
             messages = rows

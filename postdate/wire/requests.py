@@ -241,12 +241,12 @@ class Request(enum.IntEnum):
         contract.REGISTER_PIPELINE, "pipeline.register", body="JSON: table and master",
         answer_body="JSON: where the pipeline is, and names of chunks",
     )
-    STAGE = _Row(contract.STAGE, "pipeline.stage", body="JSON: epoch, far, horizon, chunks, rows in and out")
+    STAGE = _Row(contract.STAGE, "pipeline.stage", body="JSON: epoch, far, horizon, chunks, rows in and out, brought")
     REPORT_BATCH = _Row(
         contract.REPORT_BATCH, "pipeline.report", body="JSON: names and values, as the pipeline likes",
     )
     GET_STATUS = _Row(9_807, "status.get_overview", answer_body="JSON: broker, far queue, pipeline and parts")
-    ATTACH_TABLE = _Row(9_808, "table.attach", (_may("bulk"),))
+    ATTACH_TABLE = _Row(9_808, "table.attach", (_may("bulk"), _may("problem")))
     GET_CHUNKS = _Row(9_810, "pipeline.chunks", answer_body="JSON: staged chunks")
     GET_FORECAST = _Row(
         9_812, "pending.forecast", (_may("topic"), _may("unit", "minute"), _may("bars", 60, _NUMBER)),

@@ -38,6 +38,7 @@ TOLD: dict[str, Any] = {
     "far": {
         "taken": 5, "length": 22, "backlog": 17, "horizon": T0 + 71 * SECOND_MS, "epoch": 3, "is_served": True,
         "rescued": 0, "rows_in": 1_222_210, "rows_out": 5,
+        "bulk_promoted": 0, "bulk_since_ms": 0, "bulk_problem": "", "bulk_problem_since_ms": 0,
     },
     "table": "/data/table",
     "pipeline": {"at_ms": T0, "note": ""},
@@ -78,6 +79,7 @@ pipeline
   horizon  promoted up to 22:14:31, 71 s ahead
   backlog  17 far rows that it has not taken yet
   rescued  0 messages since the broker was started
+  by bulk  0 messages promoted in its place since then
   table    /data/table: 312 files, 1.5 GB
 
 parts
@@ -96,12 +98,20 @@ last batches
     ("far", "line"),
     [
         ({"epoch": 0}, "state  none has registered yet: far messages stay in the log and are on time"),
-        ({"is_served": False}, "state    late or away: what is due meanwhile comes from the log"),
+        (
+            {"is_served": False},
+            "state    late or away: what is due meanwhile comes from the log, or from the table through bulk",
+        ),
+        (
+            {"bulk_since_ms": T0 - SECOND_MS},
+            "state    late or away: bulk promotes in its place since 2023-11-14T22:13:19.000Z",
+        ),
         ({"horizon": 0}, "state    has promoted nothing yet: what is due meanwhile comes from the log"),
         ({"horizon": T0 - 5 * SECOND_MS}, "horizon  promoted up to 22:13:15, 5 s behind"),
         ({"horizon": T0 - 2 * HOUR_MS}, "horizon  promoted up to 20:13:20, 2 h behind"),
         ({"horizon": T0 + 3 * HOUR_MS}, "horizon  promoted up to 2023-11-15T01:13:20Z, 3 h ahead"),
         ({"rescued": 1_001}, "rescued  1,001 messages since the broker was started"),
+        ({"bulk_promoted": 3}, "by bulk  3 messages promoted in its place since then"),
         ({"backlog": 1}, "backlog  1 far row that it has not taken yet"),
     ],
 )

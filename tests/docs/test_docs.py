@@ -57,7 +57,7 @@ from postdate.client import admin, errors
 from postdate.client.address import ADDRESS_DEFAULT
 from postdate.clock import SystemClock
 from postdate.config import FIELDS, GROUPS, LIMITS, LIVE, ROCKETMQ_NAMES, Limits, Settings, load
-from postdate.contract import Selection
+from postdate.contract import Selection, Stage
 from postdate.errors import PostdateError
 from postdate.server import answers
 from postdate.spark.formats import topic
@@ -1116,6 +1116,9 @@ def ask_for_jobs(broker: Broker) -> None:
     at_ms, jobs = T0 + MINUTE_MS, broker.jobs
     settled(broker, jobs.begin("import", TOPIC, at_ms))
     settled(broker, jobs.adopt("import", [["_import-1.parquet", 1, 1, 1, 1, 1, 1]], 0, at_ms))
+    far, number = broker.fold.far, broker.fold.jobs.all()[0].number
+    places = (far.taken, far.taken), (far.horizon_at_ms, far.horizon_at_ms)
+    broker.stage(Stage(far.epoch, *places, (), far.rows_in, 0, ((number, -1, at_ms),)), at_ms)
     settled(broker, jobs.begin("given-up", TOPIC, at_ms))
     settled(broker, jobs.fail("given-up", "no more", at_ms))
     job = require_job(settled(broker, jobs.ask("cancel", "cancel", "true", 0, at_ms)))

@@ -20,8 +20,8 @@ from postdate.check import check_folder
 from postdate.client.address import parse_address
 from postdate.clock import ManualClock
 from postdate.config import MIB
+from postdate.contract import horizon_of
 from postdate.spark.pipeline.history import History
-from postdate.spark.pipeline.source import horizon_of
 from postdate.storage.disk import RealDisk
 from tests.support.cluster import Cluster, Driver, bare_python, wait_for
 from tests.support.core import HOUR_MS, MINUTE_MS, SECOND_MS, T0, TOPIC, message, pulled

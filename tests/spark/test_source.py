@@ -2,7 +2,7 @@
 
 import pytest
 
-from postdate.spark.pipeline.source import horizon_of
+from postdate.contract import horizon_of
 
 
 @pytest.mark.parametrize(

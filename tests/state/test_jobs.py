@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from postdate.arrival import NEAR, NEVER
+from postdate.arrival import NEAR, NEVER, own_arrival
 from postdate.keys import key_hash
 from postdate.state.far import Far
 from postdate.state.jobs import CANCEL, DONE, FAILED, IMPORT, LOADING, POSTPONE, RUNNING, WAITING, Job, Jobs, Part
@@ -181,3 +181,56 @@ def test_what_was_only_taken_away_is_forgotten_when_it_has_passed_and_the_table_
     assert world.jobs.decided() == [job]
     world.jobs.forget_passed(10)
     assert world.jobs.decided() == []
+
+
+# ----------------------------------------------------------------------------- rows that come before the table has them
+
+
+def test_rows_of_an_import_are_brought_step_by_step_and_it_cannot_be_withdrawn_then(world: World) -> None:
+    world.begin("begin", IMPORT)
+    assert "is loading" in world.jobs.bring_problem(0, -1, 50, HORIZON)
+    world.call("adopt", id="j", files=[], rows=3, bad=0)
+    assert world.jobs.bring_problem(0, -1, 50, HORIZON) == ""
+    world.jobs.bring(0, 50, 64)
+    assert world.call("fail", id="j", reason="late") == RUNNING
+    assert "brought up to 50" in world.jobs.bring_problem(0, -1, 60, HORIZON), "it was brought before"
+    assert "the horizon is 100" in world.jobs.bring_problem(0, 50, 101, HORIZON)
+    assert "brought up to 50" in world.jobs.bring_problem(0, 50, 49, HORIZON)
+    assert world.jobs.bring_problem(0, 50, 60, HORIZON) == ""
+    rows = far_rows((50, own_arrival(0)), (51, own_arrival(0)), (50, own_arrival(1)), (50, 8))
+    assert world.jobs.find_brought(rows).tolist() == [True, False, False, False]
+
+
+def test_jobs_that_bring_nothing_are_refused(world: World) -> None:
+    assert world.jobs.bring_problem(0, -1, 50, HORIZON) == "job 0 brings no messages"
+    world.begin("ask", POSTPONE)
+    assert "is waiting" in world.jobs.bring_problem(0, -1, 50, HORIZON), "nothing is decided"
+    world.job(CANCEL, [(1, 1)])
+    assert "is running" in world.jobs.bring_problem(1, -1, 50, HORIZON)
+    world.job(POSTPONE, [(1, 1)])
+    assert world.jobs.bring_problem(2, -1, 50, HORIZON) == ""
+
+
+def test_what_was_brought_is_forgotten_with_its_job_and_survives_a_snapshot(world: World) -> None:
+    job, rows = world.job(POSTPONE, [(1, 1)]), far_rows((50, own_arrival(0)))
+    world.jobs.bring(0, 50, 64)
+    saved = world.jobs.state()
+    world.jobs.load(1, saved)
+    assert world.jobs.find_brought(rows).tolist() == [True]
+    for each in saved:
+        del each["brought_until_ms"]  # as an earlier version has written it
+    world.jobs.load(1, saved)
+    assert world.jobs.find_brought(rows).tolist() == [False]
+    world.jobs.bring(0, 50, 64)
+    job = world.jobs.all()[0]
+    world.jobs.end(job, DONE, 1_000)
+    assert world.jobs.find_brought(rows).tolist() == [False]
+
+
+def test_a_decision_comes_too_late_for_what_was_brought_and_fired(world: World) -> None:
+    world.begin("begin", IMPORT)
+    world.call("adopt", id="j", files=[], rows=3, bad=0)
+    world.jobs.bring(0, HORIZON, 64)
+    rows = np.zeros(2, SELECTED)
+    rows["due"], rows["arrival"] = [50, 150], [own_arrival(0), own_arrival(0, 0, 1)]
+    assert world.jobs._waits_in_table(rows).tolist() == [False, True]

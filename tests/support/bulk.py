@@ -78,8 +78,8 @@ def chunk_batch(far: pa.Table) -> pa.RecordBatch:
     return rows.combine_chunks().to_batches()[0].cast(IN)
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
+def wait_until(is_so: Callable[[], bool], limit_s: float = WAIT_S) -> None:
+    end = time.monotonic() + limit_s
     while not is_so():
         assert time.monotonic() < end, "it does not come to that"
         time.sleep(0.01)

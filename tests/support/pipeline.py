@@ -10,19 +10,28 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from postdate.arrival import NEVER, OWN_ARRIVAL, own_arrival
 from postdate.bulk.process import Bulk
 from postdate.client.address import parse_address
 from postdate.clock import ManualClock
+from postdate.contract import POSTPONE, Selection, TableFile, horizon_of
+from postdate.keys import key_hash
+from postdate.message import LOOPBACK, Message, encode_properties
 from postdate.spark.executor.broker_client import BrokerClient
+from postdate.spark.executor.bulk_client import BulkClient
 from postdate.spark.pipeline.batch import Pipeline
 from postdate.spark.pipeline.history import History
-from postdate.spark.pipeline.source import horizon_of
+from postdate.storage import record as records
 from postdate.storage.disk import RealDisk
 from postdate.table.delta import Table
+from postdate.table.files import TableFolder, Window, read_window, sort_rows, write_file
+from postdate.table.format import MESSAGE, SELECTED
 from tests.support.bulk import wait_until
 from tests.support.core import HOUR_MS, MINUTE_MS, SECOND_MS, T0, TOPIC, message
 from tests.support.server import SERVED, Served, configured
+from tests.support.table_rows import row, signed, table_of
 
 BEGIN = T0 // HOUR_MS * HOUR_MS + SECOND_MS
 LEAD_MS = 60_000
@@ -49,6 +58,27 @@ class Here:
 
     def range(self, start: int, stop: int, _step: int, _parts: int) -> Frame:
         return Frame(pa.RecordBatch.from_pydict({"id": list(range(start, stop))}))
+
+
+def imported_row(name: str, due: int, arrival: int, queue_id: int, queue: int) -> dict[str, Any]:
+    """A message of an import as a row of the table."""
+    unique = f"{name.replace(' ', '-u')}"
+    sent = Message(TOPIC, name.encode(), encode_properties({"UNIQ_KEY": unique}))
+    record = records.encode(sent._replace(queue_id=queue_id), TOPIC.encode(), 0, 1, LOOPBACK)
+    return row(due, arrival, queue=queue, flags=OWN_ARRIVAL, unique_hash=signed(key_hash(unique)), record=record)
+
+
+def write_import(control: BrokerClient, job_id: str, dues: Sequence[int]) -> list[TableFile]:
+    """Begins an import and writes its file beside the table, as its tasks do. Message n has the body "id n", and the
+    unique key "id-u n".
+    """
+    order = control.begin_import(job_id, TOPIC)
+    rows = [
+        imported_row(f"{job_id} {n}", due, own_arrival(order.job.number, 0, n), *order.queues[n % 2])
+        for n, due in enumerate(dues)
+    ]
+    written = write_file(TableFolder(f"{order.table}/messages"), f"_import-{job_id}-soon-1.parquet", table_of(*rows))
+    return [TableFile(*written.file)]
 
 
 class World:
@@ -93,6 +123,58 @@ class World:
     def cancel(self, key: str, due: int, by: str) -> None:
         self.served.call(lambda: self.broker.cancel(TOPIC, key, due, self.clock.now_ms(), by=by))
         self.served.settle()
+
+    def write_import(self, job_id: str, dues: Sequence[int]) -> list[TableFile]:
+        return write_import(self.control, job_id, dues)
+
+    def import_messages(self, job_id: str, dues: Sequence[int]) -> None:
+        """Imports messages; the next batch takes them in."""
+        self.control.adopt(job_id, self.write_import(job_id, dues), 0)
+
+    def decide_postponement(self, job_id: str, by_ms: int) -> None:
+        """Asks for a job that postpones everything in the table, and decides it, as a pipeline without Spark would: the
+        selection is uploaded, and the moved rows lie beside the table. The table has not followed.
+        """
+        self.served.call(lambda: self.broker.jobs.ask(job_id, POSTPONE, "true", by_ms, self.clock.now_ms()))
+        self.served.settle()
+        number, table = self.control.find_job(job_id).number, self.pipeline.table
+        rows = sort_rows(read_window(table.folder, list(table.files), Window(-1, NEVER)))
+        rows = rows.filter(pc.equal(rows["kind"], MESSAGE))
+        own, name = own_arrival(number), f"{number:08d}-0"
+        with BulkClient(str(self.bulk.address)) as bulk:
+            bulk.select(name, rows.select(SELECTED.names).cast(SELECTED))
+        moved = [
+            each | {"due": each["due"] + by_ms, "arrival": own + n, "flags": OWN_ARRIVAL}
+            for n, each in enumerate(rows.to_pylist())
+        ]
+        written = write_file(table.folder, f"_job-{number:08d}-soon-1.parquet", table_of(*moved))
+        self.control.decide(Selection(self.pipeline.epoch, number, ((name, own),), (TableFile(*written.file),)))
+
+    def find_states(self, unique: str) -> list[str]:
+        """What a lookup says of the messages of a unique key."""
+        return self.served.call(
+            lambda: [found.state.value for found in self.broker.find(TOPIC, unique, by="unique") if found is not None]
+        )
+
+    def shown(self) -> dict[str, int]:
+        """The bodies of all visible messages, and when they became visible. None is shown twice."""
+        found: list[tuple[str, int]] = []
+        for queue_id in range(2):
+            bodies = [records.decode(data).body.decode() for data in self._pull(queue_id)]
+            found += [(body, self.broker.view.visible_at_ms(TOPIC, queue_id, n)) for n, body in enumerate(bodies)]
+        assert len(dict(found)) == len(found), "a message is shown twice"
+        return dict(found)
+
+    def _pull(self, queue_id: int) -> list[bytes]:
+        view = self.broker.view
+        return view.pull(TOPIC, queue_id, 0, count_max=10_000).records if view.offsets(TOPIC, queue_id)[1] else []
+
+    def pass_without_pipeline(self, span_ms: int, step_ms: int = SECOND_MS) -> None:
+        """Time passes, the pipeline is away, and bulk looks once a step."""
+        for _ in range(span_ms // step_ms):
+            self.served.pass_ms(step_ms)
+            self.bulk.promoter.look()
+            self.served.settle()
 
     def batch(self) -> None:
         state = self.control.state()

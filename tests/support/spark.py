@@ -26,11 +26,11 @@ from postdate.bulk.process import Bulk
 from postdate.check import check_folder
 from postdate.client.address import parse_address
 from postdate.clock import ManualClock
+from postdate.contract import horizon_of
 from postdate.errors import PostdateError
 from postdate.message import Message, encode_properties
 from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.pipeline.driver import Driver, Options
-from postdate.spark.pipeline.source import horizon_of
 from postdate.spark.session import java
 from postdate.spark.session.session import Gateway
 from postdate.storage.disk import Disk, RealDisk

@@ -119,7 +119,7 @@ LEAST: dict[int, tuple[str, dict[str, str], dict[str, Any]]] = {
     9805: ("STAGE", {}, {}),
     9806: ("REPORT_BATCH", {}, {}),
     9807: ("GET_STATUS", {}, {}),
-    9808: ("ATTACH_TABLE", {}, {"bulk": ""}),
+    9808: ("ATTACH_TABLE", {}, {"bulk": "", "problem": ""}),
     9810: ("GET_CHUNKS", {}, {}),
     9812: ("GET_FORECAST", {}, {"topic": "", "unit": "minute", "bars": 60}),
     9813: ("GET_NEAR", {}, {"due": -1, "arrival": -1}),

@@ -220,6 +220,6 @@ class Jobs:
         return arrival < job.arrival and selects(job.where, message.topic, message.user_key)
 
     def messages_on_the_way(self) -> frozenset[str]:
-        """Messages of open jobs that no stage has taken yet: only a pipeline can deliver them."""
+        """Messages of open jobs that no stage has taken yet: only a promotion can deliver them."""
         paths = [file[0] for job in self._site.broker.fold.jobs.open() for file in job.files]
         return frozenset(row.name for path in paths for row in self._site.table.aside[path])

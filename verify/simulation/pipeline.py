@@ -214,7 +214,7 @@ class SimulatedPipeline:
         near = _in_wheel(broker)
         rest = [row for row in self._table.rows if row.number >= far.taken or row.due > far.horizon_at_ms]
         known = {row.arrival for row in near}
-        elsewhere = [row for row in _living(rest) if row.arrival not in known]
+        elsewhere = [row for row in living(rest) if row.arrival not in known]
         found = [Found(row, True) for row in near] + [Found(row, False) for row in elsewhere]
         return [
             each
@@ -259,7 +259,7 @@ class SimulatedPipeline:
             for row in self._table.rows
             if row.due <= horizon[1] and (row.due > horizon[0] or row.number >= taken[0])
         ]
-        chunks = self._write_chunks(_living(leaving))
+        chunks = self._write_chunks(living(leaving))
         return Stage(self.epoch, taken, horizon, tuple(chunks), self._table.rows_in, len(leaving))
 
     def forget(self, broker: Broker) -> None:
@@ -269,24 +269,28 @@ class SimulatedPipeline:
             self._seen = self._table.commit_count
 
     def _write_chunks(self, rows: list[TableRow]) -> list[str]:
-        """Writes two chunks if there are enough rows, so that the broker has to merge them."""
-        rows = sorted(rows, key=lambda row: (row.due, int(row.row["arrival"])))
-        halves = [rows[::2], rows[1::2]] if len(rows) > 3 else [rows] if rows else []
-        return [self._write_chunk(half) for half in halves]
-
-    def _write_chunk(self, rows: list[TableRow]) -> str:
-        index = np.zeros(len(rows), CHUNK_ROW)
-        position = 0
-        for place, (_, row, data) in enumerate(rows):
-            for name in ("due", "arrival", "size", "queue", "tag_hash", "unique_hash", "key_hash"):
-                index[name][place] = row[name]
-            index["position"][place] = position
-            index["flags"][place] = chunk.FLAG_OWN_ARRIVAL if row["arrival"] >= OWN else 0
-            position += len(data)
         self._chunk_count += 1
-        name = f"{self.epoch:06d}-{self._chunk_count:08d}"
-        chunk.write(self._disk, name, index, b"".join(row.record for row in rows))
-        return name
+        return write_chunks(self._disk, f"{self.epoch:06d}-{self._chunk_count:08d}", rows)
+
+
+def write_chunks(disk: Disk, name: str, rows: list[TableRow]) -> list[str]:
+    """Writes two chunks if there are enough rows, so that the broker has to merge them; returns their names."""
+    rows = sorted(rows, key=lambda row: (row.due, int(row.row["arrival"])))
+    halves = [rows[::2], rows[1::2]] if len(rows) > 3 else [rows] if rows else []
+    return [_write_chunk(disk, f"{name}-{number}", half) for number, half in enumerate(halves)]
+
+
+def _write_chunk(disk: Disk, name: str, rows: list[TableRow]) -> str:
+    index = np.zeros(len(rows), CHUNK_ROW)
+    position = 0
+    for place, (_, row, data) in enumerate(rows):
+        for column in ("due", "arrival", "size", "queue", "tag_hash", "unique_hash", "key_hash"):
+            index[column][place] = row[column]
+        index["position"][place] = position
+        index["flags"][place] = chunk.FLAG_OWN_ARRIVAL if row["arrival"] >= OWN else 0
+        position += len(data)
+    chunk.write(disk, name, index, b"".join(row.record for row in rows))
+    return name
 
 
 def selects(where: str, topic: str, key: str) -> bool:
@@ -305,7 +309,7 @@ def _in_wheel(broker: Broker) -> list[TableRow]:
     return rows
 
 
-def _living(rows: list[TableRow]) -> list[TableRow]:
+def living(rows: list[TableRow]) -> list[TableRow]:
     """The messages among rows that none of the rows cancels or drops."""
     cancels = [row for row in rows if row.row["kind"] == CANCEL]
     messages = [row for row in without_drops(rows) if row.row["kind"] == MESSAGE]

@@ -230,6 +230,67 @@ PLANTED = (
          _FLUSH, Op("stage", (30_000,)), Op("pass", (30_000,))),
         seen=("m1",),
     ),
+    # Bulk stands in for a pipeline that is away, which comes back with the same rows.
+    Planted(
+        "an import that only the table has, while the pipeline is away",
+        (Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH, Op("register"), _CARRIED_OUT, Op("stage", (0,)),
+         Op("die", (0,)), Op("away", (3,)), Op("serve", (2,))),
+        seen=("m1",),
+    ),
+    Planted(
+        "an import that no batch has taken in, while the pipeline is away",
+        (Op("register"), Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH, Op("away", (3,)), Op("kill"),
+         Op("serve", (2,))),
+        seen=("m1",),
+    ),
+    Planted(
+        "rows of an import that bulk brings between a batch's read and its stage",
+        (Op("register"), Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH, _CARRIED_OUT,
+         Op("bulk", (20_000,)), Op("stage", (30_000,)), Op("pass", (20_000,))),
+        seen=("m1",),
+    ),
+    Planted(
+        "rows of an import that a batch stages while bulk reads them",
+        (Op("register"), Op("stage", (20_000,)), Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH,
+         Op("begin_bulk", (0, 1)), _CARRIED_OUT, Op("stage", (30_000,)), Op("end_bulk"), Op("pass", (20_000,))),
+        seen=("m1",),
+    ),
+    Planted(
+        "two looks of bulk at the same rows of an import",
+        (Op("register"), Op("stage", (20_000,)), Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH,
+         Op("begin_bulk", (0, 1)), Op("bulk", (0,)), Op("end_bulk"), Op("pass", (20_000,))),
+        seen=("m1",),
+    ),
+    Planted(
+        "an import that is withdrawn while bulk reads it",
+        (Op("register"), Op("stage", (20_000,)), Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH,
+         Op("begin_bulk", (0, 1)), Op("fail", (0,)), _FLUSH, Op("end_bulk"), Op("serve", (3,))),
+        unseen=("m1",),
+    ),
+    Planted(
+        "an import that is withdrawn when bulk has brought it",
+        (Op("register"), Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH, Op("bulk", (20_000,)),
+         Op("fail", (0,)), _FLUSH, Op("pass", (10_000,))),
+        seen=("m1",),
+    ),
+    Planted(
+        "postponed messages that the table has not followed, while the pipeline is away",
+        (_FAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), Op("read", (4,)), Op("die", (0,)), Op("away", (4,)),
+         Op("serve", (2,))),
+        seen=("m1",),
+    ),
+    Planted(
+        "a cancel of what bulk has brought",
+        (Op("register"), Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH, Op("bulk", (20_000,)),
+         _CANCEL_FIRST, _FLUSH, _CARRIED_OUT, Op("stage", (30_000,)), Op("pass", (20_000,))),
+        unseen=("m1",),
+    ),
+    Planted(
+        "a job that postpones what bulk has brought and shown",
+        (Op("register"), Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH, Op("bulk", (9_000,)),
+         _POSTPONE, _FLUSH, Op("pass", (9_000,)), _CARRIED_OUT, Op("stage", (30_000,)), Op("pass", (30_000,))),
+        seen=("m1",),
+    ),
     Planted(
         "an import that is given up",
         (Op("import", (0, 8_000, 0, 0, 1)), Op("fail", (0,)), Op("adopt", (0,)), _FLUSH, Op("serve", (5,))),

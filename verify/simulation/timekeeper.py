@@ -16,8 +16,10 @@ class Timekeeper:
         self._watch = watch
         self._jobs = jobs
 
-    def let_pass(self, span_ms: int) -> None:
-        """Lets time pass as in normal life: calls the broker whenever it asked to be called."""
+    def let_pass(self, span_ms: int, *, excuses: bool = True) -> None:
+        """Lets time pass as in normal life: calls the broker whenever it asked to be called. `excuses`: messages that
+        only the table has may be late, because nobody promotes them.
+        """
         until = self._site.now_ms() + span_ms
         while True:
             self._settle_down()
@@ -25,7 +27,7 @@ class Timekeeper:
             if wake > until:
                 break
             self._move_towards(wake)
-        self._end_at(until)
+        self._end_at(until, excuses)
 
     def let_all_come_due(self) -> None:
         """Lets time pass until no message waits any more."""
@@ -37,10 +39,13 @@ class Timekeeper:
             self._move_towards(wake)
         self._end_at(max([self._site.now_ms(), *(m.due for m in self._site.model.messages.values())]))
 
-    def _end_at(self, at_ms: int) -> None:
+    def _end_at(self, at_ms: int, excuses: bool = True) -> None:
         self.move_to(at_ms)
         self._settle_down()
-        self._check_complete()
+        broker = self._site.broker
+        if broker.fire_error is None:
+            excused = self._excused() if excuses else frozenset[str]()
+            self._site.model.check_complete(min(broker.fold.fired_at_ms, self._site.now_ms()), excused)
 
     def _move_towards(self, wake: int) -> None:
         # The broker repeats a failed fire after a pause, and has nothing to do until then.
@@ -81,13 +86,8 @@ class Timekeeper:
         self._site.clock.step_ms(span_ms)
         self._note_clock()
 
-    def _check_complete(self) -> None:
-        broker = self._site.broker
-        if broker.fire_error is None:
-            self._site.model.check_complete(min(broker.fold.fired_at_ms, self._site.now_ms()), self._excused())
-
     def _excused(self) -> frozenset[str]:
-        """The messages that only the pipeline can deliver: they are in the table and not in the log, or a job has put
+        """The messages that only a promotion can deliver: they are in the table and not in the log, or a job has put
         them there.
         """
         broker = self._site.broker

@@ -4,7 +4,7 @@ A history is a list of Ops: a verb and whole numbers. Every verb may stand anywh
 can be shortened by leaving ops out. Everything random inside an op is derived from its numbers.
 
 The world runs ops, lets the broker crash and start again, and reads the queues. The verbs are methods of those who use
-the broker: producers, cancellers, jobs, poppers, operators, pipelines, and the timekeeper.
+the broker: producers, cancellers, jobs, poppers, operators, pipelines, their stand-in, and the timekeeper.
 """
 
 import random
@@ -28,6 +28,7 @@ from verify.simulation.pipelines import Pipelines
 from verify.simulation.poppers import DEAD_LETTERS, Poppers
 from verify.simulation.producers import Producers
 from verify.simulation.site import LIMITS, SETTINGS, TOPICS, Site
+from verify.simulation.stand_in import StandIn
 from verify.simulation.timekeeper import Timekeeper
 
 _QUEUE_COUNTS = {**dict.fromkeys(TOPICS, 2), DEAD_LETTERS: 1}
@@ -55,6 +56,7 @@ class World:
         self._operators = Operators(self.site, self, self._poppers)
         self._timekeeper = Timekeeper(self.site, self, self._jobs)
         self._pipelines = Pipelines(self.site, self, self._timekeeper)
+        self._stand_in = StandIn(self.site, self, self._timekeeper)
         self._spoilt: set[str] = set()  # damaged snapshots: the check may name them
         self._position_before = 0
         self.verbs: dict[str, Callable[..., None]] = {
@@ -84,6 +86,10 @@ class World:
             "upload": self._pipelines.upload,
             "die": self._pipelines.die,
             "serve": self._pipelines.serve,
+            "bulk": self._stand_in.promote,
+            "begin_bulk": self._stand_in.begin,
+            "end_bulk": self._stand_in.end,
+            "away": self._stand_in.serve,
             "pass": self._timekeeper.let_pass,
             "advance": self._timekeeper.advance,
             "step": self._timekeeper.step,

@@ -159,5 +159,6 @@ def _order_for(job: Job) -> JobOrder:
     files = tuple(TableFile(*file) for file in job.files)
     parts = tuple(OrderPart(part.name, part.own, tuple(part.late)) for part in job.parts)
     return JobOrder(
-        job.number, job.id, job.op, job.state, job.where, job.by_ms, job.arrival, job.changed, files, parts
+        job.number, job.id, job.op, job.state, job.where, job.by_ms, job.arrival, job.changed, files, parts,
+        job.brought_until_ms,
     )  # fmt: skip

@@ -98,6 +98,7 @@ class Pipelines:
             identity=self._broker.identity,
             position=position,
             mark=mark,
+            rescue_lead_ms=self._broker.rescuer.rescue_lead_ms,
         )
 
     def _stop(self, size: BatchSize) -> int:
@@ -197,6 +198,8 @@ class Pipelines:
             ticket = staging.write(stage, verified, self._clock.now_ms())
             await self.settled(connection, ticket)
         raise_if_refused(ticket.answer)
+        has_moved = stage.horizon[1] > stage.horizon[0]
+        self._table.note_stage(connection, ticket.answer.message_count, has_moved, self._clock.now_ms())
         return reply(command, codes.SUCCESS)
 
     async def settled(self, connection: Connection, ticket: Ticket) -> None:

@@ -26,7 +26,7 @@ _NONE = "0"  # for queues that RocketMQ has and we have not
 _REPORTS_SHOWN = 20
 _LATE_MS = 100  # less than this is a disk that syncs
 _HEARD_MS = 10_000  # a pipeline between two batches looks at the broker twice a second
-_PIPELINE_FIGURES = ("taken", "backlog", "horizon", "epoch", "rescued")
+_PIPELINE_FIGURES = ("taken", "backlog", "horizon", "epoch", "rescued", "bulk_promoted")
 _SPANS = {"statsMinute": Span.MINUTE, "statsHour": Span.HOUR, "statsDay": Span.DAY}
 
 
@@ -64,12 +64,14 @@ class Status:
         meter: Meter,
         counts: Callable[[], Mapping[str, int]],
         pipelines: Pipelines,
+        promotions: Callable[[], dict[str, Any]],
     ) -> None:
         self._broker = broker
         self._clock = clock
         self._meter = meter
         self._counts = counts
         self._pipelines = pipelines
+        self._promotions = promotions
         self.parts: Mapping[str, str] = {}  # by name of a child process: its state, in a sentence
         self._began_ms = clock.now_ms()
         self._days = Days(self._began_ms, self._totals())
@@ -204,6 +206,7 @@ class Status:
             "rescued": self._broker.rescuer.rescued_count,
             "rows_in": far.rows_in,
             "rows_out": far.rows_out,
+            **self._promotions(),
         }
 
     def _of_parts(self) -> dict[str, str]:
@@ -245,9 +248,9 @@ class Status:
     def _find_late_promotions(self) -> Late | None:
         """Nobody promotes: what only the table has falls due there. What the log has is rescued, and on time."""
         far, now_ms = self._of_far(), self._clock.now_ms()
-        if not self._broker.view.far.in_table or far["is_served"]:
+        if not far["bulk_problem"] and (not self._broker.view.far.in_table or far["is_served"]):
             return None
-        since_ms = far["horizon"] - self._broker.rescuer.rescue_lead_ms + 1
+        since_ms = far["bulk_problem_since_ms"] or far["horizon"] - self._broker.rescuer.rescue_lead_ms + 1
         what = "messages that only the table has, as far as they are due"
         return Late(what, since_ms, max(0, now_ms - far["horizon"]), *self._explain_promotions(far, now_ms))
 
@@ -255,7 +258,7 @@ class Status:
         """Returns why nobody promotes, and what to do."""
         heard, part = self._pipelines.heard, self.parts.get("pipeline", "")
         jobs = [job.id for job in self._broker.view.open_jobs()]
-        if far.get("bulk_problem"):
+        if far["bulk_problem"]:
             return str(far["bulk_problem"]), "repair the table: docs/pipeline.md, A damaged table"
         if heard.note:
             return f"the pipeline {heard.note}", "give it cores, or end what uses them"

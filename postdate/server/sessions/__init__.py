@@ -1,6 +1,7 @@
 """What the server remembers of its clients while it runs."""
 
 from postdate.broker.broker import Broker
+from postdate.clock import Clock
 from postdate.server.connection import Connection
 from postdate.server.sessions.locks import Locks
 from postdate.server.sessions.members import Members, Senders
@@ -13,12 +14,12 @@ from postdate.server.sessions.table import Table
 class Sessions:
     """The sessions of one server, as the requests share them."""
 
-    def __init__(self, broker: Broker, now_ns: int) -> None:
+    def __init__(self, broker: Broker, clock: Clock) -> None:
         self.members = Members[Connection](broker)
         self.senders = Senders[Connection](broker)
         self.locks = Locks(broker.limits.lock_expiry_ms * 1_000_000, broker.limits.locks_max)
         self.offsets = Offsets(broker)
-        self.meter = Meter(broker, now_ns)
+        self.meter = Meter(broker, clock.elapsed_ns())
         self.questions = Questions()
         self.relays = Relays(broker, self.questions)
-        self.table = Table(broker, self.questions)
+        self.table = Table(broker, clock, self.questions)

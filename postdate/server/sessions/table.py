@@ -1,13 +1,16 @@
-"""Asks bulk about the pipeline's table, over the connection that bulk has attached.
+"""Asks bulk about the pipeline's table, over the connection that bulk has attached, and notes what bulk promotes.
 
     client --370---> broker --9809--> bulk, which reads the table
     client --9801--> broker --9811--> bulk
 
 A cancel whose message the broker does not know, due after the horizon, may have its message in the table. Only the
 client that cancels waits for the answer; without one in time the outcome is "unknown", and the cancel stands.
+
+Where no pipeline promotes in time, bulk stages what the table has, and says so where it cannot.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,6 +19,7 @@ import orjson
 
 from postdate.broker.broker import Broker
 from postdate.broker.cancelling import CancelResult
+from postdate.clock import Clock
 from postdate.message import Cancelled
 from postdate.server.connection import Connection
 from postdate.server.sessions.questions import Questions
@@ -24,6 +28,8 @@ from postdate.wire.frame import Command, reply
 from postdate.wire.requests import ClientRequest
 
 _NOBODY = "no process is attached that can read the table"
+logger = logging.getLogger("postdate.server")
+_PROBLEM_MAX = 1_000  # characters
 _ADDRESS_MAX = 300  # characters: a name has 255 at most
 _COUNT_S = 60.0  # ten million rows take a second or two; a busy machine may need more
 
@@ -41,11 +47,14 @@ Tell = Callable[[Truth], None]
 class Table:
     """Asks the process that attached last, which is bulk, and knows where that listens."""
 
-    def __init__(self, broker: Broker, questions: Questions) -> None:
-        self._broker, self._questions = broker, questions
+    def __init__(self, broker: Broker, clock: Clock, questions: Questions) -> None:
+        self._broker, self._clock, self._questions = broker, clock, questions
         self._reader: Connection | None = None
         self.bulk_address = ""  # of the one that is attached
         self._count = 0  # questions on their way
+        self._promoted_count = 0  # messages that bulk promoted
+        self._serves_since_ms = 0  # since when bulk has moved the horizon, and no pipeline; 0 = a pipeline does
+        self._problem, self._problem_since_ms = "", 0  # why bulk cannot promote
 
     def attach(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         if self._reader is not connection:
@@ -53,7 +62,46 @@ class Table:
             self._reader = connection
             connection.held_count += 1  # it may be silent for long: it waits for questions
         self.bulk_address = asked["bulk"][:_ADDRESS_MAX]
+        self._note_problem(asked["problem"][:_PROBLEM_MAX])
         return reply(command, codes.SUCCESS)
+
+    # -- promotions by bulk -------------------------------------------------------------------------------------
+
+    def _note_problem(self, problem: str) -> None:
+        if problem and not self._problem:
+            self._problem_since_ms = self._clock.now_ms()
+            logger.error(
+                "nobody promotes what falls due in the table: no pipeline does, and bulk cannot: %s. What the log has "
+                "is on time; what only the table has comes as soon as bulk can read it: it tries again every second",
+                problem,
+            )
+        elif self._problem and not problem:
+            logger.warning("what falls due in the table can be promoted again")
+        self._problem = problem
+
+    def note_stage(self, connection: Connection, message_count: int, has_moved: bool, at_ms: int) -> None:
+        """Notes an accepted stage of a pipeline or of bulk; `has_moved` says whether it has moved the horizon."""
+        if connection is self._reader:
+            self._promoted_count += message_count
+            if has_moved and not self._serves_since_ms:
+                self._serves_since_ms = at_ms
+                logger.warning("no pipeline promotes in time: bulk promotes in its place")
+        elif has_moved and self._serves_since_ms:
+            self._serves_since_ms = 0
+            logger.info("a pipeline promotes again")
+
+    def promotions(self) -> dict[str, Any]:
+        """What bulk has promoted since the broker was started, since when it stands in for a pipeline (0 = it does
+        not), and since when and why it cannot.
+        """
+        return {
+            "bulk_promoted": self._promoted_count,
+            "bulk_since_ms": self._serves_since_ms,
+            "bulk_problem": self._problem,
+            "bulk_problem_since_ms": self._problem_since_ms if self._problem else 0,
+        }
+
+    # -- questions ----------------------------------------------------------------------------------------------
 
     def drop(self, connection: Connection) -> None:
         if self._reader is connection:

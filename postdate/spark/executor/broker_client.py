@@ -108,7 +108,7 @@ class BrokerClient:
 
     def stage(self, stage: Stage) -> None:
         """Raises Refused where the broker is elsewhere, or another pipeline has registered."""
-        self._ask(contract.STAGE, body=dump(stage._asdict()), timeout=_STAGE_S)
+        self._ask(contract.STAGE, body=dump(stage.plain()), timeout=_STAGE_S)
 
     def report(self, figures: Figures) -> None:
         self._ask(contract.REPORT_BATCH, body=dump(figures))

@@ -184,10 +184,18 @@ class Pipeline:
         ingested = self._ingest(plan, state)
         far_to = ingested.far_to
         clock.stop("ingest_s")
-        horizon = (state.horizon, max(ingested.horizon, state.horizon))
-        promoted = self._promote(state, horizon)
-        clock.stop("promote_s")
-        self._stage(state, far_to, horizon, promoted)
+        while True:
+            horizon = (state.horizon, max(ingested.horizon, state.horizon))
+            promoted = self._promote(state, horizon)
+            clock.stop("promote_s")
+            try:
+                self._stage(state, far_to, horizon, promoted)
+                break
+            except Refused:
+                moved = self._broker.state()
+                if (moved.epoch, moved.taken) != (self.epoch, state.taken) or moved.horizon <= state.horizon:
+                    raise
+                state = moved  # bulk has promoted meanwhile, and the rest is left
         clock.stop("stage_s")
         forgotten = self._forget(horizon[1], promoted.read)
         merged = self._merge(state.now_ms, horizon[1])

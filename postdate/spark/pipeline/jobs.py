@@ -24,8 +24,8 @@ from pyspark.errors import (
 )
 from pyspark.sql import SparkSession
 
-from postdate.contract import ENDED, IMPORT, WAITING, JobOrder, Selection, State, TableFile
-from postdate.errors import CorruptTable
+from postdate.contract import ENDED, IMPORT, RUNNING, WAITING, JobOrder, Selection, State, TableFile
+from postdate.errors import CorruptTable, Refused
 from postdate.faultpoint import reach
 from postdate.spark.executor import selecting
 from postdate.spark.executor.broker_client import BrokerClient
@@ -33,7 +33,7 @@ from postdate.spark.executor.tasks import read_results, written_files
 from postdate.spark.pending import view
 from postdate.table import merging
 from postdate.table.delta import Table
-from postdate.table.files import WrittenFile, describe_file
+from postdate.table.files import WrittenFile, describe_file, find_beside
 from postdate.table.format import name_taken_in
 
 # Errors of a predicate: another try would end in the same way.
@@ -108,7 +108,11 @@ class Jobs:
             self._broker.fail_job(job.id, f"a file of the import cannot be read: {error}")
             return
         if job.state == WAITING:
-            self._broker.decide(Selection(epoch, job.number, ()))
+            try:
+                self._broker.decide(Selection(epoch, job.number, ()))
+            except Refused:
+                if self._broker.order(job.number).state != RUNNING:  # bulk has brought rows of it meanwhile
+                    raise
         reach("job.adopted")
         self._table.take(files, far + 1)
 
@@ -117,7 +121,7 @@ class Jobs:
         maker said of it.
         """
         target = name_taken_in(file.path, far)
-        self._table.folder.rename(file.path, target)
+        self._table.folder.rename(find_beside(self._table.folder, file.path, far), target)
         return describe_file(self._table.folder, target)
 
     # -- selecting ----------------------------------------------------------------------------------------------

@@ -14,19 +14,13 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from postdate.contract import BatchSize, State
+from postdate.contract import BatchSize, State, horizon_of
 from postdate.spark.executor.broker_client import AWAY, BrokerClient
 
 NAME = "postdate-plan"
-MINUTE_MS = 60_000
 _WAIT_S = 1.0  # for something to do, before Spark hears that there is nothing
 
 Offset = dict[str, int]
-
-
-def horizon_of(now_ms: int, lead_ms: int) -> int:
-    """The instant up to which everything is promoted: the lead from now, rounded up to a whole minute."""
-    return -(-(now_ms + lead_ms) // MINUTE_MS) * MINUTE_MS
 
 
 class PlanSource(DataSource):

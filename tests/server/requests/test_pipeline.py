@@ -66,7 +66,7 @@ def test_a_pipeline_is_told_where_it_is(tmp_path: Path) -> None:
             "now_ms": T0, "lead_ms": 60_000, "delay_ms_max": DELAY_MS_MAX,
             "epoch": 0, "taken": 0, "horizon": 0, "far_first": 0, "far_length": 0,
             "arrival_of_taken": NEVER, "rows_in": 0, "rows_out": 0, "rescued": 0, "table": "", "bulk": "",
-            "commands": [], "gone": [], "identity": served.broker.identity,
+            "commands": [], "gone": [], "identity": served.broker.identity, "rescue_lead_ms": 30_000,
         }  # fmt: skip
         sent_far(peer, 3)
         assert register(peer, table="s3://bucket/t", master="local[*]")["epoch"] == 1
@@ -81,7 +81,7 @@ def test_a_pipeline_is_told_where_it_is(tmp_path: Path) -> None:
             "epoch": 1, "taken": 2, "horizon": T0 + 3 * MINUTE_MS, "far_first": 0,
             "far_length": 3, "arrival_of_taken": arrival, "rows_in": 2, "rows_out": 1, "rescued": 0,
             "table": "s3://bucket/t", "bulk": "", "commands": [], "gone": [], "identity": served.broker.identity,
-            **seen,
+            "rescue_lead_ms": 30_000, **seen,
         }  # fmt: skip
 
 
@@ -446,6 +446,7 @@ def test_the_status_shows_all_at_a_glance(tmp_path: Path) -> None:
         assert status["far"] == {
             "taken": 2, "length": 3, "backlog": 1, "horizon": T0 + 2 * MINUTE_MS, "epoch": 1, "is_served": True,
             "rescued": 0, "rows_in": 2, "rows_out": 0,
+            "bulk_promoted": 0, "bulk_since_ms": 0, "bulk_problem": "", "bulk_problem_since_ms": 0,
         }  # fmt: skip
         assert (status["table"], status["parts"]) == ("s3://bucket/t", parts)
         broker = status["broker"]
@@ -465,5 +466,5 @@ def test_the_figures_tell_of_the_pipeline(tmp_path: Path) -> None:
         shown = {name.removeprefix("postdate_pipeline_"): value for name, value in table.items() if "pipeline" in name}
         assert shown == {
             "taken": "2", "backlog": "1", "horizon": str(T0 + HOUR_MS), "epoch": "1", "rescued": "0",
-            "serving": "true",
+            "bulk_promoted": "0", "serving": "true",
         }  # fmt: skip
