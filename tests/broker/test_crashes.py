@@ -39,13 +39,13 @@ STORY = (
     Op("register"), Op("read", (4,)), Op("snapshot", (1,)), Op("stage", (20_000,)),
     # A job cancels what waits of a key: selected, decided, followed.
     FAR, FLUSH, Op("job", (0, 3, 0)), FLUSH, *[Op("work", (100,)), FLUSH] * 3, Op("stage", (20_000,)),
-    # Bulk stands in for the pipeline, also for what no batch has taken in.
-    Op("import", (0, 8_000, 1, 0, 3)), Op("adopt", (0,)), FLUSH, Op("bulk", (20_000,)),
     # Enough for several segments, then time passes, and the pipeline is away.
     *[NOW, NEAR, FLUSH] * 4, FAR, Op("commit", (0, 3)), Op("pass", (10_000,)), Op("snapshot", (2,)),
     Op("send", (3, 8_000, 2, 3, 3)), FLUSH, Op("kill"), Op("pass", (40_000,)),
     # Retention removes a chunk and segments.
     *[NOW] * 4, FLUSH, Op("snapshot", (3,)), NEAR, Op("pass", (40_000,)), Op("snapshot", (4,)), Op("retain"),
+    # Bulk stands in for the pipeline, also for what no batch has taken in.
+    Op("import", (0, 8_000, 1, 0, 3)), Op("adopt", (0,)), FLUSH, Op("bulk", (20_000,)),
     # A torn tail, a clean stop.
     *[Op("send", (0, 0, 1, 0, count)) for count in (3, 2, 2)], Op("power", (2,)), NEAR, Op("close"),
     Op("pass", (2_000,)),
