@@ -169,6 +169,7 @@ class State(NamedTuple):
     position: int | None = None  # where the last batch begins that all this follows from
     mark: int | None = None  # its checksum, without the highest bit
     rescue_lead_ms: int | None = None  # others step in where the horizon is not this far ahead
+    queues: int | None = None  # how many queue numbers were ever given
 
     def plain(self) -> dict[str, Any]:
         return {name: value for name, value in self._asdict().items() if value is not None}
@@ -280,6 +281,46 @@ def read_spans(plain: Plain) -> list[QueueSpan]:
     is_right = _list_of(lambda value: _is_row(value, *(is_number for _ in QueueSpan._fields)))
     found = Fields(plain, "the queues of a topic").value("queues", is_right, "a list of five numbers for each queue")
     return [QueueSpan(*each) for each in found]
+
+
+class TopicQueues(NamedTuple):
+    """A topic, and the numbers of its queues by their ids."""
+
+    name: str
+    read: int  # how many of its queues may be read, and written
+    write: int
+    perm: int
+    attributes: dict[str, str]
+    numbers: list[int]
+
+
+class DeletedQueue(NamedTuple):
+    """A queue of a deleted topic."""
+
+    number: int
+    topic: str
+    id: int
+
+
+class NamedQueues(NamedTuple):
+    """Which number is which queue, of all numbers that were ever given."""
+
+    topics: list[TopicQueues]
+    deleted: list[DeletedQueue]
+
+    @property
+    def given(self) -> int:
+        """How many numbers were ever given."""
+        return len(self.deleted) + sum(len(topic.numbers) for topic in self.topics)
+
+    @classmethod
+    def read(cls, plain: Plain) -> "NamedQueues":
+        fields = Fields(plain, "the queues of a broker")
+        is_topic = (_is_text, is_number, is_number, is_number, _is_object, _list_of(is_number))
+        found = fields.value("topics", _list_of(lambda value: _is_row(value, *is_topic)), "a list of topics")
+        is_deleted = _list_of(lambda value: _is_row(value, is_number, _is_text, is_number))
+        deleted = fields.value("deleted", is_deleted, "a list of queues")
+        return cls([TopicQueues(*each) for each in found], [DeletedQueue(*each) for each in deleted])
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------

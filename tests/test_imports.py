@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("state",),
     ("broker",),
     ("wire", "table"),
-    ("client", "check"),
+    ("client", "check", "adoption"),
     ("bulk",),
     ("server", "spark"),
     ("cli", "testing", "__main__"),

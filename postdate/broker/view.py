@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from postdate.arrival import NEVER
+from postdate.contract import DeletedQueue, NamedQueues, TopicQueues
 from postdate.errors import UsageError
 from postdate.message import Host
 from postdate.state.cancels import Tombstone
@@ -127,6 +128,18 @@ class View:
     def topic_names(self) -> list[str]:
         """Every topic but SCHEDULE_TOPIC_XXXX, which the broker keeps for its levels."""
         return [name for name in self._fold.topics.by_name if name != SCHEDULE_TOPIC]
+
+    def named_queues(self) -> NamedQueues:
+        """Which queue number is which topic and queue."""
+        topics = self._fold.topics
+        named = [
+            TopicQueues(
+                topic.name, topic.read_queue_count, topic.write_queue_count, topic.perm,
+                dict(topic.attributes), list(topic.numbers),
+            )
+            for topic in topics.by_name.values()
+        ]  # fmt: skip
+        return NamedQueues(named, [DeletedQueue(number, *topics.places[number]) for number in self.deleted_queues()])
 
     def queue_number(self, topic: str, queue_id: int) -> int:
         """Raises TopicNotFound, UsageError."""

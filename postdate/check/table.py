@@ -20,17 +20,20 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from postdate.arrival import OWN
+from postdate.broker.ownership import refuse_foreign
 from postdate.check.folder import Folder, named
 from postdate.check.records import Index, due_problem, keys_problem
 from postdate.check.refold import Refold
 from postdate.check.rows import Tables
-from postdate.errors import CorruptLog, CorruptQueue, IllegalMessage
+from postdate.errors import CorruptLog, CorruptQueue, ForeignTable, IllegalMessage
 from postdate.keys import key_hash
 from postdate.message import PROPERTY_KEYS, PROPERTY_TAGS, decode_properties
 from postdate.state.far import Far
 from postdate.storage import record as records
 from postdate.storage.batch import JOB
+from postdate.storage.folder import read_identity
 from postdate.storage.layout import FAR as FAR_ROW
+from postdate.storage.log import Log
 from postdate.table.delta import is_readable
 from postdate.table.format import (
     CANCEL,
@@ -48,6 +51,7 @@ from postdate.table.format import (
     list_files,
     parse_versions,
 )
+from postdate.table.identity import read_marks
 
 # What a row shares with its far row, and how the far row's number is read as the table's.
 _SHARED = {
@@ -308,6 +312,7 @@ class _Taken(NamedTuple):
     """What the log says that the table has: nothing of it is known where the log could not be applied to its end."""
 
     far: Far
+    position: int  # where the log ends
     first: int  # the number of the first far row that is there
     rows: np.ndarray
 
@@ -323,7 +328,7 @@ def _taken(tables: Tables, refold: Refold) -> _Taken | None:
     if refold.fold is None or refold.is_stopped:
         return None
     try:
-        return _Taken(refold.fold.far, *tables.rows("far"))
+        return _Taken(refold.fold.far, refold.fold.position, *tables.rows("far"))
     except CorruptQueue:
         return None  # the check of the far queue has reported it
 
@@ -352,6 +357,7 @@ class _TableCheck:
         self._check_once(arrivals)
         self._check_once(drops)
         if self._taken is not None:
+            self._check_owner(self._taken, delta)
             self._check_taken(self._taken, arrivals, delta.transaction_version(FAR_TRANSACTION) or 0)
 
     # -- opening ------------------------------------------------------------------------------------------------
@@ -417,6 +423,17 @@ class _TableCheck:
 
     def _owners(self, arrival: int) -> str:
         return ", ".join(sorted(name for name, seen in self._seen.items() if (seen.arrival == arrival).any()))
+
+    def _check_owner(self, taken: _Taken, delta: DeltaTable) -> None:
+        """Checks that it is the table of this folder, and knows no more than the log."""
+        folder = self._sources.folder
+        log = Log(folder.disk, folder.segments, 1)
+        log.end = taken.position
+        marks = read_marks(delta)._replace(far=0)  # that is compared below
+        try:
+            refuse_foreign(str(self._path), marks, read_identity(folder.disk), taken.far.length, log)
+        except ForeignTable as error:
+            self._report.find(str(error))
 
     def _check_taken(self, taken: _Taken, arrivals: np.ndarray, place: int) -> None:
         far = taken.far

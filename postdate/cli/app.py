@@ -37,6 +37,7 @@ COMMANDS = {
     "group": "list, show, create and delete consumer groups",
     "pipeline": "run a pipeline on this machine or on a cluster",
     "bulk": "serve a broker's data folder over Arrow Flight",
+    "table": "adopt a table whose data folder is lost",
     "check": "verify a closed data folder",
     "log": "print the log of a data folder",
     "settings": "print the settings of a broker, or a file to start from",

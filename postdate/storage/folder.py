@@ -22,10 +22,20 @@ def open_folder(disk: Disk, settings: Settings, limits: Limits) -> dict[str, int
     refuse_foreign(disk)
     if disk.size(FORMAT_FILE) >= 0:
         return read_format(disk)
-    sizes = (settings.segment_bytes, limits.queue_file_rows, limits.far_block_rows)
-    fixed = {"format": FORMAT} | dict(zip(FIXED_SETTINGS, sizes, strict=True))
-    _write(disk, FORMAT_FILE, json.dumps(fixed))
+    fixed = fixed_of(settings, limits)
+    write_format(disk, fixed)
     return fixed
+
+
+def fixed_of(settings: Settings, limits: Limits) -> dict[str, int]:
+    """What is fixed for the life of a new folder."""
+    sizes = (settings.segment_bytes, limits.queue_file_rows, limits.far_block_rows)
+    return {"format": FORMAT} | dict(zip(FIXED_SETTINGS, sizes, strict=True))
+
+
+def write_format(disk: Disk, fixed: dict[str, int]) -> None:
+    """Makes a folder one that a broker opens."""
+    _write(disk, FORMAT_FILE, json.dumps(fixed))
 
 
 def open_identity(disk: Disk, identity: str = "") -> str:
@@ -61,6 +71,11 @@ def _write(disk: Disk, name: str, text: str) -> None:
 def refuse_foreign(disk: Disk) -> None:
     """Raises ForeignFolder for a folder that holds something, but nothing of ours. Changes nothing, not even a lock."""
     names = [name for name in disk.list("") if name not in ("LOCK", FORMAT_FILE + ".new")]
+    if IDENTITY_FILE in names and FORMAT_FILE not in names:
+        raise ForeignFolder(
+            f"the folder has a file {IDENTITY_FILE} but no file {FORMAT_FILE}: the adoption of a table was cut short; "
+            "repeat it with: postdate table adopt"
+        )
     if names and FORMAT_FILE not in names:
         raise ForeignFolder(
             f"the folder holds {names[0]!r} but no file {FORMAT_FILE}: it is not a Postdate folder; "

@@ -142,6 +142,11 @@ class Segments:
             self._zero(base)
             self._spares.append(base)
 
+    def begin_at(self, base: int) -> None:
+        """Zeroes the first segment of a log that does not begin at 0. Raises DiskFull."""
+        assert not self.bases, f"the log has segments already, the first at {self.bases[0]}"
+        self._zero(base)
+
     def _zero(self, base: int) -> None:
         path = path_of(base) + _NEW
         try:

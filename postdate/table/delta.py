@@ -15,7 +15,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Tr
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from postdate.contract import State, TableMarks
+from postdate.contract import NamedQueues, State, TableMarks, dump
 from postdate.errors import CorruptTable, Refused
 from postdate.faultpoint import reach
 from postdate.table import identity
@@ -179,9 +179,17 @@ class Table:
 
     def stamp(self, owner: str) -> None:
         """Makes it the table of the broker of this identity, durable on return."""
+        self._set_property(identity.PROPERTY, owner)
+
+    def name_queues(self, queues: NamedQueues) -> None:
+        """Writes down what the queue numbers in its rows mean, durable on return."""
+        if identity.read_queues(self._delta) != queues:
+            self._set_property(identity.QUEUES, dump(queues._asdict()).decode())
+
+    def _set_property(self, name: str, value: str) -> None:
         self._write(
             lambda properties: self._delta.alter.set_table_properties(
-                {identity.PROPERTY: owner}, raise_if_not_exists=False, commit_properties=properties,
+                {name: value}, raise_if_not_exists=False, commit_properties=properties,
                 post_commithook_properties=_NO_HOOKS,
             ),
             1, self._places(),

@@ -1,5 +1,5 @@
-"""Whose table it is: a property of the Delta table names the broker, and four transaction versions the last place of
-that broker's log which the table has seen.
+"""Whose table it is: a property of the Delta table names the broker, another its topics and queues, and four
+transaction versions the last place of that broker's log which the table has seen.
 
 Rows name queues by their numbers, which mean something at that broker alone. Everybody who reads or writes the table
 compares the identities first.
@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from deltalake import DeltaTable
 
-from postdate.contract import State, TableMarks
+from postdate.contract import NamedQueues, State, TableMarks, load
 from postdate.errors import ForeignTable
 from postdate.table.format import FAR_TRANSACTION, MESSAGES
 
-PROPERTY = "postdate.identity"
+PROPERTY, QUEUES = "postdate.identity", "postdate.queues"
 POSITION, MARK, HORIZON, EPOCH = "postdate-position", "postdate-mark", "postdate-horizon", "postdate-epoch"
 
 
@@ -33,6 +33,12 @@ class Seen(NamedTuple):
 def read_identity(delta: DeltaTable) -> str:
     """Returns the identity of the broker to which a table belongs; empty for a table of an earlier version."""
     return str(delta.metadata().configuration.get(PROPERTY, ""))
+
+
+def read_queues(delta: DeltaTable) -> NamedQueues | None:
+    """Returns what the queue numbers in a table mean; None for a table of an earlier version."""
+    text = delta.metadata().configuration.get(QUEUES)
+    return NamedQueues.read(load(text.encode(), "the queues of the table")) if text else None
 
 
 def read_seen(delta: DeltaTable) -> Seen | None:

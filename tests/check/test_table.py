@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from postdate.check import Report, check_folder
+from postdate.contract import State
 from postdate.errors import Refused
 from postdate.storage.disk import RealDisk
 from postdate.table import merging
@@ -22,6 +23,11 @@ from postdate.table.files import RowGroup, TableFolder, WrittenFile
 from postdate.table.format import CANCEL, SCHEMA, File, entry_path, parse_versions, writer_options
 from tests.support.core import DAY_MS, HOUR_MS, MINUTE_MS, snapshot
 from tests.support.pipeline import BEGIN, World
+
+STATE = State(
+    now_ms=0, lead_ms=0, delay_ms_max=0, epoch=1, taken=0, horizon=0, far_first=0, far_length=0, arrival_of_taken=0,
+    rows_in=0, rows_out=0, rescued=0, table="", bulk="", commands=(), gone=(),
+)  # fmt: skip
 
 
 def lived(folder: Path) -> None:
@@ -386,3 +392,20 @@ def test_damage_is_found_and_named(name: str, copy: Path) -> None:
     damage(copy)
     findings = check(copy).findings
     assert any(sentence in finding for finding in findings), findings
+
+
+# -- whose it is ------------------------------------------------------------------------------------------------
+
+
+def test_another_brokers_table_is_found(copy: Path) -> None:
+    (copy / "IDENTITY").write_text("5" * 32)
+    (finding,) = check(copy).findings
+    assert finding.startswith(f"the table {messages(copy)} belongs to another broker: its identity is ")
+
+
+def test_a_table_that_has_seen_another_log_is_found(copy: Path) -> None:
+    table = Table(str(messages(copy)))
+    table.see(STATE._replace(position=table.marks.position, mark=table.marks.mark ^ 1))
+    table.commit()
+    (finding,) = check(copy).findings
+    assert "knows more than the log: it has seen the batch at" in finding

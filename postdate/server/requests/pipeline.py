@@ -99,6 +99,7 @@ class Pipelines:
             position=position,
             mark=mark,
             rescue_lead_ms=self._broker.rescuer.rescue_lead_ms,
+            queues=view.queue_count,
         )
 
     def _stop(self, size: BatchSize) -> int:
@@ -132,8 +133,14 @@ class Pipelines:
         self._answer(connection, command, reply(command, codes.SUCCESS, fields, body=body))
 
     def topic(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
-        """Answers how far each queue of a topic goes, as QueueSpan lists it."""
+        """Answers how far each queue of a topic goes, as QueueSpan lists it; without a topic, which queue number is
+        which topic and queue.
+        """
         name, broker = asked["topic"], self._broker
+        if not name:
+            body = dump(broker.view.named_queues()._asdict())
+            self._answer(connection, command, reply(command, codes.SUCCESS, body=body))
+            return
         queues = [
             (queue_id, number, *broker.offsets(name, queue_id), broker.search(name, queue_id, asked["at"]))
             for queue_id, number in enumerate(broker.view.topic(name).numbers)

@@ -25,6 +25,7 @@ from postdate.contract import (
     ImportOrder,
     JobOrder,
     JobStatus,
+    NamedQueues,
     Plain,
     QueueSpan,
     Selection,
@@ -116,6 +117,10 @@ class BrokerClient:
     def topic(self, name: str, at_ms: int = -1) -> list[QueueSpan]:
         """How far each queue of a topic goes. Raises TopicNotFound."""
         return contract.read_spans(self._load(self._ask(contract.GET_BULK_TOPIC, {"topic": name, "at": at_ms})))
+
+    def named_queues(self) -> NamedQueues:
+        """Which queue number is which topic and queue."""
+        return NamedQueues.read(self._load(self._ask(contract.GET_BULK_TOPIC)))
 
     # -- jobs ---------------------------------------------------------------------------------------------------
 

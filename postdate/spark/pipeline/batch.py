@@ -70,6 +70,7 @@ class Pipeline:
         self.epoch = 0
         self.batch_count = 0
         self._jobs = Jobs(spark, broker, table, self._run)
+        self._queues: tuple[int | None, tuple[int, ...]] = (None, ())  # how many the table names, and which are gone
         self._lost_rows = 0
         self._last_cut_ms = 0
         self._workers: set[str] = set()  # that took part in a batch
@@ -93,6 +94,7 @@ class Pipeline:
             logger.warning("entry %s of the Delta log was cut by a crash before it counted; it was set aside", name)
         self._prove(state)
         self._stamp(state)
+        self._name_queues(state)
         self._jobs.remove_strangers()
         for report in self._history.last(_REPORTS):
             self._broker.report(report)
@@ -135,6 +137,13 @@ class Pipeline:
                 "had taken: it is another broker's; give the pipeline another table with --table"
             )
         self.table.stamp(state.identity)
+
+    def _name_queues(self, state: State) -> None:
+        """Has the table say what queue numbers mean, where there are other queues than before."""
+        queues = (state.queues, state.gone)
+        if state.queues is not None and queues != self._queues:
+            self.table.name_queues(self._broker.named_queues())
+            self._queues = queues
 
     def _waiting_rows(self, state: State) -> int:
         """Counts the rows of the table that were taken and are due after the horizon."""
@@ -181,6 +190,7 @@ class Pipeline:
             raise Refused(f"another pipeline has registered: its epoch is {state.epoch}, ours was {self.epoch}")
         self._bulk = self._broker.bulk_of(state)
         self.table.see(state)
+        self._name_queues(state)
         ingested = self._ingest(plan, state)
         far_to = ingested.far_to
         clock.stop("ingest_s")
