@@ -56,6 +56,9 @@ def survey(root: str, again_ms: int) -> Survey:
                 f"the table {root} was written by an earlier version and does not say which queue is which: start its "
                 "own broker and pipeline once with this version"
             )
+        numbers = [number for topic in queues.topics for number in topic.numbers]
+        if sorted([*numbers, *(queue.number for queue in queues.deleted)]) != list(range(queues.given)):
+            raise Refused(f"the table {root} names queue numbers twice, or leaves some out: it cannot be adopted")
         horizon = max(0, seen.horizon - again_ms)
         found = _Rows(queues, horizon, seen.position)
         files = pa.table(delta.get_add_actions(flatten=True))

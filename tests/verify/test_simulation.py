@@ -296,13 +296,22 @@ def test_a_rescue_from_a_pipeline_in_time_is_noticed(monkeypatch: pytest.MonkeyP
 def test_a_table_with_another_count_than_the_broker_s_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     append = SimulatedTable.append
 
-    def lossy(self: SimulatedTable, rows: list[TableRow], read_until: int) -> None:
-        append(self, rows, read_until)
+    def lossy(self: SimulatedTable, rows: list[TableRow], read_until: int, broker: Broker) -> None:
+        append(self, rows, read_until, broker)
         del self.rows[-1:]
 
     monkeypatch.setattr(SimulatedTable, "append", lossy)
     with pytest.raises(Broken, match="the table holds 2 rows that wait, the broker says 3"):
         run_history(SERVED)
+
+
+@pytest.mark.parametrize("how", range(4))
+def test_a_broker_that_accepts_any_table_is_noticed(monkeypatch: pytest.MonkeyPatch, how: int) -> None:
+    history = [*SERVED, Op("register_foreign", (how,))]
+    run_history(history)
+    monkeypatch.setattr("postdate.broker.ownership.refuse_foreign", lambda *_: None)
+    with pytest.raises(Broken, match="was accepted by the broker"):
+        run_history(history)
 
 
 def test_a_message_that_a_job_has_changed_is_not_seen_at_its_old_due(model: Model) -> None:

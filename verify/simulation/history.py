@@ -54,6 +54,7 @@ _VERBS: list[tuple[float, str, Callable[[random.Random], tuple[int, ...]]]] = [
     (2, "change", lambda d: (d.randrange(1_000), d.choice((1, 1_000, 10_000)))),
     (2, "bury", lambda d: (d.randrange(1, 4),)),
     (2, "register", lambda d: (_which(d),)),
+    (0.7, "register_foreign", lambda d: (d.randrange(4),)),
     (4, "read", lambda d: (d.randrange(1, 12), _which(d))),
     (2, "work", lambda d: (d.choice((1, 2, 4, 5, 8, 20)), _which(d))),
     (4, "stage", lambda d: (_ahead(d), _which(d))),

@@ -14,7 +14,7 @@ import numpy as np
 from postdate.arrival import NEAR, OWN, came_before, own_arrival
 from postdate.broker.broker import Broker
 from postdate.broker.writing import Ticket
-from postdate.contract import Selection, Stage, TableFile
+from postdate.contract import NO_MARKS, Selection, Stage, TableFile, TableMarks
 from postdate.errors import Refused
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
 from postdate.state.cancels import Tombstone
@@ -66,16 +66,23 @@ class SimulatedTable:
         self.read_until = 0  # far rows before this one are in the table
         self.rows_in = 0  # ever added
         self.commit_count = 0
+        self.marks = NO_MARKS
 
-    def append(self, rows: list[TableRow], read_until: int) -> None:
+    def append(self, rows: list[TableRow], read_until: int, broker: Broker) -> None:
         self.rows += rows
         self.rows_in += len(rows)
         self.read_until = read_until
-        self.commit_count += 1
+        self._see(broker)
 
-    def forget(self, horizon_at_ms: int) -> None:
-        self.rows = [row for row in self.rows if row.due > horizon_at_ms - _KEEP_MS]
+    def forget(self, broker: Broker) -> None:
+        self.rows = [row for row in self.rows if row.due > broker.fold.far.horizon_at_ms - _KEEP_MS]
+        self._see(broker)
+
+    def _see(self, broker: Broker) -> None:
+        """Each commit says whose table it is, and which batch of the log it has seen."""
         self.commit_count += 1
+        position, mark = broker.view.log_mark or (self.marks.position, self.marks.mark)
+        self.marks = TableMarks(broker.identity, self.read_until, position, mark)
 
     def find(self, tombstone: Tombstone) -> list[int]:
         """The arrivals of messages with a cancel's topic, key and due: what the server asks bulk."""
@@ -114,7 +121,7 @@ class SimulatedPipeline:
 
     def register(self, broker: Broker, at_ms: int) -> None:
         self.die()
-        ticket = broker.register_pipeline(at_ms, table="simulated")
+        ticket = broker.register_pipeline(at_ms, table="simulated", marks=self._table.marks)
         broker.flush()
         self.epoch = ticket.answer
         self._digest.note("register", self.epoch)
@@ -158,11 +165,11 @@ class SimulatedPipeline:
             if row["kind"] != JOB and (data := broker.fold.read(int(row["arrival"]), int(row["size"])))
         ]
         self._digest.note("taken", start, taken)
-        self._commit(taken, start + len(rows))
+        self._commit(taken, start + len(rows), broker)
 
-    def _commit(self, rows: list[TableRow], read_until: int) -> None:
+    def _commit(self, rows: list[TableRow], read_until: int, broker: Broker) -> None:
         if self._may_commit():
-            self._table.append(rows, read_until)
+            self._table.append(rows, read_until, broker)
             self._seen = self._table.commit_count
 
     def _may_commit(self) -> bool:
@@ -179,7 +186,7 @@ class SimulatedPipeline:
             self._digest.note("decided", bool(self._deciding.answer.reason))
             self._deciding = None
         elif job.state != WAITING:
-            self._commit(self._drop_rows(job) + self._adopted_rows(job), job.far + 1)
+            self._commit(self._drop_rows(job) + self._adopted_rows(job), job.far + 1, broker)
         elif job.op == IMPORT:
             self._decide(broker, Selection(self.epoch, job.number, ()), at_ms)
         elif self._selected is None or self._selected.number != job.number:
@@ -265,7 +272,7 @@ class SimulatedPipeline:
     def forget(self, broker: Broker) -> None:
         """After a stage: removes rows from the table that were promoted a while ago."""
         if self._may_commit():
-            self._table.forget(broker.fold.far.horizon_at_ms)
+            self._table.forget(broker)
             self._seen = self._table.commit_count
 
     def _write_chunks(self, rows: list[TableRow]) -> list[str]:

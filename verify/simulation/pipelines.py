@@ -3,11 +3,13 @@
 - The broker accepts a stage exactly if its pipeline was the last to register, and no other stage came first.
 - The broker rescues nothing while a pipeline is in time.
 - A pipeline that has taken everything leaves no job open.
+- The broker refuses another broker's table, and one that knows more than the log, and changes nothing then. It accepts
+  its own after any crash.
 """
 
 from postdate.broker.staging import VerifiedStage
 from postdate.contract import Stage
-from postdate.errors import DiskFull, Refused
+from postdate.errors import DiskFull, ForeignTable, Refused
 from verify.simulation.model import Broken
 from verify.simulation.pipeline import SimulatedPipeline
 from verify.simulation.site import Site, Watch
@@ -41,6 +43,27 @@ class Pipelines:
         self._watch.flush()  # an answer is checked by what was true when it was given
         with self._site.digest.suppress(DiskFull):
             self._pipeline(which).register(self._site.broker, self._site.now_ms())
+
+    def register_foreign(self, how: int) -> None:
+        """A pipeline starts with another broker's table, or with one that knows more than the log. It is refused."""
+        self._watch.flush()
+        broker, marks = self._site.broker, self._site.table.marks
+        position, mark = broker.view.log_mark or (broker.log.end, 0)
+        foreign = (
+            marks._replace(identity="e" * 32),
+            marks._replace(position=broker.log.end, mark=mark),
+            marks._replace(position=position, mark=mark ^ 1),
+            marks._replace(far=broker.fold.far.length + 1),
+        )[how % 4]
+        before = broker.view.far
+        try:
+            broker.register_pipeline(self._site.now_ms(), table="foreign", marks=foreign)
+        except ForeignTable as error:
+            self._site.digest.note_error(error)
+        else:
+            raise Broken(f"a table with the marks {foreign} was accepted by the broker {broker.identity}")
+        if broker.view.far != before:
+            raise Broken(f"a refused table has changed {before} to {broker.view.far}")
 
     def die(self, which: int) -> None:
         """A pipeline dies. The broker does not know; nothing is promoted any more."""

@@ -77,6 +77,7 @@ class World:
             "change": self._poppers.change,
             "bury": self._poppers.bury,
             "register": self._pipelines.register,
+            "register_foreign": self._pipelines.register_foreign,
             "read": self._pipelines.read,
             "work": self._pipelines.work,
             "stage": self._pipelines.stage,

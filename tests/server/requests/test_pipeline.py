@@ -11,6 +11,7 @@ import pytest
 
 from postdate.arrival import NEVER
 from postdate.clock import ManualClock
+from postdate.contract import NamedQueues
 from postdate.storage.layout import ENTRY, FAR, TIME
 from postdate.wire import codes
 from postdate.wire.frame import Command
@@ -166,6 +167,17 @@ def test_how_far_each_queue_goes_is_told(tmp_path: Path) -> None:
         answer = peer.ask(Request.GET_BULK_TOPIC, topic="orders", at=T0 + 1)
         assert json.loads(answer.body) == {"queues": [[0, numbers[0], 0, 0, 0], [1, numbers[1], 0, 2, 1]]}
         assert peer.ask(Request.GET_BULK_TOPIC, topic="nowhere").code == codes.TOPIC_NOT_EXIST
+
+
+def test_a_pipeline_is_told_what_queue_numbers_mean(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        served.call(lambda: served.broker.put_topic("gone", T0, read_queue_count=1, write_queue_count=1))
+        served.call(lambda: served.broker.put_topic("mails", T0, read_queue_count=1, write_queue_count=2, perm=4))
+        served.call(lambda: served.broker.delete_topic("gone", T0))
+        queues = NamedQueues.read(json.loads(peer.ask(Request.GET_BULK_TOPIC).body))
+    assert queues.topics[-1] == ("mails", 1, 2, 4, {}, [19, 20])
+    assert queues.deleted == [(18, "gone", 0)]
+    assert queues.given == 21
 
 
 def test_ranges_that_do_not_exist_are_refused(tmp_path: Path) -> None:
