@@ -13,7 +13,15 @@ from postdate.errors import Refused
 from postdate.faultpoint import reach
 from postdate.state import adopted
 from postdate.storage.disk import Disk
-from postdate.storage.folder import FORMAT_FILE, IDENTITY_FILE, fixed_of, open_identity, read_format, write_format
+from postdate.storage.folder import (
+    FORMAT_FILE,
+    IDENTITY_FILE,
+    fixed_of,
+    open_identity,
+    read_format,
+    read_identity,
+    write_format,
+)
 from postdate.table.delta import Table
 from postdate.table.format import MESSAGES
 from postdate.table.survey import Survey, survey
@@ -23,35 +31,39 @@ _OURS = (
 )  # fmt: skip
 
 
-def look_at(root: str, settings: Settings) -> Survey:
+def look_at(disk: Disk, root: str, settings: Settings) -> Survey:
     """Says what an adoption would do. What was promoted in the last two leads is delivered again. Raises Refused,
     CorruptTable.
     """
-    return survey(root, 2 * settings.lead_ms)
+    refuse_used(disk)
+    begun = read_identity(disk) if disk.size(FORMAT_FILE) < 0 else ""  # of an adoption that was cut short
+    return survey(root, 2 * settings.lead_ms, begun)
 
 
 def adopt(disk: Disk, root: str, settings: Settings, limits: Limits) -> Survey:
     """Adopts a table into a new or empty folder, durable on return. Raises Refused, FolderInUse, CorruptTable."""
-    found = look_at(root, settings)
-    refuse_used(disk)
+    found = look_at(disk, root, settings)
     lock = disk.lock()
     try:
         refuse_used(disk)  # a broker may have run until now
-        fixed = read_format(disk) if disk.size(FORMAT_FILE) >= 0 else fixed_of(settings, limits)
-        if disk.size(FORMAT_FILE) >= 0:
-            disk.remove(FORMAT_FILE)
-            disk.sync_folder("")
+        fixed = fixed_of(settings, limits)
+        if disk.size(FORMAT_FILE) >= 0:  # an empty folder that a broker has made
+            fixed = read_format(disk)
+            for name in (IDENTITY_FILE, FORMAT_FILE):
+                if disk.size(name) >= 0:
+                    disk.remove(name)
+                disk.sync_folder("")
         identity = open_identity(disk)
         reach("adopt.begun")
         adopted.write(
             disk, fixed,
             adopted.Adopted(
-                root, found.queues, found.far, found.rows, found.rows - found.waiting_rows, found.horizon,
-                found.epoch + 1, found.next_job, found.arrival_high,
+                root, found.queues, found.far, found.rows, found.rows - found.waiting_rows,
+                found.seen.horizon, found.seen.epoch, found.next_job, found.arrival_high,
             ),
         )  # fmt: skip
         reach("adopt.prepared")
-        Table(f"{root.rstrip('/')}/{MESSAGES}").stamp(identity)
+        Table(f"{root.rstrip('/')}/{MESSAGES}").stamp(identity, found.seen)
         reach("adopt.stamped")
         write_format(disk, fixed)
     finally:

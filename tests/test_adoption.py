@@ -13,7 +13,7 @@ from postdate.check import check_folder
 from postdate.errors import ForeignFolder, Refused
 from postdate.storage.disk import RealDisk
 from postdate.table.delta import Table
-from postdate.table.identity import read_identity, read_queues
+from postdate.table.identity import read_identity, read_queues, read_seen
 from postdate.testing import FaultPoints, Killed
 from tests.support.core import HOUR_MS, MINUTE_MS, TOPIC, bodies, contents, message
 from tests.support.pipeline import BEGIN, World
@@ -83,7 +83,7 @@ def test_the_survey_says_what_will_be_delivered_and_changes_nothing(tmp_path: Pa
     lived(tmp_path)
     lose(tmp_path)
     before = contents(tmp_path)
-    found = adoption.look_at(str(tmp_path / "table"), SETTINGS)
+    found = adoption.look_at(RealDisk(tmp_path), str(tmp_path / "table"), SETTINGS)
     assert found.deliverable == {TOPIC: 1 + 9, "mails": 6}
     assert (found.past, found.ownerless, found.cancels) == ({TOPIC: 3}, {"gone": 1}, 1)
     assert contents(tmp_path) == before
@@ -119,6 +119,9 @@ def test_adopted_messages_come_to_the_topics_and_queues_that_they_were_sent_to(t
 def test_an_adoption_that_was_killed_anywhere_is_repeated(tmp_path: Path) -> None:
     lived(tmp_path / "lived")
     lose(tmp_path / "lived")
+    before = read_seen(DeltaTable(str(tmp_path / "lived" / "table" / "messages")))
+    assert before is not None
+    seen = before._replace(horizon=before.horizon - 2 * MINUTE_MS, epoch=before.epoch + 1)
     for step in count():
         folder = tmp_path / f"{step}"
         shutil.copytree(tmp_path / "lived", folder)
@@ -134,6 +137,7 @@ def test_an_adoption_that_was_killed_anywhere_is_repeated(tmp_path: Path) -> Non
         assert report.ok, report.findings
         table = DeltaTable(str(folder / "table" / "messages"))
         assert read_identity(table) == (folder / "IDENTITY").read_text()
+        assert read_seen(table) == seen  # not taken back twice
         shutil.rmtree(folder)
     assert step > 10
 

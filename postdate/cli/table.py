@@ -44,14 +44,13 @@ def _adopt(arguments: argparse.Namespace) -> int:
     root = arguments.table.rstrip("/") if "://" in arguments.table else str(Path(arguments.table).resolve())
     disk, settings = RealDisk(arguments.data), Settings()
     if arguments.dry_run:
-        found = adoption.look_at(root, settings)
-        adoption.refuse_used(disk)
+        found = adoption.look_at(disk, root, settings)
     else:
         found = adoption.adopt(disk, root, settings, arguments.limits or Limits())
     if arguments.json:
         print_json(
             {
-                "adopted": not arguments.dry_run, "identity": found.identity, "horizon": found.horizon,
+                "adopted": not arguments.dry_run, "identity": found.identity, "horizon": found.seen.horizon,
                 "deliverable": found.deliverable, "past": found.past, "deleted": found.ownerless,
                 "cancels": found.cancels,
             }
@@ -63,7 +62,7 @@ def _adopt(arguments: argparse.Namespace) -> int:
     lines += [(f"of a deleted topic, {topic}", count(number, "message")) for topic, number in found.ownerless.items()]
     print_facts(
         [
-            ("table", root), ("belonged to", found.identity), ("delivered up to", moment(found.horizon)), *lines,
+            ("table", root), ("belonged to", found.identity), ("delivered up to", moment(found.seen.horizon)), *lines,
             ("cancels that wait", str(found.cancels)),
         ]
     )  # fmt: skip

@@ -177,8 +177,9 @@ class Table:
         """Notes the broker's state: what is committed from now on follows it."""
         self._seen = identity.seen_in(state) or self._seen
 
-    def stamp(self, owner: str) -> None:
-        """Makes it the table of the broker of this identity, durable on return."""
+    def stamp(self, owner: str, seen: identity.Seen | None = None) -> None:
+        """Makes it the table of the broker of this identity, durable on return. `seen` is for one that begins anew."""
+        self._seen = seen or self._seen
         self._set_property(identity.PROPERTY, owner)
 
     def name_queues(self, queues: NamedQueues) -> None:

@@ -20,7 +20,7 @@ from postdate.counts import Counts
 from postdate.errors import CorruptTable, Refused
 from postdate.table.count import count, parse_request
 from postdate.table.format import CANCEL, MESSAGE, MESSAGES, ROWS_TRANSACTION
-from postdate.table.identity import read_marks, read_queues, read_seen
+from postdate.table.identity import Seen, read_marks, read_queues, read_seen
 
 _COLUMNS = ["due", "arrival", "kind", "topic", "queue", "tag_hash"]
 _UNIT_MS = 86_400_000
@@ -33,8 +33,7 @@ class Survey(NamedTuple):
     queues: NamedQueues
     far: int
     rows: int  # that ever came into the table
-    epoch: int
-    horizon: int  # everything due at or before it was delivered, as far as the table knows
+    seen: Seen  # by the table when it is adopted: everything due up to this horizon was delivered, as far as it knows
     waiting_rows: int  # of every kind, due after the horizon
     arrival_high: int  # of the rows that stand for a record of the log, and of the log itself
     next_job: int
@@ -44,9 +43,10 @@ class Survey(NamedTuple):
     cancels: int  # that wait for their messages
 
 
-def survey(root: str, again_ms: int) -> Survey:
+def survey(root: str, again_ms: int, owner: str = "") -> Survey:
     """Reads a table. Its horizon is taken back by `again_ms`: what was promoted at the end may never have been
-    delivered. Raises Refused where the table does not say enough, CorruptTable where it cannot be read.
+    delivered; and its epoch is the next one. Both are done already where the table is the owner's, whose adoption was
+    cut short. Raises Refused where the table does not say enough, CorruptTable where it cannot be read.
     """
     try:
         delta = DeltaTable(f"{root.rstrip('/')}/{MESSAGES}")
@@ -59,21 +59,22 @@ def survey(root: str, again_ms: int) -> Survey:
         numbers = [number for topic in queues.topics for number in topic.numbers]
         if sorted([*numbers, *(queue.number for queue in queues.deleted)]) != list(range(queues.given)):
             raise Refused(f"the table {root} names queue numbers twice, or leaves some out: it cannot be adopted")
-        horizon = max(0, seen.horizon - again_ms)
-        found = _Rows(queues, horizon, seen.position)
+        if marks.identity != owner:
+            seen = seen._replace(horizon=max(0, seen.horizon - again_ms), epoch=seen.epoch + 1)
+        found = _Rows(queues, seen.horizon, seen.position)
         files = pa.table(delta.get_add_actions(flatten=True))
         folder = pafs.PyFileSystem(DeltaStorageHandler(delta.table_uri))
         for path in files["path"].to_pylist() if files.num_rows else []:
             with pq.ParquetFile(path, filesystem=folder) as file:
                 for group in range(file.num_row_groups):
                     found.add(file.read_row_group(group, _COLUMNS))
-        deliverable = _count_deliverable(files, folder, queues, horizon)
+        deliverable = _count_deliverable(files, folder, queues, seen.horizon)
     except TableNotFoundError as error:
         raise Refused(f"there is no table at {root}") from error
     except (DeltaError, pa.ArrowException, OSError) as error:
         raise CorruptTable(f"the table {root} cannot be read: {error}") from error
     return Survey(
-        marks.identity, queues, marks.far, delta.transaction_version(ROWS_TRANSACTION) or 0, seen.epoch, horizon,
+        marks.identity, queues, marks.far, delta.transaction_version(ROWS_TRANSACTION) or 0, seen,
         found.waiting_rows, found.arrival_high, found.next_job, deliverable, dict(found.past), dict(found.ownerless),
         found.cancels,
     )  # fmt: skip

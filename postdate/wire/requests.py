@@ -260,7 +260,7 @@ class Request(enum.IntEnum):
         contract.JOB, "jobs.answer", body="JSON: call, and what it needs", answer_body="JSON: where the job is",
     )
     GET_BULK_TOPIC = _Row(
-        contract.GET_BULK_TOPIC, "pipeline.topic", (_may("topic", ""), _may("at", -1, _NUMBER)),
+        contract.GET_BULK_TOPIC, "pipeline.topic", (_may("topic", None), _may("at", -1, _NUMBER)),
         answer_body="JSON: how far each queue of a topic goes, or which queue number is which queue",
     )
     # fmt: on

@@ -124,7 +124,7 @@ LEAST: dict[int, tuple[str, dict[str, str], dict[str, Any]]] = {
     9812: ("GET_FORECAST", {}, {"topic": "", "unit": "minute", "bars": 60}),
     9813: ("GET_NEAR", {}, {"due": -1, "arrival": -1}),
     9814: ("JOB", {}, {}),
-    9820: ("GET_BULK_TOPIC", {}, {"topic": "", "at": -1}),
+    9820: ("GET_BULK_TOPIC", {}, {"topic": None, "at": -1}),
     200050: (
         "POP_MESSAGE", {**GROUP_QUEUE, "maxMsgNums": "32", "invisibleTime": "60000"},
         {**GROUP_QUEUE_VALUES, "maxMsgNums": 32, "invisibleTime": 60_000, "pollTime": 0, "bornTime": 0, "initMode": 0,

@@ -137,7 +137,7 @@ class Pipelines:
         which topic and queue.
         """
         name, broker = asked["topic"], self._broker
-        if not name:
+        if name is None:
             body = dump(broker.view.named_queues()._asdict())
             self._answer(connection, command, reply(command, codes.SUCCESS, body=body))
             return
