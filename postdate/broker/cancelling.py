@@ -2,7 +2,7 @@
 
     cancel             checks the call and writes a record; applying it leaves a tombstone (state/cancels.py)
     CancelTicket       when the record is applied, asks what became of the message
-    trace              looks for it in the direction in which messages move: wheel, far queue, queues
+    trace              looks for it in the direction in which messages move: wheel, far queue, log and queues
     is_cancelled_by    judges what the pipeline's table is said to hold, which the broker cannot know
 
 The fold decides when a tombstone is forgotten.
@@ -25,8 +25,11 @@ from postdate.message import Cancelled
 from postdate.state.cancels import BY_COLUMN, CancelAnswer, Tombstone
 from postdate.state.far import Rescue, rescued_by
 from postdate.state.fold import Fold
+from postdate.state.jobs import POSTPONE
 from postdate.state.wheel import DEAD
 from postdate.storage.batch import CANCEL, MESSAGE
+
+_TABLE_KEEP_MS = 60_000  # a row stays in the table for this long after it was due
 
 
 class CancelResult(NamedTuple):
@@ -125,11 +128,18 @@ class CancelCalls:
         if self._has_found_it_waiting(answer):
             return CancelResult(Cancelled.CANCELLED, tombstone)
         is_fired = tombstone.due <= self._fold.fired_at_ms
-        if is_fired and self._is_visible(tombstone):
-            return CancelResult(Cancelled.DELIVERED, tombstone)
-        # The table has given away everything up to the horizon, and has nothing where no row was ever taken.
-        may_be_in_table = far.taken > 0 and tombstone.due > far.horizon_at_ms
-        return CancelResult(Cancelled.UNKNOWN, tombstone, may_be_in_table, tuple(far.rescues) if is_fired else ())
+        may_wait_in_table = far.taken > 0 and tombstone.due > far.horizon_at_ms
+        outcome, is_certain = Cancelled.UNKNOWN, True
+        if is_fired or not may_wait_in_table or far.rescues:  # a rescue leaves cancelled messages out
+            outcome, is_certain = self._find_in_log(tombstone, is_fired=is_fired)
+        if outcome is not Cancelled.UNKNOWN:
+            return CancelResult(outcome, tombstone)
+        # What is due up to the horizon was promoted, or the table has left it out because another cancel has taken it:
+        # its row stays for a while. The table has nothing where no row was ever taken.
+        kept_ms = min(_TABLE_KEEP_MS, self._settings.now.retention_ms)
+        is_left_there = far.taken > 0 and is_certain and tombstone.due > self._fold.fired_at_ms - kept_ms
+        rescues = tuple(far.rescues) if is_fired else ()
+        return CancelResult(Cancelled.UNKNOWN, tombstone, may_wait_in_table or is_left_there, rescues)
 
     def _has_found_it_waiting(self, answer: CancelAnswer) -> bool:
         """Whether a cancel has found its message in the wheel or among the untaken far ones. Where several cancels wait
@@ -153,17 +163,39 @@ class CancelCalls:
             ):
                 yield int(row["queue"]), arrival
 
-    def _is_visible(self, tombstone: Tombstone) -> bool:
-        """Whether the message is found among the visible ones, within a bounded number of steps."""
+    def _find_in_log(self, tombstone: Tombstone, *, is_fired: bool) -> tuple[Cancelled, bool]:
+        """Says what became of a message that does not wait, by its record in the log or a chunk, and whether that is
+        all there is: it looks for a bounded number of steps. A message that another cancel has taken is cancelled.
+        """
         steps = self._lookup.find(tombstone.topic, tombstone.key, tombstone.by, 0, NEVER, None)
-        return any(
-            found.state is State.VISIBLE
+        messages = [
+            found
+            for found in islice(steps, self._settings.limits.delivered_search_steps)
+            if found is not None
             and found.due_at_ms == tombstone.due
             and tombstone.is_after(found.arrival)
             and self._fold.cancels.matches(tombstone, found.offset, len(found.record))
-            for found in islice(steps, self._settings.limits.delivered_search_steps)
-            if found is not None
-        )
+            and not self._fold.jobs.has_moved(found.due_at_ms, found.arrival)
+        ]
+        is_certain = next(steps, self) is self
+        if is_fired and any(found.state is State.VISIBLE for found in messages):
+            return Cancelled.DELIVERED, True
+        cancelled = [found.arrival for found in messages if found.state is State.CANCELLED]
+        # What is not due yet this cancel takes indeed.
+        if cancelled and (not is_fired or (is_certain and self._was_cancelled(tombstone, cancelled))):
+            return Cancelled.CANCELLED, True
+        return Cancelled.UNKNOWN, is_certain
+
+    def _was_cancelled(self, tombstone: Tombstone, arrivals: Sequence[int]) -> bool:
+        """Whether one of some messages that are due and in no queue was surely cancelled. A job may have moved one,
+        which is forgotten after its due. A taken one, whose chunk may be gone, looks cancelled by this very cancel
+        while that is remembered.
+        """
+        jobs = self._fold.jobs
+        if len(jobs.all()) < jobs.next_number or any(job.op == POSTPONE for job in jobs.all()):
+            return False
+        is_remembered = tombstone in self._fold.cancels.at(tombstone.due)
+        return any(not (is_remembered and self._lookup.is_taken(arrival)) for arrival in arrivals)
 
     def is_cancelled_by(self, result: CancelResult, arrivals: Sequence[int]) -> bool:
         """Whether a cancel that did not find its message has cancelled it all the same: one of the messages that the

@@ -252,6 +252,12 @@ class Lookup:
         new = far.find_untaken(due_at_ms, column, hashed, before, start=seen)
         return _join([old, known, new])
 
+    def is_taken(self, arrival: int) -> bool:
+        """Whether a message was far, and Spark has taken its row."""
+        rows = self._fold.far.rows
+        number = rows.search("arrival", arrival, "left")
+        return number < self._fold.far.taken and bool((rows.read(number, number + 1)["arrival"] == arrival).any())
+
     def seek(self, hashes: Sequence[int]) -> None:
         """Looks for many keys at once, where one by one would be expensive. What is found is remembered until `unseek`;
         messages that come later are looked for among the far rows.

@@ -5,6 +5,7 @@ import pytest
 from postdate.arrival import NEVER
 from postdate.broker.broker import Broker
 from postdate.config import Settings
+from postdate.contract import Stage
 from postdate.errors import TopicNotFound, UsageError
 from postdate.message import Cancelled
 from postdate.state import saved
@@ -268,3 +269,30 @@ def test_a_tombstone_of_nothing_is_forgotten_after_its_due(data: Data) -> None:
     advance_to(broker, T0, T0 + HOUR_MS)
     send(broker, T0 + HOUR_MS, message("time passes"))
     assert broker.fold.cancels.count == 0
+
+
+@pytest.mark.parametrize("delay_ms", [1_000, FAR_MS])
+def test_a_repeated_cancel_is_answered_as_before_until_the_message_was_due_and_after(data: Data, delay_ms: int) -> None:
+    """A rescue leaves a cancelled message out: it is in the log alone."""
+    broker = data.open()
+    due = T0 + delay_ms
+    send(broker, T0, message("cancelled", unique="k", due=due))
+    assert cancel(broker, "k", due, T0 + 1) == Cancelled.CANCELLED
+    for at_ms in (due - 500, due, due + 1, due + HOUR_MS):
+        advance_to(broker, broker.fold.at_ms, at_ms)
+        assert cancel(broker, "k", due, at_ms) == Cancelled.CANCELLED
+    assert bodies(broker) == []
+
+
+def test_a_repeated_cancel_is_answered_as_before_when_the_pipeline_has_left_its_message_out(data: Data) -> None:
+    broker = data.open()
+    due = T0 + FAR_MS
+    send(broker, T0, message("cancelled", unique="k", due=due))
+    epoch = registered(broker)
+    assert cancel(broker, "k", due, T0 + 1) == Cancelled.CANCELLED
+    broker.stage(Stage(epoch, (0, 2), (0, T0), (), 2, 0), T0 + 2)  # it takes the message and its cancel ...
+    broker.stage(Stage(epoch, (2, 2), (T0, due + FAR_MS), (), 2, 2), T0 + 2)  # ... and has nothing to promote
+    for at_ms in (T0 + 3, due - 1, due, due + HOUR_MS):
+        advance_to(broker, broker.fold.at_ms, at_ms)
+        assert cancel(broker, "k", due, at_ms) == Cancelled.CANCELLED
+    assert bodies(broker) == []

@@ -384,7 +384,7 @@ def test_a_cancel_finds_what_was_delivered_among_many(data: Data) -> None:
     advance(broker, due)
     assert cancel(broker, "U2999", due, due) is Cancelled.DELIVERED
     assert cancel(broker, "k1", due, due, "key") is Cancelled.DELIVERED
-    assert cancel(broker, "U7", due, due) is Cancelled.UNKNOWN, "it was cancelled and is forgotten"
+    assert cancel(broker, "U7", due, due) is Cancelled.CANCELLED, "as before"
     assert cancel(broker, "U8", due + 1, due) is Cancelled.UNKNOWN, "another due"
 
 

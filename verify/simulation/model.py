@@ -32,6 +32,7 @@ class Sent:
     acknowledged: bool = False
     exists: bool = True  # False: it was never acknowledged, and a crash has lost it
     cancelled: bool = False  # a client was told so: it must never be seen
+    recalled: bool = False  # a cancel by handle or key was answered so: a repeated one must be, too
     maybe_cancelled: bool = False  # a cancel without a clear answer, or a deleted topic: it may be seen or not
     seen_at: "tuple[int, int] | None" = None  # (queue number, offset)
     other_key: str = ""  # the second user key
@@ -119,10 +120,21 @@ class Model:
             known = [m for m in waiting if m.acknowledged and m.name not in in_table]
             if known:
                 raise Broken(f"a cancel of {asked.key} was answered 'unknown', but {known[0].name} waits")
+            self._check_repeated(asked)
         for message in named:
             if message.seen_at is None:
+                message.recalled = message.recalled or answer is Cancelled.CANCELLED
                 message.cancelled = message.cancelled or answer is Cancelled.CANCELLED
                 message.maybe_cancelled = True
+
+    def _check_repeated(self, asked: Asked) -> None:
+        """A cancel was answered 'unknown'. Where many messages share a user's key, the broker does not look for all."""
+        for message in self.matching(asked) if asked.by == "unique" else ():
+            if message.recalled and message.seen_at is None and message.due > self.clock_max:
+                raise Broken(
+                    f"a cancel of {asked.key} was answered 'unknown', but {message.name}, which is not due, was "
+                    "cancelled before"
+                )
 
     def _met(self, asked: Asked) -> list[Sent]:
         return [self.messages[name] for name in sorted(asked.met)]
@@ -146,8 +158,9 @@ class Model:
             if not unseen and all(m.seen_at is not None for m in self._met(asked)):
                 raise Broken(f"a cancel of {asked.key} was answered 'cancelled', but nothing of it was left to cancel")
             for message in unseen:
-                message.cancelled = True
+                message.cancelled = message.recalled = True
             return
+        self._check_repeated(asked)
         known = [m for m in unseen if m.name in asked.waiting and m.known_as in in_table]
         if known:
             raise Broken(f"a cancel of {asked.key} was answered 'unknown', but {known[0].name} waits in the table")
@@ -175,7 +188,7 @@ class Model:
     def note_topic_deleting(self, topic: str) -> None:
         for message in self.messages.values():
             if message.topic == topic:
-                message.maybe_cancelled = True
+                message.maybe_cancelled, message.recalled = True, False
 
     def note_topic_deleted(self, topic: str) -> None:
         for message in self.messages.values():

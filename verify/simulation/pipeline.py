@@ -28,7 +28,7 @@ from postdate.storage.layout import CHUNK_ROW, FAR, SELECTED
 from postdate.table.format import DROP
 from verify.simulation.digest import Digest
 
-_KEEP_MS = 60_000  # promoted rows stay this long after the horizon: a cancel may still look for them
+_KEEP_MS = 60_000  # promoted rows stay this long after they were due: a cancel may still look for them
 
 
 class TableRow(NamedTuple):
@@ -75,7 +75,8 @@ class SimulatedTable:
         self._see(broker)
 
     def forget(self, broker: Broker) -> None:
-        self.rows = [row for row in self.rows if row.due > broker.fold.far.horizon_at_ms - _KEEP_MS]
+        promoted_at_ms = min(broker.fold.far.horizon_at_ms, broker.fold.fired_at_ms)
+        self.rows = [row for row in self.rows if row.due > promoted_at_ms - _KEEP_MS]
         self._see(broker)
 
     def _see(self, broker: Broker) -> None:

@@ -30,7 +30,7 @@ from postdate.table.slices import DEFAULT, Limits, plan_promotion, split_files
 
 logger = logging.getLogger("postdate.pipeline")
 
-KEEP_MS = 60_000  # a file stays this long after the horizon has passed it: a cancel may still look into it
+KEEP_MS = 60_000  # a file stays this long after its last row was due: a cancel may still look into it
 _REPORTS = 20  # of earlier pipelines, reported again to a broker that may have been restarted
 
 
@@ -207,8 +207,9 @@ class Pipeline:
                     raise
                 state = moved  # bulk has promoted meanwhile, and the rest is left
         clock.stop("stage_s")
-        forgotten = self._forget(horizon[1], promoted.read)
-        merged = self._merge(state.now_ms, horizon[1])
+        promoted_ms = min(horizon[1], state.now_ms) - KEEP_MS
+        forgotten = self._forget(promoted_ms, promoted.read)
+        merged = self._merge(state.now_ms, promoted_ms)
         if self.table.tidy():
             self._jobs.remove_strangers()
         clock.stop("merge_s")
@@ -284,20 +285,20 @@ class Pipeline:
 
     # -- forget and merge ---------------------------------------------------------------------------------------
 
-    def _forget(self, horizon: int, promoted: int) -> int:
+    def _forget(self, promoted_ms: int, promoted: int) -> int:
         """Removes files from the table whose last row was promoted a while ago; returns how many. The table also learns
         of a stage that promoted rows: a log that lacks it is older.
         """
-        gone = [file for file in self.table.files.values() if file.due_high <= horizon - KEEP_MS]
+        gone = [file for file in self.table.files.values() if file.due_high <= promoted_ms]
         if gone or promoted:
             self.table.see(self._broker.state())
             self.table.commit(removed=gone)
         return len(gone)
 
-    def _merge(self, now_ms: int, horizon: int) -> int:
+    def _merge(self, now_ms: int, promoted_ms: int) -> int:
         """Rewrites files that hold the order of arrival as files of one hour or month each; returns how many rows."""
         files = self.table.files.values()
-        merge = merging.plan_merge(files, now_ms, horizon - KEEP_MS, self._last_cut_ms, self.merge_limits)
+        merge = merging.plan_merge(files, now_ms, promoted_ms, self._last_cut_ms, self.merge_limits)
         if merge is None:
             return 0
         work = split_files(merge.files, self.table.row_groups, Window(-1, NEVER), self._limits)
