@@ -28,6 +28,7 @@ STATE = State(1, 2, 3, 4, 5, 6, 7, 8, (1 << 63) - 1, 10, 11, 12, "s3://t", "h:1"
 FILE = TableFile("_job-1.parquet", 10, 2, 1, 2, 3, 4)
 STATUS = JobStatus("a", 7, "cancel", "running", "", "true", 0, 3, 2, 1, 0, 5, 6, "", "writing", 1, 2)
 STAGE = Stage(3, (0, 2), (0, 60_000), ("000003-a", "000003-b"), 2, 1)
+BROUGHT = STAGE._replace(brought=((7, -1, 60_000),))
 ORDER = JobOrder(7, "a", "postpone", "running", "key = 'ü'", 5, 99, 2, (FILE,), (OrderPart("00000007-x", 1, (0, 4)),))
 SELECTION = Selection(3, 7, (("00000007-x", 1 << 62),), (FILE,))
 IMPORT = ImportOrder(STATUS, True, "/t", 5, 6, ((0, 17), (1, 18)))
@@ -43,6 +44,8 @@ def travelled(plain: object) -> dict[str, Any]:
         (STATE, STATE.plain()),
         (STATE._replace(stop=8, staged=("c",)), STATE._replace(stop=8, staged=("c",)).plain()),
         (STAGE, STAGE._asdict()),
+        (STAGE, STAGE.plain()),
+        (BROUGHT, BROUGHT.plain()),
         (ORDER, ORDER.plain()),
         (SELECTION, SELECTION._asdict()),
         (STATUS, STATUS._asdict()),
@@ -56,6 +59,11 @@ def test_what_one_side_writes_the_other_reads(value: Any, plain: object) -> None
 
 def test_fields_of_a_newer_peer_are_ignored() -> None:
     assert Stage.read({**travelled(STAGE._asdict()), "colour": "red"}) == STAGE
+
+
+def test_a_stage_names_what_bulk_brought_only_where_it_did() -> None:
+    assert "brought" not in STAGE.plain()
+    assert BROUGHT.plain()["brought"] == ((7, -1, 60_000),)
 
 
 def test_a_state_tells_only_what_is_known() -> None:
@@ -83,6 +91,12 @@ def test_a_state_tells_only_what_is_known() -> None:
         ),
         (Stage.read, STAGE._asdict(), {"far": [1]}, "far is .*, expected two whole numbers"),
         (Stage.read, STAGE._asdict(), {"rows_in": 1 << 63}, "rows_in is 9223372036854775808, expected a whole number"),
+        (
+            Stage.read,
+            STAGE.plain(),
+            {"brought": [[1, 2]]},
+            "brought is .*, expected a list of three whole numbers each",
+        ),
         (JobOrder.read, ORDER.plain(), {"parts": ["x"]}, "parts is .*, expected a list of objects"),
         (JobOrder.read, ORDER.plain(), {"files": [["x"]]}, "files is .*, expected a list of files"),
         (

@@ -20,7 +20,7 @@ from postdate.bulk.broker_link import Link
 from postdate.bulk.upload import Announced, Uploads
 from postdate.client.errors import TimedOut, Unavailable, Unreachable
 from postdate.contract import CANCEL, IMPORT, RUNNING, WAITING, JobOrder, Stage, State, horizon_of
-from postdate.errors import FlowControl, Refused
+from postdate.errors import FlowControl, PostdateError, Refused
 from postdate.faultpoint import reach
 from postdate.table.files import RowGroup, Slice, TableFolder, Window, find_beside, read_row_groups, unreadable_error
 from postdate.table.find import TableReader, TableUnreadable, TableVersion
@@ -53,6 +53,10 @@ class _OpenJob(NamedTuple):
     def next_due_ms(self) -> int:
         """The first due that may be left; only of a job that has files."""
         return max(min(file.due_low for file in self.files), self.brought_ms + 1)
+
+
+class _Overtaken(PostdateError):
+    """The broker has refused a stage: somebody else has promoted, or taken, before it."""
 
 
 _MakeStage = Callable[[int, int, tuple[str, ...], int], Stage]  # from, to, chunks, rows read
@@ -96,13 +100,14 @@ class Promoter:
             problem = ""
         except _AWAY:
             raise
-        except Refused as error:
-            logger.info("promoted by somebody else: %s", error)
+        except _Overtaken as error:
+            logger.info("%s", error)
             self._orders.clear()
             return
         except Exception as error:  # whatever it is, messages may be late, and the next look may find it gone
             logger.debug("cannot promote", exc_info=True)
             problem = f"{error}" or repr(error)
+            self._table.close()
         # A file may have been renamed or removed since it was listed: only what stays is worth telling.
         if bool(problem) == bool(self._problem):
             self._link.tell_problem(problem)
@@ -209,7 +214,7 @@ class Promoter:
             try:
                 read = sum(self._write_chunk(folder, part, epoch, left_out, chunks) for part in some)
                 reach("bulk.stage")
-                self._link.stage(make_stage(from_ms, to_ms, tuple(chunks), read))
+                self._stage(make_stage(from_ms, to_ms, tuple(chunks), read))
                 reach("bulk.staged")
             except _AWAY:
                 self._doubtful += chunks
@@ -219,6 +224,12 @@ class Promoter:
                 raise
             from_ms = to_ms
             self._remove_doubtful()
+
+    def _stage(self, stage: Stage) -> None:
+        try:
+            self._link.stage(stage)
+        except Refused as error:
+            raise _Overtaken(str(error)) from error
 
     def _write_chunk(
         self, folder: TableFolder, part: Slice, epoch: int, left_out: Collection[int], chunks: list[str]

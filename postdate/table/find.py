@@ -107,6 +107,10 @@ class TableReader:
 
         return self._read(uri, read)
 
+    def close(self) -> None:
+        """Forgets the table: the next question opens it again, which may be another one in the same place."""
+        self._delta = None
+
     def _read(self, uri: str, read: Callable[[], T]) -> T:
         if not uri:
             raise TableUnreadable("no pipeline has said where its table is")

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from postdate.arrival import own_arrival
 from postdate.broker.broker import Broker
 from postdate.contract import Stage
 from postdate.errors import CorruptChunk, Refused, UsageError
@@ -19,6 +20,7 @@ from tests.support.core import (
     SMALL,
     SMALL_LIMITS,
     T0,
+    TOPIC,
     Data,
     advance,
     advance_to,
@@ -28,6 +30,7 @@ from tests.support.core import (
     pulled,
     registered,
     send,
+    settled,
     stage,
     upload,
     waiting_count,
@@ -446,3 +449,29 @@ def test_a_snapshot_of_an_earlier_version_knows_no_table(data: Data) -> None:
         del state[name]
     broker.fold.far.load(state)
     assert (broker.fold.far.table, broker.fold.far.rows_in, broker.fold.far.rows_out) == ("", 0, 0)
+
+
+def test_rows_that_bulk_brings_come_once_whoever_brings_them_again(data: Data) -> None:
+    broker = data.open()
+    epoch, due = registered(broker), T0 + FAR_MS
+    settled(broker, broker.jobs.begin("import", TOPIC, T0))
+    settled(broker, broker.jobs.adopt("import", [["_import-1.parquet", 1, 1, due, due, 1, 1]], 0, T0))
+    queue = broker.fold.topics.get(TOPIC).numbers[0]
+    rows = [(due, own_arrival(0), queue, message("imported", due=due))]
+    for name in ("c1", "c2", "c3"):
+        write_chunk(data.disk, name, rows)
+    brought = Stage(epoch, (0, 0), (0, due), ("c1",), 0, 0, ((0, -1, due),))
+    broker.stage(brought, T0)
+    with pytest.raises(Refused, match="it starts at far 0 and horizon 0"):
+        broker.stage(brought._replace(chunks=("c2",)), T0)
+    again = brought._replace(chunks=("c2",), horizon=(due, due))
+    with pytest.raises(Refused, match=f"brought up to {due}"):
+        broker.stage(again, T0)
+    data.close(broker)
+    broker = data.open()
+    assert broker.view.find_job("import") == dataclasses.replace(broker.fold.jobs.all()[0], brought_until_ms=due)
+    stage(broker, epoch, 1, due, ["c3"])  # the pipeline has taken it in
+    advance_to(broker, T0, T0 + DAY_MS)
+    assert bodies(broker) == ["imported"]
+    with pytest.raises(Refused, match="job 0 brings no messages: it is done"):
+        broker.stage(again._replace(far=(1, 1), brought=((0, due, due),)), T0 + DAY_MS)

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from postdate.check import check_folder
+from postdate.client.errors import TimedOut
 from postdate.contract import DONE, FAILED, RUNNING, JobOrder, Selection, Stage
-from postdate.errors import Refused
+from postdate.errors import PostdateError
 from postdate.storage.disk import RealDisk
+from postdate.table.find import TableUnreadable
 from postdate.table.slices import Limits
 from tests.support.core import HOUR_MS, MINUTE_MS, SECOND_MS
 from tests.support.pipeline import World
@@ -314,7 +316,7 @@ def test_a_stage_of_bulk_that_a_pipeline_overtakes_is_refused(world: World) -> N
     world.served.pass_ms(2 * MINUTE_MS)
     old = world.control.state()
     world.pipeline = world.registered()
-    with pytest.raises(Refused, match="another pipeline has registered"):
+    with pytest.raises(PostdateError, match="another pipeline has registered"):
         world.bulk.promoter._promote_table(old, old.now_ms + MINUTE_MS)
 
 
@@ -325,3 +327,88 @@ def test_large_windows_are_staged_in_steps(world: World, monkeypatch: pytest.Mon
     world.batch()
     world.pass_without_pipeline(7 * MINUTE_MS, 10 * SECOND_MS)
     assert len(world.shown()) == 300
+
+
+def test_the_broker_logs_when_bulk_begins_and_ends_to_stand_in(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "postdate.server")
+    world.import_messages("nightly", dues(world))
+    world.batch()
+    world.pass_without_pipeline(4 * MINUTE_MS)
+    world.batch()
+    said = [record.message for record in caplog.records if "promote" in record.message]
+    assert said == ["no pipeline promotes in time: bulk promotes in its place", "a pipeline promotes again"]
+
+
+def test_a_problem_is_logged_once_and_so_is_its_end(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.import_messages("nightly", dues(world))
+    world.batch()
+    table = world.folder / "table"
+    table.rename(world.folder / "away")
+    world.pass_without_pipeline(3 * MINUTE_MS)
+    (world.folder / "away").rename(table)
+    world.pass_without_pipeline(MINUTE_MS)
+    said = [record.message for record in caplog.records if "can" in record.message and "promote" in record.message]
+    assert len(said) == 2, said
+    assert said[0].startswith("nobody promotes what falls due in the table")
+    assert said[1] == "what falls due in the table can be promoted again"
+
+
+def test_a_table_of_another_broker_is_not_promoted(world: World, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = World(tmp_path_factory.mktemp("other"))
+    other.import_messages("theirs", dues(other))
+    other.batch()
+    other.close()
+    world.import_messages("nightly", dues(world))
+    world.batch()
+    own = world.folder / "table"
+    own.rename(world.folder / "away")
+    (other.folder / "table").rename(own)
+    world.pass_without_pipeline(4 * MINUTE_MS)
+    assert world.shown() == {}
+    assert "belongs to" in str(promotions(world)["bulk_problem"])
+    own.rename(other.folder / "table")
+    (world.folder / "away").rename(own)
+    world.pass_without_pipeline(4 * MINUTE_MS)
+    assert len(world.shown()) == 20
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"taken": 1_000}, "ends at far row"),
+        ({"epoch": 0}, "knows more than the broker's log"),
+        ({"horizon": 0}, "knows more than the broker's log"),
+        ({"far_length": 0}, "knows more than the broker's log"),
+    ],
+)
+def test_a_table_that_does_not_fit_the_log_is_not_promoted(
+    world: World, changed: dict[str, int], sentence: str
+) -> None:
+    world.import_messages("nightly", dues(world))
+    world.batch()
+    world.pass_minutes(4)  # something is promoted
+    state = world.control.state()
+    assert world.bulk.promoter._open_table(state).files
+    with pytest.raises(TableUnreadable, match=sentence):
+        world.bulk.promoter._open_table(state._replace(**changed))  # type: ignore[arg-type]
+
+
+def test_the_chunks_of_a_stage_without_an_answer_are_removed_when_it_did_not_count(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = dues(world)
+    world.import_messages("nightly", wanted)
+    world.batch()
+    world.served.pass_ms(2 * MINUTE_MS)
+
+    def lose(_: Stage) -> None:
+        raise TimedOut("no answer")
+
+    monkeypatch.setattr(world.bulk._link, "stage", lose)
+    with pytest.raises(TimedOut):
+        world.bulk.promoter.look()
+    (lost,) = (world.folder / "chunks").iterdir()
+    monkeypatch.undo()
+    world.pass_without_pipeline(6 * MINUTE_MS)
+    assert not lost.exists()
+    assert len(world.shown()) == 20

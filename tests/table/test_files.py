@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from postdate.arrival import NEVER
+from postdate.arrival import NEVER, OWN
 from postdate.errors import CorruptTable
 from postdate.table import files
 from postdate.table.delta import Table
-from postdate.table.files import Window, read_row_groups, read_window, sync_path, touches, write_file
-from postdate.table.format import CANCEL, ROW_GROUP_ROWS
+from postdate.table.files import Window, find_beside, read_row_groups, read_window, sync_path, touches, write_file
+from postdate.table.format import CANCEL, ROW_GROUP_ROWS, name_taken_in
 from tests.support.table_rows import arrivals, damage_cut, damage_flipped, damage_gone, messages, row, table_of
 
 
@@ -133,3 +133,22 @@ def test_every_sync_is_traced_where_that_is_asked_for(
     assert [line["path"] for line in lines] == [table.folder.path(file.path), table.folder.base, str(tmp_path)]
     assert lines[0]["size"] == file.bytes
     assert file.path in lines[1]["names"]
+
+
+def test_rows_of_the_log_that_came_too_late_for_a_window_are_left_out(table: Table) -> None:
+    rows = table_of(row(10, 5), row(10, 6), row(10, OWN), row(10, 7, kind=CANCEL))
+    file, _ = write_file(table.folder, "soon-1.parquet", rows)
+    assert arrivals(read_window(table.folder, [file.path], Window(-1, 10, before=6))) == [5, 7, OWN]
+    assert arrivals(read_window(table.folder, [file.path], Window(-1, 10))) == [5, 6, 7, OWN]
+
+
+def test_a_file_of_a_job_is_found_by_any_name_that_it_may_have(table: Table) -> None:
+    path = "_import-x-soon-1.parquet"
+    with pytest.raises(FileNotFoundError, match=path):
+        find_beside(table.folder, path, 9)
+    write_file(table.folder, path, messages(1))
+    for far in (9, 12):
+        name = find_beside(table.folder, path, far)
+        table.folder.rename(name, name_taken_in(path, 9))
+    assert find_beside(table.folder, path, 9) == name_taken_in(path, 9)
+    assert find_beside(table.folder, path, 12) == name_taken_in(path, 9), "an earlier try has renamed it"
