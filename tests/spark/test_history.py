@@ -2,7 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
+from postdate import faultpoint
 from postdate.spark.pipeline.history import History
+from tests.support.core import HOUR_MS
+from tests.support.pipeline import BEGIN, World
 
 
 def test_a_history_that_a_power_loss_has_spoilt_is_begun_anew(tmp_path: Path) -> None:
@@ -17,3 +22,25 @@ def test_a_history_that_a_power_loss_has_spoilt_is_begun_anew(tmp_path: Path) ->
     history = History(str(folder))
     history.append({"at_ms": 7, "batch": 7})
     assert [row["batch"] for row in history.last(5)] == [7]
+
+
+def test_a_batch_that_is_repeated_reports_what_the_table_took_for_it(tmp_path: Path) -> None:
+    """It died after the table had taken its rows, and before the broker knew."""
+    world = World(tmp_path)
+
+    def die(name: str) -> None:
+        if name == "stage.call":
+            raise RuntimeError(name)
+
+    try:
+        world.send("m", [BEGIN + HOUR_MS + n for n in range(7)])
+        with faultpoint.listening(die), pytest.raises(RuntimeError, match=r"stage\.call"):
+            world.batch()
+        world.batch()
+        world.batch()
+        reports = sorted(History(str(tmp_path / "table" / "history")).last(5), key=lambda report: report["batch"])
+        assert [report["rows_in"] for report in reports] == [7, 0]
+        assert [report["files"] > 0 for report in reports] == [True, False]
+        assert reports[0]["bytes"] > 0
+    finally:
+        world.close()

@@ -24,7 +24,7 @@ from postdate.spark.pipeline.history import History
 from postdate.spark.pipeline.jobs import Jobs
 from postdate.table import merging
 from postdate.table.delta import Table
-from postdate.table.files import Window, WrittenFile, touches
+from postdate.table.files import Window, touches
 from postdate.table.format import File
 from postdate.table.slices import DEFAULT, Limits, plan_promotion, split_files
 
@@ -39,9 +39,6 @@ class Ingested(NamedTuple):
 
     far_to: int
     horizon: int  # that the plan asks for
-    files: int
-    rows: int
-    bytes: int
 
 
 class Promoted(NamedTuple):
@@ -207,6 +204,9 @@ class Pipeline:
                     raise
                 state = moved  # bulk has promoted meanwhile, and the rest is left
         clock.stop("stage_s")
+        # What the table took for this batch, also in an earlier try that died before its stage.
+        rows_in = self.table.rows - state.rows_in
+        files = [file for file in self.table.files.values() if file.is_untaken(state.taken)]
         promoted_ms = min(horizon[1], state.now_ms) - KEEP_MS
         forgotten = self._forget(promoted_ms, promoted.read)
         merged = self._merge(state.now_ms, promoted_ms)
@@ -217,8 +217,9 @@ class Pipeline:
         self._report(
             Report(
                 at_ms=state.now_ms, batch=self.batch_count, epoch=self.epoch, far_from=state.taken, far_to=far_to,
-                horizon=horizon[1], rows_in=ingested.rows, promoted=promoted.rows, cancelled=promoted.cancelled,
-                chunks=len(promoted.chunks), opened_files=promoted.files, files=ingested.files, bytes=ingested.bytes,
+                horizon=horizon[1], rows_in=rows_in, promoted=promoted.rows, cancelled=promoted.cancelled,
+                chunks=len(promoted.chunks), opened_files=promoted.files, files=len(files),
+                bytes=sum(file.bytes for file in files),
                 forgotten_files=forgotten, merged_rows=merged, table_files=len(self.table.files),
                 table_bytes=self.table.bytes, rescued=state.rescued, backlog=max(state.far_length - far_to, 0),
                 workers=len(self._workers), **clock.spans, total_s=clock.total(),
@@ -241,16 +242,14 @@ class Pipeline:
     def _ingest(self, plan: DataFrame, state: State) -> Ingested:
         """Takes far rows into the table, from where the table ends: the checkpoint may be ahead of it or behind."""
         (planned,) = plan.collect()
-        files: list[WrittenFile] = []
         for job in sorted(state.commands, key=lambda job: job.far):
             if self.table.far <= job.far < planned.far:
-                files += self._take(job.far, state)
+                self._take(job.far, state)
                 self._jobs.carry_out(job.number, job.far, state, self.epoch)
-        files += self._take(planned.far, state)
-        rows, size = (sum(getattr(file, name) for file, _ in files) for name in ("rows", "bytes"))
-        return Ingested(self.table.far, planned.horizon, len(files), rows, size)
+        self._take(planned.far, state)
+        return Ingested(self.table.far, planned.horizon)
 
-    def _take(self, stop: int, state: State) -> list[WrittenFile]:
+    def _take(self, stop: int, state: State) -> None:
         """Takes the far rows before `stop`."""
         start = max(self.table.far, state.far_first)  # rows that are gone before that were rescued long ago
         edge = {"edge": merging.edge_ms(state.now_ms)}
@@ -258,7 +257,6 @@ class Pipeline:
         if stop > self.table.far:
             reach("ingest.written")
             self.table.take(files, stop)
-        return files
 
     # -- promote ------------------------------------------------------------------------------------------------
 
