@@ -286,7 +286,7 @@ class Broker:
         are shown where its table is and on which cluster it runs. Raises ForeignTable where the marks of the table say
         that it is another broker's, or that it knows more than the log.
         """
-        ownership.refuse_foreign(table, marks, self.identity, self.fold.far.length, self.log)
+        ownership.refuse_foreign(table, marks, self.identity, self.fold.far, self.log)
         said = {"table": table, "master": master}
         self.topics.check_size("what a pipeline says of itself", said)
         return self._writer.write_system(PIPELINE, said, at_ms)

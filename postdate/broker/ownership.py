@@ -7,6 +7,7 @@ retention has let that place go, the log is the newer one.
 
 from postdate.contract import TableMarks
 from postdate.errors import ForeignTable
+from postdate.state.far import Far
 from postdate.storage.log import Log
 
 _WAYS_OUT = (
@@ -15,7 +16,7 @@ _WAYS_OUT = (
 )
 
 
-def refuse_foreign(uri: str, marks: TableMarks, identity: str, far_length: int, log: Log) -> None:
+def refuse_foreign(uri: str, marks: TableMarks, identity: str, far: Far, log: Log) -> None:
     """Raises ForeignTable, with what was found and what to do."""
     if marks.identity and marks.identity != identity:
         raise ForeignTable(
@@ -29,8 +30,13 @@ def refuse_foreign(uri: str, marks: TableMarks, identity: str, far_length: int, 
             f"the table {uri} knows more than the log: it has seen the batch at {marks.position}, the log {what}; "
             f"was the data folder restored from an older copy? {_WAYS_OUT}"
         )
-    if marks.far > far_length:
+    if marks.far and not far.epoch:
         raise ForeignTable(
-            f"the table {uri} knows more than the log: it has taken {marks.far} far rows, the log has {far_length}; "
+            f"the table {uri} belongs to another broker: it has taken {marks.far} far rows, and no pipeline of this "
+            f"broker has ever taken one; {_WAYS_OUT}"
+        )
+    if marks.far > far.length:
+        raise ForeignTable(
+            f"the table {uri} knows more than the log: it has taken {marks.far} far rows, the log has {far.length}; "
             f"was the data folder restored from an older copy, or is it another broker's table? {_WAYS_OUT}"
         )

@@ -431,7 +431,7 @@ class _TableCheck:
         log.end = taken.position
         marks = read_marks(delta)._replace(far=0)  # that is compared below
         try:
-            refuse_foreign(str(self._path), marks, read_identity(folder.disk), taken.far.length, log)
+            refuse_foreign(str(self._path), marks, read_identity(folder.disk), taken.far, log)
         except ForeignTable as error:
             self._report.find(str(error))
 

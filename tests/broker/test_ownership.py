@@ -6,7 +6,7 @@ from postdate.broker.broker import Broker
 from postdate.contract import TableMarks
 from postdate.errors import ForeignTable
 from postdate.storage.log import NO_BATCH
-from tests.support.core import T0, Data, message, settled
+from tests.support.core import FAR_MS, T0, Data, message, settled
 
 
 def marks_of(broker: Broker) -> TableMarks:
@@ -46,8 +46,20 @@ def test_a_log_that_ends_before_the_seen_place_is_refused(data: Data) -> None:
         register(broker, marks._replace(mark=marks.mark ^ 1))
     with pytest.raises(ForeignTable, match="has another batch there"):
         register(broker, marks._replace(position=marks.position + 8))
+    register(broker, marks)
     with pytest.raises(ForeignTable, match="it has taken 1 far rows, the log has 0"):
         register(broker, marks._replace(far=1))
+
+
+def test_a_broker_without_a_pipeline_so_far_has_no_table_that_has_taken_rows(data: Data) -> None:
+    """Also where the table is of an earlier version, and the log has as many far rows by now."""
+    broker = data.open()
+    broker.send([message(str(n), due=T0 + FAR_MS) for n in range(5)], T0)
+    broker.flush()
+    with pytest.raises(ForeignTable, match=r"belongs to another broker: it has taken 3 far rows, and no pipeline"):
+        register(broker, TableMarks(far=3))
+    assert register(broker, TableMarks()) == 1
+    assert register(broker, TableMarks(far=3)) == 2  # committed, and not staged
 
 
 def test_a_log_that_retention_has_shortened_beyond_the_seen_place_is_newer(data: Data) -> None:

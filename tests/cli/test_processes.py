@@ -15,6 +15,8 @@ import pytest
 from postdate import cli
 from postdate.client import admin
 from postdate.spark.session import java
+from tests.support.core import HOUR_MS
+from tests.support.pipeline import BEGIN, World
 from verify.faults.process import ROOT, Broker, free_port
 
 WAIT_S = 180.0  # Spark takes some ten seconds to start where nobody else works
@@ -324,3 +326,18 @@ def test_a_pipeline_ends_with_the_process_that_started_it() -> None:
 def test_json_tells_of_the_parts(start: Callable[..., Broker]) -> None:
     broker = start()
     assert broker.ready["parts"]["pipeline"].startswith("none here")
+
+
+def test_another_brokers_table_is_refused_before_spark_starts_and_status_says_so(
+    start: Callable[..., Broker], tmp_path: Path
+) -> None:
+    world = World(tmp_path / "other")
+    world.send("other", [BEGIN + HOUR_MS])
+    world.batch()
+    world.close()
+    broker = start(pipeline="embedded", table=tmp_path / "other" / "table")
+    said = awaited(lambda: "belongs to another broker" in (text := part(broker, "pipeline")) and text)
+    assert "ended with code 3" in said
+    assert not java_of(broker)
+    assert admin.status(broker.route_address)["far"]["taken"] == 0
+    assert "belongs to another broker" in broker.log.read_text()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from deltalake.exceptions import DeltaError
 from py4j.protocol import Py4JError
 from pyarrow import flight
 from pyspark.errors import PySparkException
@@ -31,6 +32,7 @@ from postdate.spark.session.session import STOP_S, Gateway, first_line, scratch_
 from postdate.spark.session.stderr import divert_stderr
 from postdate.table.delta import Table
 from postdate.table.format import CHECKPOINT, HISTORY, MESSAGES
+from postdate.table.identity import open_table
 from postdate.table.slices import TASK_ROWS, Limits
 
 logger = logging.getLogger("postdate.pipeline")
@@ -205,6 +207,8 @@ def run(options: Options) -> None:
     options = replace(options, table=options.table or state.table)
     if not options.table:
         raise UsageError("the broker does not say where the table is: name a folder with --table")
+    with suppress(DeltaError, OSError):  # one that is not there yet, or damaged, is the pipeline's to make or mend
+        open_table(options.root, state.identity)  # before Spark, which takes seconds to start
     if options.master.startswith("local"):
         let_others_go_first(_NICENESS)  # before Spark starts: its processes inherit it
     with (
