@@ -121,6 +121,9 @@ class Settings:
         GIB, 512 * MIB, TIB, why="heap of Spark's driver; no message passes through it, so it needs no more"
     )
     table: str = setting("", why="folder or URI where far messages wait; empty is the folder table in the data folder")
+    job_ms_max: int = setting(
+        HOUR_MS, SECOND_MS, 7 * DAY_MS, why="a predicate that runs longer has failed: others wait for it"
+    )
     java_home: str = setting("", why="Java 17 or newer, for Spark; empty looks in JAVA_HOME, PATH and the usual places")
 
     def __post_init__(self) -> None:

@@ -126,7 +126,7 @@ class BatchSize(NamedTuple):
 
 
 class OpenJob(NamedTuple):
-    """A job that waits or runs, and the far row of its command."""
+    """A job that waits or runs, and its far row; -1 where it has none before it is decided."""
 
     number: int
     far: int
@@ -164,6 +164,9 @@ class State(NamedTuple):
     commands: tuple[OpenJob, ...]
     gone: tuple[int, ...]  # numbers of the queues of deleted topics
     stop: int | None = None  # where a batch of the size that was asked about ends
+    wanted: int | None = None  # the far row up to which a job waits for the table
+    select: int | None = None  # the number of the job that may be selected for now
+    job_ms_max: int | None = None  # how long a selection may take
     staged: tuple[str, ...] | None = None  # names of staged chunks, for a pipeline that registers
     identity: str = ""  # of the broker
     position: int | None = None  # where the last batch begins that all this follows from
@@ -358,6 +361,8 @@ class JobStatus(NamedTuple):
     step: str = ""  # what it does at the moment
     done: int = 0
     total: int = 0
+    tries: int | None = None  # that have begun
+    aside: bool | None = None  # it is decided, and the table could not follow: `reason` says why
 
     @property
     def is_over(self) -> bool:
@@ -394,6 +399,9 @@ class JobOrder(NamedTuple):
     files: tuple[TableFile, ...]
     parts: tuple[OrderPart, ...]
     brought_until_ms: int | None = None  # bulk has brought the rows of its files due until then; -1 = none
+    loading: tuple[int, ...] | None = None  # numbers of earlier imports that came after its command
+    aside: bool | None = None  # the table could not follow
+    refusal: str = ""  # why there is nothing to try any more
 
     def plain(self) -> dict[str, Any]:
         found = self._asdict() | {"parts": [part._asdict() for part in self.parts]}

@@ -2,6 +2,7 @@
 
     begin, adopt     an import: its files are written beside the table, then taken into it
     ask              cancel or postpone what a predicate selects
+    attempt          the pipeline begins a try, stumbles, leaves, or tries again what was set aside
     decide           the pipeline has selected rows: the fold says which of them still wait
     fail             a job that has changed nothing ends
 
@@ -20,7 +21,8 @@ from postdate.broker.writing import Ticket, Writer
 from postdate.contract import Selection
 from postdate.errors import CorruptSelection, FlowControl, Refused, UsageError
 from postdate.state.fold import Fold
-from postdate.state.jobs import CANCEL, IMPORT, POSTPONE, Job, JobAnswer
+from postdate.state.jobs import ATTEMPTS as ATTEMPTS
+from postdate.state.jobs import CANCEL, IMPORT, POSTPONE, STUMBLE, Job, JobAnswer
 from postdate.storage import selection
 from postdate.storage.batch import JOB
 
@@ -75,7 +77,7 @@ class JobCalls:
         if op == POSTPONE and not 0 < by_ms <= limit:
             raise UsageError(f"messages are postponed by {by_ms} ms, expected 1 to delay_ms_max ({limit})")
         body = {"id": job_id, "op": op, "topic": "", "where": where, "by_ms": by_ms if op == POSTPONE else 0}
-        return self._write({"call": "ask", **body}, at_ms)
+        return self._write({"call": "ask", "place": False, **body}, at_ms)
 
     def _admit(self, job_id: str, op: str) -> None:
         if op not in (IMPORT, CANCEL, POSTPONE):
@@ -102,7 +104,15 @@ class JobCalls:
         self.find(job_id)
         return self._write({"call": "fail", "id": job_id, "reason": reason[:_REASON_MAX]}, at_ms)
 
-    # -- deciding -----------------------------------------------------------------------------------------------
+    # -- carrying out -------------------------------------------------------------------------------------------
+
+    def attempt(self, call: str, epoch: int, number: int, reason: str, at_ms: int) -> Ticket:
+        """Notes a try of a pipeline before it begins (`try`), why it failed (`stumble`), that it does not count because
+        the pipeline stops (`leave`), or that what was set aside is tried again (`again`). The answer is a JobAnswer.
+        """
+        assert call in ATTEMPTS, call
+        body = {"call": call, "epoch": epoch, "number": number}
+        return self._write(body | ({"reason": reason[:_REASON_MAX]} if call == STUMBLE else {}), at_ms)
 
     def check(self, selected: Selection) -> None:
         """Raises Refused for a decision that comes too late, UsageError for one that names no proper files."""
@@ -138,8 +148,10 @@ class JobCalls:
         """Writes a decision; `parts` is what `verify` has returned. The answer is a JobAnswer."""
         self.check(selected)  # the job may have moved on while its files were read
         files = [_check_file(file) for file in selected.files]
+        job = self._fold.jobs.get(selected.number)
+        has_row = job is not None and job.op == IMPORT
         body = {"epoch": selected.epoch, "number": selected.number, "parts": parts, "files": files}
-        self._decision = self._write({"call": "decide", **body}, at_ms)
+        self._decision = self._write({"call": "decide", "place": not has_row, **body}, at_ms)
         return self._decision
 
     def _write(self, body: Mapping[str, Any], at_ms: int) -> Ticket:

@@ -278,8 +278,17 @@ class View:
         return [replace(job) for job in self._fold.jobs.all()]
 
     def open_jobs(self) -> list[Job]:
-        """Copies of the jobs that wait or run, in the order of the far queue."""
+        """Copies of the jobs that wait or run, in the order of their commands."""
         return [replace(job) for job in self._fold.jobs.open()]
+
+    def wanted_far(self) -> int:
+        """The far row up to which a job waits for the table."""
+        return self._fold.jobs.wanted_far()
+
+    def next_to_select(self) -> int | None:
+        """The number of the job that a pipeline may select for now."""
+        job = self._fold.jobs.next_to_select()
+        return None if job is None else job.number
 
     def chunks(self) -> list[tuple[int, str, int]]:
         """(first offset, name, bytes) of the staged chunks that are there."""

@@ -16,8 +16,11 @@ examples:
   postdate jobs 4f2c77                   one of them, with all details
   postdate jobs 4f2c77 --withdraw        end one that has changed nothing yet
 
-States: loading (an import writes its files), waiting (in the far queue; the pipeline comes to it in order), running
-(the broker has decided its changes, the table follows), done, failed (it changed nothing, and why).
+States: loading (an import writes its files), waiting (the pipeline selects its messages, one job after the other),
+running (the broker has decided its changes, the table follows), done, failed (it changed nothing, and why).
+
+A job that fails three times before it is decided has failed. Where the table cannot follow a decided job, that is set
+aside: messages go on, those that it changed stay changed, and the next start of the pipeline tries again.
 
 exit codes: 0 shown, 1 there is no such job, or it cannot be withdrawn any more, 2 wrong usage, 3 no broker was reached
 or it refused, 130 interrupted
@@ -87,7 +90,9 @@ def _what(job: dict[str, Any]) -> str:
 
 def _how(job: dict[str, Any]) -> str:
     """Why it failed, or how far it is; on a terminal with a bar."""
-    if job["reason"] or not job["step"]:
+    if job["aside"]:
+        return f"set aside, the table cannot follow: {job['reason']}; repair that, then start the pipeline again"
+    if job["state"] == "failed" or not job["step"]:
         return str(job["reason"])
     done = f" {job['done']:,}" if job["done"] else ""
     if not job["total"]:

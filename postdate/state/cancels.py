@@ -240,6 +240,8 @@ class Cancels:
     def is_needed(self, tombstone: Tombstone) -> bool:
         """Whether a fired tombstone may still meet a message that comes into the wheel."""
         far = self._far
+        if tombstone.arrival >= self._jobs.remembered_from:
+            return True
         if far.taken >= tombstone.far_before and far.taken > tombstone.far_offset:
             return False
         if far.taken and tombstone.due > far.horizon_at_ms:
@@ -264,8 +266,9 @@ class Cancels:
 
     def forget_taken(self, taken: int, horizon_at_ms: int) -> None:
         """Forgets the tombstones that the table carries from now on."""
+        remembered_from = self._jobs.remembered_from
         for due in [due for due in self._by_due if due > horizon_at_ms]:
-            kept = [t for t in self._by_due[due] if not 0 <= t.far_offset < taken]
+            kept = [t for t in self._by_due[due] if not 0 <= t.far_offset < taken or t.arrival >= remembered_from]
             if len(kept) != len(self._by_due[due]):
                 self._keep(due, kept)
 

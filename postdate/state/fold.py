@@ -36,7 +36,7 @@ from postdate.state.columns import (
 from postdate.state.far import BLOCK_ROWS_DEFAULT, Far, Rescue
 from postdate.state.groups import Groups
 from postdate.state.index import KEYS_MAX, Index
-from postdate.state.jobs import DECIDE, Job, JobAnswer, Jobs
+from postdate.state.jobs import ATTEMPTS, DECIDE, Job, JobAnswer, Jobs
 from postdate.state.leases import NOT_GIVEN, Key, Leases
 from postdate.state.quotas import Quotas
 from postdate.state.references import References
@@ -486,10 +486,12 @@ class Fold:
     # -- jobs ---------------------------------------------------------------------------------------------------
 
     def _apply_job(self, batch: Batch, row: tuple[int, ...]) -> JobAnswer:
-        body = self._body(batch, row)
+        body, arrival, size = self._body(batch, row), batch.offset + row[9], row[8]
+        if body["call"] in ATTEMPTS:
+            return self.jobs.attempt(body, arrival, size, batch.at_ms)
         if body["call"] != DECIDE:
-            return self.jobs.apply(body, batch.offset + row[9], row[8], batch.at_ms)
-        answer = self.jobs.decide(body, batch.end)
+            return self.jobs.apply(body, arrival, size, batch.at_ms)
+        answer = self.jobs.decide(body, arrival, size, batch.end)
         if answer.job is not None:
             for part in answer.job.parts:
                 is_cancelled = self.cancels.find_selected(self.selections.rows(part.name))

@@ -1,10 +1,17 @@
 """Jobs: work in bulk that people ask for, where each job stands, and what it has taken. A table of the fold.
 
     loading    an import: its files are being written beside the table
-    waiting    its command is in the far queue, which gives it one place in the order of everything
+    waiting    an import: the table takes its files in; another job: a pipeline selects what it is for
     running    what it changes is decided; the table follows
     done       the table has followed
     failed     nothing was changed
+
+What the table has to do has a row in the far queue, and so one place in the order of everything: an import gets it when
+its files are written, another job when it is decided. A selection may take long, and nothing waits for it.
+
+A pipeline notes each try in the log before it begins, so that one that kills it counts, too. A job that has used its
+tries before it is decided has failed. A decided one never fails: where the table cannot follow, the job is set aside
+with all that it has taken, until a pipeline that starts anew tries again.
 
 A job is known by the id that its owner chose, so that asking again answers with the first result, and by a number,
 which is part of the arrival of every row that it brings. The log decides: what a job changes is settled when the record
@@ -43,10 +50,14 @@ from postdate.storage.layout import FAR_STRUCT
 from postdate.storage.selection import Selections
 
 ENDED_KEPT = 1_000  # jobs that have ended; older ones are forgotten, and so are their ids
+TRIES_MAX = 3  # of a selection, and of the table to follow a decision: what fails thrice fails always
 
 _NEW = ""  # the state of a job that does not exist yet
-BEGIN, ASK, ADOPT, FAIL, DECIDE = "begin", "ask", "adopt", "fail", "decide"  # the calls that its records hold
-_FOLLOW = "follow"  # the table has taken its command
+# The calls that its records hold: of people and imports, and of the pipeline that carries it out.
+BEGIN, ASK, ADOPT, FAIL = "begin", "ask", "adopt", "fail"
+TRY, STUMBLE, LEAVE, AGAIN, DECIDE = "try", "stumble", "leave", "again", "decide"
+ATTEMPTS = (TRY, STUMBLE, LEAVE, AGAIN)
+_FOLLOW = "follow"  # the table has taken its row
 
 # (state, event): next state. An event that is not listed for a state changes nothing.
 TRANSITIONS = {
@@ -58,7 +69,7 @@ TRANSITIONS = {
     (LOADING, FAIL): FAILED,
     (WAITING, FAIL): FAILED,
     (WAITING, DECIDE): RUNNING,
-    (WAITING, _FOLLOW): DONE,
+    (WAITING, _FOLLOW): DONE,  # an import
     (RUNNING, _FOLLOW): DONE,
 }
 
@@ -88,8 +99,9 @@ class Job:
     topic: str = ""  # of an import
     where: str = ""  # the predicate of the others
     by_ms: int = 0  # how far it postpones
-    far: int = -1  # its command's place in the far queue
-    arrival: int = -1  # and in the log
+    far: int = -1  # its row in the far queue
+    arrival: int = -1  # its command's place in the log: it is for what came before
+    loading: list[int] = field(default_factory=list)  # earlier imports that had not come yet when it was asked for
     files: list[list[Any]] = field(default_factory=list)  # of an import, as table_format.File
     rows: int = 0
     bad: int = 0
@@ -98,7 +110,10 @@ class Job:
     parts: list[Part] = field(default_factory=list)
     decided_at: int = -1  # the end of the batch in the log that decided it
     ended_at_ms: int = 0
-    reason: str = ""  # why it failed
+    reason: str = ""  # why it, or its last try, failed
+    tries: int = 0  # that have begun; they count anew when it is decided
+    tried_at: int = -1  # where in the log its selection began that is under way
+    aside: bool = False  # it is decided, and the table could not follow
     brought_until_ms: int = -1  # rows of its files due until then came into the wheel before the table took them
 
     @property
@@ -142,6 +157,7 @@ class Jobs:
         self._by_id: dict[str, Job] = {}
         self._decided: list[Job] = []  # those that have parts: every cancel asks for them
         self._brought_from: int | None = NEVER  # None where it must be computed
+        self._remembered_from: int | None = NEVER  # likewise
         self.next_number = 0
 
     # -- looking ------------------------------------------------------------------------------------------------
@@ -157,8 +173,28 @@ class Jobs:
         return list(self._by_number.values())
 
     def open(self) -> list[Job]:
-        """The jobs whose commands wait or run, in the order of the far queue."""
-        return sorted((job for job in self.all() if job.far >= 0 and not job.is_over), key=lambda job: job.far)
+        """The jobs that wait or run, in the order of their commands."""
+        return sorted((job for job in self.all() if job.state in (WAITING, RUNNING)), key=lambda job: job.arrival)
+
+    def next_to_select(self) -> Job | None:
+        """The job that a pipeline may select for now: the first that waits, if the table has all that came before it
+        and has followed what was decided.
+        """
+        selecting = [job for job in self.open() if job.op != IMPORT]
+        waiting = next((job for job in selecting if job.state == WAITING), None)
+        if waiting is None or any(job.state == RUNNING and not job.aside for job in selecting):
+            return None
+        return waiting if self._far.arrival_of(self._far.taken) > waiting.arrival else None
+
+    def wanted_far(self) -> int:
+        """The far row up to which somebody waits for the table: it takes in an import, follows a decision, or gets all
+        that came before a job.
+        """
+        open_jobs = self.open()
+        placed = [job.far + 1 for job in open_jobs if not job.aside and (job.state == RUNNING or job.op == IMPORT)]
+        asked = [job.arrival for job in open_jobs if job.state == WAITING and job.op != IMPORT]
+        before = [self._far.rows.search("arrival", asked[-1], "left")] if asked else []
+        return max((*placed, *before), default=0)
 
     def decided(self) -> list[Job]:
         """The jobs that have taken messages from where they were, in the order in which they did."""
@@ -168,8 +204,20 @@ class Jobs:
     def brought_from(self) -> int:
         """The first far row after which rows may come that only a job brings; NEVER where no job brings any."""
         if self._brought_from is None:
-            self._brought_from = min((job.far for job in self.open() if job.op != CANCEL), default=NEVER)
+            placed = [job.far for job in self.open() if job.op != CANCEL and job.far >= 0]
+            self._brought_from = min(placed, default=NEVER)
         return self._brought_from
+
+    @property
+    def remembered_from(self) -> int:
+        """From this place of the log on every cancel is remembered; NEVER where none need be. A selection that is under
+        way may hold its message, and so may what was set aside.
+        """
+        if self._remembered_from is None:
+            tried = [job.tried_at for job in self.open() if job.state == WAITING and job.tried_at >= 0]
+            aside = [job.arrival for job in self.open() if job.aside and job.op != CANCEL]
+            self._remembered_from = min((*tried, *aside), default=NEVER)
+        return self._remembered_from
 
     # -- applying records ---------------------------------------------------------------------------------------
 
@@ -188,11 +236,19 @@ class Jobs:
         if event == FAIL:
             self.end(job, state, at_ms, body["reason"])
         if state == WAITING:
-            # Its command gets a place among far messages and cancels. It is never due, so no rescue takes it.
-            self.enqueue(job, self._far.length, arrival)
-            self._far.push(FAR_STRUCT.pack(job.arrival, NEVER, 0, 0, size, 0, 0, JOB, 0, 0), NEVER)
-            self._references.hold(job.arrival)
+            job.arrival = arrival
+            job.loading = [each.number for each in self.all() if each.state == LOADING]
+            if body.get("place", True):  # a record of an earlier version has its row here
+                self._place(job, arrival, size)
         return JobAnswer(job)
+
+    def _place(self, job: Job, arrival: int, size: int) -> None:
+        """Gives a job its row in the far queue, for a record that stands in the log at `arrival`. It is never due, so
+        no rescue takes it.
+        """
+        self.enqueue(job, self._far.length)
+        self._far.push(FAR_STRUCT.pack(arrival, NEVER, 0, 0, size, 0, 0, JOB, 0, 0), NEVER)
+        self._references.hold(arrival)
 
     def begin(self, op: str, job_id: str, at_ms: int, state: str) -> Job:
         """Makes a job; one of the same id that has failed is forgotten."""
@@ -205,20 +261,24 @@ class Jobs:
         self._by_number[job.number] = self._by_id[job_id] = job
         return job
 
-    def enqueue(self, job: Job, far: int, arrival: int) -> None:
-        """Notes the place of a job's command in the far queue and in the log."""
-        job.far, job.arrival = far, arrival
-        self._brought_from = None
+    def enqueue(self, job: Job, far: int) -> None:
+        """Notes the row of a job in the far queue."""
+        job.far = far
+        self._changed()
+
+    def _changed(self) -> None:
+        self._brought_from = self._remembered_from = None
 
     def follow_table(self, taken: int, at_ms: int) -> None:
         """Spark has taken every far row before `taken`: the table has followed the jobs there."""
         for job in self.open():
-            if job.far < taken:
+            is_there = 0 <= job.far < taken and not job.aside
+            if is_there and (job.state == RUNNING or job.op == IMPORT):
                 self.end(job, TRANSITIONS[job.state, _FOLLOW], at_ms)
 
     def end(self, job: Job, state: str, at_ms: int, reason: str = "") -> None:
         job.state, job.ended_at_ms, job.reason = state, at_ms, reason
-        self._brought_from = None
+        self._changed()
         job.files = []
         ended = [each for each in self._by_number.values() if each.is_over and not each.parts]
         for each in ended[: max(len(ended) - ENDED_KEPT, 0)]:
@@ -265,24 +325,64 @@ class Jobs:
             found |= is_own & (rows["due"] <= job.brought_until_ms)
         return found
 
+    # -- trying -------------------------------------------------------------------------------------------------
+
+    def attempt(self, body: dict[str, Any], arrival: int, size: int, at_ms: int) -> JobAnswer:
+        """Applies what a pipeline says of its tries. With a job and a reason: there is nothing to try any more."""
+        job, epoch = self.get(body["number"]), self._far.epoch
+        if body["epoch"] != epoch:
+            return JobAnswer(None, _overtaken(body["epoch"], epoch))
+        if job is None or job.state not in (WAITING, RUNNING):
+            return JobAnswer(job, f"job {body['number']} is {job.state if job else 'unknown'}")
+        self._changed()
+        job.tried_at = -1
+        call, is_last = body["call"], job.tries >= TRIES_MAX
+        if call == TRY and is_last:
+            self._give_up(job, job.reason or f"the pipeline ended during each of its {TRIES_MAX} tries", at_ms)
+            return JobAnswer(job, f"job {job.number} has used its {TRIES_MAX} tries")
+        if call == TRY:
+            job.tries, job.tried_at = job.tries + 1, arrival
+        elif call == STUMBLE:
+            job.reason = body["reason"]
+            if is_last:
+                self._give_up(job, f"given up after {TRIES_MAX} tries: {job.reason}", at_ms)
+        elif call == LEAVE:
+            job.tries = max(job.tries - 1, 0)
+        elif job.aside:
+            job.aside, job.tries = False, 0
+            self._place(job, arrival, size)
+        return JobAnswer(job)
+
+    def _give_up(self, job: Job, reason: str, at_ms: int) -> None:
+        """Ends a job that has changed nothing, and sets one aside that is decided."""
+        job.reason = reason
+        if job.state == WAITING:
+            self.end(job, FAILED, at_ms, reason)
+        else:
+            job.aside = True
+
     # -- deciding -----------------------------------------------------------------------------------------------
 
     def decision_problem(self, body: dict[str, Any]) -> str:
         """Why a decision is refused; empty where it is accepted."""
         job, epoch = self.get(body["number"]), self._far.epoch
         if body["epoch"] != epoch:
-            return f"epoch {body['epoch']} is not the current one ({epoch}): another pipeline has registered"
+            return _overtaken(body["epoch"], epoch)
         if job is None or (job.state, DECIDE) not in TRANSITIONS:
             return f"job {body['number']} does not wait for a decision" + (f": it is {job.state}" if job else "")
         if job.op == IMPORT and (body["parts"] or body["files"]):
             return f"job {body['number']} is an import: it has its files, and selects nothing"
         return ""
 
-    def decide(self, body: dict[str, Any], batch_end: int) -> JobAnswer:
-        """Applies a decision: from here on the job cannot be withdrawn. `take_selected` follows for each part."""
+    def decide(self, body: dict[str, Any], arrival: int, size: int, batch_end: int) -> JobAnswer:
+        """Applies a decision: from here on the job cannot be withdrawn. `take_selected` follows for each part. The
+        table follows where the decision's row stands in the far queue.
+        """
         reason, job = self.decision_problem(body), self.get(body["number"])
         if reason or job is None:
             return JobAnswer(None, reason)
+        if body.get("place", False):
+            self._place(job, arrival, size)
         self.run(job, batch_end, [Part(**part) for part in body["parts"]])
         if job.op != IMPORT:
             job.files = body["files"]
@@ -291,6 +391,8 @@ class Jobs:
     def run(self, job: Job, decided_at: int, parts: list[Part]) -> None:
         """What the job changes is settled by the batch that ends at `decided_at`."""
         job.state, job.decided_at, job.parts = TRANSITIONS[job.state, DECIDE], decided_at, parts
+        job.tries, job.tried_at, job.reason = 0, -1, ""
+        self._changed()
         if parts:
             self._decided.append(job)
 
@@ -302,7 +404,8 @@ class Jobs:
         stage brings them.
         """
         rows = self._selections.rows(part.name)
-        waits = self._waits_in_table(rows) & ~is_cancelled
+        aside = [each for each in self._decided if each.aside]  # the table still has what they have taken
+        waits = self._waits_in_table(rows) & ~is_cancelled & ~self.find_taken_by(rows, aside)
         waits |= self._kill_in_wheel(rows, at_ms)
         part.late = np.flatnonzero(~waits).tolist()
         job.rows += part.rows
@@ -353,7 +456,7 @@ class Jobs:
         """Jobs that are decided and that a table at this far row has not followed yet: it may still promote what they
         have taken away.
         """
-        return [job for job in self._decided if job.state == RUNNING and job.far >= far]
+        return [job for job in self._decided if job.state == RUNNING and (job.far >= far or job.aside)]
 
     def _rows_between(self, part: Part, low: int, high: int) -> np.ndarray:
         """The rows of a part with low <= due <= high that did not come too late."""
@@ -414,13 +517,18 @@ class Jobs:
         return [asdict(job) for job in self._by_number.values()]
 
     def load(self, next_number: int, state: list[dict[str, Any]]) -> None:
-        self.next_number, self._brought_from = next_number, None
+        self.next_number = next_number
+        self._changed()
         known = {each.name for each in fields(Job)}
         for plain in state:
             job = Job(**{name: value for name, value in plain.items() if name in known})
             job.parts = [Part(**part) for part in plain["parts"]]
             self._by_number[job.number] = self._by_id[job.id] = job
         self._decided = sorted((job for job in self.all() if job.parts), key=lambda job: job.decided_at)
+
+
+def _overtaken(epoch: int, current: int) -> str:
+    return f"epoch {epoch} is not the current one ({current}): another pipeline has registered"
 
 
 def _moves_into(job: Job, part: Part, later: Iterable[Part]) -> bool:

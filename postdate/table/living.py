@@ -133,6 +133,8 @@ class Removals:
 # In the dialect that Spark and DuckDB share. A message is m, a cancel c, a drop d. docs/readers.md shows WAITING.
 
 HAS_ARRIVED = f"(m.arrival < {{before}} or m.arrival >= {OWN})"
+CAME_BEFORE = f"""case when m.arrival < {OWN} then m.arrival < {{arrival}}
+               else (m.arrival - {OWN}) >> {JOB_SHIFT} < {{number}} end"""
 IS_UNPROMOTED = f"(m.due > {{horizon}} or (m.arrival >= {{late_from}} and m.arrival < {OWN}))"
 IS_CANCELLED = f"""c.topic = m.topic and c.due = m.due
       and ((c.unique_hash <> 0 and c.unique_hash = m.unique_hash) or (c.key_hash <> 0 and c.key_hash = m.key_hash))

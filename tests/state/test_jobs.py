@@ -9,7 +9,20 @@ import pytest
 from postdate.arrival import NEAR, NEVER, own_arrival
 from postdate.keys import key_hash
 from postdate.state.far import Far
-from postdate.state.jobs import CANCEL, DONE, FAILED, IMPORT, LOADING, POSTPONE, RUNNING, WAITING, Job, Jobs, Part
+from postdate.state.jobs import (
+    CANCEL,
+    DONE,
+    FAILED,
+    IMPORT,
+    LOADING,
+    POSTPONE,
+    RUNNING,
+    TRIES_MAX,
+    WAITING,
+    Job,
+    Jobs,
+    Part,
+)
 from postdate.state.references import References
 from postdate.state.topics import Topics
 from postdate.state.wheel import Wheel
@@ -44,16 +57,29 @@ class World:
         answer = self.jobs.apply({"call": call, **body}, self.end - 48, 40, 1_000 + self.end)
         return answer.job.state if answer.job else answer.reason
 
-    def begin(self, call: str, op: str) -> str:
-        return self.call(call, id="j", op=op, topic="", where="true", by_ms=0)
+    def begin(self, call: str, op: str, **more: bool) -> str:
+        return self.call(call, id="j", op=op, topic="", where="true", by_ms=0, **more)
 
-    def decide(self, *names: str, epoch: int = 1) -> str:
+    def ask(self, job_id: str = "j", op: str = CANCEL) -> Job:
+        self.call("ask", id=job_id, op=op, topic="", where="true", by_ms=BY_MS, place=False)
+        return self.jobs.all()[-1]
+
+    def attempt(self, call: str, number: int = 0, epoch: int = 1) -> str:
+        """Where the job is then, or why there is nothing to try."""
+        self.end += 64
+        body = {"call": call, "epoch": epoch, "number": number, "reason": "no file system"}
+        answer = self.jobs.attempt(body, self.end - 48, 40, 1_000 + self.end)
+        assert answer.job is None or answer.job.number == number
+        return answer.reason or (answer.job.state if answer.job else "")
+
+    def decide(self, *names: str, epoch: int = 1, place: bool = True) -> str:
         """As the fold does; rows of arrival 7 are cancelled."""
         self.end += 64
         parts = [
             {"name": name, "rows": 5, "due_low": 0, "due_high": NEVER, "arrival_high": 9, "own": 0} for name in names
         ]
-        answer = self.jobs.decide({"number": 0, "epoch": epoch, "parts": parts, "files": []}, self.end)
+        body = {"number": 0, "epoch": epoch, "parts": parts, "files": [], "place": place}
+        answer = self.jobs.decide(body, self.end - 48, 40, self.end)
         if answer.job is None:
             return answer.reason
         for part in answer.job.parts:
@@ -65,7 +91,7 @@ class World:
         """A job that has taken these (due, arrival), but for those that came too late."""
         job = self.jobs.begin(op, f"j{self.jobs.next_number}", 0, WAITING)
         job.by_ms = BY_MS if op == POSTPONE else 0
-        self.jobs.enqueue(job, job.number, 0)
+        self.jobs.enqueue(job, job.number)
         selected = np.zeros(len(rows), SELECTED)
         selected["due"], selected["arrival"] = np.array(rows).T
         selected["unique_hash"] = key_hash("k")
@@ -80,6 +106,12 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
+def selected(*places: tuple[int, int]) -> np.ndarray:
+    rows = np.zeros(len(places), SELECTED)
+    rows["due"], rows["arrival"] = np.array(places).T
+    return rows
+
+
 def far_rows(*places: tuple[int, int]) -> np.ndarray:
     rows = np.zeros(len(places), FAR)
     rows["due"], rows["arrival"] = np.array(places).T
@@ -89,13 +121,35 @@ def far_rows(*places: tuple[int, int]) -> np.ndarray:
 # -------------------------------------------------------------------------------------------- what their records change
 
 
-def test_a_command_gets_its_place_in_the_far_queue_and_is_never_due(world: World) -> None:
+def test_a_decision_gets_its_place_in_the_far_queue_and_is_never_due(world: World) -> None:
+    assert world.begin("ask", CANCEL, place=False) == WAITING
+    assert (world.far.length, world.jobs.all()[0].arrival) == (0, 16), "nothing waits for its selection"
+    assert world.begin("ask", CANCEL, place=False) == WAITING, "asked again, it is the same job"
+    assert world.decide() == RUNNING
+    row = world.far.rows.read(0, 1)[0]
+    assert (row["arrival"], row["due"], row["kind"]) == (144, NEVER, JOB)
+    assert world.references.held == {0: 1, 9: 1}, "its record must stay in the log"
+    assert (world.far.length, world.jobs.all()[0].far, world.jobs.all()[0].arrival) == (1, 0, 16)
+    world.jobs.follow_table(1, 2_000)
+    assert world.jobs.all()[0].state == DONE
+
+
+def test_records_of_an_earlier_version_have_their_place_where_they_were_asked_for(world: World) -> None:
     assert world.begin("ask", CANCEL) == WAITING
     row = world.far.rows.read(0, 1)[0]
     assert (row["arrival"], row["due"], row["kind"]) == (16, NEVER, JOB)
-    assert world.references.held == {0: 1, 1: 1}, "its record must stay in the log"
-    assert world.begin("ask", CANCEL) == WAITING, "asked again, it is the same job"
-    assert (world.far.length, world.jobs.next_number) == (1, 1)
+    assert world.references.held == {0: 1, 1: 1}
+    assert world.decide(place=False) == RUNNING
+    assert (world.far.length, world.jobs.all()[0].far) == (1, 0)
+
+
+def test_a_job_of_an_earlier_version_that_waits_is_passed_and_gets_a_row_when_it_is_decided(world: World) -> None:
+    world.begin("ask", CANCEL)
+    world.far.take(1, HORIZON)
+    world.jobs.follow_table(1, 2_000)
+    (job,) = world.jobs.all()
+    assert (job.state, world.jobs.next_to_select()) == (WAITING, job)
+    assert (world.decide(), job.far) == (RUNNING, 1)
 
 
 def test_an_import_gets_its_place_when_its_files_are_written(world: World) -> None:
@@ -118,7 +172,7 @@ def test_a_job_that_has_failed_may_be_asked_for_again(world: World) -> None:
 
 
 def test_a_decision_takes_what_waits_and_tells_what_came_too_late(world: World) -> None:
-    world.begin("ask", CANCEL)
+    world.begin("ask", CANCEL, place=False)
     world.far.horizon_at_ms, world.far.taken = HORIZON, 1
     rows = np.zeros(5, SELECTED)
     # Staged and fired; in the wheel; in the table; cancelled; found in the wheel, and fired since.
@@ -130,7 +184,98 @@ def test_a_decision_takes_what_waits_and_tells_what_came_too_late(world: World) 
     (job,) = world.jobs.decided()
     assert job.parts[0].late == [0, 3, 4]
     assert (job.rows, job.late, job.changed, job.decided_at) == (5, 3, 2, world.end)
-    assert (world.wheel.count, world.near, world.references.held) == (0, [0], {1: 1}), "what was in the wheel is dead"
+    assert (world.wheel.count, world.near, world.references.held) == (0, [0], {9: 1}), "what was in the wheel is dead"
+
+
+# -------------------------------------------------------------------------------------------- when they are selected
+
+
+def test_jobs_are_selected_one_after_the_other_when_the_table_has_all_that_came_before(world: World) -> None:
+    world.far.push(far_rows((NEVER - 1, 3)).tobytes(), NEVER - 1)
+    first, second = world.ask("a"), world.ask("b")
+    assert world.jobs.next_to_select() is None, "a message that came before is not taken yet"
+    world.far.take(1, HORIZON)
+    assert world.jobs.next_to_select() is first
+    assert world.decide() == RUNNING
+    assert world.jobs.next_to_select() is None, "the table has not followed the first"
+    world.far.take(2, HORIZON)
+    world.jobs.follow_table(2, 2_000)
+    assert world.jobs.next_to_select() is second
+
+
+def test_a_job_is_not_for_imports_that_come_later(world: World) -> None:
+    world.call("begin", id="import", op=IMPORT, topic="", where="", by_ms=0)
+    assert world.ask().loading == [0]
+
+
+# -------------------------------------------------------------------------------------------- tries
+
+
+def test_a_job_that_has_used_its_tries_has_failed_with_the_last_reason(world: World) -> None:
+    job = world.ask()
+    for _ in range(TRIES_MAX - 1):
+        assert (world.attempt("try"), world.attempt("stumble")) == (WAITING, WAITING)
+    assert world.attempt("try") == WAITING
+    assert (world.attempt("stumble"), job.reason) == (FAILED, "given up after 3 tries: no file system")
+    assert world.attempt("try") == "job 0 is failed"
+
+
+def test_a_try_that_kills_its_pipeline_counts(world: World) -> None:
+    job = world.ask()
+    assert [world.attempt("try") for _ in range(TRIES_MAX)] == [WAITING] * TRIES_MAX
+    assert world.attempt("try") == "job 0 has used its 3 tries"
+    assert (job.state, job.reason) == (FAILED, "the pipeline ended during each of its 3 tries")
+
+
+def test_a_pipeline_that_stops_in_order_uses_no_try(world: World) -> None:
+    job = world.ask()
+    for _ in range(2 * TRIES_MAX):
+        assert (world.attempt("try"), world.attempt("leave")) == (WAITING, WAITING)
+    assert (job.tries, job.tried_at) == (0, -1)
+
+
+def test_tries_of_a_pipeline_that_was_overtaken_are_refused(world: World) -> None:
+    job = world.ask()
+    assert world.attempt("try", epoch=2).startswith("epoch 2 is not the current one (1)")
+    assert world.attempt("try", number=7) == "job 7 is unknown"
+    assert job.tries == 0
+
+
+def test_a_decided_job_that_the_table_cannot_follow_is_set_aside_and_tried_again(world: World) -> None:
+    job = world.ask(op=POSTPONE)
+    world.attempt("try")
+    selection.write(world.disk, NAME, selected((200, 6)))
+    assert (world.decide(NAME), job.tries) == (RUNNING, 0), "tries count anew"
+    for _ in range(TRIES_MAX):
+        assert (world.attempt("try"), world.attempt("stumble")) == (RUNNING, RUNNING)
+    assert (job.aside, job.reason) == (True, "given up after 3 tries: no file system")
+    world.far.take(1, HORIZON)
+    world.jobs.follow_table(1, 2_000)
+    assert (job.state, world.jobs.ahead_of(1)) == (RUNNING, [job]), (
+        "promotion passes it, and leaves out what it has taken"
+    )
+    assert world.jobs.find_taken(far_rows((200, 6))).all()
+    assert world.jobs.remembered_from == job.arrival, "a cancel may be for what it brings"
+    second = world.ask("next")
+    assert world.jobs.next_to_select() is second, "others go on without it"
+    assert world.attempt("again") == RUNNING
+    assert (job.aside, job.tries, job.far) == (False, 0, 1)
+    world.jobs.follow_table(2, 3_000)
+    assert job.state == DONE
+
+
+def test_what_a_job_set_aside_has_taken_is_not_taken_twice(world: World) -> None:
+    first = world.ask("first")
+    world.attempt("try")
+    selection.write(world.disk, NAME, selected((200, 6)))
+    world.decide(NAME)
+    first.aside = True
+    second = world.ask("second")
+    selection.write(world.disk, "00000001-0", selected((200, 6), (200, 9)))
+    part = Part("00000001-0", 2, 200, 200, 9, 0)
+    world.jobs.run(second, 1, [part])
+    world.jobs.take_selected(second, part, np.zeros(2, np.bool_), 0)
+    assert (second.changed, part.late) == (1, [0])
 
 
 # -------------------------------------------------------------------------------------------- what they have taken

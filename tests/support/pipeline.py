@@ -56,6 +56,10 @@ class Here:
     class sparkContext:  # noqa: N801
         master = "here"
 
+        @staticmethod
+        def setLocalProperty(_name: str, _value: str) -> None:  # noqa: N802
+            pass
+
     def range(self, start: int, stop: int, _step: int, _parts: int) -> Frame:
         return Frame(pa.RecordBatch.from_pydict({"id": list(range(start, stop))}))
 
@@ -177,6 +181,12 @@ class World:
             self.served.settle()
 
     def batch(self) -> None:
+        """A batch and, where it has made a job selectable, the selection and a batch that follows it."""
+        self._run_batch()
+        while self.pipeline.beside.work():
+            self._run_batch()
+
+    def _run_batch(self) -> None:
         state = self.control.state()
         horizon = horizon_of(state.now_ms, LEAD_MS)
         plan = {"far": [state.far_length], "horizon": [horizon]}

@@ -264,9 +264,7 @@ class Piped:
         with Crash(step, times).planted() as crash:
             act()
             self.wait(lambda: crash.is_over, watch=False)
-            driver = self.running
-            self.wait(lambda: not driver._query.isActive, watch=False)
-        self.driver = None
+            self.stop_driver()  # it does nothing more: each step fails
 
     # -- a pipeline as a process of its own ---------------------------------------------------------------------
 

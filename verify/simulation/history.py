@@ -57,6 +57,9 @@ _VERBS: list[tuple[float, str, Callable[[random.Random], tuple[int, ...]]]] = [
     (0.7, "register_foreign", lambda d: (d.randrange(4),)),
     (4, "read", lambda d: (d.randrange(1, 12), _which(d))),
     (2, "work", lambda d: (d.choice((1, 2, 4, 5, 8, 20)), _which(d))),
+    (3, "select", lambda d: (d.choice((1, 1, 2, 3, 4, 4)), _which(d))),
+    (0.5, "fail_tries", lambda d: (d.randrange(1, 5), _which(d))),
+    (0.3, "leave", lambda d: (_which(d),)),
     (4, "stage", lambda d: (_ahead(d), _which(d))),
     (1, "stage_again", _no_numbers),
     (1.5, "begin_stage", lambda d: (_ahead(d), _which(d))),
@@ -107,7 +110,19 @@ _VARIANTS = {
 
 # The last digits of seeds with many jobs, and how much more often verbs are drawn then.
 _MANY_JOBS = (4, 9)
-_SHARES = {"job": 6, "import": 3, "adopt": 4, "work": 9, "send": 1.5, "cancel": 2, "pass": 0.4, "step": 0.4}
+_SHARES = {
+    "job": 6,
+    "import": 3,
+    "adopt": 4,
+    "work": 6,
+    "select": 6,
+    "stage": 2,
+    "fail_tries": 2,
+    "send": 1.5,
+    "cancel": 2,
+    "pass": 0.4,
+    "step": 0.4,
+}
 
 
 def random_history(seed: int) -> list[Op]:

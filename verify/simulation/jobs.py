@@ -52,7 +52,8 @@ class Jobs:
         self._names: dict[int, list[str]] = {}  # of imports, by number: the messages in the file
         self._asked: list[tuple[Ticket, str]] = []
         self._commands: dict[str, int] = {}  # of imported messages: the log position of the job's command
-        self._decided: list[tuple[Job, set[str]]] = []  # since the last look, with the names of changed messages
+        # Since the last look: jobs that were decided, with the names of messages that they changed or could not see.
+        self._decided: list[tuple[Job, set[str]]] = []
 
     # -- asking -------------------------------------------------------------------------------------------------
 
@@ -138,7 +139,8 @@ class Jobs:
         self._asked = [(ticket, job_id) for ticket, job_id in self._asked if ticket.answers is None]
         jobs = self._site.broker.fold.jobs.all()
         fresh = sorted((job for job in jobs if self._is_fresh(job)), key=lambda job: job.decided_at)
-        self._decided += [(job, set(self._note_changes(job))) for job in fresh]
+        hidden = self._names_set_aside()
+        self._decided += [(job, hidden | set(self._note_changes(job))) for job in fresh]
         there = {job.number for job in jobs}
         for job in jobs:
             self._check_progress(job, there)
@@ -190,6 +192,12 @@ class Jobs:
                 self._site.model.note_adopted(message, is_adopted)
 
     # -- decisions ----------------------------------------------------------------------------------------------
+
+    def _names_set_aside(self) -> set[str]:
+        """Messages that jobs brought which are set aside: the table does not have them."""
+        aside = {job.number for job in self._site.broker.fold.jobs.open() if job.aside}
+        brought = [m for m in self._site.model.messages.values() if any(m.was_brought_by(number) for number in aside)]
+        return {message.name for message in brought}
 
     def _note_changes(self, job: Job) -> Iterator[str]:
         """Tells the model which messages a job has changed; yields their names."""

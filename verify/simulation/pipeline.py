@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from postdate.arrival import NEAR, OWN, came_before, own_arrival
+from postdate.arrival import NEAR, OWN, came_before, job_of, own_arrival
 from postdate.broker.broker import Broker
 from postdate.broker.writing import Ticket
 from postdate.contract import NO_MARKS, Selection, Stage, TableFile, TableMarks
 from postdate.errors import Refused
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, first_key
 from postdate.state.cancels import Tombstone
-from postdate.state.jobs import IMPORT, WAITING, Job, Part
+from postdate.state.jobs import IMPORT, RUNNING, WAITING, Job, JobAnswer, Part
 from postdate.state.topics import GONE
 from postdate.storage import chunk, selection
 from postdate.storage import record as records
@@ -116,7 +116,10 @@ class SimulatedPipeline:
         self._seen = 0  # the last commit of the table that it knows
         self._chunk_count = 0
         self._selection_count = 0
+        self._rest: tuple[int, list[TableRow]] | None = None  # a job that is tried, and what waits for it in the table
         self._selected: Selection | None = None  # uploaded for a job, not yet decided
+        self._tried = -1  # the number of the job that the table follows
+        self.failing = 0  # tries of jobs that fail from now on
         self._deciding: Ticket | None = None  # written, perhaps not durable
         self.epoch = 0
 
@@ -128,6 +131,8 @@ class SimulatedPipeline:
         self._digest.note("register", self.epoch)
         self._seen = self._table.commit_count
         self._remove_strangers(broker)
+        for job in [job for job in broker.fold.jobs.open() if job.aside]:
+            self._attempt(broker, "again", job, at_ms)
 
     def _remove_strangers(self, broker: Broker) -> None:
         """Removes chunks of older epochs that the broker does not know: their pipeline died before the stage."""
@@ -138,23 +143,25 @@ class SimulatedPipeline:
     def die(self) -> None:
         """Stops in the middle of its work. Next it has to register."""
         self.epoch = 0
-        self._selected = self._deciding = None
+        self._rest = self._selected = self._deciding = None
+        self._tried = -1
 
     def doubt(self) -> None:
         """The broker has crashed: the job's state will say what was decided."""
         self._deciding = None
 
     def read(self, broker: Broker, count: int, at_ms: int) -> None:
-        """Takes durable far rows into the table, and carries out the jobs among them: `count` rows or steps of jobs. If
-        another pipeline has written to the table, it takes nothing and has to register again.
+        """Takes durable far rows into the table, and has it follow the jobs among them: `count` rows or steps of jobs.
+        If another pipeline has written to the table, it takes nothing and has to register again.
         """
         while count > 0 and self.epoch:
             start = max(self._table.read_until, broker.view.far.first)
-            job = next((job for job in broker.fold.jobs.open() if job.far >= start), None)
+            followed = [job for job in broker.fold.jobs.open() if not job.aside]
+            placed = [job for job in followed if job.state == RUNNING or job.op == IMPORT]
+            job = min((job for job in placed if job.far >= start), key=lambda job: job.far, default=None)
             rows = broker.view.read_far(start, count if job is None else min(count, job.far - start))
             if job is not None and job.far == start and len(broker.view.read_far(start, 1)):
-                self._carry_out(broker, job, at_ms)
-                count -= 1
+                count = count - 1 if self._carry_out(broker, job, at_ms) else 0
             else:
                 self._take(broker, start, rows)
                 count -= len(rows) if job is not None and len(rows) else count
@@ -180,28 +187,87 @@ class SimulatedPipeline:
 
     # -- jobs ---------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, broker: Broker, job: Job, at_ms: int) -> None:
-        """Does one step of the next job: select (not for an import), decide, wait for the decision, follow it."""
+    def _carry_out(self, broker: Broker, job: Job, at_ms: int) -> bool:
+        """Does one step of a job at its far row: try, decide (an import), wait for the decision, follow. Returns
+        whether the table may go on.
+        """
         if self._deciding is not None:
-            broker.flush()
-            self._digest.note("decided", bool(self._deciding.answer.reason))
-            self._deciding = None
-        elif job.state != WAITING:
-            self._commit(self._drop_rows(job) + self._adopted_rows(job), job.far + 1, broker)
-        elif job.op == IMPORT:
+            self._wait_for_decision(broker)
+        elif self._tried != job.number:
+            answer = self._attempt(broker, "try", job, at_ms)
+            if answer.reason:
+                self._commit([], job.far + 1, broker)  # it is set aside now, or has failed
+            elif self._fail(broker, job, at_ms):
+                return False
+            else:
+                self._tried = job.number
+        elif job.state == WAITING:
             self._decide(broker, Selection(self.epoch, job.number, ()), at_ms)
-        elif self._selected is None or self._selected.number != job.number:
-            self._selected = self._select(broker, job)
         else:
-            self._decide(broker, self._selected, at_ms)
+            self._commit(self._drop_rows(job) + self._adopted_rows(job), job.far + 1, broker)
+            self._tried = -1
+        return True
+
+    def _attempt(self, broker: Broker, call: str, job: Job, at_ms: int) -> JobAnswer:
+        """Notes a try, or what became of it."""
+        ticket = broker.jobs.attempt(call, self.epoch, job.number, "it cannot be done", at_ms)
+        broker.flush()
+        answer: JobAnswer = ticket.answer
+        self._digest.note("attempt", call, job.number, answer.reason)
+        if answer.job is None:
+            self.die()
+        return answer
+
+    def _fail(self, broker: Broker, job: Job, at_ms: int) -> bool:
+        """Whether a try fails."""
+        if self.failing:
+            self.failing -= 1
+            self._attempt(broker, "stumble", job, at_ms)
+            return True
+        return False
+
+    def _wait_for_decision(self, broker: Broker) -> None:
+        assert self._deciding is not None
+        broker.flush()
+        self._digest.note("decided", bool(self._deciding.answer.reason))
+        self._deciding = None
+
+    def select(self, broker: Broker, count: int, at_ms: int) -> None:
+        """Does some steps of a selection, while batches go on: try and look into the table, look into the wheel and
+        upload, decide, wait for the decision.
+        """
+        for _ in range(count):
+            if self._deciding is not None and self._tried < 0:
+                self._wait_for_decision(broker)
+                continue
+            job = broker.fold.jobs.next_to_select()
+            if not self.epoch or job is None:
+                return
+            if self._selected is not None and self._selected.number == job.number:
+                self._decide(broker, self._selected, at_ms)
+            elif self._rest is not None and self._rest[0] == job.number:
+                (_, rest), self._rest = self._rest, None
+                self._selected = self._select(broker, job, rest)
+            elif not self._attempt(broker, "try", job, at_ms).reason and not self._fail(broker, job, at_ms):
+                far = broker.fold.far
+                rest = [row for row in self._table.rows if row.number >= far.taken or row.due > far.horizon_at_ms]
+                self._rest = job.number, living(rest)
+
+    def leave(self, broker: Broker, at_ms: int) -> None:
+        """Ends the try of a selection that is under way, because the pipeline stops."""
+        number = self._rest[0] if self._rest else self._selected.number if self._selected else -1
+        job = broker.fold.jobs.get(number)
+        if self.epoch and job is not None:
+            self._attempt(broker, "leave", job, at_ms)
+        self.die()
 
     def _adopted_rows(self, job: Job) -> list[TableRow]:
         """The rows of the job's files, at the job's place in the far queue."""
         return [row._replace(number=job.far) for file in job.files for row in self._table.aside[file[0]]]
 
-    def _select(self, broker: Broker, job: Job) -> Selection:
+    def _select(self, broker: Broker, job: Job, rest: list[TableRow]) -> Selection:
         """Uploads the selected rows, and writes postponed messages to files beside the table."""
-        found = sorted(self._selected_by(broker, job), key=lambda each: (each.row.due, each.row.arrival))
+        found = sorted(self._selected_by(broker, job, rest), key=lambda each: (each.row.due, each.row.arrival))
         self._selection_count += 1
         parts, files = [], []
         for number, part in enumerate([found[::2], found[1::2]] if len(found) > 3 else [found] if found else []):
@@ -216,18 +282,17 @@ class SimulatedPipeline:
                 files.append(TableFile(f"_job-{name}.parquet", 0, len(moved), *bounds))
         return Selection(self.epoch, job.number, tuple(parts), tuple(files))
 
-    def _selected_by(self, broker: Broker, job: Job) -> list[Found]:
-        """The messages that wait at the job's place in the far queue and match its predicate."""
-        far, target = broker.fold.far, broker.fold.topics.target
+    def _selected_by(self, broker: Broker, job: Job, rest: list[TableRow]) -> list[Found]:
+        """The messages that wait, in the table or in the wheel by now, came before a job and match its predicate."""
+        target = broker.fold.topics.target
         near = _in_wheel(broker)
-        rest = [row for row in self._table.rows if row.number >= far.taken or row.due > far.horizon_at_ms]
         known = {row.arrival for row in near}
-        elsewhere = [row for row in living(rest) if row.arrival not in known]
+        elsewhere = [row for row in rest if row.arrival not in known]
         found = [Found(row, True) for row in near] + [Found(row, False) for row in elsewhere]
         return [
             each
             for each in found
-            if (each.row.arrival < job.arrival or each.row.arrival >= OWN)
+            if _came_before(each.row.arrival, job)
             and target[int(each.row.row["queue"])] != GONE
             and selects(job.where, records.topic_of(each.row.record), _first_key(each.row.record))
         ]
@@ -299,6 +364,13 @@ def _write_chunk(disk: Disk, name: str, rows: list[TableRow]) -> str:
         position += len(data)
     chunk.write(disk, name, index, b"".join(row.record for row in rows))
     return name
+
+
+def _came_before(arrival: int, job: Job) -> bool:
+    """Whether a message came before a job was asked for."""
+    if arrival < OWN:
+        return arrival < job.arrival
+    return bool(job_of(arrival) < job.number) and job_of(arrival) not in job.loading
 
 
 def selects(where: str, topic: str, key: str) -> bool:

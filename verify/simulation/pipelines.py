@@ -16,6 +16,7 @@ from verify.simulation.site import Site, Watch
 from verify.simulation.timekeeper import Timekeeper
 
 _ALL = 1_000_000  # more rows and commands than a history has
+_SELECTION = 4  # steps of a whole selection
 _AGES_MS = 100 * 365 * 86_400_000
 
 
@@ -87,6 +88,7 @@ class Pipelines:
                 raise Broken(f"{count} messages were rescued from a pipeline in time")
             self.work(_ALL, which)
             self.stage(2 * minute_ms, which)
+            self.select(_SELECTION, which)
             rescued = self._site.broker.rescuer.rescued_count if self._is_in_time() else None
             self._site.digest.note("serve", rescued)
 
@@ -100,16 +102,24 @@ class Pipelines:
         """At the end of a history, stages everything that waits in the far queue and the table."""
         jobs = self._site.broker.fold.jobs
         if self._site.broker.fold.far.epoch or jobs.open():
+            self._pipeline(0).failing = 0
             self.register()
             self.read(_ALL)
+            if any(job.aside for job in jobs.open()):  # after too many kills
+                self.register()
+                self.read(_ALL)
             self.stage(_AGES_MS)
+            while jobs.next_to_select() is not None:
+                self.select(_SELECTION)
+                self.read(_ALL)
+                self.stage(_AGES_MS)
         if jobs.open():
             raise Broken(f"a job is {jobs.open()[0]}, and a pipeline has taken everything")
 
     # -- the first half of a batch --------------------------------------------------------------------------------
 
     def read(self, count: int, which: int = 0) -> None:
-        """Takes far rows into the table, and carries out the jobs among them."""
+        """Takes far rows into the table, which follows the jobs among them."""
         self._watch.flush()
         if self._pipeline(which).epoch:
             with self._site.digest.suppress(DiskFull, OSError):  # no room for a selection or a decision
@@ -122,6 +132,26 @@ class Pipelines:
         if not self._is_newest(pipeline) or not pipeline.epoch:
             self.register(which)
         self.read(count, which)
+
+    # -- beside the batches ---------------------------------------------------------------------------------------
+
+    def select(self, steps: int, which: int = 0) -> None:
+        """Does some steps of the selection for the next job; it hangs where no more come."""
+        self._watch.flush()
+        if self._pipeline(which).epoch:
+            with self._site.digest.suppress(DiskFull, OSError):  # no room for a selection or a decision
+                self._pipeline(which).select(self._site.broker, steps, self._site.now_ms())
+        self._watch.look()
+
+    def fail_tries(self, count: int, which: int = 0) -> None:
+        """The next tries of jobs fail."""
+        self._pipeline(which).failing = count
+
+    def leave(self, which: int = 0) -> None:
+        """A pipeline is stopped in order."""
+        self._watch.flush()
+        with self._site.digest.suppress(DiskFull):
+            self._pipeline(which).leave(self._site.broker, self._site.now_ms())
 
     # -- the second half ------------------------------------------------------------------------------------------
 

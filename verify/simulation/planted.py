@@ -25,7 +25,10 @@ _FLUSH = Op("flush")
 _CANCEL_FIRST = Op("cancel", (0, 0))
 _POSTPONE = Op("job", (0, 2, 5_000))  # messages with the key of the first one, by five seconds
 _CANCEL_ALL = Op("job", (0, 2, 0))
-_CARRIED_OUT = Op("read", (9,))  # all rows up to the job; then select, decide, wait, follow
+_TAKE = Op("read", (9,))
+_SELECT = Op("select", (4,))  # try, upload, decide, wait
+_DECIDED = (_TAKE, Op("stage", (0,)), _SELECT)  # once the table has all that came before the job
+_FOLLOWED = (*_DECIDED, _TAKE)
 
 PLANTED = (
     # The cancel and the fire are written, and neither is on disk: at most one of them may survive as true.
@@ -149,32 +152,32 @@ PLANTED = (
     # -- jobs
     Planted(
         "a message that is postponed out of the wheel",
-        (_NEAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), _CARRIED_OUT, Op("stage", (20_000,)), Op("pass", (20_000,))),
+        (_NEAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), *_FOLLOWED, Op("stage", (20_000,)), Op("pass", (20_000,))),
         seen=("m1",),
     ),
     # What is postponed has no row in the far queue: the tombstone must wait for the stage that takes the command.
     Planted(
         "a cancel of what a job has postponed, and its due passes before the stage",
-        (_NEAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), _CARRIED_OUT, _CANCEL_FIRST, _FLUSH, Op("pass", (10_000,)),
+        (_NEAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), *_FOLLOWED, _CANCEL_FIRST, _FLUSH, Op("pass", (10_000,)),
          Op("stage", (20_000,)), Op("pass", (20_000,))),
         unseen=("m1",),
     ),
     Planted(
         "a cancel of what a job has postponed to before the horizon",
-        (Op("register"), Op("stage", (20_000,)), _NEAR, _FLUSH, _POSTPONE, _FLUSH, _CARRIED_OUT, _CANCEL_FIRST, _FLUSH,
+        (Op("register"), Op("stage", (20_000,)), _NEAR, _FLUSH, _POSTPONE, _FLUSH, *_FOLLOWED, _CANCEL_FIRST, _FLUSH,
          Op("pass", (10_000,)), Op("stage", (20_000,)), Op("pass", (20_000,))),
         unseen=("m1",),
     ),
     # The decision is written and moves the message, the cancel comes when it is not applied yet.
     Planted(
         "a cancel behind a decision that is not durable",
-        (_FAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), Op("read", (3,)), _CANCEL_FIRST, _FLUSH, _CARRIED_OUT,
-         Op("stage", (20_000,)), Op("pass", (20_000,))),
+        (_FAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), *_DECIDED[:2], Op("select", (3,)), _CANCEL_FIRST, _FLUSH,
+         _SELECT, _TAKE, Op("stage", (20_000,)), Op("pass", (20_000,))),
         unseen=("m1",),
     ),
     Planted(
         "power is lost behind a decision",
-        (_FAR, _NEAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), Op("read", (4,)), Op("power", (0,)),
+        (_FAR, _NEAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), *_DECIDED, Op("power", (0,)),
          Op("register", (1,)), Op("read", (9, 1)), Op("stage", (20_000, 1)), Op("pass", (20_000,))),
         seen=("m1", "m2"),
     ),
@@ -194,46 +197,46 @@ PLANTED = (
     # Its handle has the first due; what the first job has moved is passed long before the second due comes.
     Planted(
         "a cancel of what two jobs have postponed",
-        (_NEAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), _CARRIED_OUT, Op("job", (1, 2, 60_000)), _FLUSH,
-         _CARRIED_OUT, Op("stage", (20_000,)), Op("pass", (10_000,)), Op("stage", (80_000,)), _CANCEL_FIRST, _FLUSH,
+        (_NEAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), *_FOLLOWED, Op("job", (1, 2, 60_000)), _FLUSH,
+         *_FOLLOWED, Op("stage", (20_000,)), Op("pass", (10_000,)), Op("stage", (80_000,)), _CANCEL_FIRST, _FLUSH,
          Op("pass", (80_000,))),
         unseen=("m1",),
     ),
     # The table has not followed when the message would be rescued, or staged.
     Planted(
         "a rescue of what a job has cancelled",
-        (_FAR, _FLUSH, _CANCEL_ALL, _FLUSH, Op("register"), Op("read", (4,)), Op("die", (0,)), Op("pass", (20_000,))),
+        (_FAR, _FLUSH, _CANCEL_ALL, _FLUSH, Op("register"), *_DECIDED, Op("die", (0,)), Op("pass", (20_000,))),
         unseen=("m1",),
     ),
     Planted(
         "a stage of what a job has cancelled and the table has not followed",
-        (_FAR, _FLUSH, _CANCEL_ALL, _FLUSH, Op("register"), Op("read", (4,)), Op("stage", (20_000,)),
+        (_FAR, _FLUSH, _CANCEL_ALL, _FLUSH, Op("register"), *_DECIDED, Op("stage", (20_000,)),
          Op("pass", (20_000,))),
         unseen=("m1",),
     ),
     Planted(
         "a decision that another pipeline follows",
-        (_FAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), Op("read", (4,)), Op("register", (1,)), _CARRIED_OUT,
+        (_FAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), *_DECIDED, Op("register", (1,)), *_FOLLOWED,
          Op("kill"), Op("read", (9, 1)), Op("stage", (20_000, 1)), Op("pass", (20_000,))),
         seen=("m1",),
     ),
     Planted(
         "an import that a job postpones",
         (Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH, _POSTPONE, _FLUSH, Op("register"),
-         _CARRIED_OUT, Op("stage", (30_000,)), Op("pass", (30_000,))),
+         *_FOLLOWED, Op("stage", (30_000,)), Op("pass", (30_000,))),
         seen=("m1",),
     ),
     # It is in the table by then; the job is not failed, or what it brought must not be seen.
     Planted(
         "an import that is withdrawn when a pipeline has adopted it",
-        (Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH, Op("register"), _CARRIED_OUT, Op("fail", (0,)),
+        (Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH, Op("register"), _TAKE, Op("fail", (0,)),
          _FLUSH, Op("stage", (30_000,)), Op("pass", (30_000,))),
         seen=("m1",),
     ),
     # Bulk stands in for a pipeline that is away, which comes back with the same rows.
     Planted(
         "an import that only the table has, while the pipeline is away",
-        (Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH, Op("register"), _CARRIED_OUT, Op("stage", (0,)),
+        (Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH, Op("register"), _TAKE, Op("stage", (0,)),
          Op("die", (0,)), Op("away", (3,)), Op("serve", (2,))),
         seen=("m1",),
     ),
@@ -245,14 +248,14 @@ PLANTED = (
     ),
     Planted(
         "rows of an import that bulk brings between a batch's read and its stage",
-        (Op("register"), Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH, _CARRIED_OUT,
+        (Op("register"), Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH, _TAKE,
          Op("bulk", (20_000,)), Op("stage", (30_000,)), Op("pass", (20_000,))),
         seen=("m1",),
     ),
     Planted(
         "rows of an import that a batch stages while bulk reads them",
         (Op("register"), Op("stage", (20_000,)), Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH,
-         Op("begin_bulk", (0, 1)), _CARRIED_OUT, Op("stage", (30_000,)), Op("end_bulk"), Op("pass", (20_000,))),
+         Op("begin_bulk", (0, 1)), _TAKE, Op("stage", (30_000,)), Op("end_bulk"), Op("pass", (20_000,))),
         seen=("m1",),
     ),
     Planted(
@@ -275,21 +278,97 @@ PLANTED = (
     ),
     Planted(
         "postponed messages that the table has not followed, while the pipeline is away",
-        (_FAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), Op("read", (4,)), Op("die", (0,)), Op("away", (4,)),
+        (_FAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), *_DECIDED, Op("die", (0,)), Op("away", (4,)),
          Op("serve", (2,))),
         seen=("m1",),
     ),
     Planted(
         "a cancel of what bulk has brought",
         (Op("register"), Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH, Op("bulk", (20_000,)),
-         _CANCEL_FIRST, _FLUSH, _CARRIED_OUT, Op("stage", (30_000,)), Op("pass", (20_000,))),
+         _CANCEL_FIRST, _FLUSH, _TAKE, Op("stage", (30_000,)), Op("pass", (20_000,))),
         unseen=("m1",),
     ),
     Planted(
         "a job that postpones what bulk has brought and shown",
         (Op("register"), Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH, Op("bulk", (9_000,)),
-         _POSTPONE, _FLUSH, Op("pass", (9_000,)), _CARRIED_OUT, Op("stage", (30_000,)), Op("pass", (30_000,))),
+         _POSTPONE, _FLUSH, Op("pass", (9_000,)), *_FOLLOWED, Op("stage", (30_000,)), Op("pass", (30_000,))),
         seen=("m1",),
+    ),
+    # It selects while promotion goes on: what was found in the table is in the wheel when it is decided.
+    Planted(
+        "a stage between the looks into table and wheel",
+        (_FAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), *_DECIDED[:2], Op("select", (1,)), Op("stage", (20_000,)),
+         _SELECT, _TAKE, Op("stage", (20_000,)), Op("pass", (20_000,))),
+        seen=("m1",),
+    ),
+    Planted(
+        "a stage between a selection and its decision",
+        (_FAR, _FLUSH, _CANCEL_ALL, _FLUSH, Op("register"), *_DECIDED[:2], Op("select", (2,)), Op("stage", (20_000,)),
+         _SELECT, _TAKE, Op("stage", (20_000,)), Op("pass", (20_000,))),
+        unseen=("m1",),
+    ),
+    # The table takes the cancel while the job selects: its tombstone must be there when the job is decided.
+    Planted(
+        "a cancel that the table takes during a selection",
+        (_FAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), *_DECIDED[:2], Op("select", (2,)), _CANCEL_FIRST, _FLUSH,
+         _TAKE, Op("stage", (0,)), _SELECT, _TAKE, Op("stage", (20_000,)), Op("pass", (20_000,))),
+        unseen=("m1",),
+    ),
+    Planted(
+        "an import that comes during a selection is not for it",
+        (_FAR, _FLUSH, Op("import", (0, 8_000, 0, 0, 1)), _CANCEL_ALL, _FLUSH, Op("register"), *_DECIDED[:2],
+         Op("adopt", (0,)), _FLUSH, _TAKE, Op("stage", (0,)), _SELECT, _TAKE, Op("stage", (20_000,)),
+         Op("pass", (20_000,))),
+        seen=("m2",),
+        unseen=("m1",),
+    ),
+    # -- tries
+    Planted(
+        "a job whose tries all fail changes nothing",
+        (_FAR, _FLUSH, _CANCEL_ALL, _FLUSH, Op("register"), Op("fail_tries", (3,)), *_DECIDED, Op("serve", (4,))),
+        seen=("m1",),
+    ),
+    Planted(
+        "a job that kills three pipelines changes nothing",
+        (_FAR, _FLUSH, _CANCEL_ALL, _FLUSH, Op("register"), *_DECIDED[:2],
+         *(Op("select", (2,)), Op("die", (0,)), Op("register")) * 3, Op("serve", (4,))),
+        seen=("m1",),
+    ),
+    Planted(
+        "a pipeline that is stopped in order uses no try",
+        (_FAR, _FLUSH, _CANCEL_ALL, _FLUSH, Op("register"), *_DECIDED[:2],
+         *(Op("select", (2,)), Op("leave", (0,)), Op("register")) * 3, Op("serve", (4,))),
+        unseen=("m1",),
+    ),
+    Planted(
+        "a withdrawn job is not decided",
+        (_FAR, _FLUSH, _CANCEL_ALL, _FLUSH, Op("register"), *_DECIDED[:2], Op("select", (2,)), Op("fail", (0,)), _FLUSH,
+         _SELECT, _TAKE, Op("stage", (20_000,)), Op("pass", (20_000,))),
+        seen=("m1",),
+    ),
+    # The table cannot follow; what the job has cancelled stays away, others are promoted, and the next start follows.
+    Planted(
+        "a decided job that is set aside",
+        (_FAR, Op("send", (3, 8_000, 1, 0, 1)), _FLUSH, _CANCEL_ALL, _FLUSH, Op("register"), *_DECIDED,
+         Op("fail_tries", (3,)), *(_TAKE,) * 4, Op("stage", (20_000,)), Op("pass", (20_000,)), Op("die", (0,)),
+         Op("register", (1,)), Op("read", (9, 1)), Op("stage", (20_000, 1))),
+        seen=("m2",),
+        unseen=("m1",),
+    ),
+    # It is due long before the table follows; its handle has been cancelled meanwhile, and the table has forgotten it.
+    Planted(
+        "a cancel of what was postponed by a job that is set aside",
+        (_FAR, _FLUSH, _POSTPONE, _FLUSH, Op("register"), *_DECIDED, Op("fail_tries", (3,)), *(_TAKE,) * 4,
+         Op("stage", (0,)), _CANCEL_FIRST, _FLUSH, _TAKE, Op("stage", (0,)), Op("pass", (20_000,)),
+         Op("stage", (20_000,)), Op("pass", (90_000,)), Op("stage", (20_000,)), Op("serve", (3,)), Op("register"),
+         Op("serve", (3,))),
+        unseen=("m1",),
+    ),
+    Planted(
+        "an import that cannot be taken in",
+        (Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH, Op("register"), Op("fail_tries", (3,)),
+         *(_TAKE,) * 4, Op("stage", (20_000,)), Op("pass", (20_000,))),
+        unseen=("m1",),
     ),
     Planted(
         "an import that is given up",

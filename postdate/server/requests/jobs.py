@@ -1,6 +1,7 @@
 """Answers requests about jobs: of people, of imports, and of the pipeline that carries jobs out.
 
 begin, ask, adopt, fail, decide     write to the log: postdate/broker/jobs.py
+try, stumble, leave, again          likewise
 find, list, command                 look
 progress                            is shown to people, and kept in memory alone
 """
@@ -10,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from postdate.broker.broker import Broker
-from postdate.broker.jobs import require_job
+from postdate.broker.jobs import ATTEMPTS, require_job
 from postdate.broker.view import Job
 from postdate.broker.writing import Ticket
 from postdate.clock import Clock
@@ -60,6 +61,7 @@ class Jobs:
         self._progress: dict[str, Progress] = {}
         self._calls: dict[str, _Call] = {
             "begin": self._begin, "ask": self._ask, "adopt": self._adopt, "fail": self._fail, "decide": self._decide,
+            **dict.fromkeys(ATTEMPTS, self._attempt),
             "find": self._find, "list": self._list, "command": self._order, "progress": self._note_progress,
         }  # fmt: skip
 
@@ -111,7 +113,14 @@ class Jobs:
         await self._settled(connection, ticket)
         return require_job(ticket.answer)
 
-    # -- deciding -----------------------------------------------------------------------------------------------
+    # -- carrying out -------------------------------------------------------------------------------------------
+
+    async def _attempt(self, connection: Connection, fields: Fields, _: Plain) -> Plain:
+        """Notes a try, or what became of it. The answer says where the job is, and why there is none to try."""
+        call, epoch, number = fields.text("call"), fields.number("epoch"), fields.number("number")
+        ticket = self._broker.jobs.attempt(call, epoch, number, fields.text("reason"), self._clock.now_ms())
+        job = await self._write(connection, ticket)
+        return _order_for(job)._replace(refusal=ticket.answer.reason).plain()
 
     async def _decide(self, connection: Connection, _: Fields, plain: Plain) -> Plain:
         """Decides about what was selected. Reading that takes long, so it happens on another thread."""
@@ -151,7 +160,7 @@ class Jobs:
         progress = self._progress.get(job.id, Progress())
         return JobStatus(
             job.id, job.number, job.op, job.state, job.topic, job.where, job.by_ms, job.rows, job.changed, job.late,
-            job.bad, job.at_ms, job.ended_at_ms, job.reason, *progress,
+            job.bad, job.at_ms, job.ended_at_ms, job.reason, *progress, job.tries, job.aside,
         )  # fmt: skip
 
 
@@ -160,5 +169,5 @@ def _order_for(job: Job) -> JobOrder:
     parts = tuple(OrderPart(part.name, part.own, tuple(part.late)) for part in job.parts)
     return JobOrder(
         job.number, job.id, job.op, job.state, job.where, job.by_ms, job.arrival, job.changed, files, parts,
-        job.brought_until_ms,
+        job.brought_until_ms, tuple(job.loading), job.aside,
     )  # fmt: skip

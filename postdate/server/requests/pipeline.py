@@ -100,6 +100,9 @@ class Pipelines:
             mark=mark,
             rescue_lead_ms=self._broker.rescuer.rescue_lead_ms,
             queues=view.queue_count,
+            wanted=view.wanted_far(),
+            select=view.next_to_select(),
+            job_ms_max=settings.job_ms_max,
         )
 
     def _stop(self, size: BatchSize) -> int:

@@ -257,7 +257,6 @@ class Status:
     def _explain_promotions(self, far: Mapping[str, Any], now_ms: int) -> tuple[str, str]:
         """Returns why nobody promotes, and what to do."""
         heard, part = self._pipelines.heard, self.parts.get("pipeline", "")
-        jobs = [job.id for job in self._broker.view.open_jobs()]
         if far["bulk_problem"]:
             return str(far["bulk_problem"]), "repair the table: docs/pipeline.md, A damaged table"
         if heard.note:
@@ -266,8 +265,6 @@ class Status:
             return "the pipeline works, and is behind", "look at its last batches, below"
         if part and not part.startswith(("none here", "runs on")):
             return f"the pipeline {part}", "do as it says, or look at the broker's log"
-        if jobs and heard.at_ms:
-            return f"the pipeline works on job {jobs[0]}", f"wait, or postdate jobs {jobs[0]} --withdraw"
         since = f"for {(now_ms - heard.at_ms) // 1_000} s" if heard.at_ms else "since the broker was started"
         to_do = "look at its log" if part.startswith("runs on") else "start one: postdate pipeline --addr HOST:PORT"
         return f"no pipeline was heard of {since}", to_do

@@ -153,6 +153,27 @@ class BrokerClient:
         """A job, for the pipeline that carries it out."""
         return JobOrder.read(self._job("command", {"number": number}))
 
+    def try_job(self, epoch: int, number: int) -> JobOrder:
+        """Notes that a try of a job begins; `refusal` says why there is none. Raises Refused where another pipeline has
+        registered.
+        """
+        return self._attempt("try", epoch, number)
+
+    def stumble(self, epoch: int, number: int, reason: str) -> JobOrder:
+        """Notes why a try has failed. Raises Refused."""
+        return self._attempt("stumble", epoch, number, reason)
+
+    def leave_job(self, epoch: int, number: int) -> JobOrder:
+        """Ends a try that does not count, because the pipeline stops. Raises Refused."""
+        return self._attempt("leave", epoch, number)
+
+    def try_again(self, epoch: int, number: int) -> JobOrder:
+        """Has the table follow a job that was set aside. Raises Refused."""
+        return self._attempt("again", epoch, number)
+
+    def _attempt(self, call: str, epoch: int, number: int, reason: str = "") -> JobOrder:
+        return JobOrder.read(self._job(call, {"epoch": epoch, "number": number, "reason": reason}))
+
     def decide(self, selection: Selection) -> JobOrder:
         """Tells what was selected for a job; the order says which of it came too late. Raises Refused."""
         return JobOrder.read(self._job("decide", selection._asdict()))

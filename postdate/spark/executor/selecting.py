@@ -42,7 +42,7 @@ def select(task: Task) -> Callable[[Batches], Batches]:
 def _answers(task: Task, batches: Batches) -> Batches:
     keep_freed_memory()
     context = TaskContext.get()
-    part = context.partitionId() if context is not None else 0
+    part = task["first_part"] + (context.partitionId() if context is not None else 0)
     done = 0
     for rows in pieces(batches):
         own = own_arrival(task["number"], part, done)

@@ -8,7 +8,7 @@ It shows the moment when it is made; the pipeline goes on. A message that has co
 from there alone, a cancelled one is left out.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,18 +18,25 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.functions import arrow_udf
 
-from postdate.contract import State
+from postdate.arrival import JOB_SHIFT, OWN
+from postdate.contract import JobOrder, State
 from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.executor.selecting import HIDDEN
 from postdate.spark.executor.waiting import COLUMNS, IS_NEAR, NAME, WaitingSource, body, properties
+from postdate.table.files import Window, touches
 from postdate.table.format import CANCEL, DROP, MESSAGE, File, list_files
 from postdate.table.identity import open_table
-from postdate.table.living import HAS_ARRIVED, IS_CANCELLED, IS_DROPPED, IS_UNPROMOTED
+from postdate.table.living import CAME_BEFORE, HAS_ARRIVED, IS_CANCELLED, IS_DROPPED, IS_UNPROMOTED
 
 VIEW = "pending"
 SHOWN = ("due", "topic", "tag", "key", "size", "properties", "body", "queue", "level", "arrival")
 _SCHEMA = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
 _udf: Any = arrow_udf  # its types know functions of one kind only
+_Hint = Callable[[DataFrame], DataFrame]
+
+
+def _unchanged(rows: DataFrame) -> DataFrame:
+    return rows
 
 
 def pending(spark: SparkSession, broker: BrokerClient) -> DataFrame:
@@ -49,25 +56,37 @@ def pending(spark: SparkSession, broker: BrokerClient) -> DataFrame:
 
 
 @contextmanager
-def selectable(
-    spark: SparkSession, bulk: str, state: State, base: str, files: Iterable[File], before: int
-) -> Iterator[DataFrame]:
-    """What waits when a job's command is due to be carried out: the table has everything that arrived `before` it. The
-    columns are those of `pending`, and the table's own under hidden names. The wheel is read once, so that a message
-    that a rescue moves there meanwhile is not missed in both places.
-    """
+def read_wheel(spark: SparkSession, bulk: str) -> Iterator[DataFrame]:
+    """The wheel as it is now, read once."""
     near = _outside(spark, bulk, 0, 0).persist(StorageLevel.DISK_ONLY)
     try:
         near.count()
-        untaken = [file for file in files if file.is_untaken(state.taken)]
-        taken = [file for file in files if not file.is_untaken(state.taken)]
-        unpromoted = IS_UNPROMOTED.format(horizon=state.horizon, late_from=state.arrival_of_taken)
-        rest = _read(spark, base, untaken)
-        rest = rest.unionByName(_read(spark, base, taken).alias("m").filter(f.expr(unpromoted)))
-        waiting = _waiting(near, rest, state).alias("m").filter(f.expr(HAS_ARRIVED.format(before=before)))
-        yield _user_columns(waiting, hidden=True)
+        yield near
     finally:
         near.unpersist()
+
+
+def selectable(
+    spark: SparkSession, near: DataFrame, state: State, base: str, files: Iterable[File], job: JobOrder, window: Window
+) -> DataFrame:
+    """What waits in a window of due and came before a job's command. `state` and `files` are of one moment at which the
+    table had all of that; the wheel was read after it, so that a message that moves there meanwhile is not missed in
+    both places. The columns are those of `pending`, and the table's own under hidden names.
+    """
+    files = [file for file in files if touches(file, window)]
+    untaken = [file for file in files if file.is_untaken(state.taken)]
+    taken = [file for file in files if not file.is_untaken(state.taken)]
+    unpromoted = IS_UNPROMOTED.format(horizon=state.horizon, late_from=state.arrival_of_taken)
+    rest = _read(spark, base, untaken)
+    rest = rest.unionByName(_read(spark, base, taken).alias("m").filter(f.expr(unpromoted)))
+    is_within = (f.col("due") > window.due_low) & (f.col("due") <= window.due_high)
+    waiting = _waiting(near.filter(is_within), rest.filter(is_within), state, f.broadcast).alias("m")
+    came_before = CAME_BEFORE.format(arrival=job.arrival, number=job.number)
+    brought_by = f.expr(f"(m.arrival - {OWN}) >> {JOB_SHIFT}")
+    waiting = waiting.filter(f.expr(came_before))
+    if job.loading:
+        waiting = waiting.filter((f.col("m.arrival") < OWN) | ~brought_by.isin(list(job.loading)))
+    return _user_columns(waiting, hidden=True)
 
 
 def matching(rows: DataFrame, where: str) -> DataFrame:
@@ -101,18 +120,20 @@ def _read(spark: SparkSession, base: str, files: list[File]) -> DataFrame:
     return spark.read.schema(_SCHEMA).parquet(*(f"{base}/{file.path}" for file in files))
 
 
-def _waiting(near: DataFrame, rest: DataFrame, state: State) -> DataFrame:
+def _waiting(near: DataFrame, rest: DataFrame, state: State, hint: _Hint = _unchanged) -> DataFrame:
     """The messages of existing topics: those in the wheel, and the living ones elsewhere."""
-    waiting = near.unionByName(living_rows(rest, near).withColumn(IS_NEAR, f.lit(False)))
+    waiting = near.unionByName(living_rows(rest, near, hint).withColumn(IS_NEAR, f.lit(False)))
     return waiting.filter(~f.col("queue").isin(list(state.gone))) if state.gone else waiting
 
 
-def living_rows(rest: DataFrame, near: DataFrame) -> DataFrame:
-    """The messages that no cancel and no drop takes away (table/living.py), and that are not in the wheel by now."""
+def living_rows(rest: DataFrame, near: DataFrame, hint: _Hint = _unchanged) -> DataFrame:
+    """The messages that no cancel and no drop takes away (table/living.py), and that are not in the wheel by now.
+    `hint` says how to join drops: where they are few, messages need not be sorted for them.
+    """
     messages = rest.filter(f.col("kind") == MESSAGE).alias("m")
     cancels = f.broadcast(rest.filter(f.col("kind") == CANCEL)).alias("c")
     messages = messages.join(cancels, f.expr(IS_CANCELLED), "left_anti")
-    drops = rest.filter(f.col("kind") == DROP).alias("d")
+    drops = hint(rest.filter(f.col("kind") == DROP)).alias("d")
     messages = messages.join(drops, f.expr(IS_DROPPED), "left_anti")
     return messages.join(f.broadcast(near.select("arrival")), "arrival", "left_anti").select(*COLUMNS)
 

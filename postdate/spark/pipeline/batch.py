@@ -1,11 +1,12 @@
-"""A batch: ingest, promote, stage, forget and merge.
+"""A batch: promote what falls due and stage it, ingest, promote and stage what of that is late, forget and merge.
 
-Spark's checkpoint only wakes it. The broker (taken, horizon) and the table (its own place in the far queue) decide what
-it does, so that a batch can be repeated, or begun anew with a lost or older checkpoint, without gap or duplicate.
-Everything is durable before the stage is called.
+What is due soon comes first, whatever else there is to do. Spark's checkpoint only wakes a batch. The broker (taken,
+horizon) and the table (its own place in the far queue) decide what it does, so that a batch can be repeated, or begun
+anew with a lost or older checkpoint, without gap or duplicate. Everything is durable before a stage is called.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,8 +21,10 @@ from postdate.faultpoint import reach
 from postdate.spark.executor import tasks
 from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.executor.tasks import written_files
+from postdate.spark.pipeline.beside import Beside
 from postdate.spark.pipeline.history import History
 from postdate.spark.pipeline.jobs import Jobs
+from postdate.spark.session.session import PROMOTION, choose_pool
 from postdate.table import merging
 from postdate.table.delta import Table
 from postdate.table.files import Window, touches
@@ -34,13 +37,6 @@ KEEP_MS = 60_000  # a file stays this long after its last row was due: a cancel 
 _REPORTS = 20  # of earlier pipelines, reported again to a broker that may have been restarted
 
 
-class Ingested(NamedTuple):
-    """What came into the table."""
-
-    far_to: int
-    horizon: int  # that the plan asks for
-
-
 class Promoted(NamedTuple):
     """What left the table as chunks."""
 
@@ -49,6 +45,15 @@ class Promoted(NamedTuple):
     cancelled: int
     read: int
     files: int
+
+    def plus(self, other: "Promoted") -> "Promoted":
+        return Promoted(
+            self.chunks + other.chunks, self.rows + other.rows, self.cancelled + other.cancelled,
+            self.read + other.read, self.files + other.files,
+        )  # fmt: skip
+
+
+_NOTHING = Promoted([], 0, 0, 0, 0)
 
 
 class Pipeline:
@@ -66,7 +71,9 @@ class Pipeline:
         self.merge_limits = merging.DEFAULT
         self.epoch = 0
         self.batch_count = 0
-        self._jobs = Jobs(spark, broker, table, self._run)
+        self._lock = threading.Lock()  # held while the table changes, and while it and the broker may not agree
+        self._jobs = Jobs(broker, table, self._run)
+        self.beside = Beside(spark, broker, table, self._lock, limits)
         self._queues: tuple[int | None, tuple[int, ...]] = (None, ())  # how many the table names, and which are gone
         self._lost_rows = 0
         self._last_cut_ms = 0
@@ -83,7 +90,7 @@ class Pipeline:
         folder of the table, which the broker tells to others who look for it.
         """
         state = self._broker.register(table, master, self.table.marks)
-        self.epoch = state.epoch
+        self.epoch = self.beside.epoch = state.epoch
         self._bulk = self._broker.bulk_of(state)
         self.table.refresh()  # the pipeline before this one may have lived until now
         self.table.see(state)
@@ -92,6 +99,7 @@ class Pipeline:
         self._prove(state)
         self._stamp(state)
         self._name_queues(state)
+        self._jobs.place_again(state, self.epoch)
         self._jobs.remove_strangers()
         for report in self._history.last(_REPORTS):
             self._broker.report(report)
@@ -179,45 +187,40 @@ class Pipeline:
 
     def run(self, plan: DataFrame) -> None:
         """Runs one batch, and reports it."""
+        with self._lock:
+            self._run_batch(plan)
+
+    def _run_batch(self, plan: DataFrame) -> None:
         reach("batch.begun")
+        choose_pool(self._spark, PROMOTION)
         clock = _Stopwatch()
         self._workers.clear()
-        state = self._broker.state()
-        if state.epoch != self.epoch:  # before anything is written: the table is the other one's now
-            raise Refused(f"another pipeline has registered: its epoch is {state.epoch}, ours was {self.epoch}")
-        self._bulk = self._broker.bulk_of(state)
-        self.table.see(state)
+        (planned,) = plan.collect()
+        began = state = self._state()
+        promoted = _NOTHING
+        if planned.horizon > state.horizon:
+            promoted = self._promote(state, state.taken, planned.horizon, clock)
+            state = self._state()
         self._name_queues(state)
-        ingested = self._ingest(plan, state)
-        far_to = ingested.far_to
+        far_to = self._ingest(planned.far, state)
         clock.stop("ingest_s")
-        while True:
-            horizon = (state.horizon, max(ingested.horizon, state.horizon))
-            promoted = self._promote(state, horizon)
-            clock.stop("promote_s")
-            try:
-                self._stage(state, far_to, horizon, promoted)
-                break
-            except Refused:
-                moved = self._broker.state()
-                if (moved.epoch, moved.taken) != (self.epoch, state.taken) or moved.horizon <= state.horizon:
-                    raise
-                state = moved  # bulk has promoted meanwhile, and the rest is left
-        clock.stop("stage_s")
+        if far_to > state.taken or state.horizon == began.horizon:
+            promoted = promoted.plus(self._promote(state, far_to, state.horizon, clock))
         # What the table took for this batch, also in an earlier try that died before its stage.
-        rows_in = self.table.rows - state.rows_in
-        files = [file for file in self.table.files.values() if file.is_untaken(state.taken)]
-        promoted_ms = min(horizon[1], state.now_ms) - KEEP_MS
+        rows_in = self.table.rows - began.rows_in
+        files = [file for file in self.table.files.values() if file.is_untaken(began.taken)]
+        horizon = max(planned.horizon, state.horizon)
+        promoted_ms = min(horizon, state.now_ms) - KEEP_MS
         forgotten = self._forget(promoted_ms, promoted.read)
         merged = self._merge(state.now_ms, promoted_ms)
-        if self.table.tidy():
+        if not self.beside.is_selecting and self.table.tidy():
             self._jobs.remove_strangers()
         clock.stop("merge_s")
         self.batch_count += 1
         self._report(
             Report(
-                at_ms=state.now_ms, batch=self.batch_count, epoch=self.epoch, far_from=state.taken, far_to=far_to,
-                horizon=horizon[1], rows_in=rows_in, promoted=promoted.rows, cancelled=promoted.cancelled,
+                at_ms=began.now_ms, batch=self.batch_count, epoch=self.epoch, far_from=began.taken, far_to=far_to,
+                horizon=horizon, rows_in=rows_in, promoted=promoted.rows, cancelled=promoted.cancelled,
                 chunks=len(promoted.chunks), opened_files=promoted.files, files=len(files),
                 bytes=sum(file.bytes for file in files),
                 forgotten_files=forgotten, merged_rows=merged, table_files=len(self.table.files),
@@ -227,6 +230,15 @@ class Pipeline:
             )
         )  # fmt: skip
         reach("batch.done")
+
+    def _state(self) -> State:
+        """Where the broker is. Raises Refused where another pipeline has registered: the table is that one's now."""
+        state = self._broker.state()
+        if state.epoch != self.epoch:
+            raise Refused(f"another pipeline has registered: its epoch is {state.epoch}, ours was {self.epoch}")
+        self._bulk = self._broker.bulk_of(state)
+        self.table.see(state)
+        return state
 
     def _report(self, report: Report) -> None:
         """Reports for people. The batch is done, and does not depend on it."""
@@ -239,15 +251,17 @@ class Pipeline:
 
     # -- ingest -------------------------------------------------------------------------------------------------
 
-    def _ingest(self, plan: DataFrame, state: State) -> Ingested:
-        """Takes far rows into the table, from where the table ends: the checkpoint may be ahead of it or behind."""
-        (planned,) = plan.collect()
+    def _ingest(self, far_to: int, state: State) -> int:
+        """Takes far rows into the table, from where the table ends: the checkpoint may be ahead of it or behind. Ends
+        before a job that the table cannot follow yet. Returns where.
+        """
         for job in sorted(state.commands, key=lambda job: job.far):
-            if self.table.far <= job.far < planned.far:
+            if self.table.far <= job.far < far_to:
                 self._take(job.far, state)
-                self._jobs.carry_out(job.number, job.far, state, self.epoch)
-        self._take(planned.far, state)
-        return Ingested(self.table.far, planned.horizon)
+                if not self._jobs.carry_out(job.number, job.far, state, self.epoch):
+                    far_to = job.far
+        self._take(far_to, state)
+        return self.table.far
 
     def _take(self, stop: int, state: State) -> None:
         """Takes the far rows before `stop`."""
@@ -260,10 +274,39 @@ class Pipeline:
 
     # -- promote ------------------------------------------------------------------------------------------------
 
-    def _promote(self, state: State, horizon: tuple[int, int]) -> Promoted:
-        """Uploads what is due up to the new horizon, and what is late, as chunks."""
-        window = Window(-1, horizon[1], after=horizon[0], late_from=state.arrival_of_taken)
-        work = plan_promotion(self.table.files.values(), self.table.row_groups, window, state.taken, self._limits)
+    def _promote(self, state: State, far_to: int, horizon_to: int, clock: "_Stopwatch") -> Promoted:
+        """Promotes what is due up to a horizon and stages it, with the far rows taken by then. Where somebody else has
+        promoted meanwhile, it begins again from there.
+        """
+        while True:
+            horizon = (state.horizon, max(horizon_to, state.horizon))
+            promoted = self._upload(state, far_to, horizon)
+            clock.stop("promote_s")
+            try:
+                self._stage(state, far_to, horizon, promoted)
+            except Refused:
+                before, state = state, self._state()
+                if (before.taken, before.horizon) == (state.taken, state.horizon):
+                    raise
+                if far_to == state.taken and horizon_to <= state.horizon:
+                    return _NOTHING
+                continue
+            finally:
+                clock.stop("stage_s")
+            return promoted
+
+    def _upload(self, state: State, far_to: int, horizon: tuple[int, int]) -> Promoted:
+        """Uploads as chunks what is due up to the new horizon, of what was taken before, or what is late, of what was
+        not: it arrived at or after the first untaken row, and is due at or before the horizon.
+        """
+        files, late_from = self.table.files.values(), state.arrival_of_taken
+        if far_to == state.taken:
+            known = [file for file in files if horizon[0] < horizon[1] and not file.is_untaken(state.taken)]
+            window = Window(-1, horizon[1], after=horizon[0], before=late_from)
+        else:
+            known = [file for file in files if file.is_untaken(state.taken) or late_from <= file.arrival_high < OWN]
+            window = Window(-1, horizon[1], after=horizon[0], late_from=late_from)
+        work = plan_promotion(known, self.table.row_groups, window, state.taken, self._limits)
         results = self._run(tasks.promote, [part._asdict() | {"epoch": self.epoch} for part in work])
         return Promoted(
             [result["chunk"] for result in results if result["chunk"]],
@@ -275,9 +318,10 @@ class Pipeline:
 
     def _stage(self, state: State, far_to: int, horizon: tuple[int, int], promoted: Promoted) -> None:
         reach("stage.call")
+        rows_in = state.rows_in if far_to == state.taken else self.table.rows  # what is not taken does not count yet
         rows_out = promoted.read + self._lost_rows
         chunks = tuple(promoted.chunks)
-        self._broker.stage(Stage(self.epoch, (state.taken, far_to), horizon, chunks, self.table.rows, rows_out))
+        self._broker.stage(Stage(self.epoch, (state.taken, far_to), horizon, chunks, rows_in, rows_out))
         self._lost_rows = 0
         reach("stage.called")
 
@@ -345,11 +389,11 @@ class _Stopwatch:
 
     def __init__(self) -> None:
         self._began = self._last = time.monotonic()
-        self.spans: dict[str, float] = {}
+        self.spans = dict.fromkeys(("ingest_s", "promote_s", "stage_s", "merge_s"), 0.0)
 
     def stop(self, name: str) -> None:
         now = time.monotonic()
-        self.spans[name] = round(now - self._last, 3)
+        self.spans[name] = round(self.spans[name] + now - self._last, 3)
         self._last = now
 
     def total(self) -> float:

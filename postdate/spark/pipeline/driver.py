@@ -111,6 +111,7 @@ class Driver:
             if not self._may_begin_anew():
                 raise PipelineFailed(f"the query does not start: {first_line(error)}") from error
             self._query = self._begin_anew(error)
+        self.pipeline.beside.start()
 
     def _may_begin_anew(self) -> bool:
         """Whether the checkpoint may be to blame: no batch of ours has failed, and one has run since the checkpoint was
@@ -151,11 +152,12 @@ class Driver:
                 raise
 
     def watch(self) -> None:
-        """Checks that the query still runs. Raises what ended it."""
-        if self._query.isActive or self._is_stopping or self._is_away():
+        """Checks that the query still runs, and what runs beside it. Raises what ended it."""
+        failure = self.pipeline.beside.failure
+        if (failure is None and self._query.isActive) or self._is_stopping or self._is_away():
             return
-        failure = self._failure or self._query.exception()
-        if self._may_begin_anew():
+        failure = failure or self._failure or self._query.exception()
+        if self.pipeline.beside.failure is None and self._may_begin_anew():
             self._query = self._begin_anew(failure)
             return
         raise (
@@ -185,6 +187,7 @@ class Driver:
     def stop(self) -> None:
         """Ends the query between two batches, or inside one that takes too long."""
         self._is_stopping = True
+        self.pipeline.beside.stop(STOP_S)
         is_between = self._batch.acquire(timeout=_BATCH_S)
         if self._query is not None:
             try_to_stop(self._query, "the query")

@@ -69,7 +69,7 @@ class PlanReader(DataSourceStreamReader):
     def _next(self, start: Offset, state: State) -> Offset:
         horizon = max(horizon_of(state.now_ms, state.lead_ms), start["horizon"])
         waiting = state.far_length - max(start["far"], state.taken)
-        has_job = any(job.far >= start["far"] for job in state.commands)  # somebody waits for it
+        has_job = (state.wanted or 0) > start["far"]  # somebody waits for it
         if horizon == start["horizon"] and not has_job and waiting < (1 if self._is_behind else self._soon):
             return start
         stop = state.far_length if state.stop is None else state.stop

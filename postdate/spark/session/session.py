@@ -42,6 +42,15 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = spark: %m%n%throwable{0}
 """
+# Spark preempts no task: a pool says whose tasks come first when a core is free.
+_POOLS = """\
+<?xml version="1.0"?>
+<allocations>
+  <pool name="promotion"><schedulingMode>FIFO</schedulingMode><weight>1000</weight><minShare>1000</minShare></pool>
+  <pool name="beside"><schedulingMode>FIFO</schedulingMode><weight>1</weight><minShare>0</minShare></pool>
+</allocations>
+"""
+PROMOTION, BESIDE = "promotion", "beside"
 # What fails in a task or a batch the driver reports itself.
 _SILENT = (
     "org.apache.spark.deploy.SparkSubmit", "org.apache.spark.api.python.PythonGatewayServer",
@@ -62,8 +71,10 @@ class Gateway:
             f"logger.s{number}.name = {name}\nlogger.s{number}.level = off\n" for number, name in enumerate(_SILENT)
         )
         log_settings.write_text("".join([_LOG4J, *silent]), encoding="utf-8")
+        pools = folder / "pools.xml"
+        pools.write_text(_POOLS, encoding="utf-8")
         self._conf = SparkConf()
-        for name, value in _settings(master, memory, log_settings, folder).items():
+        for name, value in _settings(master, memory, log_settings, pools, folder).items():
             self._conf.set(name, value)
         self._master = master
         self._place = folder / "gateway"  # where Java listens, and its secret; Java writes it
@@ -153,7 +164,12 @@ def _set_environment(master: str, home: str) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *(path for path in known if path and path != root)])
 
 
-def _settings(master: str, memory: str, log_settings: Path, folder: Path) -> dict[str, str]:
+def choose_pool(spark: Any, name: str) -> None:
+    """Has the tasks of this thread run in a pool: PROMOTION before BESIDE."""
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
+
+
+def _settings(master: str, memory: str, log_settings: Path, pools: Path, folder: Path) -> dict[str, str]:
     # Java only hands out work: its second compiler would cost more than it gains.
     java = f"-Xss64m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile=file:{log_settings}"
     # On this machine executors have the whole package; elsewhere it travels with the job.
@@ -170,6 +186,8 @@ def _settings(master: str, memory: str, log_settings: Path, folder: Path) -> dic
         "spark.sql.streaming.numRecentProgressUpdates": "2",
         "spark.sql.streaming.minBatchesToRetain": "10",
         "spark.sql.shuffle.partitions": "2",
+        "spark.scheduler.mode": "FAIR",
+        "spark.scheduler.allocation.file": f"file:{pools}",
         "spark.task.maxFailures": "2",
         "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
         "spark.python.worker.reuse": "true",

@@ -68,6 +68,7 @@ def test_a_pipeline_is_told_where_it_is(tmp_path: Path) -> None:
             "epoch": 0, "taken": 0, "horizon": 0, "far_first": 0, "far_length": 0,
             "arrival_of_taken": NEVER, "rows_in": 0, "rows_out": 0, "rescued": 0, "table": "", "bulk": "",
             "commands": [], "gone": [], "identity": served.broker.identity, "rescue_lead_ms": 30_000, "queues": 18,
+            "wanted": 0, "job_ms_max": 3_600_000,
         }  # fmt: skip
         sent_far(peer, 3)
         assert register(peer, table="s3://bucket/t", master="local[*]")["epoch"] == 1
@@ -82,7 +83,8 @@ def test_a_pipeline_is_told_where_it_is(tmp_path: Path) -> None:
             "epoch": 1, "taken": 2, "horizon": T0 + 3 * MINUTE_MS, "far_first": 0,
             "far_length": 3, "arrival_of_taken": arrival, "rows_in": 2, "rows_out": 1, "rescued": 0,
             "table": "s3://bucket/t", "bulk": "", "commands": [], "gone": [], "identity": served.broker.identity,
-            "queues": served.call(lambda: served.broker.view.queue_count), "rescue_lead_ms": 30_000, **seen,
+            "queues": served.call(lambda: served.broker.view.queue_count), "rescue_lead_ms": 30_000, "wanted": 0,
+            "job_ms_max": 3_600_000, **seen,
         }  # fmt: skip
 
 

@@ -162,7 +162,7 @@ def test_why_nobody_promotes_is_told_in_the_words_of_what_failed(tmp_path: Path)
         assert explain(peer) == ("no pipeline was heard of for 240 s", "look at its log")
         job = {"call": "ask", "id": "j1", "op": "cancel", "where": "true", "by_ms": 0}
         assert peer.ask(Request.JOB, orjson.dumps(job)).code == codes.SUCCESS
-        assert explain(peer) == ("the pipeline works on job j1", "wait, or postdate jobs j1 --withdraw")
+        assert explain(peer) == ("no pipeline was heard of for 240 s", "look at its log"), "a job keeps nobody waiting"
         peer.ask(Request.GET_BULK_STATE, note="waits for cores of spark://s:7077: it has none free")
         assert explain(peer) == (
             "the pipeline waits for cores of spark://s:7077: it has none free",
