@@ -116,6 +116,23 @@ def test_adopted_messages_come_to_the_topics_and_queues_that_they_were_sent_to(t
     assert report.ok, report.findings
 
 
+def test_adopted_messages_come_on_time_before_a_pipeline_has_started(tmp_path: Path) -> None:
+    lived(tmp_path)
+    lose(tmp_path)
+    adopt(tmp_path)
+    world = World(tmp_path, DUE - 2 * MINUTE_MS, registers=False)
+    world.pass_without_pipeline(2 * MINUTE_MS + 1_000)
+    assert delivered(world, "mails") == {queue: [f"mail {queue}", f"mail {queue + 3}"] for queue in range(3)}
+    world.pipeline = world.registered()
+    world.pass_minutes(2)
+    state = world.control.state()
+    assert state.rows_in == state.rows_out
+    assert sum(map(len, delivered(world, TOPIC).values())) == 1 + 9
+    world.close()
+    report = check_folder(RealDisk(tmp_path))
+    assert report.ok, report.findings
+
+
 def test_an_adoption_that_was_killed_anywhere_is_repeated(tmp_path: Path) -> None:
     lived(tmp_path / "lived")
     lose(tmp_path / "lived")
