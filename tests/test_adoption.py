@@ -133,6 +133,24 @@ def test_adopted_messages_come_on_time_before_a_pipeline_has_started(tmp_path: P
     assert report.ok, report.findings
 
 
+def test_jobs_of_the_new_broker_get_numbers_that_no_row_of_the_table_has(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for name in ("one", "two"):
+        world.import_messages(name, [DUE + n for n in range(4)])
+    world.batch()
+    world.close()
+    lose(tmp_path)
+    adopt(tmp_path)
+    again = World(tmp_path, BEGIN + 5 * MINUTE_MS)
+    again.import_messages("three", [DUE + n for n in range(4)])
+    again.batch()
+    assert again.control.find_job("three").number == 2
+    again.close()
+    report = check_folder(RealDisk(tmp_path))  # no arrival stands twice
+    assert report.ok, report.findings
+    assert report.numbers["rows of the table that wait"] == 12
+
+
 def test_an_adoption_that_was_killed_anywhere_is_repeated(tmp_path: Path) -> None:
     lived(tmp_path / "lived")
     lose(tmp_path / "lived")
