@@ -62,7 +62,7 @@ class Table:
             self._reader = connection
             connection.held_count += 1  # it may be silent for long: it waits for questions
         self.bulk_address = asked["bulk"][:_ADDRESS_MAX]
-        self._note_problem(asked["problem"][:_PROBLEM_MAX])
+        self._note_problem(asked["problem"][:_PROBLEM_MAX] if self._broker.view.far.table else "")
         return reply(command, codes.SUCCESS)
 
     # -- promotions by bulk -------------------------------------------------------------------------------------
