@@ -366,13 +366,15 @@ class Piped:
         return horizon_of(self.now, int(self.broker.settings.lead_ms))
 
     def follow(self) -> None:
-        """Waits until the horizon is where it should be, and the batch that moved it is over."""
+        """Waits until the horizon is where it should be, and a batch that came as far is over: it takes far rows in
+        after it has moved the horizon.
+        """
         if self.driver is None and self.process is None:
             return
         self.wait(lambda: self.far.horizon_at_ms >= self.horizon_wanted)
+        self.wait(lambda: any(report["horizon"] >= self.horizon_wanted for report in self.reports()))
         if self.driver is not None:
             self.rest()
-        self.reports()
 
     def rest(self) -> None:
         """Waits until no batch runs."""

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from deltalake.exceptions import DeltaError
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from postdate.arrival import NEVER, OWN
@@ -188,7 +190,11 @@ class Pipeline:
     def run(self, plan: DataFrame) -> None:
         """Runs one batch, and reports it."""
         with self._lock:
-            self._run_batch(plan)
+            try:
+                self._run_batch(plan)
+            except (PySparkException, Py4JError):
+                self._state()  # a task fails, too, where another pipeline has registered: then that is the reason
+                raise
 
     def _run_batch(self, plan: DataFrame) -> None:
         reach("batch.begun")

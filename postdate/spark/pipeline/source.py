@@ -47,7 +47,8 @@ class PlanReader(DataSourceStreamReader):
         self._rows, self._bytes = int(options["rows"]), int(options["bytes"])
         self._soon = int(options["soon"])
         self._pause_s = float(options["pause"])
-        self._is_behind = False  # the last batch could not take everything
+        # The last batch could not take everything; perhaps it died when it had moved the horizon, before this start.
+        self._is_behind = True
 
     def initialOffset(self) -> Offset:  # noqa: N802
         """Where the broker is: a new checkpoint knows nothing else."""
