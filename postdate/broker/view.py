@@ -24,7 +24,7 @@ from postdate.errors import UsageError
 from postdate.message import Host
 from postdate.state.cancels import Tombstone
 from postdate.state.fold import Fold
-from postdate.state.jobs import CANCEL, FAILED, Job
+from postdate.state.jobs import CANCEL, FAILED, IMPORT, Job
 from postdate.state.leases import Key, Lease
 from postdate.state.topics import GONE, PERM_INHERIT, PERM_READ, PERM_WRITE, SCHEDULE_TOPIC
 from postdate.state.wheel import Waiting
@@ -280,6 +280,15 @@ class View:
     def open_jobs(self) -> list[Job]:
         """Copies of the jobs that wait or run, in the order of their commands."""
         return [replace(job) for job in self._fold.jobs.open()]
+
+    def rows_beside(self) -> int:
+        """How many rows of imports and postponements no batch has taken into the table."""
+        jobs = self._fold.jobs.beside()
+        return sum(job.rows if job.op == IMPORT else job.changed for job in jobs)
+
+    def first_due_beside(self) -> int:
+        """A lower bound of what is due among these rows and is not in the wheel; NEVER where there is none."""
+        return self._fold.jobs.first_due_beside()
 
     def wanted_far(self) -> int:
         """The far row up to which a job waits for the table."""

@@ -211,12 +211,15 @@ def _broker_facts(broker: Status) -> Iterator[tuple[str, str]]:
 def _waiting_facts(broker: Status, far: Status) -> Iterator[tuple[str, str]]:
     in_table = max(0, far["rows_in"] - far["rows_out"])
     numbers = {"near": broker["waiting_near"], "far": broker["waiting_far"], "table": in_table}
-    width = max(len(f"{number:,}") for number in numbers.values())
     meanings = {
         "near": "due soon, in memory",
         "far": "in the log alone",
         "table": "rows of the table: messages, and cancels",
+        "beside": "rows of imports and postponements that no batch has taken in",
     }
+    if far["beside_rows"]:
+        numbers["beside"] = far["beside_rows"]
+    width = max(len(f"{number:,}") for number in numbers.values())
     for name, number in numbers.items():
         yield name, f"{number:>{width},}  {meanings[name]}"
     if broker["tombstones"]:

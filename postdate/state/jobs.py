@@ -196,6 +196,21 @@ class Jobs:
         before = [self._far.rows.search("arrival", asked[-1], "left")] if asked else []
         return max((*placed, *before), default=0)
 
+    def beside(self) -> list[Job]:
+        """The jobs whose files lie beside the table: no batch has taken them in."""
+        open_jobs = [job for job in self.open() if job.op != CANCEL and job.files]
+        return [job for job in open_jobs if job.state == RUNNING or job.op == IMPORT]
+
+    def first_due_beside(self) -> int:
+        """A lower bound of what is due in these files and is not in the wheel; NEVER where there is nothing."""
+        left = [
+            max(due_low, job.brought_until_ms + 1)
+            for job in self.beside()
+            for _, _, _, due_low, due_high, *_ in job.files
+            if due_high > job.brought_until_ms
+        ]
+        return min(left, default=NEVER)
+
     def decided(self) -> list[Job]:
         """The jobs that have taken messages from where they were, in the order in which they did."""
         return self._decided

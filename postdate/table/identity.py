@@ -70,7 +70,8 @@ def refuse_foreign(delta: DeltaTable, uri: str, identity: str) -> None:
     if found and identity and found != identity:
         raise ForeignTable(
             f"the table {uri} belongs to another broker: its identity is {found}, the broker's is {identity}; restore "
-            "the data folder that belongs to it, or give the pipeline another table"
+            "the data folder that belongs to it, give the pipeline another table with --table, or take it over into a "
+            "new data folder with: postdate table adopt"
         )
 
 

@@ -75,7 +75,7 @@ def test_bulk_promotes_nothing_beside_a_pipeline_that_is_in_time(world: World) -
     pass_with_pipeline(world, 6)
     expect_on_time(world, "nightly", wanted)
     assert promotions(world) == {
-        "bulk_promoted": 0, "bulk_since_ms": 0, "bulk_problem": "", "bulk_problem_since_ms": 0,
+        "bulk_attached": True, "bulk_promoted": 0, "bulk_since_ms": 0, "bulk_problem": "", "bulk_problem_since_ms": 0,
     }  # fmt: skip
 
 

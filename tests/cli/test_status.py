@@ -37,7 +37,7 @@ TOLD: dict[str, Any] = {
     },
     "far": {
         "taken": 5, "length": 22, "backlog": 17, "horizon": T0 + 71 * SECOND_MS, "epoch": 3, "is_served": True,
-        "rescued": 0, "rows_in": 1_222_210, "rows_out": 5,
+        "rescued": 0, "rows_in": 1_222_210, "rows_out": 5, "beside_rows": 0, "bulk_attached": True,
         "bulk_promoted": 0, "bulk_since_ms": 0, "bulk_problem": "", "bulk_problem_since_ms": 0,
     },
     "table": "/data/table",
@@ -117,6 +117,12 @@ last batches
 )
 def test_how_the_pipeline_is(far: dict[str, Any], line: str) -> None:
     assert f"  {line}" in shown(far=far)
+
+
+def test_what_lies_beside_the_table_is_told_and_only_then() -> None:
+    assert not any("beside" in line for line in shown())
+    line = "  beside         200  rows of imports and postponements that no batch has taken in"
+    assert line in shown(far={"beside_rows": 200})
 
 
 def test_nothing_is_said_of_a_pipeline_that_never_was_but_that() -> None:

@@ -50,6 +50,7 @@ def test_jobs_are_begun_found_decided_and_ended(tmp_path: Path) -> None:
         assert (broker.find_job("one").step, broker.find_job("one").done) == ("loading", 7)
         file = ("_import-one-soon-0.parquet", 10, 1, T0 + HOUR_MS, T0 + HOUR_MS, 1 << 61, 1 << 61)
         assert broker.adopt("one", [file], 0).state == "waiting"
+        assert broker.find_job("one").step == "", "it loads no more, and nobody has begun to take it in"
         carried = broker.order(order.job.number)
         assert [tuple(each) for each in carried.files] == [file]
         assert broker.decide(Selection(1, carried.number, ())).state == "running"

@@ -49,6 +49,14 @@ class Progress(NamedTuple):
     total: int = 0
 
 
+class _Noted(NamedTuple):
+    """Progress, and where the job was when it was noted: it says nothing of a later state or try."""
+
+    progress: Progress
+    state: str
+    tried_at: int
+
+
 class Jobs:
     """Answers one request, JOB, by its `call`. `settled` returns when a ticket is durable and has its answer."""
 
@@ -58,7 +66,7 @@ class Jobs:
         self._tasks = tasks
         self._settled = settled
         self._deciding = asyncio.Lock()
-        self._progress: dict[str, Progress] = {}
+        self._progress: dict[str, _Noted] = {}
         self._calls: dict[str, _Call] = {
             "begin": self._begin, "ask": self._ask, "adopt": self._adopt, "fail": self._fail, "decide": self._decide,
             **dict.fromkeys(ATTEMPTS, self._attempt),
@@ -151,13 +159,15 @@ class Jobs:
         job = self._broker.jobs.find(fields.text("id"))
         if not job.is_over:
             step, done, total = fields.text("step")[:_STEP_MAX], fields.number("done"), fields.number("total")
-            self._progress[job.id] = Progress(step, done, total)
+            self._progress[job.id] = _Noted(Progress(step, done, total), job.state, job.tried_at)
         return {}
 
     def _status(self, job: Job) -> JobStatus:
-        if job.is_over:
-            self._progress.pop(job.id, None)
-        progress = self._progress.get(job.id, Progress())
+        noted = self._progress.get(job.id)
+        if noted is not None and (noted.state, noted.tried_at) != (job.state, job.tried_at):
+            del self._progress[job.id]
+            noted = None
+        progress = Progress() if noted is None else noted.progress
         return JobStatus(
             job.id, job.number, job.op, job.state, job.topic, job.where, job.by_ms, job.rows, job.changed, job.late,
             job.bad, job.at_ms, job.ended_at_ms, job.reason, *progress, job.tries, job.aside,

@@ -197,7 +197,8 @@ class Pipelines:
     def stage(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> None:
         """Takes a stage. Reading its chunks takes long, so that happens on another thread."""
         stage = Stage.read(load(command.body, "a stage"))
-        self._hear()
+        if not self._table.is_attached(connection):  # bulk stages, too, in place of a pipeline
+            self._hear()
         self._tasks.answer(connection, command, self._stage(connection, command.without_content(), stage))
 
     async def _stage(self, connection: Connection, command: Command, stage: Stage) -> bytes:

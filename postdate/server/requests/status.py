@@ -25,6 +25,7 @@ from postdate.wire.frame import Command, reply
 _NONE = "0"  # for queues that RocketMQ has and we have not
 _REPORTS_SHOWN = 20
 _LATE_MS = 100  # less than this is a disk that syncs
+_LATE_BESIDE_MS = 5_000  # bulk looks once a second, and finds what an import brings too late
 _HEARD_MS = 10_000  # a pipeline between two batches looks at the broker twice a second
 _PIPELINE_FIGURES = ("taken", "backlog", "horizon", "epoch", "rescued", "bulk_promoted")
 _SPANS = {"statsMinute": Span.MINUTE, "statsHour": Span.HOUR, "statsDay": Span.DAY}
@@ -206,6 +207,7 @@ class Status:
             "rescued": self._broker.rescuer.rescued_count,
             "rows_in": far.rows_in,
             "rows_out": far.rows_out,
+            "beside_rows": self._broker.view.rows_beside(),
             **self._promotions(),
         }
 
@@ -221,7 +223,9 @@ class Status:
 
     def list_late(self) -> list[Late]:
         """Lists what is late, and why, as far as the broker knows; empty where all is well."""
-        found = (self._find_late_fires(), self._find_late_rescues(), self._find_late_promotions())
+        found = (
+            self._find_late_fires(), self._find_late_rescues(), self._find_late_promotions(), self._find_late_files()
+        )  # fmt: skip
         return [each for each in found if each is not None]
 
     def _find_late_fires(self) -> Late | None:
@@ -254,11 +258,26 @@ class Status:
         what = "messages that only the table has, as far as they are due"
         return Late(what, since_ms, max(0, now_ms - far["horizon"]), *self._explain_promotions(far, now_ms))
 
+    def _find_late_files(self) -> Late | None:
+        """Nobody brings what imports and postponements have written beside the table."""
+        due_at_ms, now_ms = self._broker.view.first_due_beside(), self._clock.now_ms()
+        if now_ms - due_at_ms < _LATE_BESIDE_MS:
+            return None
+        what = "messages of imports and postponements that no batch has taken in, as far as they are due"
+        return Late(what, due_at_ms, now_ms - due_at_ms, *self._explain_promotions(self._of_far(), now_ms))
+
     def _explain_promotions(self, far: Mapping[str, Any], now_ms: int) -> tuple[str, str]:
-        """Returns why nobody promotes, and what to do."""
-        heard, part = self._pipelines.heard, self.parts.get("pipeline", "")
+        """Returns why nobody promotes, neither the pipeline nor bulk, and what to do."""
         if far["bulk_problem"]:
-            return str(far["bulk_problem"]), "repair the table: docs/pipeline.md, A damaged table"
+            to_do = "do as it says, or repair the table: docs/pipeline.md, A damaged table"
+            return str(far["bulk_problem"]), to_do
+        why, to_do = self._explain_pipeline(now_ms)
+        if not far["bulk_attached"]:
+            why += f", and bulk {self.parts.get('bulk', 'is not there either')}"
+        return why, to_do
+
+    def _explain_pipeline(self, now_ms: int) -> tuple[str, str]:
+        heard, part = self._pipelines.heard, self.parts.get("pipeline", "")
         if heard.note:
             return f"the pipeline {heard.note}", "give it cores, or end what uses them"
         if now_ms - heard.at_ms <= _HEARD_MS:

@@ -65,6 +65,10 @@ class Table:
         self._note_problem(asked["problem"][:_PROBLEM_MAX] if self._broker.view.far.table else "")
         return reply(command, codes.SUCCESS)
 
+    def is_attached(self, connection: Connection) -> bool:
+        """Whether this is the connection of bulk."""
+        return self._reader is connection
+
     # -- promotions by bulk -------------------------------------------------------------------------------------
 
     def _note_problem(self, problem: str) -> None:
@@ -81,7 +85,7 @@ class Table:
 
     def note_stage(self, connection: Connection, message_count: int, has_moved: bool, at_ms: int) -> None:
         """Notes an accepted stage of a pipeline or of bulk; `has_moved` says whether it has moved the horizon."""
-        if connection is self._reader:
+        if self.is_attached(connection):
             self._promoted_count += message_count
             if has_moved and not self._serves_since_ms:
                 self._serves_since_ms = at_ms
@@ -91,10 +95,11 @@ class Table:
             logger.info("a pipeline promotes again")
 
     def promotions(self) -> dict[str, Any]:
-        """What bulk has promoted since the broker was started, since when it stands in for a pipeline (0 = it does
-        not), and since when and why it cannot.
+        """Whether bulk is there, what it has promoted since the broker was started, since when it stands in for a
+        pipeline (0 = it does not), and since when and why it cannot.
         """
         return {
+            "bulk_attached": self._reader is not None,
             "bulk_promoted": self._promoted_count,
             "bulk_since_ms": self._serves_since_ms,
             "bulk_problem": self._problem,

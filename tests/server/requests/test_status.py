@@ -12,13 +12,14 @@ import orjson
 import pytest
 
 from postdate import __version__
+from postdate.arrival import OWN
 from postdate.clock import ManualClock
 from postdate.config import FIELDS, LIVE
 from postdate.errors import DiskFull
 from postdate.wire import codes
 from postdate.wire.reports import decode_properties_text, encode_properties_text
 from postdate.wire.requests import Request
-from tests.support.core import DAY_MS, FAR_MS, MINUTE_MS, T0, FaultyDisk
+from tests.support.core import DAY_MS, FAR_MS, HOUR_MS, MINUTE_MS, T0, FaultyDisk
 from tests.support.peer import (
     GROUP,
     LONG_POLL_MS,
@@ -142,7 +143,7 @@ def test_a_pipeline_that_is_away_is_told_since_when_and_what_is_late(tmp_path: P
                 "what": "messages that only the table has, as far as they are due",
                 "since_ms": T0 + 90_001,
                 "late_ms": 2 * MINUTE_MS,
-                "why": "no pipeline was heard of for 240 s",
+                "why": "no pipeline was heard of for 240 s, and bulk is not there either",
                 "to_do": "start one: postdate pipeline --addr HOST:PORT",
             }
         ]
@@ -154,7 +155,8 @@ def explain(peer: Peer) -> tuple[str, str]:
 
 
 def test_why_nobody_promotes_is_told_in_the_words_of_what_failed(tmp_path: Path) -> None:
-    with late_pipeline(tmp_path) as (served, peer):
+    with late_pipeline(tmp_path) as (served, peer), connected(served) as bulk:
+        assert bulk.ask(Request.ATTACH_TABLE).code == codes.SUCCESS
         parts = {"pipeline": "starts again in 5 s: it ended with code 3 (the table cannot be read)"}
         served.call(lambda: served.server.show_parts(parts))
         assert explain(peer) == (f"the pipeline {parts['pipeline']}", "do as it says, or look at the broker's log")
@@ -176,7 +178,8 @@ def test_a_broker_that_was_restarted_has_heard_of_no_pipeline(tmp_path: Path) ->
     with late_pipeline(tmp_path):
         pass
     with serving(tmp_path, ManualClock(T0 + 4 * MINUTE_MS)) as served, connected(served) as peer:
-        assert explain(peer)[0] == "no pipeline was heard of since the broker was started"
+        why = "no pipeline was heard of since the broker was started, and bulk is not there either"
+        assert explain(peer)[0] == why
         served.call(lambda: served.server.show_parts({"pipeline": "none here: start one"}))
         assert status(peer)["parts"] == {"pipeline": "none here: start one"}
 
@@ -185,6 +188,52 @@ def test_a_pipeline_elsewhere_is_told_instead_of_advice_to_start_one(tmp_path: P
     with late_pipeline(tmp_path) as (served, peer):
         served.call(lambda: served.server.show_parts({"pipeline": "none here: start one"}))
         assert status(peer)["parts"] == {"pipeline": "none here; one elsewhere was heard of 240 s ago"}
+
+
+def test_a_stage_of_bulk_is_no_sign_of_a_pipeline(tmp_path: Path) -> None:
+    with late_pipeline(tmp_path) as (served, peer), connected(served) as bulk:
+        served.call(lambda: served.server.show_parts({"pipeline": "none here: start one"}))
+        assert bulk.ask(Request.ATTACH_TABLE).code == codes.SUCCESS
+        stage(bulk, (2, 2), (T0 + 2 * MINUTE_MS, T0 + 6 * MINUTE_MS), 2)
+        assert status(peer)["parts"] == {"pipeline": "none here; one elsewhere was heard of 240 s ago"}
+        assert status(peer)["far"]["bulk_since_ms"] == T0 + 4 * MINUTE_MS
+
+
+def test_bulk_that_ended_is_told_beside_the_pipeline(tmp_path: Path) -> None:
+    with late_pipeline(tmp_path) as (served, peer):
+        served.call(lambda: served.server.show_parts({"bulk": "starts again in 5 s: it was killed by SIGKILL"}))
+        why = "no pipeline was heard of for 240 s, and bulk starts again in 5 s: it was killed by SIGKILL"
+        assert explain(peer)[0] == why
+
+
+def test_what_an_import_has_brought_and_nobody_takes_in_is_told_when_it_is_late(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        register(peer)
+        for call in (
+            {"call": "begin", "id": "nightly", "topic": "orders"},
+            {
+                "call": "adopt", "id": "nightly", "bad": 0,
+                "files": [["_import-nightly-1.parquet", 9, 2, T0 + MINUTE_MS, T0 + HOUR_MS, OWN, OWN + 1]],
+            },
+        ):  # fmt: skip
+            assert peer.ask(Request.JOB, orjson.dumps(call)).code == codes.SUCCESS
+        assert status(peer)["late"] == []
+        assert status(peer)["far"]["beside_rows"] == 2
+        served.pass_ms(2 * MINUTE_MS)
+        (late,) = status(peer)["late"]
+        assert (
+            late["what"] == "messages of imports and postponements that no batch has taken in, as far as they are due"
+        )
+        assert (late["since_ms"], late["late_ms"]) == (T0 + MINUTE_MS, MINUTE_MS)
+        assert late["why"] == "no pipeline was heard of for 120 s, and bulk is not there either"
+
+
+def test_a_problem_of_bulk_is_told_as_it_is(tmp_path: Path) -> None:
+    with late_pipeline(tmp_path) as (served, peer), connected(served) as bulk:
+        assert bulk.ask(Request.ATTACH_TABLE, problem="the table t belongs to another broker").code == codes.SUCCESS
+        to_do = "do as it says, or repair the table: docs/pipeline.md, A damaged table"
+        assert explain(peer) == ("the table t belongs to another broker", to_do)
 
 
 def test_a_wheel_without_room_is_told_when_it_makes_messages_late(tmp_path: Path) -> None:
