@@ -281,6 +281,10 @@ class View:
         """Copies of the jobs that wait or run, in the order of their commands."""
         return [replace(job) for job in self._fold.jobs.open()]
 
+    def unfollowed_jobs(self) -> list[Job]:
+        """Copies of the jobs whose changes are accepted, and that the table has not followed."""
+        return [job for job in self.open_jobs() if job.is_decided or job.op == IMPORT]
+
     def rows_beside(self) -> int:
         """How many rows of imports and postponements no batch has taken into the table."""
         jobs = self._fold.jobs.beside()

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 
@@ -21,11 +22,13 @@ from postdate.bulk.flight import STREAMS_MAX, BulkServer
 from postdate.bulk.promoting import Promoter
 from postdate.bulk.streams import BATCH_BOUNDS, BatchBounds
 from postdate.client.connection import Address
-from postdate.counts import Seconds
+from postdate.contract import CANCEL
+from postdate.counts import Counts, Seconds
 from postdate.errors import ProtocolError, UsageError
 from postdate.process import keep_freed_memory, let_others_go_first
 from postdate.storage.disk import Disk, RealDisk
-from postdate.table.find import Question, TableReader
+from postdate.storage.selection import rows_of
+from postdate.table.find import Question, TableReader, UnfollowedJob
 from postdate.wire.frame import Command
 from postdate.wire.requests import ClientRequest
 
@@ -44,10 +47,11 @@ class Bulk:
     ) -> None:  # fmt: skip
         """Raises ForeignFolder, and UsageError where the port cannot be had."""
         self._table = TableReader()
+        self._disk = disk or RealDisk(folder)
         self._questions = ThreadPoolExecutor(_QUESTION_THREADS, "table")
         self._link = Link(broker, {ClientRequest.FIND_IN_TABLE: self._find, ClientRequest.COUNT_TABLE: self._count})
         try:
-            self.server = BulkServer(host, port, disk or RealDisk(folder), folder, self._link, bounds, streams_max)
+            self.server = BulkServer(host, port, self._disk, folder, self._link, bounds, streams_max)
         except pa.ArrowException as error:  # all that Flight says of a port that is taken
             self._close_link()
             raise UsageError(f"port {port} of {host} cannot be listened on: is it in use?") from error
@@ -72,12 +76,29 @@ class Bulk:
         loop = asyncio.get_running_loop()
         try:
             wish: dict[str, Any] = orjson.loads(command.body)
-            found = await loop.run_in_executor(
-                self._questions, self._table.count, _table(command), wish, _identity(command)
-            )
+            found = await loop.run_in_executor(self._questions, self._count_all, command, wish)
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"what is to be counted in the table cannot be read: {error!r}") from error
         return found.packed() if isinstance(found, Seconds) else orjson.dumps(found.plain())
+
+    def _count_all(self, command: Command, wish: dict[str, Any]) -> Counts | Seconds:
+        jobs = [self._unfollowed(int(number), int(far)) for number, far in wish.get("jobs", ())]
+        return self._table.count(_table(command), wish, _identity(command), jobs)
+
+    def _unfollowed(self, number: int, far: int) -> UnfollowedJob:
+        """Reads what a job has changed. Where it came too late, it has changed nothing, and what it would bring does
+        not wait either.
+        """
+        order = self._link.order(number)
+        dues, arrivals = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for part in order.parts:
+            rows, late = rows_of(self._disk, part.name), np.array(part.late, np.int64)
+            dues += [np.delete(rows["due"], late), rows["due"][late] + order.by_ms]
+            arrivals += [np.delete(rows["arrival"], late), part.own + late]
+        columns = {"due": np.concatenate(dues), "arrival": np.concatenate(arrivals)}
+        brought_until_ms = -1 if order.brought_until_ms is None else order.brought_until_ms
+        files = () if order.op == CANCEL else order.files
+        return UnfollowedJob(far, files, brought_until_ms, pa.table(columns))
 
     def close(self) -> None:
         """Ends bulk. Calls that run get a second; then their connections break."""

@@ -217,7 +217,7 @@ def _waiting_facts(broker: Status, far: Status) -> Iterator[tuple[str, str]]:
         "table": "rows of the table: messages, and cancels",
         "beside": "rows of imports and postponements that no batch has taken in",
     }
-    if far["beside_rows"]:
+    if far.get("beside_rows"):
         numbers["beside"] = far["beside_rows"]
     width = max(len(f"{number:,}") for number in numbers.values())
     for name, number in numbers.items():

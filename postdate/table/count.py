@@ -1,7 +1,8 @@
 """How much waits in the table, by topic and by time: for `postdate pending` and `postdate forecast`.
 
 The broker says which rows count: those that it has had taken, due after its horizon, for queues that exist. Counting
-reads narrow columns only. Cancels, those of the table and those that the broker still holds, are few.
+reads narrow columns only. Cancels, those of the table and those that the broker still holds, are few. What jobs have
+changed and the table has not followed yet counts as if it had.
 """
 
 from typing import Any, NamedTuple
@@ -42,6 +43,16 @@ class CountRequest(NamedTuple):
         return np.where(is_known, self.codes[np.where(is_known, queue, 0)], -1)
 
 
+class Unfollowed(NamedTuple):
+    """What jobs have changed that the table has not followed."""
+
+    drops: pa.Table  # due and arrival of what they have taken away
+    files: list[tuple[str, int]]  # of what they bring: names, and the due up to which the wheel has it
+
+
+_NOTHING = Unfollowed(_DROPS.empty_table(), [])
+
+
 def parse_request(fields: dict[str, Any]) -> tuple[CountRequest, Counts | Seconds]:
     """Returns what to count, and into what. Raises KeyError, TypeError, ValueError where the fields are no request."""
     cancels = [[int(value) for value in cancel] for cancel in fields["cancels"]]
@@ -54,7 +65,10 @@ def parse_request(fields: dict[str, Any]) -> tuple[CountRequest, Counts | Second
     return request, Counts(int(fields["unit_ms"]), int(fields["limit"]))
 
 
-def count(files: pa.Table, folder: pafs.FileSystem, request: CountRequest, counts: Counts | Seconds) -> None:
+def count(
+    files: pa.Table, folder: pafs.FileSystem, request: CountRequest, counts: Counts | Seconds,
+    unfollowed: Unfollowed = _NOTHING,
+) -> None:  # fmt: skip
     """Adds what waits in these files to `counts`. Raises FileNotFoundError where the table changes meanwhile, OSError,
     pyarrow's errors.
     """
@@ -62,18 +76,24 @@ def count(files: pa.Table, folder: pafs.FileSystem, request: CountRequest, count
     paths = chosen["path"].to_pylist() if chosen.num_rows else []
     found = [_read_removals(path, folder, request) for path in paths]
     cancels = pa.concat_tables([request.cancels, *(cancels for cancels, _ in found)])
-    drops = pa.concat_tables([_DROPS.empty_table(), *(drops for _, drops in found)])
+    drops = pa.concat_tables([unfollowed.drops, *(drops for _, drops in found)])
     removals = Removals(cancels, drops)
     columns = list(dict.fromkeys([*_COLUMNS, *(name for name in removals.columns if name != "topic")]))
     for path in paths:
         with pq.ParquetFile(path, filesystem=folder) as file:
-            _count_rows(file.read(columns), removals, request, counts)
+            rows = file.read(columns)
+        is_taken = has_arrived(rows["arrival"], request.before, request.untaken_jobs)
+        _count_rows(rows.filter(is_taken), request.horizon, removals, request, counts)
+    for path, after_ms in unfollowed.files:
+        with pq.ParquetFile(path, filesystem=folder) as file:
+            _count_rows(file.read(columns), after_ms, removals, request, counts)
 
 
-def _count_rows(rows: pa.Table, removals: Removals, request: CountRequest, counts: Counts | Seconds) -> None:
+def _count_rows(
+    rows: pa.Table, after_ms: int, removals: Removals, request: CountRequest, counts: Counts | Seconds
+) -> None:
     topic = request.topics(rows["queue"].to_numpy())
-    waits = pc.and_(pc.equal(rows["kind"], MESSAGE), pc.greater(rows["due"], request.horizon))
-    waits = pc.and_(waits, has_arrived(rows["arrival"], request.before, request.untaken_jobs))
+    waits = pc.and_(pc.equal(rows["kind"], MESSAGE), pc.greater(rows["due"], after_ms))
     waits = pc.and_(waits, removals.living(rows.append_column("topic", pa.array(topic))))
     counted = waits.to_numpy() & (topic >= 0)
     due, size = (rows[name].to_numpy()[counted] for name in ("due", "size"))

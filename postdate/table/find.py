@@ -5,7 +5,7 @@ row groups the row groups, due and hash of the key the rows; the record of each 
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,11 +17,12 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
+from postdate.contract import TableFile
 from postdate.counts import Counts, Seconds
 from postdate.errors import PostdateError
 from postdate.storage import record as records
-from postdate.table.count import count, parse_request
-from postdate.table.files import TableFolder
+from postdate.table.count import Unfollowed, count, parse_request
+from postdate.table.files import TableFolder, find_beside
 from postdate.table.format import DROP, FAR_TRANSACTION, MESSAGE, MESSAGES, File, list_files
 from postdate.table.identity import Seen, read_seen, refuse_foreign
 from postdate.table.living import DROP_COLUMNS, Removals, has_arrived
@@ -29,6 +30,7 @@ from postdate.table.living import DROP_COLUMNS, Removals, has_arrived
 T = TypeVar("T")
 
 _TRIES = 3
+_DROPS = pa.schema([(name, pa.int64()) for name in DROP_COLUMNS])
 _HASH_OF = {"unique": "unique_hash", "key": "key_hash"}
 
 
@@ -49,6 +51,15 @@ class Question(NamedTuple):
     @property
     def column(self) -> str:
         return _HASH_OF[self.by]
+
+
+class UnfollowedJob(NamedTuple):
+    """A job whose changes are accepted, and that the table has not followed."""
+
+    far: int  # its row in the far queue
+    files: tuple[TableFile, ...]  # beside the table: what it brings
+    brought_until_ms: int  # of that, the wheel has what is due until then
+    drops: pa.Table  # due and arrival of what it has taken away
 
 
 class TableVersion(NamedTuple):
@@ -81,12 +92,19 @@ class TableReader:
 
         return self._read(uri, read)
 
-    def count(self, uri: str, fields: dict[str, Any], identity: str = "") -> Counts | Seconds:
+    def count(
+        self, uri: str, fields: dict[str, Any], identity: str = "", jobs: Collection[UnfollowedJob] = ()
+    ) -> Counts | Seconds:
         """Counts what waits. Raises TableUnreadable, ForeignTable, and what `parse_request` raises."""
 
         def read() -> Counts | Seconds:
             request, counts = parse_request(fields)  # empty counts for each try
-            count(*self._list_files(uri, identity), request, counts)
+            folder = TableFolder(f"{uri.rstrip('/')}/{MESSAGES}")
+            drops = [_DROPS.empty_table(), *(job.drops for job in jobs)]
+            files = [
+                (find_beside(folder, file.path, job.far), job.brought_until_ms) for job in jobs for file in job.files
+            ]
+            count(*self._list_files(uri, identity), request, counts, Unfollowed(pa.concat_tables(drops), files))
             return counts
 
         return self._read(uri, read)

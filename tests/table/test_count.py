@@ -103,6 +103,41 @@ def places(world: World) -> tuple[int, int, int]:
     return found["near"], found["far"], found["table"]
 
 
+def test_what_an_import_has_brought_and_no_batch_has_taken_in_waits(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    try:
+        dues = [BEGIN + 2 * MINUTE_MS, BEGIN + HOUR_MS, BEGIN + HOUR_MS]
+        world.import_messages("nightly", dues)
+        assert places(world) == (0, 0, 3)
+        whole = ask_pending(world)
+        assert [bar["rows"] for bar in admin.forecast(world.address, "", "hour", 2)["bars"]] == [1, 2]
+        world.pass_without_pipeline(MINUTE_MS)
+        assert places(world) == (1, 0, 2), "bulk has brought the first"
+        world.batch()
+        assert places(world) == (1, 0, 2), "now the table has the others"
+        assert ask_pending(world)["bytes"] == whole["bytes"]
+    finally:
+        world.close()
+
+
+def test_what_a_decided_job_has_moved_counts_once_and_at_its_new_due(tmp_path: Path) -> None:
+    """The table has not followed: its pipeline may be away."""
+    world = World(tmp_path)
+    try:
+        world.send("a", [BEGIN + HOUR_MS, BEGIN + HOUR_MS + 1, BEGIN + 2 * HOUR_MS])
+        world.batch()
+        world.decide_postponement("later", 10 * HOUR_MS)
+        hour_ms = BEGIN // HOUR_MS * HOUR_MS
+        expected = [(11, 2), (12, 1)]
+        for _ in range(2):
+            times = ask_pending(world, unit="hour")["times"]
+            assert [((row["from_ms"] - hour_ms) // HOUR_MS, row["count"]) for row in times] == expected
+            assert places(world) == (0, 0, 3)
+            world.batch()  # the second time the table has followed
+    finally:
+        world.close()
+
+
 def test_the_sum_is_what_waits_wherever_it_lies(tmp_path: Path) -> None:
     world = World(tmp_path)
     try:

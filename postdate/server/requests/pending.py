@@ -128,12 +128,14 @@ class Pending:
     async def _count_table(self, queues: _Queues, by: Mapping[str, int], merge: Callable[[bytes], None]) -> str:
         """Asks for the counts of the table and merges them; returns why where that is not possible."""
         far = self._broker.view.far
-        if not far.in_table:
+        unfollowed = self._broker.view.unfollowed_jobs()
+        if not far.in_table and not unfollowed:
             return ""
         wish = {
             **by, "horizon": far.horizon_at_ms, "before": far.arrival_of_taken, "names": queues.names,
             "codes": queues.codes.tolist(), "cancels": self._cancels(queues),
             "untaken_jobs": [job.number for job in self._broker.view.jobs() if job.far >= far.taken],
+            "jobs": [(job.number, job.far) for job in unfollowed],
         }  # fmt: skip
         answer = await self._table.count(orjson.dumps(wish))
         known = f"; it has {far.in_table:,} rows of all topics: messages, and cancels"
