@@ -25,8 +25,8 @@ NO_MONTHS = 1 << 62
 
 
 class Limits(NamedTuple):
-    """How many files of a tier cause a merge, and what one merge may rewrite: some 15 s, which the next promotion can
-    wait.
+    """How many files of a tier cause a merge, and what one merge may rewrite: some 15 s, in steps between which the
+    next minute is promoted.
     """
 
     soon_files: int = 60

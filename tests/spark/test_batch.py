@@ -8,9 +8,11 @@ import pytest
 from postdate import faultpoint
 from postdate.check import check_folder
 from postdate.contract import Stage
+from postdate.spark.executor import tasks
 from postdate.storage import record as records
 from postdate.storage.disk import RealDisk
-from tests.support.core import HOUR_MS, MINUTE_MS, TOPIC
+from postdate.table import merging
+from tests.support.core import HOUR_MS, MINUTE_MS, SECOND_MS, TOPIC
 from tests.support.pipeline import BEGIN, World
 
 
@@ -101,3 +103,45 @@ def test_what_a_batch_took_and_did_not_stage_is_promoted_once(world: World) -> N
     assert seen(world) == ["a 0", "b 0"]
     state = world.control.state()
     assert (state.rows_in, state.rows_out) == (3, 2)
+
+
+def pass_a_minute(world: World) -> None:
+    for _ in range(MINUTE_MS // SECOND_MS):
+        world.served.pass_ms(SECOND_MS)
+
+
+def pass_minutes_during(world: World, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A minute passes with each task of this name; tasks are small, and Spark has one slot."""
+    world.pipeline._limits = world.pipeline._limits._replace(rows=4, slots=1)
+    work = getattr(tasks, name)
+
+    def work_long(task: tasks.Task) -> tasks.Result:
+        pass_a_minute(world)
+        result: tasks.Result = work(task)
+        return result
+
+    monkeypatch.setattr(tasks, name, work_long)
+
+
+@pytest.mark.parametrize("name", ["ingest", "merge"])
+def test_promotion_goes_on_during_a_long_step(world: World, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    dues = [BEGIN + minute * MINUTE_MS + 30_000 for minute in range(3, 7)]
+    world.import_messages("nightly", dues)  # the log does not have them: nobody rescues them
+    world.send("a", [BEGIN + HOUR_MS + n for n in range(10)])
+    world.batch()
+    world.send("b", [BEGIN + HOUR_MS + n for n in range(20)])
+    if name == "merge":
+        world.batch()
+        world.pipeline.merge_limits = merging.Limits(soon_files=1)
+    pass_minutes_during(world, monkeypatch, name)
+    world.batch()
+    assert world.clock.now_ms() >= BEGIN + 4 * MINUTE_MS, "the step has taken minutes"
+    monkeypatch.undo()
+    for _ in range(4):
+        pass_a_minute(world)
+        world.batch()
+    shown = {body: at_ms for body, at_ms in world.shown().items() if body.startswith("nightly")}
+    assert shown == {f"nightly {n}": due for n, due in enumerate(dues)}
+    world.pass_minutes(60)
+    state = world.control.state()
+    assert (len(seen(world)), state.rows_in, state.rows_out) == (34, 34, 34)

@@ -1,6 +1,7 @@
 """A batch: promote what falls due and stage it, ingest, promote and stage what of that is late, forget and merge.
 
-What is due soon comes first, whatever else there is to do. Spark's checkpoint only wakes a batch. The broker (taken,
+What is due soon comes first, whatever else there is to do: taking in and merging go in steps, between which the batch
+looks whether the next minute has turned. Spark's checkpoint only wakes a batch. The broker (taken,
 horizon) and the table (its own place in the far queue) decide what it does, so that a batch can be repeated, or begun
 anew with a lost or older checkpoint, without gap or duplicate. Everything is durable before a stage is called.
 """
@@ -17,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from postdate.arrival import NEVER, OWN
-from postdate.contract import Report, Stage, State
+from postdate.contract import Report, Stage, State, horizon_of
 from postdate.errors import CorruptTable, ForeignTable, PostdateError, Refused
 from postdate.faultpoint import reach
 from postdate.spark.executor import tasks
@@ -79,7 +80,9 @@ class Pipeline:
         self._queues: tuple[int | None, tuple[int, ...]] = (None, ())  # how many the table names, and which are gone
         self._lost_rows = 0
         self._last_cut_ms = 0
-        self._workers: set[str] = set()  # that took part in a batch
+        # Of the batch that runs: its executors, its time, and what it has promoted.
+        self._workers: set[str] = set()
+        self._clock, self._promoted = _Stopwatch(), _NOTHING
 
     # -- starting -----------------------------------------------------------------------------------------------
 
@@ -199,29 +202,32 @@ class Pipeline:
     def _run_batch(self, plan: DataFrame) -> None:
         reach("batch.begun")
         choose_pool(self._spark, PROMOTION)
-        clock = _Stopwatch()
+        clock = self._clock = _Stopwatch()
+        self._promoted = _NOTHING
         self._workers.clear()
         (planned,) = plan.collect()
         began = state = self._state()
-        promoted = _NOTHING
         if planned.horizon > state.horizon:
-            promoted = self._promote(state, state.taken, planned.horizon, clock)
+            self._promote(state, state.taken, planned.horizon)
             state = self._state()
         self._name_queues(state)
         far_to = self._ingest(planned.far, state)
         clock.stop("ingest_s")
+        state = self._state()  # the horizon may have moved meanwhile
         if far_to > state.taken or state.horizon == began.horizon:
-            promoted = promoted.plus(self._promote(state, far_to, state.horizon, clock))
+            self._promote(state, far_to, state.horizon)
         # What the table took for this batch, also in an earlier try that died before its stage.
         rows_in = self.table.rows - began.rows_in
         files = [file for file in self.table.files.values() if file.is_untaken(began.taken)]
         horizon = max(planned.horizon, state.horizon)
         promoted_ms = min(horizon, state.now_ms) - KEEP_MS
-        forgotten = self._forget(promoted_ms, promoted.read)
+        forgotten = self._forget(promoted_ms)
         merged = self._merge(state.now_ms, promoted_ms)
+        promoted = self._promoted
         if not self.beside.is_selecting and self.table.tidy():
             self._jobs.remove_strangers()
         clock.stop("merge_s")
+        horizon = max(horizon, self._state().horizon)
         self.batch_count += 1
         self._report(
             Report(
@@ -273,21 +279,22 @@ class Pipeline:
         """Takes the far rows before `stop`."""
         start = max(self.table.far, state.far_first)  # rows that are gone before that were rescued long ago
         edge = {"edge": merging.edge_ms(state.now_ms)}
-        files = written_files(self._run(tasks.ingest, [each | edge for each in self._ranges(start, stop)]))
+        ranges = [each | edge for each in self._ranges(start, stop)]
+        files = written_files(self._run_in_steps(tasks.ingest, ranges, "ingest_s"))
         if stop > self.table.far:
             reach("ingest.written")
             self.table.take(files, stop)
 
     # -- promote ------------------------------------------------------------------------------------------------
 
-    def _promote(self, state: State, far_to: int, horizon_to: int, clock: "_Stopwatch") -> Promoted:
+    def _promote(self, state: State, far_to: int, horizon_to: int) -> None:
         """Promotes what is due up to a horizon and stages it, with the far rows taken by then. Where somebody else has
         promoted meanwhile, it begins again from there.
         """
         while True:
             horizon = (state.horizon, max(horizon_to, state.horizon))
             promoted = self._upload(state, far_to, horizon)
-            clock.stop("promote_s")
+            self._clock.stop("promote_s")
             try:
                 self._stage(state, far_to, horizon, promoted)
             except Refused:
@@ -295,11 +302,20 @@ class Pipeline:
                 if (before.taken, before.horizon) == (state.taken, state.horizon):
                     raise
                 if far_to == state.taken and horizon_to <= state.horizon:
-                    return _NOTHING
+                    return
                 continue
             finally:
-                clock.stop("stage_s")
-            return promoted
+                self._clock.stop("stage_s")
+            self._promoted = self._promoted.plus(promoted)
+            return
+
+    def _keep_up(self, step: str) -> None:
+        """Promotes the next minute if it has turned during a long step, whose time this is."""
+        self._clock.stop(step)
+        state = self._state()
+        horizon = horizon_of(state.now_ms, state.lead_ms)
+        if horizon > state.horizon:
+            self._promote(state, state.taken, horizon)
 
     def _upload(self, state: State, far_to: int, horizon: tuple[int, int]) -> Promoted:
         """Uploads as chunks what is due up to the new horizon, of what was taken before, or what is late, of what was
@@ -333,12 +349,12 @@ class Pipeline:
 
     # -- forget and merge ---------------------------------------------------------------------------------------
 
-    def _forget(self, promoted_ms: int, promoted: int) -> int:
+    def _forget(self, promoted_ms: int) -> int:
         """Removes files from the table whose last row was promoted a while ago; returns how many. The table also learns
         of a stage that promoted rows: a log that lacks it is older.
         """
         gone = [file for file in self.table.files.values() if file.due_high <= promoted_ms]
-        if gone or promoted:
+        if gone or self._promoted.read:
             self.table.see(self._broker.state())
             self.table.commit(removed=gone)
         return len(gone)
@@ -351,7 +367,7 @@ class Pipeline:
             return 0
         work = split_files(merge.files, self.table.row_groups, Window(-1, NEVER), self._limits)
         tasks_of = [part._asdict() | {"buckets": _clipped(merge.buckets, part.window)} for part in work]
-        results = self._run(tasks.merge, tasks_of)
+        results = self._run_in_steps(tasks.merge, tasks_of, "merge_s")
         read, held = sum(result["read"] for result in results), sum(file.rows for file in merge.files)
         if read != held:
             raise CorruptTable(f"a merge of {len(merge.files)} files has read {read} rows, the table says {held}")
@@ -372,6 +388,17 @@ class Pipeline:
         """Splits far rows into ranges, one for each task."""
         rows = self._limits.rows
         return [{"start": at, "stop": min(at + rows, stop)} for at in range(start, stop, rows)]
+
+    def _run_in_steps(
+        self, work: Callable[[tasks.Task], tasks.Result], specs: list[dict[str, Any]], step: str
+    ) -> list[tasks.Result]:
+        """Runs tasks, as many at a time as Spark has slots; what falls due goes between. `step` names their time."""
+        results, slots = list[tasks.Result](), max(1, self._limits.slots)
+        for start in range(0, len(specs), slots):
+            if start:
+                self._keep_up(step)
+            results += self._run(work, specs[start : start + slots])
+        return results
 
     def _run(self, work: Callable[[tasks.Task], tasks.Result], specs: list[dict[str, Any]]) -> list[tasks.Result]:
         """Runs tasks on the executors."""
