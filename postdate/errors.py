@@ -88,6 +88,8 @@ class CorruptSelection(CorruptData):
 class CorruptTable(CorruptData):
     """The disk's fault: the table of far messages cannot be read, or lacks files; what the log has stays on time."""
 
+    path = ""  # of the file that cannot be read, where it is one
+
 
 class CorruptSnapshot(CorruptData):
     """The disk's fault: a snapshot is damaged; an older one and the log replace it."""

@@ -417,11 +417,49 @@ def sort_rows(rows: pa.Table) -> pa.Table:
 
 
 def unreadable_error(folder: TableFolder, name: str, error: Exception) -> CorruptTable:
-    """Tells what to do: a pipeline that starts restores the rows of a missing file."""
-    return CorruptTable(
-        f"{name} of the table {folder.uri} cannot be read: {error}. Move it away and start the pipeline again: it "
-        "restores what the log still has of it."
+    """Names the file, for people and for the pipeline that sets it aside."""
+    found = CorruptTable(
+        f"{name} of the table {folder.uri} cannot be read: {error}. A pipeline that runs sets it aside if it is "
+        "damaged, and restores what the log still has of it."
     )
+    found.path = name
+    return found
+
+
+class Salvaged(NamedTuple):
+    """What can be read of a damaged file, as another file; None where that is nothing."""
+
+    left: WrittenFile | None
+
+
+def salvage_file(folder: TableFolder, name: str, target: str) -> Salvaged | None:
+    """Writes the row groups of a damaged file that can be read as another one, durable on return. Returns None where
+    the file is whole, or its bytes cannot be had: then its storage is away, and another try may find it.
+
+    All of it is in memory meanwhile, so that no error of the storage is taken for damage.
+    """
+    try:
+        with folder.files.open_input_stream(folder.path(name)) as stream:
+            data = stream.read_buffer()
+    except OSError:
+        return None
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+    except (OSError, ValueError):
+        return Salvaged(None)
+    groups = [_read_group(file, number) for number in range(file.metadata.num_row_groups)]
+    found = [group for group in groups if group is not None]
+    if len(found) == len(groups):
+        return None
+    return Salvaged(write_file(folder, target, pa.concat_tables(found)) if found else None)
+
+
+def _read_group(file: Any, number: int) -> pa.Table | None:
+    """Reads a row group; None where it is damaged."""
+    try:
+        return file.read_row_group(number, use_threads=False)
+    except (OSError, ValueError):
+        return None
 
 
 def _in_window(rows: pa.Table, window: Window) -> pa.ChunkedArray:

@@ -118,7 +118,7 @@ def test_a_damaged_file_is_named_and_says_what_to_do(table: Table, spoil: Callab
     rows = table_of(*(row(n, n, record=random.Random(n).randbytes(200)) for n in range(500)))
     file, _ = write_file(table.folder, "soon-1.parquet", rows)
     spoil(Path(table.folder.path(file.path)))
-    with pytest.raises(CorruptTable, match=r"soon-1.parquet of the table .* cannot be read: .*Move it away"):
+    with pytest.raises(CorruptTable, match=r"soon-1.parquet of the table .* cannot be read: .*sets it aside"):
         read_window(table.folder, [file.path], Window(-1, NEVER))
 
 

@@ -80,13 +80,15 @@ class BulkClient:
         writer, reader = self._client.do_put(
             flight.FlightDescriptor.for_command(command), CHUNK_SCHEMA, flight.FlightCallOptions(timeout=_MOVE_S)
         )
-        with writer:
+        with contextlib.ExitStack() as closing:
+            closing.enter_context(writer)
             try:
                 for piece in pieces:
                     writer.write_table(piece, max_chunksize=16_384)
             except PostdateError:
+                closing.pop_all()  # what the broker says of a chunk that ends early would take its place
                 with contextlib.suppress(flight.FlightError):
-                    writer.close()  # here, or what the broker says of a chunk that ends early would take its place
+                    writer.close()
                 raise
             writer.done_writing()
             answer = json.loads(reader.read().to_pybytes())

@@ -67,7 +67,7 @@ def _answer(work: Callable[[Task], Result], task: Task) -> Result:
     try:
         return work(task)
     except CorruptTable as error:
-        return {"damage": str(error)}
+        return {"damage": str(error), "damaged": error.path}
 
 
 def read_results(lines: Iterable[str]) -> list[Result]:
@@ -75,7 +75,9 @@ def read_results(lines: Iterable[str]) -> list[Result]:
     found: list[Result] = [json.loads(line) for line in lines]
     for result in found:
         if "damage" in result:
-            raise CorruptTable(result["damage"])
+            error = CorruptTable(result["damage"])
+            error.path = result["damaged"]
+            raise error
     return found
 
 

@@ -30,12 +30,13 @@ from postdate.spark.pipeline.jobs import Jobs
 from postdate.spark.session.session import PROMOTION, choose_pool
 from postdate.table import merging
 from postdate.table.delta import Table
-from postdate.table.files import Window, touches
+from postdate.table.files import Window, salvage_file, touches
 from postdate.table.format import File
 from postdate.table.slices import DEFAULT, Limits, plan_promotion, split_files
 
 logger = logging.getLogger("postdate.pipeline")
 
+_DAMAGED = "_damaged-"  # begins the names of files that were set aside
 KEEP_MS = 60_000  # a file stays this long after its last row was due: a cancel may still look into it
 _REPORTS = 20  # of earlier pipelines, reported again to a broker that may have been restarted
 
@@ -191,13 +192,42 @@ class Pipeline:
     # -- one batch ----------------------------------------------------------------------------------------------
 
     def run(self, plan: DataFrame) -> None:
-        """Runs one batch, and reports it."""
+        """Runs one batch, and reports it. Raises CorruptTable where a file of the table cannot be read and may be
+        whole: its storage may be away.
+        """
         with self._lock:
-            try:
-                self._run_batch(plan)
-            except (PySparkException, Py4JError):
-                self._state()  # a task fails, too, where another pipeline has registered: then that is the reason
-                raise
+            while True:
+                try:
+                    self._run_batch(plan)
+                    return
+                except CorruptTable as error:
+                    if not self._set_damage_aside(error):
+                        raise
+                except (PySparkException, Py4JError):
+                    self._state()  # a task fails, too, where another pipeline has registered: then that is the reason
+                    raise
+
+    def _set_damage_aside(self, error: CorruptTable) -> bool:
+        """Takes a damaged file out of the table, but for what can be read of it, and has the log bring the rest, as far
+        as it can. Returns whether there was such a file. The file stays beside the table, for people.
+        """
+        file, folder = self.table.files.get(error.path), self.table.folder
+        if file is None:
+            return False
+        # Tier and far row, with which its name begins, count for what is left of it, too.
+        salvaged = salvage_file(folder, file.path, f"{file.path.removesuffix('.parquet')}-left.parquet")
+        if salvaged is None:
+            return False
+        logger.error("%s", error)
+        left = salvaged.left
+        self.table.commit([] if left is None else [left], [file])
+        folder.rename(file.path, f"{_DAMAGED}{file.path}")
+        logger.error(
+            "%s is set aside as %s%s; %d of its %d rows can be read and stay",
+            file.path, _DAMAGED, file.path, left.file.rows if left else 0, file.rows,
+        )  # fmt: skip
+        self._prove(self._state())
+        return True
 
     def _run_batch(self, plan: DataFrame) -> None:
         reach("batch.begun")
