@@ -25,7 +25,9 @@ IMPORT, CANCEL, POSTPONE = "import", "cancel", "postpone"  # kinds of jobs
 ENDED = (DONE, FAILED)
 
 # Codes of the requests that carry all this; wire/requests.py has their fields and answers.
-GET_BULK_STATE, REGISTER_PIPELINE, STAGE, REPORT_BATCH, JOB, GET_BULK_TOPIC = 9_802, 9_804, 9_805, 9_806, 9_814, 9_820
+GET_BULK_STATE, REGISTER_PIPELINE, STAGE, REPORT_BATCH, GET_STATUS = 9_802, 9_804, 9_805, 9_806, 9_807
+JOB, GET_BULK_TOPIC = 9_814, 9_820
+BULK = "bulk"  # the `master` of a report about what bulk has promoted in place of a pipeline
 
 Plain = Mapping[str, Any]
 Figures = dict[str, Any]  # names with texts and numbers

@@ -22,6 +22,7 @@ from postdate.cli.render import (
 )
 from postdate.cli.values import positive
 from postdate.client import admin
+from postdate.contract import BULK
 from postdate.errors import PostdateError
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def overview(status: Status, batch_count: int) -> list[str]:
     lines = [_title(status)]
     for head, facts in _sections(status).items():
         lines += ["", head, *(f"  {line}" for line in fact_lines(facts))]
-    batches = _batches(status["reports"][::-1][:batch_count])
+    batches = _batches(_reports(status)[:batch_count])
     if batches.rows:
         lines += ["", "last batches", *(f"  {line}" for line in table(batches.heads, batches.rows))]
         lines += [f"  {batches.last}"] if batches.last else []
@@ -166,7 +167,7 @@ def draw(status: Status, batch_count: int, columns: int) -> "RenderableType":
     for start in range(0, len(panels), across):
         grid.add_row(*panels[start : start + across])
     parts: list[RenderableType] = [Text(_title(status), style="bold"), grid]
-    batches = _batches(status["reports"][::-1][:batch_count])
+    batches = _batches(_reports(status)[:batch_count])
     if batches.rows:
         content = Group(draw_table(batches.heads, batches.rows), Text(batches.last, style="dim"))
         parts.append(Panel(content, title="last batches", title_align="left", border_style="dim"))
@@ -256,11 +257,18 @@ def _pipeline_facts(status: Status) -> Iterator[tuple[str, str]]:
     yield "table", f"{place}{files}"
 
 
+def _reports(status: Status) -> list[Status]:
+    """Reports, the newest first: of batches, and of the times for which bulk stands in."""
+    newest = [status["stand_in"]] if status.get("stand_in") else []
+    return [*newest, *reversed(status["reports"])]
+
+
 def _batches(reports: Sequence[Status]) -> _Batches:
     columns = [column for column in _BATCH_COLUMNS if any(column[1] in report for report in reports)]
     rows: list[list[Cell]] = []
     for report in reports:
         at = moment(report["at_ms"])[11:19] if "at_ms" in report else ""
+        at += " by bulk" if report.get("master") == BULK else ""
         rows.append([at, *(shown(report[field]) if field in report else "" for _, field, shown in columns)])
     steps = [f"{name} {reports[0][field]:.2f} s" for name, field in _STEPS if reports and field in reports[0]]
     last = f"the last one: {', '.join(steps)}" if steps else ""

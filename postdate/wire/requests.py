@@ -245,7 +245,9 @@ class Request(enum.IntEnum):
     REPORT_BATCH = _Row(
         contract.REPORT_BATCH, "pipeline.report", body="JSON: names and values, as the pipeline likes",
     )
-    GET_STATUS = _Row(9_807, "status.get_overview", answer_body="JSON: broker, far queue, pipeline and parts")
+    GET_STATUS = _Row(
+        contract.GET_STATUS, "status.get_overview", answer_body="JSON: broker, far queue, pipeline and parts"
+    )  # fmt: skip
     ATTACH_TABLE = _Row(9_808, "table.attach", (_may("bulk"), _may("problem")))
     GET_CHUNKS = _Row(9_810, "pipeline.chunks", answer_body="JSON: staged chunks")
     GET_FORECAST = _Row(

@@ -43,6 +43,7 @@ TOLD: dict[str, Any] = {
     "table": "/data/table",
     "pipeline": {"at_ms": T0, "note": ""},
     "reports": [{**REPORT, "at_ms": T0 - MINUTE_MS}, REPORT],
+    "stand_in": None,
     "parts": {"bulk": "listens on 127.0.0.1:9878 (process 123)", "pipeline": "runs on Spark (process 124)"},
 }  # fmt: skip
 
@@ -170,6 +171,13 @@ def test_figures_that_a_report_lacks_are_left_out() -> None:
         "  22:13:21   10,000     1.50",
         "  22:13:20        0",
     ]
+
+
+def test_what_bulk_promotes_in_place_of_a_pipeline_is_a_line_of_its_own() -> None:
+    stand_in = {**REPORT, "at_ms": T0 - 30 * SECOND_MS, "master": "bulk", "promoted": 4}
+    lines = shown(stand_in=stand_in)
+    first = next(line for line in lines[lines.index("last batches") + 2 :])
+    assert first.split()[:3] == ["22:12:50", "by", "bulk"]
 
 
 def test_the_newest_batches_are_shown_as_many_as_asked_for() -> None:

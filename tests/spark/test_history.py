@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from postdate import faultpoint
+from postdate.client import admin
 from postdate.spark.pipeline.history import History
-from tests.support.core import HOUR_MS
+from tests.support.core import HOUR_MS, MINUTE_MS
 from tests.support.pipeline import BEGIN, World
 
 
@@ -42,5 +43,34 @@ def test_a_batch_that_is_repeated_reports_what_the_table_took_for_it(tmp_path: P
         assert [report["rows_in"] for report in reports] == [7, 0]
         assert [report["files"] > 0 for report in reports] == [True, False]
         assert reports[0]["bytes"] > 0
+    finally:
+        world.close()
+
+
+def test_the_time_without_a_pipeline_has_a_row(tmp_path: Path) -> None:
+    """Bulk promotes meanwhile. Status shows the row at once, the history when a pipeline is back."""
+    world = World(tmp_path)
+    history = History(str(tmp_path / "table" / "history"))
+    try:
+        world.import_messages("nightly", [BEGIN + 3 * MINUTE_MS + n * MINUTE_MS for n in range(4)])
+        world.batch()
+        assert admin.status(world.address)["stand_in"] is None
+        world.pass_without_pipeline(8 * MINUTE_MS)
+        stand_in = admin.status(world.address)["stand_in"]
+        assert (stand_in["master"], stand_in["promoted"], stand_in["horizon"]) == (
+            "bulk",
+            4,
+            world.control.state().horizon,
+        )
+        assert BEGIN + MINUTE_MS <= stand_in["at_ms"] <= BEGIN + 2 * MINUTE_MS
+        assert [row["master"] for row in history.last(9)] == ["here"]
+        world.pipeline = world.registered()
+        world.pass_minutes(3)
+        assert [row["master"] for row in history.last(9)] == ["here", "bulk", "here", "here", "here"]
+        assert history.last(9)[1] == stand_in
+        assert admin.status(world.address)["stand_in"] is None
+        world.pipeline = world.registered()
+        world.pass_minutes(1)
+        assert [row["master"] for row in history.last(9)].count("bulk") == 1, "it is written once"
     finally:
         world.close()

@@ -15,7 +15,19 @@ from postdate.broker.broker import Broker
 from postdate.broker.staging import raise_if_refused
 from postdate.broker.writing import Ticket
 from postdate.clock import Clock
-from postdate.contract import BatchSize, Figures, OpenJob, Registration, Stage, State, dump, load, read_report
+from postdate.contract import (
+    BULK,
+    BatchSize,
+    Figures,
+    OpenJob,
+    Registration,
+    Report,
+    Stage,
+    State,
+    dump,
+    load,
+    read_report,
+)
 from postdate.errors import LogFailed, UsageError
 from postdate.server.answers import refusal
 from postdate.server.connection import Connection
@@ -51,6 +63,7 @@ class Pipelines:
         self._stage_lock = asyncio.Lock()
         self._heard = Heard(0, "")
         self._reports: deque[Figures] = deque(maxlen=REPORTS_KEPT)
+        self.stand_in: Figures | None = None  # a report about bulk, while that promotes in place of a pipeline
 
     # -- state --------------------------------------------------------------------------------------------------
 
@@ -211,6 +224,11 @@ class Pipelines:
         raise_if_refused(ticket.answer)
         has_moved = stage.horizon[1] > stage.horizon[0]
         self._table.note_stage(connection, ticket.answer.message_count, has_moved, self._clock.now_ms())
+        if self._table.is_attached(connection):
+            self._note_stand_in(stage, ticket.answer.message_count)
+        elif has_moved and self.stand_in is not None:
+            self._reports.append(self.stand_in)
+            self.stand_in = None
         return reply(command, codes.SUCCESS)
 
     async def settled(self, connection: Connection, ticket: Ticket) -> None:
@@ -228,6 +246,19 @@ class Pipelines:
             raise error
 
     # -- reports ------------------------------------------------------------------------------------------------
+
+    def _note_stand_in(self, stage: Stage, message_count: int) -> None:
+        """Adds a stage of bulk to the report about the time for which it stands in."""
+        now_ms, far = self._clock.now_ms(), self._broker.view.far
+        before = self.stand_in or {"at_ms": now_ms, "promoted": 0, "chunks": 0}
+        report = dict.fromkeys(Report._fields, 0) | {
+            "at_ms": before["at_ms"], "epoch": stage.epoch, "far_from": far.taken, "far_to": far.taken,
+            "horizon": far.horizon_at_ms, "promoted": before["promoted"] + message_count,
+            "chunks": before["chunks"] + len(stage.chunks), "rescued": self._broker.rescuer.rescued_count,
+            "backlog": far.length - far.taken, "total_s": (now_ms - before["at_ms"]) / 1_000,
+        }  # fmt: skip
+        seconds = {name: float(value) for name, value in report.items() if name.endswith("_s")}
+        self.stand_in = {**report, **seconds, "master": BULK}
 
     def report(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
         if len(command.body) > REPORT_BYTES_MAX:

@@ -172,6 +172,7 @@ class Status:
             "table": self._broker.view.far.table,
             "pipeline": self._pipelines.heard._asdict(),
             "reports": self._pipelines.last_reports(_REPORTS_SHOWN),
+            "stand_in": self._pipelines.stand_in,
             "parts": self._of_parts(),
         }
         return reply(command, codes.SUCCESS, body=orjson.dumps(overview))

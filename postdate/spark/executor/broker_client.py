@@ -114,6 +114,11 @@ class BrokerClient:
     def report(self, figures: Figures) -> None:
         self._ask(contract.REPORT_BATCH, body=dump(figures))
 
+    def stand_ins(self) -> list[Figures]:
+        """What bulk has promoted in place of pipelines, a report for each time that is over."""
+        reports = self._load(self._ask(contract.GET_STATUS)).get("reports", [])
+        return [contract.read_report(each) for each in reports if each.get("master") == contract.BULK]
+
     def topic(self, name: str, at_ms: int = -1) -> list[QueueSpan]:
         """How far each queue of a topic goes. Raises TopicNotFound."""
         return contract.read_spans(self._load(self._ask(contract.GET_BULK_TOPIC, {"topic": name, "at": at_ms})))

@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from postdate.arrival import NEVER, OWN
-from postdate.contract import Report, Stage, State, horizon_of
+from postdate.contract import BULK, Report, Stage, State, horizon_of
 from postdate.errors import CorruptTable, ForeignTable, PostdateError, Refused
 from postdate.faultpoint import reach
 from postdate.spark.executor import tasks
@@ -81,6 +81,7 @@ class Pipeline:
         self._queues: tuple[int | None, tuple[int, ...]] = (None, ())  # how many the table names, and which are gone
         self._lost_rows = 0
         self._last_cut_ms = 0
+        self._stood_in: set[int] = set()  # when bulk began to stand in, of what the history knows
         # Of the batch that runs: its executors, its time, and what it has promoted.
         self._workers: set[str] = set()
         self._clock, self._promoted = _Stopwatch(), _NOTHING
@@ -109,6 +110,8 @@ class Pipeline:
         self._jobs.remove_strangers()
         for report in self._history.last(_REPORTS):
             self._broker.report(report)
+            if report["master"] == BULK:
+                self._stood_in.add(report["at_ms"])
         return state
 
     def _prove(self, state: State) -> None:
@@ -286,6 +289,10 @@ class Pipeline:
         """Reports for people. The batch is done, and does not depend on it."""
         figures = report.plain()
         try:
+            for stand_in in self._broker.stand_ins():
+                if stand_in["at_ms"] not in self._stood_in:
+                    self._history.append(stand_in)
+                    self._stood_in.add(stand_in["at_ms"])
             self._history.append(figures)
             self._broker.report(figures)
         except (DeltaError, OSError, PostdateError) as error:

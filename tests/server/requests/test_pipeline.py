@@ -459,7 +459,7 @@ def test_the_status_shows_all_at_a_glance(tmp_path: Path) -> None:
         status = told(peer.ask(Request.GET_STATUS))
         assert status["far"] == {
             "taken": 2, "length": 3, "backlog": 1, "horizon": T0 + 2 * MINUTE_MS, "epoch": 1, "is_served": True,
-            "rescued": 0, "rows_in": 2, "rows_out": 0,
+            "rescued": 0, "rows_in": 2, "rows_out": 0, "beside_rows": 0, "bulk_attached": False,
             "bulk_promoted": 0, "bulk_since_ms": 0, "bulk_problem": "", "bulk_problem_since_ms": 0,
         }  # fmt: skip
         assert (status["table"], status["parts"]) == ("s3://bucket/t", parts)
