@@ -52,7 +52,7 @@ def _adopt(arguments: argparse.Namespace) -> int:
             {
                 "adopted": not arguments.dry_run, "identity": found.identity, "horizon": found.seen.horizon,
                 "deliverable": found.deliverable, "past": found.past, "deleted": found.ownerless,
-                "cancels": found.cancels,
+                "cancels": found.cancels, "beside": found.beside, "written_at_ms": found.written_at_ms,
             }
         )  # fmt: skip
         return OK
@@ -60,10 +60,16 @@ def _adopt(arguments: argparse.Namespace) -> int:
     lines = [(f"{verb} delivered, {topic}", count(number, "message")) for topic, number in found.deliverable.items()]
     lines += [(f"delivered before, {topic}", count(number, "message")) for topic, number in found.past.items()]
     lines += [(f"of a deleted topic, {topic}", count(number, "message")) for topic, number in found.ownerless.items()]
+    if found.beside:
+        what = "of imports and jobs that no batch had taken in: repeat these imports and jobs"
+        lines.append(("not delivered", f"{count(found.beside, 'row')} {what}"))
+    lost = (
+        f"messages and cancels that no pipeline had taken by {moment(found.written_at_ms)}, queues, groups and offsets"
+    )
     print_facts(
         [
             ("table", root), ("belonged to", found.identity), ("delivered up to", moment(found.seen.horizon)), *lines,
-            ("cancels that wait", str(found.cancels)),
+            ("cancels that wait", str(found.cancels)), ("lost with the folder", lost),
         ]
     )  # fmt: skip
     if not arguments.dry_run:

@@ -85,6 +85,9 @@ def writer_options(name: str) -> dict[str, Any]:
 BATCH_TIERS = ("soon", "later")  # of the files that a batch writes, named by the far row where the batch begins
 
 
+BESIDE = ("_import-", "_job-")  # begin the names of files of jobs that no batch has taken in yet
+
+
 def batch_file_name(tier: str, far: int, name: str) -> str:
     return f"{tier}-{far:020d}-{name}.parquet"
 

@@ -19,7 +19,8 @@ from postdate.contract import NamedQueues
 from postdate.counts import Counts
 from postdate.errors import CorruptTable, Refused
 from postdate.table.count import count, parse_request
-from postdate.table.format import CANCEL, MESSAGE, MESSAGES, ROWS_TRANSACTION
+from postdate.table.files import TableFolder, read_row_groups
+from postdate.table.format import BESIDE, CANCEL, MESSAGE, MESSAGES, ROWS_TRANSACTION
 from postdate.table.identity import Seen, read_marks, read_queues, read_seen
 
 _COLUMNS = ["due", "arrival", "kind", "topic", "queue", "tag_hash"]
@@ -41,6 +42,8 @@ class Survey(NamedTuple):
     past: dict[str, int]  # messages due at or before the horizon
     ownerless: dict[str, int]  # messages of deleted topics
     cancels: int  # that wait for their messages
+    beside: int  # rows of imports and jobs that no batch has taken in: only the lost log knew whether they count
+    written_at_ms: int  # when the table was last written
 
 
 def survey(root: str, again_ms: int, owner: str = "") -> Survey:
@@ -69,6 +72,8 @@ def survey(root: str, again_ms: int, owner: str = "") -> Survey:
                 for group in range(file.num_row_groups):
                     found.add(file.read_row_group(group, _COLUMNS))
         deliverable = _count_deliverable(files, folder, queues, seen.horizon)
+        beside = _count_beside(TableFolder(f"{root.rstrip('/')}/{MESSAGES}"))
+        written_at_ms = int(delta.history(1)[0]["timestamp"])
     except TableNotFoundError as error:
         raise Refused(f"there is no table at {root}") from error
     except (DeltaError, pa.ArrowException, OSError) as error:
@@ -76,8 +81,13 @@ def survey(root: str, again_ms: int, owner: str = "") -> Survey:
     return Survey(
         marks.identity, queues, marks.far, delta.transaction_version(ROWS_TRANSACTION) or 0, seen,
         found.waiting_rows, found.arrival_high, found.next_job, deliverable, dict(found.past), dict(found.ownerless),
-        found.cancels,
+        found.cancels, beside, written_at_ms,
     )  # fmt: skip
+
+
+def _count_beside(folder: TableFolder) -> int:
+    names = [name for name in folder.sizes() if name.startswith(BESIDE)]
+    return sum(group.rows for name in names for group in read_row_groups(folder, name))
 
 
 class _Rows:

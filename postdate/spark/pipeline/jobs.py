@@ -21,11 +21,10 @@ from postdate.spark.executor.tasks import written_files
 from postdate.table import merging
 from postdate.table.delta import Table
 from postdate.table.files import WrittenFile, describe_file, find_beside
-from postdate.table.format import name_taken_in
+from postdate.table.format import BESIDE, name_taken_in
 
 logger = logging.getLogger("postdate.pipeline")
 
-_BESIDE = ("_import-", "_job-")  # begin the names of files that are not in the table yet
 _AROUND_SENTENCE = re.compile(r"^\[[A-Z0-9_.]+\] |\s*SQLSTATE: \w+.*$")  # the name of the error, and its code
 
 Run = Callable[[Callable[[Any], Any], list[dict[str, Any]]], list[dict[str, Any]]]
@@ -97,7 +96,7 @@ class Jobs:
         writing after their import was given up. Lists the files first: later ones may belong to jobs that just began.
         """
         place = self._table.folder
-        names = [name for name in place.sizes() if name.startswith(_BESIDE)]
+        names = [name for name in place.sizes() if name.startswith(BESIDE)]
         if not names:
             return
         open_jobs = [job for job in self._broker.jobs() if not job.is_over]
