@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from postdate.check import check_folder
 from postdate.contract import JobStatus
+from postdate.spark.pipeline.jobs import spark_sentence
 from postdate.storage.disk import RealDisk
 from tests.spark.test_jobs import HOUR, ask, done, seen, waiting
 from tests.spark.test_jobs_faults import CAMPAIGN, schedule
@@ -135,6 +137,11 @@ def test_a_selection_that_cannot_read_the_table_fails_alone(world: World) -> Non
     ask(world, "whole", "true")
     world.batch()
     assert done(world, "whole") == ("done", 1, 0)
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError(111, "Connection refused"), Py4JNetworkError("no answer")])
+def test_a_try_during_which_java_has_ended_is_told_in_words(error: Exception) -> None:
+    assert spark_sentence(error) == "Spark's Java process ended during it"
 
 
 def test_a_decided_job_that_the_table_cannot_follow_is_set_aside_and_followed_later(world: World) -> None:

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from py4j.protocol import Py4JNetworkError
+
 from postdate.contract import ENDED, IMPORT, RUNNING, WAITING, JobOrder, Selection, State, TableFile
 from postdate.errors import Refused
 from postdate.faultpoint import reach
@@ -31,7 +33,11 @@ Run = Callable[[Callable[[Any], Any], list[dict[str, Any]]], list[dict[str, Any]
 
 
 def spark_sentence(error: object) -> str:
-    """What Spark says of a query, without the name of the error and its page of Java."""
+    """What Spark says of a query, without the name of the error and its page of Java. A Java that has ended says
+    nothing, and refuses connections.
+    """
+    if isinstance(error, ConnectionError | Py4JNetworkError):
+        return "Spark's Java process ended during it"
     text = str(getattr(error, "desc", None) or error).strip() or repr(error)
     return _AROUND_SENTENCE.sub("", text.partition("\n")[0])[:500]
 
