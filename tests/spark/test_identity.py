@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from postdate.check import check_folder
 from postdate.errors import ForeignTable, Refused
 from postdate.keys import key_hash
 from postdate.spark.imports import imports
 from postdate.spark.imports.options import wanted_of
 from postdate.spark.pending.view import pending
+from postdate.spark.pipeline.batch import Pipeline
+from postdate.spark.pipeline.history import History
+from postdate.storage.disk import RealDisk
 from postdate.table.delta import Table
 from postdate.table.files import WrittenFile
 from postdate.table.find import Question, TableReader
@@ -212,3 +216,29 @@ def test_the_broker_goes_on_with_its_table_after_a_restart(tmp_path: Path) -> No
     again.batch()
     assert again.control.state().taken == 2 * len(FAR)
     again.close()
+
+
+# -- a table that was moved -------------------------------------------------------------------------------------
+
+
+def test_a_table_that_was_moved_goes_on_and_an_incomplete_copy_is_completed(tmp_path: Path) -> None:
+    world = World(tmp_path / "own")
+    world.send("sent", FAR)
+    world.import_messages("nightly", [FAR[0], FAR[1]])
+    world.batch()
+    moved = tmp_path / "moved"
+    shutil.copytree(world.folder / "table", moved)
+    shutil.rmtree(world.folder / "table")
+    sent = next(file for file in world.pipeline.table.files.values() if file.rows == len(FAR))
+    (moved / "messages" / sent.path).unlink()  # the log has its rows
+    history = History(str(moved / "history"))
+    world.pipeline = Pipeline(world.spark, world.control, Table(str(moved / "messages")), history)
+    world.pipeline.register(str(moved), "here")
+    assert world.control.state().table == str(moved)
+    world.send("more", FAR)
+    world.batch()
+    world.pass_minutes(61)
+    assert len(world.shown()) == 2 * len(FAR) + 2
+    world.close()
+    report = check_folder(RealDisk(world.folder))
+    assert report.ok, report.findings
