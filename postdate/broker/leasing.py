@@ -1,4 +1,4 @@
-"""Leases, as calls: pop, acknowledge, change the invisible time, bury.
+"""Leases, as calls: pop, acknowledge, change the invisible time, retry, move.
 
 A pop gives messages to a consumer of a group for a while. Each call writes one record and gives a ticket, like every
 call of the broker; the table of leases is in state/leases.py.
@@ -11,10 +11,14 @@ the fold does not know yet.
     ready     messages whose lease is over, in the order in which they came back
     new       messages from the group's offset on; the offset moves, and pops and pulls share it
 
+A member that pulls shares its queue's offset with nobody: pops give nothing new of such a queue, only what came back. A
+pulled message that its consumer could not handle becomes a lease, too (`retry`), and comes again by a pop.
+
 A pop may ask for order: while a message of a queue is away, that queue gives nothing, and it gives by offset.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -32,6 +36,7 @@ from postdate.storage import record as records
 from postdate.storage.batch import ACK, INVISIBLE, POP, Prepared
 from postdate.storage.queue import FILTER_ROWS, Queue, tagged
 
+REASON_CHARACTERS_MAX = 1_000  # of why a consumer failed: it is kept in RAM and in every snapshot
 _PASSED_MAX = 10_000  # places that `_move` remembers: forgetting them costs another look
 
 
@@ -47,6 +52,7 @@ class PopRequest(NamedTuple):
     from_end: bool = False  # where a group begins that has no offset yet
     in_order: bool = False
     store_host: Host | None = None
+    ready_only: AbstractSet[int] = frozenset()  # queue ids of which it gives what came back, and nothing new
 
 
 class PoppedMessage(NamedTuple):
@@ -61,6 +67,16 @@ class PopResult(NamedTuple):
     popped_at_ms: int
     messages: list[PoppedMessage]
     body: bytes
+
+
+class FailedMessage(NamedTuple):
+    """A pulled message that its consumer could not handle."""
+
+    topic: str
+    queue_id: int
+    offset: int
+    times: int  # how often it was tried before
+    reason: str = ""  # why it failed, in the consumer's words
 
 
 class LeaseHandle(NamedTuple):
@@ -107,6 +123,16 @@ class LeaseTicket(Ticket):
         self.answers = answers if self._answer is None else [self._answer]
 
 
+class RetryTicket(LeaseTicket):
+    """The receipt of a message that failed: when it comes again, or that this was its last try."""
+
+    __slots__ = ("delay_ms", "is_last")
+
+    def __init__(self, picker: "Picker", key: Key, delay_ms: int, is_last: bool) -> None:
+        super().__init__(picker, [key])
+        self.delay_ms, self.is_last = delay_ms, is_last
+
+
 class LeaseCalls:
     """Gives messages to consumers for a while, and takes in what they say about them."""
 
@@ -146,10 +172,12 @@ class LeaseCalls:
             raise
         return ticket
 
-    def _check_invisible(self, invisible_ms: int) -> None:
+    def _check_invisible(self, invisible_ms: int, least_ms: int = 1) -> None:
         limit = self._settings.now.invisible_ms_max
-        if not 0 < invisible_ms <= limit:
-            raise UsageError(f"the invisible time is {invisible_ms} ms, expected 1 to invisible_ms_max ({limit})")
+        if not least_ms <= invisible_ms <= limit:
+            raise UsageError(
+                f"the invisible time is {invisible_ms} ms, expected {least_ms} to invisible_ms_max ({limit})"
+            )
 
     def hand_over(self, plan: "PopPlan", times: list[int], at_ms: int) -> PopResult:
         """Makes what the consumer reads of a pop that was just applied, by how often each message was given before."""
@@ -184,24 +212,89 @@ class LeaseCalls:
         ticket = LeaseTicket(self._picker, [(group, number, offset) for number, offset, _ in messages])
         return self._write(ticket, ACK, {"group": group, "messages": messages}, at_ms)
 
-    def change_invisible(self, group: str, handle: LeaseHandle, invisible_ms: int, at_ms: int) -> Ticket:
+    def change_invisible(
+        self, group: str, handle: LeaseHandle, invisible_ms: int, at_ms: int, *, is_begun: bool = True
+    ) -> Ticket:
         """From now on a popped message is invisible for this long; its handle holds `at_ms` from then on. The answer is
-        whether the handle was good.
+        whether the handle was good. A message that its consumer has not begun with does not count as given.
         """
-        check_group(group)
-        self._check_invisible(invisible_ms)
-        number = self._queue_number(handle)
-        key = (group, number, handle.offset)
+        self._check_invisible(invisible_ms, least_ms=1 if is_begun else 0)
+        key = self._key(group, handle)
+        more = {} if is_begun else {"not_begun": True}
+        return self._change(LeaseTicket(self._picker, [key]), handle, invisible_ms, more, at_ms)
+
+    def _change(
+        self, ticket: "LeaseTicket", handle: LeaseHandle, invisible_ms: int, more: Mapping[str, Any], at_ms: int
+    ) -> Ticket:
+        group, number, offset = key = ticket.keys[0]
         lease = self._fold.leases.by_key.get(key)
         if lease is not None and lease.until_ms == OVER and not self._fold.read(lease.place, lease.size):
             # It came back, nobody wanted it, and retention has removed its record: nothing is left to be given again.
-            lost = {"group": group, "messages": [[number, handle.offset, handle.popped_at_ms]]}
+            lost = {"group": group, "messages": [[number, offset, handle.popped_at_ms]]}
             return self._write(LeaseTicket(self._picker, [key], answer=False), ACK, lost, at_ms)
         body = {
-            "group": group, "number": number, "offset": handle.offset, "popped_at_ms": handle.popped_at_ms,
-            "invisible_ms": invisible_ms,
+            "group": group, "number": number, "offset": offset, "popped_at_ms": handle.popped_at_ms,
+            "invisible_ms": invisible_ms, **more,
         }  # fmt: skip
-        return self._write(LeaseTicket(self._picker, [key]), INVISIBLE, body, at_ms)
+        return self._write(ticket, INVISIBLE, body, at_ms)
+
+    # -- messages that failed -----------------------------------------------------------------------------------
+
+    def fail(self, group: str, handle: LeaseHandle, delays_ms: Sequence[int], reason: str, at_ms: int) -> Ticket:
+        """The consumer of a popped message has failed: gives it again after the delay of its try, or makes it a dead
+        letter where that was the last. The answer is whether the handle was good; the ticket is a RetryTicket, unless
+        the record is gone.
+        """
+        key = self._key(group, handle)
+        lease = self._fold.leases.by_key.get(key)
+        times, is_last = 0, False
+        if lease is not None:
+            record = self._fold.read(lease.place, lease.size)
+            times = max(lease.times, 0) + (records.reconsume_times_of(record) if record else 0)
+            is_last = lease.times >= lease.times_max
+        delay_ms = 0 if is_last else _delay_ms(delays_ms, times)
+        self._check_invisible(delay_ms, least_ms=0)
+        more = {"reason": reason[:REASON_CHARACTERS_MAX]} if reason else {}
+        return self._change(RetryTicket(self._picker, key, delay_ms, is_last), handle, delay_ms, more, at_ms)
+
+    def retry(
+        self, group: str, failed: FailedMessage, delays_ms: Sequence[int], times_max: int, at_ms: int
+    ) -> "RetryTicket | None":
+        """Gives a pulled message again, in place, after the delay of its try: it becomes a lease, and ends as one.
+        Tried more often than `times_max`, it is a dead letter. None where its record is gone. Raises PopsFull.
+        """
+        check_group(group)
+        queue = self._view.queue(failed.topic, failed.queue_id)
+        if not queue.first <= failed.offset < queue.length:
+            raise UsageError(
+                f"offset {failed.offset} of queue {failed.queue_id} of {failed.topic!r}, "
+                f"expected one from {queue.first} to {queue.length - 1}"
+            )
+        place, size, _ = queue.entries.read(failed.offset, failed.offset + 1)[0].item()
+        record = self._fold.read(place, size)
+        if not record:
+            return None
+        key, limit = (group, queue.number, failed.offset), self._settings.now.group_popped_max
+        if key not in self._fold.leases.by_key and self._fold.leases.counts.get(group, 0) >= limit:
+            raise PopsFull(f"group_popped_max: group {group!r} has {limit} messages that wait for another try")
+        self._topics.admit_popper(group, 0)
+        tried = records.reconsume_times_of(record)
+        times = max(failed.times, tried)
+        is_last = times >= times_max
+        delay_ms = 0 if is_last else _delay_ms(delays_ms, times)
+        self._check_invisible(delay_ms, least_ms=0)
+        body = {
+            "group": group, "invisible_ms": delay_ms, "times_max": times_max,
+            "messages": [_message_row(queue.number, failed.offset, place, size, tried)], "lost": [], "offsets": [],
+            "times": times - tried, "reason": failed.reason[:REASON_CHARACTERS_MAX],
+        }  # fmt: skip
+        ticket = RetryTicket(self._picker, key, delay_ms, is_last)
+        self._write(ticket, POP, body, at_ms)
+        return ticket
+
+    def _key(self, group: str, handle: LeaseHandle) -> Key:
+        check_group(group)
+        return group, self._queue_number(handle), handle.offset
 
     def _queue_number(self, handle: LeaseHandle) -> int:
         return self._view.queue_number(handle.topic, handle.queue_id)
@@ -219,7 +312,7 @@ class LeaseCalls:
             self._picker.leave(ticket.keys)
             raise
 
-    # -- dead letters -------------------------------------------------------------------------------------------
+    # -- messages that leave their queue ------------------------------------------------------------------------
 
     def spent_messages(self, count_max: int) -> list[tuple[Key, bytes]]:
         """Messages that were given as often as they may be and that nobody buries yet, with their records (empty where
@@ -229,10 +322,12 @@ class LeaseCalls:
         keys = islice((key for key in self._fold.leases.spent if not self._picker.is_touched(key)), count_max)
         return [(key, self._fold.read(leases[key].place, leases[key].size)) for key in keys]
 
-    def bury(self, key: Key, letter: Message | None, at_ms: int) -> Ticket:
-        """Forgets a spent message and, in the same batch, sends its dead letter; None where its record is gone."""
+    def move(self, key: Key, copy: Message | None, at_ms: int) -> Ticket:
+        """Forgets a message that is spent or ready again and, in the same batch, sends its copy to another topic: the
+        dead letter queue, or the retry topic. None where its record is gone.
+        """
         group, number, offset = key
-        letters = [] if letter is None else [self._sending.prepare(letter, at_ms)]
+        letters = [] if copy is None else [self._sending.prepare(copy, at_ms)]
         body = {"group": group, "messages": [[number, offset, self._fold.leases.by_key[key].popped_at_ms]]}
         return self._write(LeaseTicket(self._picker, [key]), ACK, body, at_ms, letters)
 
@@ -241,9 +336,23 @@ def _pop_record(plan: "PopPlan") -> dict[str, Any]:
     request = plan.request
     return {
         "group": request.group, "invisible_ms": request.invisible_ms, "times_max": request.times_max,
-        "messages": [[pick.number, pick.offset, pick.place, pick.size] for pick in plan.picks], "lost": plan.lost,
+        "messages": [
+            _message_row(pick.number, pick.offset, pick.place, pick.size, records.reconsume_times_of(record))
+            for pick, record in zip(plan.picks, plan.records, strict=True)
+        ],
+        "lost": plan.lost,
         "offsets": [[request.topic, queue_id, offset] for (queue_id, _), offset in plan.next.items()],
     }  # fmt: skip
+
+
+def _message_row(number: int, offset: int, place: int, size: int, tried: int) -> list[int]:
+    """One message of a record. How often it was tried before it was stored, mostly never, counts for its limit."""
+    return [number, offset, place, size, tried] if tried else [number, offset, place, size]
+
+
+def _delay_ms(delays_ms: Sequence[int], times: int) -> int:
+    """The delay before the next try of a message that was tried so often before; the last one holds for all later."""
+    return delays_ms[min(times, len(delays_ms) - 1)]
 
 
 # -- which messages a pop gives ----------------------------------------------------------------------------------
@@ -367,7 +476,7 @@ class Picker:
         for queue_id, queue in queues:
             self._pick_ready(plan, queue_id, queue)
         for queue_id, queue in queues:
-            if len(plan.picks) < request.count_max:
+            if len(plan.picks) < request.count_max and queue_id not in request.ready_only:
                 self._pick_new(plan, queue_id, queue)
         return plan
 

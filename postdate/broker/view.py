@@ -149,6 +149,10 @@ class View:
         """The topic that a queue belongs to, or belonged to before its topic was deleted."""
         return self._fold.topics.places[number][0]
 
+    def place_of_queue(self, number: int) -> tuple[str, int]:
+        """The topic and queue id of a queue, also after its topic was deleted."""
+        return self._fold.topics.places[number]
+
     def topics_by_queue(self) -> list[str]:
         """The same for every queue that ever existed, by number."""
         return [name for name, _ in self._fold.topics.places]
@@ -197,6 +201,9 @@ class View:
     def lease(self, key: Key) -> Lease:
         """The lease of a message that a group has popped and not acknowledged. Raises KeyError where there is none."""
         return self._fold.leases.by_key[key]
+
+    def find_lease(self, key: Key) -> Lease | None:
+        return self._fold.leases.by_key.get(key)
 
     @property
     def has_spent_leases(self) -> bool:

@@ -37,7 +37,7 @@ from postdate.state.far import BLOCK_ROWS_DEFAULT, Far, Rescue
 from postdate.state.groups import Groups
 from postdate.state.index import KEYS_MAX, Index
 from postdate.state.jobs import ATTEMPTS, DECIDE, Job, JobAnswer, Jobs
-from postdate.state.leases import NOT_GIVEN, Key, Leases
+from postdate.state.leases import NOT_GIVEN, Leases
 from postdate.state.quotas import Quotas
 from postdate.state.references import References
 from postdate.state.topics import GONE, SCHEDULE_TOPIC, Topics
@@ -192,6 +192,8 @@ class Fold:
         else:
             handlers = self._handlers
             answers = [handlers[row[0]](batch, row) for row in ROW_STRUCT.iter_unpack(batch.rows)]
+        if self.leases.next_at_ms <= at_ms:  # a lease of no length, made by this batch: it is given again at once
+            ready = ready | self.leases.end_due(at_ms)
         seen, segment = self.references.seen, batch.offset >> self._shift
         if at_ms > seen.get(segment, 0):
             seen[segment] = at_ms
@@ -538,15 +540,18 @@ class Fold:
         for topic, queue_id, offset in body["offsets"]:
             if topic in self.topics.by_name:
                 self.groups.commit(group, topic, queue_id, offset)
-        return [
-            self._give((group, number, offset), batch.at_ms, until_ms, body["times_max"], place, size)
-            for number, offset, place, size in body["messages"]
-        ]
-
-    def _give(self, key: Key, at_ms: int, until_ms: int, times_max: int, place: int, size: int) -> int:
-        if self.topics.target[key[1]] == GONE or self.leases.is_leased(key):
-            return NOT_GIVEN
-        return self.leases.give(key, at_ms, until_ms, times_max, place, size).times
+        answers = []
+        for number, offset, place, size, *tried in body["messages"]:
+            key, times_max = (group, number, offset), body["times_max"] - sum(tried)
+            if self.topics.target[number] == GONE or self.leases.is_leased(key):
+                answers.append(NOT_GIVEN)
+                continue
+            lease = self.leases.give(
+                key, batch.at_ms, until_ms, times_max, place, size,
+                times=body.get("times", 0), reason=body.get("reason", ""),
+            )  # fmt: skip
+            answers.append(lease.times)
+        return answers
 
     def _apply_ack(self, batch: Batch, row: tuple[int, ...]) -> list[bool]:
         """Answers for each message whether its handle was good."""
@@ -560,7 +565,10 @@ class Fold:
         """Answers whether the handle was good."""
         body = self._body(batch, row)
         key = (body["group"], body["number"], body["offset"])
-        return self.leases.change(key, body["popped_at_ms"], batch.at_ms, batch.at_ms + body["invisible_ms"])
+        return self.leases.change(
+            key, body["popped_at_ms"], batch.at_ms, batch.at_ms + body["invisible_ms"],
+            reason=body.get("reason", ""), is_begun=not body.get("not_begun"),
+        )  # fmt: skip
 
     def _apply_settings(self, batch: Batch, row: tuple[int, ...]) -> None:
         self.lead_ms = self._body(batch, row)["lead_ms"]

@@ -28,6 +28,7 @@ from postdate.state.references import References
 Key = tuple[str, int, int]  # group, queue number, offset in the queue
 OVER = 0  # `until_ms` of a lease that has ended
 NOT_GIVEN = -1  # instead of how often a message was given before
+NO_HANDLE = -1  # `popped_at_ms` of a lease that nobody can name
 
 
 class Lease(NamedTuple):
@@ -39,6 +40,7 @@ class Lease(NamedTuple):
     times_max: int  # beyond this it is a dead letter
     place: int  # of the record, in the log or a chunk
     size: int
+    reason: str = ""  # why its consumer failed last, in the consumer's words
 
 
 class Leases:
@@ -62,15 +64,22 @@ class Leases:
 
     # -- giving and taking back ---------------------------------------------------------------------------------
 
-    def give(self, key: Key, popped_at_ms: int, until_ms: int, times_max: int, place: int, size: int) -> Lease:
-        """Gives a message to a consumer, for the first time or again."""
+    def give(
+        self, key: Key, popped_at_ms: int, until_ms: int, times_max: int, place: int, size: int, *,
+        times: int = 0, reason: str = "",
+    ) -> Lease:  # fmt: skip
+        """Gives a message to a consumer, for the first time or again. A message that was given by pulls before has
+        the number of `times` and the reason why its consumer failed.
+        """
         before = self.by_key.get(key)
         if before is None:
             self.counts[key[0]] = self.counts.get(key[0], 0) + 1
         else:
             assert before.until_ms == OVER, f"message {key} is given while a consumer has it until {before.until_ms}"
             self._forget_over(key)
-        lease = Lease(popped_at_ms, until_ms, before.times + 1 if before else 0, times_max, place, size)
+        if before is not None:
+            times, reason = max(times, before.times + 1), reason or before.reason
+        lease = Lease(popped_at_ms, until_ms, times, times_max, place, size, reason)
         self._lease(key, lease)
         self._references.hold(place)
         return lease
@@ -91,13 +100,26 @@ class Leases:
         if lease is not None:
             self._forget(key, lease, at_ms)
 
-    def change(self, key: Key, popped_at_ms: int, at_ms: int, until_ms: int) -> bool:
-        """Replaces a lease by one that begins now. False as with `acknowledge`."""
+    def change(
+        self, key: Key, popped_at_ms: int, at_ms: int, until_ms: int, *, reason: str = "", is_begun: bool = True
+    ) -> bool:
+        """Replaces a lease by one that begins now. False as with `acknowledge`. The last reason is kept.
+
+        A message that its consumer has not begun with does not count as given, and no handle is good for it until it
+        is given again.
+        """
         lease = self.by_key.get(key)
         if lease is None or lease.popped_at_ms != popped_at_ms:
             return False
         self._take(key, lease)
-        self._lease(key, lease._replace(popped_at_ms=at_ms, until_ms=until_ms))
+        times = lease.times if is_begun else lease.times - 1
+        self._lease(
+            key,
+            lease._replace(
+                popped_at_ms=at_ms if is_begun else NO_HANDLE, until_ms=until_ms, times=times,
+                reason=reason or lease.reason,
+            ),
+        )  # fmt: skip
         if lease.until_ms == OVER:
             self._references.hold(lease.place)
         return True

@@ -288,6 +288,12 @@ def moved(record: bytes, queue_id: int) -> bytes:
     return record[: QUEUE_ID.start] + _INT32.pack(queue_id) + record[QUEUE_ID.stop :]
 
 
+def reconsume_times_of(record: bytes) -> int:
+    """Return how often a message was tried before it was stored, as a record says."""
+    at = _BY_HOST_BITS[record[HOST_BITS_POSITION] & HOSTS_V6].reconsume_times_position
+    return int(_INT32.unpack_from(record, at)[0])
+
+
 def given_again(body: bytearray, position: int, times: int) -> None:
     """Add the number of earlier deliveries to the one that the record has."""
     at = position + _BY_HOST_BITS[body[position + HOST_BITS_POSITION] & HOSTS_V6].reconsume_times_position

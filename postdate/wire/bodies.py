@@ -112,6 +112,9 @@ class Consumer(NamedTuple):
     message_model: str
     consume_from: str
     subscriptions: tuple[Subscription, ...]
+    # Whether it shares a topic's work with the members that subscribe to the topic, as our clients do. Official ones
+    # share it with the whole group.
+    shares_by_topic: bool = False
 
 
 class Heartbeat(NamedTuple):
@@ -121,7 +124,7 @@ class Heartbeat(NamedTuple):
 
 
 # Old clients write these enums as numbers, in this order.
-CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY")
+CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
 MESSAGE_MODELS = ("BROADCASTING", "CLUSTERING")
 CONSUME_FROM = ("CONSUME_FROM_LAST_OFFSET", "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
                 "CONSUME_FROM_MIN_OFFSET", "CONSUME_FROM_MAX_OFFSET", "CONSUME_FROM_FIRST_OFFSET",
@@ -154,6 +157,7 @@ def _read_consumer(entry: dict[str, Any]) -> Consumer:
         _read_enum(MESSAGE_MODELS, entry.get("messageModel"), 1),
         _read_enum(CONSUME_FROM, entry.get("consumeFromWhere"), 0),
         tuple(_read_subscription(each) for each in entry.get("subscriptionDataSet") or ()),
+        entry.get("sharesByTopic") is True,
     )
 
 
@@ -183,6 +187,7 @@ def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
             "groupName": consumer.group, "consumeType": consumer.consume_type, "messageModel": consumer.message_model,
             "consumeFromWhere": consumer.consume_from, "unitMode": False,
             "subscriptionDataSet": [subscription_data(each) for each in consumer.subscriptions],
+            "sharesByTopic": consumer.shares_by_topic,
         }
         for consumer in heartbeat.consumers
     ]  # fmt: skip

@@ -132,7 +132,7 @@ class Request(enum.IntEnum):
          _may("originTopic"), _may("maxReconsumeTimes", None, _NUMBER)),
     )
     GET_CONSUMER_LIST_BY_GROUP = _Row(
-        38, "group.list_members", (_must("consumerGroup"),), answer_body="JSON: client ids",
+        38, "group.list_members", (_must("consumerGroup"), _may("topic")), answer_body="JSON: client ids",
     )
     LOCK_BATCH_MQ = _Row(41, "group.lock", body="JSON: group, client, queues", answer_body="JSON: queues")
     UNLOCK_BATCH_MQ = _Row(42, "group.unlock", body="JSON: group, client, queues")
@@ -152,15 +152,16 @@ class Request(enum.IntEnum):
         (_must("consumerGroup"), _must("topic"), _must("queueId", _NUMBER), _must("maxMsgNums", _NUMBER),
          _must("invisibleTime", _NUMBER), _may("pollTime", 0, _NUMBER), _may("bornTime", 0, _NUMBER),
          _may("initMode", 0, _NUMBER), _may("expType", "TAG"), _may("exp"), _may("order", False, _FLAG),
-         _may("attemptId")),
+         _may("attemptId"), _may("maxReconsumeTimes", None, _NUMBER), _may("readyOnly", False, _FLAG)),
         ("popTime", "invisibleTime", "reviveQid", "restNum", "startOffsetInfo", "msgOffsetInfo", "orderCountInfo"),
         answer_body="records",
     )
     ACK_MESSAGE = _Row(200_051, "pop.acknowledge", _POPPED)
     BATCH_ACK_MESSAGE = _Row(200_151, "pop.acknowledge_batch", body="JSON: groups, queues, offsets, pop times")
     CHANGE_MESSAGE_INVISIBLETIME = _Row(
-        200_053, "pop.change_invisible_time", (*_POPPED, _must("invisibleTime", _NUMBER)),
-        ("popTime", "invisibleTime", "reviveQid"),
+        200_053, "pop.change_invisible_time",
+        (*_POPPED, _must("invisibleTime", _NUMBER), _may("reason"), _may("notBegun", False, _FLAG)),
+        ("popTime", "invisibleTime", "reviveQid", "outcome"),
     )
     GET_ROUTEINFO_BY_TOPIC = _Row(105, "route.get_route", (_must("topic"),), answer_body="JSON: a route")
     UPDATE_AND_CREATE_TOPIC = _Row(
@@ -264,6 +265,12 @@ class Request(enum.IntEnum):
     GET_BULK_TOPIC = _Row(
         contract.GET_BULK_TOPIC, "pipeline.topic", (_may("topic", None), _may("at", -1, _NUMBER)),
         answer_body="JSON: how far each queue of a topic goes, or which queue number is which queue",
+    )
+    RETRY_MESSAGE = _Row(
+        9_821, "pop.retry",
+        (*_GROUP_QUEUE, _must("offset", _NUMBER), _may("delay", -1, _NUMBER), _may("maxReconsumeTimes", None, _NUMBER),
+         _may("reason"), _may("reconsumeTimes", 0, _NUMBER)),
+        ("delay", "outcome"),
     )
     # fmt: on
 

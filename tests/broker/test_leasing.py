@@ -173,7 +173,7 @@ def spent_message(broker: Broker) -> None:
 
 def bury(broker: Broker, at_ms: int) -> None:
     ((key, data),) = broker.leases.spent_messages(10)
-    broker.leases.bury(key, Message(DEAD, records.decode(data).body), at_ms)
+    broker.leases.move(key, Message(DEAD, records.decode(data).body), at_ms)
 
 
 def test_a_burial_is_one_batch_and_is_done_once(data: Data) -> None:

@@ -49,7 +49,7 @@ import postdate
 from postdate import client
 from postdate.broker.broker import Broker
 from postdate.broker.jobs import require_job
-from postdate.broker.leasing import LeaseHandle, PopRequest
+from postdate.broker.leasing import FailedMessage, LeaseHandle, PopRequest
 from postdate.bulk.schema import IN, OF_TOPIC, OUT
 from postdate.cli import app
 from postdate.cli import command as cli_command
@@ -1131,12 +1131,15 @@ def ask_for_jobs(broker: Broker) -> None:
 
 
 def pop_everything(broker: Broker) -> None:
-    """Pops, changes and acknowledges, at a minute past T0."""
+    """Pops, fails, gives back, changes and acknowledges, and retries what was pulled, at a minute past T0."""
     at_ms = T0 + MINUTE_MS
     ask = PopRequest("readers", TOPIC, [0], 32, 1 << 20, SECOND_MS, 16)
     popped = settled(broker, broker.leases.pop(ask, at_ms))
     handles = [LeaseHandle(TOPIC, 0, given.offset, at_ms) for given in popped.messages]
-    settled(broker, broker.leases.change_invisible("readers", handles[0], MINUTE_MS, at_ms))
+    settled(broker, broker.leases.fail("readers", handles[0], [MINUTE_MS], "why", at_ms))
+    settled(broker, broker.leases.change_invisible("readers", handles[0], MINUTE_MS, at_ms, is_begun=False))
+    failed = FailedMessage(TOPIC, 0, handles[0].offset, 0, "why")
+    settled(broker, broker.leases.retry("pullers", failed, [MINUTE_MS], 16, at_ms))
     settled(broker, broker.leases.acknowledge("readers", handles, at_ms))
 
 

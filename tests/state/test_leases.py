@@ -79,3 +79,35 @@ def test_whatever_forgets_a_message_releases_its_record_once(
         leases.forget_group("g", 70)
     assert (held.places[PLACE], leases.by_key, leases.ready) == (0, {}, {})
     assert held.released_at_ms == (60 if is_over else 70)
+
+
+def test_the_last_reason_is_kept(leases: Leases) -> None:
+    assert leases.change(KEY, 10, 20, 30, reason="first")
+    assert leases.change(KEY, 20, 25, 40)
+    assert leases.by_key[KEY].reason == "first"
+    assert leases.change(KEY, 25, 26, 40, reason="second")
+    leases.end_due(40)
+    assert leases.give(KEY, 50, 60, 16, PLACE, SIZE).reason == "second"
+
+
+def test_a_message_that_was_not_begun_does_not_count_and_has_no_handle(leases: Leases) -> None:
+    assert leases.change(KEY, 10, 20, 20, is_begun=False)
+    assert not leases.change(KEY, 20, 20, 20, is_begun=False)
+    assert not leases.acknowledge(KEY, 20, 20)
+    assert leases.end_due(20) == {KEY[:2]}
+    assert leases.give(KEY, 30, 40, 16, PLACE, SIZE).times == 0
+
+
+def test_a_pulled_message_has_the_tries_before_it(leases: Leases) -> None:
+    other = ("g", 0, 8)
+    assert leases.give(other, 10, 20, 3, PLACE, SIZE, times=2, reason="why").times == 2
+    assert leases.end_due(20) == {other[:2]}
+    assert leases.give(other, 30, 40, 3, PLACE, SIZE).times == 3
+    assert leases.end_due(40) == set()
+    assert list(leases.spent) == [other]
+
+
+def test_leases_of_an_earlier_version_have_no_reason(held: Held) -> None:
+    loaded = Leases(held)
+    loaded.load([[list(KEY), [10, 50, 0, 16, PLACE, SIZE]]], [], [])
+    assert loaded.by_key[KEY].reason == ""

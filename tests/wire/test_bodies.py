@@ -225,6 +225,15 @@ def test_a_heartbeat_comes_back_as_it_was() -> None:
     assert decode_heartbeat(encode_heartbeat(HEARTBEAT)) == HEARTBEAT
 
 
+def test_a_heartbeat_says_whether_its_client_pops_and_shares_by_topic() -> None:
+    entry = {"groupName": "g", "consumeType": "CONSUME_POP", "sharesByTopic": True}
+    (consumer,) = decode_heartbeat(orjson.dumps({"clientID": "c", "consumerDataSet": [entry]})).consumers
+    assert (consumer.consume_type, consumer.shares_by_topic) == ("CONSUME_POP", True)
+    assert decode_heartbeat(encode_heartbeat(Heartbeat("c", (), (consumer,)))).consumers == (consumer,)
+    (official,) = decode_heartbeat(b'{"clientID":"c","consumerDataSet":[{"groupName":"g","consumeType":2}]}').consumers
+    assert (official.consume_type, official.shares_by_topic) == ("CONSUME_POP", False)
+
+
 def test_a_heartbeat_may_have_no_groups() -> None:
     assert decode_heartbeat(b'{"clientID":"c"}') == Heartbeat("c", (), ())
     assert decode_heartbeat(b'{"clientID":"c","producerDataSet":null,"consumerDataSet":null}') == Heartbeat("c", (), ())
@@ -239,7 +248,7 @@ def test_a_heartbeat_may_have_no_groups() -> None:
         b'{"clientID":"c","producerDataSet":5}',
         b'{"clientID":"c","producerDataSet":["producers"]}',
         b'{"clientID":"c","consumerDataSet":[{}]}',
-        b'{"clientID":"c","consumerDataSet":[{"groupName":"g","consumeType":2}]}',
+        b'{"clientID":"c","consumerDataSet":[{"groupName":"g","consumeType":3}]}',
         b'{"clientID":"c","consumerDataSet":[{"groupName":"g","consumeType":true}]}',
         b'{"clientID":"c","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"subString":"*"}]}]}',
     ],

@@ -64,7 +64,7 @@ LEAST: dict[int, tuple[str, dict[str, str], dict[str, Any]]] = {
         {"group": "g", "offset": 1234, "delayLevel": 0, "originMsgId": "", "originTopic": "",
          "maxReconsumeTimes": None},
     ),
-    38: ("GET_CONSUMER_LIST_BY_GROUP", {"consumerGroup": "g"}, {"consumerGroup": "g"}),
+    38: ("GET_CONSUMER_LIST_BY_GROUP", {"consumerGroup": "g"}, {"consumerGroup": "g", "topic": ""}),
     41: ("LOCK_BATCH_MQ", {}, {}),
     42: ("UNLOCK_BATCH_MQ", {}, {}),
     46: ("CHECK_CLIENT_CONFIG", {}, {}),
@@ -125,14 +125,19 @@ LEAST: dict[int, tuple[str, dict[str, str], dict[str, Any]]] = {
     9813: ("GET_NEAR", {}, {"due": -1, "arrival": -1}),
     9814: ("JOB", {}, {}),
     9820: ("GET_BULK_TOPIC", {}, {"topic": None, "at": -1}),
+    9821: (
+        "RETRY_MESSAGE", {**GROUP_QUEUE, "offset": "7"},
+        {**GROUP_QUEUE_VALUES, "offset": 7, "delay": -1, "maxReconsumeTimes": None, "reason": "", "reconsumeTimes": 0},
+    ),
     200050: (
         "POP_MESSAGE", {**GROUP_QUEUE, "maxMsgNums": "32", "invisibleTime": "60000"},
         {**GROUP_QUEUE_VALUES, "maxMsgNums": 32, "invisibleTime": 60_000, "pollTime": 0, "bornTime": 0, "initMode": 0,
-         "expType": "TAG", "exp": "", "order": False, "attemptId": ""},
+         "expType": "TAG", "exp": "", "order": False, "attemptId": "", "maxReconsumeTimes": None, "readyOnly": False},
     ),
     200051: ("ACK_MESSAGE", POPPED, POPPED_VALUES),
     200053: (
-        "CHANGE_MESSAGE_INVISIBLETIME", {**POPPED, "invisibleTime": "1000"}, {**POPPED_VALUES, "invisibleTime": 1_000},
+        "CHANGE_MESSAGE_INVISIBLETIME", {**POPPED, "invisibleTime": "1000"},
+        {**POPPED_VALUES, "invisibleTime": 1_000, "reason": "", "notBegun": False},
     ),
     200151: ("BATCH_ACK_MESSAGE", {}, {}),
 }  # fmt: skip

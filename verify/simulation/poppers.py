@@ -123,7 +123,7 @@ class Poppers:
         self._site.digest.note("spent", spent)
         for (_, number, offset), data in spent:
             letter = Message(DEAD_LETTERS, f"{number}:{offset}".encode()) if data else None
-            leases.bury((GROUP, number, offset), letter, self._site.now_ms())
+            leases.move((GROUP, number, offset), letter, self._site.now_ms())
             if (number, offset) in self._leases:
                 self._leases[number, offset].is_in_doubt = True  # its handle may be refused from now on
 

@@ -10,28 +10,23 @@ from postdate.broker.broker import Broker
 from postdate.broker.writing import Ticket
 from postdate.clock import Clock
 from postdate.errors import DiskFull, FlowControl, GroupNotFound, LogFailed, NoPermission, ProtocolError, UsageError
-from postdate.message import (
-    DELAY_PROPERTIES,
-    DLQ_TOPIC_PREFIX,
-    GROUP_TOPIC_CHARACTERS_MAX,
-    PROPERTY_DELAY,
-    PROPERTY_ORIGIN_MESSAGE_ID,
-    PROPERTY_RETRY_TOPIC,
-    RETRY_TOPIC_PREFIX,
-    Message,
-    check_group,
-    decode_properties,
-    encode_properties,
-)
+from postdate.message import DLQ_TOPIC_PREFIX, GROUP_TOPIC_CHARACTERS_MAX, RETRY_TOPIC_PREFIX, check_group
 from postdate.server.answers import when_settled
 from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
 from postdate.server.requests.pull import Pulls, check_expression, check_filter
+from postdate.server.requests.retries import (
+    DELAYS_SETTING,
+    TIMES_SETTING,
+    check_retry_settings,
+    delay_properties,
+    retry_message,
+    retry_times_max,
+)
 from postdate.server.requests.topic import AutoCreation, Topics
 from postdate.server.sessions import Sessions
 from postdate.storage import record as records
 from postdate.storage.chunk import CHUNK_BIT
-from postdate.storage.record import Record
 from postdate.wire import bodies, codes
 from postdate.wire.allocation import allocate, allocate_by_circle
 from postdate.wire.bodies import QueueName
@@ -43,7 +38,6 @@ POP, PULL = "POP", "PULL"
 _MODES_SETTING = "messageRequestModes"  # a group's setting: how it reads each topic, as its operator has set it
 _ANY_QUEUE = -1
 _STRATEGIES = {"AVG": allocate, "AVG_BY_CIRCLE": allocate_by_circle}
-_FIRST_RETRY_LEVEL = 3  # 10 s by default; each further retry is one level later
 
 
 class Groups:
@@ -269,10 +263,11 @@ class Groups:
         group, level, times = asked["group"], asked["delayLevel"], record.reconsume_times
         origin = asked["originMsgId"] or message_id(connection.broker_host, asked["offset"])
         if level < 0 or times >= retry_times_max(self._broker, group, asked["maxReconsumeTimes"]):
-            message = retry_message(record, self._creation.use_dead_letter_topic(group).name, origin, times + 1)
+            message = retry_message(record, self._creation.use_dead_letter_topic(group).name, origin, times + 1, {})
         else:
             topic = self._creation.use_retry_topic(group).name
-            message = retry_message(record, topic, origin, times + 1, level or _FIRST_RETRY_LEVEL + times)
+            delay = delay_properties(self._broker, group, level, times)
+            message = retry_message(record, topic, origin, times + 1, delay)
         self._pulse.expect(connection, self._broker.send([message], now_ms), when_settled(connection, command))
         return None
 
@@ -283,9 +278,13 @@ class Groups:
         name = settings.pop("groupName", None)
         if not isinstance(name, str):
             raise ProtocolError("a group's settings need the field groupName")
-        # SET_MESSAGE_REQUEST_MODE sets how the group reads its topics, and this request leaves it as it is.
-        modes = self._broker.view.group_settings(name).get(_MODES_SETTING)
-        settings |= {_MODES_SETTING: modes} if modes else {}
+        # RocketMQ's tools write all settings that they know. Those they do not know stay as they are: how the group
+        # reads its topics, which SET_MESSAGE_REQUEST_MODE sets, and its delays, unless the request names some.
+        known = self._broker.view.group_settings(name)
+        settings |= {_MODES_SETTING: known[_MODES_SETTING]} if _MODES_SETTING in known else {}
+        delays_ms = settings.pop(DELAYS_SETTING, known.get(DELAYS_SETTING))
+        settings |= {} if delays_ms is None else {DELAYS_SETTING: delays_ms}
+        check_retry_settings(name, settings, self._broker.settings.invisible_ms_max)
         self._broker.put_group(name, settings, self._clock.now_ms())
         return reply(command, codes.SUCCESS)
 
@@ -302,39 +301,9 @@ class Groups:
         return reply(command, codes.SUCCESS)
 
     def list_settings(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
-        defaults = {"retryMaxTimes": self._broker.settings.retry_times_max, "retryQueueNums": 1}
+        defaults = {TIMES_SETTING: self._broker.settings.retry_times_max, "retryQueueNums": 1}
         table = {
             name: {"groupName": name, **defaults, **settings}
             for name, settings in self._broker.view.all_group_settings().items()
         }
         return reply(command, codes.SUCCESS, body=orjson.dumps({"subscriptionGroupTable": table}))
-
-
-# -- retries ----------------------------------------------------------------------------------------------------
-
-
-def retry_message(record: Record, topic: str, origin_id: str, times: int, level: int = 0) -> Message:
-    """Returns the message of a record for a retry or dead letter topic: tried `times` times, due by a delay level."""
-    properties = without_delay(record.properties)
-    properties.setdefault(PROPERTY_RETRY_TOPIC, record.topic)
-    properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, origin_id)
-    if level:
-        properties[PROPERTY_DELAY] = str(level)
-    return Message(
-        topic, record.body, encode_properties(properties), 0, record.flag, record.sys_flag, record.born_at_ms,
-        record.born_host, times,
-    )  # fmt: skip
-
-
-def without_delay(properties: bytes) -> dict[str, str]:
-    """Returns properties without those that ask for a delay: a message that is sent on does not wait a second time."""
-    return {name: value for name, value in decode_properties(properties).items() if name not in DELAY_PROPERTIES}
-
-
-def retry_times_max(broker: Broker, group: str, asked: int | None) -> int:
-    """Returns how often a group's message is tried again before it is a dead letter: as its consumer asks, else by the
-    group's settings, else by the broker's.
-    """
-    if asked is None or asked < 0:
-        asked = broker.view.group_settings(group).get("retryMaxTimes")
-    return asked if isinstance(asked, int) and asked >= 0 else broker.settings.retry_times_max

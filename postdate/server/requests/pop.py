@@ -3,6 +3,7 @@
     POP_MESSAGE                       leases messages for a while; waits for some, as a pull does
     ACK_MESSAGE, BATCH_ACK_MESSAGE    end the leases of messages that are done
     CHANGE_MESSAGE_INVISIBLETIME      changes when a lease ends: more time, or again later
+    RETRY_MESSAGE                     a pulled message failed: it becomes a lease that ends later
 
 A message whose lease ends comes again in the same queue at the same offset, with the number of times it was given
 before. RocketMQ copies it to a retry topic instead. Handles have RocketMQ's form.
@@ -15,16 +16,17 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from postdate.broker.broker import Broker
-from postdate.broker.leasing import LeaseHandle, PoppedMessage, PopRequest, PopResult
+from postdate.broker.leasing import FailedMessage, LeaseHandle, PoppedMessage, PopRequest, PopResult, RetryTicket
+from postdate.broker.view import Key
 from postdate.broker.writing import Changes, Ticket
 from postdate.clock import Clock
 from postdate.errors import DiskFull, FlowControl, LogFailed, PopsFull, PostdateError, UsageError
-from postdate.message import check_group
+from postdate.message import Message, check_group
 from postdate.server.answers import refusal, when_settled
 from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
-from postdate.server.requests.group import retry_message, retry_times_max
 from postdate.server.requests.pull import Pulls, check_expression, discard, tag_hashes_of
+from postdate.server.requests.retries import clean_reason, one_delay, retry_message, retry_times_max
 from postdate.server.requests.topic import AutoCreation
 from postdate.server.sessions.meter import Meter
 from postdate.storage import record as records
@@ -34,6 +36,7 @@ from postdate.wire.ids import message_id
 
 _POLL_MS_MAX = 60_000
 _BURIED_AT_ONCE = 64  # dead letters of one step: their bodies are copied
+_OUTCOMES = {False: "again", True: "dead"}  # of a message that failed, by whether that was its last try
 _IN_ORDER_QUEUE = 999  # RocketMQ's mark of handles that were given in order
 
 
@@ -111,10 +114,11 @@ class Pops:
             queue_ids = [(self._turn + index) % count for index in range(count)]
         return PopRequest(
             group, topic.name, queue_ids, min(asked["maxMsgNums"], self._broker.settings.pull_count_max),
-            self._broker.settings.pull_bytes_max, asked["invisibleTime"], retry_times_max(self._broker, group, None),
+            self._broker.settings.pull_bytes_max, asked["invisibleTime"],
+            retry_times_max(self._broker, group, asked["maxReconsumeTimes"]),
             tag_hashes_of(asked["exp"] or "", asked["expType"] or "TAG"),
             from_end=asked["initMode"] == codes.POP_FROM_END, in_order=asked["order"],
-            store_host=connection.broker_host,
+            store_host=connection.broker_host, ready_only=frozenset(queue_ids if asked["readyOnly"] else ()),
         )  # fmt: skip
 
     def _give(self, connection: Connection, command: Command, ask: PopRequest) -> bool:
@@ -227,11 +231,20 @@ class Pops:
         self._pulse.expect(connection, tickets[-1], when_settled(connection, command))
 
     def change_invisible_time(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
+        """Gives a consumer more time, or takes a message back. A reason says that its consumer has failed: it is given
+        again after the time that the consumer names, or after its group's (-1), or is a dead letter.
+        """
         self.write()
         handle, now_ms, command = _handle(asked), self._clock.now_ms(), command.without_content()
-        invisible_ms = asked["invisibleTime"]
-        ticket = self._broker.leases.change_invisible(asked["consumerGroup"], handle, invisible_ms, now_ms)
+        group, invisible_ms, leases = asked["consumerGroup"], asked["invisibleTime"], self._broker.leases
+        reason = clean_reason(asked["reason"])
+        if reason:
+            ticket = leases.fail(group, handle, one_delay(self._broker, group, invisible_ms), reason, now_ms)
+        else:
+            ticket = leases.change_invisible(group, handle, invisible_ms, now_ms, is_begun=not asked["notBegun"])
         fields = {"popTime": now_ms, "invisibleTime": invisible_ms, "reviveQid": asked["extraInfo"].split(" ")[3]}
+        if isinstance(ticket, RetryTicket):
+            fields |= {"invisibleTime": ticket.delay_ms, "outcome": _OUTCOMES[ticket.is_last]}
 
         def answer(is_good: bool) -> bytes:
             code, remark = (codes.SUCCESS, "") if is_good else (codes.NO_MESSAGE, _STALE)
@@ -239,19 +252,42 @@ class Pops:
 
         self._pulse.expect(connection, ticket, when_settled(connection, command, answer))
 
+    def retry(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes | None:
+        """Takes in that the consumer of a pulled message has failed: it is given again later, in place, by a pop."""
+        self.write()
+        group = asked["consumerGroup"]
+        self._pulls.readable_topic(group, asked["topic"])
+        failed = FailedMessage(
+            asked["topic"], asked["queueId"], asked["offset"], asked["reconsumeTimes"], clean_reason(asked["reason"])
+        )
+        times_max = retry_times_max(self._broker, group, asked["maxReconsumeTimes"])
+        delays_ms = one_delay(self._broker, group, asked["delay"])
+        ticket = self._broker.leases.retry(group, failed, delays_ms, times_max, self._clock.now_ms())
+        if ticket is None:
+            return reply(command, codes.NO_MESSAGE, remark="the message is gone: retention has removed it")
+        command, fields = command.without_content(), {"delay": ticket.delay_ms, "outcome": _OUTCOMES[ticket.is_last]}
+        answer = when_settled(connection, command, lambda _: reply(command, codes.SUCCESS, fields))
+        self._pulse.expect(connection, ticket, answer)
+        return None
+
     # -- dead letters -------------------------------------------------------------------------------------------
 
     def _bury(self) -> None:
         """Moves messages that were given as often as allowed to the dead letter queue of their group."""
         with suppress(DiskFull, LogFailed):  # the pulse has logged it; the next flush or tick tries again
             for key, data in self._broker.leases.spent_messages(_BURIED_AT_ONCE):
-                letter = None
-                if data:
-                    record, lease = records.decode(data), self._broker.view.lease(key)
-                    topic = self._creation.use_dead_letter_topic(key[0]).name
-                    origin = message_id(record.store_host, lease.place)
-                    letter = retry_message(record, topic, origin, record.reconsume_times + lease.times + 1)
-                self._broker.leases.bury(key, letter, self._clock.now_ms())
+                letter = self._copy(key, data, self._creation.use_dead_letter_topic(key[0]).name) if data else None
+                self._broker.leases.move(key, letter, self._clock.now_ms())
+
+    def _copy(self, key: Key, data: bytes, topic: str) -> Message:
+        """Returns the copy of a message that leaves its queue for a retry or dead letter topic."""
+        record, lease = records.decode(data), self._broker.view.lease(key)
+        origin_id = message_id(record.store_host, lease.place)
+        source, queue_id = self._broker.view.place_of_queue(key[1])
+        times = record.reconsume_times + lease.times + 1
+        return retry_message(
+            record, topic, origin_id, times, {}, reason=lease.reason, origin=f"{source}/{queue_id}/{key[2]}"
+        )
 
     def tick(self) -> None:
         """Buries dead letters that did not fit on the disk before. Called from time to time."""

@@ -26,8 +26,8 @@ from postdate.message import (
 from postdate.server.answers import REGION_FIELDS, refusal
 from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
-from postdate.server.requests.group import retry_times_max, without_delay
 from postdate.server.requests.recall import Recalls
+from postdate.server.requests.retries import retry_times_max, without_delay
 from postdate.server.requests.topic import AutoCreation
 from postdate.storage.batch import Prepared
 from postdate.wire import bodies, codes

@@ -86,9 +86,9 @@ def acknowledge(peer: Peer, answer: Taken, record: Record) -> int:
     return peer.ask(Request.ACK_MESSAGE, **of_handle(answer, record)).code
 
 
-def change(peer: Peer, answer: Taken, record: Record, invisible_ms: int) -> Command:
+def change(peer: Peer, answer: Taken, record: Record, invisible_ms: int, **fields: Any) -> Command:
     return peer.ask(
-        Request.CHANGE_MESSAGE_INVISIBLETIME, **(of_handle(answer, record) | {"invisibleTime": invisible_ms})
+        Request.CHANGE_MESSAGE_INVISIBLETIME, **(of_handle(answer, record) | {"invisibleTime": invisible_ms} | fields)
     )
 
 
@@ -380,6 +380,196 @@ def test_an_invisible_time_out_of_bounds_is_refused(tmp_path: Path, invisible_ms
         assert "invisible_ms_max" in str(refused.remark)
         answer = pop(peer)
         assert change(peer, answer, answer.records[0], invisible_ms).code == codes.INVALID_PARAMETER
+
+
+# ------------------------------------------------------------------------------------------ failed, or not begun
+
+
+def failed(peer: Peer, answer: Taken, reason: str, delay_ms: int) -> tuple[str, str]:
+    """The consumer of the only message has failed; returns what becomes of it, and after how long."""
+    said = change(peer, answer, answer.records[0], delay_ms, reason=reason)
+    assert said.code == codes.SUCCESS, said
+    return said.fields["outcome"], said.fields["invisibleTime"]
+
+
+def test_a_pop_names_how_often_its_messages_may_come_again(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        sent(peer, "orders", "work")
+        for times in range(3):
+            answer = pop(peer, maxReconsumeTimes=2)
+            assert answer.records[0].reconsume_times == times
+            served.pass_ms(MINUTE_MS)
+            served.settle()
+        assert pop(peer).code == codes.PULL_NOT_FOUND
+        (letter,) = read_all(peer, DEAD)
+        assert (letter.body, letter.reconsume_times) == (b"work", 3)
+
+
+def test_a_failed_message_comes_again_after_the_delay_of_its_try_and_is_a_dead_letter_at_once_at_last(
+    tmp_path: Path,
+) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        sent(peer, "orders", "work")
+        assert failed(peer, pop(peer, maxReconsumeTimes=2), "ValueError: first", -1) == ("again", "10000")
+        served.pass_ms(9_999)
+        served.settle()
+        assert pop(peer).code == codes.PULL_NOT_FOUND
+        served.pass_ms(1)
+        served.settle()
+        assert failed(peer, pop(peer, maxReconsumeTimes=2), "ValueError: second", -1) == ("again", "30000")
+        served.pass_ms(30_000)
+        served.settle()
+        assert failed(peer, pop(peer, maxReconsumeTimes=2), "ValueError: \x01third\x02", 5_000) == ("dead", "0")
+        served.settle()
+        (letter,) = read_all(peer, DEAD)
+        properties = properties_of(letter)
+        assert letter.reconsume_times == 3
+        assert properties["POSTDATE_REASON"] == "ValueError:  third"
+        assert properties["POSTDATE_ORIGIN"] == "orders/0/0"
+        assert properties["RETRY_TOPIC"] == "orders"
+        assert "ORIGIN_MESSAGE_ID" in properties
+
+
+def test_a_failed_message_may_come_again_at_once(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        sent(peer, "orders", "work")
+        answer = pop(peer)
+        waiting = pop_command(peer, wait_ms=LONG_POLL_MS)
+        peer.write(waiting)
+        assert failed(peer, answer, "x" * 2_000, 0) == ("again", "0")
+        assert taken(peer.answer_to(waiting.opaque)).records[0].reconsume_times == 1, "without a tick of the clock"
+        assert served.broker.fold.leases.by_key[GROUP, 18, 0].reason == "x" * 1_000
+
+
+def test_more_time_keeps_the_reason_and_a_restart_does_too(tmp_path: Path) -> None:
+    clock = ManualClock(T0)
+    with serving(tmp_path, clock) as served, connected(served) as peer:
+        sent(peer, "orders", "work")
+        failed(peer, pop(peer, maxReconsumeTimes=1), "why", 0)
+        answer = pop(peer, maxReconsumeTimes=1)
+        assert change(peer, answer, answer.records[0], 2 * MINUTE_MS).code == codes.SUCCESS
+    with serving(tmp_path, clock) as served, connected(served) as peer:
+        served.pass_ms(2 * MINUTE_MS)
+        served.settle()
+        (letter,) = read_all(peer, DEAD)
+        assert properties_of(letter)["POSTDATE_REASON"] == "why"
+
+
+def test_a_message_that_was_not_begun_is_given_to_another_and_does_not_count(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        sent(peer, "orders", "work")
+        for _ in range(3):
+            answer = pop(peer, maxReconsumeTimes=0)
+            assert answer.records[0].reconsume_times == 0
+            assert change(peer, answer, answer.records[0], 0, notBegun=True).code == codes.SUCCESS
+            assert change(peer, answer, answer.records[0], 0, notBegun=True).code == codes.NO_MESSAGE
+        answer = pop(peer, maxReconsumeTimes=0)
+        assert failed(peer, answer, "now it was tried", -1) == ("dead", "0")
+        served.settle()
+        assert [letter.reconsume_times for letter in read_all(peer, DEAD)] == [1]
+
+
+def test_a_pop_of_what_came_back_takes_nothing_new(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        sent(peer, "orders", "old")
+        answer = pop(peer)
+        sent(peer, "orders", "new")
+        assert pop(peer, readyOnly=True).code == codes.PULL_NOT_FOUND
+        failed(peer, answer, "why", 0)
+        served.settle()
+        assert pop(peer, readyOnly=True).bodies == ["old"]
+        assert pop(peer).bodies == ["new"]
+
+
+def test_tries_before_a_message_was_stored_count(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        sent(peer, f"%RETRY%{GROUP}", "sent back", fields={"j": 2})
+        answer = pop(peer, f"%RETRY%{GROUP}", maxReconsumeTimes=3)
+        assert failed(peer, answer, "third", 0) == ("again", "0")
+        served.settle()
+        answer = pop(peer, f"%RETRY%{GROUP}", maxReconsumeTimes=3)
+        assert answer.records[0].reconsume_times == 3
+        assert failed(peer, answer, "fourth", 0) == ("dead", "0")
+        served.settle()
+        assert [letter.reconsume_times for letter in read_all(peer, DEAD)] == [4]
+
+
+# -------------------------------------------------------------------------------------- pulled messages that fail
+
+
+def retry(peer: Peer, record: Record, **fields: Any) -> Command:
+    asked = {
+        "consumerGroup": GROUP, "topic": record.topic, "queueId": record.queue_id, "offset": record.queue_offset,
+        "reconsumeTimes": record.reconsume_times, "reason": "why", **fields,
+    }  # fmt: skip
+    return peer.ask(Request.RETRY_MESSAGE, **asked)
+
+
+def outcome(answer: Command) -> tuple[str, str]:
+    assert answer.code == codes.SUCCESS, answer
+    return answer.fields["outcome"], answer.fields["delay"]
+
+
+def test_a_pulled_message_that_failed_comes_again_in_place_by_a_pop(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        sent(peer, "orders", "work")
+        sent(peer, "orders", "other")
+        record, _ = pull(peer, "orders").records
+        end = served.broker.log.end
+        assert outcome(retry(peer, record, maxReconsumeTimes=1)) == ("again", "10000")
+        assert served.broker.log.end - end < 1_000, "no copy is made"
+        assert served.broker.fold.groups.offset(GROUP, "orders", 0) is None, "the consumer commits on its own"
+        assert pop(peer, readyOnly=True).code == codes.PULL_NOT_FOUND
+        served.pass_ms(10_000)
+        served.settle()
+        answer = pop(peer, readyOnly=True, maxReconsumeTimes=1)
+        assert [(again.queue_offset, again.reconsume_times) for again in answer.records] == [(0, 1)]
+        assert failed(peer, answer, "twice", -1) == ("dead", "0")
+        served.settle()
+        (letter,) = read_all(peer, DEAD)
+        assert (letter.body, letter.reconsume_times, properties_of(letter)["POSTDATE_REASON"]) == (b"work", 2, "twice")
+
+
+def test_a_pulled_message_that_may_not_come_again_is_a_dead_letter_at_once(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        sent(peer, "orders", "work")
+        (record,) = pull(peer, "orders").records
+        assert outcome(retry(peer, record, maxReconsumeTimes=0, delay=5_000)) == ("dead", "0")
+        served.settle()
+        (letter,) = read_all(peer, DEAD)
+        assert (letter.reconsume_times, properties_of(letter)["POSTDATE_ORIGIN"]) == (1, "orders/0/0")
+        assert not served.broker.fold.leases.by_key
+
+
+def test_a_retry_that_is_asked_for_twice_counts_once(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        sent(peer, "orders", "work")
+        (record,) = pull(peer, "orders").records
+        for _ in range(2):
+            assert outcome(retry(peer, record, delay=1_000)) == ("again", "1000")
+        served.pass_ms(1_000)
+        served.settle()
+        assert [again.reconsume_times for again in pop(peer).records] == [1]
+
+
+@pytest.mark.parametrize("changes", [{"offset": 1}, {"offset": -1}, {"queueId": 9}, {"delay": 10**12}])
+def test_a_retry_of_nothing_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        sent(peer, "orders", "work")
+        (record,) = pull(peer, "orders").records
+        assert retry(peer, record, **changes).code == codes.INVALID_PARAMETER
+        assert not served.broker.fold.leases.by_key
+
+
+def test_retries_are_bounded_as_pops_are(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0), group_popped_max=1) as served, connected(served) as peer:
+        sent(peer, "orders", "a")
+        sent(peer, "orders", "b")
+        first, second = pull(peer, "orders").records
+        assert outcome(retry(peer, first)) == ("again", "10000")
+        assert outcome(retry(peer, first)) == ("again", "10000")
+        refused = retry(peer, second)
+        assert (refused.code, "group_popped_max" in str(refused.remark)) == (codes.POLLING_FULL, True)
 
 
 # ----------------------------------------------------------------------------------------------- batches of acks
