@@ -407,6 +407,14 @@ class PopPlan:
             yield self.request.group, pick.number, pick.offset
 
 
+class _Passed(NamedTuple):
+    """Entries of a queue in which a filter has found nothing. Another filter looks at them again."""
+
+    begin: int
+    end: int
+    tag_hashes: frozenset[int] | None
+
+
 class Picker:
     """Chooses which messages a pop gives, and remembers what pops that are not applied yet have promised."""
 
@@ -416,7 +424,7 @@ class Picker:
         self._touched: dict[Key, int] = {}  # by message: acknowledgements, changes and burials on their way
         self._promised_new: dict[str, int] = {}  # by group: promised messages that it was never given
         self._next: dict[tuple[str, int], list[int]] = {}  # (group, number): promised offsets, oldest first
-        self._passed: dict[tuple[str, int], tuple[int, int]] = {}  # (group, number): from where to where
+        self._passed: dict[tuple[str, int], _Passed] = {}  # (group, number)
 
     # -- promises -----------------------------------------------------------------------------------------------
 
@@ -507,8 +515,9 @@ class Picker:
     def _pick_new(self, plan: PopPlan, queue_id: int, queue: Queue) -> None:
         group, leases = plan.request.group, self._fold.leases
         begin = self._begin(plan.request, queue_id, queue)
-        since, end = self._passed.get((group, queue.number), (begin, begin))
-        start = end if since == begin else begin
+        start, passed = begin, self._passed.get((group, queue.number))
+        if passed is not None and (passed.begin, passed.tag_hashes) == (begin, plan.request.tag_hashes):
+            start = passed.end
         own = plan.popped_max - leases.counts.get(group, 0) - self._promised_new.get(group, 0)
         promised = sum(self._promised_new.values())
         room = min(own, plan.entries_max - self._fold.wheel.count - len(leases.by_key) - promised) - plan.new_count
@@ -556,7 +565,7 @@ class Picker:
             return
         if len(self._passed) >= _PASSED_MAX:
             self._passed.clear()
-        self._passed[plan.request.group, number] = (begin, end)
+        self._passed[plan.request.group, number] = _Passed(begin, end, plan.request.tag_hashes)
 
     def _begin(self, request: PopRequest, queue_id: int, queue: Queue) -> int:
         """Returns the first offset that nobody of the group was given, or promised."""

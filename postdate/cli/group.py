@@ -40,15 +40,17 @@ def _list(arguments: argparse.Namespace) -> int:
 def _show(arguments: argparse.Namespace) -> int:
     members = admin.members(arguments.addr, arguments.name)
     progress = admin.progress(arguments.addr, arguments.name)
+    warnings = admin.group_warnings(arguments.addr, arguments.name)
     if arguments.json:
         queues = [{**each._asdict(), "lag": each.lag} for each in progress]
-        print_json({"group": arguments.name, "members": members, "queues": queues})
+        print_json({"group": arguments.name, "members": members, "queues": queues, "warnings": warnings})
     else:
-        print_facts({
-            "group": arguments.name,
-            "members": ", ".join(members) or "none at this moment",
-            "lag": f"{sum(each.lag for each in progress):,}",
-        })  # fmt: skip
+        print_facts([
+            ("group", arguments.name),
+            ("members", ", ".join(members) or "none at this moment"),
+            ("lag", f"{sum(each.lag for each in progress):,}"),
+            *(("warning", warning) for warning in warnings),
+        ])  # fmt: skip
         rows: list[list[str | int]] = [[*each, each.lag] for each in progress]
         if rows:
             print()

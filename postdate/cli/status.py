@@ -186,6 +186,7 @@ def _sections(status: Status) -> dict[str, Facts]:
     broker, far = status["broker"], status["far"]
     sections = {
         "late": [fact for late in status["late"] for fact in _late_facts(late)],
+        "warnings": [(each["group"], each["warning"]) for each in status["warnings"]],
         "broker": list(_broker_facts(broker)),
         "waiting": list(_waiting_facts(broker, far)),
         "pipeline": list(_pipeline_facts(status)),

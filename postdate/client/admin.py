@@ -319,6 +319,17 @@ def members(address: str | None, group: str) -> list[str]:
     return sorted(bodies.decode_consumer_ids(answer.body))
 
 
+def group_warnings(address: str | None, group: str) -> list[str]:
+    """What is wrong with the members of a group: subscriptions that contradict each other."""
+    try:
+        answer = ask(address, Request.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": group})
+    except BrokerError as error:
+        if error.code != codes.CONSUMER_NOT_ONLINE:
+            raise
+        return []
+    return list(bodies.load(answer.body, "the members of a group").get("warnings") or ())
+
+
 def progress(address: str | None, group: str) -> list[Progress]:
     body = ask(address, Request.GET_CONSUME_STATS, {"consumerGroup": group}).body
     table = bodies.decode_by_queue(body, "offsetTable")

@@ -82,13 +82,13 @@ class Dispatcher:
         topics = Topics(broker, clock, sessions)
         self.sends = Sends(broker, pulse, creation, recalls)
         self.pulls = Pulls(broker, sessions, creation)
-        self.pops = Pops(broker, clock, pulse, self.pulls, creation, sessions.meter)
-        self.groups = Groups(broker, clock, pulse, sessions, creation, topics, self.pulls)
+        self.pops = Pops(broker, clock, pulse, sessions, self.pulls, creation)
+        self.groups = Groups(broker, clock, pulse, sessions, creation, topics, self.pulls, self.pops)
         self.pipelines = Pipelines(broker, clock, pulse, tasks, sessions.table)
         self.status = Status(
             broker, clock, sessions.meter,
             lambda: {"connections": len(self.connections), "held_pulls": self.pulls.held_count},
-            self.pipelines, sessions.table.promotions,
+            self.pipelines, sessions.table.promotions, sessions.members.conflicts,
         )  # fmt: skip
         objects = {
             "recall": recalls,

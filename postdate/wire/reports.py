@@ -30,8 +30,10 @@ def encode_producers(peers: Iterable[Peer]) -> bytes:
     return orjson.dumps({"connectionSet": [_connection(peer) for peer in peers]})
 
 
-def encode_consumers(peers: Iterable[Peer], consumers: Iterable[Consumer]) -> bytes:
-    """Encodes the members of a group, at least one, and their subscriptions; of each topic the last one counts."""
+def encode_consumers(peers: Iterable[Peer], consumers: Iterable[Consumer], warnings: Iterable[str] = ()) -> bytes:
+    """Encodes the members of a group, at least one, and their subscriptions; of each topic the last one counts. What is
+    wrong with them is our addition.
+    """
     all_consumers = list(consumers)
     last = all_consumers[-1]
     subscriptions = {
@@ -40,6 +42,7 @@ def encode_consumers(peers: Iterable[Peer], consumers: Iterable[Consumer]) -> by
     report = {
         "connectionSet": [_connection(peer) for peer in peers], "consumeFromWhere": last.consume_from,
         "consumeType": last.consume_type, "messageModel": last.message_model, "subscriptionTable": subscriptions,
+        "warnings": list(warnings),
     }  # fmt: skip
     return orjson.dumps(report)
 

@@ -30,6 +30,7 @@ REPORT: dict[str, Any] = {
 }  # fmt: skip
 TOLD: dict[str, Any] = {
     "late": [],
+    "warnings": [],
     "broker": {
         "version": "1.0", "data": "/data", "flush": "sync", "now_ms": T0, "waiting_near": 12_345, "waiting_far": 17,
         "late_ms": 0, "tombstones": 3, "disk_bytes": 98_400_000_000, "disk_free_bytes": 63_200_000_000,

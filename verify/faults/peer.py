@@ -209,16 +209,17 @@ def properties_of(record: Record) -> dict[str, str]:
 
 
 def heartbeat(
-    peer: Peer, client_id: str, subscriptions: Mapping[str, str], *, group: str = GROUP, model: str = "CLUSTERING"
-) -> Command:
-    """A heartbeat of one consumer: expressions by topic."""
+    peer: Peer, client_id: str, subscriptions: Mapping[str, str], *, group: str = GROUP, model: str = "CLUSTERING",
+    **more: Any,
+) -> Command:  # fmt: skip
+    """A heartbeat of one consumer: expressions by topic, and more fields of its entry."""
     wanted = [
         {"topic": topic, "subString": expression, "expressionType": "TAG"}
         for topic, expression in subscriptions.items()
     ]
     consumer = {
         "groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": model,
-        "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET", "subscriptionDataSet": wanted,
+        "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET", "subscriptionDataSet": wanted, **more,
     }  # fmt: skip
     body = {"clientID": client_id, "producerDataSet": [], "consumerDataSet": [consumer]}
     return peer.ask(Request.HEART_BEAT, orjson.dumps(body))

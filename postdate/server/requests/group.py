@@ -1,5 +1,6 @@
 """Consumer groups: their members, offsets, locks, assignments, retries and definitions."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -14,6 +15,7 @@ from postdate.message import DLQ_TOPIC_PREFIX, GROUP_TOPIC_CHARACTERS_MAX, RETRY
 from postdate.server.answers import when_settled
 from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
+from postdate.server.requests.pop import Pops
 from postdate.server.requests.pull import Pulls, check_expression, check_filter
 from postdate.server.requests.retries import (
     DELAYS_SETTING,
@@ -34,6 +36,8 @@ from postdate.wire.frame import Command, encode, reply
 from postdate.wire.ids import message_id
 from postdate.wire.requests import ClientRequest
 
+logger = logging.getLogger("postdate.server")
+
 POP, PULL = "POP", "PULL"
 _MODES_SETTING = "messageRequestModes"  # a group's setting: how it reads each topic, as its operator has set it
 _ANY_QUEUE = -1
@@ -45,14 +49,14 @@ class Groups:
 
     def __init__(
         self, broker: Broker, clock: Clock, pulse: Pulse, sessions: Sessions, creation: AutoCreation, topics: Topics,
-        pulls: Pulls,
+        pulls: Pulls, pops: Pops,
     ) -> None:  # fmt: skip
         self._broker, self._clock, self._pulse = broker, clock, pulse
         self._members = sessions.members
         self._senders = sessions.senders
         self._offsets = sessions.offsets
         self._locks = sessions.locks
-        self._creation, self._topics, self._pulls = creation, topics, pulls
+        self._creation, self._topics, self._pulls, self._pops = creation, topics, pulls, pops
         self._name = broker.settings.broker_name
 
     # -- members ------------------------------------------------------------------------------------------------
@@ -63,6 +67,7 @@ class Groups:
             check_group(consumer.group)
             for subscription in consumer.subscriptions:
                 check_expression(subscription.expression, self._broker.limits.expression_characters_max)
+        self._members.refuse_contradiction(heartbeat)
         self._members.admit(heartbeat, connection)
         self._create_topics(heartbeat)
         sender = (connection, self._clock.elapsed_ns(), command.language, command.version)
@@ -101,10 +106,13 @@ class Groups:
         return reply(command, codes.SUCCESS)
 
     def list_members(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
+        """Answers the members of a group; for a topic, those that share it."""
         members = self._members.of(asked["consumerGroup"])
         if not members:
             remark = f"no consumer of group {asked['consumerGroup']!r} is connected"
             return reply(command, codes.SYSTEM_ERROR, remark=remark)
+        if asked["topic"]:
+            members = self._members.sharing(asked["consumerGroup"], asked["topic"])
         return reply(command, codes.SUCCESS, body=bodies.encode_consumer_ids(member.client_id for member in members))
 
     def check_subscription(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
@@ -114,8 +122,16 @@ class Groups:
         return reply(command, codes.SUCCESS)
 
     def notify(self, groups: set[str]) -> None:
-        """Notifies every member of these groups that the members have changed, so that they share out anew."""
+        """Notifies every member of these groups that the members have changed, so that they share out anew. Logs what
+        is wrong with them, and serves those that were barred and are not any more.
+        """
         for group in groups:
+            verdict = self._members.judge(group)
+            for conflict in verdict.conflicts:
+                logger.warning("%s", conflict.warning)
+            if verdict.is_wider:
+                self._pulls.look_again(group)
+                self._pops.look_again(group)
             fields = {"consumerGroup": group}
             notice = encode(Command(ClientRequest.NOTIFY_CONSUMER_IDS_CHANGED, fields, flag=codes.FLAG_ONEWAY))
             members = self._members.of(group)

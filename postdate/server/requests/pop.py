@@ -28,7 +28,7 @@ from postdate.server.pulse import Pulse
 from postdate.server.requests.pull import Pulls, check_expression, discard, tag_hashes_of
 from postdate.server.requests.retries import clean_reason, one_delay, retry_message, retry_times_max
 from postdate.server.requests.topic import AutoCreation
-from postdate.server.sessions.meter import Meter
+from postdate.server.sessions import Sessions
 from postdate.storage import record as records
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command, reply
@@ -69,10 +69,10 @@ class Pops:
     """Answers pops and acknowledgements; holds the pops that wait, first come first served."""
 
     def __init__(
-        self, broker: Broker, clock: Clock, pulse: Pulse, pulls: Pulls, creation: AutoCreation, meter: Meter
+        self, broker: Broker, clock: Clock, pulse: Pulse, sessions: Sessions, pulls: Pulls, creation: AutoCreation
     ) -> None:
         self._broker, self._clock, self._pulse, self._pulls = broker, clock, pulse, pulls
-        self._creation, self._meter = creation, meter
+        self._creation, self._meter, self._members = creation, sessions.meter, sessions.members
         self._loop = asyncio.get_running_loop()
         self._held: dict[_Place, dict[_Held, None]] = {}
         self._held_of: dict[Connection, dict[_Held, None]] = {}
@@ -123,6 +123,8 @@ class Pops:
 
     def _give(self, connection: Connection, command: Command, ask: PopRequest) -> bool:
         """Leases what there is; returns whether there is something. The answer follows when the lease is durable."""
+        if self._members.is_barred(ask.group, ask.topic, connection):
+            return False
         ticket = self._broker.leases.pop(ask, self._clock.now_ms())
         if ticket is None:
             return False
@@ -174,8 +176,8 @@ class Pops:
         """Serves the pops of a group that wait for a topic."""
         for held in list(self._held.get(_Place(group, topic), ())):
             try:
-                if held.connection.is_paused:
-                    continue  # it has not read its last answers yet
+                if held.connection.is_paused or self._members.is_barred(group, topic, held.connection):
+                    continue  # it has not read its last answers yet, or may not have what is there
                 if not self._give(held.connection, held.command, held.ask):
                     return  # nor is there anything for the pops after it
             except FlowControl:
@@ -183,6 +185,11 @@ class Pops:
             except (PostdateError, OSError) as error:
                 held.connection.write(refusal(held.command, error))
             self._release(held)
+
+    def look_again(self, group: str) -> None:
+        """Serves the pops of a group whose members have changed."""
+        for place in [place for place in self._held if place.group == group]:
+            self.serve(*place)
 
     def drop(self, connection: Connection) -> None:
         """Forgets the pops of a connection that has ended."""

@@ -86,7 +86,10 @@ class Pulls:
         target = self._offsets.take_move(ask.group, ask.topic, ask.queue_id)
         if target is not None and target != ask.offset:
             return self._answer_without_records(command, ask, PullStatus.ILLEGAL_OFFSET, target)
-        pulled = self._read(connection, ask, ask.offset, tag_hashes)
+        if self._members.is_barred(ask.group, ask.topic, connection):
+            pulled = Pulled(PullStatus.NO_NEW, ask.offset, *self._broker.offsets(ask.topic, ask.queue_id))
+        else:
+            pulled = self._read(connection, ask, ask.offset, tag_hashes)
         if ask.sys_flag & codes.PULL_COMMIT_OFFSET and ask.commit_offset >= 0:
             self._offsets.note(ask.group, ask.topic, ask.queue_id, ask.commit_offset)
         may_wait = ask.sys_flag & codes.PULL_SUSPEND and ask.suspend_ms > 0 and not command.is_oneway
@@ -189,6 +192,8 @@ class Pulls:
                 # Held pulls are many: their answers must not pile up for a client that does not read.
                 self._finish_without_records(held, PullStatus.NO_MATCH, held.offset)
                 return
+            if self._members.is_barred(held.ask.group, held.ask.topic, held.connection):
+                return
             pulled = self._read(held.connection, held.ask, held.offset, held.tag_hashes)
             while pulled.status is PullStatus.NO_MATCH:
                 held.offset = pulled.next_offset
@@ -225,6 +230,11 @@ class Pulls:
             for held in [each for each in self._held.get(number, ()) if each.ask.group == group]:
                 self._offsets.take_move(group, topic, queue_id)
                 self._finish_without_records(held, PullStatus.ILLEGAL_OFFSET, target)
+
+    def look_again(self, group: str) -> None:
+        """Answers the pulls of a group whose members have changed, as far as there is something for them."""
+        for held in [held for pulls in self._held.values() for held in pulls if held.ask.group == group]:
+            self._try(held)
 
     def drop(self, connection: Connection) -> None:
         """Forgets the pulls of a connection that has ended."""

@@ -18,12 +18,14 @@ from postdate.config import DAY_MS, LIVE
 from postdate.errors import DiskFull, UsageError
 from postdate.server.connection import Connection
 from postdate.server.requests.pipeline import Pipelines
+from postdate.server.sessions.members import Conflict
 from postdate.server.sessions.meter import Came, Meter, Span, Went, Whole
 from postdate.wire import codes, reports
 from postdate.wire.frame import Command, reply
 
 _NONE = "0"  # for queues that RocketMQ has and we have not
 _REPORTS_SHOWN = 20
+_WARNINGS_SHOWN = 50
 _LATE_MS = 100  # less than this is a disk that syncs
 _LATE_BESIDE_MS = 5_000  # bulk looks once a second, and finds what an import brings too late
 _HEARD_MS = 10_000  # a pipeline between two batches looks at the broker twice a second
@@ -66,6 +68,7 @@ class Status:
         counts: Callable[[], Mapping[str, int]],
         pipelines: Pipelines,
         promotions: Callable[[], dict[str, Any]],
+        conflicts: Callable[[], list[Conflict]],
     ) -> None:
         self._broker = broker
         self._clock = clock
@@ -73,6 +76,7 @@ class Status:
         self._counts = counts
         self._pipelines = pipelines
         self._promotions = promotions
+        self._conflicts = conflicts
         self.parts: Mapping[str, str] = {}  # by name of a child process: its state, in a sentence
         self._began_ms = clock.now_ms()
         self._days = Days(self._began_ms, self._totals())
@@ -167,6 +171,7 @@ class Status:
     def get_overview(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
         overview = {
             "late": [each._asdict() for each in self.list_late()],
+            "warnings": [each._asdict() for each in self._conflicts()[:_WARNINGS_SHOWN]],
             "broker": self._of_broker(),
             "far": self._of_far(),
             "table": self._broker.view.far.table,

@@ -72,7 +72,8 @@ class Tools:
         if not members:
             remark = f"no consumer of group {asked['consumerGroup'][:255]!r} is connected"
             return reply(command, codes.CONSUMER_NOT_ONLINE, remark=remark)
-        body = reports.encode_consumers(map(_peer, members), (member.consumer for member in members))
+        warnings = (conflict.warning for conflict in self._members.conflicts(asked["consumerGroup"]))
+        body = reports.encode_consumers(map(_peer, members), (member.consumer for member in members), warnings)
         return reply(command, codes.SUCCESS, body=body)
 
     def list_producers(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:

@@ -3,13 +3,24 @@
 A client comes with its first heartbeat and stays until it says goodbye, its connection ends or it has been silent for
 too long. The caller notifies a group's members of every change, so that they share the queues out anew at once. No
 socket is touched here.
+
+Members of a group may want different tags of one topic. A message belongs to the group, so only a member that takes
+everything that any member wants may move the group on: it covers the topic.
+
+    member    tags of "orders"       covers?
+    a         paid                   no: it would leave out what b wants, for ever
+    b         paid || refunded       yes
+
+Our clients that do not cover a topic get nothing of it (they are barred) until they do: so a deployment that widens an
+expression, member by member, loses nothing. Official clients read whatever they like; there we can only warn.
 """
 
 from collections.abc import Hashable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 from postdate.broker.broker import Broker
-from postdate.errors import FlowControl
+from postdate.errors import FlowControl, UsageError
+from postdate.message import RETRY_TOPIC_PREFIX
 from postdate.wire.bodies import Consumer, Heartbeat, Subscription
 
 Link = TypeVar("Link", bound=Hashable)  # a connection; in tests, any value
@@ -37,11 +48,29 @@ class Member(NamedTuple, Generic[Link]):
         return _MEMBER_BYTES + len(self.client_id) + len(self.consumer.group) + texts
 
 
+class Conflict(NamedTuple):
+    """Members of a group that take messages from each other, or leave some out that others want."""
+
+    group: str
+    topic: str  # empty where it is about the topics themselves
+    members: tuple[str, ...]
+    warning: str
+
+
+class Verdict(NamedTuple):
+    """What a change of a group's members came to."""
+
+    conflicts: list[Conflict]  # that were not there before
+    is_wider: bool  # whether members may read what they were barred from before
+
+
 class Members(Generic[Link]):
     """The members of all consumer groups: groups by name, members by client id."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._barred: dict[str, set[tuple[str, Link]]] = {}  # by group: (topic, connection)
+        self._conflicts: dict[str, list[Conflict]] = {}  # by group
         self._groups: dict[str, dict[str, Member[Link]]] = {}
         self._places_of: dict[Link, set[tuple[str, str]]] = {}  # by connection: group and client id of its members
         self._size_bytes = 0
@@ -116,6 +145,155 @@ class Members(Generic[Link]):
         members = self._groups.get(group, {})
         own = [members[client_id] for name, client_id in self._places_of.get(link, ()) if name == group]
         return _subscription_to(topic, own) or _subscription_to(topic, members.values())
+
+    # -- who shares a topic -------------------------------------------------------------------------------------
+
+    def sharing(self, group: str, topic: str) -> list[Member[Link]]:
+        """Returns the members that share a topic's work: those that subscribe to it and cover it. Official clients
+        share it with the whole group, whoever subscribes; beside one of them, so must ours.
+        """
+        members = self.of(group)
+        if not all(member.consumer.shares_by_topic for member in members):
+            return members
+        wanting = _wanting(members, topic)
+        wanted = _union(wanting.values())
+        return [member for member in members if _covers(wanting.get(member.client_id), wanted)]
+
+    def is_barred(self, group: str, topic: str, link: Link) -> bool:
+        """Returns whether a connection's member would leave out messages that other members want."""
+        return bool(self._barred) and (topic, link) in self._barred.get(group, ())
+
+    def refuse_contradiction(self, heartbeat: Heartbeat) -> None:
+        """Raises UsageError for a client of ours that comes, or changes its tags, so that no member would cover a
+        topic: all would wait for each other.
+        """
+        for consumer in heartbeat.consumers:
+            known = self._groups.get(consumer.group, {})
+            before = known.get(heartbeat.client_id)
+            if not consumer.shares_by_topic or (before and before.consumer.subscriptions == consumer.subscriptions):
+                continue
+            others = [member for client_id, member in known.items() if client_id != heartbeat.client_id]
+            for subscription in consumer.subscriptions:
+                wanting = _wanting(others, subscription.topic)
+                wanted = _union([*wanting.values(), subscription])
+                if wanting and not any(_covers(each, wanted) for each in [*wanting.values(), subscription]):
+                    raise UsageError(
+                        f"group {consumer.group!r}: this member wants {_expression(subscription)} of topic "
+                        f"{subscription.topic!r}, others want {_list_expressions(wanting)}, and none of them wants all "
+                        "of that: a message would be left out by whoever reads it; take a group of its own, or tags "
+                        "that include those of the others"
+                    )
+
+    def judge(self, group: str) -> Verdict:
+        """Finds out who is barred and who is in conflict after the members of a group have changed."""
+        members = [member for member in self.of(group) if member.consumer.message_model != "BROADCASTING"]
+        barred: set[tuple[str, Link]] = set()
+        reading: set[tuple[str, Link]] = set()
+        conflicts = list(_topic_conflicts(group, members))
+        for topic in {each.topic for member in members for each in member.consumer.subscriptions}:
+            wanting = _wanting(members, topic)
+            wanted = _union(wanting.values())
+            for member in members:
+                subscription = wanting.get(member.client_id)
+                if subscription is not None:
+                    is_free = _covers(subscription, wanted) or not member.consumer.shares_by_topic
+                    (reading if is_free else barred).add((topic, member.link))
+            conflicts += _tag_conflicts(group, topic, members, wanting)
+        before, known = self._barred.pop(group, set()), self._conflicts.pop(group, [])
+        if barred - reading:
+            self._barred[group] = barred - reading
+        if conflicts:
+            self._conflicts[group] = conflicts
+        return Verdict([each for each in conflicts if each not in known], bool(before - self._barred.get(group, set())))
+
+    def conflicts(self, group: str | None = None) -> list[Conflict]:
+        """Returns the conflicts of one group, or of all."""
+        groups = sorted(self._conflicts) if group is None else [group]
+        return [each for name in groups for each in self._conflicts.get(name, ())]
+
+
+# -- tags that members want -------------------------------------------------------------------------------------
+
+_NAMED_MAX = 5  # members in a sentence
+
+
+def _wanting(members: Iterable[Member[Link]], topic: str) -> dict[str, Subscription]:
+    """Returns the subscriptions to a topic by client id."""
+    return {
+        member.client_id: each
+        for member in members
+        for each in member.consumer.subscriptions
+        if each.topic == topic and member.consumer.message_model != "BROADCASTING"
+    }
+
+
+def _union(subscriptions: Iterable[Subscription]) -> frozenset[str]:
+    """Returns the tags that any of them takes; none means all, as in a subscription."""
+    found: frozenset[str] = frozenset()
+    for each in subscriptions:
+        if not each.tags:
+            return frozenset()
+        found |= each.tags
+    return found
+
+
+def _covers(subscription: Subscription | None, wanted: frozenset[str]) -> bool:
+    return subscription is not None and (not subscription.tags or (bool(wanted) and wanted <= subscription.tags))
+
+
+def _expression(subscription: Subscription) -> str:
+    return repr(" || ".join(sorted(subscription.tags)) or "*")
+
+
+def _list_expressions(wanting: dict[str, Subscription]) -> str:
+    shown = [f"{_expression(each)} ({client_id})" for client_id, each in list(wanting.items())[:_NAMED_MAX]]
+    more = len(wanting) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _topic_conflicts(group: str, members: list[Member[Link]]) -> Iterable[Conflict]:
+    """Members of different topics beside an official client, which shares queues with all of them."""
+    official = [member.client_id for member in members if not member.consumer.shares_by_topic]
+    topics = {
+        member.client_id: sorted(
+            each.topic for each in member.consumer.subscriptions if not each.topic.startswith(RETRY_TOPIC_PREFIX)
+        )
+        for member in members
+    }
+    if official and len({tuple(each) for each in topics.values()}) > 1:
+        shown = [f"{', '.join(each) or 'nothing'} ({client_id})" for client_id, each in topics.items()][:_NAMED_MAX]
+        yield Conflict(
+            group, "", tuple(topics),
+            f"group {group!r}: its members subscribe to different topics: {'; '.join(shown)}. Clients that share "
+            f"queues with the whole group ({', '.join(official[:_NAMED_MAX])}) leave queues to members that do not "
+            "read them: give each set of topics a group of its own",
+        )  # fmt: skip
+
+
+def _tag_conflicts(
+    group: str, topic: str, members: list[Member[Link]], wanting: dict[str, Subscription]
+) -> Iterable[Conflict]:
+    """Official clients that leave out what others want, and members of which none takes everything."""
+    wanted = _union(wanting.values())
+    covering = [client_id for client_id, each in wanting.items() if _covers(each, wanted)]
+    leaving_out = [
+        member.client_id
+        for member in members
+        if member.client_id in wanting and member.client_id not in covering and not member.consumer.shares_by_topic
+    ]
+    where, all_wanted = f"group {group!r}, topic {topic!r}", _list_expressions(wanting)
+    if leaving_out:
+        yield Conflict(
+            group, topic, tuple(wanting),
+            f"{where}: its members want {all_wanted}. {', '.join(leaving_out[:_NAMED_MAX])} will leave out, for the "
+            "whole group, what only others want: give all members of a group the same tags",
+        )  # fmt: skip
+    if wanting and not covering and len(leaving_out) < len(wanting):
+        yield Conflict(
+            group, topic, tuple(wanting),
+            f"{where}: its members want {all_wanted}, and none of them wants all of that: those of our clients wait, "
+            "and get nothing. Start a member that takes all these tags, or give each set of tags a group of its own",
+        )  # fmt: skip
 
 
 def _members_in(
