@@ -20,6 +20,7 @@ A pop may ask for order: while a message of a queue is away, that queue gives no
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain, islice
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from postdate.broker.sending import SendCalls
@@ -53,6 +54,7 @@ class PopRequest(NamedTuple):
     in_order: bool = False
     store_host: Host | None = None
     ready_only: AbstractSet[int] = frozenset()  # queue ids of which it gives what came back, and nothing new
+    begins: Mapping[int, int] = MappingProxyType({})  # by queue id: offsets on their way to the fold
 
 
 class PoppedMessage(NamedTuple):
@@ -100,6 +102,11 @@ class PopTicket(Ticket):
         super().__init__()
         self._leases, self._plan, self._at_ms = leases, plan, at_ms
 
+    @property
+    def moved(self) -> dict[int, int]:
+        """By queue id: where the group goes on, in the queues of which it gives new messages."""
+        return {queue_id: offset for (queue_id, _), offset in self._plan.next.items()}
+
     def settle(self, answers: list[list[int]]) -> None:
         """The pop is applied: the fold has answered how often each message was given before."""
         try:
@@ -145,7 +152,7 @@ class LeaseCalls:
 
     # -- popping ------------------------------------------------------------------------------------------------
 
-    def pop(self, request: PopRequest, at_ms: int) -> Ticket | None:
+    def pop(self, request: PopRequest, at_ms: int) -> PopTicket | None:
         """Gives a group messages for a while, those first that came back to it. What is not acknowledged by then is
         given again. The answer is a PopResult; None where there is nothing to give.
 
@@ -164,7 +171,7 @@ class LeaseCalls:
         fresh = sum(offset_of(request.group, request.topic, queue_id) is None for queue_id, _ in plan.next)
         self._topics.admit_popper(request.group, fresh)
         ticket = PopTicket(self, plan, at_ms)
-        self._picker.promise(plan)
+        self._picker.promise(plan, ticket)
         try:
             self._writer.write_system(POP, _pop_record(plan), at_ms, ticket)
         except PostdateError:
@@ -196,6 +203,10 @@ class LeaseCalls:
                 records.given_again(body, places[-1][0], count)
         records.deliver(body, places, plan.request.store_host)
         return PopResult(at_ms, messages, bytes(body))
+
+    def pop_in_flight(self, group: str, topic: str, queue_id: int) -> Ticket | None:
+        """The last pop that gives a group new messages of a queue and is not applied yet."""
+        return self._picker.last_pop(group, self._view.queue_number(topic, queue_id))
 
     def promised_places(self) -> set[int]:
         """Offsets of the records that pops, acknowledgements and changes name which are not applied yet."""
@@ -322,6 +333,13 @@ class LeaseCalls:
         keys = islice((key for key in self._fold.leases.spent if not self._picker.is_touched(key)), count_max)
         return [(key, self._fold.read(leases[key].place, leases[key].size)) for key in keys]
 
+    def ready_messages(self, group: str, number: int, count_max: int) -> list[tuple[Key, bytes]]:
+        """Messages of a queue that came back to a group and that nobody was promised, with their records likewise."""
+        leases, picker = self._fold.leases, self._picker
+        keys = ((group, number, offset) for offset in leases.ready.get((group, number), ()))
+        free = islice((key for key in keys if not picker.is_promised(key) and not picker.is_touched(key)), count_max)
+        return [(key, self._fold.read(leases.by_key[key].place, leases.by_key[key].size)) for key in free]
+
     def move(self, key: Key, copy: Message | None, at_ms: int) -> Ticket:
         """Forgets a message that is spent or ready again and, in the same batch, sends its copy to another topic: the
         dead letter queue, or the retry topic. None where its record is gone.
@@ -423,17 +441,18 @@ class Picker:
         self._promised: dict[Key, int] = {}  # by message: where its record lies
         self._touched: dict[Key, int] = {}  # by message: acknowledgements, changes and burials on their way
         self._promised_new: dict[str, int] = {}  # by group: promised messages that it was never given
-        self._next: dict[tuple[str, int], list[int]] = {}  # (group, number): promised offsets, oldest first
+        # (group, number): promised offsets and the tickets of their pops, oldest first
+        self._next: dict[tuple[str, int], list[tuple[int, Ticket]]] = {}
         self._passed: dict[tuple[str, int], _Passed] = {}  # (group, number)
 
     # -- promises -----------------------------------------------------------------------------------------------
 
-    def promise(self, plan: PopPlan) -> None:
+    def promise(self, plan: PopPlan, ticket: Ticket) -> None:
         group = plan.request.group
         self._promised.update(zip(plan.keys(), [pick.place for pick in plan.picks], strict=True))
         self._count_new(group, plan.new_count)
         for (_, number), offset in plan.next.items():
-            self._next.setdefault((group, number), []).append(offset)
+            self._next.setdefault((group, number), []).append((offset, ticket))
 
     def end_promise(self, plan: PopPlan) -> None:
         """The pop is applied, and the fold knows it from now on; or nothing was written."""
@@ -452,6 +471,10 @@ class Picker:
         leases = self._fold.leases.by_key
         return {*self._promised.values(), *(leases[key].place for key in self._touched if key in leases)}
 
+    def last_pop(self, group: str, number: int) -> Ticket | None:
+        promised = self._next.get((group, number))
+        return promised[-1][1] if promised else None
+
     def touch(self, keys: Iterable[Key]) -> None:
         """An acknowledgement, change or burial of these messages is written."""
         for key in keys:
@@ -463,6 +486,9 @@ class Picker:
             count = self._touched.pop(key) - 1
             if count:
                 self._touched[key] = count
+
+    def is_promised(self, key: Key) -> bool:
+        return key in self._promised
 
     def is_touched(self, key: Key) -> bool:
         return key in self._touched
@@ -570,7 +596,11 @@ class Picker:
     def _begin(self, request: PopRequest, queue_id: int, queue: Queue) -> int:
         """Returns the first offset that nobody of the group was given, or promised."""
         promised = self._next.get((request.group, queue.number))
-        offset = promised[-1] if promised else self._fold.groups.offset(request.group, request.topic, queue_id)
+        if promised:
+            offset: int | None = promised[-1][0]
+        else:
+            known = self._fold.groups.offset(request.group, request.topic, queue_id)
+            offset = request.begins.get(queue_id, known)
         if offset is None:
             offset = queue.length if request.from_end else queue.first
         return max(offset, queue.first)

@@ -205,6 +205,11 @@ class View:
     def find_lease(self, key: Key) -> Lease | None:
         return self._fold.leases.by_key.get(key)
 
+    def ready_queues(self, group: str) -> list[int]:
+        """Numbers of the queues of which messages came back to a group."""
+        leases = self._fold.leases
+        return [number for name, number in leases.ready if name == group] if group in leases.counts else []
+
     @property
     def has_spent_leases(self) -> bool:
         """Whether messages were given as often as they may be, and wait to become dead letters."""

@@ -81,7 +81,7 @@ class Dispatcher:
         recalls = Recalls(broker, clock, pulse, sessions.table)
         topics = Topics(broker, clock, sessions)
         self.sends = Sends(broker, pulse, creation, recalls)
-        self.pulls = Pulls(broker, sessions, creation)
+        self.pulls = Pulls(broker, clock, sessions, creation)
         self.pops = Pops(broker, clock, pulse, sessions, self.pulls, creation)
         self.groups = Groups(broker, clock, pulse, sessions, creation, topics, self.pulls, self.pops)
         self.pipelines = Pipelines(broker, clock, pulse, tasks, sessions.table)

@@ -12,7 +12,7 @@ from postdate.broker.writing import Ticket
 from postdate.clock import Clock
 from postdate.errors import DiskFull, FlowControl, GroupNotFound, LogFailed, NoPermission, ProtocolError, UsageError
 from postdate.message import DLQ_TOPIC_PREFIX, GROUP_TOPIC_CHARACTERS_MAX, RETRY_TOPIC_PREFIX, check_group
-from postdate.server.answers import when_settled
+from postdate.server.answers import refusal, when_settled
 from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
 from postdate.server.requests.pop import Pops
@@ -55,6 +55,7 @@ class Groups:
         self._members = sessions.members
         self._senders = sessions.senders
         self._offsets = sessions.offsets
+        self._pullers = sessions.pullers
         self._locks = sessions.locks
         self._creation, self._topics, self._pulls, self._pops = creation, topics, pulls, pops
         self._name = broker.settings.broker_name
@@ -98,10 +99,12 @@ class Groups:
                 self._creation.subscribe(name)
                 left -= has_topic(name)
 
-    def unregister(self, _connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
+    def unregister(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         group = asked["consumerGroup"]
         if group and self._members.leave(asked["clientID"], group):
+            self._pops.leave(connection, group)
             self.notify({group})
+            self._pulse.nudge()
         self._senders.leave(asked["clientID"], asked["producerGroup"])
         return reply(command, codes.SUCCESS)
 
@@ -131,19 +134,22 @@ class Groups:
                 logger.warning("%s", conflict.warning)
             if verdict.is_wider:
                 self._pulls.look_again(group)
-                self._pops.look_again(group)
             fields = {"consumerGroup": group}
             notice = encode(Command(ClientRequest.NOTIFY_CONSUMER_IDS_CHANGED, fields, flag=codes.FLAG_ONEWAY))
-            members = self._members.of(group)
-            for connection in {member.link for member in members}:
+            links = {member.link for member in self._members.of(group)}
+            if self._pullers.keep(group, links, self._members.barred(group)) or verdict.is_wider:
+                self._pops.look_again(group)
+            self._pops.note_members(group)
+            for connection in links:
                 connection.notify(notice)
-            if not members:
+            if not links:
                 self._offsets.forget_moves(group)
 
     def drop(self, connection: Connection) -> None:
         """Removes the clients of a connection that has ended."""
         self._senders.drop(connection)
         self.notify(self._members.drop(connection))
+        self._pulse.nudge()
 
     def expire(self) -> None:
         """Removes clients that have been silent for too long, and locks that nobody has renewed."""
@@ -151,11 +157,35 @@ class Groups:
         silent_since_ns = now_ns - self._broker.limits.client_expiry_ms * 1_000_000
         self._senders.expire(silent_since_ns)
         self.notify(self._members.expire(silent_since_ns))
+        for group in self._pullers.expire(now_ns):
+            self._pops.look_again(group)
+        self._pulse.nudge()
         self._locks.expire(now_ns)
 
     # -- offsets ------------------------------------------------------------------------------------------------
 
-    def query_offset(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
+    def query_offset(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes | None:
+        """Answers where a group goes on. A member that asks has the queue from now on: pops take nothing new of it, and
+        what they have taken by now comes before the answer.
+        """
+        group, topic, queue_id = asked["consumerGroup"], asked["topic"], asked["queueId"]
+        if self._members.may_pull(group, topic, connection) and self._broker.view.has_topic(topic):
+            pop = self._broker.leases.pop_in_flight(group, topic, queue_id)
+            self._pullers.ask(group, (topic, queue_id), connection, self._clock.elapsed_ns())
+            if pop is not None:
+                asked_by = command.without_content()
+
+                def settle(ticket: Ticket) -> None:
+                    if isinstance(ticket.error, LogFailed):
+                        connection.write(refusal(asked_by, ticket.error))
+                    else:
+                        connection.write(self._answer_offset(asked_by, asked))
+
+                self._pulse.expect(connection, pop, settle)
+                return None
+        return self._answer_offset(command, asked)
+
+    def _answer_offset(self, command: Command, asked: Mapping[str, Any]) -> bytes:
         group, topic, queue_id = asked["consumerGroup"], asked["topic"], asked["queueId"]
         offset = self._offsets.get(group, topic, queue_id)
         if offset is None and topic == RETRY_TOPIC_PREFIX + group:
@@ -183,6 +213,12 @@ class Groups:
         group, topic, queue_id = asked["consumerGroup"], asked["topic"], asked["queueId"]
         if self._offsets.is_moving(group, topic, queue_id):
             return reply(command, codes.SUCCESS, remark="not written: an operator has moved the group meanwhile")
+        place = (topic, queue_id)
+        if asked["commitOffset"] < self._pullers.popped_end(group, place):
+            if not self._members.has(group, connection):
+                self._pullers.forget_popped(group, place)  # an operator moves the group back
+            elif not self._pullers.has(group, place, connection):
+                return reply(command, codes.SUCCESS, remark="not written: other members have popped further meanwhile")
         self._creation.use_group(group)
         if command.is_oneway:
             self._broker.offsets(topic, queue_id)  # raises for a queue that does not exist
@@ -314,6 +350,7 @@ class Groups:
                 self._topics.remove(topic)
         self._broker.delete_group(name, self._clock.now_ms())
         self._offsets.forget_group(name)
+        self._pullers.forget_group(name)
         return reply(command, codes.SUCCESS)
 
     def list_settings(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:

@@ -35,7 +35,7 @@ from postdate.wire.frame import Command, reply
 from postdate.wire.ids import message_id
 
 _POLL_MS_MAX = 60_000
-_BURIED_AT_ONCE = 64  # dead letters of one step: their bodies are copied
+_MOVED_AT_ONCE = 64  # messages of one step that go to another topic: their bodies are copied
 _OUTCOMES = {False: "again", True: "dead"}  # of a message that failed, by whether that was its last try
 _IN_ORDER_QUEUE = 999  # RocketMQ's mark of handles that were given in order
 
@@ -73,6 +73,10 @@ class Pops:
     ) -> None:
         self._broker, self._clock, self._pulse, self._pulls = broker, clock, pulse, pulls
         self._creation, self._meter, self._members = creation, sessions.meter, sessions.members
+        self._offsets, self._pullers = sessions.offsets, sessions.pullers
+        self._popping: dict[_Place, set[Connection]] = {}  # who has ever popped there
+        self._popping_of: dict[Connection, set[_Place]] = {}
+        self._homeless: set[tuple[str, int]] = set()  # (group, queue number) with messages that nobody pops
         self._loop = asyncio.get_running_loop()
         self._held: dict[_Place, dict[_Held, None]] = {}
         self._held_of: dict[Connection, dict[_Held, None]] = {}
@@ -84,6 +88,9 @@ class Pops:
     def pop(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes | None:
         self.write()  # keeps the order of the requests
         ask, command = self._ask(connection, asked), command.without_content()
+        place = _Place(ask.group, ask.topic)
+        self._popping.setdefault(place, set()).add(connection)
+        self._popping_of.setdefault(connection, set()).add(place)
         try:
             if self._give(connection, command, ask):
                 return None
@@ -95,7 +102,7 @@ class Pops:
         if full:
             return _answer_without_messages(command, codes.POLLING_FULL, ask, self._clock.now_ms(), full)
         held = _Held(connection, command, ask)
-        self._held.setdefault(_Place(ask.group, ask.topic), {})[held] = None
+        self._held.setdefault(place, {})[held] = None
         self._held_of.setdefault(connection, {})[held] = None
         self._pulls.count_held(connection, 1)
         held.timer = self._loop.call_later(min(asked["pollTime"], _POLL_MS_MAX) / 1_000, self._give_up, held)
@@ -125,9 +132,15 @@ class Pops:
         """Leases what there is; returns whether there is something. The answer follows when the lease is durable."""
         if self._members.is_barred(ask.group, ask.topic, connection):
             return False
-        ticket = self._broker.leases.pop(ask, self._clock.now_ms())
+        group, topic, now_ms = ask.group, ask.topic, self._clock.now_ms()
+        begins = self._offsets.begin_pop(group, topic, now_ms)
+        pulled = self._pullers.queue_ids(group, topic)
+        ticket = self._broker.leases.pop(ask._replace(begins=begins, ready_only=ask.ready_only | pulled), now_ms)
         if ticket is None:
             return False
+        for queue_id, offset in ticket.moved.items():
+            self._offsets.leave_to_broker(group, (topic, queue_id))
+            self._pullers.note_popped(group, (topic, queue_id), offset)
         self._pulse.expect(connection, ticket, lambda ticket: self._answer(connection, command, ask, ticket))
         return True
 
@@ -171,6 +184,9 @@ class Pops:
             self.serve(*place)
         if self._broker.view.has_spent_leases:
             self._bury()
+        self._homeless |= changes.ready_again
+        if self._homeless:
+            self._send_on()
 
     def serve(self, group: str, topic: str) -> None:
         """Serves the pops of a group that wait for a topic."""
@@ -187,14 +203,31 @@ class Pops:
             self._release(held)
 
     def look_again(self, group: str) -> None:
-        """Serves the pops of a group whose members have changed."""
+        """Serves the pops of a group that may have more now: of queues that nobody pulls any more, or tags."""
         for place in [place for place in self._held if place.group == group]:
             self.serve(*place)
+
+    def note_members(self, group: str) -> None:
+        """The members of a group have changed: what came back may have to go to those that pull."""
+        self._homeless.update((group, number) for number in self._broker.view.ready_queues(group))
+        if self._homeless:
+            self._send_on()
 
     def drop(self, connection: Connection) -> None:
         """Forgets the pops of a connection that has ended."""
         for held in list(self._held_of.get(connection, ())):
             self._release(held)
+        self.leave(connection)
+        self._popping_of.pop(connection, None)
+
+    def leave(self, connection: Connection, group: str | None = None) -> None:
+        """A member of a group, or of all, pops no more."""
+        places = self._popping_of.get(connection, set())
+        for place in [place for place in places if group in (None, place.group)]:
+            places.discard(place)
+            self._popping[place].discard(connection)
+            if not self._popping[place]:
+                del self._popping[place]
 
     def release_all(self) -> None:
         """Ends all pops, because the server stops."""
@@ -282,9 +315,37 @@ class Pops:
     def _bury(self) -> None:
         """Moves messages that were given as often as allowed to the dead letter queue of their group."""
         with suppress(DiskFull, LogFailed):  # the pulse has logged it; the next flush or tick tries again
-            for key, data in self._broker.leases.spent_messages(_BURIED_AT_ONCE):
+            for key, data in self._broker.leases.spent_messages(_MOVED_AT_ONCE):
                 letter = self._copy(key, data, self._creation.use_dead_letter_topic(key[0]).name) if data else None
                 self._broker.leases.move(key, letter, self._clock.now_ms())
+
+    # -- members that only pull -----------------------------------------------------------------------------------
+
+    def _send_on(self) -> None:
+        """Moves messages that came back, and that nobody pops, to the retry topic of their group, which members that
+        pull read.
+        """
+        homeless, self._homeless = self._homeless, set()
+        view, left = self._broker.view, _MOVED_AT_ONCE
+        for group, number in homeless:
+            topic, _ = view.place_of_queue(number)
+            is_popped = _Place(group, topic) in self._popping or self._members.reads(group, topic, by_pops=True)
+            if is_popped or not self._members.reads(group, topic, by_pops=False):
+                continue
+            try:
+                left -= self._send_on_from(group, number, left)
+            except (DiskFull, LogFailed):  # the pulse has logged it; the next flush or tick tries again
+                self._homeless.add((group, number))
+                continue
+            if not left:
+                self._homeless.add((group, number))
+
+    def _send_on_from(self, group: str, number: int, count_max: int) -> int:
+        ready = self._broker.leases.ready_messages(group, number, count_max) if count_max else []
+        for key, data in ready:
+            copy = self._copy(key, data, self._creation.use_retry_topic(group).name) if data else None
+            self._broker.leases.move(key, copy, self._clock.now_ms())
+        return len(ready)
 
     def _copy(self, key: Key, data: bytes, topic: str) -> Message:
         """Returns the copy of a message that leaves its queue for a retry or dead letter topic."""
@@ -297,9 +358,10 @@ class Pops:
         )
 
     def tick(self) -> None:
-        """Buries dead letters that did not fit on the disk before. Called from time to time."""
-        if self._broker.view.has_spent_leases:
+        """Moves what did not fit on the disk before. Called from time to time."""
+        if self._broker.view.has_spent_leases or self._homeless:
             self._bury()
+            self._send_on()
             self._pulse.nudge()
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from postdate.broker.broker import Broker
 from postdate.broker.view import PERM_READ, Pulled, PullStatus, TopicInfo
+from postdate.clock import Clock
 from postdate.errors import FlowControl, NoPermission, PostdateError, ProtocolError, SubscriptionMissing, UsageError
 from postdate.message import INT64_MAX, RETRY_TOPIC_PREFIX, tag_hash
 from postdate.server.answers import refusal
@@ -66,8 +67,9 @@ _Item = TypeVar("_Item")
 class Pulls:
     """Answers pulls; holds those that wait, by the number of their queue."""
 
-    def __init__(self, broker: Broker, sessions: Sessions, creation: AutoCreation) -> None:
-        self._broker = broker
+    def __init__(self, broker: Broker, clock: Clock, sessions: Sessions, creation: AutoCreation) -> None:
+        self._broker, self._clock = broker, clock
+        self._pullers = sessions.pullers
         self._meter = sessions.meter
         self._offsets = sessions.offsets
         self._members = sessions.members
@@ -86,6 +88,12 @@ class Pulls:
         target = self._offsets.take_move(ask.group, ask.topic, ask.queue_id)
         if target is not None and target != ask.offset:
             return self._answer_without_records(command, ask, PullStatus.ILLEGAL_OFFSET, target)
+        place = (ask.topic, ask.queue_id)
+        if self._members.may_pull(ask.group, ask.topic, connection):
+            had_it = self._pullers.ask(ask.group, place, connection, self._clock.elapsed_ns())
+            popped_end = 0 if had_it else self._pullers.popped_end(ask.group, place)
+            if ask.offset < popped_end:  # it comes back, and other members have popped meanwhile
+                return self._answer_without_records(command, ask, PullStatus.ILLEGAL_OFFSET, popped_end)
         if self._members.is_barred(ask.group, ask.topic, connection):
             pulled = Pulled(PullStatus.NO_NEW, ask.offset, *self._broker.offsets(ask.topic, ask.queue_id))
         else:
@@ -136,6 +144,7 @@ class Pulls:
             if len(self._reached) >= _REACHED_MAX:
                 self._reached.clear()
             self._reached[ask.group, ask.topic, ask.queue_id] = pulled.next_offset
+            self._pullers.give(ask.group, (ask.topic, ask.queue_id), connection, pulled.next_offset)
         return pulled
 
     def reached(self, group: str, topic: str, queue_id: int) -> int:
@@ -155,7 +164,14 @@ class Pulls:
         self._held.setdefault(number, {})[held] = None
         self._held_of.setdefault(connection, {})[held] = None
         self.count_held(connection, 1)
-        held.timer = self._loop.call_later(min(ask.suspend_ms, _SUSPEND_MS_MAX) / 1_000, self._give_up, held)
+        span_ms = min(ask.suspend_ms, _SUSPEND_MS_MAX)
+        self._note_held(held, span_ms)
+        held.timer = self._loop.call_later(span_ms / 1_000, self._give_up, held)
+
+    def _note_held(self, held: _Held, span_ms: int) -> None:
+        """Notes that the member asks for its queue for this long."""
+        place, until_ns = (held.ask.topic, held.ask.queue_id), self._clock.elapsed_ns() + span_ms * 1_000_000
+        self._pullers.hold(held.ask.group, place, held.connection, until_ns)
 
     def count_held(self, connection: Connection, change: int) -> None:
         self.held_count += change
@@ -220,6 +236,7 @@ class Pulls:
 
     def _finish(self, held: _Held, answer: bytes) -> None:
         self._release(held)
+        self._note_held(held, 0)
         held.connection.write(answer)
 
     def move(self, group: str, targets: Mapping[Place, int]) -> None:

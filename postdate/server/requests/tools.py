@@ -61,6 +61,7 @@ class Tools:
         self._members = sessions.members
         self._senders = sessions.senders
         self._offsets = sessions.offsets
+        self._pullers = sessions.pullers
         self._meter = sessions.meter
         self._relays = sessions.relays
         self._pulls, self._pops, self._tasks = pulls, pops, tasks
@@ -209,6 +210,8 @@ class Tools:
         is_read = self._members.subscribes(group, topic)
         ticket = self._offsets.move(group, targets, self._clock.now_ms(), is_read=is_read)
         self._pulls.move(group, targets)
+        for place in targets:
+            self._pullers.forget_popped(group, place)
         table = {self._queue_name(place): target for place, target in targets.items()}
         body = bodies.encode_by_queue("offsetTable", table)
 

@@ -33,6 +33,7 @@ class Topics:
     def __init__(self, broker: Broker, clock: Clock, sessions: Sessions) -> None:
         self._broker, self._clock = broker, clock
         self._offsets = sessions.offsets
+        self._pullers = sessions.pullers
         self._meter = sessions.meter
 
     # -- definitions --------------------------------------------------------------------------------------------
@@ -64,6 +65,7 @@ class Topics:
         """Deletes a topic; returns how many messages it cancels."""
         count = self._broker.delete_topic(name, self._clock.now_ms())
         self._offsets.forget_topic(name)
+        self._pullers.forget_topic(name)
         return count
 
     def get_settings(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:

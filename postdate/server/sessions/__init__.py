@@ -7,6 +7,7 @@ from postdate.server.sessions.locks import Locks
 from postdate.server.sessions.members import Members, Senders
 from postdate.server.sessions.meter import Meter
 from postdate.server.sessions.offsets import Offsets
+from postdate.server.sessions.pullers import Pullers
 from postdate.server.sessions.questions import Questions, Relays
 from postdate.server.sessions.table import Table
 
@@ -19,6 +20,7 @@ class Sessions:
         self.senders = Senders[Connection](broker)
         self.locks = Locks(broker.limits.lock_expiry_ms * 1_000_000, broker.limits.locks_max)
         self.offsets = Offsets(broker)
+        self.pullers = Pullers[Connection](self.offsets)
         self.meter = Meter(broker, clock.elapsed_ns())
         self.questions = Questions()
         self.relays = Relays(broker, self.questions)

@@ -16,6 +16,7 @@ expression, member by member, loses nothing. Official clients read whatever they
 """
 
 from collections.abc import Hashable, Iterable
+from collections.abc import Set as AbstractSet
 from typing import Generic, NamedTuple, TypeVar
 
 from postdate.broker.broker import Broker
@@ -134,6 +135,10 @@ class Members(Generic[Link]):
     def of(self, group: str) -> list[Member[Link]]:
         return list(self._groups.get(group, {}).values())
 
+    def has(self, group: str, link: Link) -> bool:
+        """Returns whether a connection has a member of a group."""
+        return any(name == group for name, _ in self._places_of.get(link, ()))
+
     def names(self) -> list[str]:
         return list(self._groups)
 
@@ -159,9 +164,27 @@ class Members(Generic[Link]):
         wanted = _union(wanting.values())
         return [member for member in members if _covers(wanting.get(member.client_id), wanted)]
 
+    def reads(self, group: str, topic: str, *, by_pops: bool) -> bool:
+        """Returns whether a member that pops, or one that only pulls, subscribes to a topic. All of our clients pop at
+        least what came back.
+        """
+        return any(
+            (member.consumer.shares_by_topic or member.consumer.consume_type == "CONSUME_POP") == by_pops
+            for member in self.of(group)
+            if member.client_id in _wanting([member], topic)
+        )
+
     def is_barred(self, group: str, topic: str, link: Link) -> bool:
         """Returns whether a connection's member would leave out messages that other members want."""
         return bool(self._barred) and (topic, link) in self._barred.get(group, ())
+
+    def barred(self, group: str) -> AbstractSet[tuple[str, Link]]:
+        """Returns (topic, connection) of a group's barred members."""
+        return self._barred.get(group, set())
+
+    def may_pull(self, group: str, topic: str, link: Link) -> bool:
+        """Returns whether a connection has a member of a group that is not barred from a topic."""
+        return self.has(group, link) and not self.is_barred(group, topic, link)
 
     def refuse_contradiction(self, heartbeat: Heartbeat) -> None:
         """Raises UsageError for a client of ours that comes, or changes its tags, so that no member would cover a

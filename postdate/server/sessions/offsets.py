@@ -103,13 +103,33 @@ class Offsets:
         """Writes all noted offsets; returns whether there are any. Raises DiskFull, LogFailed; the rest stays noted."""
         if not self._noted:
             return False
-        for group, noted in list(self._noted.items()):
-            latest = self._latest[group]
-            rows = [(*place, latest[place]) for place in sorted(noted)]
-            for start in range(0, len(rows), self._rows_max):
-                self._broker.commit_offsets(group, rows[start : start + self._rows_max], at_ms)
-            del self._noted[group]
+        for group in list(self._noted):
+            self._write_group(group, at_ms)
         return True
+
+    def _write_group(self, group: str, at_ms: int) -> None:
+        latest = self._latest[group]
+        rows = [(*place, latest[place]) for place in sorted(self._noted[group])]
+        for start in range(0, len(rows), self._rows_max):
+            self._broker.commit_offsets(group, rows[start : start + self._rows_max], at_ms)
+        del self._noted[group]
+
+    # -- pops: the broker moves the offsets itself ----------------------------------------------------------------
+
+    def begin_pop(self, group: str, topic: str, at_ms: int) -> dict[int, int]:
+        """Writes what is noted for a group, before a pop writes where it has moved the group, and returns the offsets
+        of a topic's queues that the broker may not know yet. Raises DiskFull, LogFailed.
+        """
+        latest = self._latest.get(group)
+        if not latest:
+            return {}
+        if group in self._noted:
+            self._write_group(group, at_ms)
+        return {queue_id: offset for (name, queue_id), offset in latest.items() if name == topic}
+
+    def leave_to_broker(self, group: str, place: Place) -> None:
+        """Forgets an offset that a pop has moved."""
+        self._latest.get(group, {}).pop(place, None)
 
     def forget_group(self, group: str) -> None:
         self._latest.pop(group, None)
