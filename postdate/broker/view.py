@@ -205,6 +205,11 @@ class View:
     def find_lease(self, key: Key) -> Lease | None:
         return self._fold.leases.by_key.get(key)
 
+    def leased_count(self, group: str, number: int) -> int:
+        """How many messages of a queue a group was given and has not acknowledged, also where they came back."""
+        leases, place = self._fold.leases, (group, number)
+        return leases.leased.get(place, 0) + len(leases.ready.get(place, ()))
+
     def ready_queues(self, group: str) -> list[int]:
         """Numbers of the queues of which messages came back to a group."""
         leases = self._fold.leases

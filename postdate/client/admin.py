@@ -84,6 +84,7 @@ class Progress(NamedTuple):
     queue_id: int
     committed: int
     max_offset: int
+    leased: int  # messages before the committed offset that were given by pops and are not acknowledged
 
     @property
     def lag(self) -> int:
@@ -300,8 +301,17 @@ def group_names(address: str | None) -> list[str]:
     return sorted(bodies.load(body, "a list of groups").get("subscriptionGroupTable") or ())
 
 
-def put_group(address: str | None, name: str) -> None:
-    ask(address, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=orjson.dumps({"groupName": name}))
+def group_settings(address: str | None, name: str) -> dict[str, Any] | None:
+    """The settings of a group; None where there is no such group."""
+    body = ask(address, Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body
+    found: dict[str, Any] | None = (bodies.load(body, "a list of groups").get("subscriptionGroupTable") or {}).get(name)
+    return found
+
+
+def put_group(address: str | None, name: str, settings: Mapping[str, Any] | None = None) -> None:
+    """Creates a group or changes its settings: those that are named; None removes one."""
+    body = orjson.dumps({**(settings or {}), "groupName": name})
+    ask(address, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
 
 
 def delete_group(address: str | None, name: str) -> None:
@@ -334,6 +344,6 @@ def progress(address: str | None, group: str) -> list[Progress]:
     body = ask(address, Request.GET_CONSUME_STATS, {"consumerGroup": group}).body
     table = bodies.decode_by_queue(body, "offsetTable")
     return sorted(
-        Progress(queue.topic, queue.queue_id, row["consumerOffset"], row["brokerOffset"])
+        Progress(queue.topic, queue.queue_id, row["consumerOffset"], row["brokerOffset"], row.get("leased", 0))
         for queue, row in table.items()
     )

@@ -190,7 +190,7 @@ def test_wrong_usage_answers_2(arguments: tuple[str, ...], capsys: pytest.Captur
 
 HELPS = [(), *((name,) for name in app.COMMANDS)]
 HELPS += [("topic", verb) for verb in ("list", "show", "create", "update", "delete")]
-HELPS += [("group", verb) for verb in ("list", "show", "create", "delete")]
+HELPS += [("group", verb) for verb in ("list", "show", "create", "update", "delete")]
 
 
 @pytest.mark.parametrize("arguments", HELPS, ids=" ".join)

@@ -462,11 +462,36 @@ def test_a_group_from_birth_to_death(capsys: Capsys) -> None:
     assert run(capsys, "group", "list") == ["g"]
     shown = run(capsys, "group", "show", "g")
     assert shown[:3] == ["group    g", "members  none at this moment", "lag      1"]
-    assert shown[-1].split() == ["orders", "0", "2", "3", "1"]
+    assert shown[-1].split() == ["orders", "0", "2", "3", "0", "1"]
     queue = run_json(capsys, "group", "show", "g")["queues"][-1]
-    assert queue == {"topic": "orders", "queue_id": 0, "committed": 2, "max_offset": 3, "lag": 1}
+    assert queue == {"topic": "orders", "queue_id": 0, "committed": 2, "max_offset": 3, "leased": 0, "lag": 1}
     assert run(capsys, "group", "delete", "g", "--yes") == ["deleted group g"]
     assert run_json(capsys, "group", "list") == []
+
+
+@pytest.mark.usefixtures("served")
+def test_a_group_has_delays_and_attempts_of_its_own(capsys: Capsys) -> None:
+    run(capsys, "group", "create", "g", "--retry", "10s,1m,10m", "--attempts", 5)
+    assert "retry    5 attempts, after 10 s, 1 min, 10 min" in run(capsys, "group", "show", "g")
+    assert run(capsys, "group", "update", "g", "--attempts", 1) == ["updated group g"]
+    shown = run_json(capsys, "group", "show", "g")
+    assert (shown["retry_delays_ms"], shown["attempts"]) == ([10_000, 60_000, 600_000], 1)
+    run(capsys, "group", "update", "g", "--retry", "default")
+    assert "retry    1 attempt, after the delays of the broker" in run(capsys, "group", "show", "g")
+    assert_refused(capsys, 2, "give --retry or --attempts", "group", "update", "g")
+    assert_refused(capsys, 1, "there is no group h", "group", "update", "h", "--attempts", 2)
+    assert_refused(capsys, 3, "retryDelaysMs of group 'g' has", "group", "update", "g", "--retry", "1s,900d")
+
+
+@pytest.mark.usefixtures("served")
+def test_the_lag_of_a_group_counts_queues_that_it_has_not_committed(capsys: Capsys) -> None:
+    run(capsys, "topic", "create", "orders", "--queues", 3)
+    run(capsys, "send", "orders", "hello", "--count", 9)
+    consumed(capsys, "orders", 1)
+    shown = run_json(capsys, "group", "show", "g")
+    queues = [queue for queue in shown["queues"] if queue["topic"] == "orders"]
+    assert [queue["queue_id"] for queue in queues] == [0, 1, 2]
+    assert sum(queue["lag"] for queue in queues) == 8
 
 
 @pytest.mark.usefixtures("served")

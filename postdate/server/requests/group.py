@@ -18,7 +18,6 @@ from postdate.server.pulse import Pulse
 from postdate.server.requests.pop import Pops
 from postdate.server.requests.pull import Pulls, check_expression, check_filter
 from postdate.server.requests.retries import (
-    DELAYS_SETTING,
     TIMES_SETTING,
     check_retry_settings,
     delay_properties,
@@ -330,12 +329,11 @@ class Groups:
         name = settings.pop("groupName", None)
         if not isinstance(name, str):
             raise ProtocolError("a group's settings need the field groupName")
-        # RocketMQ's tools write all settings that they know. Those they do not know stay as they are: how the group
-        # reads its topics, which SET_MESSAGE_REQUEST_MODE sets, and its delays, unless the request names some.
-        known = self._broker.view.group_settings(name)
-        settings |= {_MODES_SETTING: known[_MODES_SETTING]} if _MODES_SETTING in known else {}
-        delays_ms = settings.pop(DELAYS_SETTING, known.get(DELAYS_SETTING))
-        settings |= {} if delays_ms is None else {DELAYS_SETTING: delays_ms}
+        # What the request does not name stays as it is: RocketMQ's tools name everything that they know, and we know
+        # more. SET_MESSAGE_REQUEST_MODE alone sets how the group reads its topics.
+        settings.pop(_MODES_SETTING, None)
+        settings = {**self._broker.view.group_settings(name), **settings}
+        settings = {key: value for key, value in settings.items() if value is not None}
         check_retry_settings(name, settings, self._broker.settings.invisible_ms_max)
         self._broker.put_group(name, settings, self._clock.now_ms())
         return reply(command, codes.SUCCESS)

@@ -9,6 +9,7 @@ from postdate.broker.broker import Broker
 from postdate.broker.writing import Ticket
 from postdate.clock import Clock
 from postdate.errors import GroupNotFound, UsageError
+from postdate.message import RETRY_TOPIC_PREFIX
 from postdate.server.answers import when_settled
 from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
@@ -175,21 +176,40 @@ class Tools:
         return reply(command, codes.SUCCESS, body=orjson.dumps(body))
 
     async def _progress(self, group: str, topic: str, now_ns: int) -> _Progress:
-        """Returns how far a group is in one topic, or in all that it has read."""
+        """Returns how far a group is in one topic, or in all that it reads or has read."""
         table, view = {}, self._broker.view
-        async for place, offset in paced(sorted(self._offsets.of(group).items()), _QUEUES_PER_STEP):
+        committed = self._offsets.of(group)
+        async for place in paced(sorted(self._places(group, topic, committed)), _QUEUES_PER_STEP):
             found = view.find_topic(place[0])
-            if topic not in ("", place[0]) or found is None or place[1] >= len(found.numbers):
+            if found is None or place[1] >= len(found.numbers):
                 continue
             low, high = self._broker.offsets(*place)
+            offset = committed.get(place, low)
+            if place not in committed and low == high and place[0].startswith(RETRY_TOPIC_PREFIX):
+                continue  # nobody sent anything back yet
             # When the message that the group read last became visible: how old its work is.
             read_at_ms = view.visible_at_ms(*place, offset - 1) if low < offset <= high else 0
             table[self._queue_name(place)] = {
                 "brokerOffset": high, "consumerOffset": offset, "lastTimestamp": read_at_ms,
                 "pullOffset": max(self._pulls.reached(group, *place), offset),
+                "leased": view.leased_count(group, found.numbers[place[1]]),
             }  # fmt: skip
         rates = [self._meter.rate(Went(name, group), Span.MINUTE, now_ns) for name in {queue.topic for queue in table}]
         return _Progress(table, sum(rate.per_second for rate in rates))
+
+    def _places(self, group: str, topic: str, committed: Mapping[Place, int]) -> set[Place]:
+        """Returns the queues that a group reads: those that it has committed, and all others of the same topics and of
+        those that its members subscribe to. Nobody has read a queue without an offset yet.
+        """
+        names = {name for name, _ in committed} | self._members.topics(group)
+        chosen = names if not topic else names & {topic}
+        read = {
+            (name, queue_id)
+            for name in chosen
+            if (found := self._broker.view.find_topic(name)) is not None
+            for queue_id in range(found.read_queue_count)
+        }
+        return read | {place for place in committed if place[0] in chosen}
 
     def _queue_name(self, place: Place) -> QueueName:
         return QueueName(place[0], self._broker.settings.broker_name, place[1])

@@ -142,6 +142,10 @@ class Members(Generic[Link]):
     def names(self) -> list[str]:
         return list(self._groups)
 
+    def topics(self, group: str) -> set[str]:
+        """Returns the topics that members of a group subscribe to."""
+        return {each.topic for member in self.of(group) for each in member.consumer.subscriptions}
+
     def subscribes(self, group: str, topic: str) -> bool:
         return _subscription_to(topic, self._groups.get(group, {}).values()) is not None
 

@@ -530,6 +530,21 @@ def test_a_pulled_message_that_failed_comes_again_in_place_by_a_pop(tmp_path: Pa
         assert (letter.body, letter.reconsume_times, properties_of(letter)["POSTDATE_REASON"]) == (b"work", 2, "twice")
 
 
+def test_pops_and_retries_take_the_delays_of_their_group(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        body = orjson.dumps({"groupName": GROUP, "retryDelaysMs": [2_000, 60_000], "retryMaxTimes": 2})
+        assert peer.ask(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body).code == codes.SUCCESS
+        sent(peer, "orders", "work")
+        (record,) = pull(peer, "orders").records
+        assert outcome(retry(peer, record)) == ("again", "2000")
+        served.pass_ms(2_000)
+        served.settle()
+        assert failed(peer, pop(peer), "second", -1) == ("again", "60000")
+        served.pass_ms(60_000)
+        served.settle()
+        assert failed(peer, pop(peer), "third", -1) == ("dead", "0")
+
+
 def test_a_pulled_message_that_may_not_come_again_is_a_dead_letter_at_once(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         sent(peer, "orders", "work")

@@ -79,13 +79,36 @@ def test_a_group_is_told_with_what_it_has_in_work_and_how_fast_it_reads(tmp_path
         pull(peer, "orders", 2, maxMsgNums=2)
         table, tps = stats(peer)
         assert table[QueueName("orders", "postdate", 0)] == {
-            "brokerOffset": 5, "consumerOffset": 2, "pullOffset": 4, "lastTimestamp": T0 + 1_000,
+            "brokerOffset": 5, "consumerOffset": 2, "pullOffset": 4, "lastTimestamp": T0 + 1_000, "leased": 0,
         }  # fmt: skip
         assert table[QueueName("orders", "postdate", 1)]["pullOffset"] == 1
         assert tps == pytest.approx(2 / 5)
         assert stats(peer, topic="bills") == ({}, 0.0)
         commit(peer, 0)
         assert stats(peer)[0][QueueName("orders", "postdate", 0)]["lastTimestamp"] == 0, "it has read nothing"
+
+
+def test_queues_that_a_group_has_never_committed_count(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        make_topic(peer, "orders", 2)
+        sent(peer, "orders", "a")
+        sent(peer, "orders", "b", queue_id=1)
+        commit(peer, 1)
+        table, _ = stats(peer)
+        assert {queue.queue_id: row["brokerOffset"] - row["consumerOffset"] for queue, row in table.items()} == {
+            0: 0, 1: 1,
+        }  # fmt: skip
+        make_topic(peer, "mails", 1)
+        sent(peer, "mails", "c")
+        heartbeat(peer, "c", {"mails": "*", f"%RETRY%{GROUP}": "*"})
+        table, _ = stats(peer)
+        assert sorted(queue[::2] for queue in table) == [("mails", 0), ("orders", 0), ("orders", 1)]
+        assert table[QueueName("mails", "postdate", 0)]["consumerOffset"] == 0
+        peer.ask(
+            Request.POP_MESSAGE, consumerGroup=GROUP, topic="mails", queueId=-1, maxMsgNums=1, invisibleTime=60_000
+        )
+        row = stats(peer)[0][QueueName("mails", "postdate", 0)]
+        assert (row["consumerOffset"], row["leased"]) == (1, 1)
 
 
 def test_all_groups_are_told_at_once(tmp_path: Path) -> None:
@@ -95,7 +118,7 @@ def test_all_groups_are_told_at_once(tmp_path: Path) -> None:
         pull(peer, "orders", 2, maxMsgNums=2)
         pull(peer, "orders", group="others", commit=0, maxMsgNums=1)
         body = peer.ask(Request.GET_BROKER_CONSUME_STATS).body
-        assert b'"totalDiff":8,"totalInflightDiff":3' in body, body
+        assert b'"totalDiff":9,"totalInflightDiff":3' in body, body
         assert body.count(b'"brokerOffset":5') == 2
         assert f'"brokerAddr":"{served.server.broker_address}"'.encode() in body
         empty = orjson.loads(peer.ask(Request.GET_BROKER_CONSUME_STATS, isOrder="true").body)

@@ -234,3 +234,46 @@ def test_a_retry_survives_a_crash(tmp_path: Path) -> None:
         served.kill()
     with serving(tmp_path, clock) as served, connected(served) as peer:
         assert retried(served, peer, LEVELS_MS[0]).body == b"work"
+
+
+# ----------------------------------------------------------------------------------------- delays of a group's own
+
+
+def put_group(peer: Peer, **settings: Any) -> int:
+    body = orjson.dumps({"groupName": GROUP, **settings})
+    return peer.ask(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body).code
+
+
+def test_a_group_has_delays_and_a_limit_of_its_own(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        assert put_group(peer, retryDelaysMs=[2_000, 60_000], retryMaxTimes=3) == codes.SUCCESS
+        record = first(peer)
+        for count, after_ms in enumerate([2_000, 60_000, 60_000], 1):
+            send_back(peer, record, maxReconsumeTimes=-1)
+            record = retried(served, peer, after_ms, count)
+        send_back(peer, record, maxReconsumeTimes=-1)
+        served.settle()
+        assert len(read_all(peer, DEAD)) == 1
+
+
+def test_a_level_that_a_consumer_asks_for_comes_before_the_delays_of_its_group(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        assert put_group(peer, retryDelaysMs=[2_000]) == codes.SUCCESS
+        send_back(peer, first(peer), level=2)
+        retried(served, peer, LEVELS_MS[1])
+
+
+def test_settings_that_are_not_named_stay_and_null_removes_one(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        assert put_group(peer, retryDelaysMs=[0, 5], retryMaxTimes=7) == codes.SUCCESS
+        assert put_group(peer, retryMaxTimes=8) == codes.SUCCESS
+        assert served.broker.view.group_settings(GROUP) == {"retryDelaysMs": [0, 5], "retryMaxTimes": 8}
+        assert put_group(peer, retryDelaysMs=None) == codes.SUCCESS
+        assert served.broker.view.group_settings(GROUP) == {"retryMaxTimes": 8}
+
+
+@pytest.mark.parametrize("delays", [[], "10s", [-1], [1.5], [True], [10**12], [1] * 101])
+def test_delays_that_are_none_are_refused(tmp_path: Path, delays: Any) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        assert put_group(peer, retryDelaysMs=delays) == codes.INVALID_PARAMETER
+        assert not served.broker.view.has_group(GROUP)
