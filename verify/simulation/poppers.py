@@ -1,23 +1,31 @@
-"""Consumers that pop, and what must follow from the answers.
+"""Consumers of one group that pop, and some that pull, and what must follow from the answers.
 
 - An acknowledged message is never given again.
 - A message is given to nobody else before its lease ends, and is given again after that.
 - A handle is valid exactly until the message is acknowledged or given again.
-- A message that was given as often as allowed becomes a dead letter, exactly once; no other message does.
+- A message that was given as often as allowed becomes a dead letter, exactly once; no other message does. One that was
+  given back before anybody began with it does not count as given.
+- No message is given by a pop and by a pull; a pulled message that failed is given again by a pop.
+
+A consumer that pulls takes a queue, as the server lets it: after the pops in flight, at the group's offset; pops take
+nothing new of it until the consumer leaves it. It commits what it was given, and what failed is retried.
 
 A call without an answer (a crash came first) leaves a doubt: it may have worked or not.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from postdate.arrival import NEVER
 from postdate.broker.broker import Broker
-from postdate.broker.leasing import LeaseHandle, PopRequest, PopResult
+from postdate.broker.leasing import FailedMessage, LeaseHandle, PopRequest, PopResult, RetryTicket
+from postdate.broker.view import PullStatus
 from postdate.broker.writing import Ticket
 from postdate.errors import DiskFull, FlowControl
 from postdate.message import DLQ_TOPIC_PREFIX, Message
+from postdate.state.leases import NOT_GIVEN
 from postdate.storage import record as records
 from verify.simulation.model import Broken
 from verify.simulation.site import TOPICS, Site, Watch, topic_at
@@ -25,6 +33,7 @@ from verify.simulation.site import TOPICS, Site, Watch, topic_at
 GROUP = "poppers"
 DEAD_LETTERS = DLQ_TOPIC_PREFIX + GROUP
 TIMES_MAX = 2
+_NO_HANDLE_MS = 10  # instead of when a message was popped: nobody may name its lease
 
 Place = tuple[int, int]  # queue number, offset
 
@@ -40,6 +49,7 @@ class Lease:
     times: int
     is_acked: bool = False
     is_in_doubt: bool = False  # there may be a newer handle, or none
+    may_be_returned: bool = False  # it was given back, and nobody has answered yet: it may count as given once less
 
 
 class Call(NamedTuple):
@@ -60,6 +70,8 @@ class Poppers:
         self._leases: dict[Place, Lease] = {}
         self._calls: list[Call] = []  # in the order of the log
         self._changing: tuple[Place, int] | None = None  # while the call runs: the place, and the end of its lease
+        self._pulled: dict[tuple[str, int], int] = {}  # by topic and queue id: where the one who pulls goes on
+        self._done: dict[Place, bool] = {}  # messages that were pulled: whether their commit is durable
 
     # -- asking -------------------------------------------------------------------------------------------------
 
@@ -70,7 +82,8 @@ class Poppers:
     def _pop(self, topic: str, count: int, invisible_ms: int) -> bool:
         """Pops from all queues of a topic; returns whether there are messages."""
         numbers = list(self._site.broker.fold.topics.get(topic).numbers)
-        ask = PopRequest(GROUP, topic, range(len(numbers)), count, 1 << 20, invisible_ms, TIMES_MAX)
+        pulled = frozenset(queue_id for name, queue_id in self._pulled if name == topic)
+        ask = PopRequest(GROUP, topic, range(len(numbers)), count, 1 << 20, invisible_ms, TIMES_MAX, ready_only=pulled)
         ticket = self._site.broker.leases.pop(ask, self._site.now_ms())
         self._site.digest.note("pop", ticket is not None)
         if ticket is not None:
@@ -108,6 +121,34 @@ class Poppers:
         )
         self._changing = None
 
+    def fail(self, pick: int, delay_ms: int) -> None:
+        """A consumer fails: its message comes again after a delay, or is a dead letter."""
+        place = self._pick(pick)
+        if place is None:
+            return
+        now, handle = self._site.now_ms(), self._handle(place, False)
+        with self._site.digest.suppress(DiskFull):
+            self._changing = place, now
+            ticket = self._site.broker.leases.fail(GROUP, handle, [delay_ms], "it failed", now)
+            until_ms = now + ticket.delay_ms if isinstance(ticket, RetryTicket) else now
+            self._calls.append(
+                Call(ticket, lambda good: self._take_change(place, handle, good, now, until_ms), place, until_ms)
+            )
+        self._changing = None
+
+    def give_back(self, pick: int) -> None:
+        """A consumer gives back a message that it has not begun with."""
+        place = self._pick(pick)
+        if place is None:
+            return
+        now, handle = self._site.now_ms(), self._handle(place, False)
+        with self._site.digest.suppress(DiskFull):
+            self._changing = place, now
+            self._leases[place].may_be_returned = True
+            ticket = self._site.broker.leases.change_invisible(GROUP, handle, 0, now, is_begun=False)
+            self._calls.append(Call(ticket, lambda good: self._take_return(place, handle, good, now), place, now))
+        self._changing = None
+
     def _handle(self, place: Place, is_wrong: bool) -> LeaseHandle:
         given = self._leases[place]
         return LeaseHandle(given.topic, given.queue_id, place[1], given.popped_at_ms - (1 if is_wrong else 0))
@@ -139,6 +180,9 @@ class Poppers:
     def _take_popped(self, popped: PopResult, ask: PopRequest, numbers: list[int]) -> None:
         for given in popped.messages:
             place = (numbers[given.queue_id], given.offset)
+            if self._done.get(place):
+                raise Broken(f"{place} was pulled and committed, and is popped")
+            self._done.pop(place, None)
             if place in self._leases:
                 self._check_again(place, self._leases[place], given.times)
             if given.times > TIMES_MAX:
@@ -152,7 +196,7 @@ class Poppers:
         clock_max = self._site.model.clock_max
         if before.until_ms > clock_max:
             raise Broken(f"{place} is given again before {before.until_ms}, no clock has passed {clock_max}")
-        if times <= before.times:
+        if times <= before.times - before.may_be_returned:
             raise Broken(f"{place} was given {before.times + 1} times before, its consumer sees {times}")
 
     def _take_acknowledgement(self, place: Place, handle: LeaseHandle, is_good: bool) -> None:
@@ -165,14 +209,81 @@ class Poppers:
         if given is not None and is_good:
             given.popped_at_ms, given.until_ms, given.is_in_doubt = at_ms, until_ms, False
 
+    def _take_return(self, place: Place, handle: LeaseHandle, is_good: bool, at_ms: int) -> None:
+        given = self._judge_handle(place, handle, is_good)
+        if given is not None:
+            given.may_be_returned = False
+            if is_good:
+                given.popped_at_ms, given.until_ms, given.times = _NO_HANDLE_MS, at_ms, given.times - 1
+
     def _judge_handle(self, place: Place, handle: LeaseHandle, is_good: bool) -> Lease | None:
         """Checks whether the broker was right about a handle; returns its lease, or None if that is forgotten."""
         given = self._leases.get(place)
         if given is None or given.is_in_doubt:
             return given
-        if is_good != (given.popped_at_ms == handle.popped_at_ms and not given.is_acked):
+        is_newest = given.popped_at_ms == handle.popped_at_ms and handle.popped_at_ms != _NO_HANDLE_MS
+        if is_good != (is_newest and not given.is_acked):
             raise Broken(f"{handle} was taken as {'good' if is_good else 'bad'}, the newest is of {given}")
         return given
+
+    # -- pulling ------------------------------------------------------------------------------------------------
+
+    def pull(self, place: int, queue: int, count: int, failing: int, delay_ms: int) -> None:
+        """Pulls a queue, which nobody pops from then on, and commits; the bits of `failing` say which messages fail."""
+        topic = topic_at(place)
+        queue_id = queue % self._site.broker.fold.topics.get(topic).read_queue_count
+        self._watch.flush()  # the answer to a query of an offset waits for pops in flight
+        broker = self._site.broker
+        offset = self._pulled.get((topic, queue_id), broker.fold.groups.offset(GROUP, topic, queue_id) or 0)
+        pulled = broker.pull(topic, queue_id, offset, count_max=count)
+        self._site.digest.note("pulled", pulled.status, pulled.next_offset, pulled.body)
+        self._pulled[topic, queue_id] = pulled.next_offset
+        if pulled.status is not PullStatus.FOUND:
+            return
+        found = [records.decode(data) for data in pulled.records]
+        number = broker.fold.topics.get(topic).numbers[queue_id]
+        places = [(number, record.queue_offset) for record in found]
+        for each in places:
+            self._check_unpopped(each)
+        fresh = [each for each in places if each not in self._done]  # others were pulled, and retried, before a crash
+        self._done.update(dict.fromkeys(places, False))
+        try:
+            self._retry(topic, queue_id, found, failing, delay_ms)
+            broker.commit_offsets(GROUP, [(topic, queue_id, pulled.next_offset)], self._site.now_ms())
+        except (DiskFull, FlowControl) as error:
+            self._site.digest.note_error(error)
+            del self._pulled[topic, queue_id]  # its consumer ends, and others get them again
+            self._watch.flush()
+            return
+        self._watch.flush()
+        self._done.update((each, True) for each in fresh if each in self._done)
+
+    def _check_unpopped(self, place: Place) -> None:
+        given = self._leases.get(place)
+        if self._done.get(place) or (given is not None and not given.is_in_doubt):
+            raise Broken(f"{place} is pulled, and the group was given it before: {given}")
+
+    def _retry(self, topic: str, queue_id: int, found: list[records.Record], failing: int, delay_ms: int) -> None:
+        """Has those that failed given again."""
+        now, number = self._site.now_ms(), self._site.broker.fold.topics.get(topic).numbers[queue_id]
+        for index, record in enumerate(found):
+            if failing >> index & 1:
+                failed = FailedMessage(topic, queue_id, record.queue_offset, record.reconsume_times, "it failed")
+                ticket = self._site.broker.leases.retry(GROUP, failed, [delay_ms], TIMES_MAX, now)
+                if ticket is not None:
+                    lease = Lease(topic, queue_id, now, now + ticket.delay_ms, 0)
+                    self._calls.append(Call(ticket, partial(self._take_retry, (number, record.queue_offset), lease)))
+
+    def _take_retry(self, place: Place, lease: Lease, times: list[int]) -> None:
+        if times[0] != NOT_GIVEN:
+            del self._done[place]
+            self._leases[place] = lease
+            lease.times = times[0]
+
+    def leave(self, place: int, queue: int) -> None:
+        """The consumer that pulls a queue leaves it."""
+        topic = topic_at(place)
+        self._pulled.pop((topic, queue % self._site.broker.fold.topics.get(topic).read_queue_count), None)
 
     # -- crashes and deleted topics -------------------------------------------------------------------------------
 
@@ -186,6 +297,7 @@ class Poppers:
             given.is_in_doubt = True
         self._calls.clear()
         self._changing = None
+        self._pulled.clear()
 
     def note_gone(self) -> None:
         """After retention: the broker forgets a message without a record when a consumer next asks for it."""
@@ -198,11 +310,13 @@ class Poppers:
     def forget(self, numbers: list[int]) -> None:
         """Forgets the leases of queues that were deleted with their topic."""
         self._leases = {place: given for place, given in self._leases.items() if place[0] not in numbers}
+        self._pulled.clear()
 
     # -- the end ------------------------------------------------------------------------------------------------
 
     def pop_the_rest(self) -> None:
         """Pops and acknowledges everything that is left, and checks that no message is lost."""
+        self._pulled.clear()
         while self._site.broker.leases.spent_messages(1):
             self._bury(50)
             self._watch.flush()
@@ -239,8 +353,8 @@ class Poppers:
             raise Broken(f"{place} is a dead letter {letter_count} times")
         if letter_count and given is not None and given.is_acked:
             raise Broken(f"{place} was acknowledged and is a dead letter")
-        if given is None and not letter_count:
-            raise Broken(f"{place} can be read, and no consumer got it by a pop")
+        if given is None and not letter_count and place not in self._done:
+            raise Broken(f"{place} can be read, and no consumer got it")
 
 
 def _letters(broker: Broker) -> list[str]:
