@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import signal
 import sys
 from datetime import timedelta
 from typing import Any
@@ -29,6 +30,8 @@ examples:
 A line has the time when the message became visible, its place, how late it was, and its body. A message that was sent
 with a delay does not carry its due time, so its line shows the time since it was sent.
 
+SIGTERM ends it as the timeout does: what it has printed does not come again.
+
 exit codes: 0 got what was asked for, 1 the timeout came before --count messages, or before any, 2 wrong usage, 3 no
 broker was reached or it refused, 130 interrupted
 """
@@ -51,6 +54,7 @@ async def _receive(arguments: argparse.Namespace) -> int:
     printed = 0
     idle = None if arguments.timeout is None else timedelta(milliseconds=max(arguments.timeout, 1))
     async with connect_async(arguments.addr) as client:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, client.stop_taking)
         messages = client.consume(arguments.topic, arguments.group, tag=arguments.tag, from_=arguments.start, idle=idle)
         if sys.stderr.isatty():
             print(f"messages of {arguments.topic} as group {arguments.group}; Ctrl-C ends", file=sys.stderr)

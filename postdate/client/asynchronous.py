@@ -8,13 +8,15 @@ from postdate.client.address import route_addresses
 from postdate.client.admin import Changed, Jobs
 from postdate.client.backlog import Turn
 from postdate.client.connection import Connections
-from postdate.client.consumer import Consumer
+from postdate.client.consumer import LEAVE_SECONDS, Consumer
 from postdate.client.options import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted
 from postdate.client.outgoing import Outgoing, Receipt
 from postdate.client.producer import Producer
+from postdate.client.pulling import PullConsumer
 from postdate.client.received import AsyncReceivedMessage
 from postdate.client.routes import Routes
-from postdate.errors import PostdateError, UsageError
+from postdate.client.signals import stop_on_signals
+from postdate.errors import UsageError
 from postdate.message import Cancelled
 from postdate.spans import Delay, delay_ms, instant_ms
 
@@ -44,6 +46,7 @@ class AsyncClient:
         self._producer = Producer(self._connections, self._routes, timeout)
         self._consumers: set[Consumer] = set()
         self._is_closed = False
+        self._left = asyncio.Event()  # one of them has left
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -52,15 +55,18 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Leaves all groups, committing what is acknowledged, and drops the connections; takes at most about a second.
-
-        May be repeated. Loops over `consume` and calls of `listen` end.
-        """
+        """Leaves all groups at once, as `Client.close`; takes at most about a second. May be repeated."""
         self._is_closed = True
         try:
             await asyncio.gather(*[consumer.leave() for consumer in self._consumers])
         finally:
             await self._connections.close()
+
+    async def stop(self, timeout: float | None = None) -> bool:
+        """Ends all loops over `consume` and calls of `listen` in peace, as `Client.stop`; returns whether all ended in
+        time.
+        """
+        return await self.stop_for(asyncio.current_task(), timeout)
 
     # -- sending
 
@@ -120,6 +126,7 @@ class AsyncClient:
                 for delivery in turn:
                     yield AsyncReceivedMessage(delivery, consumer)
                     delivery.settle()
+            await self.leave(consumer, self._timeout)
         finally:
             await self.leave(consumer)
 
@@ -127,47 +134,95 @@ class AsyncClient:
         self, topic: str, group: str, handler: AsyncHandler, *, tag: str = "*", tasks: int = 1,
         max_attempts: int = ATTEMPTS_MAX_DEFAULT,
     ) -> None:  # fmt: skip
-        """Awaits `handler(message)` for every message, until `close` or until it is cancelled.
+        """Awaits `handler(message)` for every message, until `stop`, a signal, or until it is cancelled.
 
         As `Client.listen`: a handler that returns acknowledges its message, one that raises sends it back. With more
-        `tasks`, messages of several queues are handled at once, those of one queue always in order.
+        `tasks`, messages of several queues are handled at once, those of one queue always in order. If it is cancelled,
+        handlers at work end first; cancelled a second time, they are cancelled, too.
         """
         if tasks < 1:
             raise UsageError(f"tasks is {tasks}, expected 1 or more")
         wanted = Wanted(topic, group, tag, attempts_max=max_attempts)
         wanted.check()
-        consumer = await self.join(wanted)
-        try:
-            async with asyncio.TaskGroup() as workers:
-                for _ in range(tasks):
-                    workers.create_task(_handle_all(consumer, handler))
-        finally:
-            await self.leave(consumer)
+        with stop_on_signals(self._stop_by_signal(asyncio.get_running_loop())):
+            consumer = await self.join(wanted, is_patient=True)
+            try:
+                await _handle_in_tasks(consumer, handler, tasks)
+                await self.leave(consumer, self._timeout)
+            finally:
+                await self.leave(consumer)
 
     # -- what the blocking client shares
 
-    async def join(self, wanted: Wanted) -> Consumer:
-        """A member of the group, until `leave` or `close`; one that has ended, if `close` comes while it joins."""
+    async def join(self, wanted: Wanted, *, is_patient: bool = False) -> Consumer:
+        """A member of the group, until `leave` or `close`; one that has ended, if it was stopped while it joined."""
         if self._is_closed:
             raise UsageError("the client is closed")
-        consumer = Consumer(wanted, self._routes, self._producer, self._timeout)
+        consumer = PullConsumer(wanted, self._routes, self._producer, self._timeout)
         self._consumers.add(consumer)
         try:
-            await consumer.join()
-        except PostdateError:
-            self._consumers.discard(consumer)
-            if not self._is_closed:
-                raise
+            await consumer.join(is_patient=is_patient)
         except BaseException:
             self._consumers.discard(consumer)
             raise
         return consumer
 
-    async def leave(self, consumer: Consumer) -> None:
+    async def leave(self, consumer: Consumer, seconds: float = LEAVE_SECONDS) -> None:
         try:
-            await consumer.leave()
+            await consumer.leave(seconds)
         finally:  # and not before: `close` waits for those that are leaving
             self._consumers.discard(consumer)
+            self._left.set()
+
+    def stop_taking(self) -> None:
+        """Has nothing more handed out. Loops and handlers end with what they have at hand, and then leave."""
+        for consumer in self._consumers:
+            consumer.stop()
+
+    def forbid_taking(self) -> None:
+        """The first step of `stop_taking`, for handlers of signals."""
+        for consumer in list(self._consumers):  # a copy: another thread may have the loop
+            consumer.forbid_taking()
+
+    def _stop_by_signal(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+        def stop() -> None:
+            self.forbid_taking()
+            loop.call_soon_threadsafe(self.stop_taking)
+
+        return stop
+
+    async def stop_for(self, caller: object, timeout: float | None) -> bool:
+        """Stops for a thread or task; returns whether everything has ended in time. What the caller itself has at hand
+        ends later.
+        """
+        self.stop_taking()
+        stopped = set(self._consumers)
+        if any(caller in consumer.callers for consumer in stopped):
+            return False
+        try:
+            async with asyncio.timeout(timeout):
+                while stopped & self._consumers:
+                    self._left.clear()
+                    await self._left.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+async def _handle_in_tasks(consumer: Consumer, handler: AsyncHandler, count: int) -> None:
+    workers = [asyncio.create_task(_handle_all(consumer, handler)) for _ in range(count)]
+    try:
+        await asyncio.wait(workers, return_when=asyncio.FIRST_COMPLETED)
+    finally:  # the first ended because it was stopped or has failed, or we are cancelled: all end with what they have
+        consumer.stop()
+        try:
+            await asyncio.wait(workers)
+        finally:  # cancelled again
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+    for worker in workers:
+        worker.result()
 
 
 async def _handle_all(consumer: Consumer, handler: AsyncHandler) -> None:
@@ -176,10 +231,18 @@ async def _handle_all(consumer: Consumer, handler: AsyncHandler) -> None:
         for delivery in turn:
             try:
                 await handler(AsyncReceivedMessage(delivery, consumer))
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if _is_cancelled_by_us(error):
+                    raise
                 if not await consumer.give_back(delivery, error):
                     continue
             delivery.settle()
+
+
+def _is_cancelled_by_us(error: BaseException) -> bool:
+    """Whether a handler ended because its worker was cancelled; it may also have awaited something that was."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def connect_async(address: str | None = None, *, timeout: float = TIMEOUT_SECONDS_DEFAULT) -> AsyncClient:

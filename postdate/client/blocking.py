@@ -9,11 +9,12 @@ from math import inf
 from postdate.client.admin import Changed
 from postdate.client.asynchronous import ATTEMPTS_MAX_DEFAULT, TIMEOUT_SECONDS_DEFAULT, AsyncClient
 from postdate.client.backlog import Delivery, Turn
-from postdate.client.consumer import Consumer
+from postdate.client.consumer import LEAVE_SECONDS, Consumer
 from postdate.client.loop import LIFE_SIGN_SECONDS, Closed, LoopThread
 from postdate.client.options import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted
 from postdate.client.outgoing import Outgoing, Receipt
 from postdate.client.received import ReceivedMessage
+from postdate.client.signals import stop_on_signals
 from postdate.clock import elapsed_ns
 from postdate.errors import UsageError
 from postdate.message import Cancelled
@@ -30,6 +31,7 @@ class _FarConsumer:
 
     def next(self, done: Turn | None) -> Turn | None:
         """As `Consumer.next`."""
+        self._consumer.callers.add(threading.get_ident())
         turn = self._consumer.next_within(0, done)
         if turn is not None:
             return turn
@@ -60,12 +62,12 @@ class _FarConsumer:
         with suppress(Closed):
             self._loop.run(stop())
 
-    def leave(self) -> None:
+    def leave(self, seconds: float = LEAVE_SECONDS) -> None:
         with suppress(Closed):
             if self._loop.is_ours:  # a loop over messages that was forgotten, and is cleared away there
-                self._loop.start(self._client.leave(self._consumer))
+                self._loop.start(self._client.leave(self._consumer, seconds))
             else:
-                self._loop.run(self._client.leave(self._consumer))
+                self._loop.run(self._client.leave(self._consumer, seconds))
 
 
 class Client:
@@ -90,10 +92,11 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Leaves all groups, committing what is acknowledged, and drops the connections; takes at most about a second.
+        """Leaves all groups at once, committing what is acknowledged, and drops the connections; takes at most about a
+        second.
 
         May be repeated, and called from any thread. Loops over `consume` and calls of `listen` end when the message at
-        hand is done with; that message comes again.
+        hand is done with; that message comes again. `stop` ends them without repeating work.
         """
         self._is_closed = True
         try:
@@ -101,6 +104,20 @@ class Client:
                 self._loop.run(self._client.close())
         finally:
             self._loop.stop()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Ends all loops over `consume` and calls of `listen` in peace: they take no more messages, finish those at
+        hand, acknowledge them and leave their groups. What finished does not come again; what was not begun comes to
+        other members at once.
+
+        Waits for that, at most `timeout` seconds, and returns whether all ended in time. Called by a handler or in the
+        body of a loop it returns False at once, because that handler or body has to end first. The client still
+        sends, and may consume and listen again.
+        """
+        try:
+            return self._loop.run(self._client.stop_for(threading.get_ident(), timeout))
+        except Closed:
+            return True
 
     # -- sending
 
@@ -205,45 +222,57 @@ class Client:
                 for delivery in turn:
                     yield ReceivedMessage(delivery, consumer)
                     delivery.settle()
+            consumer.leave(self._timeout)
         finally:
             consumer.leave()
 
-    def _join(self, wanted: Wanted) -> _FarConsumer | None:
+    def _join(self, wanted: Wanted, *, is_patient: bool = False) -> _FarConsumer | None:
         """None if the client is closed meanwhile: that ends loops, and is no fault of theirs."""
         if self._is_closed:
             raise Closed
         with suppress(Closed):
-            return _FarConsumer(self._loop.run(self._client.join(wanted)), self._client, self._loop)
+            joined = self._loop.run(self._client.join(wanted, is_patient=is_patient))
+            return _FarConsumer(joined, self._client, self._loop)
         return None
 
     def listen(
         self, topic: str, group: str, handler: Handler, *, tag: str = "*", threads: int = 1,
         max_attempts: int = ATTEMPTS_MAX_DEFAULT,
     ) -> None:  # fmt: skip
-        """Calls `handler(message)` for every message, until `close` is called from another thread, or Ctrl-C.
+        """Calls `handler(message)` for every message, until `stop` or `close` is called, or until SIGTERM or Ctrl-C.
 
         A handler that returns acknowledges its message. One that raises sends it back, unless it called `acknowledge`
         or `retry` before: it comes again after the broker's growing delays (10 s, 30 s, 1 m, ...), and after
         `max_attempts` in all it becomes a dead letter, in the topic %DLQ%group.
 
         With one thread the handler runs in the caller's. With more, messages of several queues are handled at once,
-        those of one queue always in order; on Ctrl-C those at work have `timeout` seconds to end. Otherwise as
-        `consume`.
+        those of one queue always in order.
+
+        In the main thread, SIGTERM and SIGINT (Ctrl-C) do what `stop` does, and `listen` returns; a second one ends it
+        at once, as Python does by default. A signal that has a handler other than Python's own is left to that one.
+
+        A broker that is not there is waited for, and the log says so. Otherwise as `consume`.
         """
         if threads < 1:
             raise UsageError(f"threads is {threads}, expected 1 or more")
         wanted = Wanted(topic, group, tag, attempts_max=max_attempts)
         wanted.check()
-        consumer = self._join(wanted)
-        if consumer is None:
-            return
-        try:
-            if threads == 1:
-                _handle_all(consumer, handler)
-            else:
-                _handle_in_threads(consumer, handler, threads, self._timeout)
-        finally:
-            consumer.leave()
+        with stop_on_signals(self._stop_by_signal):
+            consumer = self._join(wanted, is_patient=True)
+            if consumer is None:
+                return
+            try:
+                if threads == 1:
+                    _handle_all(consumer, handler)
+                else:
+                    _handle_in_threads(consumer, handler, threads)
+                consumer.leave(self._timeout)
+            finally:
+                consumer.leave()
+
+    def _stop_by_signal(self) -> None:
+        self._client.forbid_taking()
+        self._loop.post(self._client.stop_taking)
 
 
 def _handle_all(consumer: _FarConsumer, handler: Handler) -> None:
@@ -258,7 +287,7 @@ def _handle_all(consumer: _FarConsumer, handler: Handler) -> None:
             delivery.settle()
 
 
-def _handle_in_threads(consumer: _FarConsumer, handler: Handler, count: int, end_seconds: float) -> None:
+def _handle_in_threads(consumer: _FarConsumer, handler: Handler, count: int) -> None:
     failures: list[BaseException] = []
 
     def work() -> None:
@@ -276,11 +305,8 @@ def _handle_in_threads(consumer: _FarConsumer, handler: Handler, count: int, end
         for worker in workers:
             while worker.is_alive():
                 worker.join(LIFE_SIGN_SECONDS)
-    except BaseException:
+    except BaseException:  # an interrupt: handlers at work go on in their threads until they or the process end
         consumer.stop()
-        end_ns = elapsed_ns() + end_seconds * 1e9  # for all of them
-        for worker in workers:
-            worker.join(max(0.0, (end_ns - elapsed_ns()) / 1e9))
         raise
     if failures:
         raise failures[0]

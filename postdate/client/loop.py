@@ -3,7 +3,7 @@
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from inspect import CORO_CREATED, getcoroutinestate
 from typing import Any, TypeVar
@@ -88,6 +88,11 @@ class LoopThread:
         except RuntimeError:  # the loop is closed
             work.close()
             raise Closed from None
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Has the loop call something soon; called from any thread, and from handlers of signals."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(callback)
 
     @property
     def is_ours(self) -> bool:

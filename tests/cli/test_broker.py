@@ -269,16 +269,17 @@ def test_a_timeout_after_some_messages_is_the_end(capsys: Capsys) -> None:
 
 
 @pytest.mark.usefixtures("served")
-def test_an_interrupt_ends_it_and_keeps_what_was_printed(capsys: Capsys) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_ends_it_and_keeps_what_was_printed(capsys: Capsys, number: int, code: int) -> None:
     run(capsys, "send", "orders", "hello")
     command = [sys.executable, "-c", INTERRUPTIBLE, "consume", "orders", "--group", "g"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
         try:
             assert process.stdout is not None
             assert b'"hello"' in process.stdout.readline()
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             assert process.communicate(timeout=WAIT_S) == (b"", b"")
-            assert process.returncode == 130
+            assert process.returncode == code
         finally:
             process.kill()  # or leaving the block would wait for it for ever
     assert run_json(capsys, "group", "show", "g")["queues"][-1]["lag"] == 0

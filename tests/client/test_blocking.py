@@ -467,21 +467,6 @@ def test_threads_work_on_several_queues_at_once_and_keep_the_order_of_each(clien
     assert by_queue == {0: [b"%d" % n for n in range(20)], 1: [b"%d" % n for n in range(20)]}
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_an_interrupt_ends_listening_after_a_clean_leave(client: Client, threads: int) -> None:
-    def handle(message: ReceivedMessage) -> None:
-        if message.body == b"last":
-            os.kill(os.getpid(), signal.SIGINT)
-
-    client.send(TOPIC, "first", queue=0)
-    client.send(TOPIC, "last", queue=0)
-    with limited(client), pytest.raises(KeyboardInterrupt):
-        client.listen(TOPIC, GROUP, handle, threads=threads)
-    client.send(TOPIC, "next", queue=0)
-    # "last" was being handled: it comes again unless its handler could return.
-    assert b"first" not in bodies(receive(client, 1))
-
-
 def test_an_interrupt_ends_waiting_for_a_message(client: Client) -> None:
     client.send(TOPIC, "x")
     receive(client, 1)
