@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
+from inspect import unwrap
 
 from postdate.client.address import route_addresses
 from postdate.client.admin import Changed, Jobs
 from postdate.client.backlog import Turn
 from postdate.client.connection import Connections
 from postdate.client.consumer import LEAVE_SECONDS, Consumer
-from postdate.client.options import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted
+from postdate.client.options import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted, is_coroutine_function
 from postdate.client.outgoing import Outgoing, Receipt
 from postdate.client.producer import Producer
 from postdate.client.pulling import PullConsumer
@@ -136,12 +137,15 @@ class AsyncClient:
     ) -> None:  # fmt: skip
         """Awaits `handler(message)` for every message, until `stop`, a signal, or until it is cancelled.
 
-        As `Client.listen`: a handler that returns acknowledges its message, one that raises sends it back. With more
+        As `Client.listen`: a handler that returns acknowledges its message, one that raises sends it back. It is a
+        coroutine function; a plain one is refused. With more
         `tasks`, messages of several queues are handled at once, those of one queue always in order. If it is cancelled,
         handlers at work end first; cancelled a second time, they are cancelled, too.
         """
         if tasks < 1:
             raise UsageError(f"tasks is {tasks}, expected 1 or more")
+        if not (is_coroutine_function(handler) or is_coroutine_function(unwrap(handler))):
+            raise UsageError("the handler is a plain function, expected one that is defined with: async def")
         wanted = Wanted(topic, group, tag, attempts_max=max_attempts)
         wanted.check()
         with stop_on_signals(self._stop_by_signal(asyncio.get_running_loop())):

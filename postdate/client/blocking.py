@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
+from inspect import isawaitable, iscoroutine
 from math import inf
 
 from postdate.client.admin import Changed
@@ -11,7 +12,7 @@ from postdate.client.asynchronous import ATTEMPTS_MAX_DEFAULT, TIMEOUT_SECONDS_D
 from postdate.client.backlog import Delivery, Turn
 from postdate.client.consumer import LEAVE_SECONDS, Consumer
 from postdate.client.loop import LIFE_SIGN_SECONDS, Closed, LoopThread
-from postdate.client.options import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted
+from postdate.client.options import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted, is_coroutine_function
 from postdate.client.outgoing import Outgoing, Receipt
 from postdate.client.received import ReceivedMessage
 from postdate.client.signals import stop_on_signals
@@ -20,7 +21,8 @@ from postdate.errors import UsageError
 from postdate.message import Cancelled
 from postdate.spans import Delay, delay_ms
 
-Handler = Callable[[ReceivedMessage], object]
+# It returns nothing, so that type checkers refuse a coroutine function: nobody would await what that returns.
+Handler = Callable[[ReceivedMessage], None]
 
 
 class _FarConsumer:
@@ -243,7 +245,8 @@ class Client:
 
         A handler that returns acknowledges its message. One that raises sends it back, unless it called `acknowledge`
         or `retry` before: it comes again after the broker's growing delays (10 s, 30 s, 1 m, ...), and after
-        `max_attempts` in all it becomes a dead letter, in the topic %DLQ%group.
+        `max_attempts` in all it becomes a dead letter, in the topic %DLQ%group. A coroutine function is refused: nobody
+        would await it.
 
         With one thread the handler runs in the caller's. With more, messages of several queues are handled at once,
         those of one queue always in order.
@@ -255,6 +258,8 @@ class Client:
         """
         if threads < 1:
             raise UsageError(f"threads is {threads}, expected 1 or more")
+        if is_coroutine_function(handler):
+            raise UsageError(f"{_AWAITABLE}: give it to the listen of postdate.connect_async")
         wanted = Wanted(topic, group, tag, attempts_max=max_attempts)
         wanted.check()
         with stop_on_signals(self._stop_by_signal):
@@ -275,15 +280,26 @@ class Client:
         self._loop.post(self._client.stop_taking)
 
 
+_AWAITABLE = "the handler is a coroutine function, which the blocking client cannot await"
+
+
 def _handle_all(consumer: _FarConsumer, handler: Handler) -> None:
     turn: Turn | None = None
+    work: Callable[[ReceivedMessage], object] = handler
     while (turn := consumer.next(turn)) is not None:
         for delivery in turn:
             try:
-                handler(ReceivedMessage(delivery, consumer))
+                result = work(ReceivedMessage(delivery, consumer))
             except Exception as error:
                 if not consumer.give_back(delivery, error):
                     continue
+            else:
+                if result is not None and isawaitable(result):
+                    if iscoroutine(result):
+                        result.close()  # or Python warns that nobody has awaited it
+                    raise UsageError(
+                        f"{_AWAITABLE}, though it did not look like one; message {delivery.id} comes again"
+                    )
             delivery.settle()
 
 

@@ -1,5 +1,6 @@
 """The options of a consumer, checked."""
 
+from inspect import iscoroutinefunction
 from typing import Literal, NamedTuple
 
 from postdate.errors import UsageError
@@ -10,6 +11,11 @@ From = Literal["first", "last"]
 
 BATCH_DEFAULT = 1_024  # as many as our broker gives, by default, or 256 KB; RocketMQ's gives 32
 PREFETCH_DEFAULT = 16_000
+
+
+def is_coroutine_function(handler: object) -> bool:
+    """Whether calling it makes a coroutine, as far as one can tell before: a function, a partial one, an object."""
+    return iscoroutinefunction(handler) or iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 
 class Wanted(NamedTuple):
