@@ -59,6 +59,10 @@ class AsyncClient:
         """Leaves all groups at once, as `Client.close`; takes at most about a second. May be repeated."""
         self._is_closed = True
         try:
+            self._connections.check_owner()
+        except UsageError:
+            return  # in another loop or process there is nothing of ours to close
+        try:
             await asyncio.gather(*[consumer.leave() for consumer in self._consumers])
         finally:
             await self._connections.close()
@@ -162,6 +166,7 @@ class AsyncClient:
         """A member of the group, until `leave` or `close`; one that has ended, if it was stopped while it joined."""
         if self._is_closed:
             raise UsageError("the client is closed")
+        self._connections.check_owner()
         consumer = PullConsumer(wanted, self._routes, self._producer, self._timeout)
         self._consumers.add(consumer)
         try:

@@ -101,6 +101,8 @@ class Client:
         hand is done with; that message comes again. `stop` ends them without repeating work.
         """
         self._is_closed = True
+        if self._loop.is_forked:
+            return  # the connections are the parent's
         try:
             with suppress(Closed):
                 self._loop.run(self._client.close())

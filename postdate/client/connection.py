@@ -5,6 +5,7 @@ answer, TimedOut or Disconnected.
 """
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -210,6 +211,20 @@ class Connections:
         self._by_address: dict[Address, Connection] = {}
         self._locks: dict[Address, asyncio.Lock] = {}
         self._closed = False
+        self._owner: tuple[int, asyncio.AbstractEventLoop] | None = None  # the process and the loop that first used it
+
+    def check_owner(self) -> None:
+        """Raises UsageError in another event loop, or in a child of the process: nothing here would work there."""
+        pid, loop = os.getpid(), asyncio.get_running_loop()
+        if self._owner is None:
+            self._owner = pid, loop
+        elif self._owner[0] != pid:
+            raise UsageError(
+                f"process {self._owner[0]} made the client, and this is process {pid}, which was forked from it; "
+                "make a client in each process"
+            )
+        elif self._owner[1] is not loop:
+            raise UsageError("the client belongs to another event loop; make one for each loop")
 
     @property
     def alive(self) -> list[Connection]:
@@ -217,6 +232,7 @@ class Connections:
 
     async def to(self, address: Address, timeout: float) -> Connection:
         """The connection to an address. Raises Unreachable, TimedOut, or what `greet` raises."""
+        self.check_owner()
         connection = self._by_address.get(address)
         if connection is not None and not connection.is_lost:
             return connection

@@ -27,6 +27,7 @@ log = logging.getLogger("postdate.client")
 
 HEARTBEAT_SECONDS = 30.0  # RocketMQ's: brokers forget a silent member after 120 s
 LEAVE_SECONDS = 0.8  # what is not committed by then is delivered again; leaving must not hang on a dead broker
+MISSING_SECONDS = 60.0  # when to warn a second time of a topic that did not exist
 
 # What a member that has time waits for to pass. Everything else that a broker answers is for the caller to mend.
 _PASSING = (Unreachable, TimedOut, Unavailable, FlowControl)
@@ -43,6 +44,7 @@ class Consumer(ABC):
         self._loop = asyncio.get_running_loop()
         self._backlog = self._make_backlog()
         self._arrived = asyncio.Event()  # something for `next` to look at
+        self._has_received = False  # anything at all
         self._stopped = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._leaving: asyncio.Task[None] | None = None
@@ -97,6 +99,9 @@ class Consumer(ABC):
         pause = Pause()
         while True:
             try:
+                is_missing = not await self._routes.has_topic(self._wanted.topic, self._timeout)
+                if is_missing and pause.is_fresh:
+                    self._warn_of_missing_topic("does not exist")
                 work = await self._begin()
             except _PASSING as error:
                 if not is_patient or self._stopped.is_set():
@@ -108,7 +113,19 @@ class Consumer(ABC):
             else:
                 if not pause.is_fresh:
                     log.info("group %s: the broker answers, joined", self._wanted.group)
-                return work
+                return [*work, self._warn_later()] if is_missing else work
+
+    async def _warn_later(self) -> None:
+        """Warns once more of a topic that did not exist when we joined: whoever mistyped its name may look only now."""
+        await asyncio.sleep(MISSING_SECONDS)
+        if not self._has_received:
+            self._warn_of_missing_topic(f"did not exist {MISSING_SECONDS:g} s ago, and nothing has come from it")
+
+    def _warn_of_missing_topic(self, what: str) -> None:
+        log.warning(
+            "group %s waits for messages of topic %s, which %s; is the name right? create it with: "
+            "postdate topic create %s", self._wanted.group, self._wanted.topic, what, self._wanted.topic,
+        )  # fmt: skip
 
     async def next(self, done: Turn | None = None) -> Turn | None:
         """Takes a finished turn back; returns the next one, when there is a message. The caller settles each message.
@@ -212,7 +229,7 @@ class Consumer(ABC):
         return task
 
     def _stop_if_failed(self, task: "asyncio.Task[None]") -> None:
-        """Background work only ends by being cancelled. If it fails, that is a mistake of ours: `next` raises it."""
+        """Background work ends by being cancelled. If it fails, that is a mistake of ours, and `next` raises it."""
         if not task.cancelled() and task.exception() is not None:
             self.stop(task.exception())
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -29,6 +30,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         """Raises what keeps the loop from running, such as too many open files."""
+        self._pid = os.getpid()
         self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._main, name="postdate-client", daemon=True)
         self._thread.start()
@@ -56,6 +58,12 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Runs a coroutine to its end; called from any thread but the loop's. An interrupt cancels it."""
+        if self.is_forked:
+            work.close()
+            raise UsageError(
+                f"process {self._pid} made the client, and this is process {os.getpid()}, which was forked from it; "
+                "make a client in each process"
+            )
         if self.is_ours:
             work.close()
             raise UsageError("the client was called in its own thread, by a log handler perhaps; it cannot wait there")
@@ -98,6 +106,11 @@ class LoopThread:
     def is_ours(self) -> bool:
         """Whether the caller is the loop's thread, which must never wait for itself."""
         return threading.current_thread() is self._thread
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a child of the process that has the thread: threads do not come along."""
+        return os.getpid() != self._pid
 
     def stop(self) -> None:
         with suppress(RuntimeError):  # stopped already

@@ -202,6 +202,7 @@ class PullConsumer(Consumer):
             if tags:  # a broker filters by the hash of a tag, and two tags may share one
                 found = Columns.of([pieces for pieces in zip(*found, strict=True) if _tag(pieces) in tags])
             self._backlog.put(Pull(queue, found, len(answer.body)), position)
+            self._has_received = True
             self._arrived.set()
         elif not self._backlog.move(queue, position):
             log.warning("group %s: %s begins anew at offset %d", self._wanted.group, _name_of(queue.name), position)

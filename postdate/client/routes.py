@@ -2,12 +2,14 @@
 
 import asyncio
 import random
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from postdate.client.address import Address, attempts, parse_address
 from postdate.client.connection import Connections, within
-from postdate.client.errors import TimedOut, Unreachable, expect_success
+from postdate.client.errors import Disconnected, TimedOut, Unreachable, expect_success
 from postdate.errors import NoPermission, ProtocolError, TopicNotFound, UsageError
+from postdate.wire import codes
 from postdate.wire.bodies import QueueName, Route, decode_route
 from postdate.wire.frame import Command
 from postdate.wire.requests import Request
@@ -69,6 +71,16 @@ class Routes:
         turn = self._turns[topic] = self._turns.get(topic, self._first_turn) + 1
         return targets[turn % len(targets)]
 
+    async def has_topic(self, topic: str, timeout: float) -> bool:
+        """Whether a topic exists; True also where nobody says. A route does not tell: a broker that creates topics
+        promises one for every name.
+        """
+        try:
+            answer = await self._ask_any(Request.GET_TOPIC_CONFIG, {"topic": topic}, timeout)
+        except Disconnected:
+            return True  # a name server that does not know the question, perhaps
+        return answer.code != codes.TOPIC_NOT_EXIST
+
     def forget(self, topic: str) -> None:
         """Asks anew the next time: what was known led nowhere."""
         self._known.pop(topic, None)
@@ -117,19 +129,24 @@ class Routes:
         return known
 
     async def _query(self, topic: str, timeout: float) -> Route:
+        fields = {"topic": topic, "acceptStandardJsonOnly": "true"}
+        answer = await self._ask_any(Request.GET_ROUTEINFO_BY_TOPIC, fields, timeout)
+        return decode_route(expect_success(answer).body)
+
+    async def _ask_any(self, code: int, fields: Mapping[str, str], timeout: float) -> Command:
         """Asks one route address after the other until one answers; that one is asked first the next time."""
         share = timeout / len(self._addresses)
         for attempt in attempts(self._addresses):
             with attempt as address:
-                answer = await within(share, self._query_at(address, topic, share), f"no answer from {address}")
+                asking = self._ask_at(address, code, fields, share)
+                answer = await within(share, asking, f"no answer from {address}")
                 self._addresses = (address, *[other for other in self._addresses if other != address])
-                return decode_route(expect_success(answer).body)
+                return answer
         raise AssertionError("an attempt has answered, or the last one has raised")
 
-    async def _query_at(self, address: Address, topic: str, timeout: float) -> Command:
+    async def _ask_at(self, address: Address, code: int, fields: Mapping[str, str], timeout: float) -> Command:
         connection = await self._connections.to(address, timeout)
-        fields = {"topic": topic, "acceptStandardJsonOnly": "true"}
-        return await connection.request(Request.GET_ROUTEINFO_BY_TOPIC, fields, timeout=timeout)
+        return await connection.request(code, fields, timeout=timeout)
 
 
 def targets_of(route: Route) -> list[Target]:

@@ -72,6 +72,8 @@ def joined_route(pair: Pair) -> Iterator[str]:
 
 
 def joined(command: Command, pair: Pair) -> bytes:
+    if command.code != Request.GET_ROUTEINFO_BY_TOPIC:
+        return reply(command, codes.REQUEST_CODE_NOT_SUPPORTED)
     found: list[dict[str, Any]] = []
     for served in pair:
         with Peer(served.address) as peer:
