@@ -1,17 +1,26 @@
 """The asyncio client."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from inspect import unwrap
 
 from postdate.client.address import route_addresses
 from postdate.client.admin import Changed, Jobs
-from postdate.client.backlog import Turn
+from postdate.client.backlog import Delivery, Turn
 from postdate.client.connection import Connections
 from postdate.client.consumer import LEAVE_SECONDS, Consumer
-from postdate.client.options import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted, is_coroutine_function
+from postdate.client.options import (
+    BATCH_DEFAULT,
+    PREFETCH_DEFAULT,
+    From,
+    Wanted,
+    is_coroutine_function,
+    wanted_by_listener,
+)
 from postdate.client.outgoing import Outgoing, Receipt
+from postdate.client.popping import CannotPop, PopConsumer
 from postdate.client.producer import Producer
 from postdate.client.pulling import PullConsumer
 from postdate.client.received import AsyncReceivedMessage
@@ -22,7 +31,6 @@ from postdate.message import Cancelled
 from postdate.spans import Delay, delay_ms, instant_ms
 
 TIMEOUT_SECONDS_DEFAULT = 3.0  # RocketMQ's
-ATTEMPTS_MAX_DEFAULT = 16
 
 AsyncHandler = Callable[[AsyncReceivedMessage], Awaitable[object]]
 
@@ -126,32 +134,31 @@ class AsyncClient:
     async def _received(self, wanted: Wanted) -> AsyncGenerator[AsyncReceivedMessage, None]:
         consumer = await self.join(wanted)
         turn: Turn | None = None
+        at_hand: Delivery | None = None
         try:
             while (turn := await consumer.next(turn)) is not None:
-                for delivery in turn:
-                    yield AsyncReceivedMessage(delivery, consumer)
-                    delivery.settle()
+                for at_hand in turn:
+                    yield AsyncReceivedMessage(at_hand, consumer)
+                    at_hand.settle()
             await self.leave(consumer, self._timeout)
         finally:
-            await self.leave(consumer)
+            await self.leave(consumer, at_hand=at_hand)
 
     async def listen(
-        self, topic: str, group: str, handler: AsyncHandler, *, tag: str = "*", tasks: int = 1,
-        max_attempts: int = ATTEMPTS_MAX_DEFAULT,
+        self, topic: str, group: str, handler: AsyncHandler, *, tag: str = "*", tasks: int = 1, ordered: bool = False,
+        retry: Sequence[Delay] | None = None, attempts: int | None = None,
     ) -> None:  # fmt: skip
         """Awaits `handler(message)` for every message, until `stop`, a signal, or until it is cancelled.
 
-        As `Client.listen`: a handler that returns acknowledges its message, one that raises sends it back. It is a
-        coroutine function; a plain one is refused. With more
-        `tasks`, messages of several queues are handled at once, those of one queue always in order. If it is cancelled,
-        handlers at work end first; cancelled a second time, they are cancelled, too.
+        As `Client.listen`, with any number of `tasks` instead of threads: a handler that returns acknowledges its
+        message; if it raises, the message comes again. It is a coroutine function; a plain one is refused. If `listen`
+        is cancelled, handlers at work end first; cancelled a second time, they are cancelled, too.
         """
         if tasks < 1:
             raise UsageError(f"tasks is {tasks}, expected 1 or more")
         if not (is_coroutine_function(handler) or is_coroutine_function(unwrap(handler))):
             raise UsageError("the handler is a plain function, expected one that is defined with: async def")
-        wanted = Wanted(topic, group, tag, attempts_max=max_attempts)
-        wanted.check()
+        wanted = wanted_by_listener(topic, group, tag, tasks, ordered, retry, attempts)
         with stop_on_signals(self._stop_by_signal(asyncio.get_running_loop())):
             consumer = await self.join(wanted, is_patient=True)
             try:
@@ -167,7 +174,12 @@ class AsyncClient:
         if self._is_closed:
             raise UsageError("the client is closed")
         self._connections.check_owner()
-        consumer = PullConsumer(wanted, self._routes, self._producer, self._timeout)
+        if wanted.is_shared_by_message:
+            with suppress(CannotPop):
+                return await self._join(PopConsumer(wanted, self._routes, self._producer, self._timeout), is_patient)
+        return await self._join(PullConsumer(wanted, self._routes, self._producer, self._timeout), is_patient)
+
+    async def _join(self, consumer: Consumer, is_patient: bool) -> Consumer:
         self._consumers.add(consumer)
         try:
             await consumer.join(is_patient=is_patient)
@@ -176,9 +188,10 @@ class AsyncClient:
             raise
         return consumer
 
-    async def leave(self, consumer: Consumer, seconds: float = LEAVE_SECONDS) -> None:
+    async def leave(self, consumer: Consumer, seconds: float = LEAVE_SECONDS, at_hand: Delivery | None = None) -> None:
+        """Leaves the group; a message that its loop has at hand comes again."""
         try:
-            await consumer.leave(seconds)
+            await consumer.leave(seconds, at_hand)
         finally:  # and not before: `close` waits for those that are leaving
             self._consumers.discard(consumer)
             self._left.set()

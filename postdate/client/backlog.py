@@ -9,6 +9,7 @@ state changes here, under one lock, and nothing waits while it has the lock.
 import asyncio
 import queue as standard
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -136,24 +137,24 @@ class Pull:
             column.clear()
 
 
-class Delivery:
-    """A message and where it came from."""
+class Delivery(ABC):
+    """A message at hand."""
 
-    __slots__ = ("_properties", "_record", "origin", "pieces")
+    __slots__ = ("_properties", "_record", "pieces")
 
-    def __init__(self, origin: Origin, pieces: Pieces) -> None:
-        self.origin, self.pieces = origin, pieces
+    def __init__(self, pieces: Pieces) -> None:
+        self.pieces = pieces
         # Read when they are first wanted: many look at the body alone.
         self._record: Record | None = None
         self._properties: dict[str, str] | None = None
 
+    @abstractmethod
     def settle(self) -> None:
         """It is acknowledged: by the end of its work, by its user's word or by a retry. May be repeated."""
-        self.origin.progress.acknowledge(self.pieces[0])
 
     @property
-    def is_settled(self) -> bool:
-        return self.origin.progress.is_acknowledged(self.queue_offset)
+    @abstractmethod
+    def is_settled(self) -> bool: ...
 
     @property
     def queue_offset(self) -> int:
@@ -186,6 +187,23 @@ class Delivery:
         return self.properties.get(PROPERTY_RETRY_TOPIC, self.record.topic)
 
 
+class PulledDelivery(Delivery):
+    """A message of a queue that we own."""
+
+    __slots__ = ("origin",)
+
+    def __init__(self, origin: Origin, pieces: Pieces) -> None:
+        self.origin, self.pieces = origin, pieces
+        self._record = self._properties = None  # here and not by a second call, which would cost as much as all this
+
+    def settle(self) -> None:
+        self.origin.progress.acknowledge(self.pieces[0])
+
+    @property
+    def is_settled(self) -> bool:
+        return self.origin.progress.is_acknowledged(self.queue_offset)
+
+
 def readable_properties(data: bytes) -> dict[str, str]:
     """The properties of a stored message. What is not UTF-8 must not stop its queue: it is read as well as can be."""
     try:
@@ -194,8 +212,17 @@ def readable_properties(data: bytes) -> dict[str, str]:
         return decode_properties(data.decode(errors="replace").encode())
 
 
-class Turn:
-    """A queue in the hands of one caller: iterate once, settle each message, give it back with the next `take`."""
+class Turn(ABC):
+    """What one caller may work on now: iterate once, settle each message, give it back with the next `take`."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Delivery]: ...
+
+
+class QueueTurn(Turn):
+    """A queue in the hands of one caller."""
 
     __slots__ = ("_backlog", "queue")
 
@@ -207,12 +234,99 @@ class Turn:
         backlog, end_ns = self._backlog, elapsed_ns() + TURN_NS
         while (pull := backlog.first_pull(self.queue)) is not None:
             for pieces in pull.rest:
-                yield Delivery(pull.origin, pieces)
+                yield PulledDelivery(pull.origin, pieces)
                 if backlog.has_ended or elapsed_ns() >= end_ns:
                     return
 
 
-class Backlog:
+class OneTurn(Turn):
+    """One message of no queue of ours: one that came back."""
+
+    __slots__ = ("_delivery",)
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+
+    def __iter__(self) -> Iterator[Delivery]:
+        yield self._delivery
+
+
+class HandOut(ABC):
+    """Where callers take turns from, in threads of their own or on the loop; they sleep while there is nothing."""
+
+    def __init__(self) -> None:
+        self.has_ended = False
+        self._failure: BaseException | None = None
+        self._lock = threading.Lock()
+        # How many threads sleep, and a token for each that is woken. A condition would do the same, but is written
+        # in Python: an interrupt in the middle of it could leave the lock locked.
+        self._sleeper_count = 0
+        self._alarms: standard.SimpleQueue[None] = standard.SimpleQueue()
+
+    @property
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether there is something to take."""
+
+    @abstractmethod
+    def _put_back(self, done: Turn) -> None:
+        """Takes a finished turn back. Called under the lock."""
+
+    @abstractmethod
+    def _take_ready(self) -> Turn:
+        """Returns a turn; there is one. Called under the lock."""
+
+    def end(self, failure: BaseException | None = None) -> None:
+        """Hands out nothing more; those who ask get None, or the failure."""
+        with self._lock:
+            self.has_ended = True
+            self._failure = self._failure or failure
+            while self._sleeper_count:
+                self._wake_one()
+
+    def take(self, done: Turn | None = None) -> Turn | None:
+        """Takes a finished turn back; returns another, if one is ready. Raises the failure that ended it all."""
+        with self._lock:
+            return self._take(done)
+
+    def take_within(self, seconds: float, done: Turn | None = None) -> Turn | None:
+        """As `take`, in a thread that can wait. None may come earlier than that, and does when it has ended."""
+        with self._lock:
+            turn = self._take(done)
+            if turn is not None or self.has_ended:
+                return turn
+            self._sleeper_count += 1
+        try:
+            self._alarms.get(timeout=seconds)
+        except standard.Empty:
+            with self._lock:
+                try:
+                    self._alarms.get_nowait()  # there is a token by now: the sleeper was counted as woken
+                except standard.Empty:
+                    self._sleeper_count -= 1
+        return self.take()
+
+    # -- under the lock
+
+    def _take(self, done: Turn | None) -> Turn | None:
+        if done is not None:
+            self._put_back(done)
+        if self._failure is not None:
+            raise self._failure
+        if self.has_ended or not self.is_ready:
+            return None
+        turn = self._take_ready()
+        if self.is_ready:  # Who leaves others wakes the next sleeper, not one for each: he may be back before them.
+            self._wake_one()
+        return turn
+
+    def _wake_one(self) -> None:
+        if self._sleeper_count:
+            self._sleeper_count -= 1
+            self._alarms.put(None)
+
+
+class Backlog(HandOut):
     """Hands out messages of all queues in turn, of one queue one at a time and in order.
 
     A queue is ready while it has a message and no caller has its turn. Every queue may keep its share of what may
@@ -220,17 +334,16 @@ class Backlog:
     they have beyond it is handed out before they pull again.
     """
 
-    def __init__(self, prefetch: int, on_room: Callable[[OwnedQueue], None]) -> None:
-        """`on_room` is called, by the thread that takes, when a queue that was full is to be pulled again."""
-        self.has_ended = False
-        self._failure: BaseException | None = None
-        self._prefetch, self._on_room = prefetch, on_room
+    def __init__(
+        self, prefetch: int, on_room: Callable[[OwnedQueue], None], on_all_returned: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_room` is called, by the thread that takes, when a queue that was full is to be pulled again, and
+        `on_all_returned` when no message that came back is left.
+        """
+        super().__init__()
+        self._prefetch, self._on_room, self._on_all_returned = prefetch, on_room, on_all_returned
         self._ready: deque[OwnedQueue] = deque()
-        self._lock = threading.Lock()
-        # How many threads sleep, and a token for each that is woken. A condition would do the same, but is written
-        # in Python: an interrupt in the middle of it could leave the lock locked.
-        self._sleeper_count = 0
-        self._alarms: standard.SimpleQueue[None] = standard.SimpleQueue()
+        self._returned: deque[Delivery] = deque()  # messages that came back: they go first
         self.share_among(1)
 
     # -- what the loop calls
@@ -275,41 +388,27 @@ class Backlog:
         with self._lock:
             self._forget(queue)
 
-    def end(self, failure: BaseException | None = None) -> None:
-        """Hands out nothing more; those who ask get None, or the failure."""
+    @property
+    def has_returned(self) -> bool:
+        return bool(self._returned)
+
+    def put_returned(self, deliveries: Sequence[Delivery]) -> None:
         with self._lock:
-            self.has_ended = True
-            self._failure = self._failure or failure
-            while self._sleeper_count:
-                self._wake_one()
+            self._returned.extend(deliveries)
+            self._wake_one()
+
+    def take_returned(self) -> list[Delivery]:
+        """Takes out what came back and nobody has begun with."""
+        with self._lock:
+            found = list(self._returned)
+            self._returned.clear()
+            return found
 
     # -- what anybody calls
 
     @property
     def is_ready(self) -> bool:
-        return bool(self._ready)
-
-    def take(self, done: Turn | None = None) -> Turn | None:
-        """Takes a finished turn back; returns another, if a queue is ready. Raises the failure that ended it all."""
-        with self._lock:
-            return self._take(done)
-
-    def take_within(self, seconds: float, done: Turn | None = None) -> Turn | None:
-        """As `take`, in a thread that can wait. None may come earlier than that, and does when the backlog ends."""
-        with self._lock:
-            turn = self._take(done)
-            if turn is not None or self.has_ended:
-                return turn
-            self._sleeper_count += 1
-        try:
-            self._alarms.get(timeout=seconds)
-        except standard.Empty:
-            with self._lock:
-                try:
-                    self._alarms.get_nowait()  # there is a token by now: the sleeper was counted as woken
-                except standard.Empty:
-                    self._sleeper_count -= 1
-        return self.take()
+        return bool(self._ready or self._returned)
 
     def first_pull(self, queue: OwnedQueue) -> Pull | None:
         """Returns the first pull of a queue of which something waits, to the caller that has its turn."""
@@ -319,24 +418,27 @@ class Backlog:
 
     # -- under the lock
 
-    def _take(self, done: Turn | None) -> Turn | None:
-        if done is not None:
-            queue = done.queue
-            queue.is_busy = False
-            self._drop_empty(queue)
-            if queue.waiting:
-                self._ready.append(queue)
-            self._make_room(queue, queue.waiting_count)
-        if self._failure is not None:
-            raise self._failure
-        if self.has_ended or not self._ready:
-            return None
+    def _put_back(self, done: Turn) -> None:
+        if isinstance(done, OneTurn):
+            return
+        assert isinstance(done, QueueTurn), done
+        queue = done.queue
+        queue.is_busy = False
+        self._drop_empty(queue)
+        if queue.waiting:
+            self._ready.append(queue)
+        self._make_room(queue, queue.waiting_count)
+
+    def _take_ready(self) -> Turn:
+        if self._returned:
+            delivery = self._returned.popleft()
+            if not self._returned:
+                self._on_all_returned()
+            return OneTurn(delivery)
         queue = self._ready.popleft()
-        if self._ready:  # Who leaves others wakes the next sleeper, not one for each: he may be back before them.
-            self._wake_one()
         queue.is_busy = True
         self._make_room(queue, queue.waiting_count - 1)  # the first one is as good as taken
-        return Turn(self, queue)
+        return QueueTurn(self, queue)
 
     def _drop_empty(self, queue: OwnedQueue) -> None:
         while queue.waiting and not queue.waiting[0].left_count:
@@ -349,11 +451,6 @@ class Backlog:
         if queue.is_full and count <= self._count_max // 2 and queue.pulled_bytes <= self._bytes_max:
             queue.is_full = False
             self._on_room(queue)
-
-    def _wake_one(self) -> None:
-        if self._sleeper_count:
-            self._sleeper_count -= 1
-            self._alarms.put(None)
 
     def _forget(self, queue: OwnedQueue) -> None:
         for pull in queue.waiting:

@@ -1,18 +1,25 @@
 """The blocking client: the asyncio client on an event loop of its own, in a thread."""
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from inspect import isawaitable, iscoroutine
 from math import inf
 
 from postdate.client.admin import Changed
-from postdate.client.asynchronous import ATTEMPTS_MAX_DEFAULT, TIMEOUT_SECONDS_DEFAULT, AsyncClient
+from postdate.client.asynchronous import TIMEOUT_SECONDS_DEFAULT, AsyncClient
 from postdate.client.backlog import Delivery, Turn
 from postdate.client.consumer import LEAVE_SECONDS, Consumer
 from postdate.client.loop import LIFE_SIGN_SECONDS, Closed, LoopThread
-from postdate.client.options import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted, is_coroutine_function
+from postdate.client.options import (
+    BATCH_DEFAULT,
+    PREFETCH_DEFAULT,
+    From,
+    Wanted,
+    is_coroutine_function,
+    wanted_by_listener,
+)
 from postdate.client.outgoing import Outgoing, Receipt
 from postdate.client.received import ReceivedMessage
 from postdate.client.signals import stop_on_signals
@@ -64,12 +71,12 @@ class _FarConsumer:
         with suppress(Closed):
             self._loop.run(stop())
 
-    def leave(self, seconds: float = LEAVE_SECONDS) -> None:
+    def leave(self, seconds: float = LEAVE_SECONDS, at_hand: Delivery | None = None) -> None:
         with suppress(Closed):
             if self._loop.is_ours:  # a loop over messages that was forgotten, and is cleared away there
-                self._loop.start(self._client.leave(self._consumer, seconds))
+                self._loop.start(self._client.leave(self._consumer, seconds, at_hand))
             else:
-                self._loop.run(self._client.leave(self._consumer, seconds))
+                self._loop.run(self._client.leave(self._consumer, seconds, at_hand))
 
 
 class Client:
@@ -203,7 +210,7 @@ class Client:
         The queues of the topic are shared out among the members of the group, Java ones included, so each message
         goes to one of them. Asking for the next message acknowledges the current one; it waits until there is one.
         Leaving the loop, by break or by an exception, leaves the current one unacknowledged and commits the others at
-        once; it comes again, and so may others after a crash: delivery is at least once.
+        once; it comes again at once, as its next attempt, and so may others after a crash: delivery is at least once.
 
         `tag` filters: "*" for all, or "paid || refunded". A group that is new begins at the first message there is,
         or behind the last one with `from_="last"`. Pulls ask for `batch` messages; at most `prefetch` wait here. A
@@ -221,14 +228,15 @@ class Client:
         if consumer is None:
             return
         turn: Turn | None = None
+        at_hand: Delivery | None = None
         try:
             while (turn := consumer.next(turn)) is not None:
-                for delivery in turn:
-                    yield ReceivedMessage(delivery, consumer)
-                    delivery.settle()
+                for at_hand in turn:
+                    yield ReceivedMessage(at_hand, consumer)
+                    at_hand.settle()
             consumer.leave(self._timeout)
         finally:
-            consumer.leave()
+            consumer.leave(at_hand=at_hand)
 
     def _join(self, wanted: Wanted, *, is_patient: bool = False) -> _FarConsumer | None:
         """None if the client is closed meanwhile: that ends loops, and is no fault of theirs."""
@@ -240,18 +248,21 @@ class Client:
         return None
 
     def listen(
-        self, topic: str, group: str, handler: Handler, *, tag: str = "*", threads: int = 1,
-        max_attempts: int = ATTEMPTS_MAX_DEFAULT,
+        self, topic: str, group: str, handler: Handler, *, tag: str = "*", threads: int = 1, ordered: bool = False,
+        retry: Sequence[Delay] | None = None, attempts: int | None = None,
     ) -> None:  # fmt: skip
         """Calls `handler(message)` for every message, until `stop` or `close` is called, or until SIGTERM or Ctrl-C.
 
-        A handler that returns acknowledges its message. One that raises sends it back, unless it called `acknowledge`
-        or `retry` before: it comes again after the broker's growing delays (10 s, 30 s, 1 m, ...), and after
-        `max_attempts` in all it becomes a dead letter, in the topic %DLQ%group. A coroutine function is refused: nobody
-        would await it.
+        A handler that returns acknowledges its message. If it raises, the message comes again, unless the handler has
+        called `acknowledge` or `retry`: after the delays of `retry`, such as ["1s", "10s", "1m"], of which the last
+        holds for all later attempts, else after those of the group's settings, else after the broker's (10 s, 30 s,
+        1 m, ...). After `attempts` in all, else the group's, else the broker's number (17), it is a dead letter, in the
+        topic %DLQ%group. A coroutine function is refused: nobody would await it.
 
-        With one thread the handler runs in the caller's. With more, messages of several queues are handled at once,
-        those of one queue always in order.
+        Any number of `threads` and processes share a topic message by message; there is no order. The broker lends each
+        message for 30 s, and the client renews that while the handler works. With `ordered=True` the members share
+        queues, as those of `consume` do: messages of one queue are handled one after the other, those of several
+        queues at once. With one thread the handler runs in the caller's.
 
         In the main thread, SIGTERM and SIGINT (Ctrl-C) do what `stop` does, and `listen` returns; a second one ends it
         at once, as Python does by default. A signal that has a handler other than Python's own is left to that one.
@@ -262,8 +273,7 @@ class Client:
             raise UsageError(f"threads is {threads}, expected 1 or more")
         if is_coroutine_function(handler):
             raise UsageError(f"{_AWAITABLE}: give it to the listen of postdate.connect_async")
-        wanted = Wanted(topic, group, tag, attempts_max=max_attempts)
-        wanted.check()
+        wanted = wanted_by_listener(topic, group, tag, threads, ordered, retry, attempts)
         with stop_on_signals(self._stop_by_signal):
             consumer = self._join(wanted, is_patient=True)
             if consumer is None:

@@ -92,6 +92,9 @@ def _lower(sentence: str) -> str:
     return sentence[:1].lower() + sentence[1:]
 
 
+# What passes when the broker is itself again. Everything else that it answers is for the caller to mend.
+PASSING = (Unreachable, TimedOut, Unavailable, FlowControl)
+
 PAUSE_SECONDS_MIN = 0.1
 PAUSE_SECONDS_MAX = 5.0  # long enough to spare a broker that starts, short enough to notice it soon
 

@@ -23,10 +23,10 @@ log = logging.getLogger("postdate.client")
 class Membership:
     """One member of one group, at every broker that it is connected to."""
 
-    def __init__(self, wanted: Wanted, timeout: float) -> None:
+    def __init__(self, wanted: Wanted, consume_type: str, timeout: float) -> None:
         self.client_id = new_client_id()
         self.changed = asyncio.Event()  # the members may be others than when they were last asked for
-        self._wanted, self._timeout = wanted, timeout
+        self._wanted, self._consume_type, self._timeout = wanted, consume_type, timeout
         self._connections = Connections(on_request=self._note_change, on_lost=self.changed.set, greet=self._greet)
 
     def _note_change(self, command: Command) -> None:
@@ -40,9 +40,9 @@ class Membership:
 
     async def _beat(self, connection: Connection) -> None:
         consumer = bodies.Consumer(
-            self._wanted.group, "CONSUME_PASSIVELY", "CLUSTERING",
+            self._wanted.group, self._consume_type, "CLUSTERING",
             "CONSUME_FROM_FIRST_OFFSET" if self._wanted.from_ == "first" else "CONSUME_FROM_LAST_OFFSET",
-            tuple(self._wanted.subscriptions().values()),
+            tuple(self._wanted.subscriptions().values()), shares_by_topic=True,
         )  # fmt: skip
         body = bodies.encode_heartbeat(bodies.Heartbeat(self.client_id, (), (consumer,)))
         expect_success(await connection.request(Request.HEART_BEAT, body=body, timeout=self._timeout))
@@ -56,12 +56,13 @@ class Membership:
         """Raises Unreachable, TimedOut, or what the broker answers to a heartbeat."""
         return await self._connections.to(address, self._timeout)
 
-    async def ask(self, address: Address, code: int, fields: Mapping[str, Any]) -> Command:
+    async def ask(self, address: Address, code: int, fields: Mapping[str, Any], body: bytes = b"") -> Command:
         connection = await self.connection(address)
-        return await connection.request(code, fields, timeout=self._timeout)
+        return await connection.request(code, fields, body, timeout=self._timeout)
 
-    async def members(self, addresses: Iterable[Address]) -> list[str]:
-        """The client ids of all members, ourselves included, as the first broker that answers knows them.
+    async def members(self, addresses: Iterable[Address], topic: str) -> list[str]:
+        """The client ids of those that share a topic with us, as the first broker that answers knows them. RocketMQ
+        answers with the whole group, and so does Postdate where an official client is a member.
 
         Connects to all, because each tells its own consumers who the others are. Raises the last failure if none
         can be reached.
@@ -78,14 +79,14 @@ class Membership:
             if failure is not None:
                 raise failure
             return []
-        members = await self._ask_members(reached[0])
-        if self.client_id not in members:  # we were silent for too long
+        members = await self._ask_members(reached[0], topic)
+        if self.client_id not in members:  # we were silent for too long, or others want more tags than we do
             await self._beat(reached[0])
-            members = await self._ask_members(reached[0])
+            members = await self._ask_members(reached[0], topic)
         return members
 
-    async def _ask_members(self, connection: Connection) -> list[str]:
-        fields = {"consumerGroup": self._wanted.group}
+    async def _ask_members(self, connection: Connection, topic: str) -> list[str]:
+        fields = {"consumerGroup": self._wanted.group, "topic": topic}
         answer = await connection.request(Request.GET_CONSUMER_LIST_BY_GROUP, fields, timeout=self._timeout)
         if answer.code == codes.SYSTEM_ERROR:
             return []  # the broker knows no member

@@ -1,10 +1,12 @@
 """The options of a consumer, checked."""
 
+from collections.abc import Sequence
 from inspect import iscoroutinefunction
 from typing import Literal, NamedTuple
 
 from postdate.errors import UsageError
 from postdate.message import RETRY_TOPIC_PREFIX, check_group, check_topic
+from postdate.spans import Delay, delay_ms
 from postdate.wire.bodies import SUBSCRIPTION_ALL, Subscription, parse_subscription
 
 From = Literal["first", "last"]
@@ -29,6 +31,9 @@ class Wanted(NamedTuple):
     prefetch: int = PREFETCH_DEFAULT
     attempts_max: int | None = None  # None leaves it to the group's settings at the broker
     idle_ms: int | None = None  # how long to wait for a message; None for ever
+    retry_ms: tuple[int, ...] = ()  # delays after the first attempt, the second, ...; without, the group's
+    workers: int = 1
+    is_shared_by_message: bool = False  # else the members share queues
 
     def check(self) -> None:
         """Raises UsageError or IllegalMessage, naming what is wrong."""
@@ -37,7 +42,7 @@ class Wanted(NamedTuple):
         if self.from_ not in ("first", "last"):
             raise UsageError(f"from_ is {self.from_!r}, expected 'first' or 'last'")
         numbers = {
-            "batch": self.batch, "prefetch": self.prefetch, "max_attempts": self.attempts_max,
+            "batch": self.batch, "prefetch": self.prefetch, "attempts": self.attempts_max,
             "idle, in milliseconds,": self.idle_ms,
         }  # fmt: skip
         for name, number in numbers.items():
@@ -63,3 +68,17 @@ class Wanted(NamedTuple):
             self.topic: parse_subscription(self.topic, self.tag),
             self.retry_topic: parse_subscription(self.retry_topic, SUBSCRIPTION_ALL),
         }
+
+
+def wanted_by_listener(
+    topic: str, group: str, tag: str, workers: int, ordered: bool, retry: Sequence[Delay] | None, attempts: int | None
+) -> Wanted:
+    """The options of a call of `listen`. Raises UsageError or IllegalMessage, naming what is wrong."""
+    if retry is not None and (isinstance(retry, str) or not retry):
+        raise UsageError(f"retry is {retry!r}, expected a list of delays, such as ['1s', '10s', '1m']")
+    wanted = Wanted(
+        topic, group, tag, attempts_max=attempts, retry_ms=tuple(map(delay_ms, retry or ())), workers=workers,
+        is_shared_by_message=not ordered,
+    )  # fmt: skip
+    wanted.check()
+    return wanted

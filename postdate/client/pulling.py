@@ -13,10 +13,11 @@ import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
-from postdate.client.backlog import Backlog, Delivery, OwnedQueue, Progress, Pull, readable_properties
+from postdate.client.backlog import Backlog, OwnedQueue, Progress, Pull, PulledDelivery, readable_properties
 from postdate.client.connection import Address
 from postdate.client.consumer import Consumer, cancel, set_within
 from postdate.client.errors import PAUSE_SECONDS_MIN, Pause, expect_success, refusal
+from postdate.client.leases import LeasedDelivery, Source
 from postdate.client.options import Wanted
 from postdate.client.producer import Producer
 from postdate.client.routes import DEFAULT_TOPIC, Routes, addresses_of, readable_queues
@@ -35,6 +36,7 @@ REBALANCE_SECONDS = 20.0  # RocketMQ's
 # How soon to look again for a topic that is not there yet, or a queue whose offset could not be asked.
 REBALANCE_SOON_SECONDS = 1.0
 COMMIT_SECONDS = 1.0
+RETURNED_MAX = 32  # messages that come again which we ask for at once: they are few, and wait with their leases renewed
 HOLD_SECONDS = 15.0  # how long a broker may hold a pull that finds nothing
 # An answer that brings nothing new and comes sooner than this was not held: asking again at once would be a busy loop.
 HELD_SECONDS_MIN = 0.5
@@ -44,22 +46,21 @@ class PullConsumer(Consumer):
     """A member that owns queues, and hands out the messages of each in their order."""
 
     def __init__(self, wanted: Wanted, routes: Routes, producer: Producer, timeout: float) -> None:
-        super().__init__(wanted, routes, producer, timeout)
+        self._queues = Backlog(wanted.prefetch, self._queue_has_room, self._room_was_made)
+        super().__init__(wanted, routes, producer, timeout, self._queues, "CONSUME_PASSIVELY")
         self._owned: dict[QueueName, OwnedQueue] = {}
-
-    def _make_backlog(self) -> Backlog:
-        return Backlog(self._wanted.prefetch, self._room_was_made)
 
     async def _begin(self) -> list[Coroutine[None, None, None]]:
         seconds = await self._rebalance()
-        return [self._repeat("commit", self._commit_changed, COMMIT_SECONDS), self._rebalance_forever(seconds)]
+        popping = await self._begin_popping() if self._routes.is_postdate else []
+        return [
+            *popping, self._repeat("commit", self._commit_changed, COMMIT_SECONDS), self._rebalance_forever(seconds)
+        ]  # fmt: skip
 
-    async def acknowledge(self, delivery: Delivery) -> None:
+    async def _acknowledge_pulled(self, delivery: PulledDelivery) -> None:
         """Commits. If that fails, a later commit tells the broker. A queue that another member has by now is left to
         that one.
         """
-        self._check_acknowledgeable(delivery)
-        delivery.settle()
         queue = delivery.origin.queue
         if self._leaving is None and self._owned.get(queue.name) is queue:
             await self._commit(queue)
@@ -67,6 +68,10 @@ class PullConsumer(Consumer):
     async def _finish(self) -> None:
         await cancel(*[queue.pulling for queue in self._owned.values() if queue.pulling is not None])
         await asyncio.gather(*map(self._commit_or_complain, self._owned.values()))
+        await self._leases.give_back(
+            [each for each in self._queues.take_returned() if isinstance(each, LeasedDelivery)]
+        )
+        await self._leases.flush()
 
     async def _rebalance_forever(self, seconds: float) -> None:
         pause = Pause()
@@ -82,16 +87,23 @@ class PullConsumer(Consumer):
 
     # -- queues
 
+    @property
+    def _pulled_topics(self) -> Sequence[str]:
+        """The topics whose queues we share. Of Postdate we pop the retry topic instead: it has one queue, and that has
+        messages for members of all the group's topics.
+        """
+        return (self._wanted.topic,) if self._routes.is_postdate else tuple(self._subscriptions)
+
     async def _rebalance(self) -> float:
-        """Takes our share of the queues of both topics; returns in how many seconds to look again."""
+        """Takes our share of the queues; returns in how many seconds to look again."""
         self._membership.changed.clear()  # before anybody is asked: a change from here on means another rebalance
         complete = True
         try:
-            for topic in self._subscriptions:
+            for topic in self._pulled_topics:
                 complete &= await self._share_out(topic)
         finally:
             # Not before all of it is known: how much may wait depends on how many share it.
-            self._backlog.share_among(len(self._owned))
+            self._queues.share_among(len(self._owned))
             for queue in self._owned.values():
                 if queue.pulling is None and not self._stopped.is_set():
                     queue.pulling = self._spawn(self._pull_forever(queue))
@@ -105,11 +117,11 @@ class PullConsumer(Consumer):
             # RocketMQ makes the retry topic of a group on its first heartbeat, so one must come before any route.
             with contextlib.suppress(TopicNotFound):
                 route = await self._routes.of(DEFAULT_TOPIC, self._timeout)
-                await self._membership.members(addresses_of(route).values())
+                await self._membership.members(addresses_of(route).values(), topic)
             await self._own_queues(topic, (), {})
             return False
         addresses = addresses_of(route)
-        members = await self._membership.members(addresses.values())
+        members = await self._membership.members(addresses.values(), topic)
         share = allocate(self._membership.client_id, members, readable_queues(topic, route))
         return await self._own_queues(topic, share, addresses)
 
@@ -150,12 +162,29 @@ class PullConsumer(Consumer):
         """Another member has it now: what is not handed out is dropped, for the other one to read."""
         if queue.pulling is not None:
             await cancel(queue.pulling)
-        self._backlog.drop(queue)
+        self._queues.drop(queue)
         await self._commit_or_complain(queue)
         del self._owned[queue.name]  # and not before: who leaves meanwhile commits what we own
 
     def _queue_fields(self, name: QueueName) -> dict[str, Any]:
         return {"consumerGroup": self._wanted.group, "topic": name.topic, "queueId": name.queue_id}
+
+    # -- messages that come again
+
+    async def _pop_messages(self, source: Source) -> bool:
+        """Pops what failed before and is ready for another attempt: it stays in its queue, which has moved on. What
+        official members of the group have sent back is in the retry topic.
+        """
+        if self._queues.has_returned:
+            self._room.clear()
+            if self._queues.has_returned:  # and none was taken before the event was cleared
+                await self._room.wait()
+            return True
+        popped = await self._pop(source, RETURNED_MAX, is_ready_only=source.topic in self._pulled_topics)
+        if popped.deliveries:
+            self._queues.put_returned(popped.deliveries)
+            self._arrived.set()
+        return popped.was_held or bool(popped.size)
 
     # -- pulling
 
@@ -182,14 +211,13 @@ class PullConsumer(Consumer):
         flags = codes.PULL_SUSPEND | codes.PULL_SUBSCRIPTION | (codes.PULL_COMMIT_OFFSET if commit_offset else 0)
         fields = self._queue_fields(queue.name) | {
             "queueOffset": position,
-            "maxMsgNums": self._backlog.count_to_pull(queue, self._wanted.batch), "sysFlag": flags,
+            "maxMsgNums": self._queues.count_to_pull(queue, self._wanted.batch), "sysFlag": flags,
             "commitOffset": commit_offset, "suspendTimeoutMillis": int(HOLD_SECONDS * 1_000),
             "subscription": self._subscriptions[queue.name.topic].expression, "subVersion": 0,
             "expressionType": "TAG", "bname": queue.name.broker_name,
         }  # fmt: skip
-        self._take_in(
-            queue, await connection.request(Request.PULL_MESSAGE, fields, timeout=HOLD_SECONDS + self._timeout)
-        )
+        answer = await connection.request(Request.PULL_MESSAGE, fields, timeout=HOLD_SECONDS + self._timeout)
+        self._take_in(queue, answer)
         was_held = asyncio.get_running_loop().time() - began >= HELD_SECONDS_MIN
         return was_held or queue.progress.position != position
 
@@ -201,13 +229,13 @@ class PullConsumer(Consumer):
             tags, found = self._subscriptions[queue.name.topic].tags, split_records(answer.body)
             if tags:  # a broker filters by the hash of a tag, and two tags may share one
                 found = Columns.of([pieces for pieces in zip(*found, strict=True) if _tag(pieces) in tags])
-            self._backlog.put(Pull(queue, found, len(answer.body)), position)
+            self._queues.put(Pull(queue, found, len(answer.body)), position)
             self._has_received = True
             self._arrived.set()
-        elif not self._backlog.move(queue, position):
+        elif not self._queues.move(queue, position):
             log.warning("group %s: %s begins anew at offset %d", self._wanted.group, _name_of(queue.name), position)
 
-    def _room_was_made(self, queue: OwnedQueue) -> None:
+    def _queue_has_room(self, queue: OwnedQueue) -> None:
         """Called by the thread that takes messages, which may be any."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, and with it all pulling
             self._loop.call_soon_threadsafe(queue.room.set)

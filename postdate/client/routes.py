@@ -48,6 +48,7 @@ class Routes:
         self._known: dict[str, _Known] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._turns: dict[str, int] = {}
+        self.is_postdate = False  # whether who answered last is a Postdate; RocketMQ's answers name Java
         self._first_turn = random.getrandbits(16)  # clients that send one message each must not all take the same queue
 
     async def of(self, topic: str, timeout: float) -> Route:
@@ -141,6 +142,7 @@ class Routes:
                 asking = self._ask_at(address, code, fields, share)
                 answer = await within(share, asking, f"no answer from {address}")
                 self._addresses = (address, *[other for other in self._addresses if other != address])
+                self.is_postdate = answer.language == codes.LANGUAGE
                 return answer
         raise AssertionError("an attempt has answered, or the last one has raised")
 

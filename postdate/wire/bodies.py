@@ -5,7 +5,7 @@ its request raises ProtocolError.
 """
 
 import re
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from struct import Struct
@@ -385,6 +385,37 @@ def decode_batch_ack(body: bytes, count_max: int) -> list[Ack]:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProtocolError(f"a batch of acknowledgements that cannot be read: {error}") from error
     return acks
+
+
+_ACK_SPAN = 8_192  # offsets of one entry: messages that came back may be far apart
+
+
+def encode_batch_ack(broker_name: str, acks: Iterable[Ack]) -> bytes:
+    rows = [
+        {
+            "c": ack.group, "t": ack.topic, "r": "0", "so": start, "q": ack.queue_id, "rq": 0, "pt": ack.popped_at_ms,
+            "it": 0, "bn": broker_name, "b": b64encode(bits).decode(),
+        }
+        for ack in acks
+        for start, bits in _bit_sets(ack.offsets)
+    ]  # fmt: skip
+    return orjson.dumps({"brokerName": broker_name, "acks": rows})
+
+
+def _bit_sets(numbers: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+    """Yields numbers as sets of bits, each with the number of its lowest bit, as `_bits` reads them."""
+    start, bits = 0, bytearray()
+    for number in sorted(numbers):
+        if bits and number - start >= _ACK_SPAN:
+            yield start, bytes(bits)
+            bits = bytearray()
+        if not bits:
+            start = number
+        place = number - start
+        bits.extend(bytes(place // 8 + 1 - len(bits)))
+        bits[place // 8] |= 1 << place % 8
+    if bits:
+        yield start, bytes(bits)
 
 
 def _bits(text: str) -> Iterator[int]:

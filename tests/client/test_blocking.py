@@ -219,8 +219,11 @@ def test_asking_for_the_next_message_acknowledges_and_leaving_does_not(client: C
     for body in ("a", "b", "c"):
         client.send(TOPIC, body, queue=0)
     assert bodies(receive(client, 2)) == [b"a", b"b"]
-    assert bodies(receive(client, 2)) == [b"b", b"c"]
-    assert bodies(receive(client, 1)) == [b"c"]
+    second = receive(client, 2)
+    assert bodies(second) == [b"b", b"c"]
+    assert sorted((message.body, message.attempt) for message in second) == [(b"b", 2), (b"c", 1)]
+    (third,) = receive(client, 1)
+    assert (third.body, third.attempt) == (second[-1].body, second[-1].attempt + 1)
 
 
 def test_an_acknowledged_message_does_not_come_again_when_the_loop_is_left(client: Client, served: Served) -> None:
@@ -266,22 +269,26 @@ def test_a_forgotten_loop_that_is_cleared_away_in_the_clients_thread_does_not_st
         assert client.send(TOPIC, "b", queue=0).id
     finally:
         gc.enable()
-    assert receive(client, 1)[0].body == b"a"
+    assert bodies(receive(client, 2)) == [b"a", b"b"]
 
 
-def test_an_exception_in_the_loop_leaves_the_message(client: Client) -> None:
+def test_an_exception_in_the_loop_leaves_the_message_and_counts_as_an_attempt(client: Client) -> None:
     client.send(TOPIC, "a", queue=0)
     client.send(TOPIC, "b", queue=0)
+    attempts: list[int] = []
 
-    def fail_on_second() -> None:
+    def fail_on_b() -> None:
         with limited(client):
             for message in client.consume(TOPIC, GROUP):
                 if message.body == b"b":
+                    attempts.append(message.attempt)
                     raise RuntimeError("the handler's own trouble")
 
-    with pytest.raises(RuntimeError):
-        fail_on_second()
-    assert bodies(receive(client, 1)) == [b"b"]
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            fail_on_b()
+    (message,) = receive(client, 1)
+    assert (attempts, message.body, message.attempt) == ([1, 2, 3], b"b", 4)
 
 
 def test_groups_do_not_share_what_they_have_read(client: Client) -> None:
@@ -431,7 +438,7 @@ def test_a_handler_that_settles_its_message_and_then_raises_sends_nothing_back(
     client.close()
     listener.join(WAIT_S)
     (line,) = [record.getMessage() for record in caplog.records if "handler failed" in record.getMessage()]
-    assert "which it had settled before: RuntimeError: too late" in line
+    assert "it had settled the message before: RuntimeError: too late" in line
     assert seen == [b"x", b"y"]
 
 
@@ -441,7 +448,7 @@ def test_past_its_attempts_a_message_is_a_dead_letter(client: Client, served: Se
 
     client.send(TOPIC, "x", key="42")
     with postdate.connect(served.address) as other:
-        listener = run(lambda: other.listen(TOPIC, GROUP, refuse, max_attempts=2))
+        listener = run(lambda: other.listen(TOPIC, GROUP, refuse, attempts=2))
         (letter,) = receive(client, 1, topic=f"%DLQ%{GROUP}", group="undertaker")
     listener.join(WAIT_S)
     assert (letter.body, letter.key, letter.topic) == (b"x", "42", TOPIC)
@@ -459,7 +466,7 @@ def test_threads_work_on_several_queues_at_once_and_keep_the_order_of_each(clien
     for n in range(20):
         client.send(TOPIC, str(n), queue=0)
         client.send(TOPIC, str(n), queue=1)
-    listener = run(lambda: client.listen(TOPIC, GROUP, handle, threads=3))
+    listener = run(lambda: client.listen(TOPIC, GROUP, handle, threads=3, ordered=True))
     until(lambda: all(len(seen) == 20 for seen in by_queue.values()))
     client.close()
     listener.join(WAIT_S)

@@ -20,7 +20,19 @@ from hypothesis import strategies as st
 import postdate
 from postdate import client
 from postdate.client import backlog as client_backlog
-from postdate.client.backlog import BYTES_MAX, Backlog, Delivery, OwnedQueue, Progress, Pull, Turn, readable_properties
+from postdate.client.backlog import (
+    BYTES_MAX,
+    Backlog,
+    Delivery,
+    Origin,
+    OwnedQueue,
+    Progress,
+    Pull,
+    PulledDelivery,
+    QueueTurn,
+    Turn,
+    readable_properties,
+)
 from postdate.client.connection import Address, parse_address, parse_addresses
 from postdate.client.errors import BrokerError, Pause, Unavailable, in_words, refusal
 from postdate.client.identity import new_client_id, new_unique_keys
@@ -188,6 +200,11 @@ def owned(queue_id: int) -> OwnedQueue:
     return OwnedQueue(QueueName("t", "b", queue_id), Address("h", 1), Progress(0), None)
 
 
+def origin_of(delivery: Delivery) -> Origin:
+    assert isinstance(delivery, PulledDelivery)
+    return delivery.origin
+
+
 def pull_of(queue: OwnedQueue, *offsets: int, size: int = 100) -> Pull:
     return Pull(queue, split_records(b"".join(record(queue_offset=offset) for offset in offsets)), size)
 
@@ -212,9 +229,9 @@ def put(backlog: Backlog, queue: OwnedQueue, *offsets: int, size: int = 100) -> 
     backlog.put(pull_of(queue, *offsets, size=size), offsets[-1] + 1)
 
 
-def taken(backlog: Backlog, done: Turn | None = None) -> Turn:
+def taken(backlog: Backlog, done: Turn | None = None) -> QueueTurn:
     turn = backlog.take(done)
-    assert turn is not None
+    assert isinstance(turn, QueueTurn)
     return turn
 
 
@@ -280,7 +297,7 @@ def test_who_works_long_on_a_message_gets_the_next_from_another_queue(turn_clock
     order, turn = [], backlog.take()
     while turn is not None:
         for each in turn:
-            order.append((each.origin.queue.name.queue_id, each.queue_offset))
+            order.append((origin_of(each).queue.name.queue_id, each.queue_offset))
             turn_clock.pass_ms(1)
         turn = backlog.take(turn)
     assert order == [(0, 0), (1, 0), (0, 1), (1, 1)]
@@ -377,7 +394,7 @@ def test_what_was_handed_out_of_a_queue_that_is_no_more_does_not_acknowledge_its
     backlog.move(queue, 0)
     put(backlog, queue, 0)
     old.settle()
-    assert next(messages).origin.progress is queue.progress
+    assert origin_of(next(messages)).progress is queue.progress
     assert queue.progress.commit_offset == 0
 
 
@@ -404,6 +421,7 @@ def test_a_thread_that_waits_gets_what_is_put() -> None:
 
 
 def queue_of(turn: Turn | None) -> OwnedQueue | None:
+    assert turn is None or isinstance(turn, QueueTurn)
     return None if turn is None else turn.queue
 
 
@@ -463,7 +481,7 @@ def test_threads_that_hammer_a_backlog_keep_the_order_of_each_queue(
         while not backlog.has_ended:
             turn = backlog.take_within(WAIT_S, turn)
             for each in turn or ():
-                handled[each.origin.queue.name.queue_id].append(each.queue_offset)
+                handled[origin_of(each).queue.name.queue_id].append(each.queue_offset)
                 each.settle()
                 left.release()
 
@@ -655,7 +673,7 @@ class NobodysMessages:
 
 def received(data: bytes) -> ReceivedMessage:
     pull = Pull(owned(3), split_records(data), len(data))
-    return ReceivedMessage(Delivery(pull.origin, next(pull.rest)), NobodysMessages())
+    return ReceivedMessage(PulledDelivery(pull.origin, next(pull.rest)), NobodysMessages())
 
 
 def test_a_message_tells_what_its_record_says() -> None:

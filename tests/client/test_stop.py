@@ -198,7 +198,7 @@ def test_a_cancelled_listener_finishes_what_is_in_hand_unless_it_is_cancelled_ag
 
     finished = asyncio.run(story())
     assert finished == (["a"] if times == 1 else [])
-    assert left_over(served) == ([b"b"] if times == 1 else [b"a", b"b"])
+    assert sorted(left_over(served)) == ([b"b"] if times == 1 else [b"a", b"b"])
 
 
 def test_a_handler_that_awaits_something_cancelled_has_failed_and_does_not_end_its_worker(served: Served) -> None:
@@ -368,7 +368,10 @@ def test_a_second_signal_ends_a_process_at_once(client: Client, served: Served, 
         process.send_signal(number)
         code, output = process.end()
     assert (code, "done" in output) == (-number, False)
-    assert left_over(served) == [b"a"]
+    if number == signal.SIGINT:  # Python still ran, and gave the message back
+        assert left_over(served) == [b"a"]
+    else:  # it comes again when its lease ends, half a minute later
+        assert served.call(lambda: len(served.broker.fold.leases.by_key)) == 1
 
 
 def test_handlers_of_the_callers_own_are_left_alone(client: Client, served: Served) -> None:

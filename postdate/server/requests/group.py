@@ -102,6 +102,7 @@ class Groups:
         group = asked["consumerGroup"]
         if group and self._members.leave(asked["clientID"], group):
             self._pops.leave(connection, group)
+            self._pops.release(connection, group)
             self.notify({group})
             self._pulse.nudge()
         self._senders.leave(asked["clientID"], asked["producerGroup"])

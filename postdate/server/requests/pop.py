@@ -229,6 +229,11 @@ class Pops:
             if not self._popping[place]:
                 del self._popping[place]
 
+    def release(self, connection: Connection, group: str) -> None:
+        """Ends the pops of a member that leaves: it is given nothing that it would have to give back."""
+        for held in [held for held in self._held_of.get(connection, ()) if held.ask.group == group]:
+            self._give_up(held)
+
     def release_all(self) -> None:
         """Ends all pops, because the server stops."""
         for held in [held for pops in self._held_of.values() for held in pops]:
