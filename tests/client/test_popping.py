@@ -2,6 +2,9 @@
 
 import asyncio
 import logging
+import os
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,6 +29,7 @@ from tests.client.test_blocking import limited, receive, run, until
 from tests.support.server import WAIT_S, Served, serving
 
 TOPIC, GROUP = "orders", "billing"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -396,3 +400,55 @@ def test_what_waits_too_long_is_taken_out_of_a_stock() -> None:
     assert [each.leased_at for each in stock.take_stale(1.5)] == [0.0, 1.0]
     assert [each.leased_at for each in stock.take_stale(9.0)] == [2.0, 3.0]
     assert stock.take_stale(9.0) == []
+
+
+# -- beside others
+
+
+def test_members_that_pop_and_members_that_pull_share_a_group_and_nothing_comes_twice(
+    client: Client, served: Served
+) -> None:
+    seen: Counter[bytes] = Counter()
+
+    def note(message: ReceivedMessage) -> None:
+        seen[message.body] += 1
+
+    def consume(own: Client) -> None:
+        for message in own.consume(TOPIC, GROUP):
+            note(message)
+
+    with postdate.connect(served.address) as other, listening(client, note, threads=2):
+        for n in range(100):
+            client.send(TOPIC, f"before {n}")
+        consumer = run(lambda: consume(other))
+        for n in range(200):
+            client.send(TOPIC, f"beside {n}")
+        assert other.stop(WAIT_S)
+        consumer.join(WAIT_S)
+        for n in range(100):
+            client.send(TOPIC, f"after {n}")
+        until(lambda: len(seen) == 400)
+    assert set(seen.values()) == {1}
+
+
+def test_a_member_that_dies_loses_nothing(tmp_path: Path) -> None:
+    clock = ManualClock(1_700_000_000_000)
+    seen: list[int] = []
+    with serving(tmp_path / "data", clock) as served, postdate.connect(served.address, timeout=WAIT_S) as client:
+        client.send(TOPIC, "x")
+        program = (
+            "import postdate, sys, time\n"
+            "def handle(message):\n"
+            "    print('begun', flush=True)\n"
+            "    time.sleep(600)\n"
+            "postdate.connect(sys.argv[1]).listen('orders', 'billing', handle)\n"
+        )
+        command = [sys.executable, "-c", program, served.address]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)}) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"begun\n"
+            process.kill()
+        with listening(client, lambda message: seen.append(message.attempt)):
+            served.pass_ms(leases.LEASE_MS)
+            until(lambda: seen)
+    assert seen == [2]

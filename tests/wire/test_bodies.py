@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from postdate.errors import ProtocolError
 from postdate.wire.bodies import (
+    Ack,
     Broker,
     Consumer,
     Heartbeat,
@@ -21,12 +22,14 @@ from postdate.wire.bodies import (
     Route,
     Subscription,
     decode_batch,
+    decode_batch_ack,
     decode_by_queue,
     decode_consumer_ids,
     decode_heartbeat,
     decode_lock,
     decode_route,
     encode_batch,
+    encode_batch_ack,
     encode_by_queue,
     encode_consumer_ids,
     encode_heartbeat,
@@ -400,6 +403,15 @@ def test_a_batch_is_rocketmqs() -> None:
     assert encode_batch(MESSAGES) == BATCH
     assert decode_batch(BATCH) == MESSAGES
     assert decode_batch(b"") == []
+
+
+@given(st.sets(st.integers(0, 2**40), min_size=1, max_size=50), st.integers(0, 7))
+def test_a_batch_of_acknowledgements_comes_back_as_it_was(offsets: set[int], more: int) -> None:
+    """Offsets far apart take several entries: the bits between them would fill a frame."""
+    ack = Ack("g", "orders", 3, 1_700, sorted({*offsets, *(min(offsets) + n for n in range(more))}))
+    found = decode_batch_ack(encode_batch_ack("broker", [ack]), 1_000)
+    assert {each[:4] for each in found} == {("g", "orders", 3, 1_700)}
+    assert [offset for each in found for offset in each.offsets] == ack.offsets
 
 
 @settings(deadline=None)

@@ -112,6 +112,16 @@ def test_a_pop_gives_what_is_there_with_places_and_times(tmp_path: Path) -> None
         assert pop(peer).code == codes.PULL_NOT_FOUND
 
 
+def test_a_held_pop_of_a_member_that_leaves_is_answered(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        make_topic(peer, "orders", 1)
+        heartbeat(peer, "c1", {"orders": "*"})
+        held = pop_command(peer, wait_ms=MINUTE_MS)
+        peer.write(held)
+        peer.ask(Request.UNREGISTER_CLIENT, clientID="c1", consumerGroup=GROUP)
+        assert peer.answer_to(held.opaque).code == codes.POLLING_TIMEOUT
+
+
 def test_what_is_acknowledged_is_never_given_again(tmp_path: Path) -> None:
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
         sent(peer, "orders", "done")
