@@ -333,6 +333,73 @@ def client(bench: Bench) -> list[Figure]:
     ]
 
 
+class Listening(NamedTuple):
+    """What a run of `listen` cost: messages in a second, and CPU of both sides for each message."""
+
+    rate: float
+    server_us: float
+    client_us: float
+
+
+def listen(bench: Bench) -> list[Figure]:
+    """The Python client's `listen` by pop and by pull (ordered), side by side, with a handler that does nothing."""
+    count, figures = bench.scaled(50_000), list[Figure]()
+    for manner, listen_to_all, workers in (
+        ("blocking, 1 thread", _listen, 1),
+        ("asyncio, 50 tasks", _listen_async, 50),
+    ):
+        runs: dict[bool, list[Listening]] = {False: [], True: []}
+        for _ in bench.repeats(f"listen, {manner}"):
+            for is_ordered, found in runs.items():  # in turn, so that noise meets both
+                found.append(_listening(bench, count, partial(listen_to_all, is_ordered=is_ordered, workers=workers)))
+        for is_ordered, found in runs.items():
+            name = f"listen, {manner}, by {'pull' if is_ordered else 'pop'}"
+            figures += [
+                Figure(name, "msg/s", [run.rate for run in found], None),
+                Figure(f"{name}: CPU of the server", "us a message", [run.server_us for run in found], None),
+                Figure(f"{name}: CPU of the client", "us a message", [run.client_us for run in found], None),
+            ]
+    return figures
+
+
+def _listening(bench: Bench, count: int, listen_to_all: Callable[[str, int], None]) -> Listening:
+    with bench.server() as server, postdate.connect(server.route_address) as connected:
+        with Peer(server.broker_address) as peer:
+            make_topic(peer)
+        connected.send_batch(TOPIC, [postdate.Outgoing(BODY) for _ in range(count)])
+        before_s, own_before_s = server.cpu_s, time.process_time()
+        rate = _rate(count, partial(listen_to_all, server.route_address, count))
+        server_s, client_s = server.cpu_s - before_s, time.process_time() - own_before_s
+        return Listening(rate, server_s / count * 1e6, client_s / count * 1e6)
+
+
+def _listen(address: str, count: int, *, is_ordered: bool, workers: int) -> None:
+    left = iter(range(count - 1, -1, -1))
+    with postdate.connect(address) as connected:
+
+        def handle(message: postdate.ReceivedMessage) -> None:
+            assert len(message.body) == len(BODY)
+            if next(left) == 0:
+                connected.stop()
+
+        connected.listen(TOPIC, "listeners", handle, threads=workers, ordered=is_ordered)
+
+
+def _listen_async(address: str, count: int, *, is_ordered: bool, workers: int) -> None:
+    async def listen_to_all() -> None:
+        left = iter(range(count - 1, -1, -1))
+        async with postdate.connect_async(address) as connected:
+
+            async def handle(message: postdate.AsyncReceivedMessage) -> None:
+                assert len(message.body) == len(BODY)
+                if next(left) == 0:
+                    await connected.stop()
+
+            await connected.listen(TOPIC, "listeners", handle, tasks=workers, ordered=is_ordered)
+
+    asyncio.run(listen_to_all())
+
+
 def _rate(count: int, work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
@@ -390,6 +457,7 @@ MEASURES: dict[str, Callable[[Bench], list[Figure]]] = {
     "burst": burst,
     "idle": idle,
     "client": client,
+    "listen": listen,
 }
 
 

@@ -556,9 +556,9 @@ class Picker:
                         f"due soon, wheel_entries_max: {plan.entries_max})"
                     )
                 break
-            count_before = len(plan.picks)
+            count_before, start_before = len(plan.picks), start
             start = self._pick_range(plan, queue_id, queue, start, room)
-            if len(plan.picks) > count_before:
+            if len(plan.picks) > count_before or start == start_before:  # or the plan has no room for the next one
                 break
         if start > begin:
             self._move(plan, queue_id, queue.number, begin, start)

@@ -101,6 +101,15 @@ def test_a_pop_gives_no_more_bytes_than_asked_for_but_always_one_message(data: D
     assert [text[0] for text in texts(pop(broker, T0, bytes_max=3_000))] == ["b", "c"]
 
 
+def test_a_pop_whose_bytes_are_used_up_ends_before_the_next_queue(data: Data) -> None:
+    """It looked for room in the second queue without end."""
+    broker = data.open()
+    send(broker, T0, *[message("x" * 1_000, queue_id=queue_id) for queue_id in (0, 1)])
+    popped = pop(broker, T0, queue_ids=[0, 1], bytes_max=1_500)
+    assert [given.queue_id for given in popped.messages] == [0]
+    assert [given.queue_id for given in pop(broker, T0, queue_ids=[0, 1]).messages] == [1]
+
+
 def test_an_offset_that_is_set_back_does_not_give_what_somebody_has(data: Data) -> None:
     broker = data.open()
     send(broker, T0, *map(message, "abc"))
