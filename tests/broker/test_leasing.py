@@ -104,6 +104,7 @@ def test_a_pop_gives_no_more_bytes_than_asked_for_but_always_one_message(data: D
 def test_a_pop_whose_bytes_are_used_up_ends_before_the_next_queue(data: Data) -> None:
     """It looked for room in the second queue without end."""
     broker = data.open()
+    broker.put_topic(TOPIC, T0, read_queue_count=2, write_queue_count=2)
     send(broker, T0, *[message("x" * 1_000, queue_id=queue_id) for queue_id in (0, 1)])
     popped = pop(broker, T0, queue_ids=[0, 1], bytes_max=1_500)
     assert [given.queue_id for given in popped.messages] == [0]
