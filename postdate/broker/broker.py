@@ -132,7 +132,8 @@ class Broker:
         self.put_topic, self.delete_topic = self.topics.put_topic, self.topics.delete_topic
         self.put_group, self.delete_group = self.topics.put_group, self.topics.delete_group
         self.commit_offsets = self.topics.commit_offsets
-        self.find, self.disk_space = self._lookup.find, self._disk.space
+        self.find, self.find_send, self.disk_space = self._lookup.find, self._lookup.find_send, self._disk.space
+        self.find_pending_send = self._writer.find_pending
 
     def start_keeper(self) -> None:
         """Starts a helper thread that zeroes the log's segments ahead of use, until the broker is closed."""

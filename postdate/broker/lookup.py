@@ -22,7 +22,7 @@ import numpy as np
 from postdate.arrival import NEVER, OWN
 from postdate.errors import CorruptData, IllegalMessage, UsageError
 from postdate.keys import key_hash
-from postdate.message import PROPERTY_DELAY, DelayLevels, Host, decode_properties, due
+from postdate.message import PROPERTY_DELAY, DelayLevels, Host, SendIdentity, decode_properties, due
 from postdate.state.fold import Fold
 from postdate.state.topics import GONE, SCHEDULE_TOPIC, Topic
 from postdate.state.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING
@@ -128,6 +128,18 @@ class Lookup:
             for found in run_steps(self._message(logged, staged, store_host)):
                 is_within = found is not None and found.stored_at_ms <= end_ms and found.until_ms >= begin_ms
                 yield found if is_within else None
+
+    def find_send(self, sent: SendIdentity) -> Iterator[Found | None]:
+        """Yields the message that a send has stored in the topic of that name, if there is one; None for each step
+        that has found none. Raises TopicNotFound.
+        """
+        for found in self.find(sent.topic, sent.unique_key, BY_UNIQUE):
+            if found is None or found.state is State.DELETED:
+                yield None
+                continue
+            record = records.decode(found.record)
+            is_same = (record.born_at_ms, record.reconsume_times) == (sent.born_at_ms, sent.reconsume_times)
+            yield found if is_same else None
 
     def _once(self, hashed: int) -> Iterator[tuple[_Staged | None, int]]:
         """Yields (its row in a chunk if it was found there, offset) of each message that may be meant, once; offset 0

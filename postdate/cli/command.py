@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from postdate.cli.values import span
 from postdate.errors import UsageError
 
 OK, NEGATIVE, USAGE, REFUSED = 0, 1, 2, 3
 UNCOUNTED = "what waits in the table is not counted"
+TIMEOUT_MS_DEFAULT = 10_000  # the client's
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 Run = Callable[[argparse.Namespace], int]
@@ -50,6 +52,14 @@ def add_broker(parser: argparse.ArgumentParser, run: Run) -> None:
     add_address(parser)
     add_json(parser)
     set_run(parser, run)
+
+
+def add_timeout(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag of commands that try again while no broker answers."""
+    parser.add_argument(
+        "--timeout", metavar="SPAN", type=span, default=TIMEOUT_MS_DEFAULT,
+        help="give up when no broker has answered for this long (default: 10s)",
+    )  # fmt: skip
 
 
 def add_bulk(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from postdate.errors import PostdateError, UsageError
 from postdate.message import Cancelled
 from postdate.spans import Delay, delay_ms, instant_ms
 
-TIMEOUT_SECONDS_DEFAULT = 3.0  # RocketMQ's
+TIMEOUT_SECONDS_DEFAULT = 10.0  # long enough for a broker to restart
 ATTEMPTS_MAX_DEFAULT = 16
 
 AsyncHandler = Callable[[AsyncReceivedMessage], Awaitable[object]]

@@ -119,9 +119,9 @@ class Client:
         broker's queues take turns unless `queue` names one. A topic that does not exist is created, if the broker
         allows it. Sends of several threads share a connection and do not wait for one another.
 
-        A send that fails because the connection was lost, or with an answer that may pass, is repeated up to two times
-        within the timeout, with the same id. If the broker had stored it and only its answer was lost, the message
-        is there twice, and so it may be after TimedOut or Disconnected if the caller sends again.
+        While no broker answers, the send is tried again until the timeout; the broker stores what was tried several
+        times once. After TimedOut or Disconnected the message may be stored, so that a second call of the caller's may
+        store it twice.
 
         Raises UsageError for arguments that contradict each other, and what the class tells.
         """

@@ -61,6 +61,7 @@ _SEND = (
     _may("bornTimestamp", 0, _NUMBER, "g"), _may("flag", 0, _NUMBER, "h"), _may("properties", letter="i"),
     _may("reconsumeTimes", 0, _NUMBER, "j"), _may("unitMode", False, _FLAG, "k"),
     _may("maxReconsumeTimes", None, _NUMBER, "l"), _may("batch", False, _FLAG, "m"), _may("brokerName", letter="n"),
+    _may("resend", False, _FLAG, "resend"),
 )  # fmt: skip
 _SENT = (
     "msgId", "queueId", "queueOffset", "transactionId", "recallHandle", "recallHandles", "outcome", "MSG_REGION",
@@ -349,6 +350,7 @@ class SendFields(msgspec.Struct, gc=False, rename=lambda name: _LETTERS[_NAMES.g
     properties: str
     reconsume_times: int
     batch: str = "false"
+    resend: str = "false"
 
 
 class SendHeader(msgspec.Struct, gc=False, rename={"fields": "extFields"}):

@@ -481,10 +481,10 @@ def test_a_group_that_is_not_there_is_a_1(capsys: Capsys) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("send", "orders", "x"),
-        ("send", "orders", "x", "--count", "2"),
+        ("send", "orders", "x", "--timeout", "300ms"),
+        ("send", "orders", "x", "--count", "2", "--timeout", "300ms"),
         ("consume", "orders", "--group", "g"),
-        ("cancel", "--topic", "t", "--key", "k", "--due", "1798790400000"),
+        ("cancel", "--topic", "t", "--key", "k", "--due", "1798790400000", "--timeout", "300ms"),
         ("pending",),
         ("find", "orders", "key"),
         ("topic", "list"),

@@ -16,7 +16,7 @@ SEND = {"topic": "orders", "queueId": "-1"}
 SEND_VALUES = {
     "producerGroup": "", "topic": "orders", "defaultTopic": "", "defaultTopicQueueNums": 4, "queueId": -1, "sysFlag": 0,
     "bornTimestamp": 0, "flag": 0, "properties": "", "reconsumeTimes": 0, "unitMode": False, "maxReconsumeTimes": None,
-    "batch": False, "brokerName": "",
+    "batch": False, "brokerName": "", "resend": False,
 }  # fmt: skip
 PULL = {"consumerGroup": "g", "topic": "orders", "queueId": "1", "queueOffset": "20", "maxMsgNums": "32"}
 PULL_VALUES = {
@@ -225,6 +225,7 @@ SENT = {
     "producerGroup": "producers", "topic": "orders", "defaultTopic": "TBW102", "defaultTopicQueueNums": 4,
     "queueId": 3, "sysFlag": 1, "bornTimestamp": 1_700_000_000_000, "flag": 7, "properties": "TAGS\x01A\x02",
     "reconsumeTimes": 2, "unitMode": True, "maxReconsumeTimes": 16, "batch": False, "brokerName": "broker-a",
+    "resend": False,
 }  # fmt: skip
 
 
