@@ -51,7 +51,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     when.add_argument("--delay", metavar="SPAN", type=span, help="deliver it this much later")
     when.add_argument("--at", metavar="TIME", type=instant_ms, help="deliver it then: ISO 8601 or epoch milliseconds")
     when.add_argument("--level", metavar="N", type=positive, help="deliver it after RocketMQ's delay level N")
-    parser.add_argument("--key", metavar="K", help="a key to find or cancel it by")
+    parser.add_argument(
+        "--key", metavar="K", action="append", help="a key to find or cancel it by, without spaces; may be repeated"
+    )
     parser.add_argument("--tag", metavar="T", help="a tag that consumers may filter by")
     parser.add_argument(
         "--property", metavar="NAME=VALUE", type=named_value, action="append", default=[], help="may be repeated"

@@ -10,13 +10,13 @@ from postdate.client.backlog import Turn
 from postdate.client.connection import Connections
 from postdate.client.consumer import Consumer
 from postdate.client.options import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted
-from postdate.client.outgoing import Outgoing, Receipt
+from postdate.client.outgoing import Key, Outgoing, Receipt, Text
 from postdate.client.producer import Producer
 from postdate.client.received import AsyncReceivedMessage
 from postdate.client.routes import Routes
 from postdate.errors import PostdateError, UsageError
 from postdate.message import Cancelled
-from postdate.spans import Delay, delay_ms, instant_ms
+from postdate.spans import Delay, delay_ms
 
 TIMEOUT_SECONDS_DEFAULT = 10.0  # long enough for a broker to restart
 ATTEMPTS_MAX_DEFAULT = 16
@@ -66,8 +66,8 @@ class AsyncClient:
 
     async def send(
         self, topic: str, body: bytes | str, *, delay: Delay | None = None, at: datetime | None = None,
-        level: int | None = None, key: str | None = None, tag: str | None = None,
-        properties: Mapping[str, str] | None = None, queue: int | None = None,
+        level: int | None = None, key: Key | None = None, tag: str | None = None,
+        properties: Mapping[str, Text] | None = None, queue: int | None = None,
     ) -> Receipt:  # fmt: skip
         """Sends one message, as `Client.send`; when this returns, the broker has stored it. Any number of sends may be
         under way at once.
@@ -83,10 +83,9 @@ class AsyncClient:
         """Cancels a delayed message by its receipt, or by the text of its receipt, as `Client.cancel`."""
         return await self._producer.cancel(receipt)
 
-    async def cancel_key(self, topic: str, key: str, due: datetime | int) -> Cancelled:
+    async def cancel_key(self, topic: str, key: Text, due: datetime | int) -> Cancelled:
         """Cancels by the first of the message's keys and the instant it is due (a datetime or epoch milliseconds)."""
-        due_at_ms = due if isinstance(due, int) else instant_ms(due)
-        return await self._producer.cancel_key(topic, key, due_at_ms)
+        return await self._producer.cancel_key(topic, key, due)
 
     async def cancel_where(self, where: str, *, id: str | None = None) -> Changed:
         """Cancels every message that waits and that a predicate of Spark SQL selects, as `Client.cancel_where`."""

@@ -12,7 +12,7 @@ from postdate.client.backlog import Delivery, Turn
 from postdate.client.consumer import Consumer
 from postdate.client.loop import LIFE_SIGN_SECONDS, Closed, LoopThread
 from postdate.client.options import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted
-from postdate.client.outgoing import Outgoing, Receipt
+from postdate.client.outgoing import Key, Outgoing, Receipt, Text
 from postdate.client.received import ReceivedMessage
 from postdate.clock import elapsed_ns
 from postdate.errors import UsageError
@@ -106,8 +106,8 @@ class Client:
 
     def send(
         self, topic: str, body: bytes | str, *, delay: Delay | None = None, at: datetime | None = None,
-        level: int | None = None, key: str | None = None, tag: str | None = None,
-        properties: Mapping[str, str] | None = None, queue: int | None = None,
+        level: int | None = None, key: Key | None = None, tag: str | None = None,
+        properties: Mapping[str, Text] | None = None, queue: int | None = None,
     ) -> Receipt:  # fmt: skip
         """Sends one message; when this returns, the broker has stored it.
 
@@ -115,7 +115,8 @@ class Client:
         `delay`, "30m", "1h30m", "500ms", a number of seconds or a timedelta; `at`, a datetime with a time zone;
         `level`, a delay level of RocketMQ, from 1 on.
 
-        `key` is what to find the message by, `tag` what consumers may filter by, `properties` anything else. The
+        `key` is what to find the message by, or a list of several, without spaces; `tag` what consumers may filter by,
+        `properties` anything else. Numbers and UUIDs become text in keys and properties, as str() writes them. The
         broker's queues take turns unless `queue` names one. A topic that does not exist is created, if the broker
         allows it. Sends of several threads share a connection and do not wait for one another.
 
@@ -144,13 +145,13 @@ class Client:
 
         CANCELLED: it waited, and no consumer will see it. DELIVERED: it was visible already. UNKNOWN: the broker found
         no such message. RocketMQ itself does not tell, so that its success is UNKNOWN too, and so is a message whose
-        broker gave no handle. Not repeated by itself: after TimedOut or Disconnected, ask again.
+        broker gave no handle. Tried again as a send is; a repeated cancel is answered as the first one.
 
         Raises UsageError for a text that is no handle, Refused where the broker does not accept the handle.
         """
         return self._loop.run(self._client.cancel(receipt))
 
-    def cancel_key(self, topic: str, key: str, due: datetime | int) -> Cancelled:
+    def cancel_key(self, topic: str, key: Text, due: datetime | int) -> Cancelled:
         """Cancels by the first of the message's keys and the instant it is due (a datetime or epoch milliseconds).
 
         Only Postdate knows this; another broker refuses it.

@@ -4,16 +4,30 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from datetime import datetime
 from typing import Any
 
 from postdate.client.connection import Connections
 from postdate.client.errors import Disconnected, Pause, TimedOut, Unreachable, expect_success, refusal
 from postdate.client.identity import new_unique_keys
-from postdate.client.outgoing import Outgoing, Receipt, Sealed, frames_of, inner, receipt, receipts, seal
+from postdate.client.outgoing import (
+    Outgoing,
+    Receipt,
+    Sealed,
+    Text,
+    check_topic_name,
+    frames_of,
+    inner,
+    key_text,
+    receipt,
+    receipts,
+    seal,
+)
 from postdate.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES_MAX, Routes, addresses_of
 from postdate.clock import SystemClock
 from postdate.errors import PostdateError, ProtocolError, TopicNotFound, UsageError
-from postdate.message import PROPERTY_UNIQ_KEY, Cancelled, check_topic, encode_properties
+from postdate.message import PROPERTY_UNIQ_KEY, Cancelled, encode_properties
+from postdate.spans import instant_ms
 from postdate.wire import codes
 from postdate.wire.bodies import encode_batch
 from postdate.wire.frame import Command
@@ -56,14 +70,16 @@ class Producer:
     # -- sending
 
     async def send(self, topic: str, message: Outgoing, queue_id: int | None) -> Receipt:
-        check_topic(topic)
+        check_topic_name(topic)
+        if queue_id is not None and (isinstance(queue_id, bool) or not isinstance(queue_id, int)):
+            raise UsageError(f"queue is {queue_id!r} of type {type(queue_id).__name__}, expected int")
         sealed = self._seal(message)
         fields = {"i": sealed.properties.decode()}
         answer = await self._post(Request.SEND_MESSAGE_V2, topic, fields, sealed.body, queue_id)
         return receipt(topic, sealed, answer.fields)
 
     async def send_batch(self, topic: str, messages: Sequence[Outgoing]) -> list[Receipt]:
-        check_topic(topic)
+        check_topic_name(topic)
         sealed = [self._seal(message) for message in messages]
         found: list[Receipt] = []
         for frame in frames_of(sealed):
@@ -164,14 +180,20 @@ class Producer:
                 # leaves it open whether the message waited.
                 return Cancelled.DELIVERED if what.queue_offset is not None else Cancelled.UNKNOWN
             what = what.handle
+        if not isinstance(what, str):
+            raise UsageError(
+                f"cancel got {what!r:.64} of type {type(what).__name__}, expected the receipt of a send, or its text"
+            )
         try:
             handle = parse_recall_handle(what)
         except ProtocolError as error:
             raise UsageError(f"{what[:64]!r} is neither a receipt nor a recall handle: {error}") from error
         return await self._recall(handle.topic, handle.broker_name, {"recallHandle": what})
 
-    async def cancel_key(self, topic: str, key: str, due_at_ms: int) -> Cancelled:
-        return await self._recall(topic, None, {"key": key, "due": due_at_ms})
+    async def cancel_key(self, topic: str, key: Text, due: datetime | int) -> Cancelled:
+        check_topic_name(topic)
+        due_at_ms = due if isinstance(due, int) else instant_ms(due)
+        return await self._recall(topic, None, {"key": key_text(key), "due": due_at_ms})
 
     async def _recall(self, topic: str, broker_name: str | None, fields: Mapping[str, Any]) -> Cancelled:
         async def recall(end: float) -> Command:

@@ -499,3 +499,13 @@ def test_no_broker_is_a_3(capsys: Capsys, words: tuple[str, ...]) -> None:
 
 def test_the_first_address_that_answers_is_asked(served: Served, capsys: Capsys) -> None:
     assert run(capsys, "pending", "--addr", f"127.0.0.1:1;{served.address}") == ["nothing waits"]
+
+
+def test_a_key_with_a_space_is_refused_and_several_keys_are_given_one_by_one(served: Served, capsys: Capsys) -> None:
+    assert_refused(
+        capsys, 2, "RocketMQ separates keys by spaces", "send", "orders", "x", "--key", "order 17", "--addr",
+        served.address,
+    )  # fmt: skip
+    run(capsys, "send", "orders", "x", "--key", "order-17", "--key", "customer-4", "--addr", served.address)
+    for key in ("order-17", "customer-4"):
+        assert len(run(capsys, "find", "orders", key, "--json", "--addr", served.address)) == 1

@@ -93,7 +93,7 @@ def free_port() -> int:
 
 
 def test_a_message_arrives_as_it_was_sent(client: Client) -> None:
-    receipt = client.send(TOPIC, b"timeout 42", key="42 43", tag="late", properties={"colour": "rot ä"})
+    receipt = client.send(TOPIC, b"timeout 42", key=[42, "43"], tag="late", properties={"colour": "rot ä"})
     (message,) = receive(client, 1)
     assert (message.topic, message.body, message.tag, message.key) == (TOPIC, b"timeout 42", "late", "42")
     assert (message.id, message.offset_id, message.attempt) == (receipt.id, receipt.offset_id, 1)
