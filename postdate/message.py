@@ -34,6 +34,9 @@ PROPERTY_TRANSACTION = "TRAN_MSG"  # "true" marks the half message of a transact
 # Properties of a message that a consumer sent back.
 PROPERTY_RETRY_TOPIC = "RETRY_TOPIC"  # the topic it was sent to at first
 PROPERTY_ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
+# Ours, of a message that a group's members could not handle.
+PROPERTY_REASON = "POSTDATE_REASON"  # why it failed last
+PROPERTY_ORIGIN = "POSTDATE_ORIGIN"  # where it came from: topic/queue id/queue offset
 
 # Properties that our broker puts behind those of a message that an operator has looked up.
 PROPERTY_STATE = "POSTDATE_STATE"  # waiting, visible, ...: see lookup.State

@@ -12,6 +12,7 @@ made on the part that has them:
 
     view       every question about the state that changes nothing
     leases     pop, acknowledge, change the invisible time, bury
+    dead_letters    which are open, and that some are done
     jobs       imports, cancels and postponements in bulk
     staging    what a pipeline brings
     cancels, topics, rescuer    what stands behind the calls above
@@ -26,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from postdate.arrival import NEVER
 from postdate.broker import ownership
 from postdate.broker.cancelling import CancelCalls
+from postdate.broker.dead_letters import DeadLetterCalls
 from postdate.broker.jobs import JobCalls
 from postdate.broker.leasing import LeaseCalls
 from postdate.broker.lookup import Found, Lookup
@@ -125,6 +127,7 @@ class Broker:
         self.cancels = CancelCalls(self.fold, self._writer, self._lookup, self.jobs, settings)
         self.topics = TopicCalls(self.fold, self._writer, self._sending, self.view, self.cancels, settings)
         self.leases = LeaseCalls(self.fold, self._writer, self._sending, self.view, self.topics, settings)
+        self.dead_letters = DeadLetterCalls(self.fold, self._writer, self.view, self.topics, settings)
         # Calls that the parts answer are bound here: a method that only passes a call on would cost the hot paths a
         # tenth of a microsecond.
         self.prepare, self.write, self.settle = self._sending.prepare, self._sending.write, self._writer.settle

@@ -198,6 +198,12 @@ class View:
         """The lease of a message that a group has popped and not acknowledged. Raises KeyError where there is none."""
         return self._fold.leases.by_key[key]
 
+    def lease_count(self, group: str, topic: str, queue_id: int) -> int:
+        """Returns how many messages of a queue a group has in work, or will try again."""
+        place = (group, self.queue_number(topic, queue_id))
+        leases = self._fold.leases
+        return leases.leased.get(place, 0) + len(leases.ready.get(place, ()))
+
     @property
     def has_spent_leases(self) -> bool:
         """Whether messages were given as often as they may be, and wait to become dead letters."""

@@ -94,10 +94,10 @@ class Verbs:
         self.add("delete", run, summary).add_argument("--yes", action="store_true", help="do not ask")
 
 
-def is_meant(question: str) -> bool:
-    """Asks on the terminal whether a deletion is meant. Raises UsageError where nobody can answer."""
+def is_meant(question: str, otherwise: str = "a deletion cannot be undone: give --yes if you mean it") -> bool:
+    """Asks on the terminal whether a deletion is meant. Raises UsageError with a sentence where nobody can answer."""
     if not sys.stdin.isatty():
-        raise UsageError("a deletion cannot be undone: give --yes if you mean it")
+        raise UsageError(otherwise)
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 

@@ -9,10 +9,13 @@ from postdate.client.admin import Changed, Jobs
 from postdate.client.backlog import Turn
 from postdate.client.connection import Connections
 from postdate.client.consumer import Consumer
+from postdate.client.dead_letters import LIMIT_DEFAULT, DeadLetter, DeadLetters
+from postdate.client.dead_letters import Wanted as WantedLetters
 from postdate.client.options import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted
-from postdate.client.outgoing import Key, Outgoing, Receipt, Text
+from postdate.client.outgoing import Key, Outgoing, Receipt, Text, key_text
 from postdate.client.producer import Producer
 from postdate.client.received import AsyncReceivedMessage
+from postdate.client.resets import QueueReset, Resets, ResetTo
 from postdate.client.routes import Routes
 from postdate.errors import PostdateError, UsageError
 from postdate.message import Cancelled
@@ -42,6 +45,8 @@ class AsyncClient:
         self._routes = Routes(self._connections, addresses)
         self._jobs = Jobs(self._connections, addresses, timeout)
         self._producer = Producer(self._connections, self._routes, timeout)
+        self._dead_letters = DeadLetters(self._connections, addresses, self._producer, timeout)
+        self._resets = Resets(self._connections, addresses, timeout)
         self._consumers: set[Consumer] = set()
         self._is_closed = False
 
@@ -94,6 +99,30 @@ class AsyncClient:
     async def postpone(self, where: str, by: Delay, *, id: str | None = None) -> Changed:
         """Postpones, as `cancel_where` cancels: `postpone("topic = 'sms'", by="2h")`."""
         return await self._jobs.change("postpone", where, delay_ms(by), id)
+
+    # -- groups
+
+    async def dead_letters(
+        self, group: str, *, topic: str | None = None, key: Text | None = None, since: datetime | None = None,
+        until: datetime | None = None, reason: str | None = None, limit: int | None = LIMIT_DEFAULT,
+    ) -> list[DeadLetter]:  # fmt: skip
+        """The messages that a group gave up on and that nobody has resent or deleted, as `Client.dead_letters`."""
+        wanted = WantedLetters(topic, None if key is None else key_text(key), since, until, reason)
+        return await self._dead_letters.find(group, wanted, limit)
+
+    async def resend_dead_letters(self, letters: Iterable[DeadLetter]) -> list[Receipt]:
+        """Sends dead letters to their topics again, as `Client.resend_dead_letters`."""
+        return await self._dead_letters.resend(letters)
+
+    async def delete_dead_letters(self, letters: Iterable[DeadLetter]) -> int:
+        """Deletes dead letters, as `Client.delete_dead_letters`."""
+        return await self._dead_letters.delete(letters)
+
+    async def reset_group(
+        self, group: str, to: ResetTo, *, topic: str | None = None, dry_run: bool = False
+    ) -> list[QueueReset]:
+        """Moves a group to another place, as `Client.reset_group`."""
+        return await self._resets.reset(group, to, topic, dry_run=dry_run)
 
     # -- receiving
 

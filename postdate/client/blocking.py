@@ -10,10 +10,12 @@ from postdate.client.admin import Changed
 from postdate.client.asynchronous import ATTEMPTS_MAX_DEFAULT, TIMEOUT_SECONDS_DEFAULT, AsyncClient
 from postdate.client.backlog import Delivery, Turn
 from postdate.client.consumer import Consumer
+from postdate.client.dead_letters import LIMIT_DEFAULT, DeadLetter
 from postdate.client.loop import LIFE_SIGN_SECONDS, Closed, LoopThread
 from postdate.client.options import BATCH_DEFAULT, PREFETCH_DEFAULT, From, Wanted
 from postdate.client.outgoing import Key, Outgoing, Receipt, Text
 from postdate.client.received import ReceivedMessage
+from postdate.client.resets import QueueReset, ResetTo
 from postdate.clock import elapsed_ns
 from postdate.errors import UsageError
 from postdate.message import Cancelled
@@ -171,6 +173,46 @@ class Client:
         postponed.
         """
         return self._loop.run(self._client.postpone(where, by, id=id))
+
+    # -- groups
+
+    def dead_letters(
+        self, group: str, *, topic: str | None = None, key: Text | None = None, since: datetime | None = None,
+        until: datetime | None = None, reason: str | None = None, limit: int | None = LIMIT_DEFAULT,
+    ) -> list[DeadLetter]:  # fmt: skip
+        """The messages that a group gave up on and that nobody has resent or deleted, oldest first.
+
+        They may be chosen by the `topic` that they were sent to, one of their keys, when they died (from `since` on,
+        before `until`, with time zones), and a part of the `reason`. At most `limit` are returned; None for all.
+
+        Only Postdate knows this. Raises GroupNotFound.
+        """
+        return self._loop.run(
+            self._client.dead_letters(group, topic=topic, key=key, since=since, until=until, reason=reason, limit=limit)
+        )
+
+    def resend_dead_letters(self, letters: Iterable[DeadLetter]) -> list[Receipt]:
+        """Sends dead letters to the topics that they came from, with their ids, bodies, keys, tags and properties, to
+        be received at once; all groups of the topic receive them. A letter is done with when its message is stored. If
+        some fail, the first error is raised, and those that failed stay. A letter that is resent twice is stored once.
+        """
+        return self._loop.run(self._client.resend_dead_letters(letters))
+
+    def delete_dead_letters(self, letters: Iterable[DeadLetter]) -> int:
+        """Marks dead letters as done, so that they are not listed any more; returns how many were still listed."""
+        return self._loop.run(self._client.delete_dead_letters(letters))
+
+    def reset_group(
+        self, group: str, to: ResetTo, *, topic: str | None = None, dry_run: bool = False
+    ) -> list[QueueReset]:
+        """Moves a group to "earliest", to "latest", or to the first message that became visible at or after an instant
+        (a datetime with a time zone, or epoch milliseconds): in one topic, or in all that it reads. Returns for each
+        queue where the group was and where it is now. With `dry_run` nothing moves, and the answer says what would.
+
+        Messages that the group has in work or that wait for another try stay with it: they are neither skipped nor
+        given twice. Raises GroupNotFound, TopicNotFound, UsageError.
+        """
+        return self._loop.run(self._client.reset_group(group, to, topic=topic, dry_run=dry_run))
 
     # -- receiving
 

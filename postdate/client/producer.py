@@ -100,6 +100,18 @@ class Producer:
             fields["l"] = reconsume_times_max
         await self._post(Request.SEND_MESSAGE_V2, topic, fields, body, None)
 
+    async def send_letter(
+        self, topic: str, body: bytes, properties: Mapping[str, str], sys_flag: int, dead_at_ms: int
+    ) -> Receipt:
+        """Sends a dead letter to its topic again. It counts as born when it died, and is marked as a resend from the
+        first try on: whoever sends this letter once more, the broker stores it once.
+        """
+        encoded = encode_properties(properties)
+        fields = {"i": encoded.decode(), "f": sys_flag, "g": dead_at_ms, "resend": "true"}
+        answer = await self._post(Request.SEND_MESSAGE_V2, topic, fields, body, None)
+        sealed = Sealed(properties[PROPERTY_UNIQ_KEY], body, encoded, is_delayed=False)
+        return receipt(topic, sealed, answer.fields)
+
     def _seal(self, message: Outgoing) -> Sealed:
         return seal(message, self._keys.next(self._clock.now_ms()))
 

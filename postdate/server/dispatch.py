@@ -13,6 +13,7 @@ from postdate.server.answers import refusal
 from postdate.server.connection import Connection
 from postdate.server.connections import Connections
 from postdate.server.pulse import Pulse
+from postdate.server.requests.dead_letters import DeadLetters
 from postdate.server.requests.find import Lookups
 from postdate.server.requests.group import Groups
 from postdate.server.requests.jobs import Jobs
@@ -101,6 +102,7 @@ class Dispatcher:
             "tools": Tools(broker, clock, pulse, sessions, self.pulls, self.pops, tasks),
             "status": self.status,
             "pipeline": self.pipelines,
+            "dead_letters": DeadLetters(broker, clock, pulse),
             "jobs": Jobs(broker, clock, tasks, self.pipelines.settled),
             "table": sessions.table,
         }

@@ -217,7 +217,7 @@ class Request(enum.IntEnum):
     INVOKE_BROKER_TO_RESET_OFFSET = _Row(
         222, "tools.reset_offsets",
         (_must("group"), _must("topic"), _must("timestamp", _NUMBER), _may("queueId", -1, _NUMBER),
-         _may("offset", None, _NUMBER)),
+         _may("offset", None, _NUMBER), _may("dryRun", False, _FLAG)),
         answer_body="JSON: offsets by queue",
     )
     QUERY_CONSUME_QUEUE = _Row(
@@ -265,6 +265,14 @@ class Request(enum.IntEnum):
     GET_BULK_TOPIC = _Row(
         contract.GET_BULK_TOPIC, "pipeline.topic", (_may("topic", None), _may("at", -1, _NUMBER)),
         answer_body="JSON: how far each queue of a topic goes, or which queue number is which queue",
+    )
+    GET_DEAD_LETTERS = _Row(
+        9_822, "dead_letters.list_open",
+        (_must("consumerGroup"), _must("queueId", _NUMBER), _must("offset", _NUMBER)),
+        ("nextQueueId", "nextOffset"), answer_body="records",
+    )
+    FINISH_DEAD_LETTERS = _Row(
+        9_823, "dead_letters.finish", body="JSON: group, and letters by queue and offset", answer_body="JSON: how many",
     )
     # fmt: on
 

@@ -85,7 +85,7 @@ LEAST: dict[int, tuple[str, dict[str, str], dict[str, Any]]] = {
     216: ("DELETE_TOPIC_IN_NAMESRV", TOPIC, TOPIC),
     222: (
         "INVOKE_BROKER_TO_RESET_OFFSET", {"group": "g", **TOPIC, "timestamp": "-1"},
-        {"group": "g", **TOPIC, "timestamp": -1, "queueId": -1, "offset": None},
+        {"group": "g", **TOPIC, "timestamp": -1, "queueId": -1, "offset": None, "dryRun": False},
     ),
     300: ("QUERY_TOPIC_CONSUME_BY_WHO", TOPIC, TOPIC),
     307: (
@@ -125,6 +125,11 @@ LEAST: dict[int, tuple[str, dict[str, str], dict[str, Any]]] = {
     9813: ("GET_NEAR", {}, {"due": -1, "arrival": -1}),
     9814: ("JOB", {}, {}),
     9820: ("GET_BULK_TOPIC", {}, {"topic": None, "at": -1}),
+    9822: (
+        "GET_DEAD_LETTERS", {"consumerGroup": "g", "queueId": "0", "offset": "5"},
+        {"consumerGroup": "g", "queueId": 0, "offset": 5},
+    ),
+    9823: ("FINISH_DEAD_LETTERS", {}, {}),
     200050: (
         "POP_MESSAGE", {**GROUP_QUEUE, "maxMsgNums": "32", "invisibleTime": "60000"},
         {**GROUP_QUEUE_VALUES, "maxMsgNums": 32, "invisibleTime": 60_000, "pollTime": 0, "bornTime": 0, "initMode": 0,
