@@ -24,8 +24,8 @@ examples:
   postdate dead delete billing --all --yes
 
 A resend sends the message to its topic again, with the same id, key, tag and properties; every group of the topic
-receives it. The letter is done with when the message is stored, and resending it twice stores it once. A letter that is
-resent or deleted is listed no more. It stays in the topic %DLQ%GROUP until the broker's retention removes it.
+receives it. The letter is done with when the message is stored. A letter that is resent or deleted is listed no more.
+It stays in the topic %DLQ%GROUP until the broker's retention removes it.
 
 exit codes: 0 done, 1 there is no such group or letter, or nothing was meant, 2 wrong usage, 3 no broker was reached or
 it refused, 130 interrupted

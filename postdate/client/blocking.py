@@ -194,7 +194,8 @@ class Client:
     def resend_dead_letters(self, letters: Iterable[DeadLetter]) -> list[Receipt]:
         """Sends dead letters to the topics that they came from, with their ids, bodies, keys, tags and properties, to
         be received at once; all groups of the topic receive them. A letter is done with when its message is stored. If
-        some fail, the first error is raised, and those that failed stay. A letter that is resent twice is stored once.
+        some fail, the first error is raised, and those that failed stay. A letter that is resent again within 15
+        minutes is stored once.
         """
         return self._loop.run(self._client.resend_dead_letters(letters))
 

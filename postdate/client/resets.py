@@ -54,9 +54,10 @@ class Resets:
             raise UsageError(f"group {group} has not read any topic yet; name one")
         found: list[QueueReset] = []
         for name in topics:
-            fields = {"group": group, "topic": name, "timestamp": at_ms, "isForce": "true"}
-            if dry_run:
-                fields["dryRun"] = "true"
+            fields = {
+                "group": group, "topic": name, "timestamp": at_ms, "isForce": "true",
+                "dryRun": "true" if dry_run else "false",
+            }  # fmt: skip
             answer = await self._ask(Request.INVOKE_BROKER_TO_RESET_OFFSET, fields)
             found += [
                 _read_move(name, move) for move in bodies.load_by_queue(answer.body, "a reset").get("moves") or ()

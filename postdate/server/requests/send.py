@@ -324,7 +324,8 @@ class Sends:
             ticket, index = pending
             self._pulse.expect(connection, ticket, partial(self._answer_resend, resend, index))
             return
-        for found in self._broker.find_send(resend.sent):
+        since_ms = self._pulse.clock.now_ms() - self._broker.limits.resend_ms_max
+        for found in self._broker.find_send(resend.sent, since_ms):
             if found is not None:
                 stored = await self._stored(resend, found)
                 self._answer_stored(connection, command, stored, 0 if found.due_at_ms else found.queue_offset)

@@ -208,12 +208,14 @@ class Tools:
         queue_ids = range(count) if asked["queueId"] < 0 else [asked["queueId"]]
         targets = {(topic, queue_id): self._target(topic, queue_id, asked) for queue_id in queue_ids}
         table = {self._queue_name(place): target for place, target in targets.items()}
-        moves = [
-            {"queueId": place[1], "before": self._offsets.get(group, *place), "after": target,
-             "leased": self._broker.view.lease_count(group, *place)}
-            for place, target in targets.items()
-        ]  # fmt: skip
-        body = bodies.encode_by_queue("offsetTable", table, {"moves": moves})
+        more: dict[str, Any] = {}
+        if "dryRun" in command.fields:  # RocketMQ's own tools do not know this
+            more["moves"] = [
+                {"queueId": place[1], "before": self._offsets.get(group, *place), "after": target,
+                 "leased": self._broker.view.lease_count(group, *place)}
+                for place, target in targets.items()
+            ]  # fmt: skip
+        body = bodies.encode_by_queue("offsetTable", table, more)
         if asked["dryRun"]:
             return reply(command, codes.SUCCESS, body=body)
         is_read = self._members.subscribes(group, topic)

@@ -582,3 +582,19 @@ def test_resends_that_wait_are_bounded(tmp_path: Path) -> None:
         assert "resends_bytes_max" in (answers[1].remark or "")
         sent(peer, "orders", b"x" * 80, UNIQ_KEY="K1", fields=RESEND)
         assert len(read_all(peer, "orders")) == 2
+
+
+def test_a_resend_finds_what_was_sent_some_time_ago_and_no_more(tmp_path: Path) -> None:
+    """By time, and then by segments of the log: what is older costs nothing."""
+    small: dict[str, Any] = {"segment_bytes": 1 << 16, "batch_bytes_max": 1 << 14}
+    with serving(tmp_path, ManualClock(T0), **small) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        sent(peer, "orders", "x", UNIQ_KEY="K1")
+        for _ in range(30):
+            sent(peer, "orders", b"x" * 8_000)  # fills segments
+        served.pass_ms(14 * MINUTE_MS)
+        sent(peer, "orders", "x", UNIQ_KEY="K1", fields=RESEND)
+        assert served.call(lambda: served.broker.accepted_count) == 31
+        served.pass_ms(2 * MINUTE_MS)
+        sent(peer, "orders", "x", UNIQ_KEY="K1", fields=RESEND)
+        assert served.call(lambda: served.broker.accepted_count) == 32
