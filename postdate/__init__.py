@@ -34,3 +34,6 @@ if not TYPE_CHECKING:  # a type checker would believe that every name exists
             from postdate import client as home
         value = globals()[name] = getattr(home, name)  # so that Python finds it by itself the next time
         return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

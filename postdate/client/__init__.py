@@ -52,3 +52,6 @@ if not TYPE_CHECKING:  # or a type checker would believe that there is every nam
         home = next((home for home, names in _HOMES.items() if name in names), "errors")
         value = globals()[name] = getattr(import_module(f"postdate.{home}"), name)
         return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
