@@ -33,6 +33,7 @@ from postdate.wire.frame import HEADER_AT, Command, decode, header_end, reply
 from postdate.wire.requests import END_TRANSACTION, REQUESTS, Request
 
 Method = Callable[[Connection, Command, Mapping[str, Any]], bytes | None]
+Amend = Callable[[Connection, int, Mapping[str, Any]], Mapping[str, Any]]
 # Sends and pulls have paths of their own: the sends of a read become one batch, and a pull reads its fields itself.
 _SEND_CODES = frozenset(int(request) for request in Request if request.handler == "send.collect")
 _PULL_CODES = frozenset(int(request) for request in Request if request.handler == "pull.pull")
@@ -72,6 +73,7 @@ class Dispatcher:
         self._broker, self._clock = broker, clock
         self._turn_ns = broker.limits.turn_ms_max * 1_000_000
         self.address, self.limits = address, broker.limits
+        self.amend: Amend | None = None  # changes the fields of a request before it is answered; postdate.testing does
         self.connections = Connections(broker, clock)
         self.welcome, self.note_unfinished = self.connections.add, self.connections.note_unfinished
         self.complain = self.connections.complain
@@ -209,4 +211,5 @@ class Dispatcher:
         if len(command.body) > self._broker.limits.json_bytes_max:  # all bodies are JSON, sends apart
             size, limit = len(command.body), self._broker.limits.json_bytes_max
             raise ProtocolError(f"json_bytes_max: the body has {size} bytes, the limit is {limit}")
-        return method(connection, command, REQUESTS[command.code].read_fields(command.fields))
+        asked = REQUESTS[command.code].read_fields(command.fields)
+        return method(connection, command, asked if self.amend is None else self.amend(connection, command.code, asked))
