@@ -12,6 +12,7 @@ from postdate.server.address import Address
 from postdate.server.answers import refusal
 from postdate.server.connection import Connection
 from postdate.server.connections import Connections
+from postdate.server.lines import Lines
 from postdate.server.pulse import Pulse
 from postdate.server.requests.find import Lookups
 from postdate.server.requests.group import Groups
@@ -74,15 +75,16 @@ class Dispatcher:
         self._turn_ns = broker.limits.turn_ms_max * 1_000_000
         self.address, self.limits = address, broker.limits
         self.amend: Amend | None = None  # changes the fields of a request before it is answered; postdate.testing does
-        self.connections = Connections(broker, clock)
+        lines = Lines(broker.limits.complaints_max)
+        self.connections = Connections(broker, clock, lines)
         self.welcome, self.note_unfinished = self.connections.add, self.connections.note_unfinished
         self.complain = self.connections.complain
-        self.sessions = sessions = Sessions(broker, clock)
+        self.sessions = sessions = Sessions(broker, clock, lines)
         self.pulse = pulse = Pulse(broker, clock, self._wake)
         creation, tasks = AutoCreation(broker, clock), Tasks(broker, "counts_max")
         recalls = Recalls(broker, clock, pulse, sessions.table)
         topics = Topics(broker, clock, sessions)
-        self.sends = Sends(broker, pulse, creation, recalls)
+        self.sends = Sends(broker, pulse, creation, recalls, lines)
         self.pulls = Pulls(broker, sessions, creation)
         self.pops = Pops(broker, clock, pulse, self.pulls, creation, sessions.meter)
         self.groups = Groups(broker, clock, pulse, sessions, creation, topics, self.pulls)

@@ -25,6 +25,7 @@ from postdate.message import (
 )
 from postdate.server.answers import REGION_FIELDS, refusal
 from postdate.server.connection import Connection
+from postdate.server.lines import Lines
 from postdate.server.pulse import Pulse
 from postdate.server.requests.group import retry_times_max, without_delay
 from postdate.server.requests.recall import Recalls
@@ -48,8 +49,9 @@ _NEW = tuple.__new__
 class Sends:
     """Takes sends in, writes them and answers them. `collect_usual`, `write` and `_answer` are the hot path."""
 
-    def __init__(self, broker: Broker, pulse: Pulse, creation: AutoCreation, recalls: Recalls) -> None:
+    def __init__(self, broker: Broker, pulse: Pulse, creation: AutoCreation, recalls: Recalls, lines: Lines) -> None:
         self._broker, self._pulse, self._creation, self._recalls = broker, pulse, creation, recalls
+        self._lines = lines
         self._name = broker.settings.broker_name
         self._key_characters_max = broker.limits.key_characters_max
         self._next_queue = 0
@@ -222,6 +224,8 @@ class Sends:
         self._refuse(connection, Command(0, {}, opaque=ask) if isinstance(ask, int) else ask, error)
 
     def _refuse(self, connection: Connection, command: Command, error: Exception) -> None:
+        line = f"a send from {connection} is refused: {type(error).__name__}: {error}"
+        self._lines.write_seldom((connection.host.address, type(error)), line)
         if not command.is_oneway:
             connection.write(refusal(command, error))
 

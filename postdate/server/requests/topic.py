@@ -1,5 +1,6 @@
 """Topics: operators define them, clients ask how far their queues go, and some are created on first use."""
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -21,6 +22,8 @@ from postdate.wire import bodies, codes
 from postdate.wire.bodies import QueueName
 from postdate.wire.frame import Command, reply
 
+logger = logging.getLogger("postdate.server")
+
 DEFAULT_TOPIC = "TBW102"  # clients ask for its route to learn how a new topic would look
 _GROUP_TOPIC_QUEUES = 1
 _NEW_TOPIC_QUEUES = 4  # as many as RocketMQ's clients ask for
@@ -37,7 +40,7 @@ class Topics:
 
     # -- definitions --------------------------------------------------------------------------------------------
 
-    def put(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
+    def put(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         known = self._broker.view.find_topic(asked["topic"])
         attributes = dict(known.attributes if known else {})
         for added, value, removed in _ATTRIBUTE.findall(asked["attributes"]):
@@ -49,6 +52,8 @@ class Topics:
             asked["topic"], self._clock.now_ms(), read_queue_count=asked["readQueueNums"],
             write_queue_count=asked["writeQueueNums"], perm=asked["perm"], attributes=attributes,
         )  # fmt: skip
+        verb = "is made" if known is None else "is changed"
+        logger.info("topic %s %s by %s: %d queues", asked["topic"], verb, connection, asked["readQueueNums"])
         return reply(command, codes.SUCCESS)
 
     def delete(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
@@ -64,6 +69,7 @@ class Topics:
         """Deletes a topic; returns how many messages it cancels."""
         count = self._broker.delete_topic(name, self._clock.now_ms())
         self._offsets.forget_topic(name)
+        logger.info("topic %s is deleted, and %d messages that waited for it are cancelled", name, count)
         return count
 
     def get_settings(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
@@ -202,6 +208,7 @@ class AutoCreation:
 
     def _put_topic(self, name: str, queue_count: int) -> TopicInfo:
         self._broker.put_topic(name, self._clock.now_ms(), read_queue_count=queue_count, write_queue_count=queue_count)
+        logger.info("topic %s is made, on its first use: %d queues", name, queue_count)
         return self._broker.view.topic(name)
 
     def use_group(self, name: str) -> None:

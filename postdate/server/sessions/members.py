@@ -5,11 +5,13 @@ too long. The caller notifies a group's members of every change, so that they sh
 socket is touched here.
 """
 
+import logging
 from collections.abc import Hashable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 from postdate.broker.broker import Broker
 from postdate.errors import FlowControl
+from postdate.server.lines import Lines
 from postdate.wire.bodies import Consumer, Heartbeat, Subscription
 
 Link = TypeVar("Link", bound=Hashable)  # a connection; in tests, any value
@@ -40,8 +42,8 @@ class Member(NamedTuple, Generic[Link]):
 class Members(Generic[Link]):
     """The members of all consumer groups: groups by name, members by client id."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, broker: Broker, lines: Lines) -> None:
+        self._broker, self._lines = broker, lines
         self._groups: dict[str, dict[str, Member[Link]]] = {}
         self._places_of: dict[Link, set[tuple[str, str]]] = {}  # by connection: group and client id of its members
         self._size_bytes = 0
@@ -63,7 +65,9 @@ class Members(Generic[Link]):
         changed = set()
         for member in _members_in(heartbeat, link, now_ns, language, version):
             group = member.consumer.group
-            before = self.leave(member.client_id, group)
+            before = self._remove(member.client_id, group)
+            if before is None:
+                self._lines.write(logging.INFO, "group %s: %.200s joins, from %s", group, member.client_id, link)
             self._groups.setdefault(group, {})[member.client_id] = member
             self._places_of.setdefault(link, set()).add((group, member.client_id))
             self._size_bytes += member.size_bytes
@@ -75,7 +79,9 @@ class Members(Generic[Link]):
         """Removes the members of a connection that has ended; returns the groups that lost one."""
         places = list(self._places_of.get(link, ()))
         for group, client_id in places:
-            self.leave(client_id, group)
+            self._remove(client_id, group)
+            gone = "group %s: %.200s leaves, its connection from %s has ended"
+            self._lines.write(logging.INFO, gone, group, client_id, link)
         return {group for group, _ in places}
 
     def expire(self, before_ns: int) -> set[str]:
@@ -84,12 +90,20 @@ class Members(Generic[Link]):
         for group in list(self._groups):
             for member in self.of(group):
                 if member.seen_at_ns < before_ns:
-                    self.leave(member.client_id, group)
+                    self._remove(member.client_id, group)
                     changed.add(group)
+                    silent = "group %s: %.200s at %s is taken for gone, it sent no heartbeat"
+                    self._lines.write(logging.WARNING, silent, group, member.client_id, member.link)
         return changed
 
     def leave(self, client_id: str, group: str) -> Member[Link] | None:
-        """Removes a member, which says goodbye or is gone; returns it if there was one."""
+        """Removes a member, which says goodbye; returns it if there was one."""
+        member = self._remove(client_id, group)
+        if member is not None:
+            self._lines.write(logging.INFO, "group %s: %.200s at %s says goodbye", group, client_id, member.link)
+        return member
+
+    def _remove(self, client_id: str, group: str) -> Member[Link] | None:
         member = self._groups.get(group, {}).pop(client_id, None)
         if member is None:
             return None
