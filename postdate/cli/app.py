@@ -38,6 +38,7 @@ COMMANDS = {
     "pipeline": "run a pipeline on this machine or on a cluster",
     "bulk": "serve a broker's data folder over Arrow Flight",
     "table": "adopt a table whose data folder is lost",
+    "backup": "copy a data folder while its broker runs",
     "check": "verify a closed data folder",
     "log": "print the log of a data folder",
     "settings": "print the settings of a broker, or a file to start from",

@@ -52,8 +52,8 @@ class Topics:
             asked["topic"], self._clock.now_ms(), read_queue_count=asked["readQueueNums"],
             write_queue_count=asked["writeQueueNums"], perm=asked["perm"], attributes=attributes,
         )  # fmt: skip
-        verb = "is made" if known is None else "is changed"
-        logger.info("topic %s %s by %s: %d queues", asked["topic"], verb, connection, asked["readQueueNums"])
+        text = "topic %s is changed by %s: %d queues" if known else "topic %s is made by %s: %d queues"
+        logger.info(text, asked["topic"], connection, asked["readQueueNums"])
         return reply(command, codes.SUCCESS)
 
     def delete(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
