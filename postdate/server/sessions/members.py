@@ -42,8 +42,9 @@ class Member(NamedTuple, Generic[Link]):
 class Members(Generic[Link]):
     """The members of all consumer groups: groups by name, members by client id."""
 
-    def __init__(self, broker: Broker, lines: Lines) -> None:
-        self._broker, self._lines = broker, lines
+    def __init__(self, broker: Broker, lines: Lines | None = None) -> None:
+        self._broker = broker
+        self._lines = lines or Lines(broker.limits.complaints_max)
         self._groups: dict[str, dict[str, Member[Link]]] = {}
         self._places_of: dict[Link, set[tuple[str, str]]] = {}  # by connection: group and client id of its members
         self._size_bytes = 0
