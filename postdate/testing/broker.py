@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import datetime
+from itertools import chain
 from types import TracebackType
 from typing import Any
 
@@ -11,6 +12,7 @@ from postdate.client.loop import LoopThread
 from postdate.clock import ManualClock, SystemClock
 from postdate.config import MIB, Limits, Settings
 from postdate.errors import UsageError
+from postdate.message import tag_hash
 from postdate.server import Server
 from postdate.spans import Delay, delay_ms, instant
 from postdate.state.leases import OVER
@@ -131,21 +133,25 @@ class InProcessBroker:
         in_hand = len(self._leases.in_hand(group))
         if in_hand:
             return f"its members have {in_hand} messages in hand"
-        for topic in {each.topic for member in members for each in member.consumer.subscriptions}:
-            # A pop that waits has found nothing; it may have passed over messages of other tags, which count as behind.
-            if view.has_topic(topic) and not dispatcher.pops.is_waiting(group, topic):
-                behind = self._count_behind(group, topic)
-                if behind:
-                    return f"topic {topic} has {behind} messages for it"
+        subscriptions = [each for member in members for each in member.consumer.subscriptions]
+        for topic in {each.topic for each in subscriptions if view.has_topic(each.topic)}:
+            tags = [each.tags for each in subscriptions if each.topic == topic]
+            wanted = frozenset(tag_hash(tag) for tag in chain(*tags)) if all(tags) else None  # no tags mean all
+            behind = self._count_behind(group, topic, wanted)
+            if behind:
+                return f"topic {topic} has {behind} messages for it"
         return ""
 
-    def _count_behind(self, group: str, topic: str) -> int:
-        """Counts the messages of a topic that a group was not given yet, or that have come back to it."""
+    def _count_behind(self, group: str, topic: str, wanted: frozenset[int] | None) -> int:
+        """Counts the messages of a topic that a group wants, by their tags, and was not given yet, and those that have
+        come back to it.
+        """
         view, offsets = self._broker.view, self._server.dispatcher.sessions.offsets
         info, behind = view.topic(topic), 0
         for queue_id in range(info.read_queue_count):
             low, high = view.offsets(topic, queue_id)
-            behind += high - max(low, offsets.get(group, topic, queue_id) or low)
+            entries = view.entries(topic, queue_id, max(low, offsets.get(group, topic, queue_id) or low), high)
+            behind += sum(wanted is None or tag in wanted for _, _, tag in entries)
         numbers = set(info.numbers)
         return behind + sum(
             name == group and number in numbers and lease.until_ms == OVER for (name, number, _), lease in view.leases()

@@ -163,6 +163,15 @@ def test_members_of_a_group_share_the_work(broker: InProcessBroker, client: post
     assert {body for body, _ in one.seen + other.seen} == {f"in queue {queue}" for queue in range(4)}
 
 
+def test_messages_of_other_tags_are_not_waited_for(broker: InProcessBroker, client: postdate.Client) -> None:
+    handler = Handler()
+    client.send(TOPIC, "paid", tag="paid")
+    client.send(TOPIC, "refunded", tag="refunded")
+    with listening(broker.address, handler, tag="paid"):
+        broker.wait_until_handled(GROUP)
+    assert handler.seen == [("paid", 1)]
+
+
 def test_asyncio_listens_too(broker: InProcessBroker) -> None:
     seen: list[bytes] = []
 

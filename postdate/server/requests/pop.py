@@ -180,10 +180,6 @@ class Pops:
                 held.connection.write(refusal(held.command, error))
             self._release(held)
 
-    def is_waiting(self, group: str, topic: str) -> bool:
-        """Whether a pop of a group waits for a topic, so that there is nothing to give it."""
-        return _Place(group, topic) in self._held
-
     def drop(self, connection: Connection) -> None:
         """Forgets the pops of a connection that has ended."""
         for held in list(self._held_of.get(connection, ())):
