@@ -167,12 +167,13 @@ class _Copy:
     # -- the folder ---------------------------------------------------------------------------------------------
 
     def _copy_folder(self, mark: _Mark) -> Iterator[str]:
-        """Copies everything but the table; yields the paths that belong to the copy."""
+        """Copies everything but the table; yields the paths that belong to the copy.
+
+        Rows come before the records that they speak of: retention removes a segment first and its rows after that, so a
+        segment that is still there now had its rows when those were copied.
+        """
         if read_identity(self._source):
             yield self._copy(IDENTITY_FILE)
-        for name in self._source.list(segment.FOLDER):
-            if name.isdecimal() and int(name) < mark.end:
-                yield self._copy_segment(int(name), mark.end)
         queues = [f"queues/{number}/{kind}" for number in self._source.list("queues") for kind in ("entries", "times")]
         for folder in (*queues, "far", "index"):
             for name in self._source.list(folder):
@@ -181,6 +182,9 @@ class _Copy:
         for folder in ("chunks", "selections"):
             for name in self._source.list(folder):
                 yield self._copy(f"{folder}/{name}")
+        for name in self._source.list(segment.FOLDER):
+            if name.isdecimal() and int(name) < mark.end:
+                yield self._copy_segment(int(name), mark.end)
         if mark.snapshot is not None:
             yield self._copy(snapshot.path_of(mark.snapshot))
 

@@ -1,5 +1,6 @@
 """Backups: a copy that is made while the broker works opens, passes `check`, and has everything that was answered."""
 
+import random
 import shutil
 import threading
 from collections.abc import Callable
@@ -8,8 +9,10 @@ from pathlib import Path
 import pytest
 
 import postdate
+from postdate import backup
 from postdate.backup import back_up
 from postdate.broker.broker import Broker
+from postdate.broker.leasing import LeaseHandle, PopRequest
 from postdate.check import check_folder
 from postdate.cli import app
 from postdate.errors import CorruptLog, ForeignFolder, Refused
@@ -29,6 +32,7 @@ from tests.support.core import (
     advance,
     bodies,
     message,
+    pulled,
     segment_of_messages,
     send,
     settled,
@@ -117,6 +121,64 @@ def test_a_second_pass_follows_where_the_broker_has_let_go_of_the_first_ones_sna
     assert done.pass_count == 2
     copy = opened(target)
     assert bodies(copy) == bodies(broker)
+    copy.close()
+
+
+class Busy:
+    """A broker at work, step by step, by chance: sends near and far, cancels, pops, time, snapshots, retention."""
+
+    def __init__(self, broker: Broker, seed: int) -> None:
+        self._broker, self._random, self._at_ms, self._count = broker, random.Random(seed), T0, 0
+        self._steps = (self._send, self._send, self._send, self._cancel, self._pop, self._pass_time, self._snapshot)
+
+    def work(self, _: int = 0) -> None:
+        if self._random.random() < 0.3:
+            self._random.choice(self._steps)()
+
+    def _send(self) -> None:
+        dues = (None, self._at_ms + MINUTE_MS // 2, self._at_ms + FAR_MS)
+        for _ in range(self._random.randrange(1, 20)):
+            self._count += 1
+            due, body = self._random.choice(dues), f"m{self._count}".ljust(self._random.randrange(600))
+            send(self._broker, self._at_ms, message(body, due=due, unique=f"u{self._count}"))
+
+    def _cancel(self) -> None:
+        settled(self._broker, self._broker.cancel(TOPIC, f"u{self._count}", self._at_ms + FAR_MS, self._at_ms))
+
+    def _pop(self) -> None:
+        ticket = self._broker.leases.pop(PopRequest("g", TOPIC, [0], 8, 1 << 20, MINUTE_MS, 16), self._at_ms)
+        if ticket is not None:
+            popped = settled(self._broker, ticket)
+            handles = [LeaseHandle(TOPIC, 0, each.offset, popped.popped_at_ms) for each in popped.messages[::2]]
+            settled(self._broker, self._broker.leases.acknowledge("g", handles, self._at_ms))
+
+    def _pass_time(self) -> None:
+        self._at_ms += self._random.choice((MINUTE_MS, DAY_MS))
+        advance(self._broker, self._at_ms)
+        self._broker.retain(self._at_ms)
+
+    def _snapshot(self) -> None:
+        snapshot(self._broker)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_the_broker_does_meanwhile_the_copy_is_sound(
+    data: Data, target: RealDisk, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(backup, "_PIECE_BYTES", 4_096)
+    broker = data.open(KEEP_DAY)
+    busy = Busy(broker, seed)
+    for _ in range(100):
+        busy.work()
+    answered = broker.log.end
+    done = back_up(data.disk, target, show=busy.work)
+    assert done.end >= answered
+    assert check_folder(target).findings == []
+    copy = Broker(target, KEEP_DAY, limits=SMALL_LIMITS)
+    assert copy.log.end >= done.end
+    length = copy.offsets(TOPIC, 0)[1] if copy.view.has_topic(TOPIC) else 0
+    expected = {each.queue_offset: each.body for each in pulled(broker) if each.queue_offset < length}
+    assert expected.items() <= {each.queue_offset: each.body for each in pulled(copy)}.items()
     copy.close()
 
 
