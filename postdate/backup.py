@@ -110,7 +110,7 @@ class _Copy:
         for _ in range(_MARKS_MAX):
             newest = next(iter(snapshot.positions(self._source)), None)
             try:
-                address = self._table_address(newest)
+                address, saved_at_ms = self._read_snapshot(newest)
             except (FileNotFoundError, CorruptSnapshot):
                 if newest in snapshot.positions(self._source):
                     raise
@@ -123,16 +123,18 @@ class _Copy:
                 versions = _versions(table)
                 end, at_ms, _ = self._walk_log(newest or 0)
             if _versions(table) == versions:
-                return _Mark(newest, end, at_ms, table, versions)
+                return _Mark(newest, end, at_ms or saved_at_ms, table, versions)
         raise Refused("the table changes all the time: copy it when the pipeline is less busy")
 
-    def _table_address(self, position: int | None) -> str:
-        """Returns where the pipeline's table is, as the snapshot knows it; empty where there is none."""
-        if position is None:
-            return ""
-        states = (section.json() for section in snapshot.read(self._source, position) if section.kind == snapshot.STATE)
-        far: dict[str, Any] = next((state["far"] for state in states if "far" in state), {})
-        return str(far.get("table", ""))
+    def _read_snapshot(self, position: int | None) -> tuple[str, int]:
+        """Returns where the pipeline's table is, as the snapshot knows it, empty where there is none; and the instant of
+        the last batch that the snapshot has.
+        """
+        state: dict[str, Any] = {"far": {}, "at_ms": 0}
+        for section in snapshot.read(self._source, position) if position is not None else ():
+            if section.kind == snapshot.STATE:
+                state |= section.json()  # lists come in slices, but neither of these two is one
+        return str(state["far"].get("table", "")), int(state["at_ms"])
 
     def _local(self, address: str) -> Path | None:
         """Returns the folder of a table. Raises Refused where the table must be copied and is not on this machine."""
