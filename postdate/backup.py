@@ -127,7 +127,7 @@ class _Copy:
         raise Refused("the table changes all the time: copy it when the pipeline is less busy")
 
     def _read_snapshot(self, position: int | None) -> tuple[str, int]:
-        """Returns where the pipeline's table is, as the snapshot knows it, empty where there is none; and the instant of
+        """Returns where the pipeline's table is, as the snapshot knows it, empty without one; and the instant of
         the last batch that the snapshot has.
         """
         state: dict[str, Any] = {"far": {}, "at_ms": 0}
