@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "AsyncClient", "AsyncReceivedMessage", "BrokerError", "Cancelled", "Changed", "Client", "Disconnected",
-    "FlowControl", "GroupNotFound", "IllegalMessage", "NoPermission", "Outgoing", "PostdateError", "ProtocolError",
-    "Receipt", "ReceivedMessage", "Refused", "TimedOut", "TopicNotFound", "Unavailable", "Unreachable", "UsageError",
-    "connect", "connect_async", "pending",
+    "AsyncClient", "AsyncReceivedMessage", "BrokerError", "Cancelled", "Changed", "Client", "DeadLetter",
+    "Disconnected", "FlowControl", "GroupNotFound", "IllegalMessage", "NoPermission", "Outgoing", "PostdateError",
+    "ProtocolError", "QueueReset", "Receipt", "ReceivedMessage", "Refused", "TimedOut", "TopicNotFound", "Unavailable",
+    "Unreachable", "UsageError", "connect", "connect_async", "pending",
 ]  # fmt: skip
 
 
@@ -34,3 +34,6 @@ if not TYPE_CHECKING:  # a type checker would believe that every name exists
             from postdate import client as home
         value = globals()[name] = getattr(home, name)  # so that Python finds it by itself the next time
         return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

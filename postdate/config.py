@@ -201,8 +201,10 @@ class Limits:
     # connections
     stalled_ms_max: int = limit(60 * SECOND_MS, 1, why="a peer that leaves its answers unread for longer is cut off")
     in_flight_max: int = limit(4_096, 1, why="requests of a connection that wait for the disk; then it is not read")
+    resend_ms_max: int = limit(15 * 60 * SECOND_MS, 1, why="a resend finds a first send that is not much older")
+    resends_bytes_max: int = limit(64 * MIB, 1, why="messages of resends that wait to be looked up")
     turn_ms_max: int = limit(10, 1, why="how long the requests of one read may keep others waiting")
-    complaints_max: int = limit(20, why="log lines a second about bad peers: they must not fill the disk")
+    complaints_max: int = limit(20, why="log lines a second that peers cause: they must not fill the disk")
     write_buffer_bytes_max: int = limit(4 * MIB, KIB, why="a peer that reads slower is read no further")
     held_pulls_max: int = limit(100_000, 1, why="a pull that waits for messages costs RAM")
     held_pulls_per_connection_max: int = limit(

@@ -109,6 +109,18 @@ class Message(NamedTuple):
     prepared_offset: int = 0
 
 
+class SendIdentity(NamedTuple):
+    """What a send and its resends have in common, and no other send has.
+
+    The unique key alone is not enough: a message that a consumer sends on to a retry topic keeps the one that it has.
+    """
+
+    topic: str
+    unique_key: str
+    born_at_ms: int
+    reconsume_times: int
+
+
 class Cancelled(enum.Enum):
     """The truth about a cancel."""
 

@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("state",),
     ("broker",),
     ("wire", "table"),
-    ("client", "check", "adoption"),
+    ("client", "check", "adoption", "backup"),
     ("bulk",),
     ("server", "spark"),
     ("cli", "testing", "__main__"),

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import tomllib
 import venv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -96,6 +97,19 @@ def without(modules: Sequence[str]) -> str:
 def base(tmp_path: Path) -> Place:
     """The base package: none of the libraries of an extra can be imported."""
     return Place(tmp_path / "base", without(EXTRAS))
+
+
+# -- what the package says of itself -----------------------------------------------------------------------------
+
+
+def test_the_metadata_describe_the_package_and_agree_with_it() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == postdate.__version__
+    assert project["description"].lower() in (postdate.__doc__ or "")
+    assert project["keywords"]
+    assert "Typing :: Typed" in project["classifiers"]
+    assert (ROOT / "postdate" / "py.typed").exists()
+    assert (ROOT / project["readme"]).exists()
 
 
 # -- without the extras ------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ made on the part that has them:
 
     view       every question about the state that changes nothing
     leases     pop, acknowledge, change the invisible time, bury
+    dead_letters    which are open, and that some are done
     jobs       imports, cancels and postponements in bulk
     staging    what a pipeline brings
     cancels, topics, rescuer    what stands behind the calls above
@@ -26,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from postdate.arrival import NEVER
 from postdate.broker import ownership
 from postdate.broker.cancelling import CancelCalls
+from postdate.broker.dead_letters import DeadLetterCalls
 from postdate.broker.jobs import JobCalls
 from postdate.broker.leasing import LeaseCalls
 from postdate.broker.lookup import Found, Lookup
@@ -125,6 +127,7 @@ class Broker:
         self.cancels = CancelCalls(self.fold, self._writer, self._lookup, self.jobs, settings)
         self.topics = TopicCalls(self.fold, self._writer, self._sending, self.view, self.cancels, settings)
         self.leases = LeaseCalls(self.fold, self._writer, self._sending, self.view, self.topics, settings)
+        self.dead_letters = DeadLetterCalls(self.fold, self._writer, self.view, self.topics, settings)
         # Calls that the parts answer are bound here: a method that only passes a call on would cost the hot paths a
         # tenth of a microsecond.
         self.prepare, self.write, self.settle = self._sending.prepare, self._sending.write, self._writer.settle
@@ -132,7 +135,8 @@ class Broker:
         self.put_topic, self.delete_topic = self.topics.put_topic, self.topics.delete_topic
         self.put_group, self.delete_group = self.topics.put_group, self.topics.delete_group
         self.commit_offsets = self.topics.commit_offsets
-        self.find, self.disk_space = self._lookup.find, self._disk.space
+        self.find, self.find_send, self.disk_space = self._lookup.find, self._lookup.find_send, self._disk.space
+        self.find_pending_send = self._writer.find_pending
 
     def start_keeper(self) -> None:
         """Starts a helper thread that zeroes the log's segments ahead of use, until the broker is closed."""

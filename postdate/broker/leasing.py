@@ -23,13 +23,14 @@ from itertools import chain, islice
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from postdate.broker.dead_letters import DONE_GROUP
 from postdate.broker.sending import SendCalls
 from postdate.broker.settings import CurrentSettings
 from postdate.broker.topics import TopicCalls
 from postdate.broker.view import View
 from postdate.broker.writing import Ticket, Writer
 from postdate.config import Settings
-from postdate.errors import PopsFull, PostdateError, UsageError
+from postdate.errors import NoPermission, PopsFull, PostdateError, UsageError
 from postdate.message import Host, Message, check_group
 from postdate.state.fold import Fold
 from postdate.state.leases import NOT_GIVEN, OVER, Key
@@ -159,6 +160,8 @@ class LeaseCalls:
         Raises PopsFull where the group has too many already.
         """
         check_group(request.group)
+        if request.group == DONE_GROUP:
+            raise NoPermission(f"group {DONE_GROUP} is the broker's own: it says which dead letters are done")
         for queue_id in request.queue_ids:
             self._view.queue(request.topic, queue_id)
         self._check_invisible(request.invisible_ms)

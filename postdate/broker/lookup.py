@@ -22,7 +22,7 @@ import numpy as np
 from postdate.arrival import NEVER, OWN
 from postdate.errors import CorruptData, IllegalMessage, UsageError
 from postdate.keys import key_hash
-from postdate.message import PROPERTY_DELAY, DelayLevels, Host, decode_properties, due
+from postdate.message import PROPERTY_DELAY, DelayLevels, Host, SendIdentity, decode_properties, due
 from postdate.state.fold import Fold
 from postdate.state.topics import GONE, SCHEDULE_TOPIC, Topic
 from postdate.state.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING
@@ -128,6 +128,26 @@ class Lookup:
             for found in run_steps(self._message(logged, staged, store_host)):
                 is_within = found is not None and found.stored_at_ms <= end_ms and found.until_ms >= begin_ms
                 yield found if is_within else None
+
+    def find_send(self, sent: SendIdentity, since_ms: int) -> Iterator[Found | None]:
+        """Yields the message that a send has stored in the topic of that name at an instant or later, if there is one;
+        None for each step that has found none. Looks at the newest messages alone, so that its price does not grow with
+        the log. Raises TopicNotFound.
+        """
+        begin = max(
+            self._fold.references.first_since(self._fold.position, since_ms), self._fold.topics.get(sent.topic).born
+        )
+        for offsets in self._fold.index.find(key_hash(sent.unique_key), begin):
+            yield None
+            for offset in offsets[offsets >= begin].tolist():
+                logged = self.logged(offset)
+                if logged is None or not records.has_key(logged.properties, sent.unique_key, BY_UNIQUE):
+                    continue
+                record = logged.record
+                if (record.topic, record.born_at_ms, record.reconsume_times) == (
+                    sent.topic, sent.born_at_ms, sent.reconsume_times,
+                ):  # fmt: skip
+                    yield from run_steps(self._message(logged, None, None))
 
     def _once(self, hashed: int) -> Iterator[tuple[_Staged | None, int]]:
         """Yields (its row in a chunk if it was found there, offset) of each message that may be meant, once; offset 0

@@ -198,6 +198,10 @@ class View:
 
     # -- leases -------------------------------------------------------------------------------------------------
 
+    def leases(self) -> list[tuple[Key, Lease]]:
+        """Every message that a group has popped and not acknowledged, with its lease."""
+        return list(self._fold.leases.by_key.items())
+
     def lease(self, key: Key) -> Lease:
         """The lease of a message that a group has popped and not acknowledged. Raises KeyError where there is none."""
         return self._fold.leases.by_key[key]

@@ -14,6 +14,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 from postdate.errors import LogFailed, PostdateError, UsageError
+from postdate.message import SendIdentity
 from postdate.state.fold import NO_PLACES, NO_QUEUES, Fold
 from postdate.storage.batch import Batch, Packed, Packer, Prepared, system_body
 from postdate.storage.layout import BATCH_HEADER_BYTES
@@ -129,6 +130,20 @@ class Writer:
     def will_fire(self, due_at_ms: int) -> bool:
         """Whether a batch that is not applied yet will fire what is due then."""
         return any(batch.at_ms >= due_at_ms for batch, _ in self._pending)
+
+    def find_pending(self, sent: SendIdentity) -> tuple[Ticket, int] | None:
+        """Returns the ticket of a send that is written and not applied yet, and which of its messages is meant."""
+        for _, ticket in reversed(self._pending):
+            if type(ticket) is not Ticket:  # another call's: its answers are not about its messages
+                continue
+            for index, entry in enumerate(ticket.prepared):
+                if entry.unique_key == sent.unique_key:
+                    message = entry.message
+                    if (message.topic, message.born_at_ms, message.reconsume_times) == (
+                        sent.topic, sent.born_at_ms, sent.reconsume_times,
+                    ):  # fmt: skip
+                        return ticket, index
+        return None
 
     def _append(
         self, start: int, length: int, at_ms: int, row_count: int, packed: Packed, ticket: Ticket | None = None

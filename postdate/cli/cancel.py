@@ -3,7 +3,7 @@
 import argparse
 
 from postdate.cli import where
-from postdate.cli.command import NEGATIVE, OK, add_broker, print_json
+from postdate.cli.command import NEGATIVE, OK, add_broker, add_timeout, print_json
 from postdate.cli.values import instant
 from postdate.client import connect
 from postdate.errors import UsageError
@@ -42,6 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key", metavar="K", help="the first key of the message")
     parser.add_argument("--due", metavar="TIME", type=instant, help="when it is due: ISO 8601 or epoch milliseconds")
     where.add(parser, required=False)
+    add_timeout(parser)
     add_broker(parser, _cancel)
 
 
@@ -55,7 +56,7 @@ def _cancel(arguments: argparse.Namespace) -> int:
         raise UsageError("--dry-run, --id and --no-wait are for --where")
     if (None in by_key) if arguments.handle is None else (by_key != [None] * 3):
         raise UsageError("give either a handle, or all of --topic, --key and --due, or --where")
-    with connect(arguments.addr) as client:
+    with connect(arguments.addr, timeout=arguments.timeout / 1_000) as client:
         answer = client.cancel_key(*by_key) if arguments.handle is None else client.cancel(arguments.handle)
     if arguments.json:
         print_json({"outcome": answer.value})

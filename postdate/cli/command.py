@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from postdate.cli.values import span
 from postdate.errors import UsageError
 
 OK, NEGATIVE, USAGE, REFUSED = 0, 1, 2, 3
 UNCOUNTED = "what waits in the table is not counted"
+TIMEOUT_MS_DEFAULT = 10_000  # the client's
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 Run = Callable[[argparse.Namespace], int]
@@ -52,6 +54,14 @@ def add_broker(parser: argparse.ArgumentParser, run: Run) -> None:
     set_run(parser, run)
 
 
+def add_timeout(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag of commands that try again while no broker answers."""
+    parser.add_argument(
+        "--timeout", metavar="SPAN", type=span, default=TIMEOUT_MS_DEFAULT,
+        help="give up when no broker has answered for this long (default: 10s)",
+    )  # fmt: skip
+
+
 def add_bulk(parser: argparse.ArgumentParser) -> None:
     """Adds the flag of commands that read and write by the million, past the broker's own port."""
     parser.add_argument(
@@ -84,10 +94,10 @@ class Verbs:
         self.add("delete", run, summary).add_argument("--yes", action="store_true", help="do not ask")
 
 
-def is_meant(question: str) -> bool:
-    """Asks on the terminal whether a deletion is meant. Raises UsageError where nobody can answer."""
+def is_meant(question: str, otherwise: str = "a deletion cannot be undone: give --yes if you mean it") -> bool:
+    """Asks on the terminal whether a deletion is meant. Raises UsageError with a sentence where nobody can answer."""
     if not sys.stdin.isatty():
-        raise UsageError("a deletion cannot be undone: give --yes if you mean it")
+        raise UsageError(otherwise)
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 

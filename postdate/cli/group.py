@@ -1,15 +1,17 @@
-"""`postdate group`: list, show, create, change and delete consumer groups."""
+"""`postdate group`: list, show, create, change, reset and delete consumer groups."""
 
 import argparse
+import sys
 
 from postdate.cli.command import OK, Verbs, is_meant, print_json, say_no
 from postdate.cli.render import count, print_facts, print_table, rough
-from postdate.cli.values import positive, span
-from postdate.client import admin
+from postdate.cli.values import instant, positive, span
+from postdate.client import QueueReset, admin, connect
+from postdate.client.resets import ResetTo
 from postdate.errors import UsageError
 
 HELP = """\
-Lists, shows, creates, changes and deletes consumer groups.
+Lists, shows, creates, changes, resets and deletes consumer groups.
 
 examples:
   postdate group list
@@ -18,15 +20,25 @@ examples:
   postdate group update billing --retry 10s,1m,10m --attempts 5
                                                   a message that fails comes again after 10 s, 1 min, 10 min and
                                                   10 min; then it is a dead letter
+  postdate group reset billing --to earliest --dry-run                  what it would receive again, queue by queue
+  postdate group reset billing --to 2027-01-01T08:00:00+01:00 --topic orders
+  postdate group reset billing --to latest --yes                        skips all that it has not received
   postdate group delete billing --yes             also deletes its offsets
 
 --retry gives the delays before the second attempt, the third, and so on; the last one holds for all later attempts.
 "default" stands for the broker's, its delay levels from the third on. --attempts counts the first one, too. What a
 consumer asks for itself comes before both.
 
-exit codes: 0 done, 1 there is no such group, or there is one already, 2 wrong usage, 3 no broker was reached or it
-refused, 130 interrupted
+A reset moves a group to the first message that became visible at or after a time, in one topic or in all that it has
+read. Connected members go on from there at once. Messages that the group has in work or that wait for another try
+stay with it: a reset neither skips them nor gives them twice.
+
+exit codes: 0 done, 1 there is no such group or topic, or there is one already, or nothing was meant, 2 wrong usage,
+3 no broker was reached or it refused, 130 interrupted
 """
+
+
+_CANNOT_ASK = "a reset may skip messages: give --yes if you mean it, or --dry-run"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +47,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     verbs.add("show", _show, "the members of a group, and how far it has read each queue")
     _add_settings(verbs.add("create", _create, "make a group"))
     _add_settings(verbs.add("update", _update, "change how a group tries messages again"))
+    reset = verbs.add("reset", _reset, "move a group to another place in its topics")
+    reset.add_argument(
+        "--to", metavar="TIME", type=_place, required=True, help="earliest, latest, ISO 8601 or epoch ms"
+    )
+    reset.add_argument("--topic", metavar="T", help="in this topic alone (default: all that it has read)")
+    reset.add_argument("--dry-run", action="store_true", help="move nothing: print what would happen")
+    reset.add_argument("--yes", action="store_true", help="do not ask")
     verbs.add_delete(_delete, "forget a group and its offsets")
 
 
@@ -127,6 +146,43 @@ def _delete(arguments: argparse.Namespace) -> int:
     admin.delete_group(arguments.addr, arguments.name)
     _print_done(arguments, "deleted")
     return OK
+
+
+def _place(text: str) -> ResetTo:
+    return text if text in ("earliest", "latest") else instant(text)  # type: ignore[return-value]
+
+
+def _reset(arguments: argparse.Namespace) -> int:
+    if not (arguments.yes or arguments.dry_run or sys.stdin.isatty()):
+        raise UsageError(_CANNOT_ASK)
+    with connect(arguments.addr) as client:
+        plan = client.reset_group(arguments.name, arguments.to, topic=arguments.topic, dry_run=True)
+        if not arguments.json:
+            _print_resets(plan)
+        if not arguments.dry_run:
+            if not (arguments.yes or is_meant(f"Move group {arguments.name}?", _CANNOT_ASK)):
+                return say_no("nothing was moved")
+            plan = client.reset_group(arguments.name, arguments.to, topic=arguments.topic)
+    if arguments.json:
+        queues = [{**each._asdict(), "again": each.again, "skipped": each.skipped} for each in plan]
+        print_json({"group": arguments.name, "moved": not arguments.dry_run, "queues": queues})
+    else:
+        print("nothing was moved" if arguments.dry_run else f"moved group {arguments.name}")
+    return OK
+
+
+def _print_resets(plan: list[QueueReset]) -> None:
+    rows: list[list[str | int]] = [
+        [each.topic, each.queue_id, "-" if each.before is None else each.before, each.after, each.again, each.skipped,
+         each.in_work]
+        for each in plan
+    ]  # fmt: skip
+    print_table(["topic", "queue", "from", "to", "again", "skipped", "in work"], rows)
+    again, skipped = sum(each.again for each in plan), sum(each.skipped for each in plan)
+    in_work = sum(each.in_work for each in plan)
+    print(f"{count(again, 'message')} to be delivered again, {count(skipped, 'message')} to be skipped")
+    if in_work:
+        print(f"{count(in_work, 'message')} in work or waiting for another try stay with the group")
 
 
 def _print_done(arguments: argparse.Namespace, verb: str) -> None:

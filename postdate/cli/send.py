@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from postdate.cli.command import OK, add_broker, print_json
+from postdate.cli.command import OK, add_broker, add_timeout, print_json
 from postdate.cli.render import Working, count, rough
 from postdate.cli.render import instant as show_instant
 from postdate.cli.values import instant as instant_ms
@@ -51,12 +51,15 @@ def add(parser: argparse.ArgumentParser) -> None:
     when.add_argument("--delay", metavar="SPAN", type=span, help="deliver it this much later")
     when.add_argument("--at", metavar="TIME", type=instant_ms, help="deliver it then: ISO 8601 or epoch milliseconds")
     when.add_argument("--level", metavar="N", type=positive, help="deliver it after RocketMQ's delay level N")
-    parser.add_argument("--key", metavar="K", help="a key to find or cancel it by")
+    parser.add_argument(
+        "--key", metavar="K", action="append", help="a key to find or cancel it by, without spaces; may be repeated"
+    )
     parser.add_argument("--tag", metavar="T", help="a tag that consumers may filter by")
     parser.add_argument(
         "--property", metavar="NAME=VALUE", type=named_value, action="append", default=[], help="may be repeated"
     )
     parser.add_argument("--count", metavar="N", type=positive, default=1, help="send it this many times")
+    add_timeout(parser)
     add_broker(parser, _send)
 
 
@@ -69,7 +72,7 @@ def _send(arguments: argparse.Namespace) -> int:
     if arguments.count > 1:
         starts = range(0, arguments.count, _BATCH_MESSAGES)
         return _send_many(arguments, ([body] * min(_BATCH_MESSAGES, arguments.count - start) for start in starts))
-    with connect(arguments.addr) as client:
+    with connect(arguments.addr, timeout=arguments.timeout / 1_000) as client:
         receipt = client.send(arguments.topic, body, **_wishes(arguments))
     if arguments.json:
         _print_json([receipt])
@@ -129,7 +132,10 @@ def _full(lines: list[bytes]) -> list[bytes]:
 
 def _send_many(arguments: argparse.Namespace, batches: Iterator[list[bytes]]) -> int:
     wishes = _wishes(arguments)
-    with connect(arguments.addr) as client, _Tally(0 if arguments.lines else arguments.count) as tally:
+    with (
+        connect(arguments.addr, timeout=arguments.timeout / 1_000) as client,
+        _Tally(0 if arguments.lines else arguments.count) as tally,
+    ):
         for bodies in batches:
             try:
                 receipts = client.send_batch(arguments.topic, [Outgoing(body, **wishes) for body in bodies])

@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from postdate.client.admin import Changed
     from postdate.client.asynchronous import AsyncClient, connect_async
     from postdate.client.blocking import Client, connect
+    from postdate.client.dead_letters import DeadLetter
     from postdate.client.errors import BrokerError, Disconnected, TimedOut, Unavailable, Unreachable
     from postdate.client.outgoing import Outgoing, Receipt
     from postdate.client.received import AsyncReceivedMessage, ReceivedMessage
+    from postdate.client.resets import QueueReset
     from postdate.errors import (
         FlowControl,
         GroupNotFound,
@@ -28,10 +30,10 @@ if TYPE_CHECKING:
     from postdate.message import Cancelled
 
 __all__ = [
-    "AsyncClient", "AsyncReceivedMessage", "BrokerError", "Cancelled", "Changed", "Client", "Disconnected",
-    "FlowControl", "GroupNotFound", "IllegalMessage", "NoPermission", "Outgoing", "PostdateError", "ProtocolError",
-    "Receipt", "ReceivedMessage", "Refused", "TimedOut", "TopicNotFound", "Unavailable", "Unreachable", "UsageError",
-    "connect", "connect_async",
+    "AsyncClient", "AsyncReceivedMessage", "BrokerError", "Cancelled", "Changed", "Client", "DeadLetter",
+    "Disconnected", "FlowControl", "GroupNotFound", "IllegalMessage", "NoPermission", "Outgoing", "PostdateError",
+    "ProtocolError", "QueueReset", "Receipt", "ReceivedMessage", "Refused", "TimedOut", "TopicNotFound", "Unavailable",
+    "Unreachable", "UsageError", "connect", "connect_async",
 ]  # fmt: skip
 
 
@@ -40,9 +42,11 @@ if not TYPE_CHECKING:  # or a type checker would believe that there is every nam
         "client.admin": ("Changed",),
         "client.asynchronous": ("AsyncClient", "connect_async"),
         "client.blocking": ("Client", "connect"),
+        "client.dead_letters": ("DeadLetter",),
         "client.errors": ("BrokerError", "Disconnected", "TimedOut", "Unavailable", "Unreachable"),
         "client.outgoing": ("Outgoing", "Receipt"),
         "client.received": ("AsyncReceivedMessage", "ReceivedMessage"),
+        "client.resets": ("QueueReset",),
         "message": ("Cancelled",),
     }
 
@@ -52,3 +56,6 @@ if not TYPE_CHECKING:  # or a type checker would believe that there is every nam
         home = next((home for home, names in _HOMES.items() if name in names), "errors")
         value = globals()[name] = getattr(import_module(f"postdate.{home}"), name)
         return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

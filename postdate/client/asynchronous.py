@@ -11,6 +11,8 @@ from postdate.client.admin import Changed, Jobs
 from postdate.client.backlog import Delivery, Turn
 from postdate.client.connection import Connections
 from postdate.client.consumer import LEAVE_SECONDS, Consumer
+from postdate.client.dead_letters import LIMIT_DEFAULT, DeadLetter, DeadLetters
+from postdate.client.dead_letters import Wanted as WantedLetters
 from postdate.client.options import (
     BATCH_DEFAULT,
     PREFETCH_DEFAULT,
@@ -19,18 +21,19 @@ from postdate.client.options import (
     is_coroutine_function,
     wanted_by_listener,
 )
-from postdate.client.outgoing import Outgoing, Receipt
+from postdate.client.outgoing import Key, Outgoing, Receipt, Text, key_text
 from postdate.client.popping import CannotPop, PopConsumer
 from postdate.client.producer import Producer
 from postdate.client.pulling import PullConsumer
 from postdate.client.received import AsyncReceivedMessage
+from postdate.client.resets import QueueReset, Resets, ResetTo
 from postdate.client.routes import Routes
 from postdate.client.signals import stop_on_signals
 from postdate.errors import UsageError
 from postdate.message import Cancelled
-from postdate.spans import Delay, delay_ms, instant_ms
+from postdate.spans import Delay, delay_ms
 
-TIMEOUT_SECONDS_DEFAULT = 3.0  # RocketMQ's
+TIMEOUT_SECONDS_DEFAULT = 10.0  # long enough for a broker to restart
 
 AsyncHandler = Callable[[AsyncReceivedMessage], Awaitable[object]]
 
@@ -53,6 +56,8 @@ class AsyncClient:
         self._routes = Routes(self._connections, addresses)
         self._jobs = Jobs(self._connections, addresses, timeout)
         self._producer = Producer(self._connections, self._routes, timeout)
+        self._dead_letters = DeadLetters(self._connections, addresses, self._producer, timeout)
+        self._resets = Resets(self._connections, addresses, timeout)
         self._consumers: set[Consumer] = set()
         self._is_closed = False
         self._left = asyncio.Event()  # one of them has left
@@ -85,8 +90,8 @@ class AsyncClient:
 
     async def send(
         self, topic: str, body: bytes | str, *, delay: Delay | None = None, at: datetime | None = None,
-        level: int | None = None, key: str | None = None, tag: str | None = None,
-        properties: Mapping[str, str] | None = None, queue: int | None = None,
+        level: int | None = None, key: Key | None = None, tag: str | None = None,
+        properties: Mapping[str, Text] | None = None, queue: int | None = None,
     ) -> Receipt:  # fmt: skip
         """Sends one message, as `Client.send`; when this returns, the broker has stored it. Any number of sends may be
         under way at once.
@@ -102,10 +107,9 @@ class AsyncClient:
         """Cancels a delayed message by its receipt, or by the text of its receipt, as `Client.cancel`."""
         return await self._producer.cancel(receipt)
 
-    async def cancel_key(self, topic: str, key: str, due: datetime | int) -> Cancelled:
+    async def cancel_key(self, topic: str, key: Text, due: datetime | int) -> Cancelled:
         """Cancels by the first of the message's keys and the instant it is due (a datetime or epoch milliseconds)."""
-        due_at_ms = due if isinstance(due, int) else instant_ms(due)
-        return await self._producer.cancel_key(topic, key, due_at_ms)
+        return await self._producer.cancel_key(topic, key, due)
 
     async def cancel_where(self, where: str, *, id: str | None = None) -> Changed:
         """Cancels every message that waits and that a predicate of Spark SQL selects, as `Client.cancel_where`."""
@@ -114,6 +118,30 @@ class AsyncClient:
     async def postpone(self, where: str, by: Delay, *, id: str | None = None) -> Changed:
         """Postpones, as `cancel_where` cancels: `postpone("topic = 'sms'", by="2h")`."""
         return await self._jobs.change("postpone", where, delay_ms(by), id)
+
+    # -- groups
+
+    async def dead_letters(
+        self, group: str, *, topic: str | None = None, key: Text | None = None, since: datetime | None = None,
+        until: datetime | None = None, reason: str | None = None, limit: int | None = LIMIT_DEFAULT,
+    ) -> list[DeadLetter]:  # fmt: skip
+        """The messages that a group gave up on and that nobody has resent or deleted, as `Client.dead_letters`."""
+        wanted = WantedLetters(topic, None if key is None else key_text(key), since, until, reason)
+        return await self._dead_letters.find(group, wanted, limit)
+
+    async def resend_dead_letters(self, letters: Iterable[DeadLetter]) -> list[Receipt]:
+        """Sends dead letters to their topics again, as `Client.resend_dead_letters`."""
+        return await self._dead_letters.resend(letters)
+
+    async def delete_dead_letters(self, letters: Iterable[DeadLetter]) -> int:
+        """Deletes dead letters, as `Client.delete_dead_letters`."""
+        return await self._dead_letters.delete(letters)
+
+    async def reset_group(
+        self, group: str, to: ResetTo, *, topic: str | None = None, dry_run: bool = False
+    ) -> list[QueueReset]:
+        """Moves a group to another place, as `Client.reset_group`."""
+        return await self._resets.reset(group, to, topic, dry_run=dry_run)
 
     # -- receiving
 

@@ -11,6 +11,7 @@ from postdate.client.admin import Changed
 from postdate.client.asynchronous import TIMEOUT_SECONDS_DEFAULT, AsyncClient
 from postdate.client.backlog import Delivery, Turn
 from postdate.client.consumer import LEAVE_SECONDS, Consumer
+from postdate.client.dead_letters import LIMIT_DEFAULT, DeadLetter
 from postdate.client.loop import LIFE_SIGN_SECONDS, Closed, LoopThread
 from postdate.client.options import (
     BATCH_DEFAULT,
@@ -20,8 +21,9 @@ from postdate.client.options import (
     is_coroutine_function,
     wanted_by_listener,
 )
-from postdate.client.outgoing import Outgoing, Receipt
+from postdate.client.outgoing import Key, Outgoing, Receipt, Text
 from postdate.client.received import ReceivedMessage
+from postdate.client.resets import QueueReset, ResetTo
 from postdate.client.signals import stop_on_signals
 from postdate.clock import elapsed_ns
 from postdate.errors import UsageError
@@ -134,8 +136,8 @@ class Client:
 
     def send(
         self, topic: str, body: bytes | str, *, delay: Delay | None = None, at: datetime | None = None,
-        level: int | None = None, key: str | None = None, tag: str | None = None,
-        properties: Mapping[str, str] | None = None, queue: int | None = None,
+        level: int | None = None, key: Key | None = None, tag: str | None = None,
+        properties: Mapping[str, Text] | None = None, queue: int | None = None,
     ) -> Receipt:  # fmt: skip
         """Sends one message; when this returns, the broker has stored it.
 
@@ -143,13 +145,14 @@ class Client:
         `delay`, "30m", "1h30m", "500ms", a number of seconds or a timedelta; `at`, a datetime with a time zone;
         `level`, a delay level of RocketMQ, from 1 on.
 
-        `key` is what to find the message by, `tag` what consumers may filter by, `properties` anything else. The
+        `key` is what to find the message by, or a list of several, without spaces; `tag` what consumers may filter by,
+        `properties` anything else. Numbers and UUIDs become text in keys and properties, as str() writes them. The
         broker's queues take turns unless `queue` names one. A topic that does not exist is created, if the broker
         allows it. Sends of several threads share a connection and do not wait for one another.
 
-        A send that fails because the connection was lost, or with an answer that may pass, is repeated up to two times
-        within the timeout, with the same id. If the broker had stored it and only its answer was lost, the message
-        is there twice, and so it may be after TimedOut or Disconnected if the caller sends again.
+        While no broker answers, the send is tried again until the timeout; the broker stores what was tried several
+        times once. After TimedOut or Disconnected the message may be stored, so that a second call of the caller's may
+        store it twice.
 
         Raises UsageError for arguments that contradict each other, and what the class tells.
         """
@@ -172,13 +175,13 @@ class Client:
 
         CANCELLED: it waited, and no consumer will see it. DELIVERED: it was visible already. UNKNOWN: the broker found
         no such message. RocketMQ itself does not tell, so that its success is UNKNOWN too, and so is a message whose
-        broker gave no handle. Not repeated by itself: after TimedOut or Disconnected, ask again.
+        broker gave no handle. Tried again as a send is; a repeated cancel is answered as the first one.
 
         Raises UsageError for a text that is no handle, Refused where the broker does not accept the handle.
         """
         return self._loop.run(self._client.cancel(receipt))
 
-    def cancel_key(self, topic: str, key: str, due: datetime | int) -> Cancelled:
+    def cancel_key(self, topic: str, key: Text, due: datetime | int) -> Cancelled:
         """Cancels by the first of the message's keys and the instant it is due (a datetime or epoch milliseconds).
 
         Only Postdate knows this; another broker refuses it.
@@ -198,6 +201,47 @@ class Client:
         postponed.
         """
         return self._loop.run(self._client.postpone(where, by, id=id))
+
+    # -- groups
+
+    def dead_letters(
+        self, group: str, *, topic: str | None = None, key: Text | None = None, since: datetime | None = None,
+        until: datetime | None = None, reason: str | None = None, limit: int | None = LIMIT_DEFAULT,
+    ) -> list[DeadLetter]:  # fmt: skip
+        """The messages that a group gave up on and that nobody has resent or deleted, oldest first.
+
+        They may be chosen by the `topic` that they were sent to, one of their keys, when they died (from `since` on,
+        before `until`, with time zones), and a part of the `reason`. At most `limit` are returned; None for all.
+
+        Only Postdate knows this. Raises GroupNotFound.
+        """
+        return self._loop.run(
+            self._client.dead_letters(group, topic=topic, key=key, since=since, until=until, reason=reason, limit=limit)
+        )
+
+    def resend_dead_letters(self, letters: Iterable[DeadLetter]) -> list[Receipt]:
+        """Sends dead letters to the topics that they came from, with their ids, bodies, keys, tags and properties, to
+        be received at once; all groups of the topic receive them. A letter is done with when its message is stored. If
+        some fail, the first error is raised, and those that failed stay. A letter that is resent again within 15
+        minutes is stored once.
+        """
+        return self._loop.run(self._client.resend_dead_letters(letters))
+
+    def delete_dead_letters(self, letters: Iterable[DeadLetter]) -> int:
+        """Marks dead letters as done, so that they are not listed any more; returns how many were still listed."""
+        return self._loop.run(self._client.delete_dead_letters(letters))
+
+    def reset_group(
+        self, group: str, to: ResetTo, *, topic: str | None = None, dry_run: bool = False
+    ) -> list[QueueReset]:
+        """Moves a group to "earliest", to "latest", or to the first message that became visible at or after an instant
+        (a datetime with a time zone, or epoch milliseconds): in one topic, or in all that it reads. Returns for each
+        queue where the group was and where it is now. With `dry_run` nothing moves, and the answer says what would.
+
+        Messages that the group has in work or that wait for another try stay with it: they are neither skipped nor
+        given twice. Raises GroupNotFound, TopicNotFound, UsageError.
+        """
+        return self._loop.run(self._client.reset_group(group, to, topic=topic, dry_run=dry_run))
 
     # -- receiving
 

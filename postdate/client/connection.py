@@ -5,6 +5,7 @@ answer, TimedOut or Disconnected.
 """
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar, cast
@@ -16,6 +17,8 @@ from postdate.client.errors import Disconnected, TimedOut, no_broker_at
 from postdate.errors import PostdateError, ProtocolError, UsageError
 from postdate.wire import codes
 from postdate.wire.frame import NO_FIELDS, Command, Frames, decode, encode, reply
+
+log = logging.getLogger("postdate.client")
 
 # What a broker asks of its client; the answer, where one is wanted, is the connection's own.
 OnRequest = Callable[[Command], None]
@@ -242,7 +245,10 @@ class Connections:
         async with self._locks.setdefault(address, asyncio.Lock()):
             connection = self._by_address.get(address)
             if connection is None or connection.is_lost:
-                connection = self._by_address[address] = await self._connect(address)
+                self._by_address[address] = await self._connect(address)
+                if connection is not None:
+                    log.info("connected to %s again", address)
+                connection = self._by_address[address]
             return connection
 
     async def _connect(self, address: Address) -> Connection:

@@ -102,8 +102,8 @@ PAUSE_SECONDS_MAX = 5.0  # long enough to spare a broker that starts, short enou
 class Pause:
     """How long to wait before the next try: doubles with every failure, starts again after a success."""
 
-    def __init__(self) -> None:
-        self._seconds = 0.0
+    def __init__(self, seconds_max: float = PAUSE_SECONDS_MAX) -> None:
+        self._seconds, self._seconds_max = 0.0, seconds_max
 
     @property
     def is_fresh(self) -> bool:
@@ -111,7 +111,7 @@ class Pause:
         return self._seconds == 0
 
     def next(self) -> float:
-        self._seconds = min(max(self._seconds * 2, PAUSE_SECONDS_MIN), PAUSE_SECONDS_MAX)
+        self._seconds = min(max(self._seconds * 2, PAUSE_SECONDS_MIN), self._seconds_max)
         return self._seconds
 
     def reset(self) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from typing import NamedTuple
+from uuid import UUID
 
 from postdate.errors import IllegalMessage, ProtocolError, UsageError
 from postdate.message import (
@@ -16,12 +17,16 @@ from postdate.message import (
     PROPERTY_TIMER_DELAY_SEC,
     PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_UNIQ_KEY,
+    check_topic,
     encode_properties,
 )
 from postdate.spans import Delay, delay_ms, instant_ms
 from postdate.wire.bodies import Inner
 from postdate.wire.frame import FRAME_BYTES_MAX_DEFAULT, Fields
 from postdate.wire.ids import parse_recall_handle
+
+Text = str | int | UUID  # numbers and UUIDs are sent as str() writes them
+Key = Text | list[Text] | tuple[Text, ...]
 
 PROPERTY_WAIT = "WAIT"  # whether the broker answers only when the message is safe
 # These have arguments of their own. A second way would only make it unclear which of two values counts.
@@ -47,9 +52,9 @@ class Outgoing:
     delay: Delay | None = None
     at: datetime | None = None
     level: int | None = None
-    key: str | None = None
+    key: Key | None = None
     tag: str | None = None
-    properties: Mapping[str, str] | None = None
+    properties: Mapping[str, Text] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +87,11 @@ class Sealed(NamedTuple):
 
 def seal(message: Outgoing, unique_key: str) -> Sealed:
     """Raises UsageError for arguments that contradict each other, IllegalMessage for what no broker would take."""
+    if not isinstance(message, Outgoing):
+        raise UsageError(f"a message of a batch is of type {type(message).__name__}, expected postdate.Outgoing")
     body = message.body.encode() if isinstance(message.body, str) else message.body
     if not isinstance(body, bytes):
-        raise UsageError(f"the body is of type {type(body).__name__}, expected bytes or str")
+        raise UsageError(f"the body is of type {type(body).__name__}, expected bytes or str, such as json.dumps(...)")
     timing = _timing(message)
     properties = encode_properties(_properties(message, unique_key) | timing)
     if len(properties) > PROPERTIES_BYTES_MAX:
@@ -101,18 +108,61 @@ def check_size(body: bytes) -> None:
 
 
 def _properties(message: Outgoing, unique_key: str) -> dict[str, str]:
-    properties = dict(message.properties or {})
-    for name in properties:
+    properties: dict[str, str] = {}
+    for name, value in (message.properties or {}).items():
         if name in _PROPERTIES_BY_ARGUMENT:
             raise UsageError(f"property {name}: use the argument {_PROPERTIES_BY_ARGUMENT[name]}")
         if name in _PROPERTIES_OF_CLIENT:
             raise UsageError(f"property {name} is set by the client itself")
+        if not isinstance(name, str):
+            raise UsageError(f"the name of property {name!r} is of type {type(name).__name__}, expected str")
+        properties[name] = value if type(value) is str else text_of(f"property {name!r}", value)
     properties |= {PROPERTY_UNIQ_KEY: unique_key, PROPERTY_WAIT: "true"}
     if message.key is not None:
-        properties[PROPERTY_KEYS] = message.key
+        properties[PROPERTY_KEYS] = keys_text(message.key)
     if message.tag is not None:
+        if not isinstance(message.tag, str):
+            raise UsageError(f"the tag is {message.tag!r} of type {type(message.tag).__name__}, expected str")
         properties[PROPERTY_TAGS] = message.tag
     return properties
+
+
+def keys_text(key: Key) -> str:
+    """The property KEYS of a key, or of several. Raises UsageError for one that nobody would find."""
+    if not isinstance(key, (list, tuple)):
+        return key_text(key)
+    if not key:
+        raise UsageError("the list of keys is empty; leave key out for a message without one")
+    return " ".join(key_text(each) for each in key)
+
+
+def key_text(key: Text) -> str:
+    """One key as text."""
+    text = key if type(key) is str else text_of("the key", key)
+    if " " in text:
+        raise UsageError(
+            f"the key {text[:64]!r} has a space, and RocketMQ separates keys by spaces, so that nobody would find it; "
+            f"write for example {text[:64].replace(' ', '-')!r}, or for several keys key={text[:64].split()}"
+        )
+    return text
+
+
+def text_of(what: str, value: object) -> str:
+    """A value that has one obvious form as text. Raises UsageError for others."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, (int, UUID)) and not isinstance(value, bool):
+        return str(value)
+    raise UsageError(
+        f"{what} is {value!r:.64} of type {type(value).__name__}, expected str, int or UUID; convert others to str"
+    )
+
+
+def check_topic_name(topic: object) -> None:
+    """Raises UsageError for what is no text, and IllegalMessage for what is no name of a topic."""
+    if not isinstance(topic, str):
+        raise UsageError(f"the topic is {topic!r:.64} of type {type(topic).__name__}, expected str")
+    check_topic(topic)
 
 
 def _timing(message: Outgoing) -> dict[str, str]:

@@ -1,17 +1,33 @@
 """Sending and cancelling."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from datetime import datetime
 from typing import Any
 
-from postdate.client.connection import Address, Connections
-from postdate.client.errors import Pause, Unreachable, expect_success, refusal
+from postdate.client.connection import Connections
+from postdate.client.errors import Disconnected, Pause, TimedOut, Unreachable, expect_success, refusal
 from postdate.client.identity import new_unique_keys
-from postdate.client.outgoing import Outgoing, Receipt, Sealed, frames_of, inner, receipt, receipts, seal
+from postdate.client.outgoing import (
+    Outgoing,
+    Receipt,
+    Sealed,
+    Text,
+    check_topic_name,
+    frames_of,
+    inner,
+    key_text,
+    receipt,
+    receipts,
+    seal,
+)
 from postdate.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES_MAX, Routes, addresses_of
 from postdate.clock import SystemClock
 from postdate.errors import PostdateError, ProtocolError, TopicNotFound, UsageError
-from postdate.message import PROPERTY_UNIQ_KEY, Cancelled, check_topic, encode_properties
+from postdate.message import PROPERTY_UNIQ_KEY, Cancelled, encode_properties
+from postdate.spans import instant_ms
 from postdate.wire import codes
 from postdate.wire.bodies import encode_batch
 from postdate.wire.frame import Command
@@ -20,14 +36,26 @@ from postdate.wire.requests import Request
 
 PRODUCER_GROUP = "postdate"  # brokers want a name; they use it for transactions, which we do not send
 
-RESENDS_MAX = 2  # RocketMQ's
+# A call makes at least this many tries, unless each would have less than the seconds below. So a broker that is gone
+# without a word is noticed, and a slow network has a third of the time that its caller allows.
+TRIES_MIN, TRY_SECONDS = 3, 3.0
+# A broker that is back is noticed this late at most.
+PAUSE_SECONDS_MAX = 1.0
+LAST_TRY_SECONDS_MIN = 0.1  # a shorter one would only hide why the tries before it have failed
+REFUSALS_MAX = 2  # repetitions after an answer that may pass, RocketMQ's
 # Stored, though not as safely as the broker wished: on its disk (10) or on its replica (11, 12) a little later.
 _SENT = frozenset({codes.SUCCESS, 10, 11, 12})
-# What may pass at another try, as RocketMQ's clients see it: an error of the broker, busy, not available, a topic that
-# has moved, a broker that shuts down (1500). A mistake of the caller is raised at once.
-_SENT_AGAIN = frozenset(
-    {codes.SYSTEM_ERROR, codes.SYSTEM_BUSY, codes.SERVICE_NOT_AVAILABLE, codes.TOPIC_NOT_EXIST, 1500}
-)
+# What passes when the broker is itself again: not available, shutting down (1500).
+_AWAY = frozenset({codes.SERVICE_NOT_AVAILABLE, 1500})
+# What may pass at another try, as RocketMQ's clients see it: an error of the broker, busy. A mistake of the caller is
+# raised at once.
+_PASSING = _AWAY | {codes.SYSTEM_ERROR, codes.SYSTEM_BUSY}
+_PASSING_FOR_SENDS = _PASSING | {codes.TOPIC_NOT_EXIST}  # a topic that has moved
+
+logger = logging.getLogger("postdate.client")
+
+# One try of a request; everything, connecting included, is done when the loop's clock says so.
+Try = Callable[[float], Awaitable[Command]]
 
 
 class Producer:
@@ -37,18 +65,21 @@ class Producer:
         self._connections, self._routes, self._timeout = connections, routes, timeout
         self._clock = SystemClock()
         self._keys = new_unique_keys()
+        self._is_away = False  # whether the last try of any call got no answer
 
     # -- sending
 
     async def send(self, topic: str, message: Outgoing, queue_id: int | None) -> Receipt:
-        check_topic(topic)
+        check_topic_name(topic)
+        if queue_id is not None and (isinstance(queue_id, bool) or not isinstance(queue_id, int)):
+            raise UsageError(f"queue is {queue_id!r} of type {type(queue_id).__name__}, expected int")
         sealed = self._seal(message)
         fields = {"i": sealed.properties.decode()}
         answer = await self._post(Request.SEND_MESSAGE_V2, topic, fields, sealed.body, queue_id)
         return receipt(topic, sealed, answer.fields)
 
     async def send_batch(self, topic: str, messages: Sequence[Outgoing]) -> list[Receipt]:
-        check_topic(topic)
+        check_topic_name(topic)
         sealed = [self._seal(message) for message in messages]
         found: list[Receipt] = []
         for frame in frames_of(sealed):
@@ -69,44 +100,88 @@ class Producer:
             fields["l"] = reconsume_times_max
         await self._post(Request.SEND_MESSAGE_V2, topic, fields, body, None)
 
+    async def send_letter(
+        self, topic: str, body: bytes, properties: Mapping[str, str], sys_flag: int, dead_at_ms: int
+    ) -> Receipt:
+        """Sends a dead letter to its topic again. It counts as born when it died, and is marked as a resend from the
+        first try on: whoever sends this letter once more, the broker stores it once.
+        """
+        encoded = encode_properties(properties)
+        fields = {"i": encoded.decode(), "f": sys_flag, "g": dead_at_ms, "resend": "true"}
+        answer = await self._post(Request.SEND_MESSAGE_V2, topic, fields, body, None)
+        sealed = Sealed(properties[PROPERTY_UNIQ_KEY], body, encoded, is_delayed=False)
+        return receipt(topic, sealed, answer.fields)
+
     def _seal(self, message: Outgoing) -> Sealed:
         return seal(message, self._keys.next(self._clock.now_ms()))
 
     async def _post(
         self, code: int, topic: str, fields: Mapping[str, Any], body: bytes, queue_id: int | None
     ) -> Command:
-        """Sends until a broker has taken it, at most `RESENDS_MAX` times more, within the timeout in all."""
-        loop = asyncio.get_running_loop()
-        end, pause = loop.time() + self._timeout, Pause()
+        """Sends until a broker has taken it. A try that a broker may have stored without our learning of it ties the
+        others to that broker, and marks them as resends, which it stores once.
+        """
         fields = {
             "a": PRODUCER_GROUP, "b": topic, "c": DEFAULT_TOPIC, "d": DEFAULT_TOPIC_QUEUES_MAX, "f": 0,
             "g": self._clock.now_ms(), "h": 0, "j": 0, "k": "false", "m": "false", **fields,
         }  # fmt: skip
-        for resends_left in range(RESENDS_MAX, -1, -1):
+        tried_at: str | None = None  # the name of that broker
+
+        async def send(end: float) -> Command:
+            nonlocal tried_at
+            target = await self._routes.target(topic, queue_id, _seconds_until(end), tried_at)
+            sent = {**fields, "e": target.queue_id, "n": target.broker_name}
+            if tried_at is not None:
+                sent["resend"] = "true"
+            connection = await self._connections.to(target.address, _seconds_until(end))
+            tried_at = target.broker_name
+            return await connection.request(code, sent, body, timeout=_seconds_until(end))
+
+        try:
+            answer = await self._repeat(send, topic, _PASSING_FOR_SENDS)
+        except Unreachable as error:
+            if tried_at is None or isinstance(error, Disconnected):
+                raise
+            raise Disconnected(f"{error}; an earlier try may have been stored") from error
+        if answer.code not in _SENT:
+            raise refusal(answer)
+        return answer
+
+    async def _repeat(self, ask: Try, topic: str, passing: AbstractSet[int]) -> Command:
+        """Tries until there is an answer that does not pass, with growing pauses, within the timeout in all."""
+        loop = asyncio.get_running_loop()
+        end, try_seconds = loop.time() + self._timeout, max(TRY_SECONDS, self._timeout / TRIES_MIN)
+        pause, refusals_left, is_in_doubt = Pause(PAUSE_SECONDS_MAX), REFUSALS_MAX, False
+        while True:
             failure: PostdateError
             try:
-                target = await self._routes.target(topic, queue_id, end - loop.time())
-                sent = {**fields, "e": target.queue_id, "n": target.broker_name}
-                answer = await self._ask(target.address, code, sent, body, end)
-                if answer.code in _SENT:
+                answer = await ask(min(end, loop.time() + try_seconds))
+                if answer.code not in passing:
+                    self._note_answer()
                     return answer
                 failure = refusal(answer)
-                if answer.code not in _SENT_AGAIN:
-                    raise failure
-            except Unreachable as error:
-                failure = error
+                if answer.code not in _AWAY and not is_in_doubt:
+                    if not refusals_left:
+                        raise failure
+                    refusals_left -= 1
+            except (Unreachable, TimedOut) as error:
+                failure, is_in_doubt = error, True
             self._routes.forget(topic)
             seconds = pause.next()
-            if not resends_left or loop.time() + seconds >= end:
-                raise failure
+            if loop.time() + seconds + LAST_TRY_SECONDS_MIN >= end:
+                raise _in_all(failure, self._timeout)
+            self._note_failure(failure)
             await asyncio.sleep(seconds)
-        raise AssertionError("the last try either returns or raises")
 
-    async def _ask(self, address: Address, code: int, fields: Mapping[str, Any], body: bytes, end: float) -> Command:
-        """Asks a broker; everything, connecting included, must be done when the loop's clock says `end`."""
-        loop = asyncio.get_running_loop()
-        connection = await self._connections.to(address, end - loop.time())
-        return await connection.request(code, fields, body, timeout=end - loop.time())
+    def _note_failure(self, failure: PostdateError) -> None:
+        if not self._is_away:
+            self._is_away = True
+            logger.warning("%s; sends and cancels are tried again for up to %g s", failure, self._timeout)
+
+    def _note_answer(self) -> None:
+        if self._is_away:
+            self._is_away = False
+            logger.info("sends and cancels are answered again")
 
     # -- cancelling
 
@@ -117,24 +192,33 @@ class Producer:
                 # leaves it open whether the message waited.
                 return Cancelled.DELIVERED if what.queue_offset is not None else Cancelled.UNKNOWN
             what = what.handle
+        if not isinstance(what, str):
+            raise UsageError(
+                f"cancel got {what!r:.64} of type {type(what).__name__}, expected the receipt of a send, or its text"
+            )
         try:
             handle = parse_recall_handle(what)
         except ProtocolError as error:
             raise UsageError(f"{what[:64]!r} is neither a receipt nor a recall handle: {error}") from error
         return await self._recall(handle.topic, handle.broker_name, {"recallHandle": what})
 
-    async def cancel_key(self, topic: str, key: str, due_at_ms: int) -> Cancelled:
-        return await self._recall(topic, None, {"key": key, "due": due_at_ms})
+    async def cancel_key(self, topic: str, key: Text, due: datetime | int) -> Cancelled:
+        check_topic_name(topic)
+        due_at_ms = due if isinstance(due, int) else instant_ms(due)
+        return await self._recall(topic, None, {"key": key_text(key), "due": due_at_ms})
 
     async def _recall(self, topic: str, broker_name: str | None, fields: Mapping[str, Any]) -> Cancelled:
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self._timeout
-        addresses = addresses_of(await self._routes.of(topic, self._timeout))
-        name = broker_name if broker_name is not None else next(iter(addresses), "")
-        if name not in addresses:
-            raise TopicNotFound(f"topic {topic} has no broker {name!r}: it may have moved, or the broker is down")
-        fields = {"topic": topic, "producerGroup": PRODUCER_GROUP, "bname": name, **fields}
-        answer = await self._ask(addresses[name], Request.RECALL_MESSAGE, fields, b"", end)
+        async def recall(end: float) -> Command:
+            addresses = addresses_of(await self._routes.of(topic, _seconds_until(end)))
+            name = broker_name if broker_name is not None else next(iter(addresses), "")
+            if name not in addresses:
+                raise TopicNotFound(f"topic {topic} has no broker {name!r}: it may have moved, or the broker is down")
+            connection = await self._connections.to(addresses[name], _seconds_until(end))
+            asked = {"topic": topic, "producerGroup": PRODUCER_GROUP, "bname": name, **fields}
+            return await connection.request(Request.RECALL_MESSAGE, asked, timeout=_seconds_until(end))
+
+        # The broker answers a repeated cancel as the first one, so trying again is safe.
+        answer = await self._repeat(recall, topic, _PASSING)
         outcome = answer.fields.get("outcome")
         if outcome is None:  # RocketMQ itself gives none: its success means only that the request was taken
             expect_success(answer)
@@ -143,3 +227,16 @@ class Producer:
             return Cancelled(outcome)
         except ValueError as error:
             raise ProtocolError(f"the outcome of a cancel is {outcome!r}, which is not known") from error
+
+
+def _seconds_until(end: float) -> float:
+    return end - asyncio.get_running_loop().time()
+
+
+def _in_all(failure: PostdateError, timeout: float) -> PostdateError:
+    """The failure of a call, whose last try had less time than the call."""
+    return (
+        TimedOut(f"no answer within {timeout:g} s; the last try: {failure}")
+        if isinstance(failure, TimedOut)
+        else failure
+    )

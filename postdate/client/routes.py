@@ -55,13 +55,17 @@ class Routes:
         """Raises TopicNotFound, Unreachable or TimedOut. An old route serves on while no route address answers."""
         return (await self._known_of(topic, timeout, creating=False)).route
 
-    async def target(self, topic: str, queue_id: int | None, timeout: float) -> Target:
-        """The queue for the next message: the one asked for, else one after the other, over all brokers.
+    async def target(self, topic: str, queue_id: int | None, timeout: float, broker_name: str | None = None) -> Target:
+        """The queue for the next message: the one asked for, else one after the other, over all brokers or that one.
 
         A topic that does not exist gets the route of TBW102: sending to it creates the topic. Raises what `of` raises,
         NoPermission if nothing can be written to, and UsageError for a queue that is not there.
         """
         targets = (await self._known_of(topic, timeout, creating=True)).targets
+        if broker_name is not None:
+            targets = [target for target in targets if target.broker_name == broker_name]
+            if not targets:
+                raise Unreachable(f"topic {topic} has no broker {broker_name!r} now")
         if not targets:
             raise NoPermission(f"topic {topic} has no queue that can be written to")
         if queue_id is not None:

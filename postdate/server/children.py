@@ -171,6 +171,8 @@ class Part:
                 addresses[self.name] = line.rpartition(" ")[2]
                 self._state = f"{line.removeprefix(self.name).lstrip()} (process {process.pid})"
                 self._last_lines.clear()  # lines from the start do not explain a later end
+                if self.is_up.is_set():
+                    logger.info("%s runs again", self.name)
                 self.is_up.set()
 
     async def _read_stderr(self, pipe: IO[bytes]) -> None:

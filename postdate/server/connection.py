@@ -61,6 +61,9 @@ class Connection(asyncio.Protocol):
         self.host: Host = LOOPBACK
         self._note_address(handler.address, "")
 
+    def __str__(self) -> str:
+        return host_text(self.host)
+
     # -- called by the loop -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from postdate.broker.broker import Broker
 from postdate.clock import Clock
 from postdate.server.connection import Connection
+from postdate.server.lines import Lines
 from postdate.wire.ids import host_text
 
 logger = logging.getLogger("postdate.server")
@@ -24,14 +25,13 @@ _CHECK_SHARE = 8  # after this share of the bound has come in unfinished frames,
 class Connections:
     """All connections of one server. Its methods are called on the loop's thread."""
 
-    def __init__(self, broker: Broker, clock: Clock) -> None:
-        self._broker, self._clock = broker, clock
+    def __init__(self, broker: Broker, clock: Clock, lines: Lines) -> None:
+        self._broker, self._clock, self._lines = broker, clock, lines
         self._idle_ns = broker.settings.idle_ms_max * 1_000_000
         self._stalled_ns = broker.limits.stalled_ms_max * 1_000_000
         self._all: set[Connection] = set()
         self._count_of: Counter[bytes] = Counter()  # by address
         self._unfinished_bytes = 0  # of reads that completed no frame, since memory was last summed up
-        self._line_count = 0  # lines in the log since the last sweep
 
     def __len__(self) -> int:
         return len(self._all)
@@ -80,10 +80,7 @@ class Connections:
                     holding.append((size, connection))
             yield
         self._free_memory(holding)
-        left_out = self._line_count - self._broker.limits.complaints_max
-        if left_out > 0:
-            logger.warning("complaints_max: %d more lines like these within a second are left out", left_out)
-        self._line_count = 0
+        self._lines.sweep()
 
     def _examine(self, connection: Connection, now_ns: int) -> None:
         if connection.is_paused:
@@ -125,7 +122,5 @@ class Connections:
     # -- the log ------------------------------------------------------------------------------------------------
 
     def complain(self, text: str, *details: object) -> None:
-        """Logs a line about a peer, unless there were too many: no peer may fill our disk with them."""
-        self._line_count += 1
-        if self._line_count <= self._broker.limits.complaints_max:
-            logger.warning(text, *details)
+        """Logs a warning about a peer."""
+        self._lines.write(logging.WARNING, text, *details)

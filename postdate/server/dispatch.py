@@ -12,7 +12,9 @@ from postdate.server.address import Address
 from postdate.server.answers import refusal
 from postdate.server.connection import Connection
 from postdate.server.connections import Connections
+from postdate.server.lines import Lines
 from postdate.server.pulse import Pulse
+from postdate.server.requests.dead_letters import DeadLetters
 from postdate.server.requests.find import Lookups
 from postdate.server.requests.group import Groups
 from postdate.server.requests.jobs import Jobs
@@ -33,6 +35,7 @@ from postdate.wire.frame import HEADER_AT, Command, decode, header_end, reply
 from postdate.wire.requests import END_TRANSACTION, REQUESTS, Request
 
 Method = Callable[[Connection, Command, Mapping[str, Any]], bytes | None]
+Amend = Callable[[Connection, int, Mapping[str, Any]], Mapping[str, Any]]
 # Sends and pulls have paths of their own: the sends of a read become one batch, and a pull reads its fields itself.
 _SEND_CODES = frozenset(int(request) for request in Request if request.handler == "send.collect")
 _PULL_CODES = frozenset(int(request) for request in Request if request.handler == "pull.pull")
@@ -72,15 +75,17 @@ class Dispatcher:
         self._broker, self._clock = broker, clock
         self._turn_ns = broker.limits.turn_ms_max * 1_000_000
         self.address, self.limits = address, broker.limits
-        self.connections = Connections(broker, clock)
+        self.amend: Amend | None = None  # changes the fields of a request before it is answered; postdate.testing does
+        lines = Lines(broker.limits.complaints_max)
+        self.connections = Connections(broker, clock, lines)
         self.welcome, self.note_unfinished = self.connections.add, self.connections.note_unfinished
         self.complain = self.connections.complain
-        self.sessions = sessions = Sessions(broker, clock)
+        self.sessions = sessions = Sessions(broker, clock, lines)
         self.pulse = pulse = Pulse(broker, clock, self._wake)
         creation, tasks = AutoCreation(broker, clock), Tasks(broker, "counts_max")
         recalls = Recalls(broker, clock, pulse, sessions.table)
         topics = Topics(broker, clock, sessions)
-        self.sends = Sends(broker, pulse, creation, recalls)
+        self.sends = Sends(broker, pulse, creation, recalls, lines)
         self.pulls = Pulls(broker, clock, sessions, creation)
         self.pops = Pops(broker, clock, pulse, sessions, self.pulls, creation)
         self.groups = Groups(broker, clock, pulse, sessions, creation, topics, self.pulls, self.pops)
@@ -101,6 +106,7 @@ class Dispatcher:
             "tools": Tools(broker, clock, pulse, sessions, self.pulls, self.pops, tasks),
             "status": self.status,
             "pipeline": self.pipelines,
+            "dead_letters": DeadLetters(broker, clock, pulse),
             "jobs": Jobs(broker, clock, tasks, self.pipelines.settled),
             "table": sessions.table,
         }
@@ -209,4 +215,5 @@ class Dispatcher:
         if len(command.body) > self._broker.limits.json_bytes_max:  # all bodies are JSON, sends apart
             size, limit = len(command.body), self._broker.limits.json_bytes_max
             raise ProtocolError(f"json_bytes_max: the body has {size} bytes, the limit is {limit}")
-        return method(connection, command, REQUESTS[command.code].read_fields(command.fields))
+        asked = REQUESTS[command.code].read_fields(command.fields)
+        return method(connection, command, asked if self.amend is None else self.amend(connection, command.code, asked))

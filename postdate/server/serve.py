@@ -107,20 +107,23 @@ class Server:
 
         self._timers.append(asyncio.get_running_loop().create_task(repeat()))
 
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """What answers the requests, from `start` on."""
+        assert self._dispatcher is not None, "the server has not started"
+        return self._dispatcher
+
     def show_parts(self, parts: Mapping[str, str]) -> None:
         """Shows operators the state of the parts: by name a sentence, read whenever an operator asks."""
-        assert self._dispatcher is not None
-        self._dispatcher.status.parts = parts
+        self.dispatcher.status.parts = parts
 
     def ring(self) -> None:
         """Fires what is due, for a clock that is moved by hand."""
-        assert self._dispatcher is not None
-        self._dispatcher.pulse.ring()
+        self.dispatcher.pulse.ring()
 
     def catch_up(self) -> None:
         """Fires what is due, for a clock that is moved by hand. When it returns, consumers see all of it."""
-        assert self._dispatcher is not None
-        self._dispatcher.pulse.catch_up()
+        self.dispatcher.pulse.catch_up()
 
     async def stop(self, spent_ms: int = 0) -> None:
         """Stops listening, answers all writes, and ends the connections. The time that stopping has taken before,

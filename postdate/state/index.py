@@ -78,8 +78,9 @@ class Index:
 
     # -- out ----------------------------------------------------------------------------------------------------
 
-    def find(self, hashed: int) -> Iterator[np.ndarray]:
+    def find(self, hashed: int, begin: int = 0) -> Iterator[np.ndarray]:
         """The offsets of a hash, newest first, in steps: what is in memory, then file by file. A step may give none.
+        Blocks that know only of records before offset `begin` are not searched.
 
         What is added between two steps is not searched. Raises CorruptQueue where a file is missing rows.
         """
@@ -90,6 +91,9 @@ class Index:
             start = (stop - 1) // self._file_rows * self._file_rows
             # The blocks of these rows lie in one file.
             rows = self.rows.map(max(start, self._first()), stop)
+            # Whichever row of a block is read, it came after all rows of the block before.
+            passed = max(int(np.searchsorted(rows["offset"][:: self._block_rows], begin)) - 1, 0)
+            rows = rows[passed * self._block_rows :]
             hashes = rows["hash"]
             firsts = _first_not_smaller(hashes, wanted, self._block_rows)
             inside = firsts < np.arange(self._block_rows, len(hashes) + 1, self._block_rows)
@@ -100,6 +104,8 @@ class Index:
                 last = int(np.searchsorted(hashes[first:block_end], wanted, "right"))
                 found.append(rows["offset"][first : first + last][::-1])
             yield np.concatenate(found)
+            if passed:
+                return
             stop = start
 
     def find_many(self, hashes: Sequence[int]) -> dict[int, list[int]]:

@@ -70,6 +70,15 @@ class References:
         for segment, _ in counts(offset >> self._shift):
             self.touched[segment] = self.batch_end
 
+    def first_since(self, position: int, at_ms: int) -> int:
+        """The offset of the log from which on everything was written that came at `at_ms` or later, and some before it;
+        the log is applied up to `position`.
+        """
+        segment = position >> self._shift
+        while segment > 0 and self.seen.get(segment - 1, 0) >= at_ms:
+            segment -= 1
+        return segment << self._shift
+
     def held_chunks(self) -> set[int]:
         """Bases of the chunks that hold leased records."""
         return {base for place in self.chunk_held if (base := self._chunks.base_of(place)) is not None}

@@ -7,5 +7,6 @@ from postdate.clock import ManualClock
 from postdate.testing.broker import InProcessBroker
 from postdate.testing.disk import VirtualDisk
 from postdate.testing.faultpoints import FaultPoints, Killed
+from postdate.testing.process import BrokerProcess
 
-__all__ = ["FaultPoints", "InProcessBroker", "Killed", "ManualClock", "VirtualDisk"]
+__all__ = ["BrokerProcess", "FaultPoints", "InProcessBroker", "Killed", "ManualClock", "VirtualDisk"]

@@ -282,6 +282,11 @@ def decode_by_queue(body: bytes, name: str) -> dict[QueueName, dict[str, Any]]:
         raise ProtocolError(f"a table by queue that cannot be read: {type(error).__name__} {error}") from error
 
 
+def load_by_queue(body: bytes, what: str) -> dict[str, Any]:
+    """Decodes a body that has tables whose keys are queues, beside what else it has. Raises ProtocolError."""
+    return load(_with_text_keys(body), what)
+
+
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\],:]', re.DOTALL)
 
 

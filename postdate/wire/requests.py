@@ -61,6 +61,7 @@ _SEND = (
     _may("bornTimestamp", 0, _NUMBER, "g"), _may("flag", 0, _NUMBER, "h"), _may("properties", letter="i"),
     _may("reconsumeTimes", 0, _NUMBER, "j"), _may("unitMode", False, _FLAG, "k"),
     _may("maxReconsumeTimes", None, _NUMBER, "l"), _may("batch", False, _FLAG, "m"), _may("brokerName", letter="n"),
+    _may("resend", False, _FLAG, "resend"),
 )  # fmt: skip
 _SENT = (
     "msgId", "queueId", "queueOffset", "transactionId", "recallHandle", "recallHandles", "outcome", "MSG_REGION",
@@ -217,7 +218,7 @@ class Request(enum.IntEnum):
     INVOKE_BROKER_TO_RESET_OFFSET = _Row(
         222, "tools.reset_offsets",
         (_must("group"), _must("topic"), _must("timestamp", _NUMBER), _may("queueId", -1, _NUMBER),
-         _may("offset", None, _NUMBER)),
+         _may("offset", None, _NUMBER), _may("dryRun", False, _FLAG)),
         answer_body="JSON: offsets by queue",
     )
     QUERY_CONSUME_QUEUE = _Row(
@@ -271,6 +272,14 @@ class Request(enum.IntEnum):
         (*_GROUP_QUEUE, _must("offset", _NUMBER), _may("delay", -1, _NUMBER), _may("maxReconsumeTimes", None, _NUMBER),
          _may("reason"), _may("reconsumeTimes", 0, _NUMBER)),
         ("delay", "outcome"),
+    )
+    GET_DEAD_LETTERS = _Row(
+        9_822, "dead_letters.list_open",
+        (_must("consumerGroup"), _must("queueId", _NUMBER), _must("offset", _NUMBER)),
+        ("nextQueueId", "nextOffset"), answer_body="records",
+    )
+    FINISH_DEAD_LETTERS = _Row(
+        9_823, "dead_letters.finish", body="JSON: group, and letters by queue and offset", answer_body="JSON: how many",
     )
     # fmt: on
 
@@ -356,6 +365,7 @@ class SendFields(msgspec.Struct, gc=False, rename=lambda name: _LETTERS[_NAMES.g
     properties: str
     reconsume_times: int
     batch: str = "false"
+    resend: str = "false"
 
 
 class SendHeader(msgspec.Struct, gc=False, rename={"fields": "extFields"}):

@@ -17,6 +17,7 @@ from postdate.cli.render import moment
 from postdate.clock import ManualClock
 from postdate.contract import Stage
 from tests.support.core import HOUR_MS, MINUTE_MS, T0
+from tests.support.peer import connected, make_topic, sent
 from tests.support.server import WAIT_S, Served, serving
 
 Capsys = pytest.CaptureFixture[str]
@@ -507,10 +508,10 @@ def test_a_group_that_is_not_there_is_a_1(capsys: Capsys) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("send", "orders", "x"),
-        ("send", "orders", "x", "--count", "2"),
+        ("send", "orders", "x", "--timeout", "300ms"),
+        ("send", "orders", "x", "--count", "2", "--timeout", "300ms"),
         ("consume", "orders", "--group", "g"),
-        ("cancel", "--topic", "t", "--key", "k", "--due", "1798790400000"),
+        ("cancel", "--topic", "t", "--key", "k", "--due", "1798790400000", "--timeout", "300ms"),
         ("pending",),
         ("find", "orders", "key"),
         ("topic", "list"),
@@ -525,3 +526,85 @@ def test_no_broker_is_a_3(capsys: Capsys, words: tuple[str, ...]) -> None:
 
 def test_the_first_address_that_answers_is_asked(served: Served, capsys: Capsys) -> None:
     assert run(capsys, "pending", "--addr", f"127.0.0.1:1;{served.address}") == ["nothing waits"]
+
+
+def test_a_key_with_a_space_is_refused_and_several_keys_are_given_one_by_one(served: Served, capsys: Capsys) -> None:
+    assert_refused(
+        capsys, 2, "RocketMQ separates keys by spaces", "send", "orders", "x", "--key", "order 17", "--addr",
+        served.address,
+    )  # fmt: skip
+    run(capsys, "send", "orders", "x", "--key", "order-17", "--key", "customer-4", "--addr", served.address)
+    for key in ("order-17", "customer-4"):
+        assert len(run(capsys, "find", "orders", key, "--json", "--addr", served.address)) == 1
+
+
+# -- dead letters and resets --------------------------------------------------------------------------------------
+
+
+def bury(served: Served, number: int, reason: str) -> None:
+    properties = {
+        "UNIQ_KEY": f"ID{number}", "KEYS": f"order-{number}", "RETRY_TOPIC": "orders", "POSTDATE_REASON": reason,
+        "POSTDATE_ORIGIN": f"orders/0/{number}",
+    }  # fmt: skip
+    with connected(served) as peer:
+        make_topic(peer, "%DLQ%billing")
+        sent(peer, "%DLQ%billing", f"letter {number}", fields={"j": 3}, **properties)
+
+
+def test_dead_letters_are_listed_shown_resent_and_deleted(served: Served, capsys: Capsys) -> None:
+    address = ("--addr", served.address)
+    for number, reason in enumerate(("TimeoutError: no answer\nTraceback", "ValueError: no bill", "TimeoutError")):
+        bury(served, number, reason)
+    head, *rows = run(capsys, "dead", "list", "billing", *address)
+    assert head.split() == ["id", "topic", "key", "dead", "since", "attempts", "reason"]
+    assert [row.split()[0] for row in rows] == ["ID0", "ID1", "ID2"]
+    assert rows[0].endswith("TimeoutError: no answer")
+    found = [json.loads(line) for line in run(capsys, "dead", "list", "billing", "--reason", "no", "--json", *address)]
+    assert [(each["id"], each["attempts"], each["origin"]) for each in found] == [
+        ("ID0", 3, "orders/0/0"),
+        ("ID1", 3, "orders/0/1"),
+    ]
+    shown = run(capsys, "dead", "show", "billing", "ID1", *address)
+    assert ["reason", "ValueError:", "no", "bill"] in [line.split() for line in shown]
+    assert run(capsys, "dead", "list", "billing", "--limit", "1", *address)[-1] == "and more: --limit 2 shows them"
+
+    assert_refused(capsys, 2, "give --yes if you mean it", "dead", "resend", "billing", "ID0", *address)
+    assert_refused(capsys, 2, "say which letters", "dead", "delete", "billing", "--yes", *address)
+    assert_refused(capsys, 2, "say which letters", "dead", "delete", "billing", "ID0", "--all", "--yes", *address)
+    assert_refused(capsys, 1, "has no dead letter ID9", "dead", "resend", "billing", "ID0", "ID9", "--yes", *address)
+    assert_refused(capsys, 1, "group 'nobody' does not exist", "dead", "list", "nobody", *address)
+
+    assert run(capsys, "dead", "resend", "billing", "--reason", "timeout", "--yes", *address) == [
+        "resent 2 dead letters of group billing"
+    ]
+    assert len(run(capsys, "find", "orders", "order-2", *address)) == 1
+    assert run(capsys, "dead", "delete", "billing", "--all", "--yes", "--json", *address) == [
+        '{"group": "billing", "deleted": 1}'
+    ]
+    assert run(capsys, "dead", "list", "billing", *address) == ["no dead letters"]
+    assert_refused(capsys, 1, "has no such dead letter", "dead", "delete", "billing", "--all", "--yes", *address)
+
+
+def test_a_group_is_reset_after_a_preview(served: Served, capsys: Capsys) -> None:
+    address = ("--addr", served.address)
+    with connected(served) as peer:
+        make_topic(peer, "orders")
+        for number in range(3):
+            sent(peer, "orders", f"order {number}")
+    run(capsys, "consume", "orders", "--group", "billing", "--count", "2", *address)
+    reset = ("group", "reset", "billing", *address)
+    head, row, summary, end = run(capsys, *reset, "--to", "earliest", "--dry-run")
+    assert head.split() == ["topic", "queue", "from", "to", "again", "skipped", "in", "work"]
+    assert row.split() == ["orders", "0", "2", "0", "2", "0", "0"]
+    assert summary == "2 messages to be delivered again, 0 messages to be skipped"
+    assert end == "nothing was moved"
+    assert_refused(capsys, 2, "a reset may skip messages: give --yes", *reset, "--to", "latest")
+    with pytest.raises(SystemExit):
+        cli.main([*reset, "--to", "yesterday", "--yes"])
+    assert "'yesterday', expected a time such as" in capsys.readouterr().err
+    assert run(capsys, *reset, "--to", "latest", "--yes")[-2:] == [
+        "0 messages to be delivered again, 1 message to be skipped",
+        "moved group billing",
+    ]
+    moved = run_json(capsys, *reset, "--to", str(10**12), "--topic", "orders", "--yes", "--json")
+    assert (moved["moved"], moved["queues"][0]["again"]) == (True, 3)

@@ -93,7 +93,7 @@ def free_port() -> int:
 
 
 def test_a_message_arrives_as_it_was_sent(client: Client) -> None:
-    receipt = client.send(TOPIC, b"timeout 42", key="42 43", tag="late", properties={"colour": "rot ä"})
+    receipt = client.send(TOPIC, b"timeout 42", key=[42, "43"], tag="late", properties={"colour": "rot ä"})
     (message,) = receive(client, 1)
     assert (message.topic, message.body, message.tag, message.key) == (TOPIC, b"timeout 42", "late", "42")
     assert (message.id, message.offset_id, message.attempt) == (receipt.id, receipt.offset_id, 1)
@@ -492,7 +492,7 @@ def test_an_interrupt_ends_waiting_for_a_message(client: Client) -> None:
 def test_a_consumer_goes_on_when_the_server_is_back(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"route_port": free_port(), "broker_port": free_port(), "vip_port": -1}
     found: list[bytes] = []
-    with postdate.connect(f"127.0.0.1:{settings['route_port']}") as client:
+    with postdate.connect(f"127.0.0.1:{settings['route_port']}", timeout=1.0) as client:
 
         def listen() -> None:
             found.extend(message.body for message in client.consume(TOPIC, GROUP))

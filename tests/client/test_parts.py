@@ -506,7 +506,7 @@ def sealed_properties(**wishes: object) -> dict[str, str]:
 
 def test_wishes_become_properties() -> None:
     assert sealed_properties() == {"UNIQ_KEY": "U1", "WAIT": "true"}
-    assert sealed_properties(key="k1 k2", tag="paid", properties={"colour": "red"}) == {
+    assert sealed_properties(key=["k1", "k2"], tag="paid", properties={"colour": "red"}) == {
         "colour": "red", "UNIQ_KEY": "U1", "WAIT": "true", "KEYS": "k1 k2", "TAGS": "paid",
     }  # fmt: skip
     assert sealed_properties(delay="30m")["TIMER_DELAY_MS"] == "1800000"

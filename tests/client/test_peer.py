@@ -1,5 +1,6 @@
 """The blocking client against a peer by script: a broker that refuses, is silent, hangs up, or is RocketMQ's."""
 
+import logging
 import socket
 import threading
 import time
@@ -13,6 +14,7 @@ import pytest
 
 import postdate
 from postdate import Cancelled, Outgoing, Receipt
+from postdate.client import producer
 from postdate.errors import ProtocolError
 from postdate.message import LOOPBACK, Message, decode_properties
 from postdate.storage import record as records
@@ -39,9 +41,9 @@ Script = Callable[[Command], Answer]
 class Peer:
     """A route address and broker in one; `script` answers what the defaults do not."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, port: int = 0) -> None:
         self._script = script
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.port: int = self._listener.getsockname()[1]
         self.address = f"127.0.0.1:{self.port}"
         self.asked: list[Command] = []
@@ -86,9 +88,13 @@ class Peer:
     def connection_count(self) -> int:
         return len(self._open)
 
+    def stop_listening(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+
     def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self.stop_listening()
         for connection in self._open:
             try:
                 connection.shutdown(socket.SHUT_RDWR)
@@ -107,8 +113,8 @@ def in_java(answer: bytes) -> bytes:
 
 
 @contextmanager
-def peer(script: Script) -> Iterator[Peer]:
-    playing = Peer(script)
+def peer(script: Script, port: int = 0) -> Iterator[Peer]:
+    playing = Peer(script, port)
     try:
         yield playing
     finally:
@@ -177,9 +183,7 @@ def test_what_may_pass_is_sent_again_with_the_same_id(trouble: Callable[[Command
     ("trouble", "error", "sends"),
     [
         (code(2, "busy"), postdate.FlowControl, 3),
-        (code(14, "starting"), postdate.Unavailable, 3),
         (code(17, "gone"), postdate.TopicNotFound, 3),
-        (hang_up, postdate.Disconnected, 3),
         (code(13, "bad"), postdate.IllegalMessage, 1),
         (code(16, "forbidden"), postdate.NoPermission, 1),
         (code(29, "what"), postdate.BrokerError, 1),
@@ -190,6 +194,113 @@ def test_what_does_not_pass_has_a_name(trouble: Script, error: type[Exception], 
         with pytest.raises(error):
             client.send(TOPIC, "x")
         assert playing.count(Request.SEND_MESSAGE_V2) == sends
+
+
+@pytest.mark.parametrize(
+    ("trouble", "error"), [(code(14, "starting"), postdate.Unavailable), (hang_up, postdate.Disconnected)]
+)
+def test_while_a_broker_is_away_a_send_is_repeated_until_its_timeout(trouble: Script, error: type[Exception]) -> None:
+    with peer(trouble) as playing, postdate.connect(playing.address, timeout=2.5) as client:
+        with pytest.raises(error):
+            client.send(TOPIC, "x")
+        assert playing.count(Request.SEND_MESSAGE_V2) > 1 + producer.REFUSALS_MAX
+
+
+def sends_of(playing: Peer, code: int = Request.SEND_MESSAGE_V2) -> list[Command]:
+    return [command for command in playing.asked if command.code == code]
+
+
+def test_only_what_may_be_stored_is_marked_as_a_resend() -> None:
+    """The connection is lost between the write and the answer: the same message comes again, marked."""
+    with peer(Steps(hang_up, hang_up, code(0, **SENT))) as playing, postdate.connect(playing.address) as client:
+        receipt = client.send(TOPIC, "x", delay="1h")
+        assert client.send(TOPIC, "y").id != receipt.id
+        first, *resends, other = sends_of(playing)
+    assert [command.fields.get("resend") for command in (first, *resends, other)] == [None, "true", "true", None]
+    for resend in resends:
+        fields = {**resend.fields, "e": first.fields["e"]}
+        assert fields == {**first.fields, "resend": "true"}, "only the queue may be another one"
+        assert resend.body == first.body
+
+
+def test_a_batch_that_may_be_stored_is_marked_as_a_resend() -> None:
+    with peer(Steps(hang_up, code(0, **SENT))) as playing, postdate.connect(playing.address) as client:
+        client.send_batch(TOPIC, [Outgoing("a"), Outgoing("b")])
+        first, resend = sends_of(playing, Request.SEND_BATCH_MESSAGE)
+    assert (first.fields.get("resend"), resend.fields.get("resend")) == (None, "true")
+    assert (resend.body, resend.fields["g"]) == (first.body, first.fields["g"])
+
+
+class Heard(logging.Handler):
+    """Notes what a client logs, and that it has logged anything."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+        self.is_heard = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+        self.is_heard.set()
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    handler, logger = Heard(), logging.getLogger("postdate.client")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+def test_a_send_waits_for_a_broker_that_starts_and_is_no_resend(heard: Heard) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+    receipts: list[Receipt] = []
+    with postdate.connect(f"127.0.0.1:{port}", timeout=WAIT_S) as client:
+        sender = run(lambda: receipts.append(client.send(TOPIC, "x")))
+        assert heard.is_heard.wait(WAIT_S)
+        with peer(code(0, **SENT), port) as playing:
+            sender.join(WAIT_S)
+            (command,) = sends_of(playing)
+    assert "resend" not in command.fields
+    assert len(receipts) == 1
+    assert heard.lines == [
+        f"no broker at 127.0.0.1:{port}: connection refused; is it running? start it with: postdate up; sends and "
+        "cancels are tried again for up to 30 s",
+        "sends and cancels are answered again",
+    ]
+
+
+def test_a_broker_that_says_nothing_is_asked_again_within_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer, "TRY_SECONDS", 0.05)
+    monkeypatch.setattr(producer, "TRIES_MIN", 600)
+    with peer(Steps(silent, code(0, **SENT))) as playing, postdate.connect(playing.address, timeout=WAIT_S) as client:
+        assert client.send(TOPIC, "x").queue_offset == 7
+        assert [command.fields.get("resend") for command in sends_of(playing)] == [None, "true"]
+
+
+def test_a_send_that_may_be_stored_says_so_when_the_broker_does_not_come_back() -> None:
+    def vanish(_command: Command) -> Answer:
+        playing.stop_listening()
+        raise HangUp
+
+    with (
+        peer(vanish) as playing,
+        postdate.connect(playing.address, timeout=0.8) as client,
+        pytest.raises(postdate.Disconnected, match=r"connection refused.*; an earlier try may have been stored"),
+    ):
+        client.send(TOPIC, "x")
+
+
+@pytest.mark.parametrize("trouble", [hang_up, code(14, "starting"), code(2, "busy"), code(1, "oops")])
+def test_a_cancel_is_repeated_while_the_broker_is_away(trouble: Script) -> None:
+    steps = Steps(trouble, trouble, code(0, outcome="cancelled"))
+    with peer(steps) as playing, postdate.connect(playing.address) as client:
+        assert client.cancel(HANDLE) is Cancelled.CANCELLED
+        assert playing.count(Request.RECALL_MESSAGE) == 3
 
 
 def test_a_silent_broker_is_given_up_in_time_and_then_connected_anew() -> None:
@@ -236,7 +347,7 @@ def test_many_who_wait_for_one_silent_address_wait_no_longer_than_one() -> None:
 def test_a_peer_that_speaks_something_else_is_named() -> None:
     with (
         peer(lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n") as playing,
-        postdate.connect(playing.address) as client,
+        postdate.connect(playing.address, timeout=0.5) as client,
         pytest.raises(postdate.Disconnected, match=r"^127\.0\.0\.1:\d+: it does not speak the protocol"),
     ):
         client.send(TOPIC, "x")
@@ -245,7 +356,7 @@ def test_a_peer_that_speaks_something_else_is_named() -> None:
 def test_an_unreachable_address_is_told_with_what_to_do() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-    with postdate.connect(f"127.0.0.1:{port}") as client, pytest.raises(postdate.Unreachable) as caught:
+    with postdate.connect(f"127.0.0.1:{port}", timeout=0.5) as client, pytest.raises(postdate.Unreachable) as caught:
         client.send(TOPIC, "x")
     sentence = f"no broker at 127.0.0.1:{port}: connection refused; is it running? start it with: postdate up"
     assert str(caught.value) == sentence
@@ -253,7 +364,7 @@ def test_an_unreachable_address_is_told_with_what_to_do() -> None:
 
 def test_of_several_addresses_all_are_named_when_none_answers() -> None:
     with (
-        postdate.connect("127.0.0.1:1;127.0.0.1:2") as client,
+        postdate.connect("127.0.0.1:1;127.0.0.1:2", timeout=0.5) as client,
         pytest.raises(postdate.Unreachable, match=r"none of 127\.0\.0\.1:1, 127\.0\.0\.1:2 answers"),
     ):
         client.send(TOPIC, "x")

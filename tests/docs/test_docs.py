@@ -21,6 +21,7 @@ listens.
 """
 
 import argparse
+import ast
 import contextlib
 import dataclasses
 import importlib
@@ -115,6 +116,7 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
     IMPORT,
     STREAMS,
     FUTURE,
+    OPERATIONS,
 ) = (
     ROOT / "docs" / f"{name}.md"
     for name in (
@@ -132,9 +134,10 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
         "import",
         "streams",
         "future",
+        "operations",
     )
 )
-SERVED = {ROOT / "README.md", CLIENT, CLI}
+SERVED = {ROOT / "README.md", CLIENT, CLI, OPERATIONS}
 JAVA = ROOT / "tests" / "interop" / "java" / "src"
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
@@ -897,6 +900,32 @@ def flags_held(name: str) -> dict[str, str]:
 def test_flags_of_a_command_are_those_of_the_code(name: str) -> None:
     shown = {code(flag).partition(" ")[0]: text for flag, text in table_in(CLI, name)}
     assert shown == flags_held(name)
+
+
+# -- log lines --------------------------------------------------------------------------------------------------
+
+
+def log_formats() -> set[str]:
+    """The texts of all log lines of server and client, with `...` for what differs."""
+    found: set[str] = set()
+    for part in ("server", "client"):
+        for path in (ROOT / "postdate" / part).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.add(re.sub(r"%[.\d]*[a-z]", "...", node.value))
+                elif isinstance(node, ast.JoinedStr):
+                    parts = [each.value if isinstance(each, ast.Constant) else "..." for each in node.values]
+                    found.add("".join(map(str, parts)))
+    return found
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_log_lines_are_those_of_the_code(index: int) -> None:
+    known = log_formats()
+    tables = [table for table in tables_of(OPERATIONS.read_text()) if codes(table[0][0]) and table[0][1] == "info"]
+    for shown in [line for cells in tables[index] for line in codes(cells[0])]:
+        words = [stripped for word in shown.split("...") if (stripped := word.strip(" :,;"))]
+        assert any(all(word in text for word in words) for text in known), shown
 
 
 # -- bulk -------------------------------------------------------------------------------------------------------

@@ -164,6 +164,19 @@ def test_one_that_dies_is_started_again_with_growing_pauses(caplog: pytest.LogCa
     ]
 
 
+def test_one_that_runs_again_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def story() -> None:
+        async with running(Part("bulk", command(SERVES))) as parts:
+            await until(lambda: "(process " in parts["bulk"] and parts["bulk"].startswith("listens"))
+            assert "bulk runs again" not in caplog.messages
+            os.kill(pid_in(parts["bulk"]), signal.SIGKILL)
+            await until(lambda: "bulk runs again" in caplog.messages)
+
+    run(story())
+
+
 def test_after_a_while_that_went_well_the_pause_is_the_first_again(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         lives = "import time; time.sleep(0.2)"

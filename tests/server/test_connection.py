@@ -232,7 +232,7 @@ def test_a_send_with_a_field_of_another_kind_is_answered_and_the_connection_live
             codes.SUCCESS, codes.INVALID_PARAMETER, codes.MESSAGE_ILLEGAL, codes.TOPIC_NOT_EXIST,
         )  # fmt: skip
         sent(peer, "orders", "goes on")
-        assert warnings_of(caplog) == []
+        assert [line for line in warnings_of(caplog) if "is refused:" not in line] == []
 
 
 PULL_FIELDS: list[dict[str, Any]] = [

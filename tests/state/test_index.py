@@ -167,3 +167,16 @@ def test_a_file_that_misses_rows_is_named(tmp_path: Path, hurt: str) -> None:
         path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CorruptQueue, match=f"index/{0:020d}"):
         offsets_of(index, 7)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 5), max_size=70), st.integers(0, 80))
+def test_a_search_from_an_offset_on_finds_all_from_there(hashes: list[int], begin: int) -> None:
+    """It may find older ones of the same blocks, too."""
+    index = filled(Index(VirtualDisk(), FILE_ROWS), hashes)
+    for hashed in range(1, 6):
+        every = offsets_of(index, hashed)
+        found = [offset for step in index.find(hashed, begin) for offset in step.tolist()]
+        assert [offset for offset in found if offset >= begin] == [offset for offset in every if offset >= begin]
+        assert set(found) <= set(every)
+        assert all(offset >= min(begin, len(hashes) - BLOCK) - 2 * BLOCK for offset in found)

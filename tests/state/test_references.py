@@ -44,3 +44,12 @@ def test_a_record_of_a_chunk_that_is_gone_can_be_released(references: References
     assert (references.held, references.chunk_held, references.held_chunks()) == ({}, {place: 1}, set())
     references.release(place, 100)
     assert (references.chunk_held, references.chunk_seen) == ({}, {})
+
+
+def test_what_was_written_since_an_instant_begins_with_a_segment(references: References) -> None:
+    references.seen = {0: 900, 1: 100, 2: 200, 3: 300, 4: 400}  # a message of segment 0 became visible late
+    assert references.first_since(4 << SHIFT, 1_000) == 4 << SHIFT
+    assert references.first_since((4 << SHIFT) + 5, 250) == 3 << SHIFT
+    assert references.first_since(4 << SHIFT, 200) == 2 << SHIFT
+    assert references.first_since(4 << SHIFT, 50) == 0
+    assert references.first_since(0, 50) == 0

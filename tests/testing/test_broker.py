@@ -1,13 +1,11 @@
 """The in-process broker: what users' tests rely on."""
 
 import asyncio
-import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +14,6 @@ from postdate.testing import InProcessBroker, ManualClock
 
 TOPIC, GROUP = "reminders", "mail"
 START_MS = 1_800_000_000_000
-PAGE = Path(__file__).parents[2] / "docs" / "testing.md"
 
 
 @pytest.fixture
@@ -88,6 +85,132 @@ def test_a_retry_comes_after_its_delay(broker: InProcessBroker, client: postdate
     messages.close()
 
 
+# -- handlers -----------------------------------------------------------------------------------------------------
+
+
+class Handler:
+    """Fails as often as it is told to; remembers each message with its attempt."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.seen: list[tuple[str, int]] = []
+        self._failures = failures
+
+    def __call__(self, message: postdate.ReceivedMessage) -> None:
+        self.seen.append((message.body.decode(), message.attempt))
+        if len(self.seen) <= self._failures:
+            raise RuntimeError("not yet")
+
+
+@contextmanager
+def listening(address: str, handler: Handler, **options: Any) -> Iterator[None]:
+    """A client of its own listens in a thread."""
+    with postdate.connect(address) as client:
+        thread = threading.Thread(target=client.listen, args=(TOPIC, GROUP, handler), kwargs=options)
+        thread.start()
+        yield
+    thread.join()
+
+
+def test_a_handler_gets_what_is_due_after_each_move(broker: InProcessBroker, client: postdate.Client) -> None:
+    handler = Handler()
+    client.send(TOPIC, "tomorrow", delay="1d")
+    client.send(TOPIC, "in a week", delay="7d")
+    with listening(broker.address, handler):
+        broker.wait_until_handled(GROUP)
+        assert handler.seen == []
+        broker.advance("1d")
+        broker.wait_until_handled(GROUP)
+        assert handler.seen == [("tomorrow", 1)]
+        broker.advance("6d")
+        broker.wait_until_handled(GROUP)
+    assert handler.seen == [("tomorrow", 1), ("in a week", 1)]
+
+
+def test_a_handler_that_fails_is_asked_again_by_the_calendar(broker: InProcessBroker, client: postdate.Client) -> None:
+    handler = Handler(failures=2)
+    client.send(TOPIC, "hello")
+    with listening(broker.address, handler):
+        for delay in ("10s", "30s"):  # the broker's growing delays
+            broker.wait_until_handled(GROUP)
+            broker.advance(delay)
+        broker.wait_until_handled(GROUP)
+    assert handler.seen == [("hello", 1), ("hello", 2), ("hello", 3)]
+
+
+def test_after_its_attempts_a_message_is_a_dead_letter(broker: InProcessBroker, client: postdate.Client) -> None:
+    handler = Handler(failures=100)
+    client.send(TOPIC, "hello", key="k")
+    with listening(broker.address, handler, attempts=2):
+        broker.wait_until_handled(GROUP)
+        broker.advance("10s")
+        broker.wait_until_handled(GROUP)
+        broker.advance("1d")
+        broker.wait_until_handled(GROUP)
+    assert len(handler.seen) == 2
+    (letter,) = client.consume(f"%DLQ%{GROUP}", "undertaker", idle="200ms")
+    assert (letter.body, letter.key) == (b"hello", "k")
+
+
+def test_members_of_a_group_share_the_work(broker: InProcessBroker, client: postdate.Client) -> None:
+    one, other = Handler(), Handler()
+    for queue in range(4):
+        client.send(TOPIC, f"in queue {queue}", delay="1h", queue=queue)
+    with listening(broker.address, one), listening(broker.address, other):
+        broker.wait_until_handled(GROUP)
+        broker.advance("1h")
+        broker.wait_until_handled(GROUP)
+    # A message may come twice while a member joins.
+    assert {body for body, _ in one.seen + other.seen} == {f"in queue {queue}" for queue in range(4)}
+
+
+def test_messages_of_other_tags_are_not_waited_for(broker: InProcessBroker, client: postdate.Client) -> None:
+    handler = Handler()
+    client.send(TOPIC, "paid", tag="paid")
+    client.send(TOPIC, "refunded", tag="refunded")
+    with listening(broker.address, handler, tag="paid"):
+        broker.wait_until_handled(GROUP)
+    assert handler.seen == [("paid", 1)]
+
+
+def test_asyncio_listens_too(broker: InProcessBroker) -> None:
+    seen: list[bytes] = []
+
+    async def handle(message: postdate.AsyncReceivedMessage) -> None:
+        seen.append(message.body)
+
+    async def main() -> None:
+        async with postdate.connect_async(broker.address) as worker:
+            listener = asyncio.create_task(worker.listen(TOPIC, GROUP, handle))
+            await worker.send(TOPIC, "tomorrow", delay="1d")
+            await asyncio.to_thread(broker.wait_until_handled, GROUP)
+            broker.advance("1d")
+            await asyncio.to_thread(broker.wait_until_handled, GROUP)
+            listener.cancel()
+            await asyncio.wait([listener])
+
+    asyncio.run(main())
+    assert seen == [b"tomorrow"]
+
+
+def test_waiting_says_what_is_left(broker: InProcessBroker, client: postdate.Client) -> None:
+    with pytest.raises(
+        postdate.TimedOut, match=r"group 'mail' has not handled everything within 0 s: it has no member"
+    ):
+        broker.wait_until_handled(GROUP, timeout=0)
+    client.send(TOPIC, "hello")
+    messages = client.consume(TOPIC, GROUP)
+    next(messages)
+    with pytest.raises(postdate.TimedOut, match="topic reminders has 1 messages for it"):
+        broker.wait_until_handled(GROUP, timeout=0.05)
+    messages.close()
+    broker.close()
+    with pytest.raises(postdate.UsageError, match="the broker is closed"):
+        broker.wait_until_handled(GROUP)
+
+
+# -- time and life ------------------------------------------------------------------------------------------------
+
+
 def test_the_brokers_time_is_its_own(broker: InProcessBroker, client: postdate.Client) -> None:
     began = broker.now
     assert began == datetime.fromtimestamp(START_MS / 1_000, UTC)
@@ -157,11 +280,3 @@ def test_a_start_that_fails_leaves_no_thread_and_no_lock(broker: InProcessBroker
     with pytest.raises(postdate.UsageError, match="in use"):
         InProcessBroker(route_port=port)
     assert threading.active_count() == before
-
-
-def test_the_pytest_example_of_the_page_passes(tmp_path: Path) -> None:
-    (source,) = (text for text in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "pytest" in text)
-    (tmp_path / "test_timeouts.py").write_text(source)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_timeouts.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "2 passed" in done.stdout, done.stdout + done.stderr

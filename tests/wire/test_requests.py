@@ -16,7 +16,7 @@ SEND = {"topic": "orders", "queueId": "-1"}
 SEND_VALUES = {
     "producerGroup": "", "topic": "orders", "defaultTopic": "", "defaultTopicQueueNums": 4, "queueId": -1, "sysFlag": 0,
     "bornTimestamp": 0, "flag": 0, "properties": "", "reconsumeTimes": 0, "unitMode": False, "maxReconsumeTimes": None,
-    "batch": False, "brokerName": "",
+    "batch": False, "brokerName": "", "resend": False,
 }  # fmt: skip
 PULL = {"consumerGroup": "g", "topic": "orders", "queueId": "1", "queueOffset": "20", "maxMsgNums": "32"}
 PULL_VALUES = {
@@ -85,7 +85,7 @@ LEAST: dict[int, tuple[str, dict[str, str], dict[str, Any]]] = {
     216: ("DELETE_TOPIC_IN_NAMESRV", TOPIC, TOPIC),
     222: (
         "INVOKE_BROKER_TO_RESET_OFFSET", {"group": "g", **TOPIC, "timestamp": "-1"},
-        {"group": "g", **TOPIC, "timestamp": -1, "queueId": -1, "offset": None},
+        {"group": "g", **TOPIC, "timestamp": -1, "queueId": -1, "offset": None, "dryRun": False},
     ),
     300: ("QUERY_TOPIC_CONSUME_BY_WHO", TOPIC, TOPIC),
     307: (
@@ -129,6 +129,11 @@ LEAST: dict[int, tuple[str, dict[str, str], dict[str, Any]]] = {
         "RETRY_MESSAGE", {**GROUP_QUEUE, "offset": "7"},
         {**GROUP_QUEUE_VALUES, "offset": 7, "delay": -1, "maxReconsumeTimes": None, "reason": "", "reconsumeTimes": 0},
     ),
+    9822: (
+        "GET_DEAD_LETTERS", {"consumerGroup": "g", "queueId": "0", "offset": "5"},
+        {"consumerGroup": "g", "queueId": 0, "offset": 5},
+    ),
+    9823: ("FINISH_DEAD_LETTERS", {}, {}),
     200050: (
         "POP_MESSAGE", {**GROUP_QUEUE, "maxMsgNums": "32", "invisibleTime": "60000"},
         {**GROUP_QUEUE_VALUES, "maxMsgNums": 32, "invisibleTime": 60_000, "pollTime": 0, "bornTime": 0, "initMode": 0,
@@ -230,6 +235,7 @@ SENT = {
     "producerGroup": "producers", "topic": "orders", "defaultTopic": "TBW102", "defaultTopicQueueNums": 4,
     "queueId": 3, "sysFlag": 1, "bornTimestamp": 1_700_000_000_000, "flag": 7, "properties": "TAGS\x01A\x02",
     "reconsumeTimes": 2, "unitMode": True, "maxReconsumeTimes": 16, "batch": False, "brokerName": "broker-a",
+    "resend": False,
 }  # fmt: skip
 
 

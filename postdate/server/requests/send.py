@@ -2,16 +2,25 @@
 
 The sends of one read become one batch of the log; each is answered when that batch is durable and applied. Where a
 batch is refused, its sends are tried one by one, so that a bad message fails alone.
+
+A resend is a send that its client has sent before, without learning what became of it; it says so. The broker looks for
+the first one, in what is written and then in what is applied, and answers a resend as that; otherwise it stores it.
+Resends are looked up one after the other, beside everything else.
 """
 
+import asyncio
+from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import orjson
 
 from postdate.broker.broker import Broker
+from postdate.broker.lookup import Found
 from postdate.broker.writing import Ticket
 from postdate.errors import (
+    FlowControl,
     IllegalMessage,
     NoPermission,
     PostdateError,
@@ -19,16 +28,21 @@ from postdate.errors import (
     TopicNotFound,
 )
 from postdate.message import (
+    PROPERTY_UNIQ_KEY,
     RETRY_TOPIC_PREFIX,
     Message,
+    SendIdentity,
+    decode_properties,
     encode_properties,
 )
 from postdate.server.answers import REGION_FIELDS, refusal
 from postdate.server.connection import Connection
+from postdate.server.lines import Lines
 from postdate.server.pulse import Pulse
 from postdate.server.requests.recall import Recalls
 from postdate.server.requests.retries import retry_times_max, without_delay
 from postdate.server.requests.topic import AutoCreation
+from postdate.storage import record as records
 from postdate.storage.batch import Prepared
 from postdate.wire import bodies, codes
 from postdate.wire.frame import HEADER_AT, JSON, MARKS, Command, reply
@@ -43,13 +57,36 @@ _SENT_TIMED = (
 ) % (codes.LANGUAGE.encode(), codes.PROTOCOL_VERSION)
 _SENT = _SENT_TIMED.replace(b'"recallHandle":"%b",', b"")
 _NEW = tuple.__new__
+_RESENDS_KNOWN_MAX = 10_000  # whose first sends may still come, from a connection that the broker reads late
+_RECORDS_PER_STEP = 50  # read in one go: about a millisecond
+
+
+class _Resend(NamedTuple):
+    """A send that may be stored already: one message, or those of a batch."""
+
+    connection: Connection
+    command: Command  # without its content
+    sent: SendIdentity  # of the first message: a batch is stored whole or not at all
+    messages: list[Message]
+    size: int
+
+
+class _Stored(NamedTuple):
+    """A stored message, as an answer names it."""
+
+    topic: str
+    queue_id: int
+    unique_key: str
+    due_at_ms: int  # 0 where it did not wait
+    offset: int
 
 
 class Sends:
     """Takes sends in, writes them and answers them. `collect_usual`, `write` and `_answer` are the hot path."""
 
-    def __init__(self, broker: Broker, pulse: Pulse, creation: AutoCreation, recalls: Recalls) -> None:
+    def __init__(self, broker: Broker, pulse: Pulse, creation: AutoCreation, recalls: Recalls, lines: Lines) -> None:
         self._broker, self._pulse, self._creation, self._recalls = broker, pulse, creation, recalls
+        self._lines = lines
         self._name = broker.settings.broker_name
         self._key_characters_max = broker.limits.key_characters_max
         self._next_queue = 0
@@ -57,6 +94,10 @@ class Sends:
         # message.
         self._asks: list[int | Command] = []
         self._prepared: list[Prepared] = []
+        self._resends: deque[_Resend] = deque()
+        self._resends_bytes, self._resends_bytes_max = 0, broker.limits.resends_bytes_max
+        self._resent_keys: dict[str, None] = {}  # unique keys of the last resends, the oldest first
+        self._resending: asyncio.Task[None] | None = None  # the loop itself holds a task weakly
 
     # -- sending ------------------------------------------------------------------------------------------------
 
@@ -73,6 +114,7 @@ class Sends:
             or queue_id < 0
             or sys_flag & codes.SYS_TRANSACTION
             or fields.batch != "false"
+            or fields.resend != "false"
             or topic.startswith("%")
         ):
             return False
@@ -83,9 +125,12 @@ class Sends:
              connection.host, fields.reconsume_times, 0),
         )  # fmt: skip
         try:
-            self._prepared.append(self._broker.prepare(message, now_ms))
+            entry = self._broker.prepare(message, now_ms)
         except PostdateError:
             return False  # `collect` tries again, and answers the error
+        if self._resent_keys and entry.unique_key in self._resent_keys:
+            return False
+        self._prepared.append(entry)
         self._asks.append(header.opaque)
         return True
 
@@ -98,10 +143,13 @@ class Sends:
             return
         try:
             message = self._message(connection, command)
-            self._prepared.append(self._broker.prepare(message, now_ms))
+            entry = self._broker.prepare(message, now_ms)
         except PostdateError as error:
             self._try_again(connection, command, error, now_ms)
             return
+        if self._hold_resend(connection, command, [message], now_ms):
+            return
+        self._prepared.append(entry)
         is_usual = command.serialization == JSON and not command.flag
         self._asks.append(command.opaque if is_usual else command.without_content())
 
@@ -118,8 +166,10 @@ class Sends:
                 self._create_topic(command, message)
             fitting = self._fit_queues(message)
             if isinstance(error, TopicNotFound) or fitting is not message:
-                self._prepared.append(self._broker.prepare(fitting, now_ms))
-                self._asks.append(command.without_content())
+                entry = self._broker.prepare(fitting, now_ms)
+                if not self._hold_resend(connection, command, [fitting], now_ms):
+                    self._prepared.append(entry)
+                    self._asks.append(command.without_content())
                 return
         except PostdateError as problem:
             error = problem
@@ -173,7 +223,10 @@ class Sends:
         """Writes a batch of a client as a batch of the log: all of it or nothing."""
         self.write(connection, now_ms)
         try:
-            ticket = self._send(command, self._messages(connection, command), now_ms)
+            messages = self._messages(connection, command)
+            if self._hold_resend(connection, command, messages, now_ms):
+                return
+            ticket = self._send(command, messages, now_ms)
         except PostdateError as error:
             self._refuse(connection, command, error)
             return
@@ -218,10 +271,107 @@ class Sends:
                 self._asks, self._prepared = [ask], [entry]
                 self.write(connection, now_ms)
 
+    # -- resends ------------------------------------------------------------------------------------------------
+
+    def _hold_resend(self, connection: Connection, command: Command, messages: list[Message], now_ms: int) -> bool:
+        """Keeps a send back that may be stored already, until that is known; returns whether it does.
+
+        The first send may come after its resend, from an older connection; it counts as a resend, too.
+        """
+        is_resend = command.fields.get("resend") not in (None, "", "false", "0", False)
+        if not is_resend and not self._resent_keys:  # nearly always
+            return False
+        unique_key = decode_properties(messages[0].properties).get(PROPERTY_UNIQ_KEY)
+        if not unique_key or not (is_resend or unique_key in self._resent_keys):
+            return False
+        if not self._broker.view.has_topic(messages[0].topic):
+            return False
+        self.write(connection, now_ms)  # the first send may be among those
+        size, limit = sum(len(message.body) + len(message.properties) for message in messages), self._resends_bytes_max
+        if self._resends_bytes and self._resends_bytes + size > limit:
+            waiting = f"{self._resends_bytes} bytes of resends wait to be looked up"
+            self._refuse(connection, command, FlowControl(f"resends_bytes_max: {waiting}, the limit is {limit}"))
+            return True
+        self._resends_bytes += size
+        self._resent_keys[unique_key] = None
+        if len(self._resent_keys) > _RESENDS_KNOWN_MAX:
+            del self._resent_keys[next(iter(self._resent_keys))]
+        first = messages[0]
+        sent = SendIdentity(first.topic, unique_key, first.born_at_ms, first.reconsume_times)
+        self._resends.append(_Resend(connection, command.without_content(), sent, messages, size))
+        connection.expect(1)
+        if self._resending is None:
+            self._resending = asyncio.get_running_loop().create_task(self._take_resends())
+        return True
+
+    async def _take_resends(self) -> None:
+        try:
+            while self._resends:
+                resend = self._resends.popleft()
+                try:
+                    await self._take_resend(resend)
+                except (PostdateError, OSError) as error:
+                    self._refuse(resend.connection, resend.command, error)
+                finally:
+                    self._resends_bytes -= resend.size
+                    resend.connection.count_answered(1)
+        finally:
+            self._resending = None
+
+    async def _take_resend(self, resend: _Resend) -> None:
+        """Answers a resend as its first send, or stores it. Between the last look and the write nothing else runs."""
+        connection, command = resend.connection, resend.command
+        pending = self._broker.find_pending_send(resend.sent)
+        if pending is not None:
+            ticket, index = pending
+            self._pulse.expect(connection, ticket, partial(self._answer_resend, resend, index))
+            return
+        since_ms = self._pulse.clock.now_ms() - self._broker.limits.resend_ms_max
+        for found in self._broker.find_send(resend.sent, since_ms):
+            if found is not None:
+                stored = await self._stored(resend, found)
+                self._answer_stored(connection, command, stored, 0 if found.due_at_ms else found.queue_offset)
+                return
+            await asyncio.sleep(0)
+        ticket = self._broker.send(resend.messages, self._pulse.clock.now_ms())
+        self._pulse.expect(connection, ticket, partial(self._answer_resend, resend, 0))
+        self._pulse.nudge()
+
+    def _answer_resend(self, resend: _Resend, index: int, ticket: Ticket) -> None:
+        """Answers a resend by the ticket that has its messages from an index on."""
+        if ticket.error is not None:
+            self._refuse(resend.connection, resend.command, ticket.error)
+            return
+        assert ticket.answers is not None
+        end = index + len(resend.messages)
+        stored = _stored(ticket.prepared[index:end], ticket.offsets[index:end])
+        self._answer_stored(resend.connection, resend.command, stored, ticket.answers[index])
+
+    async def _stored(self, resend: _Resend, found: Found) -> list[_Stored]:
+        """Returns where the messages of a resend are, by the first one: the records of a batch follow each other. It is
+        the first one alone where the log has given away the others.
+        """
+        topic, queue_id = resend.sent.topic, found.queue_id
+        stored = [_Stored(topic, queue_id, resend.sent.unique_key, found.due_at_ms, found.arrival)]
+        offset = found.arrival
+        for index, message in enumerate(resend.messages[1:], 1):
+            offset += len(self._broker.read_record(offset))
+            data = self._broker.read_record(offset)
+            unique_key = decode_properties(message.properties).get(PROPERTY_UNIQ_KEY, "")
+            record = records.decode(data) if data else None
+            if record is None or decode_properties(record.properties).get(PROPERTY_UNIQ_KEY, "") != unique_key:
+                return stored[:1]
+            stored.append(_Stored(topic, queue_id, unique_key, self._broker.due_of(record).at_ms, offset))
+            if not index % _RECORDS_PER_STEP:
+                await asyncio.sleep(0)
+        return stored
+
     def _refuse_ask(self, connection: Connection, ask: int | Command, error: Exception) -> None:
         self._refuse(connection, Command(0, {}, opaque=ask) if isinstance(ask, int) else ask, error)
 
     def _refuse(self, connection: Connection, command: Command, error: Exception) -> None:
+        line = f"a send from {connection} is refused: {type(error).__name__}: {error}"
+        self._lines.write_seldom((connection.host.address, type(error)), line)
         if not command.is_oneway:
             connection.write(refusal(command, error))
 
@@ -265,42 +415,52 @@ class Sends:
         assert isinstance(command, Command)
         if command.is_oneway:
             return []
-        return [reply(command, codes.SUCCESS, self._fields(connection, [entry], [offset], answer))]
+        return [reply(command, codes.SUCCESS, self._fields(connection, _stored([entry], [offset]), answer))]
 
     def _answer_batch(self, connection: Connection, command: Command, ticket: Ticket) -> None:
         if ticket.error is not None:
             self._refuse(connection, command, ticket.error)
-        elif not command.is_oneway:
+        else:
             assert ticket.answers is not None
-            entries, offsets, answer = ticket.prepared, ticket.offsets, ticket.answers[0]
-            try:
-                frame = reply(command, codes.SUCCESS, self._fields(connection, entries, offsets, answer))
-            except ProtocolError:  # ids and handles of all messages do not fit a header; those of the first do
-                frame = reply(command, codes.SUCCESS, self._fields(connection, entries[:1], offsets[:1], answer))
-            connection.write(frame)
+            self._answer_stored(connection, command, _stored(ticket.prepared, ticket.offsets), ticket.answers[0])
 
-    def _has_handle(self, entry: Prepared) -> bool:
-        """Returns whether a message can be recalled: it waits, and its unique key is one that a cancel may name."""
-        return bool(entry.due_at_ms) and 0 < len(entry.unique_key or "") <= self._key_characters_max
+    def _answer_stored(self, connection: Connection, command: Command, stored: list[_Stored], answer: int) -> None:
+        if command.is_oneway:
+            return
+        try:
+            frame = reply(command, codes.SUCCESS, self._fields(connection, stored, answer))
+        except ProtocolError:  # ids and handles of all messages do not fit a header; those of the first do
+            frame = reply(command, codes.SUCCESS, self._fields(connection, stored[:1], answer))
+        connection.write(frame)
 
-    def _handle(self, entry: Prepared) -> bytes:
-        return encode_recall_handle(entry.message.topic, self._name, entry.due_at_ms, entry.unique_key or "")
+    def _handle(self, stored: _Stored) -> str:
+        """Returns the handle of a message that can be recalled (it waits, and its unique key is one that a cancel may
+        name), else a dash.
+        """
+        if not stored.due_at_ms or not 0 < len(stored.unique_key) <= self._key_characters_max:
+            return "-"
+        return encode_recall_handle(stored.topic, self._name, stored.due_at_ms, stored.unique_key).decode()
 
-    def _fields(
-        self, connection: Connection, entries: list[Prepared], offsets: list[int], answer: int
-    ) -> Mapping[str, Any]:
+    def _fields(self, connection: Connection, stored: list[_Stored], answer: int) -> Mapping[str, Any]:
         """Returns the fields of an answer: all ids, the place of the first message, a handle for each that has one."""
-        handles = [self._handle(entry).decode() if self._has_handle(entry) else "-" for entry in entries]
+        handles = [self._handle(each) for each in stored]
         fields: dict[str, Any] = {
-            "msgId": ",".join(message_id(connection.broker_host, offset) for offset in offsets),
-            "queueId": entries[0].message.queue_id,
+            "msgId": ",".join(message_id(connection.broker_host, each.offset) for each in stored),
+            "queueId": stored[0].queue_id,
             "queueOffset": max(answer, 0),
-            "transactionId": entries[0].unique_key or "",
+            "transactionId": stored[0].unique_key,
             **REGION_FIELDS,
         }
-        if len(entries) > 1:
+        if len(stored) > 1:
             return fields | {"recallHandles": " ".join(handles)}
         return fields | ({"recallHandle": handles[0]} if handles[0] != "-" else {})
+
+
+def _stored(entries: list[Prepared], offsets: list[int]) -> list[_Stored]:
+    return [
+        _Stored(entry.message.topic, entry.message.queue_id, entry.unique_key or "", entry.due_at_ms, offset)
+        for entry, offset in zip(entries, offsets, strict=True)
+    ]
 
 
 def _is_batch(command: Command) -> bool:

@@ -216,8 +216,10 @@ class Tools:
 
     # -- moving groups ------------------------------------------------------------------------------------------
 
-    def reset_offsets(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
-        """Moves a group in a topic: to what became visible at an instant, to the end, or one queue to an offset.
+    def reset_offsets(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes | None:
+        """Moves a group in a topic: to what became visible at an instant, to the end, or one queue to an offset. With
+        `dryRun` nothing moves. The answer says where the group was, where it goes, and how many messages it has in
+        work or waits to try again; those stay with it.
 
         A connected member learns it with its next pull, one whose pull is held at once. Until then its commits are
         from before the move, and do not count.
@@ -227,14 +229,22 @@ class Tools:
         self._check_group(group)
         queue_ids = range(count) if asked["queueId"] < 0 else [asked["queueId"]]
         targets = {(topic, queue_id): self._target(topic, queue_id, asked) for queue_id in queue_ids}
+        table = {self._queue_name(place): target for place, target in targets.items()}
+        more: dict[str, Any] = {}
+        if "dryRun" in command.fields:  # RocketMQ's own tools do not know this
+            more["moves"] = [
+                {"queueId": place[1], "before": self._offsets.get(group, *place), "after": target,
+                 "leased": self._broker.view.leased_count(group, self._broker.view.queue_number(*place))}
+                for place, target in targets.items()
+            ]  # fmt: skip
+        body = bodies.encode_by_queue("offsetTable", table, more)
+        if asked["dryRun"]:
+            return reply(command, codes.SUCCESS, body=body)
         is_read = self._members.subscribes(group, topic)
         ticket = self._offsets.move(group, targets, self._clock.now_ms(), is_read=is_read)
         self._pulls.move(group, targets)
         for place in targets:
             self._pullers.forget_popped(group, place)
-        table = {self._queue_name(place): target for place, target in targets.items()}
-        body = bodies.encode_by_queue("offsetTable", table)
-
         asked_by = command.without_content()
         answer = when_settled(connection, asked_by, lambda _: reply(asked_by, codes.SUCCESS, body=body))
 
@@ -245,6 +255,7 @@ class Tools:
             answer(ticket)
 
         self._pulse.expect(connection, ticket, settle)
+        return None
 
     def _target(self, topic: str, queue_id: int, asked: Mapping[str, Any]) -> int:
         low, high = self._broker.offsets(topic, queue_id)

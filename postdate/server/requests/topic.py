@@ -1,5 +1,6 @@
 """Topics: operators define them, clients ask how far their queues go, and some are created on first use."""
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -21,6 +22,8 @@ from postdate.wire import bodies, codes
 from postdate.wire.bodies import QueueName
 from postdate.wire.frame import Command, reply
 
+logger = logging.getLogger("postdate.server")
+
 DEFAULT_TOPIC = "TBW102"  # clients ask for its route to learn how a new topic would look
 _GROUP_TOPIC_QUEUES = 1
 _NEW_TOPIC_QUEUES = 4  # as many as RocketMQ's clients ask for
@@ -38,7 +41,7 @@ class Topics:
 
     # -- definitions --------------------------------------------------------------------------------------------
 
-    def put(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
+    def put(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
         known = self._broker.view.find_topic(asked["topic"])
         attributes = dict(known.attributes if known else {})
         for added, value, removed in _ATTRIBUTE.findall(asked["attributes"]):
@@ -50,6 +53,8 @@ class Topics:
             asked["topic"], self._clock.now_ms(), read_queue_count=asked["readQueueNums"],
             write_queue_count=asked["writeQueueNums"], perm=asked["perm"], attributes=attributes,
         )  # fmt: skip
+        text = "topic %s is changed by %s: %d queues" if known else "topic %s is made by %s: %d queues"
+        logger.info(text, asked["topic"], connection, asked["readQueueNums"])
         return reply(command, codes.SUCCESS)
 
     def delete(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
@@ -66,6 +71,7 @@ class Topics:
         count = self._broker.delete_topic(name, self._clock.now_ms())
         self._offsets.forget_topic(name)
         self._pullers.forget_topic(name)
+        logger.info("topic %s is deleted, and %d messages that waited for it are cancelled", name, count)
         return count
 
     def get_settings(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:
@@ -204,6 +210,7 @@ class AutoCreation:
 
     def _put_topic(self, name: str, queue_count: int) -> TopicInfo:
         self._broker.put_topic(name, self._clock.now_ms(), read_queue_count=queue_count, write_queue_count=queue_count)
+        logger.info("topic %s is made, on its first use: %d queues", name, queue_count)
         return self._broker.view.topic(name)
 
     def use_group(self, name: str) -> None:

@@ -3,6 +3,7 @@
 from postdate.broker.broker import Broker
 from postdate.clock import Clock
 from postdate.server.connection import Connection
+from postdate.server.lines import Lines
 from postdate.server.sessions.locks import Locks
 from postdate.server.sessions.members import Members, Senders
 from postdate.server.sessions.meter import Meter
@@ -15,8 +16,8 @@ from postdate.server.sessions.table import Table
 class Sessions:
     """The sessions of one server, as the requests share them."""
 
-    def __init__(self, broker: Broker, clock: Clock) -> None:
-        self.members = Members[Connection](broker)
+    def __init__(self, broker: Broker, clock: Clock, lines: Lines) -> None:
+        self.members = Members[Connection](broker, lines)
         self.senders = Senders[Connection](broker)
         self.locks = Locks(broker.limits.lock_expiry_ms * 1_000_000, broker.limits.locks_max)
         self.offsets = Offsets(broker)

@@ -15,6 +15,7 @@ Our clients that do not cover a topic get nothing of it (they are barred) until 
 expression, member by member, loses nothing. Official clients read whatever they like; there we can only warn.
 """
 
+import logging
 from collections.abc import Hashable, Iterable
 from collections.abc import Set as AbstractSet
 from typing import Generic, NamedTuple, TypeVar
@@ -22,6 +23,7 @@ from typing import Generic, NamedTuple, TypeVar
 from postdate.broker.broker import Broker
 from postdate.errors import FlowControl, UsageError
 from postdate.message import RETRY_TOPIC_PREFIX
+from postdate.server.lines import Lines
 from postdate.wire.bodies import Consumer, Heartbeat, Subscription
 
 Link = TypeVar("Link", bound=Hashable)  # a connection; in tests, any value
@@ -68,10 +70,11 @@ class Verdict(NamedTuple):
 class Members(Generic[Link]):
     """The members of all consumer groups: groups by name, members by client id."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, lines: Lines | None = None) -> None:
         self._broker = broker
         self._barred: dict[str, set[tuple[str, Link]]] = {}  # by group: (topic, connection)
         self._conflicts: dict[str, list[Conflict]] = {}  # by group
+        self._lines = lines or Lines(broker.limits.complaints_max)
         self._groups: dict[str, dict[str, Member[Link]]] = {}
         self._places_of: dict[Link, set[tuple[str, str]]] = {}  # by connection: group and client id of its members
         self._size_bytes = 0
@@ -93,7 +96,9 @@ class Members(Generic[Link]):
         changed = set()
         for member in _members_in(heartbeat, link, now_ns, language, version):
             group = member.consumer.group
-            before = self.leave(member.client_id, group)
+            before = self._remove(member.client_id, group)
+            if before is None:
+                self._lines.write(logging.INFO, "group %s: %.200s joins, from %s", group, member.client_id, link)
             self._groups.setdefault(group, {})[member.client_id] = member
             self._places_of.setdefault(link, set()).add((group, member.client_id))
             self._size_bytes += member.size_bytes
@@ -105,7 +110,9 @@ class Members(Generic[Link]):
         """Removes the members of a connection that has ended; returns the groups that lost one."""
         places = list(self._places_of.get(link, ()))
         for group, client_id in places:
-            self.leave(client_id, group)
+            self._remove(client_id, group)
+            gone = "group %s: %.200s leaves, its connection from %s has ended"
+            self._lines.write(logging.INFO, gone, group, client_id, link)
         return {group for group, _ in places}
 
     def expire(self, before_ns: int) -> set[str]:
@@ -114,12 +121,20 @@ class Members(Generic[Link]):
         for group in list(self._groups):
             for member in self.of(group):
                 if member.seen_at_ns < before_ns:
-                    self.leave(member.client_id, group)
+                    self._remove(member.client_id, group)
                     changed.add(group)
+                    silent = "group %s: %.200s at %s is taken for gone, it sent no heartbeat"
+                    self._lines.write(logging.WARNING, silent, group, member.client_id, member.link)
         return changed
 
     def leave(self, client_id: str, group: str) -> Member[Link] | None:
-        """Removes a member, which says goodbye or is gone; returns it if there was one."""
+        """Removes a member, which says goodbye; returns it if there was one."""
+        member = self._remove(client_id, group)
+        if member is not None:
+            self._lines.write(logging.INFO, "group %s: %.200s at %s says goodbye", group, client_id, member.link)
+        return member
+
+    def _remove(self, client_id: str, group: str) -> Member[Link] | None:
         member = self._groups.get(group, {}).pop(client_id, None)
         if member is None:
             return None

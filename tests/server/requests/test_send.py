@@ -10,11 +10,13 @@ from postdate.clock import ManualClock
 from postdate.state.topics import RESERVED_TOPICS
 from postdate.wire import codes
 from postdate.wire.bodies import Inner, encode_batch
+from postdate.wire.frame import Command
 from postdate.wire.ids import parse_message_id, parse_recall_handle
 from postdate.wire.requests import END_TRANSACTION, Request
 from tests.support.core import DAY_MS, HOUR_MS, MINUTE_MS, T0
 from tests.support.peer import (
     LONG_POLL_MS,
+    Gate,
     connected,
     got,
     make_topic,
@@ -432,3 +434,167 @@ def test_a_full_second_refuses_sends_due_in_it_and_names_the_limit(tmp_path: Pat
         assert "due_second_messages_max" in (answer.remark or "")
         sent(peer, "orders", TIMER_DELIVER_MS=T0 + 6_000)
         sent(peer, "other", TIMER_DELIVER_MS=T0 + 5_000)
+
+
+# -------------------------------------------------------------------------------------------------------- resends
+
+RESEND = {"resend": "true"}
+
+
+def wire_fields(answer: Command) -> dict[str, str]:
+    assert answer.code == codes.SUCCESS, answer
+    return dict(answer.fields)
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {},
+        {"TIMER_DELAY_MS": 60_000},
+        {"TIMER_DELAY_SEC": 3 * 24 * 3_600},
+        {"DELAY": 3},
+        {"TIMER_DELIVER_MS": T0 + 60_000},
+        {"TIMER_DELIVER_MS": T0 - 60_000},
+    ],
+)
+def test_a_resend_of_a_stored_message_is_answered_as_the_first_and_stored_once(
+    tmp_path: Path, properties: dict[str, Any]
+) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        make_topic(peer, "orders", 2)
+        sent(peer, "orders", "other", queue_id=1)
+        first = wire_fields(sent(peer, "orders", "x", queue_id=1, UNIQ_KEY="K1", **properties))
+        served.pass_ms(1_000)
+        again = wire_fields(sent(peer, "orders", "x", queue_id=0, UNIQ_KEY="K1", fields=RESEND, **properties))
+        assert again == first
+        assert served.call(lambda: served.broker.accepted_count) == 2
+
+
+def test_a_resend_after_a_restart_is_answered_as_the_first(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        first = wire_fields(sent(peer, "orders", "x", UNIQ_KEY="K1", TIMER_DELAY_MS=60_000))
+        served.kill()
+    with serving(tmp_path, ManualClock(T0 + 5_000)) as served, connected(served) as peer:
+        again = wire_fields(sent(peer, "orders", "x", UNIQ_KEY="K1", TIMER_DELAY_MS=60_000, fields=RESEND))
+        assert again.keys() == first.keys()
+        assert again["recallHandle"] == first["recallHandle"]
+        assert again["msgId"][16:] == first["msgId"][16:], "the same place in the log; the port is another one"
+        assert served.call(lambda: served.broker.accepted_count) == 0
+
+
+def test_a_resend_that_is_not_stored_is_stored(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        sent(peer, "orders", "x", UNIQ_KEY="K1", fields=RESEND)
+        sent(peer, "orders", "y", fields=RESEND)  # without a unique key nobody can tell
+        sent(peer, "new", "z", UNIQ_KEY="K2", fields=RESEND)  # its topic is not there yet
+        assert read_bodies(peer, "orders") == ["x", "y"]
+        assert read_bodies(peer, "new") == ["z"]
+
+
+def test_another_message_with_the_same_unique_key_is_no_resend(tmp_path: Path) -> None:
+    """A consumer that sends a message on keeps its key: in another topic, at another instant, or once more tried."""
+    with serving(tmp_path) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        make_topic(peer, "others")
+        sent(peer, "orders", "first", UNIQ_KEY="K1")
+        sent(peer, "others", "elsewhere", UNIQ_KEY="K1", fields=RESEND)
+        sent(peer, "orders", "later", UNIQ_KEY="K1", fields=RESEND | {"g": 1_700_000_000_001})
+        sent(peer, "orders", "tried", UNIQ_KEY="K1", fields=RESEND | {"j": 1})
+        assert read_bodies(peer, "orders") == ["first", "later", "tried"]
+        assert read_bodies(peer, "others") == ["elsewhere"]
+
+
+def test_a_resend_waits_for_its_first_send_that_is_not_durable_yet(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    with serving(tmp_path, disk=gate.disk) as served, connected(served) as first, connected(served) as second:
+        make_topic(first, "orders")
+        gate.hold()
+        try:
+            original = send_command(first, "orders", "x", UNIQ_KEY="K1")
+            first.write(original)
+            gate.wait_for_flush()
+            resend = send_command(second, "orders", "x", UNIQ_KEY="K1", fields=RESEND)
+            batch = Inner(0, b"y", properties_text({"UNIQ_KEY": "K2"}).encode())
+            whole = send_command(second, "orders", encode_batch([batch]), fields={"m": True})
+            again = send_command(second, "orders", encode_batch([batch]), fields={"m": True, **RESEND})
+            second.write(resend, whole, again)
+            second.expect_no_more()
+        finally:
+            gate.open()
+        assert wire_fields(second.answer_to(resend.opaque)) == wire_fields(first.answer_to(original.opaque))
+        assert wire_fields(second.answer_to(again.opaque)) == wire_fields(second.answer_to(whole.opaque))
+        assert read_bodies(first, "orders") == ["x", "y"]
+
+
+def test_a_first_send_that_comes_after_its_resend_is_stored_once(tmp_path: Path) -> None:
+    """The broker may read an old connection after the one on which its client has sent again."""
+    with serving(tmp_path) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        resend, again, late = (
+            send_command(peer, "orders", "x", UNIQ_KEY="K1", fields=fields) for fields in (RESEND, RESEND, {})
+        )
+        peer.write(resend, again, late)
+        answers = [wire_fields(peer.answer_to(command.opaque)) for command in (resend, again, late)]
+        assert answers[0] == answers[1] == answers[2]
+        assert read_bodies(peer, "orders") == ["x"]
+
+
+@pytest.mark.parametrize("delay_ms", [None, 60_000])
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_batch_that_is_sent_again_is_stored_once_and_has_all_receipts(
+    tmp_path: Path, delay_ms: int | None, killed: bool
+) -> None:
+    delay = {} if delay_ms is None else {"TIMER_DELAY_MS": delay_ms}
+    messages = [(f"body {n}", {"UNIQ_KEY": f"K{n}", **delay}) for n in range(120)]
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        first = wire_fields(send_batch(peer, "orders", messages))
+        if not killed:
+            assert wire_fields(send_batch(peer, "orders", messages, **RESEND)) == first
+            assert served.call(lambda: served.broker.accepted_count) == 120
+            return
+        served.kill()
+    with serving(tmp_path, ManualClock(T0 + 1)) as served, connected(served) as peer:
+        again = wire_fields(send_batch(peer, "orders", messages, **RESEND))
+        assert again.get("recallHandles") == first.get("recallHandles")
+        assert len(again["msgId"].split(",")) == 120
+        assert served.call(lambda: served.broker.accepted_count) == 0
+
+
+def test_a_resend_to_a_retry_topic_past_its_attempts_is_one_dead_letter(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        make_topic(peer, "%RETRY%billing")
+        spent = {"j": 4, "l": 3}
+        sent(peer, "%RETRY%billing", "x", UNIQ_KEY="K1", fields=spent)
+        sent(peer, "%RETRY%billing", "x", UNIQ_KEY="K1", fields=spent | RESEND)
+        assert read_bodies(peer, "%DLQ%billing") == ["x"]
+
+
+def test_resends_that_wait_are_bounded(tmp_path: Path) -> None:
+    with serving(tmp_path, resends_bytes_max=100) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        commands = [send_command(peer, "orders", b"x" * 80, UNIQ_KEY=f"K{n}", fields=RESEND) for n in range(3)]
+        peer.write(*commands)
+        answers = [peer.answer_to(command.opaque) for command in commands]
+        assert [answer.code for answer in answers] == [0, codes.SYSTEM_BUSY, codes.SYSTEM_BUSY]
+        assert "resends_bytes_max" in (answers[1].remark or "")
+        sent(peer, "orders", b"x" * 80, UNIQ_KEY="K1", fields=RESEND)
+        assert len(read_all(peer, "orders")) == 2
+
+
+def test_a_resend_finds_what_was_sent_some_time_ago_and_no_more(tmp_path: Path) -> None:
+    """By time, and then by segments of the log: what is older costs nothing."""
+    small: dict[str, Any] = {"segment_bytes": 1 << 16, "batch_bytes_max": 1 << 14}
+    with serving(tmp_path, ManualClock(T0), **small) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        sent(peer, "orders", "x", UNIQ_KEY="K1")
+        for _ in range(30):
+            sent(peer, "orders", b"x" * 8_000)  # fills segments
+        served.pass_ms(14 * MINUTE_MS)
+        sent(peer, "orders", "x", UNIQ_KEY="K1", fields=RESEND)
+        assert served.call(lambda: served.broker.accepted_count) == 31
+        served.pass_ms(2 * MINUTE_MS)
+        sent(peer, "orders", "x", UNIQ_KEY="K1", fields=RESEND)
+        assert served.call(lambda: served.broker.accepted_count) == 32
