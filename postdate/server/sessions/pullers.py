@@ -6,8 +6,11 @@ member asks for its offset, or pulls it, until
 
     it leaves its group, or its connection ends
     another member pulls the queue
-    it has not asked for 30 s, and has committed all that it was given
+    it has not asked for 30 s, and has committed what it was given, but for a few
     it has not asked for 120 s
+
+A client asks all the time, unless it has more in hand than it likes. One that lost a queue to another member just stops
+asking, and drops what its last pull brought: hence the few, which come to the next member.
 
 A member that comes back to a queue that was popped meanwhile learns where to go on. Nothing of this is on disk.
 """
@@ -21,7 +24,8 @@ from postdate.server.sessions.offsets import Offsets, Place
 
 Link = TypeVar("Link", bound=Hashable)  # a connection; in tests, any value
 
-IDLE_MS = 30_000  # of a member that has committed everything: longer than a pull is held by most clients
+IDLE_MS = 30_000  # of a member that has committed almost everything: longer than a pull is held by most clients
+UNCOMMITTED_MAX = 32  # of such a member: what one pull of an official client brings
 SILENT_MS = 120_000  # of any member: as long as a client may be silent
 _NOTHING: AbstractSet[int] = frozenset()
 
@@ -92,8 +96,8 @@ class Pullers(Generic[Link]):
 
     def _is_over(self, group: str, place: Place, puller: _Puller[Link], now_ns: int) -> bool:
         silent_ms = (now_ns - puller.asked_at_ns) // 1_000_000
-        is_committed = (self._offsets.get(group, *place) or 0) >= puller.given_offset
-        return silent_ms >= (IDLE_MS if is_committed else SILENT_MS)
+        uncommitted = puller.given_offset - (self._offsets.get(group, *place) or 0)
+        return silent_ms >= (IDLE_MS if uncommitted <= UNCOMMITTED_MAX else SILENT_MS)
 
     def _free(self, group: str, places: list[Place]) -> bool:
         for place in places:

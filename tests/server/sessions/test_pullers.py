@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from postdate.clock import ManualClock
-from postdate.server.sessions.pullers import IDLE_MS, SILENT_MS
+from postdate.server.sessions.pullers import IDLE_MS, SILENT_MS, UNCOMMITTED_MAX
 from postdate.wire import codes
 from postdate.wire.frame import Command
 from postdate.wire.records import decode_records
@@ -194,16 +194,33 @@ def test_a_queue_is_free_when_its_puller_has_committed_all_and_stopped_asking(tm
         assert pop(popper) == ["m1"]
 
 
-def test_a_puller_that_has_not_committed_all_has_more_time(tmp_path: Path) -> None:
+def test_a_puller_that_lost_its_queue_keeps_the_last_pull_from_others_for_as_long(tmp_path: Path) -> None:
+    """Official clients drop what a pull brings them for a queue that went to another member, and commit nothing."""
     with serving(tmp_path, ManualClock(T0)) as served, connected(served) as puller, connected(served) as popper:
-        sent(popper, "orders", "m0")
+        bodies = [f"m{number}" for number in range(UNCOMMITTED_MAX)]
+        for body in bodies:
+            sent(popper, "orders", body)
         join_puller(puller)
-        assert pull(puller, "orders", offset(puller)).bodies == ["m0"]
+        assert pull(puller, "orders", offset(puller)).bodies == bodies
+        pass_and_expire(served, IDLE_MS - 1)
+        assert pop(popper) == []
+        pass_and_expire(served, 1)
+        assert pop(popper) == bodies
+
+
+def test_a_puller_that_has_much_in_hand_has_more_time(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as puller, connected(served) as popper:
+        bodies = [f"m{number}" for number in range(UNCOMMITTED_MAX + 1)]
+        for body in bodies:
+            sent(popper, "orders", body)
+        join_puller(puller)
+        assert pull(puller, "orders", offset(puller)).bodies == bodies[:UNCOMMITTED_MAX]
+        assert pull(puller, "orders", UNCOMMITTED_MAX).bodies == bodies[UNCOMMITTED_MAX:]
         pass_and_expire(served, SILENT_MS - 1)
         join_puller(puller)
         assert pop(popper) == []
         pass_and_expire(served, 1)
-        assert pop(popper) == ["m0"], "it was given to nobody who said that it is done"
+        assert pop(popper) == bodies[:UNCOMMITTED_MAX], "they were given to nobody who said that they are done"
 
 
 def test_a_held_pull_asks_all_the_time(tmp_path: Path) -> None:
