@@ -1,8 +1,14 @@
-"""The source of batches: how far ahead one promotes."""
+"""The source of batches: when one runs, and how far ahead it promotes."""
 
 import pytest
 
-from postdate.contract import horizon_of
+from postdate.contract import State, horizon_of
+from postdate.spark.pipeline.source import PlanReader
+
+BETWEEN_MINUTES = State(
+    now_ms=60_000, lead_ms=60_000, delay_ms_max=1, epoch=1, taken=5, horizon=120_000, far_first=0, far_length=5,
+    arrival_of_taken=0, rows_in=0, rows_out=0, rescued=0, table="t", bulk="", commands=(), gone=(), wanted=5,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -10,3 +16,14 @@ from postdate.contract import horizon_of
 )
 def test_the_horizon_is_a_whole_minute_one_to_two_ahead(now_ms: int, horizon_ms: int) -> None:
     assert horizon_of(now_ms, 60_000) == horizon_ms
+
+
+def test_a_batch_that_did_not_take_what_somebody_waits_for_runs_again() -> None:
+    reader = PlanReader({"addr": "127.0.0.1:1", "rows": "9", "bytes": "9", "soon": "100", "pause": "0"})
+    plan = {"far": 5, "horizon": 120_000}
+    assert reader._next(plan, BETWEEN_MINUTES) == plan, "there is nothing to do"
+    left = BETWEEN_MINUTES._replace(taken=3)
+    again = reader._next(plan, left)
+    assert again == plan | {"again": 1}
+    assert reader._next(again, left) == plan | {"again": 2}
+    assert reader._next(again, BETWEEN_MINUTES._replace(wanted=6, far_length=6)) == plan | {"far": 6}

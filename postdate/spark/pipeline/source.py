@@ -68,14 +68,19 @@ class PlanReader(DataSourceStreamReader):
             time.sleep(self._pause_s)
 
     def _next(self, start: Offset, state: State) -> Offset:
+        """Plans the next batch, or none. Where somebody waits for far rows that the last batch planned and did not
+        take, the next one differs from it by `again`: after a clock has stepped back, no minute turns for hours.
+        """
         horizon = max(horizon_of(state.now_ms, state.lead_ms), start["horizon"])
         waiting = state.far_length - max(start["far"], state.taken)
-        has_job = (state.wanted or 0) > start["far"]  # somebody waits for it
+        has_job = (state.wanted or 0) > state.taken
         if horizon == start["horizon"] and not has_job and waiting < (1 if self._is_behind else self._soon):
             return start
         stop = state.far_length if state.stop is None else state.stop
         self._is_behind = stop < state.far_length
-        return {"far": max(stop, start["far"]), "horizon": horizon}
+        planned = {"far": max(stop, start["far"]), "horizon": horizon}
+        is_again = planned == {name: start[name] for name in planned}
+        return planned | ({"again": start.get("again", 0) + 1} if is_again else {})
 
     def _state(self, far: int) -> State | None:
         """The state of the broker, with the end of a batch from a far row on; None where the broker is away."""
