@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+import sys
 from pathlib import Path
 
 from program import HERE, PLAIN, SHORT, Language, Program, compile_programs, fetch
@@ -18,8 +19,11 @@ BINARY = "-Drocketmq.serialize.type=ROCKETMQ"
 
 FAR = SHORT | {"fresh_queue_bytes": "0"}  # without fresh queues a group begins where it says
 
+POPPER = (sys.executable, str(FOLDER / "popper.py"))
+
 # Long ones first.
 PROGRAMS = (
+    Program("one group with our own client", "Mixed", PLAIN, POPPER),
     Program("retries and dead letters", "Retries", FAR),
     Program("killed and restarted", "Restart", PLAIN),
     Program("popping", "Pops", PLAIN | {"retry_times_max": "1"}),
