@@ -10,7 +10,7 @@ public class QuickStart {
         String address = arguments.length > 0 ? arguments[0] : "127.0.0.1:9876";
         CountDownLatch received = new CountDownLatch(1);
 
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("billing");
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("invoicing");
         consumer.setNamesrvAddr(address);
         consumer.subscribe("invoices", "*");
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
