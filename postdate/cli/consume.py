@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import signal
 import sys
 from datetime import timedelta
 from typing import Any
@@ -13,6 +12,7 @@ from postdate.cli.render import body_fields, moment, span
 from postdate.cli.values import positive
 from postdate.cli.values import span as span_ms
 from postdate.client import AsyncReceivedMessage, connect_async
+from postdate.client.signals import stop_on_signals
 from postdate.errors import ProtocolError
 from postdate.message import DELAY_PROPERTIES
 from postdate.spans import instant_ms
@@ -51,24 +51,24 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 async def _receive(arguments: argparse.Namespace) -> int:
     """Prints until there are enough, or none has come for too long."""
-    printed = 0
+    loop, printed = asyncio.get_running_loop(), 0
     idle = None if arguments.timeout is None else timedelta(milliseconds=max(arguments.timeout, 1))
     async with connect_async(arguments.addr) as client:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, client.stop_taking)
         messages = client.consume(arguments.topic, arguments.group, tag=arguments.tag, from_=arguments.start, idle=idle)
         if sys.stderr.isatty():
             print(f"messages of {arguments.topic} as group {arguments.group}; Ctrl-C ends", file=sys.stderr)
-        async for message in messages:
-            body = _body(message)
-            if arguments.json:
-                print_json(_as_json(message, body))
-            else:
-                print(_line(message, body))
-            sys.stdout.flush()  # it is acknowledged next, so it must be out
-            printed += 1
-            if printed == arguments.count:
-                await message.acknowledge()  # no next one is asked for
-                break
+        with stop_on_signals(lambda: loop.call_soon_threadsafe(client.stop_taking)):
+            async for message in messages:
+                body = _body(message)
+                if arguments.json:
+                    print_json(_as_json(message, body))
+                else:
+                    print(_line(message, body))
+                sys.stdout.flush()  # it is acknowledged next, so it must be out
+                printed += 1
+                if printed == arguments.count:
+                    await message.acknowledge()  # no next one is asked for
+                    break
     return OK if printed >= (arguments.count or 1) else NEGATIVE
 
 

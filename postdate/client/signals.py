@@ -17,7 +17,7 @@ _DEFAULTS: dict[signal.Signals, Callable[[int, FrameType | None], Any] | signal.
 }
 
 # What a signal ends. Called in the middle of anything that the main thread does, so it must take no lock.
-Stop = Callable[[], None]
+Stop = Callable[[], object]
 
 _stops: dict[object, Stop] = {}
 _taken: list[signal.Signals] = []  # the signals whose handler is ours at the moment

@@ -19,6 +19,7 @@ class Lines:
     def __init__(self, per_second_max: int) -> None:
         self._per_second_max = per_second_max
         self._count = 0  # since the last sweep
+        self._level_left_out = 0  # the highest of those that were too many
         self._sweeps = 0
         self._repeated: dict[Hashable, tuple[int, str]] = {}  # by thing: how often since its last line, and the line
 
@@ -27,6 +28,8 @@ class Lines:
         self._count += 1
         if self._count <= self._per_second_max:
             logger.log(level, text, *details)
+        else:
+            self._level_left_out = max(self._level_left_out, level)
 
     def write_seldom(self, thing: Hashable, line: str) -> None:
         """Logs a warning about a thing that may repeat: at once, then with a count each minute until it ends."""
@@ -42,8 +45,9 @@ class Lines:
         """Says what was left out. Called once a second."""
         left_out = self._count - self._per_second_max
         if left_out > 0:
-            logger.warning("complaints_max: %d more lines like these within a second are left out", left_out)
-        self._count = 0
+            sentence = "complaints_max: %d more lines like these within a second are left out"
+            logger.log(self._level_left_out, sentence, left_out)
+        self._count = self._level_left_out = 0
         self._sweeps += 1
         if self._sweeps % _SELDOM_SWEEPS == 0:
             repeated, self._repeated = self._repeated, {}

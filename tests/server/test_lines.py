@@ -123,6 +123,7 @@ def test_lines_beyond_the_bound_of_a_second_are_counted(caplog: pytest.LogCaptur
         "complaints_max: 3 more lines like these within a second are left out",
         "a second later",
     ]
+    assert {record.levelname for record in caplog.records} == {"INFO"}, "nothing that was left out is worse"
 
 
 def test_what_repeats_all_day_is_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
