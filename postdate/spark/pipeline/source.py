@@ -19,6 +19,7 @@ from postdate.spark.executor.broker_client import AWAY, BrokerClient
 
 NAME = "postdate-plan"
 _WAIT_S = 1.0  # for something to do, before Spark hears that there is nothing
+AGAIN_S = 60.0  # before a batch that has left something runs again: most troubles of a table pass by themselves
 
 Offset = dict[str, int]
 
@@ -49,6 +50,7 @@ class PlanReader(DataSourceStreamReader):
         self._pause_s = float(options["pause"])
         # The last batch could not take everything; perhaps it died when it had moved the horizon, before this start.
         self._is_behind = True
+        self._planned_at = -AGAIN_S  # by the clock of elapsed time: when the last batch was planned
 
     def initialOffset(self) -> Offset:  # noqa: N802
         """Where the broker is: a new checkpoint knows nothing else."""
@@ -79,8 +81,12 @@ class PlanReader(DataSourceStreamReader):
         stop = state.far_length if state.stop is None else state.stop
         self._is_behind = stop < state.far_length
         planned = {"far": max(stop, start["far"]), "horizon": horizon}
-        is_again = planned == {name: start[name] for name in planned}
-        return planned | ({"again": start.get("again", 0) + 1} if is_again else {})
+        if planned == {name: start[name] for name in planned}:
+            if time.monotonic() - self._planned_at < AGAIN_S:
+                return start
+            planned["again"] = start.get("again", 0) + 1
+        self._planned_at = time.monotonic()
+        return planned
 
     def _state(self, far: int) -> State | None:
         """The state of the broker, with the end of a batch from a far row on; None where the broker is away."""
