@@ -39,7 +39,7 @@ STORY = (
     Op("register"), Op("read", (4,)), Op("snapshot", (1,)), Op("stage", (20_000,)),
     # A job cancels what waits of a key: selected, decided, followed.
     FAR, FLUSH, Op("job", (0, 3, 0)), FLUSH, *[Op("work", (100,)), FLUSH] * 3, Op("stage", (0,)), Op("select", (4,)),
-    *[Op("work", (100,)), FLUSH] * 3, Op("stage", (20_000,)),
+    Op("work", (100,)), FLUSH, Op("stage", (20_000,)),
     # Enough for several segments, then time passes, and the pipeline is away.
     *[NOW, NEAR, FLUSH] * 4, FAR, Op("commit", (0, 3)), Op("pass", (10_000,)), Op("snapshot", (2,)),
     Op("send", (3, 8_000, 2, 3, 3)), FLUSH, Op("kill"), Op("pass", (40_000,)),
