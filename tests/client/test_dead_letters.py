@@ -12,6 +12,7 @@ import pytest
 import postdate
 from postdate import Client, DeadLetter
 from postdate.broker.dead_letters import DONE_GROUP
+from postdate.client import admin
 from postdate.clock import ManualClock
 from postdate.message import PROPERTY_ORIGIN, PROPERTY_REASON
 from postdate.wire import codes
@@ -235,6 +236,17 @@ def test_the_asyncio_client_does_the_same(peer: Peer, served: Served) -> None:
 
     asyncio.run(manage())
     assert read_bodies(peer, "orders") == ["letter 0"]
+
+
+def test_the_group_that_knows_what_is_done_is_not_listed_and_not_deleted(
+    served: Served, peer: Peer, client: Client
+) -> None:
+    bury(peer, 1)
+    client.delete_dead_letters(client.dead_letters(GROUP))
+    assert DONE_GROUP not in admin.group_names(served.address)
+    with pytest.raises(postdate.NoPermission, match="is the broker's own"):
+        admin.delete_group(served.address, DONE_GROUP)
+    assert client.dead_letters(GROUP) == []
 
 
 def test_nobody_pops_as_the_group_that_knows_what_is_done(peer: Peer) -> None:

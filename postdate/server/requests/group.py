@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from postdate.broker.broker import Broker
+from postdate.broker.dead_letters import DONE_GROUP
 from postdate.broker.writing import Ticket
 from postdate.clock import Clock
 from postdate.errors import DiskFull, FlowControl, GroupNotFound, LogFailed, NoPermission, ProtocolError, UsageError
@@ -344,6 +345,8 @@ class Groups:
         name = asked["groupName"]
         if not self._broker.view.has_group(name):
             raise GroupNotFound(f"group {name!r} does not exist")
+        if name == DONE_GROUP:
+            raise NoPermission(f"group {name!r} is the broker's own: it knows which dead letters are done")
         for topic in (RETRY_TOPIC_PREFIX + name, DLQ_TOPIC_PREFIX + name):
             if self._broker.view.has_topic(topic):
                 self._topics.remove(topic)
@@ -357,5 +360,6 @@ class Groups:
         table = {
             name: {"groupName": name, **defaults, **settings}
             for name, settings in self._broker.view.all_group_settings().items()
+            if name != DONE_GROUP
         }
         return reply(command, codes.SUCCESS, body=orjson.dumps({"subscriptionGroupTable": table}))
