@@ -5,7 +5,8 @@
 - A handle is valid exactly until the message is acknowledged or given again.
 - A message that was given as often as allowed becomes a dead letter, exactly once; no other message does. One that was
   given back before anybody began with it does not count as given.
-- No message is given by a pop and by a pull; a pulled message that failed is given again by a pop.
+- No message is given by a pop and by a pull; a pulled message that failed is given again by a pop, and once more from
+  its queue if a crash came before the commit of its pull, even if it was acknowledged by then.
 
 A consumer that pulls takes a queue, as the server lets it: after the pops in flight, at the group's offset; pops take
 nothing new of it until the consumer leaves it. It commits what it was given, and what failed is retried.
@@ -72,6 +73,7 @@ class Poppers:
         self._changing: tuple[Place, int] | None = None  # while the call runs: the place, and the end of its lease
         self._pulled: dict[tuple[str, int], int] = {}  # by topic and queue id: where the one who pulls goes on
         self._done: dict[Place, bool] = {}  # messages that were pulled: whether their commit is durable
+        self._uncommitted: set[Place] = set()  # messages that were pulled, and may be read from their queue once more
 
     # -- asking -------------------------------------------------------------------------------------------------
 
@@ -191,6 +193,9 @@ class Poppers:
             self._leases[place] = Lease(ask.topic, given.queue_id, popped.popped_at_ms, until_ms, given.times)
 
     def _check_again(self, place: Place, before: Lease, times: int) -> None:
+        if before.is_acked and place in self._uncommitted:
+            self._uncommitted.discard(place)
+            return
         if before.is_acked:
             raise Broken(f"{place} was acknowledged and is given again")
         clock_max = self._site.model.clock_max
@@ -247,6 +252,7 @@ class Poppers:
             self._check_unpopped(each)
         fresh = [each for each in places if each not in self._done]  # others were pulled, and retried, before a crash
         self._done.update(dict.fromkeys(places, False))
+        self._uncommitted.update(places)
         try:
             self._retry(topic, queue_id, found, failing, delay_ms)
             broker.commit_offsets(GROUP, [(topic, queue_id, pulled.next_offset)], self._site.now_ms())
@@ -256,6 +262,7 @@ class Poppers:
             self._watch.flush()
             return
         self._watch.flush()
+        self._uncommitted.difference_update(places)
         self._done.update((each, True) for each in fresh if each in self._done)
 
     def _check_unpopped(self, place: Place) -> None:
