@@ -216,10 +216,11 @@ class Poppers:
 
     def _take_return(self, place: Place, handle: LeaseHandle, is_good: bool, at_ms: int) -> None:
         given = self._judge_handle(place, handle, is_good)
-        if given is not None:
+        if given is not None and is_good:
             given.may_be_returned = False
-            if is_good:
-                given.popped_at_ms, given.until_ms, given.times = _NO_HANDLE_MS, at_ms, given.times - 1
+            given.popped_at_ms, given.until_ms, given.times = _NO_HANDLE_MS, at_ms, given.times - 1
+        elif given is not None and not given.is_in_doubt:  # else one before a crash may have counted
+            given.may_be_returned = False
 
     def _judge_handle(self, place: Place, handle: LeaseHandle, is_good: bool) -> Lease | None:
         """Checks whether the broker was right about a handle; returns its lease, or None if that is forgotten."""
