@@ -37,9 +37,10 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -304,7 +305,9 @@ def run_streams_page(folder: Path) -> None:
             for number, body in enumerate(("one", "two", "three"), 1):
                 sender.send("orders", body, key=f"order-{number}")
         wait_until(lambda: bool(bulk.broker.state().bulk))
-        run_page(STREAMS, changed=("127.0.0.1:9876", served.address))
+        # Spark takes a relative path from where its Java was started, which may be another test's folder.
+        own = {"127.0.0.1:9876": served.address, '"checkpoint"': f'"{folder / "checkpoint"}"'}
+        run_page(STREAMS, changed=own)
 
 
 def run_pipeline_page(folder: Path) -> None:
@@ -318,7 +321,7 @@ def run_pipeline_page(folder: Path) -> None:
 
 def run_import_page(folder: Path, spark: Any) -> None:
     with carried(folder / "postdate-data") as world:
-        run_page(IMPORT, changed=("127.0.0.1:9876", world.address))
+        run_page(IMPORT, changed={"127.0.0.1:9876": world.address})
     spark.conf.unset("spark.sql.session.timeZone")
 
 
@@ -347,10 +350,13 @@ def carried(folder: Path, spark: Any = None) -> Iterator[World]:
         world.close()
 
 
-def run_page(page: Path, served: Served | None = None, changed: tuple[str, str] = ("", "")) -> None:
+def run_page(page: Path, served: Served | None = None, changed: Mapping[str, str] = MappingProxyType({})) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
-    console = Console(served)
-    for block in blocks_of(page.read_text().replace(*changed) if changed[0] else page.read_text()):
+    console, text = Console(served), page.read_text()
+    for before, after in changed.items():
+        assert before in text, f"{before} is not on the page"
+        text = text.replace(before, after)
+    for block in blocks_of(text):
         place = f"{name_of(page)}:{block.line}"
         if block.kind == "python":
             run_python(block, place, names)
