@@ -36,6 +36,7 @@ PROPERTY_RETRY_TOPIC = "RETRY_TOPIC"  # the topic it was sent to at first
 PROPERTY_ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 # Ours, of a message that a group's members could not handle.
 PROPERTY_REASON = "POSTDATE_REASON"  # why it failed last
+REASON_CHARACTERS_MAX = 1_000  # of that: the broker keeps it in RAM and in every snapshot
 PROPERTY_ORIGIN = "POSTDATE_ORIGIN"  # where it came from: topic/queue id/queue offset
 
 # Properties that our broker puts behind those of a message that an operator has looked up.

@@ -31,14 +31,13 @@ from postdate.broker.view import View
 from postdate.broker.writing import Ticket, Writer
 from postdate.config import Settings
 from postdate.errors import NoPermission, PopsFull, PostdateError, UsageError
-from postdate.message import Host, Message, check_group
+from postdate.message import REASON_CHARACTERS_MAX, Host, Message, check_group
 from postdate.state.fold import Fold
 from postdate.state.leases import NOT_GIVEN, OVER, Key
 from postdate.storage import record as records
 from postdate.storage.batch import ACK, INVISIBLE, POP, Prepared
 from postdate.storage.queue import FILTER_ROWS, Queue, tagged
 
-REASON_CHARACTERS_MAX = 1_000  # of why a consumer failed: it is kept in RAM and in every snapshot
 _PASSED_MAX = 10_000  # places that `_move` remembers: forgetting them costs another look
 
 

@@ -15,14 +15,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
 from postdate.client.backlog import Delivery, HandOut, PulledDelivery, Turn
 from postdate.client.errors import PASSING, Pause
-from postdate.client.leases import REASON_CHARACTERS_MAX, TICK_SECONDS, LeasedDelivery, Leases, Popped, Source
+from postdate.client.leases import TICK_SECONDS, LeasedDelivery, Leases, Popped, Source
 from postdate.client.membership import Membership
 from postdate.client.options import Wanted
 from postdate.client.producer import Producer
 from postdate.client.returns import Returns
 from postdate.client.routes import Routes, addresses_of, readable_queues
 from postdate.errors import PostdateError, TopicNotFound, UsageError
-from postdate.message import DLQ_TOPIC_PREFIX, PROPERTY_RETRY_TOPIC, PROPERTY_TAGS
+from postdate.message import DLQ_TOPIC_PREFIX, PROPERTY_RETRY_TOPIC, PROPERTY_TAGS, REASON_CHARACTERS_MAX
 from postdate.spans import Delay, delay_ms
 
 log = logging.getLogger("postdate.client")

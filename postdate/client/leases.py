@@ -23,6 +23,7 @@ from postdate.client.membership import Membership
 from postdate.client.options import Wanted
 from postdate.clock import SystemClock
 from postdate.errors import PostdateError, ProtocolError
+from postdate.message import REASON_CHARACTERS_MAX
 from postdate.wire import codes
 from postdate.wire.bodies import Ack, encode_batch_ack
 from postdate.wire.records import Pieces, split_records
@@ -35,7 +36,6 @@ RENEW_SECONDS = 10.0  # a lease that is older than this is renewed
 HOLD_SECONDS = 15.0  # how long a broker may hold a pop that finds nothing
 TICK_SECONDS = 5.0  # how often we look for such
 ACKS_MAX = 1_000  # of one request
-REASON_CHARACTERS_MAX = 1_000
 
 
 class Outcome(NamedTuple):
@@ -178,9 +178,8 @@ class Leases:
                 expect_success(await self._membership.ask(address, Request.BATCH_ACK_MESSAGE, {}, body))
             except PASSING:
                 raise
-            except (
-                PostdateError
-            ) as error:  # one that the broker refuses, of a topic that is gone, must not hold the rest
+            except PostdateError as error:
+                # One that the broker refuses, of a topic that is gone, must not hold the rest.
                 log.debug("a batch of %d acknowledgements is refused: %s", len(deliveries), error)
                 await self._acknowledge_one_by_one(deliveries)
             self._open.difference_update(deliveries)

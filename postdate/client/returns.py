@@ -6,7 +6,7 @@ from typing import Any
 
 from postdate.client.backlog import Delivery, PulledDelivery
 from postdate.client.errors import TimedOut, Unreachable, expect_success
-from postdate.client.leases import REASON_CHARACTERS_MAX, LeasedDelivery, Leases, Outcome, outcome_of
+from postdate.client.leases import LeasedDelivery, Leases, Outcome, outcome_of
 from postdate.client.membership import Membership
 from postdate.client.options import Wanted
 from postdate.client.producer import Producer
@@ -20,6 +20,7 @@ from postdate.message import (
     PROPERTY_RETRY_TOPIC,
     PROPERTY_TIMER_DEL_UNIQKEY,
     PROPERTY_TIMER_DELAY_MS,
+    REASON_CHARACTERS_MAX,
 )
 from postdate.wire import codes
 from postdate.wire.requests import Request
