@@ -22,7 +22,10 @@ from benchmarks import bench as common
 from benchmarks import load, server
 from benchmarks.process import Running, cpu_s, end, memory_mb
 from benchmarks.report import Figure
+from postdate.access.permits import make_permit
+from postdate.access.token import TOKEN_FILE, TOKEN_USER, read_token
 from postdate.broker.broker import Broker
+from postdate.clock import SystemClock
 from postdate.config import Settings
 from postdate.message import Message
 from postdate.spark.executor.broker_client import BrokerClient
@@ -64,9 +67,14 @@ class Bulk:
         )  # fmt: skip
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().split()[-1]
+        token = read_token(folder / "data" / TOKEN_FILE)
+        own = make_permit(token, TOKEN_USER, SystemClock().now_ms())
+        self.place, permit = f"{self.address} {own}", f"Bearer {own}"  # as tasks take it, and as Flight does
+        self.options = flight.FlightCallOptions(headers=[(b"authorization", permit.encode())])
+        self.permit = permit
         self._client = flight.connect(f"grpc://{self.address}")
         self.broker_address = beside.broker_address
-        self._broker = BrokerClient(beside.broker_address)
+        self._broker = BrokerClient(beside.broker_address, token=token)
 
     @property
     def pid(self) -> int:
@@ -80,7 +88,7 @@ class Bulk:
 
     def read(self) -> Iterator[pa.RecordBatch]:
         ticket = json.dumps({"queue": "far", "start": 0, "stop": 1 << 40}).encode()
-        for piece in self._client.do_get(flight.Ticket(ticket)):
+        for piece in self._client.do_get(flight.Ticket(ticket), self.options):
             yield piece.data
 
     def register(self) -> int:
@@ -89,7 +97,7 @@ class Bulk:
     def put(self, name: str, rows: pa.Table) -> None:
         record_bytes = int(pc.sum(pc.binary_length(rows["record"])).as_py())
         command = json.dumps({"name": name, "rows": rows.num_rows, "bytes": record_bytes}).encode()
-        writer, answers = self._client.do_put(flight.FlightDescriptor.for_command(command), rows.schema)
+        writer, answers = self._client.do_put(flight.FlightDescriptor.for_command(command), rows.schema, self.options)
         with writer:
             writer.write_table(rows, max_chunksize=16_384)
             writer.done_writing()
@@ -177,11 +185,12 @@ def _reading(bulk: Bulk) -> Iterator[None]:
     """A reader in a process of its own, as nice as bulk is."""
     script = (
         "import json, os, sys, pyarrow.flight as flight; os.nice(5); client = flight.connect('grpc://' + sys.argv[1])\n"
+        "headers = [(b'authorization', sys.argv[2].encode())]\n"
         "while True:\n"
         "    ticket = flight.Ticket(json.dumps({'queue': 'far', 'start': 0, 'stop': 1 << 40}))\n"
-        "    for piece in client.do_get(ticket): pass\n"
+        "    for piece in client.do_get(ticket, flight.FlightCallOptions(headers=headers)): pass\n"
     )
-    reader = subprocess.Popen([sys.executable, "-c", script, bulk.address])
+    reader = subprocess.Popen([sys.executable, "-c", script, bulk.address, bulk.permit])
     try:
         yield
     finally:

@@ -297,7 +297,7 @@ def table(guard: Guard) -> list[Cost]:
     """
     keep_freed_memory()  # as an executor's worker does
     with guard.on_server_core(), guard.folder() as folder, bulks.filled(guard, TASK_COUNT) as (running, bulk):
-        common: dict[str, Any] = {"bulk": bulk.address, "table": str(folder), "epoch": bulk.register()}
+        common: dict[str, Any] = {"bulk": bulk.place, "table": str(folder), "epoch": bulk.register()}
         rows = {"start": 0, "stop": TASK_COUNT, "edge": 0}
 
         def cost_s(work: Callable[[dict[str, Any]], dict[str, Any]], task: dict[str, Any]) -> float:
@@ -314,7 +314,11 @@ def table(guard: Guard) -> list[Cost]:
             return cost_s(tasks.promote, window)
 
         ingest_rounds = guard.rounds(ingest)
-        window = {"window": list(Window(-1, NEVER)), "untaken": [], "files": [file.name for file in folder.iterdir()]}
+        window = {
+            "window": list(Window(-1, NEVER)),
+            "untaken": [],
+            "files": [file.name for file in folder.glob("*.parquet")],
+        }
         promote_rounds = guard.rounds(promote)
     return [Cost("ingest", "us", ingest_rounds), Cost("promote", "us", promote_rounds)]
 

@@ -9,6 +9,8 @@ import asyncio
 import os
 import select
 import socket
+import ssl
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +25,14 @@ import postdate
 from benchmarks import bench as common
 from benchmarks.process import Running
 from benchmarks.report import Figure
+from postdate.access.rules import User
+from postdate.access.users import Users, with_user
+from postdate.client.security import signed_fields
+from postdate.tls import CERTIFICATE_FILE, KEY_FILE, client_context
 from postdate.wire import codes
 from postdate.wire.frame import Command, Frames, decode, encode
 from postdate.wire.requests import Request
+from postdate.wire.signature import Credentials
 
 TOPIC = "bench"
 QUEUE_COUNT = 8
@@ -38,7 +45,9 @@ SOCKET_BYTES = 1 << 20
 LATE_COUNT, LATE_SPAN_MS, LATE_AFTER_MS = 10_000, 20_000, 5_000
 DUE_AT_ONCE_COUNT = 100_000
 SENDS_AT_ONCE = 256
+ONCE_PIECES = 8
 HOUR_MS = 3_600_000
+USER = Credentials("bench", "the-secret-of-bench")
 
 
 def now_ms() -> int:
@@ -64,14 +73,50 @@ class Bench(common.Bench):
             finally:
                 running.stop()
 
+    @contextmanager
+    def secured_server(
+        self, *, is_tls: bool, user: Credentials | None = None
+    ) -> Iterator[tuple[Running, ssl.SSLContext | None]]:
+        """The same with TLS, and the context of a client that trusts it; or without, and None. With a super user, if
+        one is given.
+        """
+        with self.folder() as folder:
+            data = folder / "data"
+            data.mkdir()
+            if user is not None:
+                Users(data).change(with_user(User(user.access_key, user.secret_key, is_super=True)))
+            if is_tls:
+                make_certificate(data)
+            running = Running(folder, ("--tls", "enforcing") if is_tls else (), {self.server_core})
+            try:
+                yield running, client_context(ca_file=str(certificate_of(data))) if is_tls else None
+            finally:
+                running.stop()
+
+
+def certificate_of(data: Path) -> Path:
+    return data / CERTIFICATE_FILE
+
+
+def make_certificate(data: Path) -> None:
+    """One that signs itself, where the broker looks for it."""
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+         "-subj", "/CN=bench", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(data / KEY_FILE),
+         "-out", str(certificate_of(data))],
+        check=True, capture_output=True,
+    )  # fmt: skip
+
 
 class Peer:
     """A raw connection to the broker that keeps many requests in flight."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: ssl.SSLContext | None = None) -> None:
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            self._socket = tls.wrap_socket(self._socket, server_hostname=host)
         self._frames = Frames(256 << 20)
 
     def __enter__(self) -> "Peer":
@@ -97,36 +142,56 @@ class Peer:
             wants = bool(rest) or (sent < len(requests) and sent - len(answers) <= window - chunk)
             readable, writable, _ = select.select([self._socket], [self._socket] if wants else [], [])
             if readable:
-                answers += self._frames.feed(self._socket.recv(SOCKET_BYTES))
+                answers += self._frames.feed(self._receive())
             if writable:
                 if not rest:
                     rest = b"".join(requests[sent : sent + chunk])
                     sent = min(sent + chunk, len(requests))
-                rest = rest[self._socket.send(rest) :]
+                rest = rest[self._send(rest) :]
         self._socket.setblocking(True)
         return answers
 
+    def _receive(self) -> bytes:
+        """What is there: with TLS all records of it, for which the socket would not become readable again."""
+        received = []
+        try:
+            received.append(self._socket.recv(SOCKET_BYTES))
+            while isinstance(self._socket, ssl.SSLSocket):
+                received.append(self._socket.recv(SOCKET_BYTES))
+        except (ssl.SSLWantReadError, BlockingIOError):
+            return b"".join(received)
+        return received[0]
 
-def make_topic(peer: Peer, topic: str = TOPIC) -> None:
-    fields = {"topic": topic, "readQueueNums": QUEUE_COUNT, "writeQueueNums": QUEUE_COUNT, "perm": 6}
-    answer = peer.ask(Request.UPDATE_AND_CREATE_TOPIC, fields)
+    def _send(self, data: bytes) -> int:
+        try:
+            return self._socket.send(data)
+        except (ssl.SSLWantWriteError, BlockingIOError):
+            return 0
+
+
+def make_topic(peer: Peer, topic: str = TOPIC, who: Credentials | None = None) -> None:
+    fields = {"topic": topic, "readQueueNums": str(QUEUE_COUNT), "writeQueueNums": str(QUEUE_COUNT), "perm": "6"}
+    answer = peer.ask(Request.UPDATE_AND_CREATE_TOPIC, signed_fields(fields, b"", who))
     assert answer.code == codes.SUCCESS, answer
 
 
-def send_frame(index: int, due_at_ms: int) -> bytes:
-    """A timed send as the Java client writes it."""
+def send_frame(index: int, due_at_ms: int, once: str = "", who: Credentials | None = None) -> bytes:
+    """A timed send as the Java client writes it, with an id or without, signed or not."""
     properties = f"UNIQ_KEY\x01{index:032X}\x02WAIT\x01true\x02TIMER_DELIVER_MS\x01{due_at_ms}\x02"
+    if once:
+        properties += f"POSTDATE_ONCE\x01{once}\x02"
     fields = {
         "a": "producers", "b": TOPIC, "c": "TBW102", "d": "4", "e": str(index % QUEUE_COUNT), "f": "0",
         "g": str(due_at_ms), "h": "0", "i": properties, "j": "0", "k": "false", "m": "false", "n": "postdate",
     }  # fmt: skip
+    fields = signed_fields(fields, BODY, who)
     return encode(Command(Request.SEND_MESSAGE_V2, fields, BODY, index, language="JAVA"))
 
 
-def sent(peer: Peer, dues: Sequence[int]) -> None:
+def sent(peer: Peer, dues: Sequence[int], who: Credentials | None = None) -> None:
     """Sends a message for each due time, in pieces, so that their frames do not fill the memory."""
     for start in range(0, len(dues), 100_000):
-        frames = [send_frame(start + index, due) for index, due in enumerate(dues[start : start + 100_000])]
+        frames = [send_frame(start + index, due, who=who) for index, due in enumerate(dues[start : start + 100_000])]
         answers = peer.pump(frames, WINDOW, CHUNK)
         assert decode(answers[-1]).code == codes.SUCCESS, decode(answers[-1])
 
@@ -156,6 +221,92 @@ def send(bench: Bench) -> list[Figure]:
         floor = f"{np.median(costs):.1f} us of CPU a message"
         figures.append(Figure(f"timed sends, raw, {name}", "msg/s", rates, goal, floor=floor))
     return figures
+
+
+def once(bench: Bench) -> list[Figure]:
+    """Near sends with an id and without one, in turn on one server; then those with an id once more, which are answered
+    as the first ones.
+    """
+    count = bench.scaled(25_000) // CHUNK * CHUNK
+    rounds = [(piece, kind) for piece in range(ONCE_PIECES) for kind in ("without", "with")]
+    rounds += [(piece, "again") for piece in range(ONCE_PIECES)]
+    ratios, again_ratios, costs = [], [], []
+    for _ in bench.repeats("once"):
+        seconds = dict.fromkeys(("without", "with", "again"), 0.0)
+        cpu_s = dict(seconds)
+        with bench.server() as server, Peer(server.broker_address) as peer:
+            make_topic(peer)
+            sent(peer, [now_ms() + HOUR_MS] * CHUNK)
+            for piece, kind in rounds:
+                numbers = range(piece * count, (piece + 1) * count)
+                due_from_ms = now_ms() + 50_000
+                frames = [
+                    send_frame(number, due_from_ms + number % 5_000, "" if kind == "without" else f"order-{number}")
+                    for number in numbers
+                ]
+                before_s, start = server.cpu_s, time.perf_counter()
+                answers = peer.pump(frames, WINDOW, CHUNK)
+                seconds[kind] += time.perf_counter() - start
+                cpu_s[kind] += server.cpu_s - before_s
+                assert decode(answers[-1]).code == codes.SUCCESS, decode(answers[-1])
+        ratios.append(seconds["without"] / seconds["with"])
+        again_ratios.append(seconds["without"] / seconds["again"])
+        costs.append([each / (count * ONCE_PIECES) * 1e6 for each in cpu_s.values()])
+    without_us, with_us, again_us = np.median(np.array(costs), axis=0)
+    floor = f"{with_us:.1f} us of CPU a message, {without_us:.1f} without"
+    return [
+        Figure("sends with an id, of the rate without", "x", ratios, 0.7, floor=floor),
+        Figure("  second sends of an id", "x", again_ratios, None, floor=f"{again_us:.1f} us of CPU a message"),
+    ]
+
+
+def secured(bench: Bench) -> list[Figure]:
+    """Near sends over one raw connection: plain, signed to a broker with a user, over TLS, and both, in turn. Of the
+    plain ones' rate.
+    """
+    count = bench.scaled(100_000)
+    kinds = {"plain": (False, False), "signed": (True, False), "over TLS": (False, True), "both": (True, True)}
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    costs: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for _ in bench.repeats("secured"):
+        for kind, (is_signed, is_tls) in kinds.items():
+            who = USER if is_signed else None
+            with (
+                bench.secured_server(is_tls=is_tls, user=who) as (server, tls),
+                Peer(server.broker_address, tls) as peer,
+            ):
+                make_topic(peer, who=who)
+                sent(peer, [now_ms() + HOUR_MS] * CHUNK, who)
+                due_from_ms = now_ms() + 50_000
+                frames = [send_frame(index, due_from_ms + index % 5_000, who=who) for index in range(count)]
+                before_s, start = server.cpu_s, time.perf_counter()
+                answers = peer.pump(frames, WINDOW, CHUNK)
+                rates[kind].append(count / (time.perf_counter() - start))
+                costs[kind].append((server.cpu_s - before_s) / count * 1e6)
+                assert decode(answers[-1]).code == codes.SUCCESS, decode(answers[-1])
+    goals = {"signed": 0.6, "over TLS": 0.5, "both": None}
+    floors = {kind: f"{np.median(each):.1f} us of CPU a message" for kind, each in costs.items()}
+    figures = [Figure("timed sends, raw, plain beside secured", "msg/s", rates["plain"], None, floor=floors["plain"])]
+    for kind, goal in goals.items():
+        ratios = [rate / plain for rate, plain in zip(rates[kind], rates["plain"], strict=True)]
+        figures.append(Figure(f"  {kind}, of the rate of plain ones", "x", ratios, goal, floor=floors[kind]))
+    return figures
+
+
+def secured_lateness(bench: Bench) -> list[Figure]:
+    """How late messages are in hand with TLS and without, in turn."""
+    found: dict[bool, list[float]] = {False: [], True: []}
+    for _ in bench.repeats("lateness with TLS"):
+        for is_tls, p99 in found.items():
+            with bench.secured_server(is_tls=is_tls) as (server, tls):
+                late_ms = late_ms_of(server, bench.scaled(LATE_COUNT), bench.scaled(LATE_SPAN_MS), tls=tls)
+                p99.append(float(np.percentile(late_ms, 99)))
+    plain_ms = float(np.median(found[False]))
+    goal_ms = max(1.5 * plain_ms, plain_ms + 1)
+    return [
+        Figure("lateness at the Python client, p99, plain", "ms", found[False], 5.0, at_most=True),
+        Figure("lateness at the Python client, p99, over TLS", "ms", found[True], goal_ms, at_most=True),
+    ]
 
 
 def pull(bench: Bench) -> list[Figure]:
@@ -207,15 +358,18 @@ def lateness(bench: Bench) -> list[Figure]:
     ]
 
 
-def late_ms_of(server: Running, count: int, span_ms: int, after_ms: int = LATE_AFTER_MS) -> list[float]:
+def late_ms_of(
+    server: Running, count: int, span_ms: int, after_ms: int = LATE_AFTER_MS, tls: ssl.SSLContext | None = None
+) -> list[float]:
     """How late each of so many messages is in hand, due evenly over a span that begins a while after now."""
-    with Peer(server.broker_address) as peer:
+    with Peer(server.broker_address, tls) as peer:
         make_topic(peer)
         due_from_ms = now_ms() + after_ms
         dues = [due_from_ms + index * span_ms // count for index in range(count)]
         sent(peer, dues)
     late_ms: list[float] = []
-    with postdate.connect(server.route_address) as client:
+    ca_file = None if tls is None else str(certificate_of(server.data))
+    with postdate.connect(server.route_address, tls=tls is not None, ca_file=ca_file) as client:
         for message in client.consume(TOPIC, group="late"):
             received_at_ms, due_at_ms = time.time_ns() / 1e6, int(message.properties["TIMER_DELIVER_MS"])
             if due_at_ms >= due_from_ms:  # not one of an earlier call, which did not commit its last ones
@@ -451,6 +605,9 @@ def _consume_async(address: str, count: int) -> float:
 
 MEASURES: dict[str, Callable[[Bench], list[Figure]]] = {
     "send": send,
+    "once": once,
+    "secured": secured,
+    "secured-lateness": secured_lateness,
     "pull": pull,
     "lateness": lateness,
     "received": received,

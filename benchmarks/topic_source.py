@@ -110,7 +110,7 @@ def _read(bulk: Bulk, columns: str) -> int:
         for queue_id in range(QUEUE_COUNT):
             where = {"topic": server.TOPIC, "id": queue_id}
             ticket = json.dumps({"queue": where, "start": 0, "stop": 1 << 40, "columns": names}).encode()
-            rows += sum(piece.data.num_rows for piece in client.do_get(flight.Ticket(ticket)))
+            rows += sum(piece.data.num_rows for piece in client.do_get(flight.Ticket(ticket), bulk.options))
     return rows
 
 

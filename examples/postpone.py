@@ -23,7 +23,7 @@ def main() -> None:
     if arguments.zone:
         where += f" and properties['zone'] = '{arguments.zone}'"
     with postdate.connect(arguments.address) as client:
-        done = client.postpone(where, by=arguments.by, id=arguments.id)
+        done = client.postpone_where(where, by=arguments.by, id=arguments.id)
     print(f"{done.changed:,} reminders come {arguments.by} later, for {done.late:,} it was too late")
 
 

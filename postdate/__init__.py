@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "AsyncClient", "AsyncReceivedMessage", "BrokerError", "Cancelled", "Changed", "Client", "DeadLetter",
-    "Disconnected", "FlowControl", "GroupNotFound", "IllegalMessage", "NoPermission", "Outgoing", "PostdateError",
-    "ProtocolError", "QueueReset", "Receipt", "ReceivedMessage", "Refused", "TimedOut", "TopicNotFound", "Unavailable",
-    "Unreachable", "UsageError", "connect", "connect_async", "pending",
+    "AsyncClient", "AsyncReceivedMessage", "BrokerError", "Cancelled", "CancelledMessage", "Changed", "Client",
+    "DeadLetter", "Disconnected", "FlowControl", "FoundMessage", "GroupNotFound", "IllegalMessage", "Moved",
+    "MovedMessage", "NoPermission", "Outgoing", "PostdateError", "ProtocolError", "QueueReset", "Receipt",
+    "ReceivedMessage", "Refused", "TimedOut", "TopicNotFound", "Unavailable",
+    "Unreachable", "Untrusted", "UsageError", "connect", "connect_async", "pending",
 ]  # fmt: skip
 
 

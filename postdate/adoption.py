@@ -8,6 +8,7 @@
 Each step may be repeated, and a broker opens the folder only after the last: an adoption that was killed is run again.
 """
 
+from postdate.access.token import TOKEN_FILE
 from postdate.config import Limits, Settings
 from postdate.errors import Refused
 from postdate.faultpoint import reach
@@ -27,7 +28,8 @@ from postdate.table.format import MESSAGES
 from postdate.table.survey import Survey, survey
 
 _OURS = (
-    "LOCK", FORMAT_FILE, IDENTITY_FILE, "log", "snapshots", "far", "index", "queues", "chunks", "selections", "table"
+    "LOCK", TOKEN_FILE, FORMAT_FILE, IDENTITY_FILE, "log", "snapshots", "far", "index", "once", "queues", "chunks",
+    "selections", "table", "tls.crt", "tls.key", "broker.sock",
 )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from postdate.access.users import AUTH_FILE, FILE_BYTES_MAX, OWNER_ONLY
 from postdate.errors import CorruptSnapshot, ForeignFolder, Refused
 from postdate.storage import batch as batches
 from postdate.storage import record as records
@@ -176,8 +177,10 @@ class _Copy:
         """
         if read_identity(self._source):
             yield self._copy(IDENTITY_FILE)
+        if self._source.size(AUTH_FILE) >= 0:
+            yield self._copy_users()
         queues = [f"queues/{number}/{kind}" for number in self._source.list("queues") for kind in ("entries", "times")]
-        for folder in (*queues, "far", "index"):
+        for folder in (*queues, "far", "index", "once"):
             for name in self._source.list(folder):
                 path = f"{folder}/{name}"
                 yield path if self._source.size(path) == self.sizes.get(path) else self._copy(path)
@@ -189,6 +192,18 @@ class _Copy:
                 yield self._copy_segment(int(name), mark.end)
         if mark.snapshot is not None:
             yield self._copy(snapshot.path_of(mark.snapshot))
+
+    def _copy_users(self) -> str:
+        """Copies the users: without them a restored broker would ask nobody who they are. They are read at once, as
+        another file takes their place when they change. The token stays: the restored folder gets one of its own.
+        """
+        data = self._source.read(AUTH_FILE, 0, FILE_BYTES_MAX)
+        path = self._target.root / AUTH_FILE
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, OWNER_ONLY), "wb") as file:
+            file.write(data)
+        self.sizes[AUTH_FILE] = len(data)
+        self._show(len(data))
+        return AUTH_FILE
 
     def _copy_segment(self, base: int, end: int) -> str:
         """Copies a segment up to the end of the log, and zeros after that."""

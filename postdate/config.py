@@ -30,6 +30,8 @@ DAY_MS = 24 * HOUR_MS
 
 FLUSH_MODES = ("sync", "async")
 PIPELINES = ("embedded", "none")
+TLS_MODES = ("off", "permissive", "enforcing")
+CLIENT_CERTIFICATES = ("none", "optional", "required")
 PORT_MAX = 65_535
 
 FILE_DEFAULT = "postdate.toml"
@@ -53,13 +55,30 @@ class Settings:
 
     # where it is
     data: str = setting("postdate-data", why="the data folder; a relative one begins at the broker's current folder")
-    host: str = setting("127.0.0.1", why="only this machine, because there is no password yet; 0.0.0.0 is all of IPv4")
+    host: str = setting(
+        "127.0.0.1", why="only this machine; on a network a broker needs users and TLS; 0.0.0.0 is all of IPv4"
+    )
     route_port: int = setting(9_876, 0, PORT_MAX, why="RocketMQ's name server; 0 takes a free port")
     broker_port: int = setting(10_911, 0, PORT_MAX, why="RocketMQ's broker; 0 takes a free port")
     vip_port: int = setting(10_909, -1, PORT_MAX, why="old clients send to the broker's port - 2; -1 is off")
     advertise: str = setting("", why="host[:port] at which clients reach the broker; empty is the address they used")
     broker_name: str = setting("postdate", why="clients name queues by it, and recall handles hold it")
     cluster_name: str = setting("DefaultCluster", why="RocketMQ's; its tools ask for it")
+
+    # who gets in
+    tls: str = setting(
+        "off", why="this machine alone needs none; 'permissive' also takes plain clients, 'enforcing' none"
+    )
+    tls_cert: str = setting(
+        "",
+        why="PEM file: the certificate of all ports, with those up to its root; empty is tls.crt in the data folder",
+    )
+    tls_key: str = setting(
+        "", why="PEM file: its key; empty is tls.key in the data folder; both are read again when they change"
+    )
+    tls_client_ca: str = setting("", why="PEM file: the authorities that sign the certificates of clients")
+    tls_client_cert: str = setting("none", why="signatures say who clients are; else 'optional' or 'required'")
+    insecure: bool = setting(False, why="on a network a broker needs users and TLS; true says that you know better")
 
     # topics and groups
     auto_create_topics: bool = setting(True, why="as in RocketMQ, the first send to a topic creates it")
@@ -90,6 +109,12 @@ class Settings:
     flush: str = setting("sync", why="an acknowledged message is on disk; 'async' trades that for speed")
     flush_interval_ms: int = setting(200, 1, MINUTE_MS, why="how often the log is flushed in flush mode async")
     retention_ms: int = setting(72 * HOUR_MS, 0, 36_525 * DAY_MS, why="RocketMQ's fileReservedTime")
+    once_window_ms: int = setting(
+        72 * HOUR_MS, SECOND_MS, 36_525 * DAY_MS, why="as long as the log is kept; it is, for messages with an id"
+    )
+    once_ids_max: int = setting(
+        1_000_000, 1, 100_000_000, why="ids within their window; each costs 16 bytes of RAM and 40 on disk"
+    )
     segment_bytes: int = setting(64 * MIB, 16 * KIB, GIB, why="small enough to zero ahead in 0.1 s, a power of two")
     batch_bytes_max: int = setting(16 * MIB, 4 * KIB, 256 * MIB, why="four bodies of the largest size")
     snapshot_bytes: int = setting(128 * MIB, 4 * KIB, 64 * GIB, why="log to replay after a crash, at most")
@@ -133,12 +158,18 @@ class Settings:
                 f"batch_bytes_max is {self.batch_bytes_max}, more than segment_bytes ({self.segment_bytes}): "
                 "a batch lies in one segment"
             )
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise UsageError("tls_cert and tls_key belong together: one of them is named and the other is not")
+        if self.tls_client_cert != "none" and not self.tls_client_ca:
+            raise UsageError(
+                f"tls_client_cert is {self.tls_client_cert}, and tls_client_ca names no file of authorities"
+            )
 
 
 # By the first setting of each group, which goes as far as the next one.
 _GROUP_TITLES = {
-    "data": "where it is", "auto_create_topics": "topics and groups", "message_delay_level": "delays", "flush": "disk",
-    "body_bytes_max": "clients", "pipeline": "pipeline",
+    "data": "where it is", "tls": "who gets in", "auto_create_topics": "topics and groups",
+    "message_delay_level": "delays", "flush": "disk", "body_bytes_max": "clients", "pipeline": "pipeline",
 }  # fmt: skip
 GROUPS: dict[str, list[str]] = {}
 for _field in dataclasses.fields(Settings):
@@ -182,6 +213,9 @@ class Limits:
     rescue_step_ms: int = limit(5 * SECOND_MS, 1, why="a rescue looks this much further, so that rescues are few")
     rescue_blocks_max: int = limit(8, 2, why="far blocks of one rescue: some ms that a fire may have to wait")
     delivered_search_steps: int = limit(64, why="steps of a cancel's search for a message that was delivered already")
+    stage_ahead_ms_max: int = limit(
+        5 * 60 * SECOND_MS, 1, why="a horizon may be this much beyond the lead from now: a clock may step back"
+    )
     stage_chunks_max: int = limit(256, 1, why="each chunk of a stage is an open file while its messages wait")
 
     # requests
@@ -191,11 +225,14 @@ class Limits:
     expression_characters_max: int = limit(16_384, 256, why="tags of a subscription are in RAM; every pull compares")
     lookups_max: int = limit(64, 1, why="lookups by key at the same time: each costs CPU beside the clients'")
     lookup_count_max: int = limit(64, 1, why="messages in the answer to a lookup by key; RocketMQ's")
+    key_acts_max: int = limit(1_000, 1, why="cancels and moves by key at the same time: each holds what it has found")
+    key_messages_max: int = limit(1_000, 1, why="messages of one key that a cancel or a move by key changes")
     counts_max: int = limit(16, 1, why="long answers at a time: counts of waiting messages cost RAM and CPU")
     table_reads_max: int = limit(1_000, 1, why="cancels that wait for an answer from the table")
     table_read_ms_max: int = limit(3 * SECOND_MS, 1, why="a cancel waits this long for the table, then says unknown")
     range_rows_max: int = limit(65_536, 1, why="rows of a queue in one answer to bulk: 3 MB of far rows")
     near_rows_max: int = limit(32_768, 1, why="rows of the wheel in one answer to bulk: 1.7 MB, some milliseconds")
+    jobs_per_address_max: int = limit(25, 1, why="jobs of one address that are not over: all together may have 100")
     relays_max: int = limit(1_000, 1, why="questions of operators that wait for the answer of a client")
 
     # connections
@@ -203,6 +240,11 @@ class Limits:
     in_flight_max: int = limit(4_096, 1, why="requests of a connection that wait for the disk; then it is not read")
     resend_ms_max: int = limit(15 * 60 * SECOND_MS, 1, why="a resend finds a first send that is not much older")
     resends_bytes_max: int = limit(64 * MIB, 1, why="messages of resends that wait to be looked up")
+    handshake_ms_max: int = limit(
+        10 * SECOND_MS, 1, why="from the connection to the end of its TLS handshake, where there is TLS"
+    )
+    handshakes_max: int = limit(256, 1, why="TLS handshakes at the same time; each costs a millisecond of CPU")
+    handshakes_per_address_max: int = limit(64, 1, why="of one address: others must not wait for its handshakes")
     turn_ms_max: int = limit(10, 1, why="how long the requests of one read may keep others waiting")
     complaints_max: int = limit(20, why="log lines a second that peers cause: they must not fill the disk")
     write_buffer_bytes_max: int = limit(4 * MIB, KIB, why="a peer that reads slower is read no further")
@@ -219,6 +261,19 @@ class Limits:
     members_bytes_max: int = limit(256 * MIB, 1, why="RAM for the members of all groups: some 300,000 usual ones")
     heartbeat_topics_max: int = limit(32, 1, why="topics one heartbeat may create: each waits for the disk")
     offsets_interval_ms: int = limit(SECOND_MS, 1, why="how often offsets are written that no client waits for")
+
+    # access
+    users_max: int = limit(1_000, 1, why="all users are read again when one has changed, and written together")
+    rules_max: int = limit(
+        10_000, 1, why="of all users: 2 MB to write after each change, and to read after those of others"
+    )
+    admitted_max: int = limit(256, 1, why="decisions that a connection remembers: a client has a few topics and groups")
+    audit_bytes_max: int = limit(16 * MIB, KIB, why="of one audit file: some 60,000 lines; then the next one begins")
+    audit_files_max: int = limit(8, 2, why="audit files of changes, and of refusals: 256 MiB of disk in all")
+    audit_lines_max: int = limit(
+        10_000, 1, why="audit lines that wait for the disk, some 3 MB of RAM; others are counted"
+    )
+    audit_keys_max: int = limit(100, 1, why="who was refused what in this second; the others share one line")
 
     # child processes
     pipeline_pause_ms_min: int = limit(SECOND_MS, 1, why="first pause before bulk or pipeline starts again; it doubles")
@@ -289,6 +344,8 @@ _RULES: dict[str, _Rule] = {
     ),
     "broker_name": _WORD,
     "cluster_name": _WORD,
+    "tls": (TLS_MODES.__contains__, f"one of {', '.join(TLS_MODES)}"),
+    "tls_client_cert": (CLIENT_CERTIFICATES.__contains__, f"one of {', '.join(CLIENT_CERTIFICATES)}"),
     "pipeline": (PIPELINES.__contains__, f"one of {', '.join(PIPELINES)}"),
     # Spark would say so itself only after some seconds, and in a page of Java.
     "spark_master": (
@@ -313,9 +370,9 @@ _SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "
 LIVE = frozenset(
     {"auto_create_topics", "auto_create_groups", "default_queue_count", "topics_max", "groups_max",
      "group_popped_max", "invisible_ms_max", "retry_times_max", "fresh_queue_bytes", "delay_ms_max",
-     "wheel_entries_max", "tombstones_max", "flush_interval_ms", "retention_ms", "snapshot_bytes", "body_bytes_max",
-     "pull_count_max", "pull_bytes_max", "connections_max", "connections_per_address_max", "buffered_bytes_max",
-     "shutdown_ms"}
+     "wheel_entries_max", "tombstones_max", "flush_interval_ms", "retention_ms", "once_window_ms", "snapshot_bytes",
+     "body_bytes_max", "pull_count_max", "pull_bytes_max", "connections_max", "connections_per_address_max",
+     "buffered_bytes_max", "shutdown_ms"}
 )  # fmt: skip
 
 # RocketMQ's names of what is the same here, in the same unit: its tools are given them by habit.
@@ -433,6 +490,8 @@ def check_value(label: str, name: str, value: Any) -> Any:
         found: Any = None
         if field.type is bool:
             found = _SWITCHES.get(stripped.lower())
+        elif name == "tls" and stripped.lower() in _SWITCHES:  # POSTDATE_TLS=1 is also how clients are told
+            found = "enforcing" if _SWITCHES[stripped.lower()] else "off"
         elif field.type is int and _NUMBER.fullmatch(stripped):
             found = int(stripped)
         elif field.type is int and "ms" in words:

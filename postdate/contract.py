@@ -26,7 +26,7 @@ ENDED = (DONE, FAILED)
 
 # Codes of the requests that carry all this; wire/requests.py has their fields and answers.
 GET_BULK_STATE, REGISTER_PIPELINE, STAGE, REPORT_BATCH, GET_STATUS = 9_802, 9_804, 9_805, 9_806, 9_807
-JOB, GET_BULK_TOPIC = 9_814, 9_820
+JOB, GET_BULK_TOPIC, GET_BROKER_CLUSTER_INFO = 9_814, 9_820, 106
 BULK = "bulk"  # the `master` of a report about what bulk has promoted in place of a pipeline
 
 Plain = Mapping[str, Any]
@@ -175,6 +175,7 @@ class State(NamedTuple):
     mark: int | None = None  # its checksum, without the highest bit
     rescue_lead_ms: int | None = None  # others step in where the horizon is not this far ahead
     queues: int | None = None  # how many queue numbers were ever given
+    permit: str | None = None  # with which the asker reads everything from bulk; None where bulk asks for none
 
     def plain(self) -> dict[str, Any]:
         return {name: value for name, value in self._asdict().items() if value is not None}
@@ -478,6 +479,7 @@ _FILES: _Form = (
 )
 _FORMS: dict[Any, _Form] = {
     int: _NUMBER,
+    str: (_is_text, "a text", str),
     bool: (lambda value: isinstance(value, bool), "true or false", bool),
     tuple[int, int]: (_is_pair, "two whole numbers: from and to", tuple),
     tuple[int, ...]: (_list_of(is_number), "a list of whole numbers", tuple),

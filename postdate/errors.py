@@ -57,8 +57,16 @@ class ForeignTable(Refused):
     """The operator's fault: the table belongs to another broker, or knows more than this one's log."""
 
 
+class TableUnread(PostdateError):
+    """Bulk's fault, or the table's: what a message's key leads to cannot be known now; a later try may pass."""
+
+
 class DiskFull(PostdateError):
     """The operator's fault: the disk has no room for what was sent."""
+
+
+class NotWritten(PostdateError):
+    """The disk's fault: a change of users or rules could not be written; they are as they were."""
 
 
 class LogFailed(PostdateError):

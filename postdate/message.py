@@ -31,6 +31,12 @@ PROPERTY_KEYS = "KEYS"
 PROPERTY_TAGS = "TAGS"
 PROPERTY_TRANSACTION = "TRAN_MSG"  # "true" marks the half message of a transaction
 
+# Ours, of a message that is stored once: the id that its producer gave it, and the window, in ms, in which no other
+# message is stored under that id. The broker writes the second one.
+PROPERTY_ONCE = "POSTDATE_ONCE"
+PROPERTY_ONCE_MS = "POSTDATE_ONCE_MS"
+ONCE_WINDOW_BYTES = 16  # at the end of a record: 0x01, at most 14 digits, 0x02
+
 # Properties of a message that a consumer sent back.
 PROPERTY_RETRY_TOPIC = "RETRY_TOPIC"  # the topic it was sent to at first
 PROPERTY_ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
@@ -39,12 +45,17 @@ PROPERTY_REASON = "POSTDATE_REASON"  # why it failed last
 REASON_CHARACTERS_MAX = 1_000  # of that: the broker keeps it in RAM and in every snapshot
 PROPERTY_ORIGIN = "POSTDATE_ORIGIN"  # where it came from: topic/queue id/queue offset
 
+# Ours, of a message that was moved to another due time: where it waited before. Producers may send it, as a copy of a
+# message that they received does; it means something in the record of a move alone.
+PROPERTY_MOVED = "POSTDATE_MOVED"
+
 # Properties that our broker puts behind those of a message that an operator has looked up.
 PROPERTY_STATE = "POSTDATE_STATE"  # waiting, visible, ...: see lookup.State
+PROPERTY_PLACE = "POSTDATE_PLACE"  # wheel, log or table: where it waits
 PROPERTY_DUE_MS = "POSTDATE_DUE_MS"
 
 # Properties that RocketMQ's broker writes for itself. Trusting one from a producer would let it pass by the timer or
-# deliver to another topic.
+# deliver to another topic. The last one is ours.
 PROPERTY_TIMER_OUT_MS = "TIMER_OUT_MS"
 PROPERTY_TIMER_ENQUEUE_MS = "TIMER_ENQUEUE_MS"
 PROPERTY_TIMER_DEQUEUE_MS = "TIMER_DEQUEUE_MS"
@@ -54,8 +65,11 @@ PROPERTY_REAL_TOPIC = "REAL_TOPIC"
 PROPERTY_REAL_QID = "REAL_QID"
 INTERNAL_PROPERTIES = frozenset(
     {PROPERTY_TIMER_OUT_MS, PROPERTY_TIMER_ENQUEUE_MS, PROPERTY_TIMER_DEQUEUE_MS, PROPERTY_TIMER_ROLL_TIMES,
-     PROPERTY_TIMER_ROLL_LABEL, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QID}
+     PROPERTY_TIMER_ROLL_LABEL, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QID, PROPERTY_ONCE_MS}
 )  # fmt: skip
+
+# What a copy of a message must not have: under its id, the message itself is stored.
+ONCE_PROPERTIES = frozenset({PROPERTY_ONCE, PROPERTY_ONCE_MS})
 
 RETRY_TOPIC_PREFIX = "%RETRY%"
 DLQ_TOPIC_PREFIX = "%DLQ%"
@@ -130,6 +144,34 @@ class Cancelled(enum.Enum):
     UNKNOWN = "unknown"  # no such message was found; should one arrive from the table, it is cancelled
 
 
+class Moved(enum.Enum):
+    """The truth about a move to another due."""
+
+    MOVED = "moved"  # it waited, and waits for its new due now, or is visible
+    DELIVERED = "delivered"  # it was visible before the move came
+    UNKNOWN = "unknown"  # no such message waits; nothing has changed
+
+
+class MovedFrom(NamedTuple):
+    """Where a message waited before it was moved, as the property POSTDATE_MOVED of its record says it."""
+
+    due_at_ms: int
+    arrival: int
+    is_near: bool  # it was found in the wheel, and can be nowhere else
+
+    def __str__(self) -> str:
+        return f"{self.due_at_ms} {self.arrival} {int(self.is_near)}"
+
+    @classmethod
+    def parse(cls, text: str) -> "MovedFrom | None":
+        """Read the property; None for a text that no broker has written."""
+        numbers = _MOVED.fullmatch(text)
+        return cls(int(numbers[1]), int(numbers[2]), numbers[3] == "1") if numbers else None
+
+
+_MOVED = re.compile(r"([0-9]{1,19}) ([0-9]{1,19}) ([01])")
+
+
 # ---------------------------------------------------------------------------------------------------- properties
 
 
@@ -177,6 +219,13 @@ def refuse_internal(properties: Mapping[str, str]) -> None:
     if not INTERNAL_PROPERTIES.isdisjoint(properties):
         name = min(INTERNAL_PROPERTIES.intersection(properties))
         raise IllegalMessage(f"property {name} = {_quote(properties[name])} is internal to the broker; do not set it")
+
+
+def once_window_ms(record_end: bytes) -> int:
+    """Return the window of a message that is stored once, by the end of its record: the broker writes that property
+    behind all others.
+    """
+    return int(record_end[record_end.rindex(b"\x01") + 1 : -1])
 
 
 def first_key(keys: str) -> str:

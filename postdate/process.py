@@ -2,6 +2,7 @@
 
     cores      bulk work yields to others
     disk       a large file is synced while it is written
+    files      nobody but their owner can read them
     memory     bulk work keeps freed memory for its next piece; the broker returns what it took to open its folder
     events     the fastest event loop that is installed
     life       a process ends with the one that has started it; a thread that blocks keeps nobody from ending
@@ -10,12 +11,14 @@ docs/architecture.md, "Beside the broker", says what each is worth. Spark's exec
 the standard library alone.
 """
 
+import contextlib
 import ctypes
 import os
 import platform
 import signal
+import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
@@ -90,6 +93,55 @@ class Pacer:
         running, self._running = self._running, None
         if running is not None:
             running.result()
+
+
+# -- files ------------------------------------------------------------------------------------------------------
+
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+_OF_OTHERS = 0o077  # what group and others may do
+
+
+def keep_files_private() -> None:
+    """Makes new files and folders of this process, and of all that it starts from now on, its owner's alone."""
+    os.umask(_OF_OTHERS)
+
+
+def make_private_folder(path: str | os.PathLike[str]) -> None:
+    """Makes a folder, and those above it that are missing, for the owner alone. One that is there stays as it is."""
+    folder = os.path.abspath(path)
+    if os.path.isdir(folder):
+        return
+    make_private_folder(os.path.dirname(folder))
+    with contextlib.suppress(FileExistsError):  # another thread was quicker
+        os.mkdir(folder, PRIVATE_FOLDER)
+
+
+def take_from_others(folder: str | os.PathLike[str]) -> tuple[int, int]:
+    """Takes the rights of group and others from a folder and all in it; returns from how many files and folders, and
+    how many keep them, as they belong to another user. Symbolic links are not followed.
+    """
+    changed = kept = 0
+    for path in _walk(os.path.realpath(folder)):
+        try:
+            mode = stat.S_IMODE(os.stat(path, follow_symlinks=False).st_mode)
+            if mode & _OF_OTHERS:
+                os.chmod(path, mode & ~_OF_OTHERS)
+                changed += 1
+        except FileNotFoundError:
+            continue  # a merge of the table has removed it meanwhile
+        except PermissionError:
+            kept += 1
+    return changed, kept
+
+
+def _walk(folder: str) -> Iterator[str]:
+    yield folder
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(entry.path)
+            elif not entry.is_symlink():
+                yield entry.path
 
 
 # -- memory -----------------------------------------------------------------------------------------------------

@@ -24,11 +24,16 @@ _EXPECTED = 'expected text such as "30m", "1h30m" or "500ms", a number of second
 @lru_cache(1_024)  # a program asks for the same few delays again and again
 def span_ms(text: str) -> int | None:
     """The milliseconds of "500ms", "30s", "10m", "1.5h", "7d" or a sum such as "1h30m"; None for anything else."""
+    exact = _exact_ms(text)
+    return None if exact is None else math.ceil(exact)
+
+
+def _exact_ms(text: str) -> Fraction | None:
     total, position = Fraction(0), 0
     while part := _PART.match(text, position):
         total += Fraction(part[1]) * _UNIT_MS[part[2]]
         position = part.end()
-    return math.ceil(total) if 0 < position == len(text) else None
+    return total if 0 < position == len(text) else None
 
 
 def delay_ms(delay: Delay) -> int:
@@ -38,15 +43,30 @@ def delay_ms(delay: Delay) -> int:
         if found_ms is None:
             raise UsageError(f"delay is {delay[:64]!r}, {_EXPECTED}")
         return found_ms
-    if isinstance(delay, timedelta):
-        rounded_ms = -(-delay // _MILLISECOND)
-    elif isinstance(delay, bool) or not isinstance(delay, (int, float)) or not math.isfinite(delay):
-        raise UsageError(f"delay is {delay!r}, {_EXPECTED}")
-    else:
-        rounded_ms = math.ceil(Fraction(str(delay)) * 1_000)  # by its digits: 0.001 s is 1 ms, not a little more
+    rounded_ms = _rounded_ms("delay", delay)
     if rounded_ms < 0:
         raise UsageError(f"delay is {delay!r}, which is negative")
     return rounded_ms
+
+
+def shift_ms(by: Delay) -> int:
+    """The milliseconds of a span that may be negative: "2h", "-10m", -600, timedelta(minutes=-10). Raises
+    UsageError.
+    """
+    if not isinstance(by, str):
+        return _rounded_ms("by", by)
+    exact = _exact_ms(by.removeprefix("-"))
+    if exact is None:
+        raise UsageError(f"by is {by[:64]!r}, {_EXPECTED}")
+    return math.ceil(-exact if by.startswith("-") else exact)
+
+
+def _rounded_ms(name: str, span: float | timedelta) -> int:
+    if isinstance(span, timedelta):
+        return -(-span // _MILLISECOND)
+    if isinstance(span, bool) or not isinstance(span, (int, float)) or not math.isfinite(span):
+        raise UsageError(f"{name} is {span!r}, {_EXPECTED}")
+    return math.ceil(Fraction(str(span)) * 1_000)  # by its digits: 0.001 s is 1 ms, not a little more
 
 
 def instant_ms(at: datetime) -> int:

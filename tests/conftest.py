@@ -1,4 +1,4 @@
-"""What many tests share: a folder that is checked when the test is over, and one Spark session for a whole run."""
+"""What many tests share: a folder that is checked when the test is over, certificates, and one Spark session."""
 
 import signal
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ import pytest
 
 from postdate.check import check_folder
 from postdate.storage.disk import RealDisk
+from tests.support.certificates import Authority, Pair
 from tests.support.core import Data
 
 # A shell that starts us in the background has us ignore Ctrl-C, and our children too: the tests that press it need it.
@@ -25,6 +26,17 @@ def data(tmp_path: Path) -> Iterator[Data]:
         return
     findings = check_folder(RealDisk(folder.folder)).findings
     assert not findings, "\n".join(map(str, findings))
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def pair(authority: Authority) -> Pair:
+    """A certificate for this machine."""
+    return authority.sign("server")
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import pytest
 
 import postdate
 from postdate import backup
+from postdate.access.users import Users
 from postdate.backup import back_up
 from postdate.broker.broker import Broker
 from postdate.broker.leasing import LeaseHandle, PopRequest
@@ -38,6 +39,7 @@ from tests.support.core import (
     settled,
     snapshot,
 )
+from tests.support.peer import add_user
 from tests.support.pipeline import BEGIN, World
 
 WAIT_S = 60.0
@@ -79,6 +81,16 @@ def test_a_copy_of_a_running_broker_has_all_that_it_answered(data: Data, target:
     advance(copy, T0 + FAR_MS)
     assert bodies(copy)[2:] == ["near", "far"]
     copy.close()
+
+
+def test_users_are_copied_and_stay_their_owners_secret(data: Data, target: RealDisk) -> None:
+    data.close(data.open())
+    add_user(data.folder, "admin", is_super=True)
+    (data.folder / "token").write_text("a token")
+    back_up(data.disk, target)
+    assert Users(target.root).all == Users(data.folder).all
+    assert (target.root / "auth.json").stat().st_mode & 0o777 == 0o600
+    assert not (target.root / "token").exists()
 
 
 def test_a_copy_of_a_closed_folder_says_of_when_it_is(data: Data, target: RealDisk) -> None:

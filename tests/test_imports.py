@@ -19,8 +19,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__",),  # Every import of ours runs it, so it may know none of us, but for what it gives, on its first use.
     ("errors", "clock", "keys", "faultpoint", "arrival"),
     ("contract",),
-    ("spans", "process", "extras"),
-    ("config", "message", "counts"),
+    ("spans", "process", "extras", "tls"),
+    ("config", "message", "counts", "access"),
     ("storage",),
     ("state",),
     ("broker",),
@@ -354,3 +354,41 @@ def test_a_cycle_is_found_also_under_type_checking() -> None:
         )
     )
     assert found == [["postdate.state.a", "postdate.state.b", "postdate.state.c"]]
+
+
+# Reading what these have written runs whatever the writer wants.
+UNSAFE = {"cPickle", "cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "pickle", "shelve"}
+
+
+def unsafe_imports(tree: ast.AST) -> set[str]:
+    """Modules that make objects of bytes, as a file imports them: also from another module that has imported them."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {part for name in node.names for part in name.name.split(".")}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {*(node.module or "").split("."), *(name.name for name in node.names)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)  # import_module("pickle")
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+    return found & UNSAFE
+
+
+def test_nothing_is_read_by_pickle_or_its_like() -> None:
+    """PySpark itself carries functions and the messages of data sources by pickle, between its own processes."""
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        assert not unsafe_imports(ast.parse(path.read_text(encoding="utf-8"))), path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle", "import pickle as p", "from pickle import loads", "import os, marshal",
+        "def f():\n import dill",
+        "from pyspark import cloudpickle", "import pyspark.cloudpickle", "__import__('pickle')",
+        "serializers.pickle.loads",
+    ],
+)  # fmt: skip
+def test_an_unsafe_import_is_noticed(text: str) -> None:
+    assert unsafe_imports(ast.parse(text))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from postdate.process import PACE_BYTES, Pacer, give_freed_memory_back
+from postdate.process import PACE_BYTES, Pacer, give_freed_memory_back, make_private_folder, take_from_others
+from tests.support.files import open_to_others
 
 PROCESS = """
 import os, subprocess, sys
@@ -77,3 +78,30 @@ def test_what_a_sync_raises_is_told_to_the_writer() -> None:
     with pytest.raises(OSError, match="full"):
         pacer.close()
     pacer.close()
+
+
+# -- files ------------------------------------------------------------------------------------------------------
+
+
+def test_a_private_folder_and_those_above_it_are_the_owners_alone(tmp_path: Path) -> None:
+    make_private_folder(tmp_path / "a/b/c")
+    assert [(tmp_path / path).stat().st_mode & 0o777 for path in ("a", "a/b", "a/b/c")] == [0o700] * 3
+    (tmp_path / "a").chmod(0o755)
+    make_private_folder(tmp_path / "a/b/d")
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o755  # it was there
+
+
+def test_a_folder_is_taken_from_others_with_all_in_it_and_no_link_is_followed(tmp_path: Path) -> None:
+    for path in ("data", "data/log", "beside"):
+        (tmp_path / path).mkdir()
+        (tmp_path / path).chmod(0o755)
+    for path in ("data/FORMAT", "data/log/0", "beside/file"):
+        (tmp_path / path).write_text("")
+        (tmp_path / path).chmod(0o644)
+    (tmp_path / "data/link").symlink_to(tmp_path / "beside")
+    (tmp_path / "data/gone").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "way").symlink_to(tmp_path / "data")
+    assert take_from_others(tmp_path / "way") == (4, 0)
+    assert open_to_others(tmp_path / "data") == []
+    assert (tmp_path / "beside/file").stat().st_mode & 0o777 == 0o644
+    assert take_from_others(tmp_path / "way") == (0, 0)

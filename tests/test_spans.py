@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from postdate.errors import UsageError
-from postdate.spans import Delay, delay_ms, instant, instant_ms, span_ms
+from postdate.spans import Delay, delay_ms, instant, instant_ms, shift_ms, span_ms
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,28 @@ def test_a_delay_is_read_and_rounded_up(delay: Delay, expected_ms: int) -> None:
 def test_what_is_no_delay_is_refused(delay: Delay) -> None:
     with pytest.raises(UsageError, match="delay is"):
         delay_ms(delay)
+
+
+@pytest.mark.parametrize(
+    ("by", "expected_ms"),
+    [
+        ("2h", 7_200_000),
+        ("-1h30m", -5_400_000),
+        (-600, -600_000),
+        (timedelta(minutes=-10), -600_000),
+        ("-1.5ms", -1),
+        (-0.0015, -1),
+        (timedelta(microseconds=-1_500), -1),
+    ],
+)
+def test_a_shift_may_be_negative_and_is_rounded_up(by: Delay, expected_ms: int) -> None:
+    assert shift_ms(by) == expected_ms
+
+
+@pytest.mark.parametrize("by", ["", "-", "--5s", "30", "-30", "1h-30m", "+5s", None, True, float("nan")])
+def test_what_is_no_shift_is_refused(by: Delay) -> None:
+    with pytest.raises(UsageError, match="by is"):
+        shift_ms(by)
 
 
 def test_an_instant_needs_a_time_zone() -> None:

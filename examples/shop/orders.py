@@ -8,7 +8,7 @@ import sqlite3
 from pathlib import Path
 
 SCHEMA = """
-create table if not exists orders (id text primary key, state text not null, timer text not null);
+create table if not exists orders (id text primary key, state text not null);
 create table if not exists work (id text not null, kind text not null, worker integer not null);
 """
 
@@ -24,14 +24,8 @@ class Store:
     def close(self) -> None:
         self._connection.close()
 
-    def place(self, order: str, timer: str) -> None:
-        """Notes a new order, and the receipt of the message that is to close it."""
-        self._connection.execute("insert into orders values (?, 'placed', ?)", (order, timer))
-
-    def timer(self, order: str) -> str | None:
-        """Returns the receipt of the message that is to close an order; None if there is no such order."""
-        found = self._connection.execute("select timer from orders where id = ?", (order,)).fetchone()
-        return None if found is None else str(found[0])
+    def place(self, order: str) -> None:
+        self._connection.execute("insert into orders values (?, 'placed')", (order,))
 
     def state(self, order: str) -> str | None:
         found = self._connection.execute("select state from orders where id = ?", (order,)).fetchone()

@@ -14,6 +14,7 @@ made on the part that has them:
     leases     pop, acknowledge, change the invisible time, bury
     dead_letters    which are open, and that some are done
     jobs       imports, cancels and postponements in bulk
+    moves      single messages to another due
     staging    what a pipeline brings
     cancels, topics, rescuer    what stands behind the calls above
 
@@ -31,6 +32,7 @@ from postdate.broker.dead_letters import DeadLetterCalls
 from postdate.broker.jobs import JobCalls
 from postdate.broker.leasing import LeaseCalls
 from postdate.broker.lookup import Found, Lookup
+from postdate.broker.moving import MoveCalls
 from postdate.broker.rescuing import Rescuer
 from postdate.broker.retention import Retention, forget_dead_entries
 from postdate.broker.sending import SendCalls
@@ -122,9 +124,10 @@ class Broker:
         self.levels = self._sending.levels
         self._lookup = Lookup(self.fold, self.levels, batch_bytes_max)
         self.view = View(self.fold, self.log, self._segments)
-        self.staging = Staging(self._disk, self.fold, self._writer, settings)
+        self.staging = Staging(self._disk, self.log, self.fold, self._writer, settings)
         self.jobs = JobCalls(self.fold, self._writer, settings)
         self.cancels = CancelCalls(self.fold, self._writer, self._lookup, self.jobs, settings)
+        self.moves = MoveCalls(self.fold, self._writer, self._sending, settings)
         self.topics = TopicCalls(self.fold, self._writer, self._sending, self.view, self.cancels, settings)
         self.leases = LeaseCalls(self.fold, self._writer, self._sending, self.view, self.topics, settings)
         self.dead_letters = DeadLetterCalls(self.fold, self._writer, self.view, self.topics, settings)
@@ -168,7 +171,7 @@ class Broker:
         return Fold(
             self._disk, self.log.read, self._segments.shift, fixed["queue_file_rows"], self.limits.queue_tail_rows,
             far_block_rows=fixed["far_block_rows"], rows_by_column=self.limits.rows_by_column,
-            count_seconds=self.settings.due_second_messages_max > 0,
+            once_ids_max=self.settings.once_ids_max, count_seconds=self.settings.due_second_messages_max > 0,
         )  # fmt: skip
 
     @property

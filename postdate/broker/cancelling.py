@@ -22,14 +22,13 @@ from postdate.broker.writing import Ticket, Writer
 from postdate.errors import FlowControl, PostdateError, UsageError
 from postdate.keys import key_hash
 from postdate.message import Cancelled
-from postdate.state.cancels import BY_COLUMN, CancelAnswer, Tombstone
+from postdate.state.cancels import BY_COLUMN, TABLE_KEEP_MS, CancelAnswer, Tombstone
 from postdate.state.far import Rescue, rescued_by
 from postdate.state.fold import Fold
 from postdate.state.jobs import POSTPONE
+from postdate.state.topics import GONE
 from postdate.state.wheel import DEAD
 from postdate.storage.batch import CANCEL, MESSAGE
-
-_TABLE_KEEP_MS = 60_000  # a row stays in the table for this long after it was due
 
 
 class CancelResult(NamedTuple):
@@ -39,6 +38,15 @@ class CancelResult(NamedTuple):
     tombstone: Tombstone
     may_be_in_table: bool = False  # the broker does not know the message: a process that reads the table must be asked
     rescues: tuple[Rescue, ...] = ()  # those that may have delivered the message by then
+    queues: tuple[int, ...] = ()  # numbers of the topic's queues: a deleted topic of that name had others
+    may_be_moved: bool = False  # a move may have given it another due: then it is looked up by its unique key
+    may_be_several: bool = False  # of messages of one unique key and due, one may have been moved and another one not
+
+    def must_follow(self, outcome: Cancelled) -> bool:
+        """Whether a message that was moved must be looked for, given what became of the cancel here and in the
+        table.
+        """
+        return self.may_be_moved and (self.may_be_several or outcome is Cancelled.UNKNOWN)
 
 
 class CancelTicket(Ticket):
@@ -82,8 +90,8 @@ class CancelCalls:
         """
         self._fold.topics.get(topic)
         self._check(key, by, due_at_ms, at_ms)
-        if self._jobs.is_deciding:
-            self._writer.flush()  # the decision comes before this cancel, and may move the message
+        if self._jobs.is_deciding or self._writer.has_pending_move:
+            self._writer.flush()  # what comes before this cancel may move the message
         body = {"topic": topic, "key": key, "by": by, "due": due_at_ms}
         self._unsought[key_hash(key)] = None
         ticket = CancelTicket(self)
@@ -125,21 +133,30 @@ class CancelCalls:
             if first.outcome is Cancelled.CANCELLED:
                 return first
         tombstone, far = answer.tombstone, self._fold.far
-        if self._has_found_it_waiting(answer):
-            return CancelResult(Cancelled.CANCELLED, tombstone)
+        may_be_moved = tombstone.by == "unique" and self._fold.moves.count > 0
         is_fired = tombstone.due <= self._fold.fired_at_ms
+        may_be_several = may_be_moved and (is_fired or self._fold.cancels.may_have_moved_from(tombstone))
+        if self._has_found_it_waiting(answer):
+            return CancelResult(
+                Cancelled.CANCELLED, tombstone, may_be_moved=may_be_moved, may_be_several=may_be_several
+            )
         may_wait_in_table = far.taken > 0 and tombstone.due > far.horizon_at_ms
         outcome, is_certain = Cancelled.UNKNOWN, True
         if is_fired or not may_wait_in_table or far.rescues:  # a rescue leaves cancelled messages out
             outcome, is_certain = self._find_in_log(tombstone, is_fired=is_fired)
         if outcome is not Cancelled.UNKNOWN:
-            return CancelResult(outcome, tombstone)
+            return CancelResult(outcome, tombstone, may_be_moved=may_be_moved, may_be_several=may_be_several)
         # What is due up to the horizon was promoted, or the table has left it out because another cancel has taken it:
         # its row stays for a while. The table has nothing where no row was ever taken.
-        kept_ms = min(_TABLE_KEEP_MS, self._settings.now.retention_ms)
+        kept_ms = min(TABLE_KEEP_MS, self._settings.now.retention_ms)
         is_left_there = far.taken > 0 and is_certain and tombstone.due > self._fold.fired_at_ms - kept_ms
         rescues = tuple(far.rescues) if is_fired else ()
-        return CancelResult(Cancelled.UNKNOWN, tombstone, may_wait_in_table or is_left_there, rescues)
+        topic = self._fold.topics.by_name.get(tombstone.topic)
+        queues = tuple(topic.numbers) if topic else ()
+        return CancelResult(
+            Cancelled.UNKNOWN, tombstone, may_wait_in_table or is_left_there, rescues, queues, may_be_moved,
+            may_be_several,
+        )  # fmt: skip
 
     def _has_found_it_waiting(self, answer: CancelAnswer) -> bool:
         """Whether a cancel has found its message in the wheel or among the untaken far ones. Where several cancels wait
@@ -154,13 +171,14 @@ class CancelCalls:
         return is_found
 
     def _untaken_matches(self, tombstone: Tombstone) -> Iterator[tuple[int, int]]:
-        """Yields (queue number, arrival) of the untaken far messages that a tombstone has cancelled."""
+        """Yields (queue number, arrival) of the untaken far messages that a tombstone has cancelled, or moved."""
         rows = self._lookup.untaken(tombstone.due, tombstone.column, tombstone.key_hash, tombstone.far_before)
         for row in rows[rows["kind"] == MESSAGE]:
             arrival = int(row["arrival"])
-            if self._fold.cancels.matches(tombstone, arrival, int(row["size"])) and not self._fold.jobs.has_moved(
-                tombstone.due, arrival
-            ):
+            if self._fold.topics.target[int(row["queue"])] == GONE:
+                continue  # of a deleted topic of that name
+            is_there = arrival == tombstone.only or not self._fold.has_moved(tombstone.due, arrival)
+            if is_there and self._fold.cancels.matches(tombstone, arrival, int(row["size"])):
                 yield int(row["queue"]), arrival
 
     def _find_in_log(self, tombstone: Tombstone, *, is_fired: bool) -> tuple[Cancelled, bool]:
@@ -175,7 +193,7 @@ class CancelCalls:
             and found.due_at_ms == tombstone.due
             and tombstone.is_after(found.arrival)
             and self._fold.cancels.matches(tombstone, found.offset, len(found.record))
-            and not self._fold.jobs.has_moved(found.due_at_ms, found.arrival)
+            and not self._fold.has_moved(found.due_at_ms, found.arrival)
         ]
         is_certain = next(steps, self) is self
         if is_fired and any(found.state is State.VISIBLE for found in messages):
@@ -199,19 +217,20 @@ class CancelCalls:
 
     def is_cancelled_by(self, result: CancelResult, arrivals: Sequence[int]) -> bool:
         """Whether a cancel that did not find its message has cancelled it all the same: one of the messages that the
-        table is said to have, of the cancel's topic, key and due, or one that has come into the wheel since.
+        table is said to have, of the cancel's queues, key and due, or one that has come into the wheel since.
 
         A message that a rescue had brought into the wheel, and that was fired before the cancel came, stays in the
         table until the horizon passes it: it was delivered, or another cancel has taken it.
         """
         tombstone = result.tombstone
-        found = np.array([arrival for arrival in arrivals if tombstone.is_after(arrival)], np.int64)
+        meant = [each for each in arrivals if tombstone.is_after(each)]
+        found = np.array([each for each in meant if not self._fold.has_moved(tombstone.due, each)], np.int64)
         if not rescued_by(result.rescues, found, np.full(len(found), tombstone.due)).all():
             return True
         entries = self._fold.wheel.find(tombstone.due, tombstone.column, tombstone.key_hash)
         return any(
             entry.queue == DEAD
-            and not self._fold.jobs.has_moved(entry.due, entry.arrival)
+            and not self._fold.has_moved(entry.due, entry.arrival)
             and tombstone.is_after(entry.arrival)
             and self._fold.cancels.matches(tombstone, entry.offset, entry.size)
             for entry in entries

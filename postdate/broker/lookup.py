@@ -22,10 +22,19 @@ import numpy as np
 from postdate.arrival import NEVER, OWN
 from postdate.errors import CorruptData, IllegalMessage, UsageError
 from postdate.keys import key_hash
-from postdate.message import PROPERTY_DELAY, DelayLevels, Host, SendIdentity, decode_properties, due
+from postdate.message import (
+    PROPERTY_DELAY,
+    PROPERTY_MOVED,
+    DelayLevels,
+    Host,
+    MovedFrom,
+    SendIdentity,
+    decode_properties,
+    due,
+)
 from postdate.state.fold import Fold
 from postdate.state.topics import GONE, SCHEDULE_TOPIC, Topic
-from postdate.state.wheel import CANCELLED, DEAD, ELSEWHERE, LIVING
+from postdate.state.wheel import CANCELLED, ELSEWHERE, LIVING
 from postdate.storage import record as records
 from postdate.storage.batch import MESSAGE, SYSTEM_TOPIC_PREFIX
 from postdate.storage.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk
@@ -46,6 +55,7 @@ class State(enum.Enum):
     VISIBLE = "visible"  # in its queue
     CANCELLED = "cancelled"  # it will never be seen
     DELETED = "deleted"  # with its topic
+    MOVED = "moved"  # to another due: a later record of its key has it
     UNKNOWN = "unknown"  # nothing that is left says: it was delivered or cancelled long ago
 
 
@@ -61,6 +71,8 @@ class Found(NamedTuple):
     queue_id: int = 0
     queue_offset: int = NOWHERE
     visible_at_ms: int = 0
+    is_near: bool = False  # it waits in the wheel
+    is_in_table_alone: bool = False
 
     @property
     def until_ms(self) -> int:
@@ -91,6 +103,7 @@ class _Place(NamedTuple):
 
     state: State
     offsets: tuple[int, ...] = ()
+    is_near: bool = False  # it waits in the wheel
 
 
 class Lookup:
@@ -120,14 +133,42 @@ class Lookup:
     def _find(
         self, topic: str, key: str, by: str, begin_ms: int, end_ms: int, store_host: Host | None
     ) -> Iterator[Found | None]:
-        for staged, offset in self._once(key_hash(key)):
-            yield None
-            logged = self.logged(offset) if offset else None
-            if logged is None or logged.record.topic != topic or not records.has_key(logged.properties, key, by):
-                continue
-            for found in run_steps(self._message(logged, staged, store_host)):
-                is_within = found is not None and found.stored_at_ms <= end_ms and found.until_ms >= begin_ms
-                yield found if is_within else None
+        moved: set[int] = set()  # arrivals of messages that were moved: the newer record is the message
+        known: set[int] = set()  # arrivals
+        is_complete = True  # whether every record that the index leads to is there
+        is_missed = True  # whether a message was moved on whose newer record came after its turn
+        while is_missed:
+            is_missed = False
+            for staged, offset in self._once(key_hash(key)):
+                yield None
+                logged = self.logged(offset) if offset else None
+                is_complete &= logged is not None or not offset
+                if logged is None or logged.record.topic != topic or not records.has_key(logged.properties, key, by):
+                    continue
+                source = MovedFrom.parse(logged.properties.get(PROPERTY_MOVED, ""))
+                if source is not None:
+                    moved.add(source.arrival)
+                arrival = staged.arrival if staged else offset
+                if arrival in moved or arrival in known:
+                    continue
+                known.add(arrival)
+                for found in run_steps(self._message(logged, staged, store_host)):
+                    is_within = found is not None and found.stored_at_ms <= end_ms and found.until_ms >= begin_ms
+                    is_missed |= found is not None and found.state is State.MOVED
+                    if found is None or not is_within or found.state is State.MOVED:
+                        yield None
+                    elif found.state is State.CANCELLED and self._may_be_moved(found, is_complete):
+                        yield found._replace(state=State.UNKNOWN)
+                    else:
+                        yield found
+
+    def _may_be_moved(self, found: Found, is_complete: bool) -> bool:
+        """Whether a message that is due, and in no queue, may have been moved by a record that is gone. `is_complete`
+        says that every newer record is there that the index knows.
+        """
+        if not self._fold.moves.count or found.due_at_ms > self._fold.fired_at_ms:
+            return False
+        return not is_complete or found.arrival < self._fold.index.begin
 
     def find_send(self, sent: SendIdentity, since_ms: int) -> Iterator[Found | None]:
         """Yields the message that a send has stored in the topic of that name at an instant or later, if there is one;
@@ -317,8 +358,10 @@ class Lookup:
         if topic is None or not self._is_of(topic, seen, staged):
             return _as_undelivered(seen, store_host)
         place = yield from self._place(seen, staged)
+        if place.state is State.CANCELLED and self._fold.has_moved(due_at_ms, arrival):
+            place = _Place(State.MOVED)
         if not place.offsets:
-            return _as_undelivered(seen._replace(state=place.state), store_host)
+            return _as_undelivered(seen._replace(state=place.state, is_near=place.is_near), store_host)
         return (yield from self._find_in_queues(seen, topic, place, store_host))
 
     def _is_of(self, topic: Topic, seen: Found, staged: _Staged | None) -> bool:
@@ -357,7 +400,7 @@ class Lookup:
         rows = self._fold.far.rows
         number = rows.search("arrival", seen.arrival, "left")
         row = rows.read(number, number + 1)
-        number, row = number, row[row["arrival"] == seen.arrival]
+        row = row[(row["arrival"] == seen.arrival) & (row["kind"] == MESSAGE)]
         yield
         if len(row):
             return (yield from self._far_place(seen, number, row))
@@ -380,7 +423,9 @@ class Lookup:
         for run in self._fold.wheel.runs:
             if run.base == staged.base and run.position <= staged.row:
                 fate = run.fate(staged.row)
-                return (yield from self._single_place(seen)) if fate == ELSEWHERE else _Place(_STATES[fate])
+                if fate == ELSEWHERE:
+                    return (yield from self._single_place(seen))
+                return _Place(_STATES[fate], is_near=True)
         # It was fired: from here or, after a rescue, from the log. Nothing says which.
         return _Place(State.CANCELLED, (staged.offset, seen.arrival))
 
@@ -400,7 +445,7 @@ class Lookup:
         while len(singles := self._fold.wheel.singles(seen.due_at_ms, start, start + _ROWS_PER_STEP)):
             hits = np.flatnonzero(singles["offset"] == seen.arrival)
             if len(hits):
-                return _Place(State.CANCELLED if singles["queue"][hits[0]] == DEAD else State.WAITING)
+                return _Place(State.CANCELLED if singles["queue"][hits[0]] < 0 else State.WAITING, is_near=True)
             start += len(singles)
             yield
         return _Place(State.CANCELLED, (seen.arrival,))
@@ -465,6 +510,16 @@ def _as_undelivered(seen: Found, store_host: Host | None) -> Found:
     body = bytearray(seen.record)
     records.deliver(body, [(0, NOWHERE, seen.offset, seen.stored_at_ms)], store_host)
     return seen._replace(record=bytes(body))
+
+
+def found_in_table(data: bytes, due_at_ms: int, arrival: int, store_host: Host | None, *, is_near: bool) -> Found:
+    """Describes a message that waits and was found in the table alone; it may have come into the wheel."""
+    record = records.decode(data)
+    found = Found(
+        data, State.WAITING, arrival, arrival, record.stored_at_ms, due_at_ms, record.queue_id, is_near=is_near,
+        is_in_table_alone=not is_near,
+    )  # fmt: skip
+    return _as_undelivered(found, store_host)
 
 
 def _staged(base: int, chunk: Chunk, row: int) -> _Staged:

@@ -173,6 +173,7 @@ def _shorten_rows(log: Log, fold: Fold, older: Kept, seen_before_ms: int) -> Non
             break
         first = min(first, number)
     fold.index.forget(first << log.segment_shift)
+    fold.once.rows.forget(older.once_first)
     for rows in fold.all_rows():
         rows.remove_files(older.lengths.get(rows.folder, 0))
 

@@ -8,13 +8,15 @@ batch in the log is known. This is the hot path of sending: a topic is looked up
 from collections.abc import Mapping
 from typing import NamedTuple, NoReturn
 
+from postdate.broker.once import OnceCalls
 from postdate.broker.settings import CurrentSettings
-from postdate.broker.writing import NO_SECONDS, Seconds, Ticket, Writer
+from postdate.broker.writing import NO_NAMES, NO_SECONDS, Names, Seconds, Ticket, Writer
 from postdate.errors import FlowControl, IllegalMessage, NoPermission
 from postdate.keys import key_hash
 from postdate.message import (
     INTERNAL_PROPERTIES,
     PROPERTY_KEYS,
+    PROPERTY_ONCE,
     PROPERTY_TAGS,
     PROPERTY_TIMER_DEL_UNIQKEY,
     PROPERTY_TRANSACTION,
@@ -33,10 +35,11 @@ from postdate.message import (
 from postdate.state.fold import Fold
 from postdate.state.topics import PERM_WRITE, RESERVED_TOPICS, Topic
 from postdate.storage import record as records
-from postdate.storage.batch import MORE_KEYS, SYSTEM_TOPIC_PREFIX, Prepared
+from postdate.storage.batch import MORE_KEYS, MOVE, SYSTEM_TOPIC_PREFIX, Prepared
 
 _NEW = tuple.__new__  # past the constructor of a named tuple, which costs as much as the checks
 _NOT_FROM_PRODUCERS = INTERNAL_PROPERTIES | {PROPERTY_TIMER_DEL_UNIQKEY, PROPERTY_TRANSACTION}
+_UNUSUAL = _NOT_FROM_PRODUCERS | {PROPERTY_ONCE}  # most messages have none of them, and pay for one comparison
 
 
 class _Known(NamedTuple):
@@ -53,6 +56,8 @@ class SendCalls:
         self._fold, self._writer, self._settings = fold, writer, settings
         self._properties_bytes_max = settings.limits.properties_bytes_max
         self._store_host = store_host
+        self._once = OnceCalls(fold, writer, settings)
+        self._has_once = False  # whether a message with an id was ever prepared
         self.levels = DelayLevels.parse(settings.now.message_delay_level)
         self._known: dict[str, _Known] = {}
         self.accepted_count = 0  # messages written since the folder was opened
@@ -66,7 +71,8 @@ class SendCalls:
 
     def prepare(self, message: Message, at_ms: int) -> Prepared:
         """The first half of a send, for a caller who gathers a batch one message after the other: checks a message and
-        finds out when it is due. Changes nothing. Raises IllegalMessage, TopicNotFound, NoPermission.
+        finds out when it is due. Changes nothing. Raises IllegalMessage, TopicNotFound, NoPermission; SentBefore for
+        one that is stored once, and is stored.
         """
         # Unpacked once: this runs for every send, and reading attributes costs more than the checks.
         name, body, encoded_properties, queue_id, _, _, _, born_host, _, _ = message
@@ -81,9 +87,13 @@ class SendCalls:
             or shape is None
         ):
             self._refuse_fields(message, topic)
-        properties = decode_properties(encoded_properties)
-        if not _NOT_FROM_PRODUCERS.isdisjoint(properties):
-            _refuse(properties)
+        properties, once, once_hash = decode_properties(encoded_properties), "", 0
+        if not _UNUSUAL.isdisjoint(properties):
+            if not _NOT_FROM_PRODUCERS.isdisjoint(properties):
+                _refuse(properties)
+            if PROPERTY_ONCE in properties:
+                encoded_properties, once, once_hash = self._once.take(message, properties[PROPERTY_ONCE], topic, at_ms)
+                message, self._has_once = _NEW(Message, (name, body, encoded_properties, *message[3:])), True
         due_at_ms, level = due_and_level(properties, at_ms, self.levels, settings.delay_ms_max)
         get = properties.get
         unique, keys, tags = get(PROPERTY_UNIQ_KEY), get(PROPERTY_KEYS), get(PROPERTY_TAGS)
@@ -95,7 +105,7 @@ class SendCalls:
             (
                 message, shape, shape.fixed_bytes + len(body) + len(encoded_properties), level, topic.numbers[queue_id],
                 due_at_ms, key_hash(unique) if unique else 0, key_hash(first) if first else 0,
-                tag_hash(tags) if tags else 0, unique, flags,
+                tag_hash(tags) if tags else 0, unique, flags, once, once_hash,
             ),
         )  # fmt: skip
 
@@ -122,10 +132,36 @@ class SendCalls:
         """
         timed = len([None for entry in prepared if entry.due_at_ms])
         seconds = self._admit(prepared, timed) if timed else NO_SECONDS
-        ticket = self._writer.write(prepared, at_ms, timed, seconds)
+        once = self._admit_once(prepared, at_ms) if self._has_once else NO_NAMES
+        ticket = self._writer.write(prepared, at_ms, timed, seconds, once=once)
         self.accepted_count += len(prepared)
         self.timed_count += timed
         return ticket
+
+    def _admit_once(self, prepared: list[Prepared], at_ms: int) -> Names:
+        """Returns the messages of a batch that are stored once: their place by what they are known by. Raises
+        FlowControl, and IllegalMessage where two of them have one id.
+        """
+        places = [index for index, entry in enumerate(prepared) if entry.once_hash]
+        if not places:
+            return NO_NAMES
+        once = {prepared[index].once: index for index in places}
+        if len(once) < len(places):
+            raise IllegalMessage(f"two messages of a batch have one {PROPERTY_ONCE}: send them one after the other")
+        assert self._writer.pending_once.keys().isdisjoint(once), "another one was written since this one was prepared"
+        self._once.admit(len(once), at_ms)
+        return once
+
+    def prepare_moved(self, message: Message, at_ms: int) -> Prepared:
+        """As `prepare`, for a message that was stored before: its queue may be gone since."""
+        topic, _ = self._known.get(message.topic) or self._look_up(message.topic)
+        return self.prepare(message._replace(queue_id=message.queue_id % topic.write_queue_count), at_ms)
+
+    def write_moved(self, prepared: list[Prepared], at_ms: int, ticket: Ticket) -> Ticket:
+        """As `write`, for messages that were stored before and are moved."""
+        timed = len([None for entry in prepared if entry.due_at_ms])
+        seconds = self._admit(prepared, timed) if timed else NO_SECONDS
+        return self._writer.write(prepared, at_ms, timed, seconds, MOVE, ticket)
 
     def _admit(self, prepared: list[Prepared], timed: int) -> Seconds:
         """Checks that messages which will wait fit the bounds of the wheel, which is in RAM, and of each second.

@@ -97,6 +97,7 @@ class FarState(NamedTuple):
     rows_in: int  # rows that ever came into the table
     rows_out: int  # rows that left it
     in_table: int  # rows that wait there
+    has_staged: bool  # messages wait in the wheel that came from it
     table: str  # where it is
 
 
@@ -112,6 +113,7 @@ class View:
 
     def __init__(self, fold: Fold, log: Log, segments: Segments) -> None:
         self._fold, self._log, self._segments = fold, log, segments
+        self.trusts_table = True  # False: what the log says of where the table is does not count
 
     # -- topics -------------------------------------------------------------------------------------------------
 
@@ -269,7 +271,8 @@ class View:
         far = self._fold.far
         return FarState(
             far.epoch, far.taken, far.horizon_at_ms, far.rows.first, far.length, far.arrival_of(far.taken),
-            far.rows_in, far.rows_out, far.in_table, far.table,
+            far.rows_in, far.rows_out, far.in_table, bool(self._fold.wheel.runs),
+            far.table if self.trusts_table else "",
         )  # fmt: skip
 
     def far_arrival(self, number: int) -> int:

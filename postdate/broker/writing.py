@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 from postdate.errors import LogFailed, PostdateError, UsageError
 from postdate.message import SendIdentity
 from postdate.state.fold import NO_PLACES, NO_QUEUES, Fold
-from postdate.storage.batch import Batch, Packed, Packer, Prepared, system_body
+from postdate.storage.batch import MESSAGE, MOVE, Batch, Packed, Packer, Prepared, system_body
 from postdate.storage.layout import BATCH_HEADER_BYTES
 from postdate.storage.log import Log
 
 Seconds = dict[tuple[int, str], int]  # (second of due time, topic) -> messages
 NO_SECONDS: Seconds = {}
+Names = dict[str, int]  # by what a message that is stored once is known by: its place in its batch
+NO_NAMES: Names = {}
 _NEW = tuple.__new__  # past the constructor of a named tuple: changes are taken after every flush
 _NO_OFFSETS: list[int] = []
 
@@ -43,7 +45,7 @@ class Ticket:
     more than what the fold answers has a ticket of its own, with another `settle`.
     """
 
-    __slots__ = ("answers", "end", "error", "offsets", "prepared", "seconds", "timed")
+    __slots__ = ("answers", "end", "error", "offsets", "once", "prepared", "seconds", "timed")
 
     def __init__(self, end: int = 0, offsets: list[int] = _NO_OFFSETS) -> None:
         self.end = end  # durable when the log is durable up to here
@@ -53,6 +55,7 @@ class Ticket:
         self.error: PostdateError | OSError | None = None
         self.timed = 0  # messages in it that will wait
         self.seconds = NO_SECONDS  # the same by (second of due time, topic), where that is limited
+        self.once = NO_NAMES  # messages in it that are stored once
 
     def settle(self, answers: list[Any]) -> None:
         """Takes in what the fold has answered, before another batch is applied."""
@@ -77,27 +80,46 @@ class Writer:
         self.applied_count = 0  # batches
         # Since changes were last returned.
         self._grown, self._ready = NO_QUEUES, NO_PLACES
+        self._last_move: Ticket | None = None
         # Messages that will wait, in batches that are not applied yet: they count for flow control already.
         self.pending_timed = 0
         self.pending_seconds: Seconds = {}
+        # Those of them that are stored once: they have no row in the fold yet. The ticket has their places.
+        self.pending_once: dict[str, Ticket] = {}
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def write(self, prepared: list[Prepared], at_ms: int, timed: int = 0, seconds: Seconds = NO_SECONDS) -> Ticket:
-        """Writes messages as one batch; `timed` of them will wait. Raises IllegalMessage, DiskFull, LogFailed."""
+    def write(
+        self, prepared: list[Prepared], at_ms: int, timed: int = 0, seconds: Seconds = NO_SECONDS, kind: int = MESSAGE,
+        ticket: Ticket | None = None, once: Names = NO_NAMES,
+    ) -> Ticket:  # fmt: skip
+        """Writes messages, new or moved ones, as one batch, for the given ticket or a plain one; `timed` of them will
+        wait, those of `once` are stored once. Raises IllegalMessage, DiskFull, LogFailed.
+        """
         if not prepared:
             raise UsageError("a batch needs at least one message")
         length = self._packer.length_of(prepared)
         start = self._log.place(length, at_ms, urgent=False)
-        ticket = self._append(start, length, at_ms, len(prepared), self._packer.pack(prepared, start, at_ms))
+        packed = self._packer.pack(prepared, start, at_ms, kind)
+        ticket = self._append(start, length, at_ms, len(prepared), packed, ticket)
         ticket.prepared = prepared
+        if kind == MOVE:
+            self._last_move = ticket
         if timed:
             ticket.timed, ticket.seconds = timed, seconds
             self.pending_timed += timed
             for place, count in seconds.items():
                 self.pending_seconds[place] = self.pending_seconds.get(place, 0) + count
+        if once:
+            ticket.once = once
+            self.pending_once.update(dict.fromkeys(once, ticket))
         self._settle_async()
         return ticket
+
+    @property
+    def has_pending_move(self) -> bool:
+        """Whether a move is written that is not applied yet."""
+        return self._last_move is not None and self._last_move.answers is None
 
     def write_system(self, kind: int, values: Mapping[str, Any], at_ms: int, ticket: Ticket | None = None) -> Ticket:
         """Writes one record of a system topic, for the given ticket or a plain one. It may use the log's reserve."""
@@ -206,7 +228,7 @@ class Writer:
                 self._ready = self._ready | ready if self._ready else ready
             self.applied_count += 1
             ticket.settle(answers)
-            if ticket.timed:
+            if ticket.timed or ticket.once:
                 self._forget(ticket)
 
     def _settle_async(self) -> None:
@@ -214,7 +236,7 @@ class Writer:
             self.apply_durable()
 
     def _forget(self, ticket: Ticket) -> None:
-        """Counts its messages off those that will wait: the fold counts them now."""
+        """Counts its messages off those that will wait, and forgets their ids: the fold knows them now."""
         self.pending_timed -= ticket.timed
         for place, count in ticket.seconds.items():
             left = self.pending_seconds[place] - count
@@ -222,3 +244,5 @@ class Writer:
                 self.pending_seconds[place] = left
             else:
                 del self.pending_seconds[place]
+        for name in ticket.once:
+            del self.pending_once[name]

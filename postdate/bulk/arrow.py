@@ -62,7 +62,9 @@ class Bytes:
 
 
 def gather(data: Bytes, start: np.ndarray, stop: np.ndarray) -> pa.Array:
-    """Returns the bytes from each start to its stop as a binary array. Places ascend and do not overlap."""
+    """Returns the bytes from each start to its stop as a binary array. Places ascend and do not overlap; two may be
+    the same.
+    """
     if not len(start):
         return pa.array([], pa.binary())
     offsets = np.empty(2 * len(start), np.int64)
@@ -138,7 +140,9 @@ def check_records(data: Bytes, at: np.ndarray, size: np.ndarray) -> None:
 
 
 class Records:
-    """The records at these places, which ascend and do not overlap. Each method makes one column. Raises CorruptLog."""
+    """The records at these places, which ascend; a move and the message that it brings have one record. Each method
+    makes one column. Raises CorruptLog.
+    """
 
     def __init__(self, data: Bytes, at: np.ndarray, size: np.ndarray) -> None:
         self._data, self._at, self._end = data, at, at + size

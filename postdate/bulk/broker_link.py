@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from postdate.access.token import TOKEN_USER
 from postdate.client.connection import Address, Answer, Connection, Connections
 from postdate.client.errors import Pause, expect_success
 from postdate.client.loop import LoopThread
+from postdate.client.security import Security
 from postdate.contract import JobOrder, Stage, State, dump, load
 from postdate.errors import PostdateError, ProtocolError
 from postdate.storage.layout import NEAR
@@ -23,6 +25,7 @@ from postdate.wire import codes
 from postdate.wire.frame import NO_FIELDS, Command
 from postdate.wire.reports import decode_properties_text
 from postdate.wire.requests import Request
+from postdate.wire.signature import Credentials
 
 logger = logging.getLogger("postdate.bulk")
 
@@ -55,18 +58,19 @@ class StagedChunk(NamedTuple):
 class Link:
     """Asks the broker for bulk, and answers its questions."""
 
-    def __init__(self, address: Address, answers: Mapping[int, Answer]) -> None:
-        """`answers` answers the broker's questions, by their code."""
+    def __init__(self, address: Address, answers: Mapping[int, Answer], token: str = "") -> None:
+        """`answers` answers the broker's questions, by their code. The token, if there is one, signs ours."""
         self._address = address
         self._bulk = ""  # where bulk listens
         self._problem = ""  # why it cannot promote
         self._loop = LoopThread()
-        self._connections = Connections(greet=self._attach, answers=answers)
+        credentials = Credentials(TOKEN_USER, token) if token else None
+        self._connections = Connections(greet=self._attach, answers=answers, security=Security(credentials))
         self._keeping: Future[None] | None = None
 
-    def attach(self, bulk: Address) -> None:
+    def attach(self, bulk: str) -> None:
         """Tells the broker, on this connection and every later one, where bulk listens: it answers questions."""
-        self._bulk = str(bulk)
+        self._bulk = bulk
         self._keeping = self._loop.start(self._keep())
 
     async def _keep(self) -> None:

@@ -21,23 +21,29 @@ import orjson
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from postdate.access.permits import Permit, read_permit
 from postdate.bulk.broker_link import Link
 from postdate.bulk.maps import Maps
 from postdate.bulk.rows import Queue, QueueRows, RowsMissing
 from postdate.bulk.schema import OF_TOPIC, OUT
 from postdate.bulk.streams import BatchBounds, DueRange, far_batches, near_batches, topic_batches
-from postdate.bulk.upload import Selections, Uploads, epoch_of, parse_announcement, selection_name
+from postdate.bulk.upload import Selections, Uploads, parse_announcement, selection_name
 from postdate.client.errors import TimedOut, Unavailable, Unreachable
-from postdate.errors import FlowControl, PostdateError, Refused, UsageError
+from postdate.clock import SystemClock
+from postdate.errors import DiskFull, FlowControl, PostdateError, Refused, UsageError
+from postdate.storage.chunk import epoch_of
 from postdate.storage.disk import Disk
 from postdate.storage.folder import read_format
 from postdate.table.format import SELECTED
 
 STREAMS_MAX = 64  # reads and uploads at once; each may hold three batches of 8 MB
+UNSTAGED_MAX = 4_096  # chunks of one epoch; a stage names 256 at most
+RESERVED_SEGMENTS = 2  # of the log, which chunks leave free on the disk
 NO_ACTIONS = (
     "bulk has no actions: a pipeline asks the broker itself; run one of the broker's own version, with: "
     "postdate pipeline --addr HOST:PORT"
 )
+_PERMIT, _BEARER = "permit", "Bearer "
 _AWAY = (Unreachable, TimedOut, Unavailable, FlowControl, RowsMissing)
 
 
@@ -87,9 +93,11 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
     """Serves rows, and takes chunks and selections, from its construction on."""
 
     def __init__(
-        self, host: str, port: int, disk: Disk, folder: Path, link: Link, bounds: BatchBounds, streams_max: int
-    ) -> None:
+        self, host: str, port: int, disk: Disk, folder: Path, link: Link, bounds: BatchBounds, streams_max: int,
+        token: str = "", certificate: tuple[bytes, bytes] | None = None, socket: Path | None = None,
+    ) -> None:  # fmt: skip
         self._folder = folder
+        self._disk = disk
         self._link = link
         self._segment_bytes = read_format(disk)["segment_bytes"]
         self._maps = Maps(folder)
@@ -100,7 +108,13 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         self._streams = threading.Semaphore(streams_max)
         self._epoch = 0  # the last one whose pipeline has uploaded a chunk
         self._epoch_lock = threading.Lock()
-        super().__init__(f"grpc://{f'[{host}]' if ':' in host else host}:{port}")
+        # Without the token of a folder, as in a broker of a test's own, nobody can make a permit, and nobody needs one.
+        self._asks_permit = bool(token)
+        middleware = {_PERMIT: _Permits(token)} if token else None
+        place = f"{f'[{host}]' if ':' in host else host}:{port}"
+        location = f"grpc+unix://{socket}" if socket else f"grpc+tls://{place}" if certificate else f"grpc://{place}"
+        certificates = [certificate] if certificate else None
+        super().__init__(location, middleware=middleware, tls_certificates=certificates)
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:  # noqa: ARG002
         return []
@@ -109,14 +123,22 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         """Refuses a pipeline of an older version, which asked here for what the broker now answers itself."""
         raise flight.FlightServerError(NO_ACTIONS)
 
+    def _require(self, context: flight.ServerCallContext, topic: str = "") -> None:
+        """Raises FlightUnauthorizedError for a permit that is not good for a topic, or for everything."""
+        if self._asks_permit and not _permit_of(context).may_read(topic):
+            what = f"topic {topic}" if topic else "what waits"
+            raise flight.FlightUnauthorizedError(f"the permit is not good for {what}, but for another topic alone")
+
     # -- out ----------------------------------------------------------------------------------------------------
 
-    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:  # noqa: ARG002
+    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:
         with _flight_errors():
             name = selection_name(ticket.ticket)
             if name:
+                self._require(context)
                 return flight.GeneratorStream(SELECTED, self._selections.read(name))
             asked = read_ticket(ticket.ticket)
+            self._require(context, asked.queue.topic if asked else "")
             if asked is None:
                 return flight.GeneratorStream(OUT, self._stream(None, None))
             rows = QueueRows(self._folder, self._link, asked.queue, asked.start, asked.stop)
@@ -138,22 +160,27 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
 
     def do_put(
         self,
-        context: flight.ServerCallContext,  # noqa: ARG002
+        context: flight.ServerCallContext,
         descriptor: flight.FlightDescriptor,
         reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
     ) -> None:
         with _flight_errors(), self._slot():
+            if self._asks_permit and not _permit_of(context).may_write:
+                raise flight.FlightUnauthorizedError("the permit is good for reading alone: only a pipeline writes")
             name = selection_name(descriptor.command or b"")
             if name:
-                rows = self._selections.write(name, [piece.data for piece in reader])
+                rows = self._selections.write(name, (piece.data for piece in reader))
                 writer.write(pa.py_buffer(orjson.dumps({"rows": rows})))
                 return
             chunk = parse_announcement(descriptor.command or b"")
             self._refuse_old(chunk.name)
+            self._refuse_many(chunk.name)
+            self._refuse_full_disk(chunk.name)
             with self.uploads.receive(chunk) as upload:
                 for piece in reader:
                     upload.add(piece.data)
+                    self._refuse_full_disk(chunk.name)
                 whole = upload.finish()
             writer.write(pa.py_buffer(orjson.dumps(whole._asdict())))
 
@@ -169,6 +196,21 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
                 self.uploads.remove_older(epoch, {chunk.name for chunk in self._link.chunks()})
                 self._epoch = epoch
 
+    def _refuse_many(self, name: str) -> None:
+        """Raises Refused for a chunk of a pipeline that uploads and does not stage: its next epoch removes them."""
+        if self.uploads.count(self._epoch) >= UNSTAGED_MAX:
+            staged = {chunk.name for chunk in self._link.chunks()}
+            if self.uploads.count(self._epoch, without=staged) >= UNSTAGED_MAX:
+                raise Refused(f"chunk {name}: {UNSTAGED_MAX} chunks of this epoch are not staged, the limit")
+
+    def _refuse_full_disk(self, name: str) -> None:
+        """Raises DiskFull before a chunk takes the room that the log needs: messages must be taken, and fired."""
+        free = self._disk.space()[1]
+        if free < RESERVED_SEGMENTS * self._segment_bytes:
+            raise DiskFull(
+                f"chunk {name}: {free} bytes are free, and the log needs {RESERVED_SEGMENTS} segments of them"
+            )
+
     @contextmanager
     def _slot(self) -> Iterator[None]:
         if not self._streams.acquire(blocking=False):
@@ -177,6 +219,39 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
             yield
         finally:
             self._streams.release()
+
+
+# -- who asks ---------------------------------------------------------------------------------------------------
+
+
+class _Bearer(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow has no types
+    """The permit of a call."""
+
+    def __init__(self, permit: Permit) -> None:
+        self.permit = permit
+
+
+class _Permits(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no types
+    """Reads the permit of each call before anything else is looked at."""
+
+    def __init__(self, token: str) -> None:
+        self._token, self._clock = token, SystemClock()
+
+    def start_call(self, info: flight.CallInfo, headers: dict[str, list[str]]) -> _Bearer:  # noqa: ARG002
+        found = [value for name, values in headers.items() if name.lower() == "authorization" for value in values]
+        if not found or not found[0].startswith(_BEARER):
+            raise flight.FlightUnauthenticatedError(
+                "bulk needs a permit, which the broker gives with its state and with a topic's queues (docs/bulk.md)"
+            )
+        try:
+            return _Bearer(read_permit(self._token, found[0].removeprefix(_BEARER), self._clock.now_ms()))
+        except UsageError as error:
+            raise flight.FlightUnauthenticatedError(str(error)) from error
+
+
+def _permit_of(context: flight.ServerCallContext) -> Permit:
+    permit: Permit = context.get_middleware(_PERMIT).permit
+    return permit
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import pyarrow as pa
 OUT = pa.schema(
     [
         pa.field("offset", pa.int64(), nullable=False),  # number of the far row, or offset in the topic's queue
-        pa.field("kind", pa.int8(), nullable=False),  # 1 message, 2 cancel
+        pa.field("kind", pa.int8(), nullable=False),  # 1 message, 2 cancel, 14 move
         pa.field("topic", pa.string()),
         pa.field("queue", pa.int32(), nullable=False),  # queue number
         pa.field("level", pa.int8(), nullable=False),

@@ -30,7 +30,7 @@ from postdate.keys import key_hash
 from postdate.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, DelayLevels, first_key
 from postdate.storage import chunk as chunks
 from postdate.storage import segment
-from postdate.storage.batch import CANCEL, JOB, MESSAGE
+from postdate.storage.batch import CANCEL, JOB, MESSAGE, MOVE
 from postdate.storage.chunk import CHUNK_BIT
 from postdate.storage.layout import TIME
 
@@ -112,7 +112,8 @@ def _read_segment(numbers: np.ndarray, rows: np.ndarray, base: int, maps: Maps) 
     data = maps.get(segment.path_of(base))
     if data is None:
         return pa.RecordBatch.from_pylist([], OUT)
-    found = read_columns(data, rows["arrival"] - base, rows["size"].astype(np.int64))
+    at = rows["arrival"] - base - (rows["kind"] == MOVE)  # a move's row comes after that of its message
+    found = read_columns(data, at, rows["size"].astype(np.int64))
     found = name_cancelled(found, rows["kind"] == CANCEL)
     kind, level = _signed(rows, "kind", np.int8), _signed(rows, "level", np.int8)
     return _make_batch(pa.array(numbers), kind, level, rows, found)

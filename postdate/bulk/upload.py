@@ -4,9 +4,8 @@ A chunk comes batch by batch. Each batch is checked when it comes, the whole is 
 that fails leaves no file.
 """
 
-import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -25,9 +24,9 @@ from postdate.storage.disk import Disk
 from postdate.storage.layout import CHUNK_ROW
 from postdate.table.format import SELECTED
 
-_NAME = re.compile(r"([0-9]{6})-[A-Za-z0-9_.-]{1,120}")
 _FIXED_COLUMNS = ("due", "arrival", "queue", "tag_hash", "flags", "unique_hash", "key_hash")
 SELECTION_ROWS_MAX = 4_000_000  # 160 MB
+BATCH_BYTES_MAX = 1 << 30  # of a chunk: 16,384 rows with records of 64 KB
 _SELECTION_BATCH_ROWS = 65_536
 
 
@@ -50,17 +49,11 @@ def parse_announcement(text: bytes) -> Announced:
         found = Announced(str(fields["name"]), int(fields["rows"]), None if size is None else int(size))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"a chunk is announced by {text[:200]!r}, expected JSON with name and rows") from error
-    if epoch_of(found.name) is None:
+    if chunks.epoch_of(found.name) is None:
         raise UsageError(f"chunk name {found.name[:64]!r}, expected six digits of the epoch, -, then a-z A-Z 0-9 . _ -")
     if found.rows < 0 or (found.bytes or 0) < 0:
         raise UsageError(f"chunk {found.name} is announced with {found.rows} rows and {found.bytes} bytes")
     return found
-
-
-def epoch_of(name: str) -> int | None:
-    """Returns the epoch in the name of an uploaded chunk; None for any other file."""
-    match = _NAME.fullmatch(name)
-    return int(match[1]) if match and not name.endswith(chunks.NEW) else None
 
 
 class Uploads:
@@ -75,9 +68,13 @@ class Uploads:
     def remove_older(self, epoch: int, staged: set[str]) -> None:
         """Removes the chunks of older epochs that are not staged: no stage will name them any more."""
         for name in self._disk.list(chunks.FOLDER):
-            if name not in staged and (epoch_of(name) or epoch) < epoch:
+            if name not in staged and (chunks.epoch_of(name) or epoch) < epoch:
                 reach("chunk.remove")
                 self._disk.remove(chunks.path_of(name))
+
+    def count(self, epoch: int, without: Collection[str] = ()) -> int:
+        """How many chunks of an epoch lie in the folder, but for some."""
+        return sum(chunks.epoch_of(name) == epoch and name not in without for name in self._disk.list(chunks.FOLDER))
 
     def remove(self, names: Iterable[str]) -> None:
         """Removes chunks whose stage was refused. A new pipeline may have removed them before."""
@@ -116,6 +113,11 @@ class Upload:
         """Writes the next rows. Raises UsageError where they are too many, out of order or no records."""
         if not batch.num_rows:
             return
+        if batch.nbytes > BATCH_BYTES_MAX:
+            raise UsageError(
+                f"chunk {self._wanted.name}: a batch has {batch.nbytes} bytes, the limit is {BATCH_BYTES_MAX}: send "
+                "smaller ones"
+            )
         rows, data = _read_chunk_rows(batch)
         self._check_counts(len(rows), len(data))
         self._check_order(rows)
@@ -216,13 +218,19 @@ class Selections:
         self._disk = disk
         selection.remove_unfinished(disk)
 
-    def write(self, name: str, batches: Sequence[pa.RecordBatch]) -> int:
-        """Writes a selection, durable on return; returns its rows. Raises Refused, UsageError."""
+    def write(self, name: str, batches: Iterable[pa.RecordBatch]) -> int:
+        """Writes a selection, durable on return; returns its rows. Raises Refused, UsageError. A selection that is too
+        long is refused while it is read: no more of it than the limit is ever in memory.
+        """
         if selection.is_there(self._disk, name):
             raise Refused(f"selection {name} exists already: give each selection a name of its own")
-        rows = np.concatenate([np.empty(0, layout.SELECTED), *(_read_selected_rows(batch) for batch in batches)])
-        if len(rows) > SELECTION_ROWS_MAX:
-            raise UsageError(f"selection {name} has {len(rows)} rows, the limit is {SELECTION_ROWS_MAX}")
+        pieces, count = [np.empty(0, layout.SELECTED)], 0
+        for batch in batches:
+            count += batch.num_rows
+            if count > SELECTION_ROWS_MAX:
+                raise UsageError(f"selection {name} has {count} rows or more, the limit is {SELECTION_ROWS_MAX}")
+            pieces.append(_read_selected_rows(batch))
+        rows = np.concatenate(pieces)
         if not selection.is_sorted(rows):
             raise UsageError(f"selection {name} is not in (due, arrival) order, or has a row twice")
         selection.write(self._disk, name, rows)

@@ -8,13 +8,13 @@ import numpy as np
 
 from postdate.check.report import Report
 from postdate.errors import CorruptQueue, CorruptSnapshot
-from postdate.state import index
+from postdate.state import index, once
 from postdate.state.saved import read_state, read_sums
 from postdate.storage import chunk as chunks
 from postdate.storage import segment, snapshot
 from postdate.storage.chunk import CHUNK_BIT
 from postdate.storage.disk import Disk
-from postdate.storage.layout import ENTRY, FAR, INDEX, TIME
+from postdate.storage.layout import ENTRY, FAR, INDEX, ONCE_ROW, TIME
 from postdate.storage.rows import BLOCK_ROWS, Rows
 from postdate.storage.segment import Segments
 
@@ -32,7 +32,7 @@ class Saved:
     @cached_property
     def lengths(self) -> dict[str, int]:
         """How many rows each folder of rows must have."""
-        lengths = {name: self.state[name]["length"] for name in ("far", "index")}
+        lengths = {name: self.state[name]["length"] for name in ("far", "index", once.FOLDER) if name in self.state}
         for number, (length, times_length, _) in enumerate(self.state["queues"]):
             lengths[entries_folder(number)], lengths[times_folder(number)] = length, times_length
         return lengths
@@ -41,6 +41,8 @@ class Saved:
     def firsts(self) -> dict[str, int]:
         """Which rows retention had let go, by folder: those before this one. Of times it is not written down."""
         firsts = {name: self.state[name]["first"] for name in ("far", "index")}
+        if once.FOLDER in self.state:  # a snapshot of an earlier version has no ids
+            firsts[once.FOLDER] = self.state[once.FOLDER]["gone"]
         for number, (_, _, first) in enumerate(self.state["queues"]):
             firsts[entries_folder(number)] = first
         return firsts
@@ -64,7 +66,7 @@ def times_folder(number: int) -> str:
     return f"queues/{number}/times"
 
 
-_DTYPES = {"far": FAR, index.FOLDER: INDEX}
+_DTYPES = {"far": FAR, index.FOLDER: INDEX, once.FOLDER: ONCE_ROW}
 
 
 @dataclass(frozen=True)

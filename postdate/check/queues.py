@@ -8,7 +8,7 @@ from postdate.check.folder import Folder, entries_folder, times_folder
 from postdate.check.rows import Pointers, Tables, check_ascending
 from postdate.errors import CorruptQueue
 from postdate.state.topics import SCHEDULE_TOPIC
-from postdate.storage.batch import KIND_NAMES, MESSAGE
+from postdate.storage.batch import KIND_NAMES, MESSAGES
 
 
 class _Entries(NamedTuple):
@@ -85,7 +85,7 @@ class QueueCheck:
     def _check_entries(self, entries: _Entries) -> None:
         rows, found, known = entries.rows, entries.found, entries.known
         self._report.find_each(
-            found & ((known["size"] != rows["size"]) | (known["kind"] != MESSAGE)),
+            found & ((known["size"] != rows["size"]) | ~np.isin(known["kind"], MESSAGES)),
             lambda hit: (
                 f"{entries.place(hit)}: it says {rows['size'][hit]} bytes, at {known['offset'][hit]} is a "
                 f"{KIND_NAMES.get(int(known['kind'][hit]))} of {known['size'][hit]}"

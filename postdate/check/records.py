@@ -10,10 +10,12 @@ import numpy as np
 
 from postdate.arrival import NEVER, OWN
 from postdate.errors import IllegalMessage
-from postdate.keys import key_hash
+from postdate.keys import key_hash, once_hash, once_name
 from postdate.message import (
     DEFAULT_LEVELS_TEXT,
     PROPERTY_KEYS,
+    PROPERTY_ONCE,
+    PROPERTY_ONCE_MS,
     PROPERTY_TAGS,
     PROPERTY_UNIQ_KEY,
     DelayLevels,
@@ -77,7 +79,7 @@ def due_problem(properties: dict[str, str], due_at_ms: int, level: int, at_ms: i
 
 
 def message_problem(record: records.Record, row: tuple[int, ...], at_ms: int) -> str:
-    _, level, flags, _, due_at_ms, unique_hash, first_hash, tagged, *_ = row
+    _, level, flags, _, due_at_ms, unique_hash, first_hash, tagged, _, _, once = row
     try:
         properties = decode_properties(record.properties)
     except IllegalMessage as error:
@@ -88,6 +90,11 @@ def message_problem(record: records.Record, row: tuple[int, ...], at_ms: int) ->
     more = bool(flags & MORE_KEYS)
     if more != bool(other_keys(properties.get(PROPERTY_KEYS, ""))):
         return f"the row says that there are {'more keys' if more else 'no more keys'} than the first; that is not so"
+    if once and once != once_hash(once_name(record.topic, properties.get(PROPERTY_ONCE, ""))):
+        return "the row's hash is not that of the id under which the message is stored once"
+    window = f"{PROPERTY_ONCE_MS}\x01{properties.get(PROPERTY_ONCE_MS)}\x02".encode()
+    if once and not record.properties.endswith(window):
+        return "the row says that the message is stored once, its last property is no window"
     return keys_problem(properties, unique_hash, first_hash, tagged)
 
 

@@ -19,7 +19,9 @@ from postdate.check.folder import Folder, Saved, dtype_of, named
 from postdate.check.walk import place_of
 from postdate.errors import CorruptData, PostdateError
 from postdate.state import saved as recovery
+from postdate.state.cancels import Tombstone
 from postdate.state.fold import Fold
+from postdate.state.once import NO_IDS
 from postdate.storage import segment
 from postdate.storage.batch import KIND_FILLER, STAGE, Batch
 from postdate.storage.disk import Data, Disk
@@ -242,10 +244,12 @@ def _comparable(state: dict[str, Any]) -> dict[str, Any]:
     state = {name: value for name, value in state.items() if name not in ("seconds", "last_offset")}
     state["far"] = {name: value for name, value in state["far"].items() if name not in recovery.LOCAL_FAR_STATE}
     state["index"] = state["index"]["length"]
+    state["once"] = {name: value for name, value in state.get("once", NO_IDS).items() if name != "gone"}
     state["queues"] = [[length, times_length] for length, times_length, _ in state["queues"]]
     for name in ("held", "seen", "touched", "chunks", "chunk_seen"):
         state[name] = dict(state[name])
-    state["tombstones"] = sorted(state["tombstones"])
+    state["tombstones"] = sorted(list(Tombstone(*entry)) for entry in state["tombstones"])  # earlier ones are shorter
+    state["moved"] = state.get("moved", 0)
     state["groups"] = state["groups"] | {"offsets": sorted(state["groups"]["offsets"])}
     return state
 

@@ -7,7 +7,7 @@ missing, as many rows as the log says.
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,13 +27,14 @@ from postdate.check.refold import Refold
 from postdate.check.rows import Tables
 from postdate.errors import CorruptLog, CorruptQueue, ForeignTable, IllegalMessage
 from postdate.keys import key_hash
-from postdate.message import PROPERTY_KEYS, PROPERTY_TAGS, decode_properties
+from postdate.message import PROPERTY_KEYS, PROPERTY_MOVED, PROPERTY_TAGS, MovedFrom, decode_properties
 from postdate.state.far import Far
 from postdate.storage import record as records
 from postdate.storage.batch import JOB
 from postdate.storage.folder import read_identity
 from postdate.storage.layout import FAR as FAR_ROW
 from postdate.storage.log import Log
+from postdate.table import keys
 from postdate.table.delta import is_readable
 from postdate.table.format import (
     CANCEL,
@@ -42,6 +43,7 @@ from postdate.table.format import (
     LOG,
     MESSAGE,
     MESSAGES,
+    MOVE,
     SCHEMA,
     STATISTICS,
     File,
@@ -86,6 +88,9 @@ class Group:
         self._start, self._path = start, path
         self.count = rows.num_rows
 
+    def select(self, names: Sequence[str]) -> pa.Table:
+        return self._rows.select(list(names))
+
     def place(self, hit: int) -> str:
         return f"{self._path}, row {self._start + hit}"
 
@@ -108,7 +113,7 @@ class Group:
 
     @cached_property
     def is_logged(self) -> np.ndarray:
-        """Which rows stand for a record of the log, as messages and cancels do that no job has brought."""
+        """Which rows stand for a record of the log: those that no job has brought or written."""
         logged: np.ndarray = ~self.is_drop & (self.arrival < OWN)
         return logged
 
@@ -160,6 +165,7 @@ class _FileCheck:
             )
             return None
         dues, arrivals, drops = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.bool_)]
+        indexed = []
         start = 0
         for number in range(parquet.num_row_groups):
             group = Group(parquet.read_row_group(number, use_threads=False), start, self._name)
@@ -167,7 +173,10 @@ class _FileCheck:
             dues.append(group.due)
             arrivals.append(group.arrival)
             drops.append(group.is_drop)
+            indexed.append(group.select(keys.COLUMNS))
             start += group.count
+        if indexed:
+            self._check_index(pa.concat_tables(indexed))
         seen = Seen(*(np.concatenate(columns) for columns in (dues, arrivals, drops)))
         self._check_order(seen)
         self._check_statistics(seen)
@@ -200,6 +209,14 @@ class _FileCheck:
             said = getattr(self._file, name)
             if said != value:
                 self._report.find(f"{self._name}: its {_WORDS[name]} is {value}, the Delta log says {said}")
+
+    def _check_index(self, rows: pa.Table) -> None:
+        """Checks the index of keys beside it; an earlier version has written none."""
+        path = self._path.with_name(keys.name_index(self._file.path))
+        if path.is_file():
+            self._report.count("indexes of keys", 1)
+            if path.read_bytes() != keys.encode_index(rows):
+                self._report.find(f"{self._name}: the index of keys beside it is not that of its rows")
 
     # -- a row group --------------------------------------------------------------------------------------------
 
@@ -246,16 +263,17 @@ class _FileCheck:
         self._check_bytes(group, found & same)
 
     def _check_bytes(self, group: Group, wanted: np.ndarray) -> None:
-        logged, _ = self._sources.known.find(group.arrival)
+        at = group.arrival - (group.numbers("kind") == MOVE)  # a move's row comes after that of its message
+        logged, _ = self._sources.known.find(at)
         segments = self._sources.folder.segments
         differs: dict[int, str] = {}
         held = group.records()
         for hit in np.flatnonzero(wanted & logged).tolist():
-            arrival = int(group.arrival[hit])
-            view = segments.view(arrival & -segments.segment_bytes)
-            position = arrival & (segments.segment_bytes - 1)
+            offset = int(at[hit])
+            view = segments.view(offset & -segments.segment_bytes)
+            position = offset & (segments.segment_bytes - 1)
             if view is not None and view[position : position + len(held[hit])] != held[hit]:
-                differs[hit] = f"its record is not the one that the log has at {arrival}"
+                differs[hit] = f"its record is not the one that the log has at {offset}"
         self._report.count("rows of the table equal to the log", int((wanted & logged).sum()) - len(differs))
         self._find(group, differs)
 
@@ -274,6 +292,8 @@ def _row_problem(row: dict[str, Any]) -> str:
             return _message_problem(record, row)
         if row["kind"] == CANCEL:
             return _cancel_problem(record, row)
+        if row["kind"] == MOVE:
+            return _move_problem(record, row)
     except (CorruptLog, IllegalMessage) as error:
         return str(error)
     return f"it is of kind {row['kind']}, which this program does not know"
@@ -289,6 +309,18 @@ def _message_problem(record: records.Record, row: dict[str, Any]) -> str:
     if row["arrival"] >= OWN:
         return problem  # it may have been postponed, of which its record says nothing
     return problem or due_problem(properties, row["due"], row["level"], record.stored_at_ms)
+
+
+def _move_problem(record: records.Record, row: dict[str, Any]) -> str:
+    source = MovedFrom.parse(decode_properties(record.properties).get(PROPERTY_MOVED, ""))
+    if source is None:
+        return "its record does not say which message it moves"
+    if (source.due_at_ms, source.arrival) != (row["due"], row["unique_hash"]):
+        return (
+            f"it takes away the message of due {row['due']}, arrival {row['unique_hash']}, its record says "
+            f"due {source.due_at_ms}, arrival {source.arrival}"
+        )
+    return ""
 
 
 def _cancel_problem(record: records.Record, row: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from postdate.backup import back_up
 from postdate.cli.command import OK, print_json
 from postdate.cli.folder import add_folder, open_disk
 from postdate.cli.render import Working, count, moment, size
+from postdate.process import make_private_folder
 from postdate.storage.disk import RealDisk
 
 HELP = """\
@@ -32,7 +33,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def _back_up(arguments: argparse.Namespace) -> int:
     source = open_disk(arguments)
-    arguments.target.mkdir(parents=True, exist_ok=True)
+    make_private_folder(arguments.target)
     with Working(f"copying {arguments.folder}"):
         done = back_up(source, RealDisk(arguments.target), with_table=not arguments.no_table)
     if arguments.json:

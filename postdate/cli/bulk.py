@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 from postdate.cli.command import OK, USAGE, add_parent, set_run
-from postdate.client.connection import Address, parse_address
+from postdate.client.connection import parse_address
 from postdate.config import Settings
+from postdate.errors import UsageError
 from postdate.extras import require_extra
 
 HELP = """\
@@ -35,6 +36,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     host, port = defaults.host, defaults.bulk_port
     parser.add_argument("--host", metavar="H", default=host, help=f"address to listen on (default: {host})")
     parser.add_argument("--port", metavar="N", type=int, default=port, help=f"port, 0 for a free one (default: {port})")
+    parser.add_argument("--tls-cert", metavar="FILE", help="certificate, PEM; bulk then speaks TLS alone")
+    parser.add_argument("--tls-key", metavar="FILE", help="its key, PEM (default: in the file of the certificate)")
+    parser.add_argument("--socket", metavar="PATH", type=Path, help="listen on a Unix socket, and on no port")
     add_parent(parser)
     set_run(parser, _bulk, failed=USAGE)
 
@@ -44,10 +48,23 @@ def _bulk(arguments: argparse.Namespace) -> int:
     require_extra("table", "postdate bulk")
     from postdate.bulk.process import run  # pyarrow takes half a second to load
 
-    def print_ready(address: Address) -> None:
-        print(f"bulk listens on {address}", flush=True)
+    def print_ready(place: str) -> None:
+        print(f"bulk listens on {place}", flush=True)
 
-    run(Path(arguments.data), broker, arguments.host, arguments.port, print_ready, arguments._parent_pid)
+    run(
+        Path(arguments.data), broker, arguments.host, arguments.port, print_ready, arguments._parent_pid,
+        _read_certificate(arguments), arguments.socket,
+    )  # fmt: skip
     sys.stdout.flush()
     # Flight's threads may still write to a peer that does not read; nothing of theirs is worth waiting for.
     os._exit(OK)
+
+
+def _read_certificate(arguments: argparse.Namespace) -> tuple[bytes, bytes] | None:
+    if not arguments.tls_cert:
+        return None
+    certificate, key = Path(arguments.tls_cert), Path(arguments.tls_key or arguments.tls_cert)
+    try:
+        return certificate.read_bytes(), key.read_bytes()
+    except OSError as error:
+        raise UsageError(f"the certificate or its key cannot be read: {error.filename}: {error.strerror}") from error

@@ -90,8 +90,18 @@ class Verbs:
         add_broker(verb, run)
         return verb
 
-    def add_delete(self, run: Run, summary: str) -> None:
-        self.add("delete", run, summary).add_argument("--yes", action="store_true", help="do not ask")
+    def add_local(self, name: str, run: Run, summary: str) -> argparse.ArgumentParser:
+        """Adds a verb that works on files of this machine and asks no broker."""
+        verb = self._verbs.add_parser(name, help=summary, allow_abbrev=False)
+        describe(verb, f"{summary[0].upper()}{summary[1:]}.\n\n{self._epilog}")
+        add_json(verb)
+        set_run(verb, run, failed=USAGE)
+        return verb
+
+    def add_delete(self, run: Run, summary: str) -> argparse.ArgumentParser:
+        verb = self.add("delete", run, summary)
+        verb.add_argument("--yes", action="store_true", help="do not ask")
+        return verb
 
 
 def is_meant(question: str, otherwise: str = "a deletion cannot be undone: give --yes if you mean it") -> bool:

@@ -2,7 +2,8 @@
 
 import argparse
 
-from postdate.cli.command import OK, add_broker, print_json, say_no
+from postdate.cli import named
+from postdate.cli.command import OK, REFUSED, add_broker, print_json, say_no
 from postdate.cli.render import body, body_fields, instant, is_terminal, print_facts
 from postdate.cli.values import positive
 from postdate.client import admin
@@ -15,15 +16,16 @@ examples:
   postdate find orders order-17                      by one of its keys, or by its id
   postdate find orders order-17 --limit 3 --json     the newest three, for a program
 
-The broker finds a message while its record is in the log: as long as it waits there, and for the time of retention
-(72 h by default) after it became visible. The newest stand first.
+A message waits in the wheel (it is due soon), in the log, or in the table of the pipeline alone. The broker finds it
+as long as it waits, and for the time of retention (72 h by default) after it became visible. Where the table cannot be
+asked, stderr says why. The newest stand first.
 
 exit codes: 0 found, 1 there is no such message or no such topic, 2 wrong usage, 3 no broker was reached or it refused,
-130 interrupted
+or the table could not be asked, 130 interrupted
 """
 
 _WORDS = {
-    "waiting": "waiting until {due}",
+    "waiting": "waiting until {due}{place}",
     "visible": "visible in queue {queue_id} at offset {queue_offset} since {at}",
     "cancelled": "cancelled",
     "deleted": "deleted with its topic",
@@ -39,9 +41,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _find(arguments: argparse.Namespace) -> int:
-    found = admin.find(arguments.addr, arguments.topic, arguments.key, arguments.limit)
-    if not found:
-        return say_no(f"no message of topic {arguments.topic!r} has the key {arguments.key!r}")
+    found, unread = admin.find(arguments.addr, arguments.topic, arguments.key, arguments.limit)
+    if unread:
+        say_no(f"the table cannot be asked, and may have more: {unread}")
+    elif not found:
+        return named.say_none(arguments)
     for number, message in enumerate(found):
         if arguments.json:
             fields = message._asdict()
@@ -51,9 +55,11 @@ def _find(arguments: argparse.Namespace) -> int:
             print_facts({"id": message.id, "where": _where(message), "body": body(message.body, whole=False)})
         else:
             print(f"{message.id}  {_where(message)}  {body(message.body, whole=False)}")
-    return OK
+    return REFUSED if unread else OK
 
 
 def _where(message: FoundMessage) -> str:
     words = _WORDS.get(message.state, message.state)
-    return words.format(**message._asdict(), due=instant(message.due_at_ms or 0), at=instant(message.at_ms))
+    place = f" in the {message.place}" if message.place else ""
+    fields = message._asdict() | {"place": place}
+    return words.format(**fields, due=instant(message.due_at_ms or 0), at=instant(message.at_ms))

@@ -12,6 +12,7 @@ from postdate.cli.values import named_value
 from postdate.client.address import route_addresses
 from postdate.clock import SystemClock
 from postdate.extras import require_extra
+from postdate.process import keep_files_private
 
 if TYPE_CHECKING:
     from postdate.spark.imports.inputs import Outcome, Request
@@ -72,6 +73,7 @@ def _import(arguments: argparse.Namespace) -> int:
     require_extra("spark", "postdate import")
     from postdate.spark.imports import inputs  # Spark takes a second to load, and no other command needs it
 
+    keep_files_private()
     request = _request(arguments)
     clock = SystemClock()
     started_ns = clock.elapsed_ns()

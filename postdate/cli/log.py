@@ -17,7 +17,7 @@ from postdate.config import Limits, Settings
 from postdate.errors import CorruptLog
 from postdate.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
 from postdate.storage import record as records
-from postdate.storage.batch import KIND_FILLER, KIND_NAMES, MESSAGE, Batch
+from postdate.storage.batch import KIND_FILLER, KIND_NAMES, MESSAGES, Batch
 from postdate.storage.folder import open_folder
 from postdate.storage.layout import ROW_STRUCT
 from postdate.storage.segment import Segments
@@ -55,7 +55,7 @@ class _Entry(NamedTuple):
             "due_at_ms": self.due_at_ms or None, "level": self.level or None, "size": record.size,
             "properties": properties,
         }  # fmt: skip
-        if self.kind != MESSAGE:
+        if self.kind not in MESSAGES:
             return shown | {"content": json.loads(record.body)}
         return shown | {"body_base64": base64.b64encode(record.body).decode()} if body else shown
 
@@ -125,7 +125,7 @@ def _is_wanted(entry: _Entry, arguments: argparse.Namespace) -> bool:
     return (
         entry.offset >= arguments.start
         and (arguments.stop is None or entry.offset < arguments.stop)
-        and (arguments.topic is None or (entry.kind == MESSAGE and entry.record.topic == arguments.topic))
+        and (arguments.topic is None or (entry.kind in MESSAGES and entry.record.topic == arguments.topic))
         and (arguments.kind is None or _kind_name(entry.kind) == arguments.kind)
     )
 
@@ -144,7 +144,7 @@ def _print_batch(batch: Batch, entries: list[_Entry], arguments: argparse.Namesp
 def _line(entry: _Entry, *, whole: bool) -> str:
     """One record: only what it has is named."""
     record = entry.record
-    if entry.kind != MESSAGE:
+    if entry.kind not in MESSAGES:
         return f"{entry.offset}  {_kind_name(entry.kind)}  {record.size} bytes  {record.body.decode(errors='replace')}"
     properties = _properties(record)
     named = {"unique": PROPERTY_UNIQ_KEY, "keys": PROPERTY_KEYS, "tag": PROPERTY_TAGS}

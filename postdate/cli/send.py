@@ -29,6 +29,7 @@ examples:
   postdate send orders "hello" --level 3                             RocketMQ's delay level: 10 s
   postdate send orders --file order.json --key order-17 --tag paid
   postdate send orders - < order.json                                the body is stdin
+  postdate send orders "hello" --once order-17                       again with the same id: stored once
   seq 1000 | postdate send orders --lines --delay 1h --json          a message for each line that is not empty
 
 exit codes: 0 sent, 1 there is no such topic and the broker makes none by itself, 2 wrong usage or the file cannot be
@@ -58,6 +59,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--property", metavar="NAME=VALUE", type=named_value, action="append", default=[], help="may be repeated"
     )
+    parser.add_argument(
+        "--once", metavar="ID", help="store one message of this id and body; sent again, the first receipt is printed"
+    )
     parser.add_argument("--count", metavar="N", type=positive, default=1, help="send it this many times")
     add_timeout(parser)
     add_broker(parser, _send)
@@ -66,6 +70,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _send(arguments: argparse.Namespace) -> int:
     if (arguments.body is not None) + (arguments.file is not None) + arguments.lines != 1:
         raise UsageError("give the body in one way: BODY, --file or --lines")
+    if arguments.once is not None and (arguments.lines or arguments.count > 1):
+        raise UsageError("--once is the id of one message: leave out --lines and --count")
     if arguments.lines:
         return _send_many(arguments, _line_batches())
     body = _body(arguments)
@@ -93,7 +99,7 @@ def _wishes(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "delay": None if arguments.delay is None else timedelta(milliseconds=arguments.delay),
         "at": None if arguments.at is None else instant(arguments.at), "level": arguments.level, "key": arguments.key,
-        "tag": arguments.tag, "properties": dict(arguments.property),
+        "tag": arguments.tag, "properties": dict(arguments.property), "once": arguments.once,
     }  # fmt: skip
 
 

@@ -22,10 +22,12 @@ examples:
   postdate sql "select topic, count(*), min(due) from pending group by topic"
   postdate sql "select due, key, properties['customer'] from pending where topic = 'orders' order by due limit 10"
   postdate sql "select * from pending where tag = 'sms'" --format csv --limit 100000 > sms.csv
+  postdate sql "select p.key from pending p join parquet.`paid.parquet` q on p.key = q.id" --files
 
 Columns: due (timestamp, in UTC), topic, tag, key, size (bytes of the record), properties (map), body (binary), queue
 (its number), level, arrival. Neither broker nor pipeline waits for it. It starts a Spark of its own, which
-takes some seconds and needs Java 17.
+takes some seconds and needs Java 17. With --files a query may also read files of this machine, as parquet.`path`,
+csv.`path` or json.`path`, to join them with what waits. No query writes, runs a script or calls methods of Java.
 
 exit codes: 0 answered, 2 wrong usage, or a query that Spark does not understand, 3 no broker was reached, or no Java
 """
@@ -38,6 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_flag("query", metavar="QUERY", help="select ... from pending ...")
     add_flag("--format", choices=("table", "csv", "json"), default="table", help="format of the rows (default: table)")
     add_flag("--limit", metavar="N", type=positive, default=1_000, help="at most this many rows (default: 1000)")
+    add_flag("--files", action="store_true", help="let the query read files of this machine: parquet.`path`")
     add_address(parser)
     add_bulk(parser)
     add_flag("--memory", metavar="SIZE", default="1g", help="heap of Spark (default: 1g)")
@@ -52,7 +55,9 @@ def _sql(arguments: argparse.Namespace) -> int:
     from postdate.spark.pending import query  # Spark takes a second to load, and no other command needs it
 
     broker = BrokerClient(arguments.addr, arguments.bulk)
-    found = query.answer(arguments.query, broker, arguments.limit, arguments.memory, os.environ)
+    found = query.answer(
+        arguments.query, broker, arguments.limit, arguments.memory, os.environ, reads_files=arguments.files
+    )
     _print(found.names, found.rows, arguments.format)
     if found.is_cut:
         print(f"... and more than {arguments.limit:,} rows: see --limit", file=sys.stderr)

@@ -6,6 +6,7 @@ from pathlib import Path
 from postdate.cli.command import OK, REFUSED, add_json, describe, print_json, set_run
 from postdate.cli.render import count, moment, print_facts
 from postdate.extras import require_extra
+from postdate.process import keep_files_private
 
 HELP = """\
 Adopts a table into a new data folder, after the one that it belonged to was lost.
@@ -37,6 +38,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def _adopt(arguments: argparse.Namespace) -> int:
     require_extra("table", "postdate table adopt")
+    keep_files_private()
     from postdate import adoption  # it loads deltalake
     from postdate.config import Limits, Settings
     from postdate.storage.disk import RealDisk

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from postdate import __version__
-from postdate.cli.children import BULK, PIPELINE, is_embedded, plan_children
+from postdate.cli.children import BULK, PIPELINE, is_embedded, plan_children, uses_socket
 from postdate.cli.command import OK, USAGE, add_json, print_json, set_run
 from postdate.cli.logs import add_log_level, start_logging
 from postdate.cli.render import count
@@ -15,6 +15,7 @@ from postdate.cli.settings import add_settings, load_settings
 from postdate.config import Limits, Settings
 from postdate.errors import ForeignFolder
 from postdate.server import Parts, Server, run
+from postdate.tls import CERTIFICATE_FILE
 from postdate.wire.ids import address_text
 
 logger = logging.getLogger("postdate.settings")
@@ -24,7 +25,7 @@ Starts a broker, and beside it the Spark pipeline, and serves RocketMQ clients u
 
 examples:
   postdate up                                     on 127.0.0.1:9876, data in ./postdate-data
-  postdate up --data /var/lib/postdate --host 0.0.0.0 --advertise broker.example.org
+  postdate up --host 0.0.0.0 --tls enforcing      for other machines: first make users, postdate user init --self-signed
   postdate up --route-port 19876 --broker-port 20911 --vip-port -1
   postdate up --config postdate.toml --retention-ms 7d
   postdate up --pipeline none                     for a pipeline that runs elsewhere: see postdate pipeline --help
@@ -76,6 +77,8 @@ def _print_ready(parts: Parts, server: Server) -> None:
     bulk, pipeline = parts[BULK], parts[PIPELINE]
     if settings.bulk_port < 0:
         bulk = "off"
+    elif uses_socket(settings) and not bulk.startswith("off"):
+        bulk = "a socket in the data folder, starting"
     elif not bulk.startswith("off"):
         bulk = f"{address_text(settings.host, settings.bulk_port)}, starting" if settings.bulk_port else "a free port"
     if is_embedded(settings) and not pipeline.startswith(("no Java", "off")):
@@ -87,6 +90,8 @@ def _print_ready(parts: Parts, server: Server) -> None:
     print(f"postdate {__version__}")
     print(f"  route     {server.route_address}  (the name server address of RocketMQ clients)")
     print(f"  broker    {broker}")
+    if settings.tls != "off":
+        print(f"  tls       {settings.tls}, {settings.tls_cert or Path(settings.data).resolve() / CERTIFICATE_FILE}")
     print(f"  bulk      {bulk}")
     print(f"  pipeline  {pipeline}")
     print(f"  data      {Path(settings.data).resolve()}, flush {settings.flush}")

@@ -35,6 +35,11 @@ def span(text: str) -> int:
     return found
 
 
+def shift(text: str) -> int:
+    """Milliseconds of a span; with a sign before it, of one to earlier: -10m."""
+    return -span(text[1:]) if text.startswith("-") else span(text)
+
+
 def instant(text: str) -> int:
     """Epoch milliseconds of a time in ISO 8601, or of epoch milliseconds. A time without a zone is a local one."""
     try:

@@ -33,6 +33,12 @@ def add(parser: argparse.ArgumentParser, *, required: bool) -> None:
     parser.add_argument("--memory", metavar="SIZE", default="1g", help="heap of Spark for --dry-run (default: 1g)")
 
 
+def refuse_flags(arguments: argparse.Namespace) -> None:
+    """Raises UsageError for flags of a job where there is none."""
+    if arguments.dry_run or arguments.id or arguments.no_wait:
+        raise UsageError("--dry-run is for --where and --keys, --id and --no-wait for --where")
+
+
 def run(arguments: argparse.Namespace, op: str, by_ms: int) -> int:
     if not arguments.where.strip():
         raise UsageError("--where is empty; --where true selects all that waits")

@@ -8,11 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from postdate.client.admin import Changed
+    from postdate.client.admin import Changed, FoundMessage
     from postdate.client.asynchronous import AsyncClient, connect_async
     from postdate.client.blocking import Client, connect
     from postdate.client.dead_letters import DeadLetter
-    from postdate.client.errors import BrokerError, Disconnected, TimedOut, Unavailable, Unreachable
+    from postdate.client.errors import BrokerError, Disconnected, TimedOut, Unavailable, Unreachable, Untrusted
+    from postdate.client.keys import CancelledMessage, MovedMessage
     from postdate.client.outgoing import Outgoing, Receipt
     from postdate.client.received import AsyncReceivedMessage, ReceivedMessage
     from postdate.client.resets import QueueReset
@@ -27,27 +28,29 @@ if TYPE_CHECKING:
         TopicNotFound,
         UsageError,
     )
-    from postdate.message import Cancelled
+    from postdate.message import Cancelled, Moved
 
 __all__ = [
-    "AsyncClient", "AsyncReceivedMessage", "BrokerError", "Cancelled", "Changed", "Client", "DeadLetter",
-    "Disconnected", "FlowControl", "GroupNotFound", "IllegalMessage", "NoPermission", "Outgoing", "PostdateError",
-    "ProtocolError", "QueueReset", "Receipt", "ReceivedMessage", "Refused", "TimedOut", "TopicNotFound", "Unavailable",
-    "Unreachable", "UsageError", "connect", "connect_async",
+    "AsyncClient", "AsyncReceivedMessage", "BrokerError", "Cancelled", "CancelledMessage", "Changed", "Client",
+    "DeadLetter", "Disconnected", "FlowControl", "FoundMessage", "GroupNotFound", "IllegalMessage", "Moved",
+    "MovedMessage", "NoPermission", "Outgoing", "PostdateError", "ProtocolError", "QueueReset", "Receipt",
+    "ReceivedMessage", "Refused", "TimedOut", "TopicNotFound", "Unavailable",
+    "Unreachable", "Untrusted", "UsageError", "connect", "connect_async",
 ]  # fmt: skip
 
 
 if not TYPE_CHECKING:  # or a type checker would believe that there is every name
     _HOMES = {
-        "client.admin": ("Changed",),
+        "client.admin": ("Changed", "FoundMessage"),
         "client.asynchronous": ("AsyncClient", "connect_async"),
         "client.blocking": ("Client", "connect"),
         "client.dead_letters": ("DeadLetter",),
-        "client.errors": ("BrokerError", "Disconnected", "TimedOut", "Unavailable", "Unreachable"),
+        "client.errors": ("BrokerError", "Disconnected", "TimedOut", "Unavailable", "Unreachable", "Untrusted"),
+        "client.keys": ("CancelledMessage", "MovedMessage"),
         "client.outgoing": ("Outgoing", "Receipt"),
         "client.received": ("AsyncReceivedMessage", "ReceivedMessage"),
         "client.resets": ("QueueReset",),
-        "message": ("Cancelled",),
+        "message": ("Cancelled", "Moved"),
     }
 
     def __getattr__(name: str) -> object:

@@ -15,18 +15,28 @@ from postdate.wire.ids import address_text
 
 ADDRESS_VARIABLE = "POSTDATE_ADDR"
 ADDRESS_DEFAULT = "127.0.0.1:9876"
+_LOCAL = "unix:"
 
 
 class Address(NamedTuple):
+    """Host and port; or the path of a socket on this machine, and 0."""
+
     host: str
     port: int
 
     def __str__(self) -> str:
-        return address_text(self.host, self.port)
+        return f"{_LOCAL}{self.host}" if self.is_local else address_text(self.host, self.port)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a socket in a folder, which nobody reaches from elsewhere."""
+        return self.host.startswith("/")
 
 
 def parse_address(text: str) -> Address:
-    """Reads "host:port"; an IPv6 host stands in brackets. Raises UsageError."""
+    """Reads "host:port"; an IPv6 host stands in brackets; "unix:/path" is a socket in a folder. Raises UsageError."""
+    if text.startswith(f"{_LOCAL}/"):
+        return Address(text.removeprefix(_LOCAL), 0)
     host, colon, port = text.strip().rpartition(":")
     if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) <= PORT_MAX):
         raise UsageError(f"the address is {text[:64]!r}, expected host:port, such as 127.0.0.1:9876")

@@ -1,7 +1,8 @@
 """What operators and their programs ask a broker, as values: one function per request of the protocol, and jobs.
 
-The functions take the route address, for every port of a broker answers every request. They raise PostdateError where
-no broker is reached or it refuses.
+The functions take the route address, for every port of a broker answers every request. Who asks is found in the
+environment or in the file of credentials (`security.find_login`). They raise PostdateError where no broker is reached
+or it refuses.
 """
 
 import asyncio
@@ -17,11 +18,13 @@ from postdate.client.address import Address, attempts, route_addresses
 from postdate.client.connection import Connection, Connections
 from postdate.client.errors import BrokerError, TimedOut, Unreachable, expect_success
 from postdate.client.received import decompress
+from postdate.client.security import find_login
 from postdate.contract import FAILED, JobStatus
 from postdate.errors import ProtocolError, UsageError
 from postdate.message import (
     PROPERTY_DUE_MS,
     PROPERTY_KEYS,
+    PROPERTY_PLACE,
     PROPERTY_STATE,
     PROPERTY_TAGS,
     PROPERTY_UNIQ_KEY,
@@ -40,14 +43,14 @@ _POLL_SECONDS = 0.2
 
 def ask(address: str | None, code: int, fields: Mapping[str, Any] = NO_FIELDS, body: bytes = b"") -> Command:
     """Asks the first address that is reached. Raises PostdateError where the answer is none of success."""
-    return asyncio.run(_ask(address, code, fields, body))
+    return expect_success(asyncio.run(_ask(address, code, fields, body)))
 
 
 async def _ask(address: str | None, code: int, fields: Mapping[str, Any], body: bytes) -> Command:
-    connections = Connections()
+    connections = Connections(security=find_login().open())
     try:
         connection = await connect_first(connections, route_addresses(address), CONNECT_SECONDS)
-        return expect_success(await connection.request(code, fields, body, timeout=_ANSWER_SECONDS))
+        return await connection.request(code, fields, body, timeout=_ANSWER_SECONDS)
     finally:
         await connections.close()
 
@@ -92,7 +95,9 @@ class Progress(NamedTuple):
 
 
 class FoundMessage(NamedTuple):
-    """A message that was looked up. `at_ms` is when it became visible, or was stored where it is not."""
+    """A message that was looked up. `at_ms` is when it became visible, or was stored where it is not. `place` is where
+    it waits: wheel, log or table; empty if it does not.
+    """
 
     topic: str
     id: str
@@ -104,6 +109,14 @@ class FoundMessage(NamedTuple):
     queue_id: int
     queue_offset: int
     body: bytes
+    place: str
+
+
+class Lookup(NamedTuple):
+    """What a lookup has found. `unread` says why the table was not asked, which may have more."""
+
+    messages: list[FoundMessage]
+    unread: str
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------
@@ -195,7 +208,7 @@ def follow_job(
     """Waits until a job is over, as `wait_for_job` does."""
 
     async def follow() -> JobStatus:
-        connections = Connections()
+        connections = Connections(security=find_login().open())
         try:
             jobs = Jobs(connections, route_addresses(address), CONNECT_SECONDS)
             return await jobs.wait(job_id, show, away_seconds)
@@ -229,15 +242,18 @@ def status(address: str | None) -> dict[str, Any]:
     return bodies.load(ask(address, Request.GET_STATUS).body, "the state of a broker")
 
 
-def find(address: str | None, topic: str, key: str, limit: int) -> list[FoundMessage]:
+def find(address: str | None, topic: str, key: str, limit: int) -> Lookup:
     """The messages of a key, newest first."""
-    try:
-        answer = ask(address, Request.QUERY_MESSAGE, {"topic": topic, "key": key, "maxNum": limit})
-    except BrokerError as error:
-        if error.code != codes.QUERY_NOT_FOUND:
-            raise
-        return []
-    return [_read_found(record) for record in decode_records(answer.body)]
+    fields = {"topic": topic, "key": key, "maxNum": limit}
+    return read_found(asyncio.run(_ask(address, Request.QUERY_MESSAGE, fields, b"")))
+
+
+def read_found(answer: Command) -> Lookup:
+    """Reads the answer to QUERY_MESSAGE. Raises what it means otherwise."""
+    unread = answer.fields.get("unread") or ""
+    if answer.code == codes.QUERY_NOT_FOUND:
+        return Lookup([], unread)
+    return Lookup([_read_found(record) for record in decode_records(expect_success(answer).body)], unread)
 
 
 def _read_found(record: Record) -> FoundMessage:
@@ -252,6 +268,7 @@ def _read_found(record: Record) -> FoundMessage:
         properties.get(PROPERTY_KEYS, ""), properties.get(PROPERTY_TAGS, ""),
         properties.get(PROPERTY_STATE, "waiting" if record.queue_offset < 0 else "visible"),
         int(due_at_ms) if due_at_ms else None, record.stored_at_ms, record.queue_id, record.queue_offset, body,
+        properties.get(PROPERTY_PLACE, ""),
     )  # fmt: skip
 
 

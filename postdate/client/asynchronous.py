@@ -5,14 +5,16 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import suppress
 from datetime import datetime
 from inspect import unwrap
+from typing import overload
 
 from postdate.client.address import route_addresses
-from postdate.client.admin import Changed, Jobs
+from postdate.client.admin import Changed, FoundMessage, Jobs
 from postdate.client.backlog import Delivery, Turn
 from postdate.client.connection import Connections
 from postdate.client.consumer import LEAVE_SECONDS, Consumer
 from postdate.client.dead_letters import LIMIT_DEFAULT, DeadLetter, DeadLetters
 from postdate.client.dead_letters import Wanted as WantedLetters
+from postdate.client.keys import FIND_LIMIT_DEFAULT, CancelledMessage, Keys, MovedMessage, wish_of
 from postdate.client.options import (
     BATCH_DEFAULT,
     PREFETCH_DEFAULT,
@@ -28,6 +30,7 @@ from postdate.client.pulling import PullConsumer
 from postdate.client.received import AsyncReceivedMessage
 from postdate.client.resets import QueueReset, Resets, ResetTo
 from postdate.client.routes import Routes
+from postdate.client.security import find_login
 from postdate.client.signals import stop_on_signals
 from postdate.errors import UsageError
 from postdate.message import Cancelled
@@ -47,15 +50,25 @@ class AsyncClient:
     or BrokerError. Catch `PostdateError` to catch all of them. `Client` describes the same methods in full.
     """
 
-    def __init__(self, address: str | None = None, *, timeout: float = TIMEOUT_SECONDS_DEFAULT) -> None:
+    def __init__(
+        self, address: str | None = None, *, timeout: float = TIMEOUT_SECONDS_DEFAULT, access_key: str | None = None,
+        secret_key: str | None = None, security_token: str | None = None, tls: bool | None = None,
+        ca_file: str | None = None, cert_file: str | None = None, key_file: str | None = None,
+    ) -> None:  # fmt: skip
         if not timeout > 0:
             raise UsageError(f"timeout is {timeout}, expected seconds above 0")
         self._timeout = timeout
-        self._connections = Connections()
+        login = find_login(
+            access_key=access_key, secret_key=secret_key, security_token=security_token, tls=tls, ca_file=ca_file,
+            cert_file=cert_file, key_file=key_file,
+        )  # fmt: skip
+        self._security = login.open()
+        self._connections = Connections(security=self._security)
         addresses = route_addresses(address)
         self._routes = Routes(self._connections, addresses)
         self._jobs = Jobs(self._connections, addresses, timeout)
         self._producer = Producer(self._connections, self._routes, timeout)
+        self.keys = Keys(self._connections, self._routes, self._producer, timeout)  # the blocking client shares it
         self._dead_letters = DeadLetters(self._connections, addresses, self._producer, timeout)
         self._resets = Resets(self._connections, addresses, timeout)
         self._consumers: set[Consumer] = set()
@@ -91,32 +104,80 @@ class AsyncClient:
     async def send(
         self, topic: str, body: bytes | str, *, delay: Delay | None = None, at: datetime | None = None,
         level: int | None = None, key: Key | None = None, tag: str | None = None,
-        properties: Mapping[str, Text] | None = None, queue: int | None = None,
+        properties: Mapping[str, Text] | None = None, queue: int | None = None, once: Text | None = None,
     ) -> Receipt:  # fmt: skip
         """Sends one message, as `Client.send`; when this returns, the broker has stored it. Any number of sends may be
         under way at once.
         """
-        message = Outgoing(body, delay=delay, at=at, level=level, key=key, tag=tag, properties=properties)
+        message = Outgoing(body, delay=delay, at=at, level=level, key=key, tag=tag, properties=properties, once=once)
         return await self._producer.send(topic, message, queue)
 
     async def send_batch(self, topic: str, messages: Iterable[Outgoing]) -> list[Receipt]:
         """Sends many messages, as `Client.send_batch`; returns their receipts in the same order."""
         return await self._producer.send_batch(topic, list(messages))
 
-    async def cancel(self, receipt: Receipt | str) -> Cancelled:
-        """Cancels a delayed message by its receipt, or by the text of its receipt, as `Client.cancel`."""
-        return await self._producer.cancel(receipt)
+    # -- one message, or all of a key
+
+    async def find(self, topic: str, key: Text, *, limit: int = FIND_LIMIT_DEFAULT) -> list[FoundMessage]:
+        """Finds the messages of a topic by one of their keys or by their id, as `Client.find`."""
+        return await self.keys.find(topic, key, limit)
+
+    @overload
+    async def cancel(self, receipt: Receipt | str) -> Cancelled: ...
+
+    @overload
+    async def cancel(self, *, topic: str, key: Text, only: bool = False) -> list[CancelledMessage]: ...
+
+    async def cancel(
+        self, receipt: Receipt | str | None = None, *, topic: str | None = None, key: Text | None = None,
+        only: bool = False,
+    ) -> Cancelled | list[CancelledMessage]:  # fmt: skip
+        """Cancels a delayed message by its receipt or the text of it, or all that wait of a key, as `Client.cancel`."""
+        return await self.keys.cancel(receipt, topic, key, only=only)
 
     async def cancel_key(self, topic: str, key: Text, due: datetime | int) -> Cancelled:
         """Cancels by the first of the message's keys and the instant it is due (a datetime or epoch milliseconds)."""
-        return await self._producer.cancel_key(topic, key, due)
+        return await self.keys.cancel_key(topic, key, due)
+
+    @overload
+    async def postpone(
+        self, receipt: Receipt | str, *, at: datetime | None = None, delay: Delay | None = None, by: Delay | None = None
+    ) -> MovedMessage: ...
+
+    @overload
+    async def postpone(
+        self, *, topic: str, key: Text, at: datetime | None = None, delay: Delay | None = None,
+        by: Delay | None = None, only: bool = False,
+    ) -> list[MovedMessage]: ...  # fmt: skip
+
+    async def postpone(
+        self, receipt: Receipt | str | None = None, *, topic: str | None = None, key: Text | None = None,
+        at: datetime | None = None, delay: Delay | None = None, by: Delay | None = None, only: bool = False,
+    ) -> MovedMessage | list[MovedMessage]:  # fmt: skip
+        """Gives a message that waits another due, later or earlier, or all that wait of a key, as `Client.postpone`."""
+        return await self.keys.move("postpone", receipt, topic, key, wish_of(at, delay, by), only=only)
+
+    @overload
+    async def deliver_now(self, receipt: Receipt | str) -> MovedMessage: ...
+
+    @overload
+    async def deliver_now(self, *, topic: str, key: Text, only: bool = False) -> list[MovedMessage]: ...
+
+    async def deliver_now(
+        self, receipt: Receipt | str | None = None, *, topic: str | None = None, key: Text | None = None,
+        only: bool = False,
+    ) -> MovedMessage | list[MovedMessage]:  # fmt: skip
+        """Delivers a message that waits at once, or all that wait of a key, as `Client.deliver_now`."""
+        return await self.keys.move("deliver_now", receipt, topic, key, wish_of(None, 0, None), only=only)
+
+    # -- by predicate
 
     async def cancel_where(self, where: str, *, id: str | None = None) -> Changed:
         """Cancels every message that waits and that a predicate of Spark SQL selects, as `Client.cancel_where`."""
         return await self._jobs.change("cancel", where, 0, id)
 
-    async def postpone(self, where: str, by: Delay, *, id: str | None = None) -> Changed:
-        """Postpones, as `cancel_where` cancels: `postpone("topic = 'sms'", by="2h")`."""
+    async def postpone_where(self, where: str, by: Delay, *, id: str | None = None) -> Changed:
+        """Postpones, as `cancel_where` cancels: `postpone_where("topic = 'sms'", by="2h")`."""
         return await self._jobs.change("postpone", where, delay_ms(by), id)
 
     # -- groups
@@ -202,10 +263,11 @@ class AsyncClient:
         if self._is_closed:
             raise UsageError("the client is closed")
         self._connections.check_owner()
+        what = self._routes, self._producer, self._timeout, self._security
         if wanted.is_shared_by_message:
             with suppress(CannotPop):
-                return await self._join(PopConsumer(wanted, self._routes, self._producer, self._timeout), is_patient)
-        return await self._join(PullConsumer(wanted, self._routes, self._producer, self._timeout), is_patient)
+                return await self._join(PopConsumer(wanted, *what), is_patient)
+        return await self._join(PullConsumer(wanted, *what), is_patient)
 
     async def _join(self, consumer: Consumer, is_patient: bool) -> Consumer:
         self._consumers.add(consumer)
@@ -295,9 +357,17 @@ def _is_cancelled_by_us(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
-def connect_async(address: str | None = None, *, timeout: float = TIMEOUT_SECONDS_DEFAULT) -> AsyncClient:
+def connect_async(
+    address: str | None = None, *, timeout: float = TIMEOUT_SECONDS_DEFAULT, access_key: str | None = None,
+    secret_key: str | None = None, security_token: str | None = None, tls: bool | None = None,
+    ca_file: str | None = None, cert_file: str | None = None, key_file: str | None = None,
+) -> AsyncClient:  # fmt: skip
     """An asyncio client of the broker whose route address this is; "a:9876;b:9876" names several.
 
-    Without an address, of POSTDATE_ADDR, else of 127.0.0.1:9876. Nothing is connected before it is needed.
+    Without an address, of POSTDATE_ADDR, else of 127.0.0.1:9876. Nothing is connected before it is needed. The other
+    arguments are those of `connect`.
     """
-    return AsyncClient(address, timeout=timeout)
+    return AsyncClient(
+        address, timeout=timeout, access_key=access_key, secret_key=secret_key, security_token=security_token, tls=tls,
+        ca_file=ca_file, cert_file=cert_file, key_file=key_file,
+    )  # fmt: skip

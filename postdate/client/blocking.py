@@ -6,12 +6,14 @@ from contextlib import suppress
 from datetime import datetime
 from inspect import isawaitable, iscoroutine
 from math import inf
+from typing import overload
 
-from postdate.client.admin import Changed
+from postdate.client.admin import Changed, FoundMessage
 from postdate.client.asynchronous import TIMEOUT_SECONDS_DEFAULT, AsyncClient
 from postdate.client.backlog import Delivery, Turn
 from postdate.client.consumer import LEAVE_SECONDS, Consumer
 from postdate.client.dead_letters import LIMIT_DEFAULT, DeadLetter
+from postdate.client.keys import FIND_LIMIT_DEFAULT, CancelledMessage, MovedMessage, wish_of
 from postdate.client.loop import LIFE_SIGN_SECONDS, Closed, LoopThread
 from postdate.client.options import (
     BATCH_DEFAULT,
@@ -90,8 +92,15 @@ class Client:
     or BrokerError. Catch `PostdateError` to catch all of them. Ctrl-C ends every call.
     """
 
-    def __init__(self, address: str | None = None, *, timeout: float = TIMEOUT_SECONDS_DEFAULT) -> None:
-        self._client = AsyncClient(address, timeout=timeout)
+    def __init__(
+        self, address: str | None = None, *, timeout: float = TIMEOUT_SECONDS_DEFAULT, access_key: str | None = None,
+        secret_key: str | None = None, security_token: str | None = None, tls: bool | None = None,
+        ca_file: str | None = None, cert_file: str | None = None, key_file: str | None = None,
+    ) -> None:  # fmt: skip
+        self._client = AsyncClient(
+            address, timeout=timeout, access_key=access_key, secret_key=secret_key, security_token=security_token,
+            tls=tls, ca_file=ca_file, cert_file=cert_file, key_file=key_file,
+        )  # fmt: skip
         self._timeout = timeout
         self._is_closed = False
         self._loop = LoopThread()
@@ -137,7 +146,7 @@ class Client:
     def send(
         self, topic: str, body: bytes | str, *, delay: Delay | None = None, at: datetime | None = None,
         level: int | None = None, key: Key | None = None, tag: str | None = None,
-        properties: Mapping[str, Text] | None = None, queue: int | None = None,
+        properties: Mapping[str, Text] | None = None, queue: int | None = None, once: Text | None = None,
     ) -> Receipt:  # fmt: skip
         """Sends one message; when this returns, the broker has stored it.
 
@@ -152,15 +161,17 @@ class Client:
 
         While no broker answers, the send is tried again until the timeout; the broker stores what was tried several
         times once. After TimedOut or Disconnected the message may be stored, so that a second call of the caller's may
-        store it twice.
+        store it twice, unless it has `once`: within 72 hours, or what the broker is set to, a topic takes one message
+        of each id. Another call with the same id and body stores nothing and returns the receipt of that message, also
+        from another process, and whatever has become of the message. Another body raises IllegalMessage.
 
         Raises UsageError for arguments that contradict each other, and what the class tells.
         """
-        return self._loop.run(
-            self._client.send(
-                topic, body, delay=delay, at=at, level=level, key=key, tag=tag, properties=properties, queue=queue
-            )
-        )
+        sending = self._client.send(
+            topic, body, delay=delay, at=at, level=level, key=key, tag=tag, properties=properties, queue=queue,
+            once=once,
+        )  # fmt: skip
+        return self._loop.run(sending)
 
     def send_batch(self, topic: str, messages: Iterable[Outgoing]) -> list[Receipt]:
         """Sends many messages, as many as fit in one request; returns their receipts in the same order.
@@ -170,16 +181,42 @@ class Client:
         """
         return self._loop.run(self._client.send_batch(topic, list(messages)))
 
-    def cancel(self, receipt: Receipt | str) -> Cancelled:
+    # -- one message, or all of a key
+
+    def find(self, topic: str, key: Text, *, limit: int = FIND_LIMIT_DEFAULT) -> list[FoundMessage]:
+        """Finds the messages of a topic by one of their keys or by their id, newest first: those that wait, and where
+        (`place`), and those that were visible or cancelled, as long as the log has them. At most 64 in one answer.
+
+        Messages that only the pipeline's table has are found by their id and the first of their keys. Where the table
+        cannot be asked, the log says so; raises Unavailable if nothing was found besides.
+        """
+        return self._loop.run(self._client.find(topic, key, limit=limit))
+
+    @overload
+    def cancel(self, receipt: Receipt | str) -> Cancelled: ...
+
+    @overload
+    def cancel(self, *, topic: str, key: Text, only: bool = False) -> list[CancelledMessage]: ...
+
+    def cancel(
+        self, receipt: Receipt | str | None = None, *, topic: str | None = None, key: Text | None = None,
+        only: bool = False,
+    ) -> Cancelled | list[CancelledMessage]:  # fmt: skip
         """Cancels a delayed message by its receipt, or by the text of its receipt; tells what has become of it.
 
         CANCELLED: it waited, and no consumer will see it. DELIVERED: it was visible already. UNKNOWN: the broker found
         no such message. RocketMQ itself does not tell, so that its success is UNKNOWN too, and so is a message whose
         broker gave no handle. Tried again as a send is; a repeated cancel is answered as the first one.
 
-        Raises UsageError for a text that is no handle, Refused where the broker does not accept the handle.
+        With `topic` and `key` it cancels all messages of the key that wait, and tells of each message of the key what
+        has become of it; an empty list says that there is none. `only=True` refuses to change anything where several
+        wait. Only Postdate knows this.
+
+        Raises UsageError for a text that is no handle; Refused where the broker does not accept the handle, where
+        `only` meets several messages, and for a key of more than 1,000; Unavailable where messages may be in the
+        pipeline's table and that cannot be asked: then nothing was changed.
         """
-        return self._loop.run(self._client.cancel(receipt))
+        return self._loop.run(self._client.keys.cancel(receipt, topic, key, only=only))
 
     def cancel_key(self, topic: str, key: Text, due: datetime | int) -> Cancelled:
         """Cancels by the first of the message's keys and the instant it is due (a datetime or epoch milliseconds).
@@ -187,6 +224,56 @@ class Client:
         Only Postdate knows this; another broker refuses it.
         """
         return self._loop.run(self._client.cancel_key(topic, key, due))
+
+    @overload
+    def postpone(
+        self, receipt: Receipt | str, *, at: datetime | None = None, delay: Delay | None = None, by: Delay | None = None
+    ) -> MovedMessage: ...
+
+    @overload
+    def postpone(
+        self, *, topic: str, key: Text, at: datetime | None = None, delay: Delay | None = None,
+        by: Delay | None = None, only: bool = False,
+    ) -> list[MovedMessage]: ...  # fmt: skip
+
+    def postpone(
+        self, receipt: Receipt | str | None = None, *, topic: str | None = None, key: Text | None = None,
+        at: datetime | None = None, delay: Delay | None = None, by: Delay | None = None, only: bool = False,
+    ) -> MovedMessage | list[MovedMessage]:  # fmt: skip
+        """Gives a message that waits another due, later or earlier: by its receipt or the text of it, or all that wait
+        of a key. Exactly one of these says which: `at`, a datetime with a time zone; `delay`, a span from now by the
+        broker's clock; `by`, a span from the due that it has, such as "2h", "-10m" or timedelta(minutes=-10). A due
+        that has passed delivers the message at once. Its receipt stays good.
+
+        MOVED: it waited, and now waits for its new due, or is visible. DELIVERED: it was visible before. UNKNOWN: no
+        such message waits; nothing was changed. Topic, key and `only` mean what they mean to `cancel`, and only
+        Postdate knows this.
+
+        Tried again as a send is, but with `by` only while no broker has got it: after TimedOut or Disconnected it may
+        have been moved. Raises what `cancel` raises, and UsageError for a due beyond the broker's longest delay.
+        """
+        return self._loop.run(
+            self._client.keys.move("postpone", receipt, topic, key, wish_of(at, delay, by), only=only)
+        )
+
+    @overload
+    def deliver_now(self, receipt: Receipt | str) -> MovedMessage: ...
+
+    @overload
+    def deliver_now(self, *, topic: str, key: Text, only: bool = False) -> list[MovedMessage]: ...
+
+    def deliver_now(
+        self, receipt: Receipt | str | None = None, *, topic: str | None = None, key: Text | None = None,
+        only: bool = False,
+    ) -> MovedMessage | list[MovedMessage]:  # fmt: skip
+        """Delivers a message that waits at once, or all that wait of a key: `postpone` with a delay of 0. Tried again
+        after an answer that was lost, it may find its message DELIVERED.
+        """
+        return self._loop.run(
+            self._client.keys.move("deliver_now", receipt, topic, key, wish_of(None, 0, None), only=only)
+        )
+
+    # -- by predicate
 
     def cancel_where(self, where: str, *, id: str | None = None) -> Changed:
         """Cancels every message that waits and that a predicate of Spark SQL selects, over the columns of `pending`;
@@ -196,11 +283,11 @@ class Client:
         """
         return self._loop.run(self._client.cancel_where(where, id=id))
 
-    def postpone(self, where: str, by: Delay, *, id: str | None = None) -> Changed:
-        """Postpones, as `cancel_where` cancels: `postpone("topic = 'sms'", by="2h")`. A receipt still cancels what was
-        postponed.
+    def postpone_where(self, where: str, by: Delay, *, id: str | None = None) -> Changed:
+        """Postpones, as `cancel_where` cancels: `postpone_where("topic = 'sms'", by="2h")`. A receipt still cancels
+        what was postponed.
         """
-        return self._loop.run(self._client.postpone(where, by, id=id))
+        return self._loop.run(self._client.postpone_where(where, by, id=id))
 
     # -- groups
 
@@ -384,9 +471,22 @@ def _handle_in_threads(consumer: _FarConsumer, handler: Handler, count: int) -> 
         raise failures[0]
 
 
-def connect(address: str | None = None, *, timeout: float = TIMEOUT_SECONDS_DEFAULT) -> Client:
+def connect(
+    address: str | None = None, *, timeout: float = TIMEOUT_SECONDS_DEFAULT, access_key: str | None = None,
+    secret_key: str | None = None, security_token: str | None = None, tls: bool | None = None,
+    ca_file: str | None = None, cert_file: str | None = None, key_file: str | None = None,
+) -> Client:  # fmt: skip
     """A client of the broker whose route address this is; "a:9876;b:9876" names several.
 
     Without an address, of POSTDATE_ADDR, else of 127.0.0.1:9876. Nothing is connected before it is needed.
+
+    `access_key` is the name of a user and `secret_key` the secret that signs what the client sends; `security_token`
+    is for brokers that want one, too. `tls` encrypts connections: the broker's certificate must be for the host of its
+    address, and signed by an authority in `ca_file`, else by one that this system trusts. `cert_file` and `key_file`
+    are a certificate of the client's own. What is not given is taken from the environment (POSTDATE_ACCESS_KEY and so
+    on), else from ~/.config/postdate/credentials.toml: credentials and TLS each from the first that has any of them.
     """
-    return Client(address, timeout=timeout)
+    return Client(
+        address, timeout=timeout, access_key=access_key, secret_key=secret_key, security_token=security_token, tls=tls,
+        ca_file=ca_file, cert_file=cert_file, key_file=key_file,
+    )  # fmt: skip

@@ -7,14 +7,17 @@ answer, TimedOut or Disconnected.
 import asyncio
 import logging
 import os
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from postdate.client.address import Address as Address
 from postdate.client.address import parse_address as parse_address
 from postdate.client.address import parse_addresses as parse_addresses
 from postdate.client.errors import Disconnected, TimedOut, no_broker_at
+from postdate.client.security import NO_SECURITY, Security, signed_fields
 from postdate.errors import PostdateError, ProtocolError, UsageError
+from postdate.tls import reason_of
 from postdate.wire import codes
 from postdate.wire.frame import NO_FIELDS, Command, Frames, decode, encode, reply
 
@@ -22,8 +25,16 @@ log = logging.getLogger("postdate.client")
 
 # What a broker asks of its client; the answer, where one is wanted, is the connection's own.
 OnRequest = Callable[[Command], None]
-# The body of the answer to a request of the broker's. What it raises of ours becomes a refusal.
-Answer = Callable[[Command], Awaitable[bytes]]
+
+
+class Answered(NamedTuple):
+    """The answer to a request of the broker's."""
+
+    body: bytes
+    fields: Mapping[str, Any] = NO_FIELDS
+
+
+Answer = Callable[[Command], Awaitable[Answered]]  # what it raises of ours becomes a refusal
 Answers = Mapping[int, Answer]
 NO_ANSWERS: Answers = {}
 OnLost = Callable[[], None]
@@ -51,15 +62,18 @@ class Connection(asyncio.Protocol):
     """One connection to a route or broker address. Made by `Connections`."""
 
     def __init__(
-        self, address: Address, on_request: OnRequest | None, on_lost: OnLost | None, answers: Answers = NO_ANSWERS
-    ) -> None:
+        self, address: Address, on_request: OnRequest | None, on_lost: OnLost | None, answers: Answers = NO_ANSWERS,
+        security: Security = NO_SECURITY,
+    ) -> None:  # fmt: skip
         self.address, self._on_request, self._answers = address, on_request, answers
+        self._credentials = security.credentials
         self._answering: set[asyncio.Task[None]] = set()
         self._on_lost = on_lost
         self._frames = Frames()
         self._waiting: dict[int, asyncio.Future[Command]] = {}
         self._opaque = 0
         self._silent_since: float | None = None  # the first request since the peer was last heard
+        self._is_heard = self._is_ended = False  # whether the broker has ever said something; whether we have ended it
         self._outbox: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
@@ -81,7 +95,7 @@ class Connection(asyncio.Protocol):
         if not self._writable.is_set():
             await within(timeout, self._writable.wait(), f"{self.address} takes nothing")
         opaque = self._opaque = self._opaque % _OPAQUE_MAX + 1
-        self._write(encode(Command(code, dict(fields), body, opaque)))
+        self._write(encode(Command(code, signed_fields(fields, body, self._credentials), body, opaque)))
         if self._silent_since is None:
             self._silent_since = loop.time()
         future: asyncio.Future[Command] = loop.create_future()
@@ -107,7 +121,8 @@ class Connection(asyncio.Protocol):
     def tell(self, code: int, fields: Mapping[str, Any]) -> None:
         """Says something that wants no answer. It may get lost with the connection."""
         if not self.is_lost:
-            self._write(encode(Command(code, dict(fields), flag=codes.FLAG_ONEWAY)))
+            signed = signed_fields(fields, b"", self._credentials)
+            self._write(encode(Command(code, signed, flag=codes.FLAG_ONEWAY)))
 
     def _write(self, frame: bytes) -> None:
         """Frames of one turn of the loop leave in one system call."""
@@ -145,7 +160,7 @@ class Connection(asyncio.Protocol):
             self._abort(f"it does not speak the protocol: {error}")
 
     def _take(self, command: Command) -> None:
-        self._silent_since = None
+        self._silent_since, self._is_heard = None, True
         if command.is_response:
             future = self._waiting.get(command.opaque)
             if future is not None and not future.done():
@@ -164,15 +179,22 @@ class Connection(asyncio.Protocol):
 
     async def _answer(self, command: Command, answer: Answer) -> None:
         try:
-            frame = reply(command, codes.SUCCESS, body=await answer(command))
+            answered = await answer(command)
+            frame = reply(command, codes.SUCCESS, answered.fields, body=answered.body)
         except PostdateError as error:
             frame = reply(command, codes.SYSTEM_ERROR, remark=str(error))
         if not (command.is_oneway or self.is_lost):
             self._write(frame)
 
     def connection_lost(self, error: Exception | None) -> None:
-        if error is not None:
+        if isinstance(error, ssl.SSLError):
+            self._reason = f"the connection was lost: {reason_of(error)}"
+        elif error is not None:
             self._reason = f"the connection was lost: {error}"
+        if not (self._is_heard or self._is_ended):
+            self._reason += (
+                ", before the broker said anything; does that port want TLS, or a certificate of the client?"
+            )
         self._lost.set()
         for task in self._answering:
             task.cancel()
@@ -186,7 +208,7 @@ class Connection(asyncio.Protocol):
     # -- ending
 
     def _abort(self, reason: str) -> None:
-        self._reason = reason
+        self._reason, self._is_ended = reason, True
         if self._transport is not None:
             self._transport.abort()
 
@@ -202,14 +224,15 @@ Greet = Callable[[Connection], Awaitable[None]]
 class Connections:
     """One connection per address, made when it is first needed and made anew when it was lost.
 
-    `greet` is awaited on every new connection before anybody else gets it.
+    `greet` is awaited on every new connection before anybody else gets it. `security` signs what they send, and
+    encrypts them.
     """
 
     def __init__(
         self, *, on_request: OnRequest | None = None, on_lost: OnLost | None = None, greet: Greet | None = None,
-        answers: Answers = NO_ANSWERS,
+        answers: Answers = NO_ANSWERS, security: Security = NO_SECURITY,
     ) -> None:  # fmt: skip
-        self._on_request, self._answers, self._on_lost = on_request, answers, on_lost
+        self._on_request, self._answers, self._on_lost, self._security = on_request, answers, on_lost, security
         self._greet = greet
         self._by_address: dict[Address, Connection] = {}
         self._locks: dict[Address, asyncio.Lock] = {}
@@ -254,12 +277,18 @@ class Connections:
     async def _connect(self, address: Address) -> Connection:
         if self._closed:
             raise UsageError("the client is closed")
+        loop, tls = asyncio.get_running_loop(), self._security.tls
+
+        def make() -> Connection:
+            return Connection(address, self._on_request, self._on_lost, self._answers, self._security)
+
         try:
-            _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(address, self._on_request, self._on_lost, self._answers), address.host, address.port
-            )
+            if address.is_local:
+                _, connection = await loop.create_unix_connection(make, address.host)  # nobody else can read it
+            else:
+                _, connection = await loop.create_connection(make, address.host, address.port, ssl=tls)
         except (OSError, UnicodeError) as error:
-            raise no_broker_at(address, error) from error
+            raise no_broker_at(address, error, is_tls=tls is not None) from error
         try:
             if self._greet is not None:
                 await self._greet(connection)

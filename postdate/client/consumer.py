@@ -21,6 +21,7 @@ from postdate.client.options import Wanted
 from postdate.client.producer import Producer
 from postdate.client.returns import Returns
 from postdate.client.routes import Routes, addresses_of, readable_queues
+from postdate.client.security import Security
 from postdate.errors import PostdateError, TopicNotFound, UsageError
 from postdate.message import DLQ_TOPIC_PREFIX, PROPERTY_RETRY_TOPIC, PROPERTY_TAGS, REASON_CHARACTERS_MAX
 from postdate.spans import Delay, delay_ms
@@ -40,11 +41,12 @@ class Consumer(ABC):
     """One member of one group, for one topic and the group's retry topic. Joins once, leaves once."""
 
     def __init__(
-        self, wanted: Wanted, routes: Routes, producer: Producer, timeout: float, backlog: HandOut, consume_type: str
-    ) -> None:
+        self, wanted: Wanted, routes: Routes, producer: Producer, timeout: float, security: Security, backlog: HandOut,
+        consume_type: str,
+    ) -> None:  # fmt: skip
         self._wanted, self._subscriptions, self.idle_seconds = wanted, wanted.subscriptions(), wanted.idle_seconds
         self._routes, self._timeout, self._backlog = routes, timeout, backlog
-        self._membership = Membership(wanted, consume_type, timeout)
+        self._membership = Membership(wanted, consume_type, timeout, security)
         self._leases = Leases(wanted, self._membership)
         self._returns = Returns(wanted, self._membership, self._leases, producer, routes)
         self._loop = asyncio.get_running_loop()

@@ -2,6 +2,7 @@
 
 import os
 import re
+import ssl
 from typing import TYPE_CHECKING
 
 from postdate.errors import (
@@ -13,10 +14,14 @@ from postdate.errors import (
     Refused,
     TopicNotFound,
 )
+from postdate.tls import reason_of
 from postdate.wire import codes
 
 if TYPE_CHECKING:  # frames need more than the standard library, which is all that executors have
     from postdate.wire.frame import Command
+
+
+_UNKNOWN_AUTHORITY, _OTHER_HOST = {18, 19, 20, 21}, {62, 64}  # X509_V_ERR_... of OpenSSL
 
 
 class Unavailable(PostdateError):
@@ -33,6 +38,10 @@ class Unreachable(PostdateError, ConnectionError):
 
 class Disconnected(Unreachable):
     """The connection was lost before the answer came. What was asked for may have been done."""
+
+
+class Untrusted(PostdateError, ConnectionError):
+    """The operator's fault, or an attack: the broker's certificate is not to be trusted, and no later try will help."""
 
 
 class BrokerError(PostdateError):
@@ -72,9 +81,26 @@ def expect_success(answer: "Command") -> "Command":
     return answer
 
 
-def no_broker_at(address: object, error: OSError | UnicodeError) -> Unreachable:
+def no_broker_at(address: object, error: OSError | UnicodeError, *, is_tls: bool = False) -> Unreachable | Untrusted:
     """The error of a connection that was not made."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Untrusted(f"the certificate of the broker at {address} is not to be trusted: {_why_untrusted(error)}")
+    if isinstance(error, ssl.SSLError):
+        return Unreachable(f"no TLS with {address}: {reason_of(error)}; does that port speak TLS?")
+    if is_tls and isinstance(error, ConnectionResetError | ConnectionAbortedError):
+        return Unreachable(
+            f"no TLS with {address}: it has ended the handshake; does that port speak TLS, and does it want a "
+            "certificate of the client?"
+        )
     return Unreachable(f"no broker at {address}: {in_words(error)}; is it running? start it with: postdate up")
+
+
+def _why_untrusted(error: ssl.SSLCertVerificationError) -> str:
+    if error.verify_code in _UNKNOWN_AUTHORITY:
+        return f"no authority that we trust has signed it ({reason_of(error)}); ca_file names the file of another one"
+    if error.verify_code in _OTHER_HOST:
+        return f"it is for another host ({reason_of(error)}); connect by a name that stands in it"
+    return reason_of(error)
 
 
 def in_words(error: OSError | UnicodeError) -> str:

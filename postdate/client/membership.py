@@ -12,6 +12,7 @@ from postdate.client.connection import Address, Connection, Connections
 from postdate.client.errors import TimedOut, Unreachable, expect_success
 from postdate.client.identity import new_client_id
 from postdate.client.options import Wanted
+from postdate.client.security import Security
 from postdate.errors import PostdateError
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command
@@ -23,11 +24,13 @@ log = logging.getLogger("postdate.client")
 class Membership:
     """One member of one group, at every broker that it is connected to."""
 
-    def __init__(self, wanted: Wanted, consume_type: str, timeout: float) -> None:
+    def __init__(self, wanted: Wanted, consume_type: str, timeout: float, security: Security) -> None:
         self.client_id = new_client_id()
         self.changed = asyncio.Event()  # the members may be others than when they were last asked for
         self._wanted, self._consume_type, self._timeout = wanted, consume_type, timeout
-        self._connections = Connections(on_request=self._note_change, on_lost=self.changed.set, greet=self._greet)
+        self._connections = Connections(
+            on_request=self._note_change, on_lost=self.changed.set, greet=self._greet, security=security
+        )
 
     def _note_change(self, command: Command) -> None:
         if command.code == ClientRequest.NOTIFY_CONSUMER_IDS_CHANGED:

@@ -11,6 +11,7 @@ from postdate.message import (
     PROPERTIES_BYTES_MAX,
     PROPERTY_DELAY,
     PROPERTY_KEYS,
+    PROPERTY_ONCE,
     PROPERTY_START_DELIVER_TIME,
     PROPERTY_TAGS,
     PROPERTY_TIMER_DELAY_MS,
@@ -33,6 +34,7 @@ PROPERTY_WAIT = "WAIT"  # whether the broker answers only when the message is sa
 _PROPERTIES_BY_ARGUMENT = {
     PROPERTY_DELAY: "level", PROPERTY_TIMER_DELAY_SEC: "delay", PROPERTY_TIMER_DELAY_MS: "delay",
     PROPERTY_TIMER_DELIVER_MS: "at", PROPERTY_START_DELIVER_TIME: "at", PROPERTY_KEYS: "key", PROPERTY_TAGS: "tag",
+    PROPERTY_ONCE: "once",
 }  # fmt: skip
 _PROPERTIES_OF_CLIENT = (PROPERTY_UNIQ_KEY, PROPERTY_WAIT)
 
@@ -55,6 +57,7 @@ class Outgoing:
     key: Key | None = None
     tag: str | None = None
     properties: Mapping[str, Text] | None = None
+    once: Text | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class Sealed(NamedTuple):
     body: bytes
     properties: bytes
     is_delayed: bool
+    is_once: bool = False
 
 
 def seal(message: Outgoing, unique_key: str) -> Sealed:
@@ -97,7 +101,7 @@ def seal(message: Outgoing, unique_key: str) -> Sealed:
     if len(properties) > PROPERTIES_BYTES_MAX:
         raise IllegalMessage(f"properties have {len(properties)} bytes, the limit is {PROPERTIES_BYTES_MAX}")
     check_size(body)
-    return Sealed(unique_key, body, properties, bool(timing))
+    return Sealed(unique_key, body, properties, bool(timing), message.once is not None)
 
 
 def check_size(body: bytes) -> None:
@@ -124,6 +128,8 @@ def _properties(message: Outgoing, unique_key: str) -> dict[str, str]:
         if not isinstance(message.tag, str):
             raise UsageError(f"the tag is {message.tag!r} of type {type(message.tag).__name__}, expected str")
         properties[PROPERTY_TAGS] = message.tag
+    if message.once is not None:
+        properties[PROPERTY_ONCE] = once_text(message.once)
     return properties
 
 
@@ -134,6 +140,14 @@ def keys_text(key: Key) -> str:
     if not key:
         raise UsageError("the list of keys is empty; leave key out for a message without one")
     return " ".join(key_text(each) for each in key)
+
+
+def once_text(once: Text) -> str:
+    """The id of a message that is stored once, as text."""
+    text = text_of("once", once)
+    if not text:
+        raise UsageError("once is empty, expected an id such as 'order-42'; leave once out for a message without one")
+    return text
 
 
 def key_text(key: Text) -> str:
@@ -205,8 +219,13 @@ def inner(message: Sealed) -> Inner:
 
 
 def receipt(topic: str, message: Sealed, answer: Fields) -> Receipt:
-    """The receipt for one message, by the fields of the answer to its send."""
+    """The receipt for one message, by the fields of the answer to its send. For a message that is stored once they may
+    speak of an earlier one, of another delay.
+    """
     handle = answer.get("recallHandle") or None
+    if message.is_once:
+        unique_key = str(answer.get("transactionId") or message.unique_key)
+        message = message._replace(unique_key=unique_key, is_delayed=handle is not None)
     queue_id, queue_offset = _number(answer, "queueId"), _number(answer, "queueOffset")
     return _receipt(topic, message, queue_id, str(answer.get("msgId", "")), handle, queue_offset)
 

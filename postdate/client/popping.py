@@ -19,6 +19,7 @@ from postdate.client.leases import LeasedDelivery, Source
 from postdate.client.options import Wanted
 from postdate.client.producer import Producer
 from postdate.client.routes import Routes
+from postdate.client.security import Security
 from postdate.clock import elapsed_ns
 from postdate.errors import PostdateError
 
@@ -134,9 +135,9 @@ class Stock(HandOut):
 class PopConsumer(Consumer):
     """A member that takes messages of any queue, as many at a time as its workers can handle."""
 
-    def __init__(self, wanted: Wanted, routes: Routes, producer: Producer, timeout: float) -> None:
+    def __init__(self, wanted: Wanted, routes: Routes, producer: Producer, timeout: float, security: Security) -> None:
         self._stock = Stock(wanted.workers, wanted.prefetch, self._room_was_made)
-        super().__init__(wanted, routes, producer, timeout, self._stock, "CONSUME_POP")
+        super().__init__(wanted, routes, producer, timeout, security, self._stock, "CONSUME_POP")
 
     async def _begin(self) -> list[Coroutine[None, None, None]]:
         if not self._routes.is_postdate:

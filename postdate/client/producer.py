@@ -1,37 +1,32 @@
-"""Sending and cancelling."""
+"""Sending, and asking again while no broker answers."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from datetime import datetime
 from typing import Any
 
 from postdate.client.connection import Connections
-from postdate.client.errors import Disconnected, Pause, TimedOut, Unreachable, expect_success, refusal
+from postdate.client.errors import Disconnected, Pause, TimedOut, Unreachable, refusal
 from postdate.client.identity import new_unique_keys
 from postdate.client.outgoing import (
     Outgoing,
     Receipt,
     Sealed,
-    Text,
     check_topic_name,
     frames_of,
     inner,
-    key_text,
     receipt,
     receipts,
     seal,
 )
-from postdate.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES_MAX, Routes, addresses_of
+from postdate.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES_MAX, Routes
 from postdate.clock import SystemClock
-from postdate.errors import PostdateError, ProtocolError, TopicNotFound, UsageError
-from postdate.message import PROPERTY_UNIQ_KEY, Cancelled, encode_properties
-from postdate.spans import instant_ms
+from postdate.errors import PostdateError, UsageError
+from postdate.message import PROPERTY_UNIQ_KEY, encode_properties
 from postdate.wire import codes
 from postdate.wire.bodies import encode_batch
 from postdate.wire.frame import Command
-from postdate.wire.ids import parse_recall_handle
 from postdate.wire.requests import Request
 
 PRODUCER_GROUP = "postdate"  # brokers want a name; they use it for transactions, which we do not send
@@ -49,8 +44,8 @@ _SENT = frozenset({codes.SUCCESS, 10, 11, 12})
 _AWAY = frozenset({codes.SERVICE_NOT_AVAILABLE, 1500})
 # What may pass at another try, as RocketMQ's clients see it: an error of the broker, busy. A mistake of the caller is
 # raised at once.
-_PASSING = _AWAY | {codes.SYSTEM_ERROR, codes.SYSTEM_BUSY}
-_PASSING_FOR_SENDS = _PASSING | {codes.TOPIC_NOT_EXIST}  # a topic that has moved
+PASSING = _AWAY | {codes.SYSTEM_ERROR, codes.SYSTEM_BUSY}
+_PASSING_FOR_SENDS = PASSING | {codes.TOPIC_NOT_EXIST}  # a topic that has moved
 
 logger = logging.getLogger("postdate.client")
 
@@ -75,12 +70,14 @@ class Producer:
             raise UsageError(f"queue is {queue_id!r} of type {type(queue_id).__name__}, expected int")
         sealed = self._seal(message)
         fields = {"i": sealed.properties.decode()}
-        answer = await self._post(Request.SEND_MESSAGE_V2, topic, fields, sealed.body, queue_id)
+        answer = await self._post(Request.SEND_MESSAGE_V2, topic, fields, sealed.body, queue_id, is_once=sealed.is_once)
         return receipt(topic, sealed, answer.fields)
 
     async def send_batch(self, topic: str, messages: Sequence[Outgoing]) -> list[Receipt]:
         check_topic_name(topic)
         sealed = [self._seal(message) for message in messages]
+        if any(message.is_once for message in sealed):
+            raise UsageError("a batch cannot send a message once: send those with an id by themselves")
         found: list[Receipt] = []
         for frame in frames_of(sealed):
             # A frame has a unique key of its own, as RocketMQ's clients give it.
@@ -116,8 +113,9 @@ class Producer:
         return seal(message, self._keys.next(self._clock.now_ms()))
 
     async def _post(
-        self, code: int, topic: str, fields: Mapping[str, Any], body: bytes, queue_id: int | None
-    ) -> Command:
+        self, code: int, topic: str, fields: Mapping[str, Any], body: bytes, queue_id: int | None, *,
+        is_once: bool = False,
+    ) -> Command:  # fmt: skip
         """Sends until a broker has taken it. A try that a broker may have stored without our learning of it ties the
         others to that broker, and marks them as resends, which it stores once.
         """
@@ -130,6 +128,8 @@ class Producer:
         async def send(end: float) -> Command:
             nonlocal tried_at
             target = await self._routes.target(topic, queue_id, _seconds_until(end), tried_at)
+            if is_once and not self._routes.is_postdate:
+                raise UsageError("only Postdate stores a message once, this broker would store it with every send")
             sent = {**fields, "e": target.queue_id, "n": target.broker_name}
             if tried_at is not None:
                 sent["resend"] = "true"
@@ -138,7 +138,7 @@ class Producer:
             return await connection.request(code, sent, body, timeout=_seconds_until(end))
 
         try:
-            answer = await self._repeat(send, topic, _PASSING_FOR_SENDS)
+            answer = await self.repeat(send, topic, _PASSING_FOR_SENDS)
         except Unreachable as error:
             if tried_at is None or isinstance(error, Disconnected):
                 raise
@@ -147,7 +147,7 @@ class Producer:
             raise refusal(answer)
         return answer
 
-    async def _repeat(self, ask: Try, topic: str, passing: AbstractSet[int]) -> Command:
+    async def repeat(self, ask: Try, topic: str, passing: AbstractSet[int]) -> Command:
         """Tries until there is an answer that does not pass, with growing pauses, within the timeout in all."""
         loop = asyncio.get_running_loop()
         end, try_seconds = loop.time() + self._timeout, max(TRY_SECONDS, self._timeout / TRIES_MIN)
@@ -182,51 +182,6 @@ class Producer:
         if self._is_away:
             self._is_away = False
             logger.info("sends and cancels are answered again")
-
-    # -- cancelling
-
-    async def cancel(self, what: Receipt | str) -> Cancelled:
-        if isinstance(what, Receipt):
-            if what.handle is None:
-                # Without a delay it was visible when its receipt was written. With one, a broker that gives no handle
-                # leaves it open whether the message waited.
-                return Cancelled.DELIVERED if what.queue_offset is not None else Cancelled.UNKNOWN
-            what = what.handle
-        if not isinstance(what, str):
-            raise UsageError(
-                f"cancel got {what!r:.64} of type {type(what).__name__}, expected the receipt of a send, or its text"
-            )
-        try:
-            handle = parse_recall_handle(what)
-        except ProtocolError as error:
-            raise UsageError(f"{what[:64]!r} is neither a receipt nor a recall handle: {error}") from error
-        return await self._recall(handle.topic, handle.broker_name, {"recallHandle": what})
-
-    async def cancel_key(self, topic: str, key: Text, due: datetime | int) -> Cancelled:
-        check_topic_name(topic)
-        due_at_ms = due if isinstance(due, int) else instant_ms(due)
-        return await self._recall(topic, None, {"key": key_text(key), "due": due_at_ms})
-
-    async def _recall(self, topic: str, broker_name: str | None, fields: Mapping[str, Any]) -> Cancelled:
-        async def recall(end: float) -> Command:
-            addresses = addresses_of(await self._routes.of(topic, _seconds_until(end)))
-            name = broker_name if broker_name is not None else next(iter(addresses), "")
-            if name not in addresses:
-                raise TopicNotFound(f"topic {topic} has no broker {name!r}: it may have moved, or the broker is down")
-            connection = await self._connections.to(addresses[name], _seconds_until(end))
-            asked = {"topic": topic, "producerGroup": PRODUCER_GROUP, "bname": name, **fields}
-            return await connection.request(Request.RECALL_MESSAGE, asked, timeout=_seconds_until(end))
-
-        # The broker answers a repeated cancel as the first one, so trying again is safe.
-        answer = await self._repeat(recall, topic, _PASSING)
-        outcome = answer.fields.get("outcome")
-        if outcome is None:  # RocketMQ itself gives none: its success means only that the request was taken
-            expect_success(answer)
-            return Cancelled.UNKNOWN
-        try:
-            return Cancelled(outcome)
-        except ValueError as error:
-            raise ProtocolError(f"the outcome of a cancel is {outcome!r}, which is not known") from error
 
 
 def _seconds_until(end: float) -> float:

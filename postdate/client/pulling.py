@@ -21,6 +21,7 @@ from postdate.client.leases import LeasedDelivery, Source
 from postdate.client.options import Wanted
 from postdate.client.producer import Producer
 from postdate.client.routes import DEFAULT_TOPIC, Routes, addresses_of, readable_queues
+from postdate.client.security import Security
 from postdate.errors import PostdateError, ProtocolError, TopicNotFound
 from postdate.message import PROPERTY_TAGS
 from postdate.wire import codes
@@ -45,9 +46,9 @@ HELD_SECONDS_MIN = 0.5
 class PullConsumer(Consumer):
     """A member that owns queues, and hands out the messages of each in their order."""
 
-    def __init__(self, wanted: Wanted, routes: Routes, producer: Producer, timeout: float) -> None:
+    def __init__(self, wanted: Wanted, routes: Routes, producer: Producer, timeout: float, security: Security) -> None:
         self._queues = Backlog(wanted.prefetch, self._queue_has_room, self._room_was_made)
-        super().__init__(wanted, routes, producer, timeout, self._queues, "CONSUME_PASSIVELY")
+        super().__init__(wanted, routes, producer, timeout, security, self._queues, "CONSUME_PASSIVELY")
         self._owned: dict[QueueName, OwnedQueue] = {}
 
     async def _begin(self) -> list[Coroutine[None, None, None]]:

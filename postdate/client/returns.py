@@ -15,6 +15,7 @@ from postdate.errors import PostdateError
 from postdate.message import (
     DELAY_PROPERTIES,
     INTERNAL_PROPERTIES,
+    ONCE_PROPERTIES,
     PROPERTY_DELAY,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_RETRY_TOPIC,
@@ -28,7 +29,7 @@ from postdate.wire.requests import Request
 log = logging.getLogger("postdate.client")
 
 FIRST_RETRY_LEVEL = 3  # 10 s by default; each further retry is one level later, as the broker itself does it
-_NOT_SENT_ON = DELAY_PROPERTIES | INTERNAL_PROPERTIES | {PROPERTY_TIMER_DEL_UNIQKEY}
+_NOT_SENT_ON = DELAY_PROPERTIES | INTERNAL_PROPERTIES | ONCE_PROPERTIES | {PROPERTY_TIMER_DEL_UNIQKEY}
 _SYS_FLAG_KEPT = 0x0703  # compressed or not and how, several tags; hosts and transactions are each broker's own
 
 

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import IO
 
+from postdate.client.security import without_login
 from postdate.clock import Clock
 from postdate.config import Limits
 from postdate.process import run_on_thread
@@ -112,7 +113,7 @@ class Part:
             # between sessions first, and niceness would have no effect.
             process = subprocess.Popen(
                 self._command(addresses), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                process_group=0, env={**os.environ, **environ},
+                process_group=0, env={**without_login(os.environ), **environ},
             )  # fmt: skip
         except OSError as error:
             return f"cannot start: {error.filename or ''}: {error.strerror}"

@@ -10,14 +10,19 @@ A read is handled in one go and answered in one write. The server reads nothing 
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Hashable
 from typing import Protocol, cast
 
 from postdate.config import Limits, Settings
 from postdate.errors import ProtocolError
 from postdate.message import LOOPBACK, Host
 from postdate.server.address import Address
-from postdate.wire.frame import Frames
+from postdate.server.asker import ANYBODY, Asker
+from postdate.tls import name_in
+from postdate.wire.frame import Command, Frames, decode
 from postdate.wire.ids import host_of, host_text, id_prefix
+
+OnAnswer = Callable[[Command | None], None]
 
 
 class Handler(Protocol):
@@ -39,8 +44,15 @@ class Handler(Protocol):
 class Connection(asyncio.Protocol):
     """One client. The listening socket makes one for each client that connects."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, is_broker_port: bool = False) -> None:
         self._handler = handler
+        self.is_broker_port = is_broker_port  # what is internal comes on this port alone
+        self.asker: Asker = ANYBODY  # who sent the request that is being handled
+        self.address = ""  # as a text, once somebody has asked for it
+        self.admitted: dict[
+            Hashable, int
+        ] = {}  # what this client may do, by the version of the users it was decided for
+        self._watched: dict[int, OnAnswer] = {}  # by opaque
         limits = handler.limits
         self._write_buffer_bytes_max = limits.write_buffer_bytes_max
         self._frames = Frames(handler.settings.frame_bytes_max)
@@ -52,12 +64,16 @@ class Connection(asyncio.Protocol):
         self._is_lost = False
         self._is_stopped = False
         self._is_reading = True
+        self._is_tls = self._is_turn_over = self._is_stuck = False  # for writing with TLS, as _count_written describes
+        self._turn_bytes = 0
         self.in_flight = 0  # requests whose answers wait for the disk
         self.held_count = 0  # requests that wait for messages; pulls and pops count theirs here
         # For the sweep: whether a request came since the last one, when it came, and since when no answer is read.
         self.is_heard = False
         self.heard_at_ns = 0
         self.paused_at_ns: int | None = None
+        self.has_place = False  # whether it was counted when it was accepted, before its handshake
+        self.certificate_name = ""  # whom the client's certificate names, where it shows one that we trust
         self.host: Host = LOOPBACK
         self._note_address(handler.address, "")
 
@@ -74,6 +90,8 @@ class Connection(asyncio.Protocol):
         if peer and local:  # the client may be gone before its connection is accepted
             self.host = host_of(*peer[:2])
             self._note_address(self._handler.address, local[0])
+        self._is_tls = transport.get_extra_info("sslcontext") is not None
+        self.certificate_name = name_in(transport.get_extra_info("peercert"))
         if not self._handler.welcome(self):
             self.close()
 
@@ -103,16 +121,21 @@ class Connection(asyncio.Protocol):
             return
         self._is_lost = True
         self._backlog.clear()
+        watched, self._watched = self._watched, {}
+        for end in watched.values():
+            end(None)
         self._handler.farewell(self)
 
     def pause_writing(self) -> None:
-        self.is_paused = True
+        self.is_paused = self._is_stuck = True
         self.paused_at_ns = None
         self._read_or_not()
 
     def resume_writing(self) -> None:
-        self.is_paused = False
-        self._go_on()
+        self._is_stuck = False
+        if not self._is_turn_over:
+            self.is_paused = False
+            self._go_on()
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -171,8 +194,44 @@ class Connection(asyncio.Protocol):
             self._read_or_not()
 
     def write(self, data: bytes) -> None:
+        if self._watched:
+            self._look_for_answers(data)
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
+            if self._is_tls:
+                self._count_written(len(data))
+
+    def _count_written(self, size: int) -> None:
+        """With TLS the event loop notices only after this turn that the client does not read: until then it would take
+        any number of answers. So a turn is over when it has written what we hold for a client.
+        """
+        if not self._turn_bytes:
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+        self._turn_bytes += size
+        if self._turn_bytes > self._write_buffer_bytes_max and not self.is_paused:
+            self.is_paused = self._is_turn_over = True
+            self._read_or_not()
+
+    def _begin_turn(self) -> None:
+        self._turn_bytes = 0
+        if self._is_turn_over:
+            self._is_turn_over = False
+            if not self._is_stuck:
+                self.is_paused = False
+                self._go_on()
+
+    def watch(self, opaque: int, end: OnAnswer) -> None:
+        """Calls `end` with the answer to a request when it is written; with None if the connection ends before."""
+        before = self._watched.pop(opaque, None)
+        if before is not None:
+            before(None)
+        self._watched[opaque] = end
+
+    def _look_for_answers(self, data: bytes) -> None:
+        for frame in Frames(len(data)).feed(data):
+            answer = decode(frame)
+            if answer.is_response and answer.opaque in self._watched:
+                self._watched.pop(answer.opaque)(answer)
 
     def notify(self, notice: bytes) -> None:
         """Writes a notice, unless the client does not read: notices must not pile up, and clients also ask."""

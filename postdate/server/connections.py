@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from postdate.broker.broker import Broker
 from postdate.clock import Clock
+from postdate.message import Host
 from postdate.server.connection import Connection
 from postdate.server.lines import Lines
 from postdate.wire.ids import host_text
@@ -30,7 +31,8 @@ class Connections:
         self._idle_ns = broker.settings.idle_ms_max * 1_000_000
         self._stalled_ns = broker.limits.stalled_ms_max * 1_000_000
         self._all: set[Connection] = set()
-        self._count_of: Counter[bytes] = Counter()  # by address
+        self._count_of: Counter[bytes] = Counter()  # by address; with those that have a place and no connection yet
+        self._reserved_count = 0
         self._unfinished_bytes = 0  # of reads that completed no frame, since memory was last summed up
 
     def __len__(self) -> int:
@@ -43,15 +45,35 @@ class Connections:
 
     def add(self, connection: Connection) -> bool:
         """Adds a connection; returns False where there are too many."""
-        settings, address = self._broker.settings, connection.host.address
-        counts = {"connections_max": len(self._all), "connections_per_address_max": self._count_of[address]}
+        if not (connection.has_place or self._has_room(connection.host)):
+            return False
+        self._all.add(connection)
+        self._count_of[connection.host.address] += 1
+        connection.heard_at_ns = self._clock.elapsed_ns()
+        return True
+
+    def reserve(self, host: Host) -> bool:
+        """Keeps a place, until `release`, for a peer that is no connection yet; returns False where there is none."""
+        if not self._has_room(host):
+            return False
+        self._reserved_count += 1
+        self._count_of[host.address] += 1
+        return True
+
+    def release(self, host: Host) -> None:
+        self._reserved_count -= 1
+        self._uncount(host.address)
+
+    def _has_room(self, host: Host) -> bool:
+        settings, address = self._broker.settings, host.address
+        counts = {
+            "connections_max": len(self._all) + self._reserved_count,
+            "connections_per_address_max": self._count_of[address],
+        }
         for limit, count in counts.items():
             if count >= getattr(settings, limit):
-                self.complain("%s: %s is turned away, %d are connected", limit, host_text(connection.host), count)
+                self.complain("%s: %s is turned away, %d are connected", limit, host_text(host), count)
                 return False
-        self._all.add(connection)
-        self._count_of[address] += 1
-        connection.heard_at_ns = self._clock.elapsed_ns()
         return True
 
     def remove(self, connection: Connection) -> bool:
@@ -59,11 +81,13 @@ class Connections:
         if connection not in self._all:
             return False
         self._all.remove(connection)
-        address = connection.host.address
+        self._uncount(connection.host.address)
+        return True
+
+    def _uncount(self, address: bytes) -> None:
         self._count_of[address] -= 1
         if not self._count_of[address]:
             del self._count_of[address]
-        return True
 
     # -- the sweep ----------------------------------------------------------------------------------------------
 

@@ -1,23 +1,30 @@
 """Which object answers which request: one table, one loop over the frames of a read, one write of the answers."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from postdate.access.users import Users
 from postdate.broker.broker import Broker
 from postdate.broker.writing import Changes
 from postdate.clock import Clock
 from postdate.config import Settings
 from postdate.errors import PostdateError, ProtocolError
+from postdate.server.access import Gate
 from postdate.server.address import Address
 from postdate.server.answers import refusal
+from postdate.server.audit import Audit
 from postdate.server.connection import Connection
 from postdate.server.connections import Connections
 from postdate.server.lines import Lines
 from postdate.server.pulse import Pulse
+from postdate.server.requests.access import Accesses
 from postdate.server.requests.dead_letters import DeadLetters
 from postdate.server.requests.find import Lookups
 from postdate.server.requests.group import Groups
 from postdate.server.requests.jobs import Jobs
+from postdate.server.requests.move import Moves
 from postdate.server.requests.pending import Pending
 from postdate.server.requests.pipeline import Pipelines
 from postdate.server.requests.pop import Pops
@@ -29,10 +36,11 @@ from postdate.server.requests.status import Status
 from postdate.server.requests.tools import Tools
 from postdate.server.requests.topic import AutoCreation, Topics
 from postdate.server.sessions import Sessions
+from postdate.server.sessions.keys import Keys
 from postdate.server.tasks import Tasks
 from postdate.wire import codes
 from postdate.wire.frame import HEADER_AT, Command, decode, header_end, reply
-from postdate.wire.requests import END_TRANSACTION, REQUESTS, Request
+from postdate.wire.requests import END_TRANSACTION, REQUESTS, Request, decode_signed_send
 
 Method = Callable[[Connection, Command, Mapping[str, Any]], bytes | None]
 Amend = Callable[[Connection, int, Mapping[str, Any]], Mapping[str, Any]]
@@ -40,6 +48,7 @@ Amend = Callable[[Connection, int, Mapping[str, Any]], Mapping[str, Any]]
 _SEND_CODES = frozenset(int(request) for request in Request if request.handler == "send.collect")
 _PULL_CODES = frozenset(int(request) for request in Request if request.handler == "pull.pull")
 _WRITE_BYTES = 1 << 20  # answers of one read are written when they have grown to this
+_ADMITTED = b""  # instead of a refusal
 _NESTED = "the request is nested too deeply to be read"
 
 
@@ -71,25 +80,38 @@ class _Answers:
 class Dispatcher:
     """Hands every request to the object that answers it. One serves all listening sockets of a broker."""
 
-    def __init__(self, broker: Broker, clock: Clock, address: Address) -> None:
+    def __init__(
+        self, broker: Broker, clock: Clock, address: Address, token: str = "", folder: Path | None = None
+    ) -> None:
+        """The folder holds the users and the audit log; without it there are none. Raises UsageError for users that
+        cannot be read.
+        """
         self._broker, self._clock = broker, clock
         self._turn_ns = broker.limits.turn_ms_max * 1_000_000
         self.address, self.limits = address, broker.limits
         self.amend: Amend | None = None  # changes the fields of a request before it is answered; postdate.testing does
         lines = Lines(broker.limits.complaints_max)
+        self.audit = self.users = None
+        if folder is not None:
+            self.users = Users(folder, broker.limits.users_max, broker.limits.rules_max)
+            self.audit = Audit(folder, clock, broker.limits, partial(lines.write_seldom, "audit"))
+        self.gate = gate = Gate(broker, lines, self.users, token, self.audit)
+        self._version = gate.version  # of the users, as the requests that wait were last looked at
         self.connections = Connections(broker, clock, lines)
         self.welcome, self.note_unfinished = self.connections.add, self.connections.note_unfinished
         self.complain = self.connections.complain
         self.sessions = sessions = Sessions(broker, clock, lines)
         self.pulse = pulse = Pulse(broker, clock, self._wake)
         creation, tasks = AutoCreation(broker, clock), Tasks(broker, "counts_max")
-        recalls = Recalls(broker, clock, pulse, sessions.table)
+        keys = Keys(broker, sessions.table)
+        self.pipelines = Pipelines(broker, clock, pulse, tasks, sessions.table, token, folder)
+        settled = self.pipelines.settled
+        recalls = Recalls(broker, clock, pulse, sessions.table, keys, settled)
         topics = Topics(broker, clock, sessions)
         self.sends = Sends(broker, pulse, creation, recalls, lines)
         self.pulls = Pulls(broker, clock, sessions, creation)
         self.pops = Pops(broker, clock, pulse, sessions, self.pulls, creation)
         self.groups = Groups(broker, clock, pulse, sessions, creation, topics, self.pulls, self.pops)
-        self.pipelines = Pipelines(broker, clock, pulse, tasks, sessions.table)
         self.status = Status(
             broker, clock, sessions.meter,
             lambda: {"connections": len(self.connections), "held_pulls": self.pulls.held_count},
@@ -101,14 +123,16 @@ class Dispatcher:
             "group": self.groups,
             "topic": topics,
             "route": Routes(broker, creation),
-            "find": Lookups(broker),
+            "find": Lookups(broker, keys),
+            "move": Moves(broker, clock, keys, settled),
             "pending": Pending(broker, clock, sessions.table, tasks),
             "tools": Tools(broker, clock, pulse, sessions, self.pulls, self.pops, tasks),
             "status": self.status,
             "pipeline": self.pipelines,
             "dead_letters": DeadLetters(broker, clock, pulse),
-            "jobs": Jobs(broker, clock, tasks, self.pipelines.settled),
+            "jobs": Jobs(broker, clock, tasks, settled),
             "table": sessions.table,
+            "access": Accesses(gate, tasks, self.end_forbidden),
         }
         # By code the method that answers each request, as its row in wire/requests.py names it.
         self._methods: dict[int, Method] = {}
@@ -124,6 +148,20 @@ class Dispatcher:
             self.pulls.wake(changes.grown_queues)
         if changes.grown_queues or changes.ready_again or self._broker.view.has_spent_leases:
             self.pops.wake(changes)
+
+    async def refresh_access(self) -> None:
+        """Reads users that have changed, and ends what waits and is not allowed any more. Called once a second."""
+        await self.gate.refresh()
+        self.end_forbidden()
+        if self.audit is not None:
+            self.audit.tick()
+
+    def end_forbidden(self) -> None:
+        """Ends pulls and pops that wait for a user who is gone, or has lost the right."""
+        if self._version != self.gate.version:
+            self._version = self.gate.version
+            self.pulls.end_forbidden()
+            self.pops.end_forbidden()
 
     # -- connections --------------------------------------------------------------------------------------------
 
@@ -152,13 +190,14 @@ class Dispatcher:
         Each request is finished before the next is read: its objects are small and die young, which is a quarter
         faster than taking all requests of a read through one step after the other.
         """
-        sends, answers = self.sends, _Answers(connection)
+        sends, gate, answers = self.sends, self.gate, _Answers(connection)
+        collect = sends.collect_usual if gate.is_open else self._collect_signed
         now_ms, header_bytes_max = self._clock.now_ms(), self._broker.limits.json_bytes_max
         handled = turn_end_ns = 0
         try:
             for frame in frames:
                 handled += 1
-                if sends.collect_usual(connection, frame, now_ms):
+                if collect(connection, frame, now_ms):
                     continue
                 header_bytes = header_end(frame) - HEADER_AT
                 if header_bytes > header_bytes_max:  # reading it would keep all others waiting
@@ -166,11 +205,12 @@ class Dispatcher:
                         f"json_bytes_max: a header of {header_bytes} bytes, the limit is {header_bytes_max}"
                     )
                 command = decode(frame)
-                if command.code in _SEND_CODES:
+                denial = self._deny(connection, command) if gate.asks(command) else _ADMITTED
+                if denial is _ADMITTED and command.code in _SEND_CODES:
                     sends.collect(connection, command, now_ms)
                     continue
                 sends.write(connection, now_ms)
-                if answers.add(self._answer(connection, command)):
+                if answers.add(self._answer(connection, command) if denial is _ADMITTED else denial):
                     break
                 at_ns = self._clock.elapsed_ns()
                 turn_end_ns = turn_end_ns or at_ns + self._turn_ns
@@ -187,6 +227,23 @@ class Dispatcher:
             answers.write()
             self.pulse.nudge()
         return handled
+
+    def _collect_signed(self, connection: Connection, frame: bytes, now_ms: int) -> bool:
+        """Takes in a send of a user, if it is like nearly all others; returns whether it was."""
+        send = decode_signed_send(frame)
+        if send is None or not self.gate.admits_send(connection, send):
+            return False
+        return self.sends.collect_usual(connection, frame, now_ms, (send.header, send.body))
+
+    def _deny(self, connection: Connection, command: Command) -> bytes | None:
+        """Returns the refusal of a request that is not admitted (None if nobody waits for it), else _ADMITTED."""
+        try:
+            self.gate.admit(connection, command)
+        except PostdateError as error:
+            return None if command.is_oneway else refusal(command, error)
+        except RecursionError:
+            return None if command.is_oneway else refusal(command, ProtocolError(_NESTED))
+        return _ADMITTED
 
     def _answer(self, connection: Connection, command: Command) -> bytes | None:
         """Returns the answer to a request that is not a send; None where it comes later, or not at all."""

@@ -4,26 +4,41 @@ import asyncio
 import contextlib
 import errno
 import gc
+import ipaddress
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from postdate.access.token import open_token
+from postdate.access.users import Users
 from postdate.broker.broker import Broker
 from postdate.clock import Clock, SystemClock
 from postdate.config import Limits, Settings
 from postdate.errors import UsageError
 from postdate.extras import has_extra, install
-from postdate.process import give_freed_memory_back, new_event_loop
+from postdate.process import (
+    give_freed_memory_back,
+    keep_files_private,
+    make_private_folder,
+    new_event_loop,
+    take_from_others,
+)
 from postdate.server.address import Address
 from postdate.server.children import Parts
 from postdate.server.connection import Connection
 from postdate.server.connections import SWEEP_MS
 from postdate.server.dispatch import Dispatcher
+from postdate.server.masking import hide_credentials
 from postdate.server.sessions.meter import TICK_MS
+from postdate.server.table_place import find_place, is_allowed
+from postdate.server.tls_port import Handshakes, TlsPort, bind
 from postdate.storage.disk import RealDisk
+from postdate.storage.folder import FORMAT_FILE, refuse_foreign
+from postdate.tls import CERTIFICATE_FILE, RENEW_MS, Renewed, server_files
 from postdate.wire.ids import address_text
 
 logger = logging.getLogger("postdate.server")
@@ -31,6 +46,9 @@ logger = logging.getLogger("postdate.server")
 _EXPIRE_EVERY_MS = 5_000  # how often silent clients and expired locks are removed
 _FILES_BESIDE = 512  # open files beside the connections: segments, chunks, snapshots, ports
 _DRAIN_MS_MIN = 500  # clients have at least this long to read their answers, however long the parts took to stop
+OWN_SOCKET = "broker.sock"  # in the data folder
+_SOCKET_PATH_BYTES_MAX = 107  # Linux's
+ACCESS_MS = 1_000  # how often the server looks for users that another process has changed
 _BACKLOG = 1_024  # connections that wait to be accepted
 _SWITCH_S = 0.0005  # how long a thread that checks chunks or counts rows may delay the thread that fires
 
@@ -41,24 +59,42 @@ class Server:
     The clock is the machine's, by which the alarm rings, or a ManualClock, whose owner calls `ring`.
     """
 
-    def __init__(self, broker: Broker, clock: Clock) -> None:
-        self.broker, self._clock = broker, clock
-        self._listeners: list[asyncio.Server] = []
+    def __init__(self, broker: Broker, clock: Clock, token: str = "", folder: Path | None = None) -> None:
+        """The token is that of the data folder: without it, what is internal is open to all. The folder holds users,
+        the audit log, and the socket by which the broker's own processes reach it where its ports want TLS; without it
+        there are none, and anybody may say where the table is.
+        """
+        self.broker, self._clock, self._token, self._folder = broker, clock, token, folder
+        self._own_socket = folder and folder.resolve() / OWN_SOCKET
+        self._listeners: list[asyncio.Server | TlsPort] = []
+        self._certificate: Renewed | None = None  # None where tls is off
+        self._handshakes: Handshakes | None = None
         self._timers: list[asyncio.Task[None]] = []
         self._dispatcher: Dispatcher | None = None
         self.route_address = self.broker_address = ""
         self.vip_address: str | None = None
+        self.parts_address = ""  # where bulk and pipeline beside the broker connect
 
     async def start(self) -> None:
-        """Starts to listen. Raises UsageError where a port is in use or the host is not ours."""
+        """Starts to listen. Raises UsageError where a port is in use, the host is not ours, or a certificate cannot be
+        used.
+        """
         settings = self.broker.settings
+        if settings.tls != "off":
+            files = server_files(
+                Path(settings.data), settings.tls_cert, settings.tls_key, settings.tls_client_ca,
+                settings.tls_client_cert,
+            )  # fmt: skip
+            self._certificate, self._handshakes = Renewed(files), Handshakes(self.broker.limits)
         address = Address(settings)
         await address.resolve()
-        self._dispatcher = dispatcher = Dispatcher(self.broker, self._clock, address)
+        self._dispatcher = dispatcher = Dispatcher(self.broker, self._clock, address, self._token, self._folder)
+        self._look_at_table()
         dispatcher.pulse.start()
         try:
             self.broker_address = await self._listen("broker_port", settings.broker_port)
             address.broker_port = int(self.broker_address.rpartition(":")[2])
+            self.parts_address = await self._listen_to_parts()
             if settings.vip_port >= 0:
                 self.vip_address = await self._listen("vip_port", settings.vip_port)
             # Last: a client that finds the route finds the broker.
@@ -66,18 +102,32 @@ class Server:
         except BaseException:
             await self.stop()
             raise
-        self._timers.append(asyncio.get_running_loop().create_task(self._sweep(dispatcher)))
+        for work in (self._sweep(dispatcher), self._refresh_access(dispatcher)):
+            self._timers.append(asyncio.get_running_loop().create_task(work))
+        if self._certificate is not None:
+            self._every(RENEW_MS, self._certificate.look)
         self._every(_EXPIRE_EVERY_MS, dispatcher.groups.expire)
         self._every(_EXPIRE_EVERY_MS, dispatcher.pops.tick)
         self._every(TICK_MS, dispatcher.status.tick)
         self._every(self.broker.limits.offsets_interval_ms, dispatcher.groups.write_offsets)
 
+    def _look_at_table(self) -> None:
+        """Has nobody read a table that the settings do not name: an earlier version let pipelines name any."""
+        told, setting = self.broker.view.far.table, self.broker.settings.table
+        if told and self._folder is not None and not is_allowed(told, setting, self._folder):
+            self.broker.view.trusts_table = False
+            logger.error(
+                "the last pipeline kept its table at %s, but by the settings it is %s: nothing is read there until a "
+                "pipeline registers with that; if the first is right, start the broker with --table",
+                hide_credentials(told), hide_credentials(find_place(setting, self._folder)),
+            )  # fmt: skip
+
     async def _listen(self, name: str, port: int) -> str:
         assert self._dispatcher is not None
         settings = self.broker.settings
-        make = partial(Connection, self._dispatcher)
+        make = partial(Connection, self._dispatcher, is_broker_port=name == "broker_port")
         try:
-            listener = await asyncio.get_running_loop().create_server(make, settings.host, port, backlog=_BACKLOG)
+            listeners = await self._open(make, port)
         except OSError as error:
             problem = f"cannot listen on port {port} of {settings.host} ({name}): {error.strerror or error}"
             if error.errno == errno.EADDRINUSE:
@@ -86,9 +136,40 @@ class Server:
                     f"port {port} of {settings.host} is in use by another program: choose another with {flag} ({name})"
                 )
             raise UsageError(problem) from error
-        self._listeners.append(listener)
-        host, bound = listener.sockets[0].getsockname()[:2]
+        self._listeners += listeners
+        host, bound = listeners[0].sockets[0].getsockname()[:2]
         return address_text(host, bound)
+
+    async def _open(self, make: Callable[[], Connection], port: int) -> "list[asyncio.Server] | list[TlsPort]":
+        settings, limits = self.broker.settings, self.broker.limits
+        if self._certificate is None:
+            return [await asyncio.get_running_loop().create_server(make, settings.host, port, backlog=_BACKLOG)]
+        assert self._handshakes is not None
+        return [
+            TlsPort(
+                listener, make, self.dispatcher.connections, self._certificate, self._handshakes, limits,
+                takes_plain=settings.tls == "permissive",
+            )
+            for listener in await bind(settings.host, port, _BACKLOG)
+        ]  # fmt: skip
+
+    async def _listen_to_parts(self) -> str:
+        """Listens where the broker's own processes connect: a broker with TLS has a socket for them in its data folder,
+        so that they need no certificate.
+        """
+        path = self._own_socket
+        if self._certificate is None or path is None:
+            return self.broker_address
+        if len(os.fsencode(path)) > _SOCKET_PATH_BYTES_MAX:
+            raise UsageError(
+                f"the path {path} is too long for a socket, at most {_SOCKET_PATH_BYTES_MAX} bytes: choose a shorter "
+                "data folder, or one that a short link leads to"
+            )
+        make = partial(Connection, self.dispatcher, is_broker_port=True)
+        listener = await asyncio.get_running_loop().create_unix_server(make, str(path), backlog=_BACKLOG)
+        path.chmod(0o600)
+        self._listeners.append(listener)
+        return f"unix:{path}"
 
     async def _sweep(self, dispatcher: Dispatcher) -> None:
         while True:
@@ -96,7 +177,12 @@ class Server:
             for _ in dispatcher.connections.sweep():
                 await asyncio.sleep(0)
 
-    def _every(self, interval_ms: int, work: Callable[[], None]) -> None:
+    async def _refresh_access(self, dispatcher: Dispatcher) -> None:
+        while True:
+            await asyncio.sleep(ACCESS_MS / 1_000)
+            await dispatcher.refresh_access()
+
+    def _every(self, interval_ms: int, work: Callable[[], object]) -> None:
         async def repeat() -> None:
             while True:
                 await asyncio.sleep(interval_ms / 1_000)
@@ -131,6 +217,8 @@ class Server:
         """
         for listener in self._listeners:
             listener.close()
+        if self._own_socket is not None:
+            self._own_socket.unlink(missing_ok=True)
         for timer in self._timers:
             timer.cancel()
         if self._dispatcher is None:
@@ -152,6 +240,8 @@ class Server:
                     await asyncio.sleep(0.005)
         for connection in list(dispatcher.connections):
             connection.abort()
+        if dispatcher.audit is not None:
+            await dispatcher.audit.close()
 
 
 def run(
@@ -164,10 +254,15 @@ def run(
     """
     if sys.platform != "linux":
         raise UsageError(f"a broker needs Linux, and this is {sys.platform}; the client and its commands work here too")
-    Path(settings.data).mkdir(parents=True, exist_ok=True)
-    broker = Broker(RealDisk(Path(settings.data)), settings, limits=limits)
+    refuse_open_network(settings)
+    keep_files_private()
+    make_private_folder(settings.data)
+    disk = RealDisk(Path(settings.data))
+    _close_to_others(disk)
+    broker = Broker(disk, settings, limits=limits)
     try:
         _refuse_stranded_rows(broker)
+        token = open_token(disk.root)  # now: a folder that holds something, but no FORMAT, is not ours
         broker.start_keeper()
         allow_files(settings.connections_max)
         # The collector runs rarely, and never over the objects that exist by now, which stay. Requests make no cycles,
@@ -178,9 +273,49 @@ def run(
         sys.setswitchinterval(_SWITCH_S)
         give_freed_memory_back()
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(serve(broker, SystemClock(), ready, parts))
+            server = Server(broker, SystemClock(), token, disk.root)
+            runner.run(serve(server, SystemClock(), ready, parts))
     finally:
         broker.close()
+
+
+def refuse_open_network(settings: Settings) -> None:
+    """Raises UsageError for a broker that other machines reach and that lacks users or TLS, unless its operator has
+    decided that.
+    """
+    if settings.insecure or _is_loopback(settings.host):
+        return
+    has_tls, has_users = settings.tls != "off", bool(Users(Path(settings.data)).all)
+    if has_tls and has_users:
+        return
+    missing = "no users" if has_tls else "no TLS" if has_users else "neither users nor TLS"
+    words = "" if settings.tls_cert or (Path(settings.data) / CERTIFICATE_FILE).exists() else "--self-signed "
+    raise UsageError(
+        f"other machines reach {settings.host}, and this broker has {missing}: run postdate user init {words}--data "
+        f"{settings.data} and then postdate up --host {settings.host} --tls enforcing --data {settings.data}, or give "
+        "--insecure true if nobody else reaches that network"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _close_to_others(disk: RealDisk) -> None:
+    """Closes a data folder that others can read: a restored copy, or one that an earlier version has made."""
+    refuse_foreign(disk)
+    is_new = disk.size(FORMAT_FILE) < 0
+    closed, left = take_from_others(disk.root)
+    if closed and not is_new:
+        logger.warning("other users of this machine could read %d files and folders of %s: closed", closed, disk.root)
+    if left:
+        logger.warning(
+            "%d files and folders of %s belong to another user and stay open to others: chown them to our user",
+            left, disk.root,
+        )  # fmt: skip
 
 
 def _refuse_stranded_rows(broker: Broker) -> None:
@@ -216,18 +351,17 @@ def allow_files(connections_max: int) -> None:
         )  # fmt: skip
 
 
-async def serve(broker: Broker, clock: Clock, ready: Callable[[Server], None], parts: Parts | None = None) -> None:
+async def serve(server: Server, clock: Clock, ready: Callable[[Server], None], parts: Parts | None = None) -> None:
     """Serves until SIGINT or SIGTERM."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    server = Server(broker, clock)
     await server.start()
     try:
         if parts is not None:
             server.show_parts(parts)
-            await parts.start(server.broker_address)
+            await parts.start(server.parts_address)
         ready(server)
         await stopping.wait()
     finally:

@@ -18,7 +18,7 @@ from postdate.storage.layout import BATCH_HEADER_BYTES, FAR
 from postdate.storage.log import Log
 from postdate.storage.segment import Segments
 
-_MADE_AGAIN = (segment.FOLDER, snapshot.FOLDER, "far", "index")
+_MADE_AGAIN = (segment.FOLDER, snapshot.FOLDER, "far", "index", "once")
 
 
 class Adopted(NamedTuple):

@@ -5,8 +5,9 @@
       |-- the message waits somewhere else     the tombstone stays and meets it on its way into the wheel
       '-- the due is beyond the horizon        the cancel also gets a row in the far queue, so that the table learns it
 
-A tombstone matches messages of its topic, key and due that arrived before it; a key may be used again afterwards. It is
-kept until no such message can come into the wheel any more:
+A tombstone matches messages of its topic, key and due that arrived before it; a key may be used again afterwards. One
+that a move leaves (moves.py) matches a single message, by its arrival, too. A tombstone is kept until no such message
+can come into the wheel any more:
 
 - Spark has taken its row of the far queue while its due was beyond the horizon: from then on the table carries it;
 - or its due has been fired, and every older far message has been taken, or moved into the wheel by a rescue.
@@ -26,19 +27,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from postdate.arrival import came_before
+from postdate.arrival import OWN, came_before
 from postdate.keys import key_hash
 from postdate.state.columns import among, places_of
 from postdate.state.far import Far
 from postdate.state.jobs import Jobs
 from postdate.state.references import References
-from postdate.state.topics import Topics
-from postdate.state.wheel import DEAD, Wheel
+from postdate.state.topics import GONE, Topics
+from postdate.state.wheel import DEAD, Found, Wheel
 from postdate.storage import record as records
-from postdate.storage.batch import CANCEL
+from postdate.storage.batch import CANCEL, MOVE
 from postdate.storage.chunk import Records
 from postdate.storage.layout import FAR_STRUCT
 
+TABLE_KEEP_MS = 60_000  # a row stays in the table for this long after it was due
 BY_COLUMN = {"unique": "unique_hash", "key": "key_hash"}
 
 
@@ -54,6 +56,7 @@ class Tombstone(NamedTuple):
     far_offset: int  # its row in the far queue, -1 where it has none
     far_before: int  # the far queue's length when it came
     jobs: int = 0  # how many jobs there had been: it matches what those have brought
+    only: int = -1  # of a move: the arrival of the one message that it matches
 
     @property
     def column(self) -> str:
@@ -65,7 +68,7 @@ class Tombstone(NamedTuple):
     def has_hashes(self, arrival: int, unique_hash: int, first_hash: int) -> bool:
         """Whether a row of these hashes may be the one that it cancels."""
         hashed = unique_hash if self.by == "unique" else first_hash
-        return hashed == self.key_hash and self.is_after(arrival)
+        return hashed == self.key_hash and self.is_after(arrival) and self.only in (-1, arrival)
 
 
 class CancelAnswer(NamedTuple):
@@ -112,42 +115,52 @@ class Cancels:
         self._by_due: dict[int, list[Tombstone]] = {}
         self._dues: list[int] = []  # a heap of the dues that are not fired
         self._fired: set[int] = set()  # dues that are fired and whose tombstones still wait for Spark
+        self._fired_at_ms = 0
         self.count = 0
 
     # -- applying a cancel --------------------------------------------------------------------------------------
 
-    def apply(self, body: dict[str, Any], arrival: int, size: int, at_ms: int, fired_at_ms: int) -> CancelAnswer:
+    def apply(self, body: dict[str, Any], arrival: int, size: int, at_ms: int) -> CancelAnswer:
         """Applies the record of a cancel, which stands in the log at `arrival` and has `size` bytes."""
-        tombstone = self._bury(body, arrival, size)
-        self.add(tombstone)
+        tombstone = self.bury(body["topic"], body["key"], body["by"], body["due"], arrival, size)
         wheel_count = 0
         for found in self._wheel.find(tombstone.due, tombstone.column, tombstone.key_hash):
-            is_gone = found.queue == DEAD and self._jobs.has_moved(found.due, found.arrival)
+            if found.queue == DEAD:
+                is_gone = self.has_moved(found.due, found.arrival) or self._jobs.has_moved(found.due, found.arrival)
+            else:  # a deleted topic of that name had other queues
+                is_gone = self._topics.target[found.queue] == GONE
             is_meant = not is_gone and tombstone.is_after(found.arrival)
             if is_meant and self.matches(tombstone, found.offset, found.size):
                 wheel_count += 1
                 if found.queue != DEAD:
-                    self._wheel.kill(found)
-                    self._near[found.queue] -= 1
-                    if found.run is None:
-                        self._references.release(found.offset, at_ms)
-        if tombstone.due <= fired_at_ms:
-            self.forget_fired(fired_at_ms)
+                    self.kill(found, at_ms)
+        self.forget_if_fired(tombstone)
         return CancelAnswer(tombstone, wheel_count)
 
-    def _bury(self, body: dict[str, Any], arrival: int, size: int) -> Tombstone:
-        """Makes the tombstone and, beyond the horizon, the cancel's row in the far queue."""
-        due, by, hashed = body["due"], body["by"], key_hash(body["key"])
-        far_offset, far_before, jobs = -1, self._far.length, self._jobs.next_number
+    def kill(self, found: Found, at_ms: int, *, is_moved: bool = False) -> None:
+        """Takes a living entry out of the wheel: nothing waits there for it any more."""
+        self._wheel.kill(found, is_moved=is_moved)
+        self._near[found.queue] -= 1
+        if found.run is None:
+            self._references.release(found.offset, at_ms)
+
+    def bury(self, topic: str, key: str, by: str, due: int, arrival: int, size: int, *, only: int = -1) -> Tombstone:
+        """Remembers the tombstone of a cancel or a move and, beyond the horizon, gives its record a row in the far
+        queue.
+        """
+        hashed, far_offset, far_before, jobs = key_hash(key), -1, self._far.length, self._jobs.next_number
         if due > self._far.horizon_at_ms:
             far_offset = far_before
-            unique, first = (hashed, 0) if by == "unique" else (0, hashed)
             # The row carries its topic's first queue and, in the tag's place, the number of jobs: it tells all even
-            # when its record is gone.
-            queue = self._topics.get(body["topic"]).numbers[0]
-            self._far.push_cancel(FAR_STRUCT.pack(arrival, due, unique, first, size, queue, jobs, CANCEL, 0, 0), due)
+            # when its record is gone. That of a move has, in the place of the unique hash, the arrival that it is for.
+            unique, first = (hashed, 0) if by == "unique" else (0, hashed)
+            kind, unique = (CANCEL, unique) if only < 0 else (MOVE, only)
+            queue = self._topics.get(topic).numbers[0]
+            self._far.push_cancel(FAR_STRUCT.pack(arrival, due, unique, first, size, queue, jobs, kind, 0, 0), due)
             self._references.hold(arrival)
-        return Tombstone(body["topic"], body["key"], by, due, arrival, hashed, far_offset, far_before, jobs)
+        tombstone = Tombstone(topic, key, by, due, arrival, hashed, far_offset, far_before, jobs, only)
+        self.add(tombstone)
+        return tombstone
 
     # -- which rows are cancelled -------------------------------------------------------------------------------
 
@@ -163,7 +176,7 @@ class Cancels:
 
     def find_far(self, rows: np.ndarray) -> np.ndarray:
         """Which far rows are cancelled, taken or not."""
-        cancelled: np.ndarray = self.find_untaken(rows) | self._find_by_taken(rows)
+        cancelled: np.ndarray = self.find_untaken(rows) | self.find_carried(rows)
         return cancelled
 
     def find_selected(self, rows: np.ndarray) -> np.ndarray:
@@ -185,19 +198,44 @@ class Cancels:
             candidates, index, keys, lambda t, hit: self.matches(t, base + int(position[hit]), int(size[hit]))
         )
 
-    def _find_by_taken(self, rows: np.ndarray) -> np.ndarray:
-        """Which far rows a cancel took that Spark has taken too: its tombstone is forgotten, the table carries it."""
+    def find_carried(self, rows: np.ndarray) -> np.ndarray:
+        """Which rows, of the far queue or selected, a cancel or a move has taken whose own row Spark has taken since:
+        its tombstone is forgotten, the table carries it.
+        """
         cancelled = np.zeros(len(rows), np.bool_)
-        taken = rows["arrival"] < self._far.arrival_of(self._far.taken)
-        if not taken.any():
+        arrival, due = rows["arrival"], rows["due"]
+        may_be = (arrival < self._far.arrival_of(self._far.taken)) | (arrival >= OWN)
+        if not may_be.any():
             return cancelled
         places = self._topics.places
-        for cancel in self._far.taken_cancels(int(rows["due"][taken].min()), int(rows["due"][taken].max())):
+        for cancel in self._far.find_cancels(int(due[may_be].min()), int(due[may_be].max()), self._far.taken):
+            alike = may_be & (due == cancel["due"])
+            if cancel["kind"] == MOVE:
+                cancelled |= alike & (arrival.astype(np.uint64) == cancel["unique_hash"])
+                continue
             column = "unique_hash" if cancel["unique_hash"] else "key_hash"
-            hits = taken & (rows["due"] == cancel["due"]) & (rows[column] == cancel[column])
-            for hit in np.flatnonzero(hits & (rows["arrival"] < cancel["arrival"])).tolist():
-                cancelled[hit] |= places[int(rows["queue"][hit])][0] == places[int(cancel["queue"])][0]
+            for hit in np.flatnonzero(alike & (rows[column] == cancel[column])).tolist():
+                if came_before(int(arrival[hit]), int(cancel["arrival"]), int(cancel["tag_hash"])):
+                    cancelled[hit] |= places[int(rows["queue"][hit])][0] == places[int(cancel["queue"])][0]
         return cancelled
+
+    def has_moved(self, due: int, arrival: int) -> bool:
+        """Whether a move has taken the message of this due and arrival away. It is known while somebody could still
+        bring it.
+        """
+        if any(tombstone.only == arrival for tombstone in self.at(due)):
+            return True
+        carried = self._far.find_cancels(due, due, self._far.length)
+        return bool(((carried["kind"] == MOVE) & (carried["unique_hash"] == np.uint64(arrival))).any())
+
+    def may_have_moved_from(self, tombstone: Tombstone) -> bool:
+        """Whether a move may have taken a message of a cancel's key and due away, while that due is not fired."""
+        if any(each.only >= 0 and each.key_hash == tombstone.key_hash for each in self.at(tombstone.due)):
+            return True
+        if tombstone.due <= self._far.horizon_at_ms:
+            return False  # its tombstone is there
+        carried = self._far.find_cancels(tombstone.due, tombstone.due, self._far.length)
+        return bool((carried["kind"] == MOVE).any())
 
     def _find(self, rows: np.ndarray, is_meant: _IsMeant) -> np.ndarray:
         if not len(rows) or not self.count:
@@ -242,6 +280,8 @@ class Cancels:
         far = self._far
         if tombstone.arrival >= self._jobs.remembered_from:
             return True
+        if tombstone.only >= 0 and far.taken and tombstone.due > self._fired_at_ms - TABLE_KEEP_MS:
+            return True  # the table may still have the message, and nothing there says that it was moved
         if far.taken >= tombstone.far_before and far.taken > tombstone.far_offset:
             return False
         if far.taken and tombstone.due > far.horizon_at_ms:
@@ -253,11 +293,19 @@ class Cancels:
 
     def forget_fired(self, at_ms: int) -> None:
         """Dues up to `at_ms` are fired: forgets the tombstones among them that are not needed any more."""
+        self._fired_at_ms = at_ms
         while self._dues and self._dues[0] <= at_ms:
             due = heapq.heappop(self._dues)
             if due in self._by_due:
                 self._fired.add(due)
                 self._forget_unneeded(due)
+
+    def forget_if_fired(self, tombstone: Tombstone) -> None:
+        """Forgets a new tombstone that is not needed, as a clock that went back brings some whose due is fired. From
+        here on a fold that a snapshot brings back and one that goes on keep the same ones.
+        """
+        if tombstone.due <= self._fired_at_ms:
+            self.forget_fired(self._fired_at_ms)
 
     def sweep(self) -> None:
         """Looks again at every fired tombstone: Spark, or a rescue, has moved on."""
@@ -291,6 +339,7 @@ class Cancels:
         return [tombstone for tombstones in self._by_due.values() for tombstone in tombstones]
 
     def load(self, state: list[Any], fired_at_ms: int) -> None:
+        self._fired_at_ms = fired_at_ms
         for entry in state:
             self.add(Tombstone(*entry))
         self._fired = {due for due in self._by_due if due <= fired_at_ms}  # all of them were still needed

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from postdate.arrival import NEVER
-from postdate.storage.batch import CANCEL
+from postdate.storage.batch import CANCEL, MOVE
 from postdate.storage.disk import Disk
 from postdate.storage.layout import FAR
 from postdate.storage.rows import Rows
@@ -91,21 +91,21 @@ class Far:
         self.rows.push(row)
 
     def push_cancel(self, row: bytes, due: int) -> None:
-        """Appends a cancel."""
+        """Appends a cancel, or a move, which takes one message away."""
         self._note(self.rows.length, due, due + CANCEL_GRACE_MS)
         block = self.rows.length // self._block_rows
         low, high = self._cancel_dues.get(block, (due, due))
         self._cancel_dues[block] = (min(low, due), max(high, due))
         self.rows.push(row)
 
-    def taken_cancels(self, due_low: int, due_high: int) -> np.ndarray:
-        """Cancels among the taken rows, with low <= due <= high."""
+    def find_cancels(self, due_low: int, due_high: int, stop: int) -> np.ndarray:
+        """Cancels and moves among the rows before a number, with low <= due <= high."""
         found = [np.empty(0, FAR)]
         for block, (low, high) in self._cancel_dues.items():
             first = block * self._block_rows
-            if low <= due_high and high >= due_low and first < self.taken:
-                rows = self.rows.read(max(first, self.rows.first), min(first + self._block_rows, self.taken))
-                found.append(rows[(rows["kind"] == CANCEL) & (rows["due"] >= due_low) & (rows["due"] <= due_high)])
+            if low <= due_high and high >= due_low and first < stop:
+                rows = self.rows.read(max(first, self.rows.first), min(first + self._block_rows, stop))
+                found.append(rows[_takes_away(rows) & (rows["due"] >= due_low) & (rows["due"] <= due_high)])
         return np.concatenate(found)
 
     def extend(self, rows: np.ndarray) -> None:
@@ -327,9 +327,15 @@ def rescued_by(rescues: Sequence[Rescue], arrival: np.ndarray, due: np.ndarray) 
     return mask
 
 
+def _takes_away(rows: np.ndarray) -> np.ndarray:
+    """Which rows are no messages, but take some away."""
+    mask: np.ndarray = (rows["kind"] == CANCEL) | (rows["kind"] == MOVE)
+    return mask
+
+
 def _wake(rows: np.ndarray, waiting: np.ndarray) -> int:
     """When the first of the rows that wait wants to be rescued, as far as its due goes."""
-    due, is_cancel = rows["due"][waiting], rows["kind"][waiting] == CANCEL
+    due, is_cancel = rows["due"][waiting], _takes_away(rows)[waiting]
     messages, cancels = due[~is_cancel], due[is_cancel]
     wake = int(messages.min()) if len(messages) else NEVER
     return min(wake, int(cancels.min()) + CANCEL_GRACE_MS) if len(cancels) else wake

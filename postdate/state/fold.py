@@ -21,7 +21,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from postdate.keys import key_hash
-from postdate.message import PROPERTY_KEYS, other_keys
+from postdate.message import (
+    ONCE_WINDOW_BYTES,
+    PROPERTY_KEYS,
+    PROPERTY_MOVED,
+    PROPERTY_UNIQ_KEY,
+    MovedFrom,
+    once_window_ms,
+    other_keys,
+)
 from postdate.state.cancels import CancelAnswer, CancelledKeys, Cancels
 from postdate.state.columns import (
     Grouped,
@@ -38,6 +46,8 @@ from postdate.state.groups import Groups
 from postdate.state.index import KEYS_MAX, Index
 from postdate.state.jobs import ATTEMPTS, DECIDE, Job, JobAnswer, Jobs
 from postdate.state.leases import NOT_GIVEN, Leases
+from postdate.state.moves import Moves
+from postdate.state.once import Once
 from postdate.state.quotas import Quotas
 from postdate.state.references import References
 from postdate.state.topics import GONE, SCHEDULE_TOPIC, Topics
@@ -51,6 +61,7 @@ from postdate.storage.batch import (
     JOB,
     MESSAGE,
     MORE_KEYS,
+    MOVE,
     OFFSETS,
     PIPELINE,
     POP,
@@ -62,7 +73,7 @@ from postdate.storage.batch import (
 )
 from postdate.storage.chunk import CHUNK_BIT, FLAG_OWN_ARRIVAL, Chunk, Chunks, Records
 from postdate.storage.disk import Disk
-from postdate.storage.layout import ENTRY_STRUCT, FAR_STRUCT, ROW_STRUCT, SINGLE_STRUCT
+from postdate.storage.layout import ENTRY_STRUCT, FAR_STRUCT, ONCE_ROW, ONCE_ROW_STRUCT, ROW_STRUCT, SINGLE_STRUCT
 from postdate.storage.queue import Queue
 from postdate.storage.rows import Rows
 from postdate.storage.selection import Selections
@@ -70,6 +81,7 @@ from postdate.storage.selection import Selections
 ROWS_BY_COLUMN_DEFAULT = 64
 SCHEDULE_QUEUES = 18
 WAITS = -1  # answer for a message that is not in its queue yet
+NOT_MOVED = -2  # answer for a move of a message that waits no more, or not there
 LEAD_MS_DEFAULT = 60_000
 
 
@@ -114,6 +126,7 @@ class Fold:
         *,
         far_block_rows: int = BLOCK_ROWS_DEFAULT,
         rows_by_column: int = ROWS_BY_COLUMN_DEFAULT,
+        once_ids_max: int = 1,
         count_seconds: bool = False,
     ) -> None:
         self.disk = disk
@@ -136,6 +149,7 @@ class Fold:
         self.wheel = Wheel()
         self.far = Far(disk, file_rows, tail_rows, far_block_rows)
         self.index = Index(disk, file_rows)
+        self.once = Once(disk, file_rows, tail_rows, once_ids_max)
         self.chunks = Chunks(disk)
         self.chunk_end = CHUNK_BIT  # where the next chunk's offsets begin
         self.selections = Selections(disk)
@@ -147,6 +161,7 @@ class Fold:
         self.read = stored.read
         self.jobs = Jobs(self.wheel, self.far, self.topics, self.selections, self.references, self.near)
         self.cancels = Cancels(self.wheel, self.far, self.topics, self.jobs, self.references, stored, self.near)
+        self.moves = Moves(self.wheel, self.jobs, self.cancels)
         self.rescued_count = 0
         self.tally: Tally | None = None  # of the rows that the next stage takes, counted before it comes
         self._grown: set[int] = set()  # numbers of the queues that got entries from the batch that is being applied
@@ -155,6 +170,7 @@ class Fold:
             RESCUE: self._apply_rescue, TOPIC: self._apply_topic, GROUP: self._apply_group,
             OFFSETS: self._apply_offsets, SETTINGS: self._apply_settings, PIPELINE: self._apply_pipeline,
             POP: self._apply_pop, ACK: self._apply_ack, INVISIBLE: self._apply_invisible, JOB: self._apply_job,
+            MOVE: self._apply_move,
         }  # fmt: skip
         self.topics.put(SCHEDULE_TOPIC, SCHEDULE_QUEUES, SCHEDULE_QUEUES, 6, {})
         self.make_queues()
@@ -171,6 +187,7 @@ class Fold:
             yield from queue.rows()
         yield self.far.rows
         yield self.index.rows
+        yield self.once.rows
 
     # -- applying -----------------------------------------------------------------------------------------------
 
@@ -186,6 +203,9 @@ class Fold:
             self.fired_at_ms = at_ms
             self.cancels.forget_fired(at_ms)
             self.quotas.forget_passed(at_ms)
+        if self.once.next_until_ms <= at_ms:
+            for offset in self.once.forget_passed(at_ms, batch.row_count):
+                self.references.forget(offset)
         rows = batch.array() if batch.row_count >= self._rows_by_column else None
         if rows is not None and (rows["kind"] == MESSAGE).all():
             answers = self._apply_messages(batch, rows)
@@ -204,7 +224,7 @@ class Fold:
         return answers, grown, ready
 
     def _apply_message(self, batch: Batch, row: tuple[int, ...]) -> int:
-        _, level, flags, queue, due, unique_hash, first_hash, tag_hash, size, position, _ = row
+        _, level, flags, queue, due, unique_hash, first_hash, tag_hash, size, position, once_hash = row
         offset = batch.offset + position
         if unique_hash or first_hash:
             self.index.add(unique_hash, first_hash, offset)
@@ -213,7 +233,12 @@ class Fold:
         if level:
             self.queues[self._level_number(level)].push(ENTRY_STRUCT.pack(offset, size, due), batch.at_ms)
         if due <= batch.at_ms:
-            return self._append_entry(queue, offset, size, tag_hash, batch.at_ms)
+            answer = self._append_entry(queue, offset, size, tag_hash, batch.at_ms)
+            if once_hash:
+                self._note_once(once_hash, size, offset, 0, answer, batch.at_ms)
+            return answer
+        if once_hash:
+            self._note_once(once_hash, size, offset, due, WAITS, batch.at_ms)
         held, segment = self.references.held, offset >> self._shift
         held[segment] = held.get(segment, 0) + 1
         if self._count_seconds:
@@ -242,6 +267,30 @@ class Fold:
         """Hashes of the user keys after the first one, which a row has no room for."""
         keys = records.properties_of(self._read(offset, size)).get(PROPERTY_KEYS, "")
         return [key_hash(key) for key in other_keys(keys)[: KEYS_MAX - 1]]
+
+    def _note_once(self, once_hash: int, size: int, offset: int, due: int, answer: int, at_ms: int) -> None:
+        """Remembers the id of a message, and what its producer is answered."""
+        end = offset + size
+        until_ms = at_ms + once_window_ms(self._read(end - ONCE_WINDOW_BYTES, ONCE_WINDOW_BYTES))
+        self.once.add(once_hash, until_ms, ONCE_ROW_STRUCT.pack(once_hash, size, until_ms, offset, due, answer))
+        self.references.hold(offset)
+
+    def _note_many_once(self, batch: Batch, rows: np.ndarray, answers: np.ndarray) -> None:
+        """Does what `_note_once` does for each row, by columns."""
+        known, due = np.empty(len(rows), ONCE_ROW), rows["due"]
+        known["hash"], known["size"] = rows["once_hash"], rows["size"]
+        known["offset"] = rows["position"].astype(np.int64) + batch.offset
+        known["due"], known["queue_offset"] = np.where(due > batch.at_ms, due, 0), answers
+        # The batch is read once, and a window only where it is another one than that before it.
+        data, windows, last, window_ms = self._read(batch.offset, batch.length), [], b"", 0
+        for end in (rows["position"].astype(np.int64) + rows["size"]).tolist():
+            text = data[end - ONCE_WINDOW_BYTES : end]
+            if text != last:
+                last, window_ms = text, once_window_ms(text)
+            windows.append(window_ms)
+        known["until_ms"] = np.array(windows) + batch.at_ms
+        self.once.extend(known)
+        self.references.hold_many(known["offset"])
 
     def _level_number(self, level: int) -> int:
         """The number of a level's queue in SCHEDULE_TOPIC_XXXX: its messages stand there, too, for RocketMQ's tools."""
@@ -279,6 +328,9 @@ class Fold:
         if far.any():
             add(self.untaken, rows["queue"][far])
             self.far.extend(far_rows_of(rows[far], offset[far]))
+        is_once = rows["once_hash"] != 0
+        if is_once.any():
+            self._note_many_once(batch, rows[is_once], answers[is_once])
         return answers.tolist()
 
     def _index_levels(self, rows: np.ndarray, offset: np.ndarray, at_ms: int) -> None:
@@ -335,14 +387,34 @@ class Fold:
         """When there is something to fire next: a message that is due, a lease that ends."""
         return min(self.wheel.next_due_at_ms, self.leases.next_at_ms)
 
-    # -- cancels ------------------------------------------------------------------------------------------------
+    # -- cancels and moves --------------------------------------------------------------------------------------
+
+    def _apply_move(self, batch: Batch, row: tuple[int, ...]) -> int:
+        """Answers as for a message, or NOT_MOVED where it does not wait any more: then nothing has changed."""
+        _, _, _, queue, _, unique_hash, first_hash, _, size, position, _ = row
+        offset = batch.offset + position
+        properties = records.properties_of(self._read(offset, size))
+        source = MovedFrom.parse(properties[PROPERTY_MOVED])
+        assert source is not None, f"the record at {offset} does not say where its message waited"
+        topic, unique_key = self.topics.places[queue][0], properties[PROPERTY_UNIQ_KEY]
+        # A message that came before its topic was created is of a deleted one of that name.
+        is_there = self.topics.target[queue] != GONE and source.arrival >= self.topics.get(topic).born
+        if not is_there or not self.moves.take(source, queue, unique_hash, first_hash, batch.at_ms):
+            return NOT_MOVED
+        answer = self._apply_message(batch, row)
+        self.moves.remember(source, topic, unique_key, offset, size)
+        return answer
 
     def _apply_cancel(self, batch: Batch, row: tuple[int, ...]) -> CancelAnswer:
-        return self.cancels.apply(self._body(batch, row), batch.offset + row[9], row[8], batch.at_ms, self.fired_at_ms)
+        return self.cancels.apply(self._body(batch, row), batch.offset + row[9], row[8], batch.at_ms)
 
     def is_cancelled(self, row: np.ndarray) -> bool:
         """Whether a far message that waits, given as an array of its one far row, will never be shown."""
         return bool(self.cancels.find_far(row)[0] or self.jobs.find_taken(row)[0])
+
+    def has_moved(self, due: int, arrival: int) -> bool:
+        """Whether a move or a job has given the message of this due and arrival another due: it is there no more."""
+        return self.cancels.has_moved(due, arrival) or self.jobs.has_moved(due, arrival)
 
     def waiting_far(self) -> Iterator[Waiting]:
         """What waits, untaken, in the far queue, without what is cancelled; of deleted topics, too. Piece by piece,

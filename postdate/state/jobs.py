@@ -420,14 +420,14 @@ class Jobs:
         """
         rows = self._selections.rows(part.name)
         aside = [each for each in self._decided if each.aside]  # the table still has what they have taken
-        waits = self._waits_in_table(rows) & ~is_cancelled & ~self.find_taken_by(rows, aside)
+        waits = self.waits_in_table(rows) & ~is_cancelled & ~self.find_taken_by(rows, aside)
         waits |= self._kill_in_wheel(rows, at_ms)
         part.late = np.flatnonzero(~waits).tolist()
         job.rows += part.rows
         job.late += len(part.late)
         job.changed = job.rows - job.late
 
-    def _waits_in_table(self, rows: np.ndarray) -> np.ndarray:
+    def waits_in_table(self, rows: np.ndarray) -> np.ndarray:
         """Which selected rows wait in the table, or are on their way there: not in the wheel."""
         far, arrival = self._far, rows["arrival"]
         is_own = arrival >= OWN

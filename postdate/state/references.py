@@ -1,7 +1,8 @@
 """References: which segments and chunks hold records that are still needed, and when each was last of use. A table of
 the fold.
 
-    held     segment: how many of its records wait in the wheel or, untaken, in the far queue, or are leased
+    held     segment: how many of its records wait in the wheel or, untaken, in the far queue, or are leased,
+             or are stored once under an id whose window is not over
     seen     segment: when one of its records last became visible or was written
     touched  segment: up to where the log was applied when one of its records last began or ceased to wait
 
@@ -54,6 +55,10 @@ class References:
     def release_many(self, offset: np.ndarray, at_ms: int) -> None:
         for segment, count in counts(offset >> self._shift):
             self.release_segment(segment, count, at_ms)
+
+    def forget(self, offset: int) -> None:
+        """A record in the log is needed no more, and has not been of use since it was last seen."""
+        self.release_segment(offset >> self._shift, 1, 0)
 
     def release_segment(self, segment: int, count: int, seen_at_ms: int) -> None:
         """Some records of a segment wait no more."""

@@ -16,6 +16,7 @@ from postdate.errors import CorruptQueue, CorruptSnapshot
 from postdate.faultpoint import reach
 from postdate.state.fold import Fold
 from postdate.state.index import Index
+from postdate.state.once import NO_IDS
 from postdate.state.wheel import Run
 from postdate.storage import chunk as chunks
 from postdate.storage import snapshot
@@ -38,6 +39,7 @@ class Kept(NamedTuple):
     taken: int
     chunk_end: int  # chunks staged later are not in it
     lengths: dict[str, int]  # of the rows, by folder
+    once_first: int  # the first row of an id that was not over
     open_jobs: frozenset[int]  # numbers of those that were not over: a replay may decide them, or follow them
     jobs_next: int
     selections: dict[str, int]  # by name, of those that were decided: the largest arrival that is a place in the log
@@ -54,8 +56,9 @@ def kept_of(fold: Fold) -> Kept:
     open_jobs = frozenset(job.number for job in fold.jobs.all() if not job.is_over)
     selections = {part.name: part.arrival_high for job in fold.jobs.all() for part in job.parts}
     return Kept(
-        fold.position, bases, fold.far.taken, fold.chunk_end, lengths, open_jobs, fold.jobs.next_number, selections
-    )
+        fold.position, bases, fold.far.taken, fold.chunk_end, lengths, fold.once.first, open_jobs,
+        fold.jobs.next_number, selections,
+    )  # fmt: skip
 
 
 def take(disk: Disk, fold: Fold, flush_log: Callable[[], object]) -> Iterator[Step]:
@@ -111,6 +114,7 @@ def _state(fold: Fold) -> dict[str, Any]:
         "far": fold.far.state(),
         "index": fold.index.state(),
         "index_tail": fold.index.tail(),
+        "once": fold.once.state(),
         "tombstones": fold.cancels.state(),
         "held": list(fold.references.held.items()),
         "seen": list(fold.references.seen.items()),
@@ -124,6 +128,7 @@ def _state(fold: Fold) -> dict[str, Any]:
         "rescued": fold.rescued_count,
         "jobs": fold.jobs.state(),
         "jobs_next": fold.jobs.next_number,
+        "moved": fold.moves.count,
     }
 
 
@@ -204,12 +209,14 @@ def load(fold: Fold, sections: list[snapshot.Section]) -> None:
     fold.far.load(state["far"])
     fold.index = Index(fold.disk, fold.file_rows, state["index"]["length"])
     fold.index.load(state["index"], bytes.fromhex(state["index_tail"]))
+    fold.once.load(state.get("once", NO_IDS))  # a snapshot of an earlier version knows nothing of ids
     fold.cancels.load(state["tombstones"], fold.fired_at_ms)
     _load_chunks(fold, state)
     sums = dict(read_sums(section) for section in sections if section.kind == snapshot.SUMS)
     for rows in fold.all_rows():
         rows.find_first()
-        _check_rows(rows, sums[rows.folder])
+        _check_rows(rows, sums.get(rows.folder, [0]))
+    fold.once.index()
     fold.far.forget(fold.far.rows.first)
     for section in sections:
         if section.kind == snapshot.SLOTS:
@@ -237,6 +244,7 @@ def _load_tables(fold: Fold, state: dict[str, Any]) -> None:
     # A snapshot of an earlier version knows nothing of leases.
     fold.leases.load(state.get("leases", []), state.get("ready", []), state.get("spent", []))
     fold.jobs.load(state.get("jobs_next", 0), state.get("jobs", []))
+    fold.moves.count = state.get("moved", 0)
     fold.near[:], fold.untaken[:] = state["near"], state["untaken"]  # in place: cancels and jobs share them
     references = fold.references
     references.held, references.seen, references.touched = (dict(state[name]) for name in ("held", "seen", "touched"))

@@ -10,8 +10,8 @@ cursor: a look, no search. Taking gives everything due at or before an instant i
 a single entry is its log offset, a staged row carries its own.
 
 A cancelled entry stays where it is with its queue set to DEAD, and is left out when its slot is taken: a second
-cancel still finds it and can tell the truth. Instants come in as arguments; this file reads no clock and touches no
-disk.
+cancel still finds it and can tell the truth. One that was moved to another due has MOVED there, and is found no more.
+Instants come in as arguments; this file reads no clock and touches no disk.
 """
 
 import heapq
@@ -24,10 +24,11 @@ import numpy as np
 from postdate.arrival import NEVER
 from postdate.storage.layout import NEAR, SINGLE, SINGLE_BYTES, SINGLE_STRUCT, SLOT_COUNT, SLOT_HEAD
 
-DEAD = -1
-LIVING, CANCELLED, ELSEWHERE = range(3)  # fates of a staged row; ELSEWHERE: it was brought into the wheel before
+DEAD, MOVED = -1, -2  # in the place of a queue; living entries have a queue number, 0 or more
+# Fates of a staged row; ELSEWHERE: it was brought into the wheel before, or was moved to another due.
+LIVING, CANCELLED, ELSEWHERE = range(3)
 _QUEUE_POSITION = SINGLE.fields["queue"][1] if SINGLE.fields else 0
-_DEAD_BYTES = struct.pack("<i", DEAD)
+_DEAD_BYTES, _MOVED_BYTES = struct.pack("<i", DEAD), struct.pack("<i", MOVED)
 _SLOTS_PER_PIECE = 100  # of a snapshot: about 0.1 ms of work
 _BYTES_PER_PIECE = 1 << 16
 
@@ -93,10 +94,10 @@ class Run:
         dead_count = 0 if self.dead is None else int(np.count_nonzero(self.dead[self.position :]))
         return len(self.index) - self.position - dead_count
 
-    def kill(self, row: int) -> None:
+    def kill(self, row: int, fate: int = CANCELLED) -> None:
         if self.dead is None:
             self.dead = np.zeros(len(self.index), np.uint8)
-        self.dead[row] = CANCELLED
+        self.dead[row] = fate
 
     def fate(self, row: int) -> int:
         return LIVING if self.dead is None else int(self.dead[row])
@@ -218,7 +219,7 @@ class Wheel:
         if self.runs and any(run.next_due <= at_ms for run in self.runs):
             return None
         entries = sorted(SINGLE_STRUCT.iter_unpack(self._pop_slot()))
-        taken = [(due, queue, offset, size, tag) for offset, size, queue, tag, _, _ in entries if queue != DEAD]
+        taken = [(due, queue, offset, size, tag) for offset, size, queue, tag, _, _ in entries if queue >= 0]
         self.count -= len(taken)
         return taken
 
@@ -238,7 +239,7 @@ class Wheel:
             return []
         entries = np.frombuffer(slots[0] if len(slots) == 1 else b"".join(slots), SINGLE)
         due = np.repeat(np.array(dues, np.int64), [len(slot) // SINGLE_BYTES for slot in slots])
-        living = entries["queue"] != DEAD
+        living = entries["queue"] >= 0
         if not living.all():
             entries, due = entries[living], due[living]
         self.count -= len(entries)
@@ -256,26 +257,29 @@ class Wheel:
     # -- cancelling ---------------------------------------------------------------------------------------------
 
     def find(self, due: int, column: str, key_hash: int) -> list[Found]:
-        """Entries of that due and key hash (`column` is unique_hash or key_hash), cancelled ones too."""
+        """Entries of that due and key hash (`column` is unique_hash or key_hash), cancelled ones too, without those
+        that were moved.
+        """
         found = []
         singles = np.frombuffer(self._slots.get(due, b""), SINGLE)
-        for index in np.flatnonzero(singles[column] == np.uint64(key_hash)).tolist():
+        is_hit = (singles[column] == np.uint64(key_hash)) & (singles["queue"] != MOVED)
+        for index in np.flatnonzero(is_hit).tolist():
             offset, size, queue, *_ = singles[index].tolist()
             found.append(Found(due, offset, queue, offset, size, None, index))
         for run in self.runs:
             found += run.find(due, column, key_hash)
         return found
 
-    def kill(self, found: Found) -> None:
-        """Cancels a living entry that `find` just gave."""
-        assert found.queue != DEAD, f"entry {found.offset} is cancelled already"
+    def kill(self, found: Found, *, is_moved: bool = False) -> None:
+        """Cancels a living entry that `find` just gave, or takes it away because it was moved."""
+        assert found.queue >= 0, f"entry {found.offset} is cancelled already"
         if found.run is not None:
-            found.run.kill(found.row)
+            found.run.kill(found.row, ELSEWHERE if is_moved else CANCELLED)
             return
         if self._frozen is not None:
             self._frozen.note_kill(found, self._slots[found.due])
         at = found.row * SINGLE_BYTES + _QUEUE_POSITION
-        self._slots[found.due][at : at + 4] = _DEAD_BYTES
+        self._slots[found.due][at : at + 4] = _MOVED_BYTES if is_moved else _DEAD_BYTES
         self.count -= 1
 
     def kill_many(self, due: np.ndarray, arrival: np.ndarray) -> "Killed":
@@ -295,7 +299,7 @@ class Wheel:
         """The view of the slot must not outlive this call: a bytearray that has a view cannot grow."""
         slot = self._slots[due]
         singles = np.frombuffer(slot, SINGLE)
-        hits = np.flatnonzero(np.isin(singles["offset"], arrival) & (singles["queue"] != DEAD))
+        hits = np.flatnonzero(np.isin(singles["offset"], arrival) & (singles["queue"] >= 0))
         if self._frozen is not None:
             for row in hits.tolist():
                 offset, size, queue, *_ = singles[row].tolist()
@@ -324,7 +328,7 @@ class Wheel:
             singles = np.frombuffer(b"".join([slot for _, slot in slots]), SINGLE)
             counts = [len(slot) // SINGLE_BYTES for _, slot in slots]
             due = np.repeat(np.array([due for due, _ in slots], np.int64), counts)
-            living = singles["queue"] != DEAD
+            living = singles["queue"] >= 0
             yield Waiting(due[living], singles["queue"][living], singles["size"][living])
         for run in list(self.runs):
             rows = run.index[run.position :]
@@ -352,7 +356,7 @@ class Wheel:
             start = int(np.searchsorted(singles["offset"], after[1], "right")) if due == after[0] else 0
             singles = singles[start : start + left]
             rows = _near(singles, due, singles["offset"], singles["offset"])
-            found.append(rows[rows["queue"] != DEAD])
+            found.append(rows[rows["queue"] >= 0])
             left -= len(rows)
             if not left:
                 return np.concatenate(found), (due, int(rows["arrival"][-1]))
@@ -378,7 +382,7 @@ class Wheel:
             slot = piece[at : at + count * SINGLE_BYTES]
             at += len(slot)
             self._slot_to_grow(due).extend(slot)
-            self.count += int(np.count_nonzero(np.frombuffer(slot, SINGLE)["queue"] != DEAD))
+            self.count += int(np.count_nonzero(np.frombuffer(slot, SINGLE)["queue"] >= 0))
 
 
 class _Frozen:

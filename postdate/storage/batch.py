@@ -43,12 +43,14 @@ KIND_BATCH, KIND_FILLER = 1, 2
 ALIGNMENT = 8
 
 # What a record is (column `kind` of ROW).
-MESSAGE, CANCEL, STAGE, RESCUE, TOPIC, GROUP, OFFSETS, SETTINGS, PIPELINE, POP, ACK, INVISIBLE, JOB = range(1, 14)
+MESSAGE, CANCEL, STAGE, RESCUE, TOPIC, GROUP, OFFSETS, SETTINGS, PIPELINE, POP, ACK, INVISIBLE, JOB, MOVE = range(1, 15)
 KIND_NAMES = {
     MESSAGE: "message", CANCEL: "cancel", STAGE: "stage", RESCUE: "rescue", TOPIC: "topic", GROUP: "group",
     OFFSETS: "offsets", SETTINGS: "settings", PIPELINE: "pipeline", POP: "pop", ACK: "ack", INVISIBLE: "invisible",
-    JOB: "job",
+    JOB: "job", MOVE: "move",
 }  # fmt: skip
+
+MESSAGES = (MESSAGE, MOVE)  # kinds whose record is a message; a move's counts only if its message waited
 
 MORE_KEYS = 1  # a bit of `flags`: KEYS has more keys than the first; those stand in the record only
 
@@ -156,7 +158,7 @@ SYSTEM_TOPIC_PREFIX = "postdate_sys_"
 
 class Prepared(NamedTuple):
     """A message that may be written, with all that its row and its record need. A named tuple, because packing unpacks
-    it whole: reading eleven attributes costs four times as much.
+    it whole: reading thirteen attributes costs four times as much.
     """
 
     message: Message
@@ -170,6 +172,8 @@ class Prepared(NamedTuple):
     tag_hash: int
     unique_key: str | None
     flags: int
+    once: str  # topic and id of a message that is stored once (keys.once_name), else empty
+    once_hash: int
 
 
 class Packed(NamedTuple):
@@ -206,12 +210,13 @@ class Packer:
             raise UsageError(f"the batch would have {length} bytes, batch_bytes_max is {self._batch_bytes_max}")
         return length
 
-    def pack(self, prepared: list[Prepared], start: int, at_ms: int) -> Packed:
+    def pack(self, prepared: list[Prepared], start: int, at_ms: int, kind: int = MESSAGE) -> Packed:
         """The body of a batch of messages that stands at `start`. Raises IllegalMessage for a number that does not fit
         its field: packing finds that without a check of its own.
         """
+        position = records_position(len(prepared))
         try:
-            rows, bodies, offsets, end = self._rows_and_records(prepared, start, records_position(len(prepared)), at_ms)
+            rows, bodies, offsets, end = self._rows_and_records(prepared, start, position, at_ms, kind)
         except struct.error:
             for entry in prepared:
                 check_message(entry.message, len(entry.message.body))  # its size was checked when it was prepared
@@ -221,12 +226,14 @@ class Packer:
             rows.append(bytes(-end % ALIGNMENT))
         return Packed(b"".join(rows), offsets)
 
-    def _rows_and_records(self, prepared: list[Prepared], start: int, position: int, at_ms: int) -> _Parts:
+    def _rows_and_records(
+        self, prepared: list[Prepared], start: int, position: int, at_ms: int, kind: int = MESSAGE
+    ) -> _Parts:
         rows, bodies, offsets = [], [], []
         pack_row, encode, store_host = ROW_STRUCT.pack, records.encode_shaped, self._store_host
-        for message, shape, size, level, queue, due_at_ms, unique_hash, first_hash, tagged, _, flags in prepared:
+        for message, shape, size, level, queue, due_at_ms, unique_hash, first_hash, tag, _, flags, _, once in prepared:
             rows.append(
-                pack_row(MESSAGE, level, flags, queue, due_at_ms, unique_hash, first_hash, tagged, size, position, 0)
+                pack_row(kind, level, flags, queue, due_at_ms, unique_hash, first_hash, tag, size, position, once)
             )
             offset = start + position
             bodies.append(encode(message, shape, offset, at_ms, store_host))

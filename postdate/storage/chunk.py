@@ -12,6 +12,7 @@ Little-endian; sums are xxh3. A staged chunk gets a range of offsets of its own,
 (CHUNK_BIT), so that a queue entry resolves to a record the same way wherever the record lies.
 """
 
+import re
 from bisect import bisect_right
 from collections.abc import Callable
 from typing import NamedTuple
@@ -30,6 +31,7 @@ CHUNK_BIT = 1 << 62
 MAGIC = 0x31434450  # "PDC1"
 VERSION = 1
 NEW = ".new"  # ends the name of a chunk that is being written
+_UPLOADED = re.compile(r"([0-9]{6})-[A-Za-z0-9_.-]{1,120}")
 OPEN_MAX = 64  # chunks kept open for reading
 FLAG_OWN_ARRIVAL = OWN_ARRIVAL  # not a message of the far queue: a rescue never had it
 
@@ -115,6 +117,12 @@ def remove_unfinished(disk: Disk) -> None:
     for name in disk.list(FOLDER):
         if name.endswith(NEW):
             disk.remove(path_of(name))
+
+
+def epoch_of(name: str) -> int | None:
+    """Returns the epoch in the name of an uploaded chunk; None for any other file."""
+    match = _UPLOADED.fullmatch(name)
+    return int(match[1]) if match and not name.endswith(NEW) else None
 
 
 def path_of(name: str) -> str:

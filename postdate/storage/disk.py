@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from postdate.errors import FolderInUse
+from postdate.process import PRIVATE_FILE, make_private_folder
 
 Data = bytes | bytearray | memoryview
 
@@ -78,7 +79,7 @@ class LockedFolder(Protocol):
 
 class RealFile:
     def __init__(self, path: str) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
 
     def write(self, position: int, *parts: Data) -> None:
         data = parts[0] if len(parts) == 1 else b"".join(parts)  # copying is quicker than gathering in the kernel
@@ -173,7 +174,7 @@ class RealDisk:
         target = self._prefix + path
         parent = os.path.dirname(target)
         if not os.path.exists(parent):
-            os.makedirs(parent, exist_ok=True)
+            make_private_folder(parent)
         return target
 
     @contextmanager
@@ -191,7 +192,7 @@ class FolderLock:
     def __init__(self, path: str, folder: Path) -> None:
         import fcntl  # here, as Windows has none and this module is imported there for postdate.testing
 
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -8,12 +8,30 @@ import json
 import re
 import secrets
 
+from postdate.access.token import TOKEN_FILE
+from postdate.access.users import AUTH_FILE
+from postdate.access.users import LOCK_FILE as AUTH_LOCK_FILE
 from postdate.config import Limits, Settings
 from postdate.errors import ForeignFolder
 from postdate.storage.disk import Disk
+from postdate.tls import CERTIFICATE_FILE, KEY_FILE
 
 FORMAT = 1
 FORMAT_FILE, IDENTITY_FILE = "FORMAT", "IDENTITY"
+# What a folder may have before a broker has opened it: `postdate user init` makes the first users there.
+_BEFORE_FORMAT = frozenset(
+    {
+        "LOCK",
+        FORMAT_FILE + ".new",
+        TOKEN_FILE,
+        TOKEN_FILE + ".new",
+        AUTH_FILE,
+        AUTH_FILE + ".new",
+        AUTH_LOCK_FILE,
+        CERTIFICATE_FILE,
+        KEY_FILE,
+    }
+)
 FIXED_SETTINGS = ("segment_bytes", "queue_file_rows", "far_block_rows")
 
 
@@ -70,7 +88,7 @@ def _write(disk: Disk, name: str, text: str) -> None:
 
 def refuse_foreign(disk: Disk) -> None:
     """Raises ForeignFolder for a folder that holds something, but nothing of ours. Changes nothing, not even a lock."""
-    names = [name for name in disk.list("") if name not in ("LOCK", FORMAT_FILE + ".new")]
+    names = [name for name in disk.list("") if name not in _BEFORE_FORMAT]
     if IDENTITY_FILE in names and FORMAT_FILE not in names:
         raise ForeignFolder(
             f"the folder has a file {IDENTITY_FILE} but no file {FORMAT_FILE}: the adoption of a table was cut short; "

@@ -32,7 +32,7 @@ assert BATCH_HEADER_BYTES == 48
 #   +------+-------+-------+-------+----------+-------------+
 #   24         32         36     40         44          48
 #   +----------+----------+------+----------+-----------+
-#   | key_hash | tag_hash | size | position | reserved2 |
+#   | key_hash | tag_hash | size | position | once_hash |
 #   +----------+----------+------+----------+-----------+
 ROW = np.dtype(
     [
@@ -46,7 +46,7 @@ ROW = np.dtype(
         ("tag_hash", "<i4"),
         ("size", "<u4"),  # of the record
         ("position", "<u4"),  # of the record, from the start of the batch
-        ("reserved2", "<u4"),
+        ("once_hash", "<u4"),  # of topic and id of a message that is stored once, 0 = none
     ]
 )
 ROW_STRUCT = Struct("<BBHiqQQiIII")
@@ -111,6 +111,25 @@ assert FAR_STRUCT.size == FAR.itemsize == 48
 INDEX = np.dtype([("hash", "<u8"), ("offset", "<i8")])
 INDEX_STRUCT, INDEX_TWO_STRUCT = Struct("<Qq"), Struct("<QqQq")
 assert INDEX_STRUCT.size == INDEX_TWO_STRUCT.size // 2 == INDEX.itemsize == 16
+
+# Row of an id under which a message is stored once. The last two are what the answer to its send said.
+#
+#   0      4      8          16         24         32             40
+#   +------+------+----------+----------+----------+--------------+
+#   | hash | size | until_ms | offset   | due      | queue_offset |
+#   +------+------+----------+----------+----------+--------------+
+ONCE_ROW = np.dtype(
+    [
+        ("hash", "<u4"),  # of topic and id
+        ("size", "<u4"),  # of the message's record
+        ("until_ms", "<i8"),  # the id is free again from then on
+        ("offset", "<i8"),  # of the record in the log
+        ("due", "<i8"),  # 0 = at once
+        ("queue_offset", "<i8"),  # -1 where it waited
+    ]
+)
+ONCE_ROW_STRUCT = Struct("<IIqqqq")
+assert ONCE_ROW_STRUCT.size == ONCE_ROW.itemsize == 40
 
 # -- chunks and selections --------------------------------------------------------------------------------------
 

@@ -27,13 +27,23 @@ chunks the offset, are known for good only when the message becomes visible: `de
 This module computes; it reads and writes no file.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from struct import Struct, calcsize
 from typing import NamedTuple
 from zlib import crc32
 
 from postdate.errors import CorruptLog, IllegalMessage, UsageError
-from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, Host, Message, decode_properties, first_key
+from postdate.message import (
+    DELAY_PROPERTIES,
+    PROPERTY_KEYS,
+    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_UNIQ_KEY,
+    Host,
+    Message,
+    decode_properties,
+    first_key,
+)
 
 MAGIC_V1 = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
@@ -48,6 +58,11 @@ CRC_MASK = 0x7FFFFFFF
 
 _INT8 = Struct(">b")
 _PROPERTY_END = b"\x02"
+_DELIVER_MS = PROPERTY_TIMER_DELIVER_MS.encode() + b"\x01"
+_OTHER_DELAYS = [name.encode() + b"\x01" for name in sorted(DELAY_PROPERTIES - {PROPERTY_TIMER_DELIVER_MS})]
+_DELAY_ENTRY = re.compile(  # an entry that names a delay, with its end
+    rb"(?:^|(?<=\x02))(?:" + b"|".join(sorted(name.encode() for name in DELAY_PROPERTIES)) + rb")\x01[^\x02]*(?:\x02|$)"
+)
 _INT16 = Struct(">h")
 _INT32 = Struct(">i")
 _INT64 = Struct(">q")
@@ -312,6 +327,37 @@ def extended(record: bytes, properties: bytes, bytes_max: int) -> bytes:
         return record
     data = record[_INT32.size : topic_end] + _INT16.pack(len(own) + len(properties)) + own + properties
     return _INT32.pack(_INT32.size + len(data)) + data
+
+
+def with_due(record: bytes, due_at_ms: int, bytes_max: int) -> bytes:
+    """Return a record whose properties say this due, and nothing else of a delay: as if it had been sent for then; the
+    record as it is where its properties would be longer than `bytes_max`. Other properties keep their bytes.
+    """
+    _, topic_end = _topic_bounds(record)
+    start = topic_end + _INT16.size
+    at = record.find(_DELIVER_MS, start) + len(_DELIVER_MS)
+    value = b"%d" % due_at_ms
+    if at >= start + len(_DELIVER_MS) and _is_only_delay(record, start, at, len(value)):
+        return record[:at] + value + record[at + len(value) :]
+    own = _DELAY_ENTRY.sub(b"", record[start:])
+    if own and not own.endswith(_PROPERTY_END):
+        own += _PROPERTY_END
+    own += _DELIVER_MS + value + _PROPERTY_END
+    if len(own) > bytes_max:
+        return record
+    data = record[_INT32.size : topic_end] + _INT16.pack(len(own)) + own
+    return _INT32.pack(_INT32.size + len(data)) + data
+
+
+def _is_only_delay(record: bytes, start: int, at: int, digits: int) -> bool:
+    """Whether the value at a place, which stands behind TIMER_DELIVER_MS, has this many digits, and the properties,
+    which begin at `start`, name no other delay: a quick look, which may miss such a record.
+    """
+    name_at, end = at - len(_DELIVER_MS), at + digits
+    is_entry = (name_at == start or record[name_at - 1 : name_at] == _PROPERTY_END) and (
+        record[end : end + 1] in (b"", _PROPERTY_END) and record[at:end].isdigit()
+    )
+    return is_entry and all(record.find(name, start) < 0 for name in _OTHER_DELAYS) and record.find(_DELIVER_MS, at) < 0
 
 
 def split(body: bytes) -> list[bytes]:

@@ -113,6 +113,10 @@ class Rows:
             return self._cached(start, stop)
         return np.concatenate([self._cached(start, self.stored), self.read(self.stored, stop)])
 
+    def read_one(self, row: int) -> np.ndarray:
+        """As `read` for one row, without those after it: for rows in no order."""
+        return self.read(row, row + 1) if row >= self.stored else self._read_stored(row, row + 1)
+
     def _cached(self, start: int, stop: int) -> np.ndarray:
         low, high = start - self._cache_start, stop - self._cache_start
         if low >= 0 and high <= len(self._cache):

@@ -5,6 +5,7 @@ reads narrow columns only. Cancels, those of the table and those that the broker
 changed and the table has not followed yet counts as if it had.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +15,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from postdate.counts import Counts, Seconds
-from postdate.table.format import CANCEL, DROP, MESSAGE
-from postdate.table.living import CANCEL_COLUMNS, DROP_COLUMNS, Removals, has_arrived
+from postdate.table.format import CANCEL, MESSAGE
+from postdate.table.living import CANCEL_COLUMNS, DROP_COLUMNS, Removals, drops_of, has_arrived
 
 _COLUMNS = ["due", "arrival", "kind", "queue", "size"]
 # Topics are numbers here: which of the request's names.
@@ -31,6 +32,7 @@ class CountRequest(NamedTuple):
     names: list[str]
     codes: np.ndarray  # by queue number: which of the names is its topic; -1 does not count
     cancels: pa.Table  # that the table does not have yet
+    drops: pa.Table  # likewise: due and arrival of messages that were moved
     untaken_jobs: frozenset[int]  # what these brought does not count yet
 
     def topics(self, queue: np.ndarray) -> np.ndarray:
@@ -55,14 +57,20 @@ _NOTHING = Unfollowed(_DROPS.empty_table(), [])
 
 def parse_request(fields: dict[str, Any]) -> tuple[CountRequest, Counts | Seconds]:
     """Returns what to count, and into what. Raises KeyError, TypeError, ValueError where the fields are no request."""
-    cancels = [[int(value) for value in cancel] for cancel in fields["cancels"]]
-    table = pa.Table.from_pylist([dict(zip(CANCEL_COLUMNS, each, strict=True)) for each in cancels], _CANCELS)
+    cancels = _parse_rows(fields["cancels"], _CANCELS)
+    drops = _parse_rows(fields.get("drops", ()), _DROPS)  # a broker of an earlier version sends none
     untaken = frozenset(int(number) for number in fields["untaken_jobs"])
     names, codes = [str(name) for name in fields["names"]], np.array(fields["codes"], np.int64)
-    request = CountRequest(int(fields["horizon"]), int(fields["before"]), names, codes, table, untaken)
+    request = CountRequest(int(fields["horizon"]), int(fields["before"]), names, codes, cancels, drops, untaken)
     if "seconds" in fields:
         return request, Seconds(int(fields["from_ms"]), int(fields["seconds"]))
     return request, Counts(int(fields["unit_ms"]), int(fields["limit"]))
+
+
+def _parse_rows(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.Table:
+    """Reads rows that are lists of numbers."""
+    named = [dict(zip(schema.names, map(int, row), strict=True)) for row in rows]
+    return pa.Table.from_pylist(named, schema)
 
 
 def count(
@@ -76,7 +84,7 @@ def count(
     paths = chosen["path"].to_pylist() if chosen.num_rows else []
     found = [_read_removals(path, folder, request) for path in paths]
     cancels = pa.concat_tables([request.cancels, *(cancels for cancels, _ in found)])
-    drops = pa.concat_tables([unfollowed.drops, *(drops for _, drops in found)])
+    drops = pa.concat_tables([request.drops, unfollowed.drops, *(drops for _, drops in found)])
     removals = Removals(cancels, drops)
     columns = list(dict.fromkeys([*_COLUMNS, *(name for name in removals.columns if name != "topic")]))
     for path in paths:
@@ -114,5 +122,5 @@ def _read_removals(path: str, folder: pafs.FileSystem, request: CountRequest) ->
             topic = pa.array(request.topics(rows["queue"].to_numpy()), pa.int64())
             rows = rows.append_column("topic", topic)
             cancels.append(rows.filter(pc.equal(rows["kind"], CANCEL)).select(_CANCELS.names).cast(_CANCELS))
-            drops.append(rows.filter(pc.equal(rows["kind"], DROP)).select(_DROPS.names).cast(_DROPS))
+            drops.append(drops_of(rows).cast(_DROPS))
     return pa.concat_tables(cancels), pa.concat_tables(drops)

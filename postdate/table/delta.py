@@ -18,8 +18,16 @@ from deltalake.transaction import AddAction, RemoveAction
 from postdate.contract import NamedQueues, State, TableMarks, dump
 from postdate.errors import CorruptTable, Refused
 from postdate.faultpoint import reach
+from postdate.process import make_private_folder
 from postdate.table import identity
-from postdate.table.files import RowGroup, TableFolder, WrittenFile, read_row_groups, unreadable_error
+from postdate.table.files import (
+    RowGroup,
+    TableFolder,
+    WrittenFile,
+    read_row_groups,
+    remove_idle_indexes,
+    unreadable_error,
+)
 from postdate.table.format import (
     ACTIONS,
     FAR_TRANSACTION,
@@ -64,7 +72,7 @@ class Table:
 
     def _open(self) -> tuple[DeltaTable, dict[str, File]]:
         if self.folder.is_local:
-            os.makedirs(self.folder.base, exist_ok=True)
+            make_private_folder(self.folder.base)
             self._set_torn_aside()
         try:
             return self._read()
@@ -277,12 +285,13 @@ class Table:
         return True
 
     def remove_old_files(self, retention_hours: int = 1) -> None:
-        """Removes files that left the table an hour ago, and those that a failed batch wrote."""
+        """Removes files that left the table an hour ago, and those that a failed batch wrote; and their indexes."""
         before = self._delta.version()
         self._delta.vacuum(
             retention_hours, dry_run=False, enforce_retention_duration=False, full=True,
             post_commithook_properties=_NO_HOOKS,
         )  # fmt: skip
+        remove_idle_indexes(self.folder)
         self._delta.update_incremental()
         # Vacuum has written entries of its own; a later commit counts only where they are durable, too.
         self.folder.sync([entry_path(version) for version in range(before + 1, self._delta.version() + 1)])

@@ -15,10 +15,11 @@ from pyarrow import fs
 from postdate.arrival import NEVER
 from postdate.errors import CorruptTable
 from postdate.faultpoint import reach
-from postdate.process import Pacer
+from postdate.process import PRIVATE_FILE, Pacer
 from postdate.table.format import (
     CANCEL,
     MESSAGE,
+    MOVE,
     ORDER,
     ROW_GROUP_ROWS,
     SCHEMA,
@@ -26,9 +27,11 @@ from postdate.table.format import (
     name_taken_in,
     writer_options,
 )
+from postdate.table.keys import PREFIX, encode_index, name_file, name_index
 from postdate.table.living import has_arrived, is_unpromoted
 
 _WINDOW_COLUMNS = ("due", "arrival", "kind")  # they tell whether a row is in a window
+_WHOLE = pa.array([CANCEL, MOVE], pa.int8())  # kinds that are for rows of other arrivals, so that each window has all
 PIECE_ROWS, PIECE_BYTES = 32_768, 16 << 20  # sorted at once, or a little more
 SYNC_TRACE = "POSTDATE_SYNC_TRACE"  # a file that gets one line per sync, for tests of a power loss
 
@@ -42,7 +45,7 @@ class RowGroup(NamedTuple):
     due_high: int
     arrival_low: int
     arrival_high: int
-    has_cancels: bool  # or drops
+    has_cancels: bool  # or drops, or moves
 
 
 class WrittenFile(NamedTuple):
@@ -160,7 +163,8 @@ class _PacedFile:
     """A local file whose bytes go to the disk while it is written, so that its last sync is short."""
 
     def __init__(self, path: str) -> None:
-        self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - pyarrow closes it
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
+        self._file = open(handle, "wb", buffering=0)  # noqa: SIM115 - pyarrow closes it
         self._pacer = Pacer(lambda: os.fdatasync(self._file.fileno()))
 
     @property
@@ -207,14 +211,16 @@ def sync_path(path: str) -> None:
 
 
 def write_file(folder: TableFolder, name: str, rows: pa.Table) -> WrittenFile:
-    """Writes sorted rows as one file, durable on return."""
+    """Writes sorted rows as one file and its index of keys beside it, durable on return."""
     rows = rows.select(SCHEMA.names).cast(SCHEMA)
     with folder.open_output(name) as out:
         writer = pq.ParquetWriter(out, SCHEMA, **writer_options(name))
         writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
         writer.close()
+    with folder.open_output(name_index(name)) as out:
+        out.write(encode_index(rows))
     reach("file.written")
-    folder.sync([name])
+    folder.sync([name, name_index(name)])
     reach("file.synced")
     if name.startswith(("later", "month")):
         folder.drop_from_cache(name)
@@ -234,6 +240,31 @@ def describe_file(folder: TableFolder, name: str) -> WrittenFile:
         max(group.arrival_high for group in groups),
     )
     return WrittenFile(file, groups)
+
+
+def rename_file(folder: TableFolder, source: str, target: str) -> None:
+    """Renames a file and its index, durable on return; does nothing where that is done. Raises FileNotFoundError where
+    no file of either name exists.
+    """
+    with suppress(FileNotFoundError):  # an earlier version has written it without one
+        folder.rename(name_index(source), name_index(target))
+    folder.rename(source, target)
+
+
+def remove_file(folder: TableFolder, name: str) -> None:
+    """Removes a file and its index; either may be gone."""
+    for each in (name, name_index(name)):
+        folder.remove(each)
+
+
+def remove_idle_indexes(folder: TableFolder) -> None:
+    """Removes the indexes of files that are gone. A task writes the index after its file, so none is taken that a file
+    is about to get.
+    """
+    names = folder.sizes()
+    for name in names:
+        if name.startswith(PREFIX) and name_file(name) not in names:
+            folder.remove(name)
 
 
 def read_row_groups(folder: TableFolder, name: str) -> list[RowGroup]:
@@ -322,7 +353,7 @@ class _Source:
 def read_window(
     folder: TableFolder, names: Sequence[str], window: Window, columns: Sequence[str] = tuple(SCHEMA.names)
 ) -> pa.Table:
-    """Reads the messages of a window and all cancels due in it, whenever they arrived, in no order. Raises
+    """Reads the messages of a window and all cancels and moves due in it, whenever they arrived, in no order. Raises
     CorruptTable.
     """
     pieces = []
@@ -363,7 +394,7 @@ class SortedRows:
 
     @property
     def has_cancels(self) -> bool:
-        """Whether there may be cancels or drops."""
+        """Whether there may be rows that take messages away."""
         return any(group.has_cancels for source in self._sources for group in source.groups.values())
 
     def count(self) -> int:
@@ -468,5 +499,5 @@ def _in_window(rows: pa.Table, window: Window) -> pa.ChunkedArray:
     if window.after > window.due_low:
         mask = pc.and_(mask, is_unpromoted(due, arrival, window.after, window.late_from))
     if window.arrival_low or min(window.arrival_high, window.before) != NEVER:
-        mask = pc.and_(mask, pc.or_(has_arrived_within(rows, window), pc.equal(rows.column("kind"), CANCEL)))
+        mask = pc.and_(mask, pc.or_(has_arrived_within(rows, window), pc.is_in(rows.column("kind"), _WHOLE)))
     return mask

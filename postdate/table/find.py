@@ -1,35 +1,42 @@
-"""The table for readers without Spark: which messages of one topic, key and due does it hold, and how much waits?
+"""The table for readers without Spark: which messages of a topic have a key, and how much waits?
 
-The broker asks when a cancel finds its message nowhere else. The statistics in the Delta log choose the files, those of
-row groups the row groups, due and hash of the key the rows; the record of each row that is left decides.
+The broker asks for one due when a cancel finds its message nowhere else, and for all of a key's messages when somebody
+looks them up. The statistics in the Delta log choose the files, the index of keys beside each file its rows, and what
+the rows hold decides. Cancels, drops and moves that take a message away are found the same way, from the message's
+hashes and its arrival.
 """
 
+import os
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
+from postdate.arrival import NEVER
 from postdate.contract import TableFile
 from postdate.counts import Counts, Seconds
-from postdate.errors import PostdateError
+from postdate.errors import IllegalMessage, PostdateError
+from postdate.keys import key_hash
 from postdate.storage import record as records
 from postdate.table.count import Unfollowed, count, parse_request
 from postdate.table.files import TableFolder, find_beside
-from postdate.table.format import DROP, FAR_TRANSACTION, MESSAGE, MESSAGES, File, list_files
+from postdate.table.format import FAR_TRANSACTION, MESSAGES, File, entry_path, list_files
 from postdate.table.identity import Seen, read_seen, refuse_foreign
-from postdate.table.living import DROP_COLUMNS, Removals, has_arrived
+from postdate.table.keys import further, upper
+from postdate.table.living import DROP_COLUMNS, has_arrived
+from postdate.table.search import Indexes, Place, Search
 
 T = TypeVar("T")
 
 _TRIES = 3
+_ROW_GROUPS_MAX = 1_000  # that one search for a key reads: some seconds
 _DROPS = pa.schema([(name, pa.int64()) for name in DROP_COLUMNS])
 _HASH_OF = {"unique": "unique_hash", "key": "key_hash"}
 
@@ -47,10 +54,52 @@ class Question(NamedTuple):
     key_hash: int
     due: int
     before: int  # only messages that arrived before this
+    queues: tuple[int, ...]  # numbers of the topic's queues: rows of a deleted topic of that name have others
 
     @property
     def column(self) -> str:
         return _HASH_OF[self.by]
+
+
+class KeyQuestion(NamedTuple):
+    """Which messages somebody looks up."""
+
+    topic: str
+    key: str
+    by: str  # "any", "unique", or "key": any of KEYS
+    queues: tuple[int, ...]  # numbers of the topic's queues
+    limit: int = 64  # at most this many messages
+    after: tuple[int, int] = (-1, -1)  # only those after this due and arrival
+
+    @property
+    def hashes(self) -> set[int]:
+        """Where its messages stand in the index of a file."""
+        return {upper(key_hash(self.key))} | (set() if self.by == "unique" else {further(self.key)})
+
+    def is_for(self, record: bytes) -> bool:
+        """Whether a message of this record is meant."""
+        if records.topic_of(record) != self.topic:
+            return False
+        try:
+            return records.has_key(records.properties_of(record), self.key, self.by)
+        except IllegalMessage:
+            return False  # a producer's bytes that are no text: they have no key either
+
+
+class TableMessage(NamedTuple):
+    """A message that was found."""
+
+    due: int
+    arrival: int
+    queue: int  # number
+    record: bytes
+
+
+class KeyFound(NamedTuple):
+    """The messages of a key, those that are due first; cut where there are, or may be, more than were asked for."""
+
+    messages: list[TableMessage]
+    is_cut: bool
 
 
 class UnfollowedJob(NamedTuple):
@@ -79,7 +128,9 @@ class TableReader:
         self._uri = ""
         self._delta: DeltaTable | None = None
         self._version = -1
+        self._entry: tuple[int, int] | None = None  # of the version at hand
         self._files = pa.table({})
+        self._indexes = Indexes()
 
     def find(self, uri: str, question: Question, identity: str = "") -> list[int]:
         """Returns the arrivals of the messages that a question of the broker of this identity means, ascending. Raises
@@ -87,8 +138,57 @@ class TableReader:
         """
 
         def read() -> list[int]:
-            files, folder = self._list_files(uri, identity)
-            return _find(_choose_files(files, question.due), folder, question)
+            files, _ = self._list_files(uri, identity)
+            places = [Place(path) for path in _choose_files(files, question.due)]
+            search = Search(_folder(uri), places, self._indexes)
+            signed_hash = int(np.uint64(question.key_hash).view(np.int64))
+            queues = pa.array(question.queues, pa.int32())
+
+            def is_meant(rows: pa.Table) -> Any:
+                # The broker knows which jobs came before its cancel; it gets the rows of all of them.
+                has_come = has_arrived(rows["arrival"], question.before)
+                is_alike = pc.and_(pc.equal(rows[question.column], signed_hash), pc.is_in(rows["queue"], queues))
+                return pc.and_(is_alike, has_come)
+
+            def has_key(record: bytes) -> bool:
+                return records.is_of_key(record, question.topic, question.key, question.by)
+
+            arrivals: set[int] = set()
+            for found in search.messages({upper(question.key_hash)}, {question.due}, is_meant, has_key):
+                living = search.living(found, _DROPS.empty_table(), with_cancels=False)
+                arrivals.update(living["arrival"].to_pylist())
+            return sorted(arrivals)
+
+        return self._read(uri, read)
+
+    def find_key(
+        self, uri: str, question: KeyQuestion, identity: str = "", jobs: Collection[UnfollowedJob] = ()
+    ) -> KeyFound:
+        """Finds the messages of a key that the table and the files of jobs beside it hold and that nothing there takes
+        away, whatever their due: also those that were brought into the wheel. Raises TableUnreadable, ForeignTable.
+        """
+
+        def read() -> KeyFound:
+            files, _ = self._list_files(uri, identity)
+            folder, places = _folder(uri), _places_of(files)
+            for job in jobs:
+                for file in job.files:
+                    name = find_beside(folder, file.path, job.far)
+                    places.append(Place(name, file.due_low, file.due_high))
+            search = Search(folder, sorted(places, key=lambda place: place.due_low), self._indexes)
+            drops = pa.concat_tables([_DROPS.empty_table(), *(job.drops for job in jobs)])
+            queues = pa.array(question.queues, pa.int32())
+            messages: list[TableMessage] = []
+            pieces = search.messages(
+                question.hashes, None, lambda rows: pc.is_in(rows["queue"], queues), question.is_for
+            )
+            for number, found in enumerate(pieces, 1):
+                living = search.living(found, drops, with_cancels=True).select(TableMessage._fields)
+                new = [TableMessage(**row) for row in living.to_pylist()]
+                messages += [each for each in new if each[:2] > question.after]
+                if len(messages) > question.limit or number == _ROW_GROUPS_MAX:
+                    return KeyFound(sorted(messages)[: question.limit], True)
+            return KeyFound(sorted(messages), False)
 
         return self._read(uri, read)
 
@@ -99,7 +199,7 @@ class TableReader:
 
         def read() -> Counts | Seconds:
             request, counts = parse_request(fields)  # empty counts for each try
-            folder = TableFolder(f"{uri.rstrip('/')}/{MESSAGES}")
+            folder = _folder(uri)
             drops = [_DROPS.empty_table(), *(job.drops for job in jobs)]
             files = [
                 (find_beside(folder, file.path, job.far), job.brought_until_ms) for job in jobs for file in job.files
@@ -121,7 +221,7 @@ class TableReader:
             for file in files:
                 if None in file:
                     raise TableUnreadable(f"{file.path} of the table {uri} has no statistics of due and arrival")
-            return TableVersion(TableFolder(f"{uri.rstrip('/')}/{MESSAGES}"), files, far, seen)
+            return TableVersion(_folder(uri), files, far, seen)
 
         return self._read(uri, read)
 
@@ -148,60 +248,59 @@ class TableReader:
         """Returns the files of the newest version with their statistics."""
         with self._lock:
             if self._delta is None or uri != self._uri:
-                self._uri, self._version = uri, -1
+                self._uri, self._version, self._entry = uri, -1, None
                 self._delta = DeltaTable(f"{uri.rstrip('/')}/{MESSAGES}")
-            self._delta.update_incremental()
+            if not self._is_newest(uri):
+                self._delta.update_incremental()
+                self._entry = _entry_of(uri, self._delta.version())
             refuse_foreign(self._delta, uri, identity)
             if self._delta.version() != self._version:
                 self._files = pa.table(self._delta.get_add_actions(flatten=True))
                 self._version = self._delta.version()
+                self._indexes.close_others(_folder(uri), set(_paths_of(self._files)))
             return self._files, pafs.PyFileSystem(DeltaStorageHandler(self._delta.table_uri))
 
+    def _is_newest(self, uri: str) -> bool:
+        """Whether the version at hand is the newest one of a local table: its entry of the Delta log is the one that
+        was read, and there is none after it. Reading the log takes some milliseconds, looking takes none.
+        """
+        assert self._delta is not None, "the table was opened"
+        version = self._delta.version()
+        is_same = self._entry is not None and _entry_of(uri, version) == self._entry
+        return is_same and _entry_of(uri, version + 1) is None
 
-def _find(paths: list[str], folder: pafs.FileSystem, question: Question) -> list[int]:
-    """A message and the drop that takes it away may be in different files."""
-    schema = pa.schema([(name, pa.int64()) for name in DROP_COLUMNS])
-    messages, drops = [schema.empty_table()], [schema.empty_table()]
-    for path in paths:
-        with pq.ParquetFile(path, filesystem=folder) as file:
-            for group in _choose_groups(file, question.due):
-                rows = file.read_row_group(group, ["due", "arrival", "kind", question.column])
-                rows = rows.append_column("row", pa.array(np.arange(rows.num_rows)))
-                rows = rows.filter(pc.equal(rows["due"], question.due))
-                messages.append(_find_messages(file, group, rows, question).select(schema.names).cast(schema))
-                drops.append(rows.filter(pc.equal(rows["kind"], DROP)).select(schema.names).cast(schema))
-    found = pa.concat_tables(messages)
-    living = found.filter(Removals(drops=pa.concat_tables(drops)).living(found))
-    return sorted(set(living["arrival"].to_pylist()))
+
+def _entry_of(uri: str, version: int) -> tuple[int, int] | None:
+    """Identifies the entry of a version; None where there is none, or the table is not local."""
+    folder = _folder(uri)
+    if not folder.is_local:
+        return None
+    try:
+        found = os.stat(folder.path(entry_path(version)))
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _folder(uri: str) -> TableFolder:
+    return TableFolder(f"{uri.rstrip('/')}/{MESSAGES}")
+
+
+def _paths_of(files: pa.Table) -> list[str]:
+    return list(files["path"].to_pylist()) if files.num_rows else []
+
+
+def _places_of(files: pa.Table) -> list[Place]:
+    """Returns where to look; a file without statistics may hold anything."""
+    if not files.num_rows or not {"min.due", "max.due"} <= set(files.column_names):
+        return [Place(path) for path in _paths_of(files)]
+    low, high = (pc.fill_null(files[f"{end}.due"], default) for end, default in (("min", -1), ("max", NEVER)))
+    return list(map(Place, files["path"].to_pylist(), low.to_pylist(), high.to_pylist()))
 
 
 def _choose_files(files: pa.Table, due: int) -> list[str]:
     """Returns the paths of files that may hold rows of a due; one without statistics may hold anything."""
     if not {"min.due", "max.due"} <= set(files.column_names):
-        return list(files["path"].to_pylist())
+        return _paths_of(files)
     is_out = pc.or_kleene(pc.greater(files["min.due"], due), pc.less(files["max.due"], due))
     return list(files.filter(pc.invert(pc.fill_null(is_out, False)))["path"].to_pylist())
-
-
-def _choose_groups(file: Any, due: int) -> Iterator[int]:
-    """Yields the row groups that may hold rows of a due."""
-    column = file.schema_arrow.get_field_index("due")
-    for number in range(file.metadata.num_row_groups):
-        statistics = file.metadata.row_group(number).column(column).statistics
-        if statistics is None or not statistics.has_min_max or statistics.min <= due <= statistics.max:
-            yield number
-
-
-def _find_messages(file: Any, group: int, rows: pa.Table, question: Question) -> pa.Table:
-    """Returns the rows that a question means, whose due is right already. Reads records only where a row looks like
-    one of them.
-    """
-    signed_hash = int(np.uint64(question.key_hash).view(np.int64))
-    is_alike = pc.and_(pc.equal(rows["kind"], MESSAGE), pc.equal(rows[question.column], signed_hash))
-    # The broker knows which jobs came before its cancel; it gets the rows of all of them.
-    alike = rows.filter(pc.and_(is_alike, has_arrived(rows["arrival"], question.before)))
-    if not alike.num_rows:
-        return alike
-    candidates = file.read_row_group(group, ["record"])["record"].take(alike["row"]).to_pylist()
-    topic, key, by = question.topic, question.key, question.by
-    return alike.filter(pa.array([records.is_of_key(record, topic, key, by) for record in candidates]))

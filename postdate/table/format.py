@@ -25,6 +25,7 @@ ACTIONS = "postdate-actions"  # how many actions a commit has: without it, one c
 
 MESSAGE, CANCEL = 1, 2  # values of `kind`, as in the log
 DROP = 3  # takes away the message of the same due and arrival: a job has cancelled or postponed it
+MOVE = 14  # as in the log, too: takes away the message of the same due, and of the arrival in `unique_hash`
 
 SCHEMA = pa.schema(
     [

@@ -8,12 +8,14 @@ unless one of these holds:
     it is cancelled        a cancel of the same topic, due and key         Removals         IS_CANCELLED
                            came after it
     it is dropped          a drop has the same due and arrival: a job      Removals         IS_DROPPED
-                           cancelled or postponed it
+                           cancelled or postponed it; or a move has the
+                           same due, and the arrival as its unique hash
 
 The core applies the same rule to the rows that it holds, without pyarrow; both share the comparison of arrivals.
 Executors import this module: it needs the standard library and pyarrow.
 """
 
+import json
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -21,7 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from postdate.arrival import JOB_SHIFT, OWN, came_before
-from postdate.table.format import CANCEL, DROP, MESSAGE, SCHEMA
+from postdate.storage import record as records
+from postdate.table.format import CANCEL, DROP, MESSAGE, MOVE, SCHEMA
 
 # Whether a message has the key that a cancel names, by their row numbers: equal hashes are only a hint.
 HasKey = Callable[[int, int], bool]
@@ -54,6 +57,20 @@ def is_unpromoted(due: Any, arrival: Any, horizon: int, late_from: int) -> Any:
     return pc.or_(pc.greater(due, horizon), is_late)
 
 
+def drops_of(rows: pa.Table) -> pa.Table:
+    """Returns due and arrival of the messages that drops and moves among rows of the table take away one by one."""
+    kind = rows["kind"]
+    drops, moves = (rows.filter(pc.equal(kind, each)) for each in (DROP, MOVE))
+    moved = pa.table({"due": moves["due"], "arrival": moves["unique_hash"]})
+    return pa.concat_tables([drops.select(list(DROP_COLUMNS)).cast(moved.schema), moved])
+
+
+def names_key(cancel: bytes, message: bytes) -> bool:
+    """Whether the record of a cancel names the key of a message's record: equal hashes are only a hint."""
+    asked = json.loads(records.decode(cancel).body)
+    return records.is_of_key(message, asked["topic"], asked["key"], asked["by"])
+
+
 class Removals:
     """The cancels and drops that take messages away. Two messages are of one topic where their columns `topic` are
     equal, whether those hold names or numbers.
@@ -77,9 +94,8 @@ class Removals:
 
     @classmethod
     def of(cls, rows: pa.Table) -> "Removals":
-        """The cancels and drops among rows of the table; row numbers of cancels are those among the cancels."""
-        kind = rows["kind"]
-        return cls(*(rows.filter(pc.equal(kind, each)) for each in (CANCEL, DROP)))
+        """What takes messages away among rows of the table; row numbers of cancels are those among the cancels."""
+        return cls(rows.filter(pc.equal(rows["kind"], CANCEL)), drops_of(rows))
 
     @property
     def columns(self) -> list[str]:
@@ -140,7 +156,8 @@ IS_CANCELLED = f"""c.topic = m.topic and c.due = m.due
       and ((c.unique_hash <> 0 and c.unique_hash = m.unique_hash) or (c.key_hash <> 0 and c.key_hash = m.key_hash))
       and case when m.arrival < {OWN} then m.arrival < c.arrival
                else (m.arrival - {OWN}) >> {JOB_SHIFT} < c.tag_hash end"""
-IS_DROPPED = "d.due = m.due and d.arrival = m.arrival"
+DROPS = f"({DROP}, {MOVE})"  # kinds of d
+IS_DROPPED = f"d.due = m.due and case when d.kind = {MOVE} then d.unique_hash else d.arrival end = m.arrival"
 
 WAITING = f"""
 select * from messages m
@@ -150,5 +167,5 @@ where m.kind = {MESSAGE} and m.due > $after
     where c.kind = {CANCEL} and {IS_CANCELLED})
   and not exists (
     select 1 from messages d
-    where d.kind = {DROP} and {IS_DROPPED})
+    where d.kind in {DROPS} and {IS_DROPPED})
 """

@@ -4,7 +4,6 @@ Spark's executors promote a slice each; bulk promotes one after the other where 
 code. Executors import this module: it needs the standard library and pyarrow.
 """
 
-import json
 import uuid
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack
@@ -12,10 +11,9 @@ from contextlib import ExitStack
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from postdate.storage import record as records
 from postdate.table.files import Slice, SortedRows, TableFolder, arrived_within
-from postdate.table.format import CANCEL, CHUNK_COLUMNS, DROP, MESSAGE
-from postdate.table.living import Removals
+from postdate.table.format import CANCEL, CHUNK_COLUMNS, MESSAGE
+from postdate.table.living import Removals, drops_of, names_key
 
 
 def name_chunk(epoch: int) -> str:
@@ -61,21 +59,15 @@ class DueRows:
             messages = rows
             self.read += rows.num_rows
         else:
-            messages, cancels, drops = (rows.filter(pc.equal(kind, each)) for each in (MESSAGE, CANCEL, DROP))
-            # Every slice of one instant sees all its cancels; each counts those that arrived in its own part.
-            self.read += messages.num_rows + arrived_within(cancels, self._window) + drops.num_rows
+            messages, cancels = (rows.filter(pc.equal(kind, each)) for each in (MESSAGE, CANCEL))
+            # Every slice of one instant sees all its cancels and moves; each counts those that arrived in its own part.
+            self.read += arrived_within(rows, self._window)
             before = messages.num_rows
             record, cancel_record = messages.column("record"), cancels.column("record")
-            living = Removals(cancels, drops).living(
-                messages, lambda message, cancel: _has_key(record[message].as_py(), cancel_record[cancel].as_py())
+            living = Removals(cancels, drops_of(rows)).living(
+                messages, lambda message, cancel: names_key(cancel_record[cancel].as_py(), record[message].as_py())
             )
             messages = messages.filter(living)
             self.cancelled += before - messages.num_rows
         self.rows += messages.num_rows
         return messages
-
-
-def _has_key(message: bytes, cancel: bytes) -> bool:
-    """Whether a message has the key that a cancel names: equal hashes are only a hint."""
-    asked = json.loads(records.decode(cancel).body)
-    return records.is_of_key(message, asked["topic"], asked["key"], asked["by"])

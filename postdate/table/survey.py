@@ -20,7 +20,7 @@ from postdate.counts import Counts
 from postdate.errors import CorruptTable, Refused
 from postdate.table.count import count, parse_request
 from postdate.table.files import TableFolder, read_row_groups
-from postdate.table.format import BESIDE, CANCEL, MESSAGE, MESSAGES, ROWS_TRANSACTION
+from postdate.table.format import BESIDE, CANCEL, MESSAGE, MESSAGES, MOVE, ROWS_TRANSACTION
 from postdate.table.identity import Seen, read_marks, read_queues, read_seen
 
 _COLUMNS = ["due", "arrival", "kind", "topic", "queue", "tag_hash"]
@@ -116,7 +116,7 @@ class _Rows:
         for counts, mask in ((self.past, is_past), (self.ownerless, ~is_past & ~is_named)):
             counts.update(rows["topic"].filter(pa.array(is_message & mask)).to_pylist())
         own, logged = arrival[arrival >= OWN], arrival[arrival < OWN]
-        jobs = [*tag_hash[kind == CANCEL].tolist(), *(job_of(own) + 1).tolist()]
+        jobs = [*tag_hash[(kind == CANCEL) | (kind == MOVE)].tolist(), *(job_of(own) + 1).tolist()]
         self.next_job = max([self.next_job, *jobs])
         self.arrival_high = max(self.arrival_high, int(logged.max()) if len(logged) else 0)
 

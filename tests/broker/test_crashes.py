@@ -31,6 +31,7 @@ POWER_SEEDS = range(3)
 FLIPS = 200
 
 NOW, NEAR, FAR = Op("send", (0, 0, 1, 0, 8)), Op("send", (3, 1_000, 1, 1, 8)), Op("send", (3, 8_000, 1, 2, 8))
+ONCE = Op("send_once", (0, 0, 0, 0, 0))
 FLUSH = Op("flush")
 STORY = (
     # Messages of every kind, and cancels of a near and of a far one.
@@ -48,7 +49,9 @@ STORY = (
     # Bulk stands in for the pipeline, also for what no batch has taken in.
     Op("import", (0, 8_000, 1, 0, 3)), Op("adopt", (0,)), FLUSH, Op("bulk", (20_000,)),
     # A torn tail, a clean stop.
-    *[Op("send", (0, 0, 1, 0, count)) for count in (3, 2, 2)], Op("power", (2,)), NEAR, Op("close"),
+    *[Op("send", (0, 0, 1, 0, count)) for count in (3, 2, 2)], ONCE, Op("power", (2,)), NEAR, ONCE, FLUSH, Op("close"),
+    # An id is known after all that.
+    ONCE,
     Op("pass", (2_000,)),
 )  # fmt: skip
 

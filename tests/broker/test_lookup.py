@@ -361,6 +361,7 @@ def test_keys_go_with_their_segments_and_what_waits_is_found_all_the_same(data: 
     assert broker.fold.index.begin > 0
     assert broker.fold.index.rows.first > 0
     assert told(broker, "W") == told(broker, "w") == [("waits", State.WAITING)]
+    assert told(broker, "other") == [], "far rows have the first key alone"
     assert told(broker, "X1-3") == []
     assert told(broker, "X4-3") == [("x", State.VISIBLE)]
     data.close(broker)

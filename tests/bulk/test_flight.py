@@ -1,27 +1,47 @@
 """Bulk over Arrow Flight, beside a real server: what it reads, what it takes in, what it hands on to the broker."""
 
+import json
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import orjson
+import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
+from postdate.access.permits import make_permit
+from postdate.access.token import TOKEN_USER
 from postdate.bulk.process import Bulk
 from postdate.bulk.schema import OUT
 from postdate.bulk.streams import BatchBounds
+from postdate.bulk.upload import Selections
 from postdate.client.address import parse_address
 from postdate.client.errors import Unreachable
-from postdate.clock import ManualClock
+from postdate.client.security import Login
+from postdate.clock import ManualClock, SystemClock
 from postdate.config import MIB
 from postdate.contract import Stage
+from postdate.errors import FlowControl, Refused, UsageError
 from postdate.keys import key_hash
 from postdate.message import Host, Message, encode_properties, first_key, tag_hash
+from postdate.server.connection import Connection
 from postdate.spark.executor.broker_client import BrokerClient
+from postdate.spark.executor.bulk_client import BulkClient
 from postdate.storage import record as records
+from postdate.storage.disk import RealDisk
+from postdate.table.format import SELECTED
+from postdate.wire import codes
+from postdate.wire.frame import Command, decode, reply
+from postdate.wire.requests import Request
+from postdate.wire.signature import is_signed
 from tests.support.bulk import Client, bulking, chunk_batch, wait_until
+from tests.support.certificates import Authority
 from tests.support.core import DAY_MS, HOUR_MS, MINUTE_MS, T0, TOPIC, message
+from tests.support.peer import connected
 from tests.support.server import Served, serving
 
 LONG_TOPIC = "long-" + "t" * 122
@@ -288,7 +308,7 @@ def test_a_bulk_that_listens_everywhere_is_reached_where_its_broker_is(tmp_path:
 
 
 def test_the_first_chunk_of_a_pipeline_removes_those_that_no_stage_will_name(tmp_path: Path) -> None:
-    with serving(tmp_path / "data", ManualClock(T0)) as served:
+    with serving(tmp_path / "data", ManualClock(T0), stage_ahead_ms_max=3 * DAY_MS) as served:
         make_topics(served, TOPIC)
         sent(served, far(1), far(2))
         folder = tmp_path / "data" / "chunks"
@@ -395,3 +415,261 @@ def test_bulk_outlives_its_broker(tmp_path: Path) -> None:
                 assert client.read().equals(found)
                 sent(again, far(3))
                 assert client.read().num_rows == 3
+
+
+# -- who may ask ------------------------------------------------------------------------------------------------
+
+TOKEN = "ab" * 32
+FAR, NEAR = {"queue": "far", "start": 0, "stop": 9}, {"queue": "near"}
+OF_TOPIC = {"queue": {"topic": TOPIC, "id": 0}, "start": 0, "stop": 9}
+
+
+@contextmanager
+def guarded(folder: Path) -> Iterator[tuple[Served, Bulk]]:
+    """Bulk on the folder of a broker with a token, and far messages in one of two topics."""
+    with serving(folder / "data", SystemClock(), token=TOKEN) as served:
+        make_topics(served, TOPIC, "second")
+        sent(served, message("secret", due=served.clock.now_ms() + DAY_MS), message("visible"))
+        bulk = Bulk(folder / "data", parse_address(served.server.broker_address), "127.0.0.1", 0, token=TOKEN)
+        try:
+            wait_until(lambda: bool(BrokerClient(served.address).state().bulk))
+            yield served, bulk
+        finally:
+            bulk.close()
+
+
+def get(bulk: Bulk, ticket: Any, permit: str | None) -> list[bytes]:
+    options = flight.FlightCallOptions(headers=[] if permit is None else [(b"authorization", permit.encode())])
+    with flight.connect(f"grpc://{bulk.address}") as client:
+        rows = client.do_get(flight.Ticket(json.dumps(ticket).encode()), options).read_all()
+    return [records.decode(record).body for record in rows["record"].to_pylist()]
+
+
+def test_who_only_reaches_the_port_reads_and_writes_nothing(tmp_path: Path) -> None:
+    with guarded(tmp_path) as (served, bulk):
+        forged = make_permit("cd" * 32, "pipeline", served.clock.now_ms())
+        for permit in (None, "", "Bearer", "Bearer ", "Basic cGlwZWxpbmU6eA==", f"Bearer {forged}", f"Bearer {TOKEN}"):
+            for ticket in (FAR, NEAR, OF_TOPIC, {"selection": "00000001-0"}):
+                with pytest.raises(flight.FlightUnauthenticatedError):
+                    get(bulk, ticket, permit)
+        for place in (str(bulk.address), f"{bulk.address} {forged}"):
+            with BulkClient(place) as client, pytest.raises(flight.FlightUnauthenticatedError):
+                client.select("00000001-0", SELECTED.empty_table())
+            with BulkClient(place) as client, pytest.raises(flight.FlightUnauthenticatedError):
+                client.upload("000001-x", 0, [])
+        assert not list((tmp_path / "data").glob("chunks/*"))
+
+
+def test_the_broker_gives_a_permit_for_what_its_asker_may_read(tmp_path: Path) -> None:
+    with guarded(tmp_path) as (served, bulk):
+        broker = BrokerClient(served.address)
+        places = (broker.bulk(), broker.bulk_for(TOPIC), broker.bulk_for("second"))
+        everything, one, other = (f"Bearer {place.partition(' ')[2]}" for place in places)
+        assert get(bulk, FAR, everything) == [b"secret"]
+        assert get(bulk, OF_TOPIC, everything) == get(bulk, OF_TOPIC, one) == [b"visible"]
+        assert get(bulk, NEAR, everything) == []
+        for ticket, permit in ((OF_TOPIC, other), (FAR, one), (NEAR, one), ({"selection": "00000001-0"}, one)):
+            with pytest.raises(flight.FlightUnauthorizedError, match="is not good for"):
+                get(bulk, ticket, permit)
+
+
+def test_a_reader_writes_nothing_and_a_pipeline_does(tmp_path: Path) -> None:
+    with guarded(tmp_path) as (served, _):
+        with (
+            BulkClient(BrokerClient(served.address).bulk()) as client,
+            pytest.raises(flight.FlightUnauthorizedError, match="only a pipeline writes"),
+        ):
+            client.upload("000001-x", 0, [])
+        broker = BrokerClient(served.address, token=TOKEN)
+        epoch = broker.register("", "").epoch
+        with BulkClient(broker.bulk()) as client:
+            assert client.upload(f"{epoch:06d}-x", 0, []).rows == 0
+
+
+def test_bulk_and_pipeline_sign_what_they_ask(tmp_path: Path) -> None:
+    """Whatever the broker makes of it; what it tells everybody is asked without."""
+    asked: list[tuple[Command, bool]] = []
+
+    with serving(tmp_path / "data", SystemClock(), token=TOKEN) as served:
+        handle = served.dispatcher.handle
+
+        def note(connection: Connection, frames: list[bytes]) -> int:
+            commands = map(decode, frames)
+            asked.extend((each, is_signed(each.fields, each.body, TOKEN)) for each in commands)
+            return handle(connection, frames)
+
+        served.call(lambda: setattr(served.dispatcher, "handle", note))
+        bulk = Bulk(tmp_path / "data", parse_address(served.server.broker_address), "127.0.0.1", 0, token=TOKEN)
+        try:
+            wait_until(lambda: bool(BrokerClient(served.address).state().bulk))
+            asked.clear()
+            broker = BrokerClient(served.address, token=TOKEN)
+            epoch = broker.register("", "").epoch
+            broker.note("waits")
+            broker.report({"batch": 1})
+            broker.stage(Stage(epoch, (0, 0), (0, 1), (), 0, 0))
+            broker.jobs()
+            with BulkClient(broker.bulk()) as client:
+                client.upload(f"{epoch:06d}-x", 0, [])
+                assert list(client.near()) == []
+        finally:
+            bulk.close()
+    codes_of = {True: set[int](), False: set[int]()}
+    for command, is_ours in asked:
+        codes_of[is_ours and command.fields["AccessKey"] == TOKEN_USER].add(command.code)
+    assert codes_of[False] == {Request.GET_BROKER_CLUSTER_INFO}
+    assert codes_of[True] >= {
+        Request.REGISTER_PIPELINE, Request.STAGE, Request.REPORT_BATCH, Request.JOB, Request.GET_BULK_STATE,
+        Request.GET_CHUNKS, Request.GET_NEAR,
+    }  # fmt: skip
+
+
+def test_a_pipeline_without_the_token_is_told_how_to_give_it(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", SystemClock()) as served:
+        served.call(lambda: setattr(served.dispatcher, "handle", refuse_all))
+        with pytest.raises(Refused, match=r"you may not; a pipeline needs the token .* --token-file FILE"):
+            BrokerClient(served.address, token="").state()
+
+
+def refuse_all(connection: Connection, frames: list[bytes]) -> int:
+    for frame in frames:
+        connection.write(reply(decode(frame), codes.NO_PERMISSION, remark="you may not"))
+    return len(frames)
+
+
+# -- exhaustion -------------------------------------------------------------------------------------------------
+
+
+def selected(count: int) -> pa.Table:
+    return pa.table({field.name: pa.array(range(count), field.type) for field in SELECTED}, SELECTED)
+
+
+def test_a_selection_is_counted_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, it was collected without a bound, and then refused."""
+    monkeypatch.setattr("postdate.bulk.upload.SELECTION_ROWS_MAX", 20)
+    read: list[int] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in selected(1_000).to_batches(max_chunksize=10):
+            read.append(batch.num_rows)
+            yield batch
+
+    selections = Selections(RealDisk(tmp_path))
+    with pytest.raises(UsageError, match="has 30 rows or more, the limit is 20"):
+        selections.write("00000001-0", batches())
+    assert read == [10, 10, 10]
+    assert selections.write("00000001-0", selected(20).to_batches()) == 20
+
+
+def test_chunks_that_are_never_staged_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("postdate.bulk.flight.UNSTAGED_MAX", 2)
+    with serving(tmp_path / "data", ManualClock(T0), stage_ahead_ms_max=3 * DAY_MS) as served:
+        make_topics(served, TOPIC)
+        sent(served, far(1))
+        with bulking(served, tmp_path / "data") as client:
+            rows = client.read()
+            client.broker.register("", "")
+            client.put("000001-1", [chunk_batch(rows)])
+            client.put("000001-2", [chunk_batch(rows)])
+            with pytest.raises(flight.FlightServerError, match="2 chunks of this epoch are not staged, the limit"):
+                client.put("000001-3", [chunk_batch(rows)])
+            client.broker.stage(Stage(1, (0, 1), (0, T0 + 2 * DAY_MS), ("000001-1",), 1, 1))
+            client.put("000001-3", [chunk_batch(rows)])
+            client.broker.register("", "")
+            client.put("000002-1", [chunk_batch(rows)])
+            names = sorted(path.name for path in (tmp_path / "data" / "chunks").iterdir())
+            assert names == ["000001-1", "000002-1"]
+
+
+class FullDisk(RealDisk):
+    def space(self) -> tuple[int, int]:
+        return 1 << 40, 1 << 16
+
+
+def test_chunks_leave_room_for_the_log(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", ManualClock(T0)) as served:
+        make_topics(served, TOPIC)
+        sent(served, far(1))
+        with bulking(served, tmp_path / "data", FullDisk(tmp_path / "data")) as client:
+            rows = client.read()
+            client.broker.register("", "")
+            with pytest.raises(flight.FlightServerError, match="65536 bytes are free, and the log needs 2 segments"):
+                client.put("000001-1", [chunk_batch(rows)])
+        assert not list((tmp_path / "data").glob("chunks/*"))
+
+
+def test_a_batch_of_a_chunk_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("postdate.bulk.upload.BATCH_BYTES_MAX", 100)
+    with serving(tmp_path / "data", ManualClock(T0)) as served:
+        make_topics(served, TOPIC)
+        sent(served, far(1))
+        with bulking(served, tmp_path / "data") as client:
+            rows = client.read()
+            client.broker.register("", "")
+            with pytest.raises(flight.FlightServerError, match=r"a batch has .* bytes, the limit is 100"):
+                client.put("000001-1", [chunk_batch(rows)])
+        assert not list((tmp_path / "data").glob("chunks/*"))
+
+
+def test_one_address_cannot_take_all_jobs(tmp_path: Path) -> None:
+    """Before, a hundred open jobs of one client shut all others out."""
+    with serving(tmp_path / "data", ManualClock(T0), jobs_per_address_max=3) as served:
+        broker = BrokerClient(served.address)
+
+        def ask(name: str) -> None:
+            broker._job("ask", {"id": name, "op": "cancel", "where": "true", "by_ms": 0})
+
+        for name in "abc":
+            ask(name)
+        ask("a")
+        with pytest.raises(FlowControl, match="jobs_per_address_max: 3 jobs of your address are not over yet"):
+            ask("d")
+        with connected(served) as peer:  # many at once, too
+            asked = [orjson.dumps({"call": "ask", "id": f"e{n}", "op": "cancel", "where": "true"}) for n in range(9)]
+            broker.fail_job("a", "not wanted any more")
+            opaques = [peer.say(Request.JOB, body) for body in asked]
+            answers = [peer.answer_to(opaque).code for opaque in opaques]
+        assert answers.count(codes.SUCCESS) == 1
+
+
+# -- on the wire ------------------------------------------------------------------------------------------------
+
+
+def test_rows_travel_over_tls_and_nobody_without_the_authority_gets_any(tmp_path: Path) -> None:
+    pair = Authority(tmp_path / "ca").sign("bulk")
+    certificate = (Path(pair.certificate).read_bytes(), Path(pair.key).read_bytes())
+    with serving(tmp_path / "data", SystemClock(), token=TOKEN) as served:
+        make_topics(served, TOPIC)
+        sent(served, message("secret", due=served.clock.now_ms() + DAY_MS))
+        broker = parse_address(served.server.broker_address)
+        bulk = Bulk(tmp_path / "data", broker, "127.0.0.1", 0, token=TOKEN, certificate=certificate)
+        try:
+            client = BrokerClient(served.address, token=TOKEN)
+            wait_until(lambda: bool(client.state().bulk))
+            assert client.state().bulk == f"tls:127.0.0.1:{bulk.address.port}"
+            permit = client.bulk().partition(" ")[2]
+            for place in (client.bulk(), f"{bulk.address} {permit}"):  # an authority of the system's, or no TLS at all
+                with BulkClient(place) as reader, pytest.raises(flight.FlightUnavailableError):
+                    reader.probe()
+            trusting = BrokerClient(served.address, token=TOKEN, login=Login(ca_file=pair.ca))
+            with BulkClient(trusting.bulk()) as reader:
+                assert [batch.num_rows for batch in reader.far(0, 9)] == [1]
+        finally:
+            bulk.close()
+
+
+def test_bulk_on_a_socket_has_no_port(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", SystemClock(), token=TOKEN) as served:
+        make_topics(served, TOPIC)
+        sent(served, message("secret", due=served.clock.now_ms() + DAY_MS))
+        socket, broker = tmp_path / "data" / "bulk.sock", parse_address(served.server.broker_address)
+        bulk = Bulk(tmp_path / "data", broker, "127.0.0.1", 0, token=TOKEN, socket=socket)
+        try:
+            client = BrokerClient(served.address, token=TOKEN)
+            wait_until(lambda: bool(client.state().bulk))
+            assert client.state().bulk == f"unix:{socket}"
+            assert bulk.address.port <= 0
+            with BulkClient(client.bulk()) as reader:
+                assert [batch.num_rows for batch in reader.far(0, 9)] == [1]
+        finally:
+            bulk.close()

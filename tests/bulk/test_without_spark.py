@@ -9,6 +9,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
+from postdate.access.token import TOKEN_FILE, read_token
 from postdate.cli.app import main
 from postdate.clock import SystemClock
 from postdate.spark.executor.broker_client import BrokerClient
@@ -27,10 +28,10 @@ LIMIT_S = 240.0
 @pytest.fixture
 def control(tmp_path: Path) -> Iterator[BrokerClient]:
     """The way to a broker with bulk; its folder is checked at the end."""
-    broker = Broker(tmp_path, None, bulk_port=0, pipeline="none", lead_ms=4 * SECOND_MS)
+    broker = Broker(tmp_path, None, bulk_port=0, pipeline="none", table=tmp_path / "table", lead_ms=4 * SECOND_MS)
     broker.start()
     try:
-        control = BrokerClient(broker.route_address)
+        control = BrokerClient(broker.route_address, token=read_token(broker.data / TOKEN_FILE))
         wait_until(lambda: bool(control.state().bulk), LIMIT_S)
         assert main(["topic", "create", TOPIC, "--queues", "2", "--addr", broker.route_address]) == 0
         yield control

@@ -5,6 +5,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +18,15 @@ from postdate.config import Limits, Settings
 from postdate.errors import FolderInUse, ForeignFolder
 from postdate.keys import key_hash
 from postdate.message import LOOPBACK, Message, encode_properties
+from postdate.state import saved
+from postdate.state.fold import Fold
 from postdate.storage import record as records
 from postdate.storage import snapshot as snapshots
 from postdate.storage.batch import MESSAGE, MORE_KEYS
 from postdate.storage.disk import RealDisk
 from postdate.storage.layout import ENTRY, SINGLE, TIME
 from tests.support.core import (
+    FAR_MS,
     HOUR_MS,
     MINUTE_MS,
     SECOND_MS,
@@ -32,6 +36,7 @@ from tests.support.core import (
     TOPIC,
     advance,
     advance_to,
+    cancel,
     message,
     registered,
     send,
@@ -215,6 +220,27 @@ def test_segments_that_are_back_after_retention_and_a_power_loss_are_no_damage(t
         if not (tmp_path / "data/log" / path.name).exists():
             shutil.copy(path, tmp_path / "data/log" / path.name)
     assert check(tmp_path / "data").findings == []
+
+
+def test_a_snapshot_of_a_version_without_moves_and_ids_is_ok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = saved._state
+
+    def earlier(fold: Fold) -> dict[str, Any]:
+        found = {name: value for name, value in state(fold).items() if name not in ("moved", "once")}
+        return found | {"tombstones": [entry[:9] for entry in found["tombstones"]]}
+
+    monkeypatch.setattr(saved, "_state", earlier)
+    broker = opened(tmp_path)
+    broker.put_topic(TOPIC, T0)
+    send(broker, T0, message(unique="k", due=T0 + FAR_MS))
+    cancel(broker, "k", T0 + FAR_MS, T0)
+    broker.close()
+    monkeypatch.undo()
+    assert check(tmp_path).findings == []
+    broker = opened(tmp_path)
+    assert (broker.fold.moves.count, broker.fold.cancels.at(T0 + FAR_MS)[0].only) == (0, -1)
+    broker.close()
+    assert check(tmp_path).findings == []
 
 
 def test_an_empty_folder_of_ours_is_ok(tmp_path: Path) -> None:

@@ -40,8 +40,11 @@ def lived(folder: Path) -> None:
     world.cancel("first-u300", dues[300], "unique")
     world.cancel("first-k301", dues[301], "key")
     world.cancel("first-u375", dues[375], "unique")  # five days ahead
+    world.move("first-u374", BEGIN + 4 * DAY_MS)
+    world.move("first-u420", BEGIN + 2 * HOUR_MS + 7)
     world.send("second", [BEGIN + 20 * MINUTE_MS + n for n in range(50)])
     world.pass_minutes(4)
+    world.move("second-u3", BEGIN + MINUTE_MS)
     for n in range(3):
         world.send(f"more{n}", [BEGIN + DAY_MS + n, BEGIN + 40 * DAY_MS])
         world.pass_minutes(1)
@@ -78,8 +81,8 @@ def test_what_a_pipeline_leaves_is_ok(copy: Path) -> None:
     report = check(copy)
     assert report.ok, report.findings
     assert report.numbers["files of the table"] >= 3
-    # 40 and 100 of the first, a cancel among the former, 50 of the second, two for each of three more.
-    assert report.numbers["rows of the table that wait"] >= 40 + 100 + 1 + 50 + 6
+    # 40 and 100 of the first, a cancel and two moves for them, 50 of the second, two for each of three more.
+    assert report.numbers["rows of the table that wait"] >= 40 + 100 + 1 + 4 + 50 + 6
     assert report.numbers["rows of the table equal to the log"] == report.numbers["rows of the table"]
 
 

@@ -181,6 +181,14 @@ def test_the_same_message_many_times(capsys: Capsys) -> None:
 
 
 @pytest.mark.usefixtures("served")
+def test_a_message_with_an_id_is_stored_once(capsys: Capsys) -> None:
+    first = run(capsys, "send", "orders", "hello", "--once", "order-17", "--at", "2033-01-01T00:00:00Z")
+    again = run(capsys, "send", "orders", "hello", "--once", "order-17")
+    assert (again[0], again[2]) == (first[0], first[2]), "the line between says how long it waits"
+    assert_refused(capsys, 3, "has another body under this id", "send", "orders", "other", "--once", "order-17")
+
+
+@pytest.mark.usefixtures("served")
 def test_a_message_for_each_line_that_is_not_empty(capsys: Capsys) -> None:
     done = run_process("send", "orders", "--lines", "--json", stdin=b"one\r\n\ntwo\nthree")
     assert (done.returncode, done.stderr) == (0, b"")
@@ -208,6 +216,8 @@ def test_no_message_is_no_error() -> None:
         (("hello", "--lines"), "give the body in one way"),
         (("--file", "/no/such/file"), "/no/such/file cannot be read: No such file or directory"),
         (("hello", "--property", "KEYS=k"), "property KEYS: use the argument key"),
+        (("hello", "--once", "a", "--count", "2"), "--once is the id of one message: leave out --lines and --count"),
+        (("--lines", "--once", "a"), "--once is the id of one message"),
         (("hello", "--addr", "nonsense"), "the address is 'nonsense', expected host:port"),
     ],
 )
@@ -306,15 +316,104 @@ def test_a_cancel_by_topic_key_and_due(capsys: Capsys) -> None:
     assert run_json(capsys, "pending")["total"] == 0
 
 
-@pytest.mark.parametrize("words", [(), ("handle", "--key", "k"), ("--topic", "t", "--key", "k")])
+def test_a_cancel_by_key_says_of_each_message_what_became_of_it(served: Served, capsys: Capsys) -> None:
+    out = run_json(capsys, "send", "orders", "out", "--key", "k", "--delay", "1s")["id"]
+    served.pass_ms(1_000)
+    served.settle()
+    waits = [run_json(capsys, "send", "orders", "x", "--key", "k", "--delay", "1h")["id"] for _ in range(2)]
+    words = ("cancel", "--topic", "orders", "--key", "k")
+    assert_refused(capsys, 3, "2 messages with this key wait, and only one was expected", *words, "--only")
+    assert run(capsys, *words) == [
+        f"{out}  delivered, it was due 2023-11-14T22:13:21.000Z ({T0 + 1_000})",
+        *[f"{each}  cancelled, it was due 2023-11-14T23:13:21.000Z ({T0 + 1_000 + HOUR_MS})" for each in waits],
+    ]
+    assert run_json(capsys, *words)[1] == {
+        "id": waits[0], "outcome": "cancelled", "due_at_ms": T0 + 1_000 + HOUR_MS,
+    }  # fmt: skip
+    run(capsys, "send", "orders", "out", "--key", "visible")
+    assert run(capsys, "cancel", "--topic", "orders", "--key", "visible", code=1)[0].endswith("  delivered")
+    assert_refused(
+        capsys, 1, "no message of topic 'orders' has the key 'n'", "cancel", "--topic", "orders", "--key", "n"
+    )
+    assert_refused(capsys, 1, "topic 'nowhere' does not exist", "cancel", "--topic", "nowhere", "--key", "n")
+
+
+@pytest.mark.parametrize("command", ["cancel", "deliver", "postpone --by 1h"])
+@pytest.mark.parametrize("words", ["", "handle --key k", "--topic t", "--key k", "handle --topic t --key k"])
 @pytest.mark.usefixtures("served")
-def test_a_cancel_needs_a_handle_or_three_flags(capsys: Capsys, words: tuple[str, ...]) -> None:
-    assert_refused(capsys, 2, "give either a handle, or all of --topic, --key and --due", "cancel", *words)
+def test_messages_are_named_by_a_handle_or_by_topic_and_key(capsys: Capsys, command: str, words: str) -> None:
+    assert_refused(capsys, 2, "give either a handle, or --topic and --key", *command.split(), *words.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("cancel handle --only", "--only is for --topic and --key"),
+        ("cancel --topic t --key k --due 1798790400000 --only", "--due names one message"),
+        ("cancel handle --due 1798790400000", "--due names one message"),
+        ("cancel handle --where true", "give either --where, or a handle"),
+        ("cancel handle --dry-run", "--dry-run is for --where and --keys, --id and --no-wait for --where"),
+        ("postpone handle --by 1h --where true", "give either --where, or a handle"),
+        ("postpone --where true --delay 1h", "--where goes with --by"),
+        ("postpone --where true --by=-1h", "--where goes with --by"),
+        ("postpone handle --by 0s", "--by 0 changes nothing"),
+        ("postpone handle --by 1h --id x", "--dry-run is for --where and --keys, --id and --no-wait for --where"),
+        ("postpone handle --by 1h", "is neither a receipt nor a recall handle"),
+        ("deliver handle", "is neither a receipt nor a recall handle"),
+    ],
+)
+@pytest.mark.usefixtures("served")
+def test_flags_that_contradict_each_other_are_refused(capsys: Capsys, words: str, sentence: str) -> None:
+    assert_refused(capsys, 2, sentence, *words.split())
+
+
+@pytest.mark.parametrize("words", ["postpone handle", "postpone handle --by 1h --delay 1h", "postpone handle --at now"])
+def test_a_postponement_needs_one_time(words: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(words.split())
 
 
 @pytest.mark.usefixtures("served")
 def test_a_handle_that_nobody_gave_is_refused(capsys: Capsys) -> None:
     assert_refused(capsys, 2, "is neither a receipt nor a recall handle", "cancel", "handle")
+
+
+# -- postpone and deliver ---------------------------------------------------------------------------------------
+
+
+def test_a_message_is_postponed_by_its_handle(served: Served, capsys: Capsys) -> None:
+    handle = run_json(capsys, "send", "orders", "hello", "--delay", "1h")["handle"]
+    was = f"2023-11-14T23:13:20.000Z ({T0 + HOUR_MS})"
+    later = f"2023-11-15T01:13:20.000Z ({T0 + 3 * HOUR_MS})"
+    assert run(capsys, "postpone", handle, "--by", "2h") == [f"moved: it is due {later}, and was due {was}"]
+    moved = run_json(capsys, "postpone", handle, "--by=-2h30m")
+    assert (moved["outcome"], moved["due_at_ms"], moved["was_due_at_ms"]) == (
+        "moved", T0 + 30 * MINUTE_MS, T0 + 3 * HOUR_MS,
+    )  # fmt: skip
+    run(capsys, "postpone", moved["handle"], "--at", T0 + 5_000)
+    served.pass_ms(5_000)
+    served.settle()
+    assert run(capsys, "postpone", handle, "--delay", "1h", code=1) == ["delivered: the message was out before"]
+    other = run_json(capsys, "send", "orders", "hello", "--delay", "1h")["handle"]
+    run(capsys, "cancel", other)
+    unknown = ["unknown: no such message waits; nothing was changed"]
+    assert run(capsys, "postpone", other, "--delay", "1h", code=1) == unknown
+    assert run(capsys, "deliver", other, code=1) == unknown
+
+
+@pytest.mark.usefixtures("served")
+def test_messages_of_a_key_are_postponed_and_delivered(capsys: Capsys) -> None:
+    ids = [run_json(capsys, "send", "orders", "hello", "--delay", "1h", "--key", "k")["id"] for _ in range(2)]
+    words = ("--topic", "orders", "--key", "k")
+    assert_refused(capsys, 3, "only one was expected", "postpone", *words, "--delay", "2h", "--only")
+    moved = run_json(capsys, "postpone", *words, "--delay", "2h")
+    assert sorted(each["id"] for each in moved) == sorted(ids)
+    out = run(capsys, "deliver", *words)
+    assert sorted(line.split()[0] for line in out) == sorted(ids)
+    was = f"2023-11-15T00:13:20.000Z ({T0 + 2 * HOUR_MS})"
+    assert {line.partition("  ")[2] for line in out} == {f"moved: it is out now, and was due {was}"}
+    assert {each["outcome"] for each in run_json(capsys, "deliver", *words, code=1)} == {"delivered"}
+    assert_refused(capsys, 1, "has the key 'n'", "deliver", "--topic", "orders", "--key", "n")
 
 
 # -- find -------------------------------------------------------------------------------------------------------
@@ -329,17 +428,37 @@ def test_find_says_where_messages_are(served: Served, capsys: Capsys) -> None:
     run(capsys, "cancel", cancelled["handle"])
     lines = run(capsys, "find", "orders", "k")
     assert lines[0] == f'{cancelled["id"]}  cancelled  "cancelled"'
-    assert lines[1] == f'{waits}  waiting until 2023-11-14T23:13:20.000Z ({T0 + HOUR_MS})  "waits"'
+    assert lines[1] == f'{waits}  waiting until 2023-11-14T23:13:20.000Z ({T0 + HOUR_MS}) in the log  "waits"'
     assert lines[2].startswith(f"{visible}  visible in queue ")
     assert lines[2].endswith(f' at offset 0 since 2023-11-14T22:13:20.000Z ({T0})  "visible"')
     found = run_json(capsys, "find", "orders", waits)
-    assert (found["state"], found["due_at_ms"], found["queue_offset"], found["body"]) == (
-        "waiting", T0 + HOUR_MS, -1, "waits",
+    assert (found["state"], found["place"], found["due_at_ms"], found["queue_offset"], found["body"]) == (
+        "waiting", "log", T0 + HOUR_MS, -1, "waits",
     )  # fmt: skip
     assert len(run_json(capsys, "find", "orders", "k", "--limit", 2)) == 2
     served.call(lambda: served.broker.delete_topic("orders", T0))
     served.call(lambda: served.broker.put_topic("orders", T0))
     assert "deleted with its topic" in run(capsys, "find", "orders", waits)[0]
+
+
+def test_find_says_why_the_table_was_not_asked(served: Served, capsys: Capsys) -> None:
+    waits = run_json(capsys, "send", "orders", "waits", "--delay", "1h", "--key", "k")["id"]
+
+    def take() -> None:
+        epoch = served.broker.register_pipeline(T0)
+        served.broker.flush()
+        served.broker.stage(Stage(epoch.answer, (0, 1), (0, T0 + MINUTE_MS), (), 1, 0), T0)
+
+    served.call(take)
+    said = "postdate: the table cannot be asked, and may have more: no process is attached that can read the table\n"
+    for key, shown in (("k", [waits]), ("nobody", [])):
+        assert cli.main(["find", "orders", key]) == 3
+        output = capsys.readouterr()
+        assert [line.split()[0] for line in output.out.splitlines()] == shown
+        assert output.err == said
+    words = ("--topic", "orders", "--key", "k", "--timeout", "100ms")
+    for command in (("cancel",), ("deliver",), ("postpone", "--by", "1h")):
+        assert_refused(capsys, 3, "nothing was changed, as the table cannot be asked", *command, *words)
 
 
 @pytest.mark.usefixtures("served")
@@ -513,6 +632,9 @@ def test_a_group_that_is_not_there_is_a_1(capsys: Capsys) -> None:
         ("consume", "orders", "--group", "g"),
         ("cancel", "--topic", "t", "--key", "k", "--due", "1798790400000", "--timeout", "300ms"),
         ("pending",),
+        ("cancel", "--topic", "t", "--key", "k", "--timeout", "300ms"),
+        ("deliver", "--topic", "t", "--key", "k", "--timeout", "300ms"),
+        ("postpone", "--topic", "t", "--key", "k", "--by", "1h", "--timeout", "300ms"),
         ("find", "orders", "key"),
         ("topic", "list"),
         ("group", "list"),

@@ -53,3 +53,14 @@ def test_the_pipeline_is_told_a_table_that_means_the_same_everywhere(
 )
 def test_each_part_has_a_sentence_whether_it_is_there_or_not(settings: Settings, names: list[str]) -> None:
     assert sorted(children.plan_children(settings, Limits())) == names
+
+
+def test_with_users_bulk_has_a_socket_unless_a_port_is_chosen(tmp_path: Path) -> None:
+    data, broker = str(tmp_path), {"broker": "127.0.0.1:10911"}
+    assert words_after(children._bulk(Settings(data=data), broker), "--port") == "9878"
+    (tmp_path / "auth.json").write_text("{}")
+    command = children._bulk(Settings(data=data), broker | {"bulk": f"unix:{tmp_path}/bulk.sock"})
+    assert words_after(command, "--socket") == f"{tmp_path}/bulk.sock"
+    assert "--port" not in command
+    for chosen in (Settings(data=data, bulk_port=9_000), Settings(data=data, pipeline="none")):
+        assert "--socket" not in children._bulk(chosen, broker)

@@ -16,6 +16,7 @@ from postdate import cli
 from postdate.client import admin
 from postdate.spark.session import java
 from tests.support.core import HOUR_MS
+from tests.support.files import open_to_others
 from tests.support.pipeline import BEGIN, World
 from verify.faults.process import ROOT, Broker, free_port
 
@@ -149,6 +150,28 @@ def test_a_pipeline_comes_again_when_it_is_killed_and_ends_in_time(start: Callab
     killed, again = broker.log_lines()
     assert killed.endswith("pipeline was killed by SIGKILL; it starts again in 0.1 s")
     assert again.endswith("pipeline runs again")
+
+
+def test_nothing_that_broker_bulk_and_pipeline_write_is_open_to_others(
+    start: Callable[..., Broker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After sends, stages, a job, and the snapshot of a stop. Spark's scratch files lie in TMPDIR."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    broker = start(pipeline="embedded")
+    for number in range(3):
+        words = ["send", "orders", "hello", "--delay", "2h", "--key", f"k{number}", "--addr", broker.route_address]
+        assert cli.main(words) == 0
+    where = ["cancel", "--where", "key = 'k1'", "--addr", broker.route_address]
+    assert cli.main(where) == 0
+    assert list(broker.data.glob("table/messages/*.parquet"))
+    assert list(broker.data.glob("selections/*"))
+    (session,) = scratch.glob("postdate-spark-*")
+    assert open_to_others(session) == []
+    broker.stop()
+    assert list(broker.data.glob("snapshots/*"))
+    assert open_to_others(broker.data) == []
 
 
 def test_a_pipeline_goes_with_a_broker_that_is_killed(start: Callable[..., Broker]) -> None:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,8 +15,15 @@ from typing import Any
 import pytest
 
 from postdate import __version__, cli
+from postdate.access.rules import User
+from postdate.access.token import TOKEN_FILE, read_token
+from postdate.access.users import Users, with_user
 from postdate.check import check_folder
+from postdate.spark.executor.broker_client import BrokerClient
 from postdate.storage.disk import RealDisk
+from postdate.tls import CERTIFICATE_FILE, KEY_FILE
+from tests.support.certificates import Authority, Pair
+from tests.support.files import open_to_others
 
 WAIT_S = 30
 FREE_PORTS = ("--route-port", "0", "--broker-port", "0", "--vip-port", "0", "--bulk-port", "-1")  # -1: nor Spark
@@ -150,10 +159,122 @@ def test_a_foreign_folder_is_named_and_left_alone(start: Start, tmp_path: Path) 
         (("--config", "no.toml"), {}, "the settings file no.toml cannot be read"),
         ((), {"POSTDATE_CONFIG": "no.toml"}, "the settings file no.toml cannot be read"),
         (("--message-delay-level", "soon"), {}, "delay level 'soon'"),
-        (("--host", "192.0.2.1"), {}, "cannot listen on port"),
+        (("--host", "192.0.2.1", "--insecure", "true"), {}, "cannot listen on port"),
+        (("--tls", "permissive"), {}, "tls.crt (certificate) cannot be read: No such file or directory"),
+        (("--tls", "yes", "--tls-cert", "c.pem"), {}, "tls_cert and tls_key belong together"),
+        (("--tls-client-cert", "required"), {}, "tls_client_cert is required, and tls_client_ca names no file"),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_refused(
     start: Start, flags: tuple[str, ...], variables: dict[str, str], sentence: str
 ) -> None:
     assert_refused(start(*SMALL_FILES, *FREE_PORTS, *flags, **variables), sentence)
+
+
+# -- on a network
+
+
+OPEN = ("--host", "0.0.0.0")
+
+
+def add_users(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    Users(folder).change(with_user(User("admin", "wonderland", is_super=True)))
+
+
+def add_certificate(folder: Path, name: str) -> Pair:
+    pair = Authority(folder.parent / "authority").sign(name)
+    folder.mkdir(exist_ok=True)
+    shutil.copy(pair.certificate, folder / CERTIFICATE_FILE)
+    shutil.copy(pair.key, folder / KEY_FILE)
+    return pair
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "broker.example.org"])
+def test_a_broker_that_others_reach_is_refused_without_users_and_tls(start: Start, tmp_path: Path, host: str) -> None:
+    refused = start(*FREE_PORTS, *SMALL_FILES, "--host", host)
+    assert_refused(
+        refused, f"other machines reach {host}, and this broker has neither users nor TLS: run postdate user init "
+        "--self-signed --data postdate-data and then postdate up "
+        f"--host {host} --tls enforcing --data postdate-data, or give --insecure true",
+    )  # fmt: skip
+    assert not (tmp_path / "postdate-data").exists()
+
+
+def test_users_or_tls_alone_are_not_enough(start: Start, tmp_path: Path) -> None:
+    data = tmp_path / "postdate-data"
+    add_certificate(data, "server")
+    assert_refused(start(*FREE_PORTS, *OPEN, "--tls", "enforcing"), "has no users: run postdate user init --data")
+    add_users(data)
+    assert_refused(start(*FREE_PORTS, *OPEN), "this broker has no TLS")
+
+
+def test_an_operator_may_know_better(start: Start) -> None:
+    process = start(*FREE_PORTS, *SMALL_FILES, *OPEN, "--insecure", "true", "--json")
+    assert ready(process)["broker"].startswith("0.0.0.0:")
+    assert ended(process, signal.SIGTERM)[0] == 0
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.2"])
+def test_this_machine_needs_neither(start: Start, host: str) -> None:
+    process = start(*FREE_PORTS, *SMALL_FILES, "--host", host, "--json")
+    ready(process)
+    assert ended(process, signal.SIGTERM)[0] == 0
+
+
+def test_a_broker_with_users_and_tls_serves_others(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finds its certificate in the data folder. Its own processes have a socket there, which needs none."""
+    data = tmp_path / "postdate-data"
+    pair = add_certificate(data, "server")
+    add_users(data)
+    bulk = ("--bulk-port", "0", "--pipeline", "none")
+    process = start(*FREE_PORTS, *SMALL_FILES, *OPEN, *bulk, "--tls", "enforcing", "--json")
+    said = ready(process)
+    port = said["route"].rpartition(":")[2]
+    monkeypatch.setenv("POSTDATE_CA_FILE", pair.ca)
+    send = ["send", "orders", "hello", "--delay", "1h", "--addr", f"127.0.0.1:{port}"]
+    assert cli.main(send) == 3
+    monkeypatch.setenv("POSTDATE_ACCESS_KEY", "admin")
+    monkeypatch.setenv("POSTDATE_SECRET_KEY", "wonderland")
+    assert cli.main(send) == 0
+    monkeypatch.setenv("POSTDATE_TLS", "0")
+    own = BrokerClient(f"unix:{data / 'broker.sock'}", token=read_token(data / TOKEN_FILE))
+    while not own.state().bulk:  # bulk attaches within a second, by the socket
+        pass
+    assert stat.S_IMODE((data / "broker.sock").stat().st_mode) == 0o600
+    assert ended(process, signal.SIGTERM)[0] == 0
+    assert not (data / "broker.sock").exists()
+
+
+def test_it_says_which_certificate_it_shows(start: Start, tmp_path: Path) -> None:
+    data = tmp_path / "postdate-data"
+    add_certificate(data, "server")
+    process = start(*FREE_PORTS, *SMALL_FILES, "--tls", "permissive")
+    assert process.stdout is not None
+    assert f"  tls       permissive, {data / CERTIFICATE_FILE}\n" in [process.stdout.readline() for _ in range(11)]
+    assert ended(process, signal.SIGTERM)[0] == 0
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_refused(start: Start, tmp_path: Path) -> None:
+    data = tmp_path / ("x" * 100)
+    add_certificate(data, "server")
+    flags = (*FREE_PORTS, *SMALL_FILES, "--tls", "enforcing", "--data", data.name)
+    assert_refused(start(*flags), "is too long for a socket, at most 107 bytes")
+
+
+def test_a_folder_that_others_can_read_is_closed_with_one_line(start: Start, tmp_path: Path) -> None:
+    first = start(*FREE_PORTS, *SMALL_FILES, "--json")
+    assert cli.main(["send", "orders", "hello", "--delay", "1h", "--addr", ready(first)["route"]]) == 0
+    assert ended(first, signal.SIGTERM)[0] == 0
+    data = tmp_path / "postdate-data"
+    assert open_to_others(data) == []
+    data.chmod(0o755)
+    (data / "FORMAT").chmod(0o644)
+    second = start(*FREE_PORTS, "--json")
+    ready(second)
+    err = ended(second, signal.SIGTERM)[2]
+    assert len(err.splitlines()) == 1
+    assert "other users of this machine could read 2 files and folders of postdate-data: closed" in err
+    assert open_to_others(data) == []

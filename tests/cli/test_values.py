@@ -41,9 +41,16 @@ def test_an_instant_has_milliseconds() -> None:
     assert values.instant("2023-11-14T22:13:20.007Z") == T0 + 7
 
 
+def test_a_shift_may_be_to_earlier() -> None:
+    assert (values.shift("10m"), values.shift("-1m30s")) == (10 * MINUTE_MS, -90 * SECOND_MS)
+
+
 @pytest.mark.parametrize(
     ("read", "text"),
     [
+        (values.shift, "-"),
+        (values.shift, "--1m"),
+        (values.shift, "-5"),
         (values.instant, "tomorrow"),
         (values.instant, "2023-13-01"),
         (values.instant, "-5"),

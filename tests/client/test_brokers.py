@@ -16,7 +16,7 @@ import pytest
 
 import postdate
 from benchmarks.server import Peer
-from postdate import Cancelled
+from postdate import Cancelled, Moved
 from postdate.wire import codes
 from postdate.wire.frame import Command, Frames, decode, reply
 from postdate.wire.requests import Request
@@ -108,6 +108,19 @@ def test_sends_go_to_all_brokers_of_a_route_and_cancels_to_the_one_that_has_the_
         assert [accepted(served) for served in pair] == [2 * QUEUES, 2 * QUEUES]
         assert [client.cancel(receipt) for receipt in receipts] == [Cancelled.CANCELLED] * len(receipts)
     assert [tombstones(served) for served in pair] == [2 * QUEUES, 2 * QUEUES]
+
+
+def test_a_key_is_found_cancelled_and_moved_at_all_brokers_of_a_route(pair: Pair) -> None:
+    with joined_route(pair) as route, postdate.connect(route) as client:
+        ids = {client.send(TOPIC, str(number), delay="1h", key="k").id for number in range(2 * QUEUES)}
+        assert [accepted(served) for served in pair] == [QUEUES, QUEUES]
+        assert {message.id for message in client.find(TOPIC, "k")} == ids
+        with pytest.raises(postdate.UsageError, match="has 2 brokers, and only= needs one"):
+            client.cancel(topic=TOPIC, key="k", only=True)
+        moved = client.postpone(topic=TOPIC, key="k", by="1h")
+        assert {message.id for message in moved if message.outcome is Moved.MOVED} == ids
+        cancelled = client.cancel(topic=TOPIC, key="k")
+        assert {message.id for message in cancelled if message.outcome is Cancelled.CANCELLED} == ids
 
 
 def test_a_group_shares_the_queues_of_all_brokers_of_a_route(pair: Pair) -> None:

@@ -10,7 +10,7 @@ A page is read line by line for fenced blocks, tables and headings. What each bl
     java       equal to a file of tests/interop/java/src, or to its lines between `// begin NAME` and `// end NAME`;
                scripts/interop compiles and runs that file
     json       must be JSON
-    toml       must be a file of settings
+    toml       must be a file of settings, or one of credentials
     text       a picture
 
 In what is printed a line `...` stands for any number of lines, and `...` within a line for any text: ids and times
@@ -49,20 +49,25 @@ import pytest
 
 import postdate
 from postdate import client
+from postdate.access.token import TOKEN_FILE
 from postdate.broker.broker import Broker
 from postdate.broker.jobs import require_job
 from postdate.broker.leasing import FailedMessage, LeaseHandle, PopRequest
+from postdate.broker.moving import Source
 from postdate.bulk.schema import IN, OF_TOPIC, OUT
 from postdate.cli import app
 from postdate.cli import command as cli_command
 from postdate.client import admin, errors
 from postdate.client.address import ADDRESS_DEFAULT
+from postdate.client.security import find_login
 from postdate.clock import SystemClock
 from postdate.config import FIELDS, GROUPS, LIMITS, LIVE, ROCKETMQ_NAMES, Limits, Settings, load
 from postdate.contract import Selection, Stage
 from postdate.errors import PostdateError
+from postdate.message import MovedFrom
 from postdate.server import answers
 from postdate.spark.formats import topic
+from postdate.spark.pending.predicate import CONCAT_MAX, FUNCTIONS, NODES_MAX
 from postdate.spark.pipeline import batch, driver, history
 from postdate.storage import record as records
 from postdate.storage import selection, snapshot
@@ -70,7 +75,7 @@ from postdate.storage.batch import KIND_NAMES
 from postdate.storage.folder import FIXED_SETTINGS, FORMAT
 from postdate.storage.layout import SELECTED
 from postdate.storage.rows import BLOCK_ROWS
-from postdate.table import merging, slices
+from postdate.table import keys, merging, slices
 from postdate.table.format import CHECKPOINT, HISTORY, MESSAGES, ROW_GROUP_ROWS, SCHEMA
 from postdate.wire import bodies, frame, ids
 from postdate.wire import codes as wire_codes
@@ -269,7 +274,9 @@ def test_the_examples_of_a_page_do_what_it_says(
 
 def run_bulk_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a broker with one far message, and its bulk."""
-    with serving(folder / "data") as served, bulking(served, folder / "data") as bulk:
+    data, token = folder / "postdate-data", "ab" * 32
+    with serving(data, token=token) as served, bulking(served, data, token=token) as bulk:
+        (data / TOKEN_FILE).write_text(token)
         with postdate.connect(served.address) as sender:
             sender.send("orders", "hello", key="order-17", delay="1d")
         wait_until(lambda: bool(bulk.broker.state().bulk))
@@ -300,7 +307,9 @@ def run_client_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_streams_page(folder: Path) -> None:
     """Beside a broker with three messages that are visible."""
-    with serving(folder / "data") as served, bulking(served, folder / "data") as bulk:
+    data, token = folder / "postdate-data", "ab" * 32
+    with serving(data, token=token) as served, bulking(served, data, token=token) as bulk:
+        (data / TOKEN_FILE).write_text(token)
         with postdate.connect(served.address) as sender:
             for number, body in enumerate(("one", "two", "three"), 1):
                 sender.send("orders", body, key=f"order-{number}")
@@ -371,7 +380,11 @@ def run_page(page: Path, served: Served | None = None, changed: Mapping[str, str
         elif block.kind == "toml":
             file = Path("page.toml")
             file.write_text("\n".join(block.lines))
-            load(file=file, environ={}, flags={})
+            if "access_key" in file.read_text():
+                file.chmod(0o600)
+                assert find_login({"POSTDATE_CREDENTIALS": str(file)}).credentials
+            else:
+                load(file=file, environ={}, flags={})
 
 
 def run_python(block: Block, place: str, names: dict[str, Any]) -> None:
@@ -871,6 +884,13 @@ def test_numbers_of_the_pipeline_are_those_of_the_code() -> None:
         assert number in PIPELINE.read_text(), number
 
 
+def test_functions_of_predicates_are_those_of_the_code() -> None:
+    shown = table_in(FUTURE, "What a predicate may use")
+    assert {kind: tuple(names.replace("`", "").split(", ")) for kind, names in shown} == FUNCTIONS
+    assert f"at most {CONCAT_MAX} texts" in FUTURE.read_text()
+    assert f"{NODES_MAX:,} parts" in FUTURE.read_text()
+
+
 def test_every_command_is_documented_as_it_is() -> None:
     shown = {code(name): summary for name, summary in table_in(CLI, "Command line")}
     assert shown == {f"postdate {name}": summary for name, summary in app.COMMANDS.items()}
@@ -914,8 +934,10 @@ def test_flags_of_a_command_are_those_of_the_code(name: str) -> None:
 def log_formats() -> set[str]:
     """The texts of all log lines of server and client, with `...` for what differs."""
     found: set[str] = set()
-    for part in ("server", "client"):
-        for path in (ROOT / "postdate" / part).rglob("*.py"):
+    for part in ("server", "client", "tls.py"):
+        for path in [ROOT / "postdate" / part, *(ROOT / "postdate" / part).rglob("*.py")]:
+            if path.is_dir():
+                continue
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     found.add(re.sub(r"%[.\d]*[a-z]", "...", node.value))
@@ -1084,6 +1106,7 @@ def test_every_stored_layout_has_its_section() -> None:
         "TIME",
         "FAR",
         "INDEX",
+        "ONCE_ROW",
         "CHUNK_HEAD",
         "CHUNK_ROW",
         "SELECTION_HEAD",
@@ -1093,13 +1116,13 @@ def test_every_stored_layout_has_its_section() -> None:
         "SLOT_HEAD",
         "SINGLE",
     }
-    assert len(layout_sections()) == 15
+    assert len(layout_sections()) == 17, "these, and the head of an index of keys"
 
 
 def test_magic_numbers_are_those_of_the_code() -> None:
     text = FORMATS.read_text()
-    for name in ("batch", "chunk", "selection", "snapshot"):
-        module = importlib.import_module(f"postdate.storage.{name}")
+    for name in ("storage.batch", "storage.chunk", "storage.selection", "storage.snapshot", "table.keys"):
+        module = importlib.import_module(f"postdate.{name}")
         letters = module.MAGIC.to_bytes(4, "little").decode()
         assert f"`{module.MAGIC:#010x}`, the letters {letters}" in text
     assert f"`0x{records.MAGIC_V1:08X}`, version 1; `0x{records.MAGIC_V2:08X}`, version 2" in text
@@ -1112,7 +1135,7 @@ def test_versions_are_those_of_the_code() -> None:
         shown |= {codes(section.source)[1]: int(version) for version in versions}
     names = ("batch", "chunk", "selection", "snapshot")
     held = {f"{name.upper()}_HEAD": importlib.import_module(f"postdate.storage.{name}").VERSION for name in names}
-    assert shown == held
+    assert shown == held | {"HEAD": keys.VERSION}
 
 
 def test_the_format_file_is_as_shown() -> None:
@@ -1137,6 +1160,11 @@ def write_every_record(data: Data) -> None:
     staged = message("staged", due=T0 + HOUR_MS)
     ticket = send(broker, T0, staged, message("rescued", due=T0 + MINUTE_MS), message("soon", due=T0 + SECOND_MS))
     send(broker, T0, *[message(unique=f"u{n}") for n in range(SMALL_LIMITS.queue_file_rows)])  # a block of the index
+    send(broker, T0, message(POSTDATE_ONCE="order-42"))
+    send(broker, T0, message("moved", unique="moved", due=T0 + 2 * HOUR_MS))
+    (found,) = [each for each in broker.find(TOPIC, "moved") if each is not None]
+    place = MovedFrom(found.due_at_ms, found.arrival, found.is_near)
+    settled(broker, broker.moves.move([Source(found.record, place, T0 + HOUR_MS)], T0))
     advance(broker, T0 + MINUTE_MS)
     queue = broker.fold.topics.get(TOPIC).numbers[0]
     write_chunk(data.disk, "00000001", [(T0 + HOUR_MS, ticket.offsets[0], queue, staged)])

@@ -29,11 +29,11 @@ WAIT_S = 120.0
 class Shop:
     """The shop's processes, in one folder."""
 
-    def __init__(self, folder: Path, broker: BrokerProcess) -> None:
+    def __init__(self, folder: Path, broker: BrokerProcess, pay_within: str) -> None:
         self.folder = folder
         self._environment = os.environ | {
             "PYTHONPATH": str(ROOT), "POSTDATE_ADDR": broker.address, "SHOP_DATABASE": str(folder / "shop.db"),
-            "SHOP_PAY_WITHIN": "2s",
+            "SHOP_PAY_WITHIN": pay_within,
         }  # fmt: skip
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -82,8 +82,8 @@ class Shop:
 
 
 @contextmanager
-def opened(folder: Path, broker: BrokerProcess) -> Iterator[Shop]:
-    shop = Shop(folder, broker)
+def opened(folder: Path, broker: BrokerProcess, pay_within: str = "2s") -> Iterator[Shop]:
+    shop = Shop(folder, broker, pay_within)
     try:
         yield shop
     finally:
@@ -91,8 +91,8 @@ def opened(folder: Path, broker: BrokerProcess) -> Iterator[Shop]:
 
 
 def buy(address: str, disturb: Callable[[int], None]) -> tuple[set[str], set[str]]:
-    """Places orders and pays every second one; returns those that were paid, and those that were not. `disturb` gets
-    the number of orders so far.
+    """Places orders, pays every second one and gives some others more time; returns those that were paid, and those
+    that were not. `disturb` gets the number of orders so far.
     """
     paid: set[str] = set()
     unpaid: set[str] = set()
@@ -107,6 +107,12 @@ def buy(address: str, disturb: Callable[[int], None]) -> tuple[set[str], set[str
             code, answer = ask("POST", f"{address}/orders/{name}/pay")
             assert code in (200, 409), answer  # 409 where the broker was away for so long that the order was closed
             is_paid = code == 200
+        elif number % 8 == 0:
+            code, answer = ask("POST", f"{address}/orders/{name}/extend")
+            assert code in (200, 409), answer
+            code, answer = ask("GET", f"{address}/orders/{name}")
+            assert code == 200, answer
+            assert answer["state"] in ("placed", "closed"), answer
         with lock:
             (paid if is_paid else unpaid).add(name)
             count = len(paid) + len(unpaid)
@@ -158,3 +164,17 @@ def test_a_deployment_and_a_broker_that_restarts_lose_nothing_and_repeat_nothing
                 assert [each.body for each in client.consume(topic, "shop", idle="500ms")] == []
         assert Counter(store.work()) == work, "each once"
         store.close()
+
+
+def test_an_order_is_put_off_and_paid_by_its_number_alone(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path) as broker, opened(tmp_path, broker, pay_within="15m") as shop:
+        address = shop.start_app()
+        _, placed = ask("POST", f"{address}/orders")
+        order = f"{address}/orders/{placed['id']}"
+        _, before = ask("GET", order)
+        wait_until(lambda: ask("POST", f"{order}/extend")[1]["closes_at"] > before["closes_at"], WAIT_S)
+        assert ask("GET", order)[1]["closes_at"] > before["closes_at"]
+        assert ask("POST", f"{order}/pay") == (200, {"id": placed["id"], "state": "paid", "timer": "cancelled"})
+        assert ask("GET", order) == (200, {"id": placed["id"], "state": "paid"})
+        assert ask("POST", f"{order}/extend")[0] == 409
+        assert ask("POST", f"{address}/orders/none/extend")[0] == 404

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from program import HERE, PLAIN, SHORT, Language, Program, compile_programs, fetch
+from program import HERE, PLAIN, SHORT, Access, Language, Program, compile_programs, fetch
 
 FOLDER = HERE / "go"
 BINARY = FOLDER / "target" / "interop"
@@ -11,7 +11,7 @@ BINARY = FOLDER / "target" / "interop"
 PROGRAMS = (
     Program("killed and restarted", "Restart", PLAIN),
     Program("retries and dead letters", "Retries", SHORT),
-    Program("messages: keys, tags, batch, order, broadcast", "Messages", PLAIN),
+    Program("messages: keys, tags, batch, order, broadcast", "Messages", PLAIN, is_always_signed=True),
     Program("delays", "Delays", SHORT),
 )
 
@@ -22,8 +22,16 @@ def build() -> None:
     compile_programs(["go", "build", "-o", str(BINARY), "."], FOLDER)
 
 
-def command(program: Program, route: str, _: Path) -> list[str]:
+def command(program: Program, route: str, _: Path, __: Access) -> list[str]:
     return [str(BINARY), program.name, route]
 
 
-LANGUAGE = Language("go", "github.com/apache/rocketmq-client-go v2.1.2", {"go": "golang-go"}, build, command, PROGRAMS)
+LANGUAGE = Language(
+    "go",
+    "github.com/apache/rocketmq-client-go v2.1.2",
+    {"go": "golang-go"},
+    build,
+    command,
+    PROGRAMS,
+    "WithTls came after v2.1.2, the newest release",
+)

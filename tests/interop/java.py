@@ -6,7 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from program import HERE, PLAIN, SHORT, Language, Program, compile_programs, fetch
+from program import HERE, PLAIN, SHORT, Access, Language, Program, compile_programs, fetch
 
 FOLDER = HERE / "java"
 LIBRARIES, CLASSES = FOLDER / "target" / "lib", FOLDER / "target" / "classes"
@@ -36,9 +36,9 @@ PROGRAMS = (
     Program("recall and delete marker, far", "Recall", FAR),
     Program("lite pull", "LitePull", PLAIN),
     Program("lite pull, binary headers", "LitePull", PLAIN, (), (BINARY,)),
-    Program("sends", "Sends", PLAIN, ("json",)),
+    Program("sends", "Sends", PLAIN, ("json",), is_always_signed=True),
     Program("sends, binary headers", "Sends", PLAIN, ("binary",), (BINARY,)),
-    Program("the README's quick start", "QuickStart", PLAIN),
+    Program("the README's quick start", "QuickStart", PLAIN, is_plain_only=True),
     Program("refusals", "Refusals", PLAIN | {"auto_create_topics": "false"}, (), (), ("known",)),
 )
 
@@ -69,10 +69,13 @@ def compile_sources(folder: Path) -> None:
     compile_programs([*command, "-cp", f"{folder / 'target' / 'lib'}/*", *sources], folder)
 
 
-def command(program: Program, route: str, folder: Path) -> list[str]:
+def command(program: Program, route: str, folder: Path, access: Access) -> list[str]:
     places = (f"-Drocketmq.log.root={folder}", f"-Drocketmq.client.localOffsetStoreDir={folder}/offsets")
     path = os.pathsep.join((str(CLASSES), f"{LIBRARIES}/*"))
-    return ["java", *JVM, *program.flags, *places, "-cp", path, program.name, route, *program.arguments]
+    # Without the test mode it trusts nobody but whom the file names; it never compares the name of the host.
+    tls = ("-Dtls.enable=true", "-Dtls.test.mode.enable=false", "-Dtls.client.authServer=true",
+           f"-Dtls.client.trustCertPath={access.ca_file}") if access.ca_file else ()  # fmt: skip
+    return ["java", *JVM, *tls, *program.flags, *places, "-cp", path, program.name, route, *program.arguments]
 
 
 LANGUAGE = Language(

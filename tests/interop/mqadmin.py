@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from java import JVM, compile_sources, fetch_libraries
-from program import HERE, PLAIN, Language, Program
+from program import HERE, PLAIN, Access, Language, Program
 
 FOLDER = HERE / "mqadmin"
 LIBRARIES, CLASSES = FOLDER / "target" / "lib", FOLDER / "target" / "classes"
@@ -13,6 +13,7 @@ LIBRARIES, CLASSES = FOLDER / "target" / "lib", FOLDER / "target" / "classes"
 PROGRAMS = (
     Program("what an operator sees", "Looks", PLAIN),
     Program("what an operator changes", "Changes", PLAIN),
+    Program("users and rules", "Access", PLAIN),
 )
 
 
@@ -21,7 +22,7 @@ def build() -> None:
     compile_sources(FOLDER)
 
 
-def command(program: Program, route: str, _: Path) -> list[str]:
+def command(program: Program, route: str, _: Path, __: Access) -> list[str]:
     path = os.pathsep.join((str(CLASSES), f"{LIBRARIES}/*"))
     return [sys.executable, str(FOLDER / f"{program.name.lower()}.py"), route, "java", *JVM, "-cp", path]
 
@@ -33,4 +34,5 @@ LANGUAGE = Language(
     build,
     command,
     PROGRAMS,
+    is_signing=False,
 )

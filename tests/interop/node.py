@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from program import HERE, PLAIN, SHORT, Language, Program, fetch
+from program import HERE, PLAIN, SHORT, Access, Language, Program, fetch
 
 FOLDER = HERE / "node"
 STAMP = FOLDER / "node_modules" / "stamp"
@@ -12,7 +12,7 @@ STAMP = FOLDER / "node_modules" / "stamp"
 PROGRAMS = (
     Program("killed and restarted", "Restart", PLAIN),
     Program("retries and dead letters", "Retries", SHORT),
-    Program("messages: keys, tags, broadcast", "Messages", PLAIN),
+    Program("messages: keys, tags, broadcast", "Messages", PLAIN, is_always_signed=True),
     Program("delays", "Delays", SHORT),
 )
 
@@ -26,8 +26,10 @@ def build() -> None:
     STAMP.write_text(stamp)
 
 
-def command(program: Program, route: str, _: Path) -> list[str]:
+def command(program: Program, route: str, _: Path, __: Access) -> list[str]:
     return ["node", str(FOLDER / f"{program.name.lower()}.js"), route]
 
 
-LANGUAGE = Language("node", "ali-ons 3.12.0", {"node": "nodejs", "npm": "npm"}, build, command, PROGRAMS)
+LANGUAGE = Language(
+    "node", "ali-ons 3.12.0", {"node": "nodejs", "npm": "npm"}, build, command, PROGRAMS, "it has no TLS"
+)

@@ -33,6 +33,9 @@ UNREACHABLE = (
 )  # fmt: skip
 
 
+NO_ENVIRONMENT: Mapping[str, str] = {}
+
+
 class Program(NamedTuple):
     """A program, and what it needs."""
 
@@ -42,6 +45,24 @@ class Program(NamedTuple):
     arguments: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()  # of what runs it, before its name
     topics: tuple[str, ...] = ()  # made beforehand, as an operator would
+    is_always_signed: bool = False  # whether it is also run signed where nobody asks for it
+    is_plain_only: bool = False  # its text stands in the documentation, where nobody signs
+
+
+class Access(NamedTuple):
+    """How a program reaches its broker: as whom, and with TLS where a file says whom to trust."""
+
+    user: str = ""
+    secret: str = ""
+    ca_file: str = ""
+
+    def environment(self) -> dict[str, str]:
+        """What programs look for; and what our own client looks for, which some of them start."""
+        found: dict[str, str] = {}
+        if self.user:
+            found |= {"INTEROP_ACCESS_KEY": self.user, "INTEROP_SECRET_KEY": self.secret}
+            found |= {"POSTDATE_ACCESS_KEY": self.user, "POSTDATE_SECRET_KEY": self.secret}
+        return found | {"POSTDATE_CA_FILE": self.ca_file} if self.ca_file else found
 
 
 class Language(NamedTuple):
@@ -51,8 +72,11 @@ class Language(NamedTuple):
     client: str
     tools: Mapping[str, str]  # what must be on the PATH, and the Debian package that has it
     build: Callable[[], None]  # fetches the client, compiles the programs; raises Unusable and Unreachable
-    command: Callable[[Program, str, Path], list[str]]  # by program, address of the broker, and a folder for its files
+    # By program, address of the broker, a folder for its files, and how it reaches the broker.
+    command: Callable[[Program, str, Path, Access], list[str]]
     programs: tuple[Program, ...]
+    no_tls: str = ""  # why its client cannot speak TLS
+    is_signing: bool = True
 
 
 class Unusable(Exception):
@@ -67,11 +91,13 @@ class Failed(Exception):
     """A program could not even begin; the sentence says why."""
 
 
-def finished(command: Sequence[str], limit_s: float, folder: Path | None = None) -> "subprocess.CompletedProcess[str]":
+def finished(
+    command: Sequence[str], limit_s: float, folder: Path | None = None, environment: Mapping[str, str] = NO_ENVIRONMENT
+) -> "subprocess.CompletedProcess[str]":
     """Runs a command to its end, with all that it prints in stdout."""
     return subprocess.run(
         command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=limit_s,
+        timeout=limit_s, env={**os.environ, **environment},
     )  # fmt: skip
 
 

@@ -1,8 +1,10 @@
 """Other people's clients against a real broker: builds the programs of each language, runs them, prints a table.
 
-Arguments are names of languages and of programs: `go`, `Delays`, or `go Delays`; by default everything is run. Each
-program has a broker of its own, a `postdate up` process on free ports, whose folder is checked afterwards. Several run
-at the same time. What is fetched and built is kept beside the programs and in the cache of each language's tools only.
+Arguments are names of languages, of programs, and of ways to reach the broker: `go`, `Delays`, `go Delays`, `signed`,
+`tls java`. The ways are plain, signed (every request, by a user) and tls; by default every program is run plain, and
+one of each language signed, too. Each program has a broker of its own, a `postdate up` process on free ports, whose
+folder is checked afterwards. Several run at the same time. What is fetched and built is kept beside the programs and in
+the cache of each language's tools only.
 
 exit codes: 0 all is well, or a registry cannot be reached (said as SKIPPED), 1 a program failed, 2 a name is unknown,
 or programs of a language could not be run because a tool is missing or they do not build (said as NOT RUN)
@@ -24,21 +26,29 @@ import java
 import mqadmin
 import node
 import python
-from program import RESTART, Failed, Language, Program, Unreachable, Unusable, provide
-from server import Server, limited
+from program import RESTART, Access, Failed, Language, Program, Unreachable, Unusable, provide
+from server import CERTIFICATE, Server, limited
 
 LANGUAGES = (java.LANGUAGE, go.LANGUAGE, node.LANGUAGE, python.LANGUAGE, mqadmin.LANGUAGE)
 AT_ONCE = 4  # programs at a time: they mostly wait
+PLAIN, SIGNED, TLS = WAYS = ("plain", "signed", "tls")
 PROGRAM_S = 600.0  # every command of mqadmin is a JVM of its own
 
 
 class Task(NamedTuple):
     language: Language
     program: Program
+    way: str
 
     @property
     def title(self) -> str:
-        return f"{self.language.name}: {self.program.title}"
+        way = "" if self.way == PLAIN else f", {self.way}"
+        return f"{self.language.name}: {self.program.title}{way}"
+
+    @property
+    def skipped(self) -> str:
+        """Why it cannot be run, empty where it can."""
+        return self.language.no_tls if self.way == TLS else ""
 
 
 class Result(NamedTuple):
@@ -52,16 +62,26 @@ class Result(NamedTuple):
 
 
 def chosen(names: Sequence[str]) -> list[Task]:
-    """The programs of these names in the languages of these names; without a name of either kind, all of that kind.
-    Raises Unusable.
+    """The programs of these names in the languages of these names, by the ways of these names; without a name of a
+    kind, all of that kind, or the usual ways. Raises Unusable.
     """
-    tasks = [Task(language, program) for language in LANGUAGES for program in language.programs]
+    tasks = [
+        Task(language, program, way)
+        for language in LANGUAGES
+        for program in language.programs
+        for way in WAYS
+        if way == PLAIN or (language.is_signing and not program.is_plain_only)
+    ]
     languages = {language.name for language in LANGUAGES}
     programs = {task.program.name for task in tasks}
-    for name in set(names) - languages - programs:
+    ways = set(WAYS).intersection(names)
+    for name in set(names) - languages - programs - ways:
         raise Unusable(f"{name} is no language ({', '.join(sorted(languages))}) and no program of one")
     languages, programs = languages.intersection(names) or languages, programs.intersection(names) or programs
-    return [task for task in tasks if task.language.name in languages and task.program.name in programs]
+    tasks = [task for task in tasks if task.language.name in languages and task.program.name in programs]
+    if ways:
+        return [task for task in tasks if task.way in ways]
+    return [task for task in tasks if task.way == PLAIN or (task.way == SIGNED and task.program.is_always_signed)]
 
 
 def long_first(tasks: Sequence[Task]) -> list[Task]:
@@ -98,14 +118,17 @@ def run(task: Task) -> Result:
 
 def problem_of(task: Task, folder: Path, lines: list[str]) -> str:
     """Runs a program and returns what went wrong, empty where nothing did. Raises Failed."""
-    server = Server(folder, task.program.settings)
+    user = ("interop", "the-secret-of-interop") if task.way != PLAIN else ("", "")
+    access = Access(*user, str(folder / CERTIFICATE) if task.way == TLS else "")
+    server = Server(folder, task.program.settings, access)
     own = folder / "client"
     own.mkdir()
     try:
         server.start()
         for topic in task.program.topics:
             server.create(topic)
-        code = told(task.language.command(task.program, server.route, own), server, own, lines)
+        command = task.language.command(task.program, server.route, own, access)
+        code = told(command, server, own, lines, access)
         problem = server.stop()
     finally:
         if server.is_running:
@@ -113,13 +136,14 @@ def problem_of(task: Task, folder: Path, lines: list[str]) -> str:
     return f"{what_failed(lines, code)}\n{problem or server.said()}{client_log(own)}" if code else problem
 
 
-def told(command: list[str], server: Server, own: Path, lines: list[str]) -> int:
+def told(command: list[str], server: Server, own: Path, lines: list[str], access: Access) -> int:
     """Runs it, collects what it prints, restarts its broker when it asks for that; returns its exit code. Some clients
     write into the home folder: it is `own`.
     """
+    environment = {**os.environ, **access.environment(), "HOME": str(own)}
     process = subprocess.Popen(
-        command, cwd=own, env={**os.environ, "HOME": str(own)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True,
+        command, cwd=own, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
     )  # fmt: skip
     try:
         with limited(process, PROGRAM_S):
@@ -191,13 +215,16 @@ def main(names: Sequence[str]) -> int:
     built = time.monotonic()
     results = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for result in pool.map(run, [task for task in long_first(tasks) if not obstacles[task.language.name]]):
+        runnable = [task for task in long_first(tasks) if not (obstacles[task.language.name] or task.skipped)]
+        for result in pool.map(run, runnable):
             tell(result)
             results.append(result)
     tell_table(sorted(results, key=lambda result: tasks.index(result.task)))
     sentences = [sentence for sentence in obstacles.values() if sentence]
     for sentence in sentences:
         print(sentence)
+    for name, reason in {task.language.name: task.skipped for task in tasks if task.skipped}.items():
+        print(f"SKIPPED {name}, tls: {reason}; docs/rocketmq.md has a recipe for a tunnel")
     print(f"built in {built - begin:.0f} s, run in {time.monotonic() - built:.0f} s")
     if any(result.problem for result in results):
         return 1

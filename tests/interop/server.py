@@ -12,10 +12,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from program import Failed, finished
+from program import Access, Failed, finished
+
+from postdate.access.rules import User
+from postdate.access.users import Users, with_user
 
 POSTDATE = (sys.executable, "-m", "postdate")
 START_S = STOP_S = 20.0
+CERTIFICATE, KEY = "tls.crt", "tls.key"
 PORTS = range(20_000, 30_000)  # below those of outgoing connections: a broker comes back to its port after a kill
 _given: set[int] = set()  # several programs run at once: a port that is free may be another one's in a moment
 _giving = threading.Lock()
@@ -24,12 +28,19 @@ _giving = threading.Lock()
 class Server:
     """A broker process on a folder, always on the same ports."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, str], access: Access) -> None:
+        self._access = access
         self._data = folder / "data"
         self._output = folder / "server.log"
         ports = free_ports()
         self.route = f"127.0.0.1:{ports[0]}"
         named = {"bulk_port": "-1", **settings}  # no Spark: what a client does is the same with it
+        if access.user:
+            self._data.mkdir(parents=True)
+            Users(self._data).change(with_user(User(access.user, access.secret, is_super=True)))
+        if access.ca_file:
+            make_certificate(folder)
+            named |= {"tls": "enforcing", "tls_cert": access.ca_file, "tls_key": str(folder / KEY)}
         named |= {"route_port": str(ports[0]), "broker_port": str(ports[1]), "vip_port": "-1"}
         flags = itertools.chain(*((f"--{name.replace('_', '-')}", value) for name, value in named.items()))
         self._command = [*POSTDATE, "up", "--json", "--data", str(self._data), *flags]
@@ -52,7 +63,9 @@ class Server:
 
     def create(self, topic: str) -> None:
         """Raises Failed."""
-        made = finished([*POSTDATE, "topic", "create", topic, "--addr", self.route], START_S)
+        made = finished(
+            [*POSTDATE, "topic", "create", topic, "--addr", self.route], START_S, environment=self._access.environment()
+        )
         if made.returncode:
             raise Failed(f"topic {topic} cannot be made:\n{made.stdout}")
 
@@ -89,6 +102,18 @@ class Server:
 
     def said(self) -> str:
         return self._output.read_text()
+
+
+def make_certificate(folder: Path) -> None:
+    """One that signs itself: who trusts its file trusts it. Raises Failed."""
+    made = finished(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=postdate", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost",
+         "-keyout", str(folder / KEY), "-out", str(folder / CERTIFICATE)],
+        START_S,
+    )  # fmt: skip
+    if made.returncode:
+        raise Failed(f"a certificate cannot be made:\n{made.stdout}")
 
 
 def free_ports() -> tuple[int, int]:

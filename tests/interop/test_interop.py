@@ -26,7 +26,14 @@ def test_the_python_programs_pass() -> None:
     code, lines = run("python", "Messages", "Delays", "Retries")
     assert code == 0, "\n".join(lines)
     verdicts = [line.split()[-5] for line in lines if " checks " in line]
-    assert verdicts == ["ok", "ok", "ok"], "\n".join(lines)
+    assert verdicts == ["ok", "ok", "ok", "ok"], "\n".join(lines)
+    assert len([line for line in lines if ", signed " in line and " checks " in line]) == 1  # one of them once more
+
+
+def test_a_client_without_tls_is_named() -> None:
+    code, lines = run("python", "Delays", "tls")
+    assert code == 0
+    assert "SKIPPED python, tls: its C++ core has no TLS; docs/rocketmq.md has a recipe for a tunnel" in lines
 
 
 def test_a_name_that_nobody_has_runs_nothing() -> None:

@@ -1,6 +1,7 @@
 """Processes beside the broker: real ones, small programs of the test's own."""
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -89,6 +90,23 @@ def test_a_part_is_started_after_the_one_that_it_needs_and_told_its_address(tmp_
 
     run(story())
     assert told == [{"broker": "127.0.0.1:1", "bulk": "127.0.0.1:7"}]
+
+
+def test_a_part_is_not_who_has_started_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an operator has for commands of his own would sign its requests, and encrypt where nobody wants that."""
+    monkeypatch.setenv("POSTDATE_SECRET_KEY", "wonderland")
+    monkeypatch.setenv("POSTDATE_TLS", "1")
+    monkeypatch.setenv("POSTDATE_CA_FILE", "ca.pem")
+    shows = f"import json, os, sys; json.dump(dict(os.environ), open(sys.argv[1], 'w')); {STAYS}"
+    part = Part("bulk", command(shows, str(tmp_path / "environment")))
+
+    async def story() -> None:
+        async with running(part):
+            await part.is_up.wait()
+
+    run(story())
+    found = json.loads((tmp_path / "environment").read_text())
+    assert {name: value for name, value in found.items() if name.startswith("POSTDATE_")} == {"POSTDATE_TLS": "0"}
 
 
 def test_a_part_that_lacks_something_says_so_and_looks_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

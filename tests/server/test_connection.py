@@ -10,6 +10,7 @@ import pytest
 from postdate.wire import codes
 from postdate.wire.frame import BINARY, JSON, encode
 from postdate.wire.requests import Request
+from tests.support.bulk import wait_until
 from tests.support.peer import (
     LONG_POLL_MS,
     UNKNOWN_CODE,
@@ -321,7 +322,7 @@ def test_a_client_that_does_not_read_its_answers_is_not_read_from_further(tmp_pa
         with connected(served) as slow:
             pulls = [pull_command(slow, "orders") for _ in range(PULLS)]
             slow.write(*pulls)
-            other.round_trip()
+            wait_until(lambda: served.call(lambda: any(each.is_paused for each in served.dispatcher.connections)))
             connection = served.call(lambda: next(each for each in served.dispatcher.connections if each.is_paused))
             # What is written and what waits to be handled, together far less than what was asked for.
             transport = connection._transport

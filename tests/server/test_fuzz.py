@@ -21,6 +21,18 @@ def test_hostile_peers_are_not_noticed_by_others(tmp_path: Path) -> None:
     assert result.troubles == []
 
 
+def test_hostile_peers_with_tls_are_not_noticed_by_others(tmp_path: Path) -> None:
+    result = run(tmp_path, SEED, frames=FRAMES // 5, is_tls=True)
+    print(f"seed {SEED}: {result.summary}")
+    assert result.troubles == []
+
+
+def test_hostile_peers_get_nothing_of_a_broker_with_users(tmp_path: Path) -> None:
+    result = run(tmp_path, SEED, frames=FRAMES // 5, is_tls=True, has_users=True)
+    print(f"seed {SEED}: {result.summary}")
+    assert result.troubles == []
+
+
 # -- is it worth anything? --------------------------------------------------------------------------------------------
 
 

@@ -1,24 +1,31 @@
 """What runs beside the batches, on real Spark: selections that take long, that fail, and that are withdrawn."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JNetworkError
 
 from postdate.check import check_folder
 from postdate.contract import JobStatus
-from postdate.spark.pipeline.jobs import spark_sentence
+from postdate.errors import PipelineFailed
+from postdate.spark.pipeline import beside
+from postdate.spark.pipeline.beside import running_tasks
+from postdate.spark.pipeline.jobs import JAVA_ENDED, why_failed
 from postdate.storage.disk import RealDisk
 from tests.spark.test_jobs import HOUR, ask, done, seen, waiting
 from tests.spark.test_jobs_faults import CAMPAIGN, schedule
+from tests.support.bulk import wait_until
 from tests.support.core import MINUTE_MS
 from tests.support.pipeline import BEGIN, World
 from tests.support.spark import HOUR_MS, SECOND_MS, Piped, Sent, piping
 
-# Some 20 ms for each message, which Spark cannot compute once and for all: minutes for all of them.
-SLOW = "exists(sequence(1, 400), x -> exists(sequence(1, 400), y -> x * y + size < 0))"
+# Some 40 ms for each message, which Spark cannot compute once and for all: minutes for all of them.
+SLOW = f"concat(topic, '{'a' * 200}') like '%a%a%b'"
+ENDLESS = f"concat(key, '{'a' * 1_700}') like '%a%a%b'"  # half a minute, in which the task looks at nothing else
 MANY = 5_000
 
 
@@ -35,12 +42,19 @@ def job_of(piped: Piped, job_id: str) -> JobStatus:
     return piped.control.find_job(job_id)
 
 
-def running_tasks(spark: Any) -> int:
-    """How many tasks of selections Spark runs."""
-    tracker = spark.sparkContext.statusTracker()
-    jobs = [tracker.getJobInfo(number) for number in tracker.getJobIdsForGroup("postdate-job")]
-    stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
-    return sum(stage.numActiveTasks for stage in stages if stage is not None)
+def cpu_of_tasks(spark: Any) -> dict[int, int]:
+    """The processor time of each thread that runs tasks, in nanoseconds. No stack is asked for: Java would stop all
+    threads for that, and one inside a `like` does not stop.
+    """
+    threads = spark.sparkContext._jvm.java.lang.management.ManagementFactory.getThreadMXBean()
+    found = {int(number): threads.getThreadInfo(number) for number in threads.getAllThreadIds()}
+    named = [number for number, info in found.items() if info and info.getThreadName().startswith("Executor task")]
+    return {number: int(threads.getThreadCpuTime(number)) for number in named}
+
+
+def is_matching(spark: Any, before: dict[int, int]) -> bool:
+    """Whether a task of Spark is inside a `like`: nothing else here takes two seconds of a processor."""
+    return any(spent - before.get(number, 0) > 2e9 for number, spent in cpu_of_tasks(spark).items())
 
 
 def ask_slow(piped: Piped, job_id: str) -> None:
@@ -101,6 +115,29 @@ def test_a_predicate_that_runs_too_long_has_failed(tmp_path: Path, spark: Any) -
         piped.travel(piped.now + 2 * MINUTE_MS)
 
 
+def test_a_predicate_that_does_not_stop_ends_the_pipeline(tmp_path: Path, spark: Any) -> None:
+    world, before = World(tmp_path, spark=spark), cpu_of_tasks(spark)
+
+    def withdraw() -> None:
+        wait_until(lambda: is_matching(spark, before))
+        world.control.fail_job("endless", "withdrawn")
+
+    try:
+        world.send("a", [HOUR])
+        world.pipeline.beside.task_end_s = 1.0
+        ask(world, "endless", ENDLESS)
+        with ThreadPoolExecutor(1) as pool:
+            withdrawing = pool.submit(withdraw)
+            with pytest.raises(PipelineFailed, match="a predicate does not stop, so Spark has to start anew"):
+                world.batch()
+            withdrawing.result()
+        assert world.control.find_job("endless").reason == "withdrawn"
+        wait_until(lambda: not running_tasks(spark))  # the session is for other tests, too
+        assert waiting(world) == [("a 0", HOUR - BEGIN)]
+    finally:
+        world.close()
+
+
 def test_a_job_of_many_steps_selects_each_message_once(world: World) -> None:
     world.pipeline.beside._limits = world.pipeline.beside._limits._replace(rows=4)
     world.send("a", [HOUR + number // 2 for number in range(20)])
@@ -139,9 +176,39 @@ def test_a_selection_that_cannot_read_the_table_fails_alone(world: World) -> Non
     assert done(world, "whole") == ("done", 1, 0)
 
 
-@pytest.mark.parametrize("error", [ConnectionRefusedError(111, "Connection refused"), Py4JNetworkError("no answer")])
-def test_a_try_during_which_java_has_ended_is_told_in_words(error: Exception) -> None:
-    assert spark_sentence(error) == "Spark's Java process ended during it"
+ANSWERED = Py4JError("An error occurred while calling o348.collectToPython.\n: Job 3 was cancelled")
+REFUSED = ConnectionRefusedError(111, "Connection refused")
+
+
+def session_of(is_stopped: Any) -> Any:
+    """A session whose Java answers whether it has stopped Spark, or fails to answer."""
+    return Mock(**{"sparkContext._jsc.sc.return_value.isStopped": Mock(side_effect=[is_stopped])})
+
+
+@pytest.mark.parametrize("error", [REFUSED, Py4JNetworkError("no answer"), ANSWERED])
+@pytest.mark.parametrize("is_stopped", [True, REFUSED, Py4JNetworkError("Answer from Java side is empty")])
+def test_a_try_during_which_java_has_ended_is_told_in_words(error: Exception, is_stopped: Any) -> None:
+    """Whether the first call to notice it comes before or after the end of Java's process."""
+    assert why_failed(session_of(is_stopped), error) == "Spark's Java process ended during it"
+
+
+def test_a_try_that_fails_while_java_lives_is_told_in_its_own_words() -> None:
+    assert why_failed(session_of(False), ANSWERED) == "An error occurred while calling o348.collectToPython."
+
+
+def test_a_try_of_which_java_dies_counts_also_when_the_driver_notices_it_first(
+    tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with piping(tmp_path, spark) as piped:
+        piped.send(*(piped.now + HOUR_MS + number for number in range(MANY)))
+        piped.start_driver()
+        piped.follow()
+        ask_slow(piped, "slow")
+        monkeypatch.setattr(beside, "has_java_ended", lambda _spark: True)
+        piped.running.pipeline.beside.blame()
+        piped.stop_driver()
+        assert (job_of(piped, "slow").tries, job_of(piped, "slow").reason) == (1, JAVA_ENDED)
+        piped.control.fail_job("slow", "withdrawn")
 
 
 def test_a_decided_job_that_the_table_cannot_follow_is_set_aside_and_followed_later(world: World) -> None:

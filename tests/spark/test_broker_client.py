@@ -20,7 +20,7 @@ from tests.support.server import serving
 
 
 def test_a_pipeline_registers_stages_and_reports(tmp_path: Path) -> None:
-    with serving(tmp_path, ManualClock(T0)) as served:
+    with serving(tmp_path, ManualClock(T0), stage_ahead_ms_max=HOUR_MS) as served:
         broker = BrokerClient(served.address)
         state = broker.state()
         assert (state.epoch, state.taken, state.now_ms, state.stop) == (0, 0, T0, None)

@@ -3,6 +3,7 @@
 The broker's clock is moved by hand, so that minutes pass in seconds.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from postdate.config import MIB
 from postdate.contract import horizon_of
 from postdate.spark.pipeline.history import History
 from postdate.storage.disk import RealDisk
-from tests.support.cluster import Cluster, Driver, bare_python, wait_for
+from tests.support.cluster import SECRET, Cluster, Driver, bare_python, wait_for
 from tests.support.core import HOUR_MS, MINUTE_MS, SECOND_MS, T0, TOPIC, message, pulled
 from tests.support.server import SERVED, Served, configured
 
@@ -38,7 +39,7 @@ MANY = 260_000  # more than one task takes in
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    started = Cluster(tmp_path_factory.mktemp("spark") / "cluster", 2)
+    started = Cluster(tmp_path_factory.mktemp("spark") / "cluster", 2, SECRET)
     yield started
     started.end()
 
@@ -96,7 +97,8 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 @pytest.fixture
 def driver(broker: Broker, cluster: Cluster, tmp_path: Path) -> Iterator[Driver]:
-    started = Driver(broker.served.server.broker_address, cluster.master, bare_python(tmp_path / "bare"), tmp_path)
+    address, python = broker.served.server.broker_address, bare_python(tmp_path / "bare")
+    started = Driver(address, cluster.master, python, tmp_path, SECRET)
     yield started
     started.end()
 
@@ -170,3 +172,27 @@ def test_an_executor_that_dies_in_a_batch_costs_nothing(
     assert broker.core.rescuer.rescued_count == 0
     assert broker.shown() == [(due, due) for due in dues]
     assert driver.stop() == 0, driver.log.read_text()
+
+
+def test_a_cluster_takes_nobody_without_its_secret_and_shows_it_to_nobody(
+    broker: Broker, driver: Driver, cluster: Cluster, tmp_path: Path
+) -> None:
+    broker.send([BEGIN + HOUR_MS])
+    served(broker, driver)
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            assert SECRET not in path.read_text(errors="replace"), "a command shows the secret"
+    for wrong in ("", "another-secret-of-16"):
+        stranger = Driver(
+            broker.served.server.broker_address, cluster.master, bare_python(tmp_path / f"bare-{wrong}"),
+            tmp_path / f"s{wrong}", wrong,
+        )  # fmt: skip
+        try:
+            assert stranger.process.wait(120) == 3
+            assert "the master does not answer, or wants another secret" in stranger.log.read_text()
+        finally:
+            stranger.end()
+    assert driver.stop() == 0, driver.log.read_text()
+    logs = [driver.log, *cluster.folder.rglob("*.log"), *cluster.folder.rglob("std*")]
+    assert len(logs) > 4
+    assert not [path for path in logs if SECRET in path.read_text(errors="replace")], "a log shows the secret"

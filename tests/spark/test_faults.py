@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from postdate.errors import CorruptTable, Refused
+from postdate.spark.executor.tasks import BulkAway
 from postdate.table import merging
 from tests.support.core import snapshot
 from tests.support.spark import (
@@ -47,6 +48,7 @@ STEPS = [
 ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_the_driver_dies_at_each_step_and_the_next_one_goes_on(tmp_path: Path, spark: Any) -> None:
     with piping(tmp_path, spark) as piped:
         piped.merge_limits = EVERY_BATCH
@@ -240,6 +242,46 @@ def test_a_part_that_dies_between_two_steps_is_waited_for(tmp_path: Path, spark:
                 piped.start_bulk()
             piped.follow()
         piped.travel(piped.now + 2 * HOUR_MS)
+
+
+@pytest.mark.parametrize("part", [pytest.param("broker", marks=pytest.mark.full), "bulk"])
+def test_a_part_that_is_back_before_the_driver_has_looked_was_away_all_the_same(
+    tmp_path: Path, spark: Any, part: str
+) -> None:
+    with piping(tmp_path, spark) as piped:
+        driver = piped.restart_driver()
+        send_some(piped)
+        with Held("batch.begun").planted() as held:
+            piped.move(piped.now + MINUTE_MS)
+            held.wait()
+            if part == "broker":
+                piped.kill_broker()
+            else:
+                piped.kill_bulk()
+            held.let_go()
+            piped.wait(lambda: not driver._query.isActive, watch=False)
+        if part == "broker":
+            piped.start_broker()
+        else:
+            piped.start_bulk()
+        piped.follow()
+        piped.travel(piped.now + 2 * HOUR_MS)
+
+
+def test_a_bulk_that_executors_never_reach_ends_the_pipeline(
+    tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_far_to: int, _state: object) -> int:
+        raise BulkAway("bulk does not answer an executor: no route to host")
+
+    with piping(tmp_path, spark) as piped:
+        driver = piped.restart_driver()
+        send_some(piped)
+        with monkeypatch.context() as patched:
+            patched.setattr(driver.pipeline, "_ingest", fail)
+            piped.move(piped.now + MINUTE_MS)
+            assert str(piped.failure()) == "bulk does not answer an executor: no route to host"
+        piped.restart_driver()
 
 
 # -- the table is damaged ---------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def test_a_pipeline_with_another_brokers_table_is_refused_and_nothing_is_taken(f
 
 def test_bulk_answers_no_question_about_another_brokers_table(foreign: World) -> None:
     state, reader = foreign.control.state(), TableReader()
-    question = Question(TOPIC, "other-u3", "unique", key_hash("other-u3"), FAR[3], 1 << 60)
+    question = Question(TOPIC, "other-u3", "unique", key_hash("other-u3"), FAR[3], 1 << 60, queues=tuple(range(100)))
     assert reader.find(state.table, question)  # a broker that does not say who it is
     with pytest.raises(ForeignTable, match="belongs to another broker"):
         reader.find(state.table, question, state.identity)

@@ -498,8 +498,26 @@ def test_ctrl_c_leaves_an_import_that_is_adopted(world: World, tmp_path: Path) -
     assert len(rows_beside(world)) == 3
 
 
-def interrupted(world: World, path: str, is_time: Callable[[], bool], pause_s: float = 0.0) -> tuple[int, str]:
-    """Ctrl-C for the command when it is time for that: how it ends, and what it says."""
+@pytest.mark.full
+def test_ctrl_c_gives_an_import_up_when_java_is_gone_right_after_it(world: World, tmp_path: Path) -> None:
+    path = saved(tmp_path / "in.parquet", table_of(3_000_000))
+    ended = interrupted(world, path, lambda: bool(beside(world)), then=kill_java)
+    assert ended == (130, "postdate: import x is given up: nothing is scheduled\n")
+    assert world.control.find_job("x").state == "failed"
+
+
+def kill_java(command_pid: int) -> None:
+    """Kills the Java of a command, which has a number of its own and may be on its way out."""
+    children = Path(f"/proc/{command_pid}/task/{command_pid}/children").read_text().split()
+    (java,) = (int(pid) for pid in children if b"java" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(java, signal.SIGKILL)
+
+
+def interrupted(
+    world: World, path: str, is_time: Callable[[], bool], pause_s: float = 0.0,
+    then: Callable[[int], None] = lambda _pid: None,
+) -> tuple[int, str]:  # fmt: skip
+    """Ctrl-C for the command when it is time for that, and what comes right after it: how it ends, and what it says."""
     process = subprocess.Popen(
         command(world, path, "--id", "x"), stderr=subprocess.PIPE, text=True, cwd=Path(path).parent, env=ENVIRON,
         process_group=0,
@@ -509,6 +527,7 @@ def interrupted(world: World, path: str, is_time: Callable[[], bool], pause_s: f
         time.sleep(0.05)
     time.sleep(pause_s)
     process.send_signal(signal.SIGINT)
+    then(process.pid)
     said = process.communicate(timeout=120)[1]
     return process.returncode, said
 

@@ -8,7 +8,7 @@ import pytest
 from postdate.check import check_folder
 from postdate.contract import JobStatus
 from postdate.errors import Refused
-from postdate.message import Cancelled
+from postdate.message import PROPERTY_TIMER_DELIVER_MS, Cancelled, decode_properties
 from postdate.spark.pending.view import pending
 from postdate.storage import record as records
 from postdate.storage.disk import RealDisk
@@ -41,13 +41,17 @@ def waiting(world: World) -> list[tuple[str, int]]:
     return [(row.body.decode(), int(row.due.timestamp() * 1_000) - BEGIN) for row in rows]
 
 
-def seen(world: World) -> list[str]:
+def delivered(world: World) -> list[records.Record]:
     found = []
     for queue_id in range(2):
         low, high = world.broker.offsets(TOPIC, queue_id)
         if high > low:
             found += world.broker.pull(TOPIC, queue_id, low, count_max=1_000).records
-    return sorted(records.decode(record).body.decode() for record in found)
+    return [records.decode(record) for record in found]
+
+
+def seen(world: World) -> list[str]:
+    return sorted(record.body.decode() for record in delivered(world))
 
 
 @pytest.fixture
@@ -102,6 +106,9 @@ def test_what_is_postponed_is_delivered_later_and_once(world: World) -> None:
     assert seen(world) == ["table 1", "wheel 0", "wheel 1"]
     world.pass_minutes(10)
     assert seen(world) == ["table 0", "table 1", "wheel 0", "wheel 1"]
+    told = {record.body: decode_properties(record.properties)[PROPERTY_TIMER_DELIVER_MS] for record in delivered(world)}
+    assert told[b"table 0"] == str(HOUR + 10 * MINUTE_MS), "its consumer sees the new due"
+    assert (told[b"table 1"], told[b"wheel 0"]) == (str(HOUR + 1), str(first + 605_000))
 
 
 def test_a_handle_finds_what_was_postponed(world: World) -> None:

@@ -39,6 +39,7 @@ def kill_at_each(piped: Piped, steps: Sequence[str]) -> None:
     assert "Traceback" not in piped._process_log.read_text()
 
 
+@pytest.mark.full
 def test_a_pipeline_that_is_killed_is_followed_by_one_that_goes_on(tmp_path: Path) -> None:
     with piping(tmp_path, None) as piped:
         kill_at_each(piped, ["stage.call"])

@@ -6,14 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from py4j.protocol import Py4JError, Py4JNetworkError
 
 import postdate
 from postdate.errors import PipelineFailed
-from postdate.spark.pending import extract, pending
+from postdate.spark.pending import extract, pending, query
 from postdate.spark.pending.pending import Request
 from postdate.spark.session import java
 from tests.support.core import HOUR_MS, TOPIC
@@ -173,3 +175,34 @@ def test_a_spark_that_does_not_start_and_a_process_that_dies_are_told(tmp_path: 
 def test_nothing_of_spark_is_loaded_before_it_is_needed() -> None:
     script = "import sys, postdate; postdate.pending; print('pyspark' in sys.modules)"
     assert ran(script).stdout == "False\n"
+
+
+# -- Ctrl-C -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(query, "Gateway", MagicMock())
+
+
+def fail_after_ctrl_c() -> None:
+    """As PySpark does where the connection to Java cannot be made anew."""
+    try:
+        raise KeyboardInterrupt
+    finally:
+        try:
+            raise Py4JNetworkError("Answer from Java side is empty")
+        except Py4JNetworkError:
+            raise Py4JError("An error occurred while calling o1.setCallSite") from None
+
+
+@pytest.mark.usefixtures("no_gateway")
+def test_ctrl_c_stays_ctrl_c_when_the_call_to_java_cannot_be_cleaned_up() -> None:
+    with pytest.raises(KeyboardInterrupt), query.embedded_spark("1g", os.environ), query.spark_errors():
+        fail_after_ctrl_c()
+
+
+@pytest.mark.usefixtures("no_gateway")
+def test_an_error_without_ctrl_c_stays_what_it_is() -> None:
+    with pytest.raises(Py4JNetworkError), query.embedded_spark("1g", os.environ), query.spark_errors():
+        raise Py4JNetworkError("Answer from Java side is empty")

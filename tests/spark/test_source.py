@@ -28,3 +28,11 @@ def test_a_batch_that_did_not_take_what_somebody_waits_for_runs_again_after_a_mi
     reader._planned_at -= AGAIN_S
     assert reader._next(again, left) == plan | {"again": 2}
     assert reader._next(again, later) == plan | {"far": 6}, "something new runs at once"
+
+
+def test_a_batch_that_reached_less_than_it_had_planned_runs_again_when_the_next_minute_turns() -> None:
+    """The clock had stepped back for days between plan and batch: the broker believes no horizon beyond its reach."""
+    reader = PlanReader({"addr": "127.0.0.1:1", "rows": "9", "bytes": "9", "soon": "100", "pause": "0"})
+    plan = {"far": 5, "horizon": 120_000 + 86_400_000}
+    assert reader._next(plan, BETWEEN_MINUTES) == plan, "this minute is promoted"
+    assert reader._next(plan, BETWEEN_MINUTES._replace(now_ms=60_001)) == plan | {"again": 1}

@@ -6,15 +6,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyarrow import flight
 
-from postdate.arrival import NEVER
+from postdate.arrival import NEVER, own_arrival
 from postdate.errors import CorruptTable
 from postdate.spark.executor import tasks
 from postdate.storage.chunk import Chunk
 from postdate.storage.disk import RealDisk
 from postdate.table.delta import Table
 from postdate.table.files import Window, read_window, write_file
-from postdate.table.format import CANCEL
+from postdate.table.format import CANCEL, MOVE
 from tests.support.bulk import bulking
 from tests.support.server import serving
 from tests.support.table_rows import arrivals, cancel_record, damage_cut, message_record, messages, row, table_of
@@ -123,9 +124,22 @@ def test_parts_of_a_burst_count_every_row_once(table: Table, bulk: tuple[str, Pa
     assert sum(result["read"] for result, _ in parts) == 14
 
 
+def test_every_part_of_a_burst_sees_its_moves_and_one_counts_them(table: Table, bulk: tuple[str, Path]) -> None:
+    rows = table_of(
+        *(row(10, n) for n in range(10)),
+        *(row(10, 11 + 2 * n, kind=MOVE, unique_hash=n) for n in range(4)),
+        row(10, 21, kind=MOVE, unique_hash=own_arrival(1)), row(10, own_arrival(1)),
+    )  # fmt: skip
+    file, _ = write_file(table.folder, "soon-1.parquet", rows)
+    parts = [promoted(table, bulk, Window(9, 10, low, high), file.path) for low, high in ((0, 3), (3, 14), (14, NEVER))]
+    assert [arrival for _, found in parts for arrival in found] == [4, 5, 6, 7, 8, 9]
+    assert sum(result["read"] for result, _ in parts) == 16
+    assert sum(result["cancelled"] for result, _ in parts) == 5
+
+
 def test_a_merge_writes_every_row_once_by_bucket(table: Table) -> None:
     rows = [row(due, due) for due in range(100)]
-    rows += [row(50, 200, kind=CANCEL, unique_hash=7)]
+    rows += [row(50, 200, kind=CANCEL, unique_hash=7), row(50, 201, kind=MOVE, unique_hash=1)]
     names = [write_file(table.folder, f"soon-{n}.parquet", table_of(*rows[n::3])).file.path for n in range(3)]
     buckets = [("hour", 9, 49), ("hour", 49, 60), ("month", 60, 99)]
     parts = [Window(-1, 50, 0, 60), Window(-1, 50, 60, NEVER), Window(50, 99)]
@@ -133,11 +147,11 @@ def test_a_merge_writes_every_row_once_by_bucket(table: Table) -> None:
         tasks.merge({"table": table.folder.uri, "window": list(part), "files": names, "buckets": buckets})
         for part in parts
     ]
-    assert sum(result["read"] for result in results) == 101
+    assert sum(result["read"] for result in results) == 102
     paths = [file[0] for result in results for file, _ in result["files"]]
     assert {path.partition("-")[0] for path in paths} == {"hour", "month"}
     kept = read_window(table.folder, paths, Window(-1, NEVER))
-    assert arrivals(kept) == [*range(10, 100), 200], "what is due at or before the first bucket need not be kept"
+    assert arrivals(kept) == [*range(10, 100), 200, 201], "what is due at or before the first bucket need not be kept"
     for path in paths:
         found = read_window(table.folder, [path], Window(-1, NEVER))
         order = list(zip(found.column("due").to_pylist(), found.column("arrival").to_pylist(), strict=True))
@@ -151,4 +165,16 @@ def test_damage_that_a_task_meets_reaches_the_driver_by_name(table: Table) -> No
     answer = tasks.over_numbers(tasks.merge, {"table": table.folder.uri}, [task])
     (batch,) = answer(iter([pa.RecordBatch.from_pydict({"id": [0]})]))
     with pytest.raises(CorruptTable, match=r"soon-1.parquet"):
+        tasks.read_results(batch.column(0).to_pylist())
+
+
+@pytest.mark.parametrize(
+    "error", [flight.FlightUnavailableError("connection refused"), flight.FlightTimedOutError("late")]
+)
+def test_a_bulk_that_is_away_reaches_the_driver_by_name(error: flight.FlightError) -> None:
+    def work(_task: tasks.Task) -> tasks.Result:
+        raise error
+
+    (batch,) = tasks.over_numbers(work, {}, [{}])(iter([pa.RecordBatch.from_pydict({"id": [0]})]))
+    with pytest.raises(tasks.BulkAway, match=f"bulk does not answer an executor: .*{error}"):
         tasks.read_results(batch.column(0).to_pylist())

@@ -21,7 +21,7 @@ from postdate.errors import UsageError
 from postdate.spark.executor.waiting import COLUMNS
 from postdate.spark.pending import query
 from postdate.spark.pending.view import VIEW, living_rows, pending
-from postdate.table.format import CANCEL, DROP, MESSAGE, SCHEMA
+from postdate.table.format import CANCEL, DROP, MESSAGE, MOVE, SCHEMA
 from postdate.table.living import Removals
 from tests.support.core import HOUR_MS, MINUTE_MS, TOPIC
 from tests.support.pipeline import BEGIN, World
@@ -49,6 +49,11 @@ def test_the_view_has_what_waits_at_every_step(tmp_path: Path, spark: Any) -> No
         world.cancel("a-k3", HOUR + 1, "key")
         world.send("b", [HOUR])
         assert names(spark, world) == ["a 0", "a 1", "b 0"], "one cancel is in the table, one in the far queue"
+        world.move("a-u0", FIVE + 2)
+        assert names(spark, world) == ["a 1", "a 0", "b 0"], "the move is in the far queue"
+        world.batch()
+        assert names(spark, world) == ["a 1", "a 0", "b 0"], "and in the table"
+        world.move("a-u0", FIVE - 1)
         world.pass_minutes(4)
         world.send("c", [world.clock.now_ms() + 1_000])
         assert names(spark, world) == ["c 0", "a 0", "a 1", "b 0"], "in a chunk and in the wheel, and one in the table"
@@ -66,7 +71,7 @@ def test_spark_finds_the_messages_that_columns_find(spark: Any) -> None:
     """The rule of table/living.py, as Spark runs its SQL."""
     dice = random.Random(7)
     arrivals = [*range(1, 60), *(own_arrival(job, 0, row) for job in range(4) for row in range(10))]
-    kinds = [*[MESSAGE] * 8, CANCEL, DROP]
+    kinds = [*[MESSAGE] * 8, CANCEL, DROP, MOVE]
     rows = [
         {
             "due": dice.randint(1, 5), "arrival": dice.choice(arrivals), "kind": dice.choice(kinds),

@@ -378,4 +378,4 @@ def test_a_decision_comes_too_late_for_what_was_brought_and_fired(world: World) 
     world.jobs.bring(0, HORIZON, 64)
     rows = np.zeros(2, SELECTED)
     rows["due"], rows["arrival"] = [50, 150], [own_arrival(0), own_arrival(0, 0, 1)]
-    assert world.jobs._waits_in_table(rows).tolist() == [False, True]
+    assert world.jobs.waits_in_table(rows).tolist() == [False, True]

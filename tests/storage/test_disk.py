@@ -9,6 +9,7 @@ import pytest
 
 from postdate.errors import FolderInUse
 from postdate.storage.disk import RealDisk
+from tests.support.files import open_to_others
 
 
 @pytest.fixture
@@ -126,3 +127,15 @@ def test_a_file_is_synced_on_another_thread_than_it_is_written(disk: RealDisk) -
     thread.join()
     file.close()
     assert disk.read("f", 0, 100) == b"firstsecond"
+
+
+def test_what_is_written_is_its_owners_alone_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        disk = RealDisk(tmp_path / "data")
+        disk.open("log/0").close()
+        disk.write("queues/1/entries/0", 0, b"x")
+        disk.lock().release()
+    finally:
+        os.umask(before)
+    assert open_to_others(tmp_path / "data") == []

@@ -13,6 +13,7 @@ PAIRS = {
     "TIME": layout.TIME_STRUCT,
     "FAR": layout.FAR_STRUCT,
     "INDEX": layout.INDEX_STRUCT,
+    "ONCE_ROW": layout.ONCE_ROW_STRUCT,
     "SINGLE": layout.SINGLE_STRUCT,
 }
 

@@ -26,6 +26,7 @@ from postdate.storage.record import (
     record_bytes,
     split,
     topic_of,
+    with_due,
 )
 
 IPV6_ONE = bytes(15) + b"\x01"
@@ -409,3 +410,45 @@ def test_a_cancel_means_the_first_key_and_a_lookup_any(key: str, by: str, is_can
 def test_a_record_whose_properties_are_no_text_has_no_key() -> None:
     data = encode(Message("t", b"", b"KEYS\x01\xff\x02"), b"t", 0, 0, LOOPBACK)
     assert not is_of_key(data, "t", "", "key")
+
+
+# -- another due ------------------------------------------------------------------------------------------------
+
+NEW_DUE_MS = 1_700_000_000_123
+SAID = b"TIMER_DELIVER_MS\x011700000000123\x02"
+
+
+def encoded(properties: bytes, topic: str = "orders") -> bytes:
+    return encode(Message(topic, b"body", properties), topic.encode(), 70, 80, LOOPBACK)
+
+
+@pytest.mark.parametrize("topic", ["orders", "t" * 130])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"TIMER_DELIVER_MS\x011600000000000\x02", SAID),
+        (b"TIMER_DELIVER_MS\x011600000000000", SAID[:-1]),
+        (b"A\x011\x02TIMER_DELIVER_MS\x011600000000000\x02B\x012\x02", b"A\x011\x02" + SAID + b"B\x012\x02"),
+        (b"TIMER_DELIVER_MS\x01160000000000\x02B\x012\x02", b"B\x012\x02" + SAID),
+        (b"TIMER_DELIVER_MS\x01160000000000a\x02", SAID),
+        (b"DELAY\x013\x02A\x011\x02", b"A\x011\x02" + SAID),
+        (b"A\x011\x02DELAY\x013", b"A\x011\x02" + SAID),
+        (b"__STARTDELIVERTIME\x011600000000000\x02TIMER_DELIVER_MS\x011600000000000\x02", SAID),
+        (b"TIMER_DELIVER_MS\x011600000000000\x02TIMER_DELAY_SEC\x015\x02", SAID),
+        (b"TIMER_DELIVER_MS\x011600000000000\x02TIMER_DELIVER_MS\x011600000000001\x02", SAID),
+        (b"MY_TIMER_DELIVER_MS\x011600000000000\x02", b"MY_TIMER_DELIVER_MS\x011600000000000\x02" + SAID),
+        (b"NOTE\x01DELAY\x02TIMER_DELAY_MS\x015\x02", b"NOTE\x01DELAY\x02" + SAID),
+        (b"A\x01\xff", b"A\x01\xff\x02" + SAID),
+        (b"", SAID),
+    ],
+)
+def test_a_record_says_its_new_due_alone(before: bytes, after: bytes, topic: str) -> None:
+    changed = decode(with_due(encoded(before, topic), NEW_DUE_MS, 32_767))
+    assert changed.properties == after
+    assert changed == decode(encoded(after, topic))
+
+
+def test_a_record_without_room_for_its_due_stays_as_it_is() -> None:
+    full = encoded(b"A\x01" + b"x" * 32_700 + b"\x02DELAY\x013\x02")
+    assert with_due(full, NEW_DUE_MS, 32_767) != full
+    assert with_due(full, NEW_DUE_MS, 32_720) == full

@@ -77,10 +77,13 @@ def _lines_of_class(name: str, value: type) -> Iterator[str]:
     for base in value.__mro__:
         if base.__module__.startswith("postdate."):
             home = vars(importlib.import_module(base.__module__))
-            for node in _tree_of(base).body:
-                if isinstance(node, Node) and _is_public(name, node):
+            nodes = [node for node in _tree_of(base).body if isinstance(node, Node)]
+            overloads = [node for node in nodes if _is_decorated(node, "overload")]
+            for node in nodes:
+                if _is_public(name, node):
                     yield f"#### {name}.{node.name}\n"
-                    yield from _code([_signature(node, home)])
+                    own = [each for each in overloads if each.name == node.name]
+                    yield from _code([_signature(each, home) for each in own or [node]])
                     yield from _docstring(node)
 
 

@@ -44,6 +44,16 @@ def bare_python(folder: Path) -> Path:
     return program
 
 
+SECRET = "b7f1e6a2c94d4f0f9a51"
+_PROTECTED = """\
+spark.authenticate true
+spark.authenticate.secret {secret}
+spark.network.crypto.enabled true
+spark.network.crypto.authEngineVersion 2
+spark.io.encryption.enabled true
+"""
+
+
 class Process:
     """A part of the cluster, with its output in a file."""
 
@@ -91,10 +101,13 @@ def _processes() -> Iterator[tuple[int, int, str]]:
 
 
 class Cluster:
-    """A master and some workers with a core and a gigabyte each."""
+    """A master and some workers with a core and a gigabyte each. With a secret its processes take nobody without it."""
 
-    def __init__(self, folder: Path, worker_count: int) -> None:
+    def __init__(self, folder: Path, worker_count: int, secret: str = "") -> None:
         (folder / "scratch").mkdir(parents=True)
+        self.folder = folder
+        self._settings = folder / "cluster.conf"
+        self._settings.write_text(_PROTECTED.format(secret=secret) if secret else "")
         self._parts: list[Process] = []
         self.workers: list[Process] = []
         try:
@@ -106,7 +119,7 @@ class Cluster:
             raise
 
     def _begun_master(self, folder: Path) -> str:
-        part = Process(folder, "master", _MASTER, "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        part = Process(folder, "master", *self._words(_MASTER))
         self._parts.append(part)
         wait_for(lambda: part.said(_ADDRESS) is not None, "a master")
         return str(part.said(_ADDRESS))
@@ -114,12 +127,16 @@ class Cluster:
     def _begun_worker(self, folder: Path, number: int) -> Process:
         work = folder / f"work{number}"
         part = Process(
-            folder, f"worker{number}", _WORKER, "--host", "127.0.0.1", "--port", "0", "--webui-port", "0",
-            "--cores", "1", "--memory", "1G", "--work-dir", str(work), self.master,
+            folder, f"worker{number}", *self._words(_WORKER), "--cores", "1", "--memory", "1G",
+            "--work-dir", str(work), self.master,
         )  # fmt: skip
         self._parts.append(part)
         wait_for(lambda: part.said(re.compile("Successfully registered with master")) is not None, "a worker")
         return part
+
+    def _words(self, part: str) -> list[str]:
+        place = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+        return [part, *place, "--properties-file", str(self._settings)]
 
     def executors(self) -> list[int]:
         return [pid for worker in self.workers for pid in worker.executors()]
@@ -132,10 +149,20 @@ class Cluster:
 class Driver:
     """The pipeline's own process; executors get the Python that is given."""
 
-    def __init__(self, broker: str, master: str, python: Path, folder: Path) -> None:
+    def __init__(
+        self, broker: str, master: str, python: Path, folder: Path, secret: str = "", token: Path | None = None
+    ) -> None:
+        """`secret` is the cluster's, `token` the file of the broker's."""
+        folder.mkdir(exist_ok=True)
         self.table = folder / "table"
         self.log = folder / "driver.log"
         words = ["--addr", broker, "--master", master, "--table", str(self.table)]
+        if token is not None:
+            words += ["--token-file", str(token)]
+        if secret:
+            file = folder / "cluster-secret"
+            file.write_text(secret + "\n")
+            words += ["--cluster-secret", str(file)]
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "postdate", "pipeline", *words], stdin=subprocess.DEVNULL, stdout=out,

@@ -1,11 +1,13 @@
 """Hostile peers against a live broker, and a well-behaved client beside them that must notice nothing.
 
-    python -m tests.support.hostile_peers --seconds 60 [--seed S]        (scripts/full)
+    python -m tests.support.hostile_peers --seconds 60 [--seed S] [--tls] [--users]        (scripts/full)
 
 A hostile peer takes real requests of every code, in both serializations, and breaks them in one of many ways: a field
 of another kind, a number beyond its bounds, flipped bits, a wrong length, half a frame, JSON a thousand deep, bytes
-that are nothing at all. It reads its answers or does not, and goes politely or with a reset. The same seed gives the
-same frames; who comes first is up to the system.
+that are nothing at all. It reads its answers or does not, and goes politely or with a reset. With --tls every second
+one speaks TLS, and another peer begins handshakes and breaks them off. With --users the broker listens everywhere and
+has users; the hostile peers sign wrongly, and must have changed nothing at the end. The same seed gives the same
+frames; who comes first is up to the system.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import contextlib
 import random
 import select
 import socket
+import ssl
 import struct
 import sys
 import tempfile
@@ -24,10 +27,21 @@ from typing import Any
 
 import orjson
 
+from postdate.access.rules import User
+from postdate.access.token import TOKEN_USER
+from postdate.access.users import Users, make_rule, with_user
+from postdate.broker.broker import Broker as OpenedBroker
+from postdate.config import Settings
+from postdate.server.audit import read_audit
+from postdate.state.topics import SCHEDULE_TOPIC
+from postdate.storage.disk import RealDisk
+from postdate.tls import client_context
 from postdate.wire import bodies, codes
 from postdate.wire.frame import BINARY, JSON, Command, encode
 from postdate.wire.requests import REQUESTS, Field, Kind, Request
-from tests.support.peer import Peer, make_topic, properties_text, pull, pull_command, send_command
+from postdate.wire.signature import SIGNATURE, Credentials, sign
+from tests.support.certificates import Authority
+from tests.support.peer import Peer, SignedPeer, make_topic, properties_text, pull, pull_command, send_command
 from verify.faults.process import Broker, now_ms
 
 PEERS = 3
@@ -258,16 +272,33 @@ def _frame(header: bytes, body: bytes = b"") -> bytes:
     return struct.pack(">ii", 4 + len(header) + len(body), len(header)) + header + body
 
 
+class Impostor(Fuzz):
+    """One whose requests claim to be signed by a user or by the pipeline: by a wrong secret, or by nothing at all."""
+
+    def command(self) -> Command:
+        command, random = super().command(), self.random
+        name = random.choice([GOOD_USER.access_key, "admin", TOKEN_USER, "fuzz", ""])
+        secret = random.choice([name, "wrong-secret", GOOD_USER.secret_key[:-1]])
+        fields = {field: str(value) for field, value in command.fields.items()}
+        signed = sign(fields, command.body, Credentials(name, secret))
+        if random.random() < 0.3:
+            signed[SIGNATURE] = random.choice(["", "AAAA", "x" * 28, signed[SIGNATURE][::-1]])
+        return command if random.random() < 0.2 else command._replace(fields=signed)
+
+
 # -- who throws it ----------------------------------------------------------------------------------------------------
 
 
 class Hostile(threading.Thread):
     """One hostile peer after another, until it is told to stop or has thrown its share."""
 
-    def __init__(self, port: int, seed: int, is_over: Callable[[int], bool]) -> None:
+    def __init__(
+        self, port: int, seed: int, is_over: Callable[[int], bool], tls: ssl.SSLContext | None = None,
+        fuzz: type[Fuzz] = Fuzz,
+    ) -> None:  # fmt: skip
         super().__init__(name=f"hostile-{seed}", daemon=True)
-        self._port = port
-        self._fuzz = Fuzz(seed)
+        self._port, self._tls = port, tls
+        self._fuzz = fuzz(seed)
         self._is_over = is_over
         self.frame_count = self.connection_count = 0
         self.mistake: BaseException | None = None
@@ -289,7 +320,13 @@ class Hostile(threading.Thread):
         self.connection_count += 1
         connection = socket.create_connection(("127.0.0.1", self._port), 30)
         reads = self._fuzz.random.random() < 0.8
-        with contextlib.suppress(ConnectionError, TimeoutError, BlockingIOError):
+        with contextlib.suppress(ConnectionError, TimeoutError, BlockingIOError, ssl.SSLError):
+            if self._tls is not None and self._fuzz.random.random() < 0.5:
+                # Not in one step: where the handshake fails, the plain socket has no descriptor any more.
+                connection = secured = self._tls.wrap_socket(
+                    connection, server_hostname="localhost", do_handshake_on_connect=False
+                )
+                secured.do_handshake()
             for _ in range(self._fuzz.random.randrange(1, FRAMES_PER_CONNECTION)):
                 self._throw(connection, self._fuzz.thrown())
                 if reads:
@@ -311,6 +348,35 @@ class Hostile(threading.Thread):
         connection.close()
 
 
+class HalfHandshakes(Hostile):
+    """Begins handshakes, and breaks them off, or goes on with something else."""
+
+    def _visit(self) -> socket.socket:
+        self.connection_count += 1
+        connection = socket.create_connection(("127.0.0.1", self._port), 30)
+        random, hello = self._fuzz.random, self._hello()
+        cut = random.randrange(1, len(hello))
+        flipped = bytearray(hello)
+        flipped[random.randrange(len(hello))] ^= 1 << random.randrange(8)
+        thrown = random.choice([
+            hello, hello[:cut], bytes(flipped), hello * 2, hello[:5] + random.randbytes(len(hello) - 5),
+            hello + random.randbytes(100), b"\x16\x03\x01\xff\xff", b"\x16\x03\x01\x00\x00",
+            hello[:cut] + b"\x15\x03\x01",
+        ])  # fmt: skip
+        with contextlib.suppress(ConnectionError, TimeoutError, BlockingIOError):
+            self._throw(connection, thrown)
+            _read_away(connection)
+        return connection
+
+    def _hello(self) -> bytes:
+        """What a client begins with."""
+        assert self._tls is not None
+        outgoing = ssl.MemoryBIO()
+        with contextlib.suppress(ssl.SSLWantReadError):
+            self._tls.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost").do_handshake()
+        return outgoing.read()
+
+
 def _read_away(connection: socket.socket) -> None:
     while select.select([connection], [], [], 0)[0]:
         if not connection.recv(1 << 16):
@@ -326,8 +392,8 @@ class Good:
     TOPIC = "Good_Client_Topic"
     DELAYS_MS = (0, 50, 300, 1_500, 2_500)
 
-    def __init__(self, port: int, is_over: Callable[[], bool]) -> None:
-        self._port = port
+    def __init__(self, port: int, is_over: Callable[[], bool], user: Credentials | None = None) -> None:
+        self._port, self._user = port, user
         self._is_over = is_over
         self.due_of: dict[str, int] = {}  # of all that was acknowledged
         self.cancelled: set[str] = set()
@@ -339,7 +405,7 @@ class Good:
         self._has_sent_all = threading.Event()
 
     def start(self) -> None:
-        peer = Peer(self._port)
+        peer = SignedPeer(self._port, self._user)
         make_topic(peer, self.TOPIC)
         peer.close()
         self._producer.start()
@@ -352,7 +418,7 @@ class Good:
                 self.troubles.append(f"{thread.name} hangs")
 
     def _guarded(self, work: Callable[[Peer], None]) -> None:
-        peer = Peer(self._port)
+        peer = SignedPeer(self._port, self._user)
         try:
             work(peer)
         except BaseException as error:
@@ -448,30 +514,53 @@ EXPECTED = (
     "closing the connection of", "is turned away", "ending the connection of", "complaints_max:", "idle_ms_max:",
     "is refused:", "topic ", "group ",
 )  # fmt: skip
+GOOD_USER = Credentials("good", "the-secret-of-good")
 GROWTH_BYTES = 96 << 20
 FILES_MORE = 64
 
 
-def run(folder: Path, seed: int, *, seconds: float = 0.0, frames: int = 0) -> Result:
-    """Fuzzes for some seconds, or until so many frames were thrown."""
-    broker = Broker(folder, **BOUNDS)
+def run(
+    folder: Path, seed: int, *, seconds: float = 0.0, frames: int = 0, is_tls: bool = False, has_users: bool = False
+) -> Result:
+    """Fuzzes for some seconds, or until so many frames were thrown. With users the broker listens everywhere, and the
+    hostile peers are strangers to it: they may get nothing.
+    """
+    settings: dict[str, Any] = {}
+    tls = None
+    if has_users:
+        assert is_tls, "a broker that listens everywhere needs TLS, too"
+        settings = {"host": "0.0.0.0"}
+        (folder / "data").mkdir()
+        rules = (make_rule("Topic:*", ["All"]), make_rule("Group:*", ["All"]))
+        for user in (User("admin", "the-secret-of-admin", is_super=True), User(*GOOD_USER[:2], rules=rules)):
+            Users(folder / "data").change(with_user(user))
+    if is_tls:
+        pair = Authority(folder / "certificates").sign("server")
+        settings |= {"tls": "permissive", "tls_cert": pair.certificate, "tls_key": pair.key, "handshake_ms_max": 6_000}
+        tls = client_context(ca_file=pair.ca)
+    broker = Broker(folder, **BOUNDS, **settings)
     broker.start()
     try:
-        return _run(broker, seed, seconds, frames)
+        return _run(broker, seed, seconds, frames, tls, GOOD_USER if has_users else None)
     finally:
         broker.stop()
 
 
-def _run(broker: Broker, seed: int, seconds: float, frames: int) -> Result:
-    _warm_up(broker, seed)
+def _run(
+    broker: Broker, seed: int, seconds: float, frames: int, tls: ssl.SSLContext | None, user: Credentials | None
+) -> Result:
+    fuzz = Fuzz if user is None else Impostor
+    _warm_up(broker, seed, fuzz)
     files_before, bytes_before = broker.file_count, broker.resident_bytes
     end = time.monotonic() + seconds
 
     def is_over(thrown: int) -> bool:
         return thrown >= frames / PEERS if frames else time.monotonic() > end
 
-    hostile = [Hostile(broker.port, seed * PEERS + n, is_over) for n in range(PEERS)]
-    good = Good(broker.port, lambda: not any(each.is_alive() for each in hostile))
+    hostile = [Hostile(broker.port, seed * PEERS + n, is_over, tls, fuzz) for n in range(PEERS)]
+    if tls is not None:
+        hostile.append(HalfHandshakes(broker.port, seed, is_over, tls))
+    good = Good(broker.port, lambda: not any(each.is_alive() for each in hostile), user)
     for each in hostile:
         each.start()
     good.start()
@@ -488,6 +577,8 @@ def _run(broker: Broker, seed: int, seconds: float, frames: int) -> Result:
     broker.stop()
     troubles += [line for line in broker.log_lines() if not any(text in line for text in EXPECTED)]
     troubles += broker.check()
+    if user is not None:
+        troubles += _let_in(broker.data)
     thrown, visits = sum(each.frame_count for each in hostile), sum(each.connection_count for each in hostile)
     return Result(
         troubles,
@@ -497,9 +588,24 @@ def _run(broker: Broker, seed: int, seconds: float, frames: int) -> Result:
     )
 
 
-def _warm_up(broker: Broker, seed: int) -> None:
+def _let_in(data: Path) -> list[str]:
+    """What a stranger has changed, by the audit log and by the topics and users that there are."""
+    done = [line for line in read_audit(data) if line["result"] == "done" and line["user"] != GOOD_USER.access_key]
+    troubles = [f"a stranger was let in: {line}" for line in done]
+    names = set(Users(data).all)
+    if names != {"admin", GOOD_USER.access_key}:
+        troubles.append(f"there are other users now: {names}")
+    broker = OpenedBroker(RealDisk(data), Settings(data=str(data)))
+    try:
+        others = set(broker.fold.topics.by_name) - {Good.TOPIC, SCHEDULE_TOPIC, "%RETRY%good"}
+    finally:
+        broker.close()
+    return troubles + [f"a stranger has made topic {name}" for name in sorted(others)]
+
+
+def _warm_up(broker: Broker, seed: int, fuzz: type[Fuzz]) -> None:
     """So that buffers and tables have their size."""
-    first = Hostile(broker.port, -seed - 1, lambda thrown: thrown >= 300)
+    first = Hostile(broker.port, -seed - 1, lambda thrown: thrown >= 300, fuzz=fuzz)
     first.start()
     first.join()
     assert first.mistake is None, first.mistake
@@ -520,10 +626,13 @@ def main() -> int:
     )
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument("--tls", action="store_true", help="half of them over TLS")
+    parser.add_argument("--users", action="store_true", help="the broker has users, listens everywhere, and knows none")
     options = parser.parse_args()
     print(f"fuzzing for {options.seconds:.0f} s with seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="postdate-fuzz-") as folder:
-        result = run(Path(folder), options.seed, seconds=options.seconds)
+        how = {"is_tls": options.tls or options.users, "has_users": options.users}
+        result = run(Path(folder), options.seed, seconds=options.seconds, **how)
     for trouble in result.troubles[:50]:
         print(trouble)
     print(f"{result.summary}; {len(result.troubles)} troubles (seed {options.seed})")

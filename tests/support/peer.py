@@ -12,9 +12,12 @@ from typing import Any
 
 import orjson
 
+from postdate.access.rules import Rule, User
+from postdate.access.users import Users, with_user
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command
 from postdate.wire.requests import Request
+from postdate.wire.signature import Credentials, sign
 from tests.support.core import FaultyDisk, snapshot
 from tests.support.server import WAIT_S, Served
 from verify.faults.peer import (
@@ -36,9 +39,36 @@ from verify.faults.peer import (
 
 # What tests know by this module's name, wherever it is written.
 __all__ = [
-    "GROUP", "LONG_POLL_MS", "TINY", "UNKNOWN_CODE", "Closed", "Gate", "Got", "Peer", "begun_later", "connected", "got",
-    "heartbeat", "make_topic", "properties_of", "properties_text", "pull", "pull_command", "raw_frame", "read_all",
-    "read_bodies", "send", "send_batch", "send_command", "sent", "texts",
+    "GROUP",
+    "LONG_POLL_MS",
+    "TINY",
+    "UNKNOWN_CODE",
+    "Closed",
+    "Gate",
+    "Got",
+    "Peer",
+    "SignedPeer",
+    "add_user",
+    "begun_later",
+    "connected",
+    "got",
+    "heartbeat",
+    "make_topic",
+    "notice_users",
+    "properties_of",
+    "properties_text",
+    "pull",
+    "pull_command",
+    "raw_frame",
+    "read_all",
+    "read_bodies",
+    "secret_of",
+    "send",
+    "send_batch",
+    "send_command",
+    "sent",
+    "signed_in",
+    "texts",
 ]  # fmt: skip
 
 LONG_POLL_MS = 25_000  # longer than a test is willing to wait in vain
@@ -156,3 +186,51 @@ def ask_json(peer: Peer, code: int, **fields: Any) -> Any:
     answer = peer.ask(code, **fields)
     assert answer.code == codes.SUCCESS, answer
     return orjson.loads(answer.body)
+
+
+# -- users ------------------------------------------------------------------------------------------------------
+
+
+class SignedPeer(Peer):
+    """A peer that signs its requests, until its `credentials` are None."""
+
+    def __init__(self, port: int, credentials: Credentials | None, **how: Any) -> None:
+        super().__init__(port, **how)
+        self.credentials = credentials
+
+    def write(self, *commands: Command) -> None:
+        if self.credentials is not None:
+            fields = [{name: _text(value) for name, value in command.fields.items()} for command in commands]
+            commands = tuple(
+                command._replace(fields=sign(texts, command.body, self.credentials))
+                for command, texts in zip(commands, fields, strict=True)
+            )
+        super().write(*commands)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@contextmanager
+def signed_in(served: Served, name: str, secret: str = "", **how: Any) -> Iterator[SignedPeer]:
+    """A peer of the broker port that signs as a user. By default the secret is that of `add_user`."""
+    peer = SignedPeer(how.pop("port", served.port), Credentials(name, secret or secret_of(name)), **how)
+    try:
+        yield peer
+    finally:
+        peer.close()
+
+
+def secret_of(name: str) -> str:
+    return f"secret-of-{name}"
+
+
+def add_user(folder: Path, name: str, *rules: Rule, is_super: bool = False) -> None:
+    """Adds a user to a data folder, as a command does beside a running broker."""
+    Users(folder).change(with_user(User(name, secret_of(name), is_super, rules=rules)))
+
+
+def notice_users(served: Served) -> None:
+    """Makes the server look for changed users now."""
+    served.begin(served.dispatcher.refresh_access()).result(WAIT_S)

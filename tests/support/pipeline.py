@@ -13,12 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from postdate.arrival import NEVER, OWN_ARRIVAL, own_arrival
+from postdate.broker.lookup import State
+from postdate.broker.moving import Source
+from postdate.broker.writing import Ticket
 from postdate.bulk.process import Bulk
 from postdate.client.address import parse_address
 from postdate.clock import ManualClock
 from postdate.contract import POSTPONE, Selection, TableFile, horizon_of
 from postdate.keys import key_hash
-from postdate.message import LOOPBACK, Message, encode_properties
+from postdate.message import LOOPBACK, Message, MovedFrom, encode_properties, first_key
 from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.executor.bulk_client import BulkClient
 from postdate.spark.pipeline.batch import Pipeline
@@ -64,21 +67,27 @@ class Here:
         return Frame(pa.RecordBatch.from_pydict({"id": list(range(start, stop))}))
 
 
-def imported_row(name: str, due: int, arrival: int, queue_id: int, queue: int) -> dict[str, Any]:
+def imported_row(
+    name: str, due: int, arrival: int, queue_id: int, queue: int, keys: str = "", padding: int = 0
+) -> dict[str, Any]:
     """A message of an import as a row of the table."""
     unique = f"{name.replace(' ', '-u')}"
-    sent = Message(TOPIC, name.encode(), encode_properties({"UNIQ_KEY": unique}))
+    named = {"UNIQ_KEY": unique} | ({"KEYS": keys} if keys else {})
+    sent = Message(TOPIC, name.encode().ljust(padding), encode_properties(named))
     record = records.encode(sent._replace(queue_id=queue_id), TOPIC.encode(), 0, 1, LOOPBACK)
-    return row(due, arrival, queue=queue, flags=OWN_ARRIVAL, unique_hash=signed(key_hash(unique)), record=record)
+    hashes = {"unique_hash": signed(key_hash(unique)), "key_hash": signed(key_hash(first_key(keys)))}
+    return row(due, arrival, queue=queue, flags=OWN_ARRIVAL, key=keys or None, record=record, **hashes)
 
 
-def write_import(control: BrokerClient, job_id: str, dues: Sequence[int]) -> list[TableFile]:
+def write_import(
+    control: BrokerClient, job_id: str, dues: Sequence[int], keys: str = "", padding: int = 0
+) -> list[TableFile]:
     """Begins an import and writes its file beside the table, as its tasks do. Message n has the body "id n", and the
-    unique key "id-u n".
+    unique key "id-u n"; all have the same keys, and bodies of at least `padding` bytes.
     """
     order = control.begin_import(job_id, TOPIC)
     rows = [
-        imported_row(f"{job_id} {n}", due, own_arrival(order.job.number, 0, n), *order.queues[n % 2])
+        imported_row(f"{job_id} {n}", due, own_arrival(order.job.number, 0, n), *order.queues[n % 2], keys, padding)
         for n, due in enumerate(dues)
     ]
     written = write_file(TableFolder(f"{order.table}/messages"), f"_import-{job_id}-soon-1.parquet", table_of(*rows))
@@ -99,6 +108,7 @@ class World:
         self.served.call(lambda: self.broker.put_topic(TOPIC, at_ms, read_queue_count=2, write_queue_count=2))
         self.bulk = Bulk(folder, parse_address(self.served.server.broker_address), "127.0.0.1", 0)
         self.address = self.served.server.broker_address
+        self.moves: list[Ticket] = []
         self.control = BrokerClient(self.address, str(self.bulk.address))
         wait_until(lambda: bool(self.control.state().bulk))
         if registers:
@@ -128,12 +138,25 @@ class World:
         self.served.call(lambda: self.broker.cancel(TOPIC, key, due, self.clock.now_ms(), by=by))
         self.served.settle()
 
+    def move(self, unique: str, due: int) -> None:
+        """Gives the message of a unique key that waits another due."""
+
+        def go() -> None:
+            everything = [found for found in self.broker.find(TOPIC, unique, by="unique") if found is not None]
+            (found,) = [each for each in everything if each.state is State.WAITING]
+            place = MovedFrom(found.due_at_ms, found.arrival, found.is_near)
+            self.moves.append(self.broker.moves.move([Source(found.record, place, due)], self.clock.now_ms()))
+
+        self.served.call(go)
+        self.served.settle()
+        assert self.moves[-1].answers == [True], f"{unique} was not moved"
+
     def write_import(self, job_id: str, dues: Sequence[int]) -> list[TableFile]:
         return write_import(self.control, job_id, dues)
 
-    def import_messages(self, job_id: str, dues: Sequence[int]) -> None:
+    def import_messages(self, job_id: str, dues: Sequence[int], keys: str = "", padding: int = 0) -> None:
         """Imports messages; the next batch takes them in."""
-        self.control.adopt(job_id, self.write_import(job_id, dues), 0)
+        self.control.adopt(job_id, write_import(self.control, job_id, dues, keys, padding), 0)
 
     def decide_postponement(self, job_id: str, by_ms: int) -> None:
         """Asks for a job that postpones everything in the table, and decides it, as a pipeline without Spark would: the

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +16,7 @@ from postdate.process import new_event_loop
 from postdate.server import Server
 from postdate.server.dispatch import Dispatcher
 from postdate.storage.disk import Disk, RealDisk
+from tests.support.certificates import Pair
 
 WAIT_S = 30.0
 Result = TypeVar("Result")
@@ -42,7 +43,10 @@ def configured(values: Mapping[str, Any]) -> tuple[Settings, Limits]:
 class Served:
     """A running server. `call` runs something on its loop, `kill` ends it like a crash."""
 
-    def __init__(self, disk: Disk, configuration: tuple[Settings, Limits], clock: Clock) -> None:
+    def __init__(
+        self, disk: Disk, configuration: tuple[Settings, Limits], clock: Clock, token: str = "",
+        folder: Path | None = None,
+    ) -> None:  # fmt: skip
         self.disk = disk
         self.clock = clock
         self._is_ended = False
@@ -52,7 +56,7 @@ class Served:
         settings, limits = configuration
         self.broker = Broker(disk, settings, limits=limits)
         self.broker.start_keeper()
-        self.server = Server(self.broker, clock)
+        self.server = Server(self.broker, clock, token, folder)
         try:
             self._run(self.server.start())
         except BaseException:
@@ -77,6 +81,10 @@ class Served:
 
     def _run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(WAIT_S)
+
+    def begin(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Begins something on the server's loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Runs a function on the server's loop and gives its result."""
@@ -145,12 +153,25 @@ class Served:
 
 
 @contextmanager
-def serving(folder: Path, clock: Clock | None = None, disk: Disk | None = None, **settings: Any) -> Iterator[Served]:
-    """A server on a data folder, checked when it has stopped or was killed. `settings` may be limits, too."""
-    served = Served(disk or RealDisk(folder), configured(SERVED | settings), clock or SystemClock())
+def serving(
+    folder: Path, clock: Clock | None = None, disk: Disk | None = None, *, token: str = "", has_access: bool = False,
+    **settings: Any,
+) -> Iterator[Served]:  # fmt: skip
+    """A server on a data folder, checked when it has stopped or was killed. `settings` may be limits, too. With
+    `has_access` it keeps users and an audit log in the folder, and its settings say where the table is.
+    """
+    own = folder if has_access else None
+    served = Served(disk or RealDisk(folder), configured(SERVED | settings), clock or SystemClock(), token, own)
     try:
         yield served
     finally:
         served.stop()
     report = check_folder(RealDisk(folder))
     assert report.ok, report.findings
+
+
+@contextmanager
+def secured(folder: Path, pair: Pair, tls: str = "enforcing", **settings: Any) -> Iterator[Served]:
+    """The same with TLS."""
+    with serving(folder, tls=tls, tls_cert=pair.certificate, tls_key=pair.key, **settings) as served:
+        yield served

@@ -138,6 +138,33 @@ def test_what_a_decided_job_has_moved_counts_once_and_at_its_new_due(tmp_path: P
         world.close()
 
 
+def test_what_was_moved_counts_once_and_at_its_new_due(tmp_path: Path) -> None:
+    """Whether the table has the move, or the broker alone; and its message comes once, at that due."""
+    world = World(tmp_path)
+    try:
+        world.send("a", [BEGIN + HOUR_MS, BEGIN + HOUR_MS, BEGIN + 2 * HOUR_MS])
+        world.batch()
+        world.move("a-u0", BEGIN + 3 * HOUR_MS)  # to another due in the table
+        world.move("a-u2", BEGIN + 5 * MINUTE_MS)
+        hour_ms = BEGIN // HOUR_MS * HOUR_MS
+        for expected in ((0, 2, 1), (0, 0, 3)):
+            times = ask_pending(world, unit="hour")["times"]
+            assert [((row["from_ms"] - hour_ms) // HOUR_MS, row["count"]) for row in times] == [(0, 1), (1, 1), (3, 1)]
+            assert places(world) == expected
+            world.batch()
+        world.pass_minutes(4)
+        assert places(world) == (1, 0, 2), "one is promoted"
+        world.move("a-u2", BEGIN + HOUR_MS)  # out of the wheel
+        assert places(world) == (0, 1, 2)
+        world.move("a-u1", BEGIN)  # at once
+        assert list(world.shown()) == ["a 1"]
+        assert places(world) == (0, 1, 1)
+        world.batch()
+        assert places(world) == (0, 0, 2)
+    finally:
+        world.close()
+
+
 def test_the_sum_is_what_waits_wherever_it_lies(tmp_path: Path) -> None:
     world = World(tmp_path)
     try:

@@ -15,6 +15,7 @@ from postdate.table import files
 from postdate.table.delta import Table
 from postdate.table.files import Window, find_beside, read_row_groups, read_window, sync_path, touches, write_file
 from postdate.table.format import CANCEL, ROW_GROUP_ROWS, name_taken_in
+from postdate.table.keys import name_index
 from tests.support.table_rows import arrivals, damage_cut, damage_flipped, damage_gone, messages, row, table_of
 
 
@@ -130,9 +131,10 @@ def test_every_sync_is_traced_where_that_is_asked_for(
     file, _ = write_file(table.folder, "soon-1.parquet", messages(3))
     sync_path(str(tmp_path))
     lines = [json.loads(line) for line in trace.read_text().splitlines()]
-    assert [line["path"] for line in lines] == [table.folder.path(file.path), table.folder.base, str(tmp_path)]
+    both = [table.folder.path(name) for name in (file.path, name_index(file.path))]
+    assert [line["path"] for line in lines] == [*both, table.folder.base, str(tmp_path)]
     assert lines[0]["size"] == file.bytes
-    assert file.path in lines[1]["names"]
+    assert {file.path, name_index(file.path)} <= set(lines[2]["names"])
 
 
 def test_rows_of_the_log_that_came_too_late_for_a_window_are_left_out(table: Table) -> None:

@@ -26,8 +26,10 @@ from tests.support.server import serving
 from tests.support.table_rows import append, keyed_row, signed
 
 
-def question(key: str, due: int, *, by: str = "unique", before: int = 1 << 60, topic: str = TOPIC) -> Question:
-    return Question(topic, key, by, key_hash(key), due, before)
+def question(
+    key: str, due: int, *, by: str = "unique", before: int = 1 << 60, topic: str = TOPIC, queues: tuple[int, ...] = (1,)
+) -> Question:
+    return Question(topic, key, by, key_hash(key), due, before, queues)
 
 
 def test_a_message_is_found_by_its_keys_and_verified(tmp_path: Path) -> None:
@@ -58,6 +60,12 @@ def test_equal_hashes_are_told_apart_by_the_record(tmp_path: Path) -> None:
         keyed_row(1_000, 2, unique="B"),
     )
     assert TableReader().find(str(tmp_path), question("B", 1_000)) == [2]
+
+
+def test_rows_of_a_deleted_topic_of_that_name_are_not_found(tmp_path: Path) -> None:
+    append(tmp_path, keyed_row(1_000, 1, unique="A"), keyed_row(1_000, 2, unique="A") | {"queue": 9})
+    assert TableReader().find(str(tmp_path), question("A", 1_000, queues=(8, 9))) == [2]
+    assert TableReader().find(str(tmp_path), question("A", 1_000, queues=())) == []
 
 
 def test_statistics_spare_files_and_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,3 +184,24 @@ def test_a_cancel_finds_its_message_in_the_table(tmp_path: Path) -> None:
             found = cancelled("order-7")
             assert (found.code, found.fields["outcome"]) == (codes.SUCCESS, "cancelled"), found.remark
             assert cancelled("order-8").fields["outcome"] == "unknown"
+
+
+def test_the_delta_log_is_read_again_only_where_it_has_a_new_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(tmp_path, keyed_row(1_000, 1, unique="A"))
+    reader, update, updates = TableReader(), DeltaTable.update_incremental, list[int]()
+
+    def counted(table: DeltaTable) -> None:
+        updates.append(table.version())
+        update(table)
+
+    monkeypatch.setattr(DeltaTable, "update_incremental", counted)
+    for _ in range(3):
+        assert reader.find(str(tmp_path), question("A", 1_000)) == [1]
+    assert len(updates) == 1
+    append(tmp_path, keyed_row(1_000, 2, unique="A"))
+    updates.clear()
+    for _ in range(3):
+        assert reader.find(str(tmp_path), question("A", 1_000)) == [1, 2]
+    assert len(updates) == 1

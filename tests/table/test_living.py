@@ -15,7 +15,7 @@ from hypothesis import strategies as some
 from postdate.arrival import OWN, own_arrival
 from postdate.clock import SystemClock
 from postdate.table import files
-from postdate.table.format import CANCEL, DROP, MESSAGE, ORDER, SCHEMA
+from postdate.table.format import CANCEL, DROP, MESSAGE, MOVE, ORDER, SCHEMA
 from postdate.table.living import HAS_ARRIVED, IS_UNPROMOTED, WAITING, Removals, has_arrived, is_unpromoted
 from tests.docs.test_docs import READERS, blocks_of
 from tests.support.core import HOUR_MS, MINUTE_MS, TOPIC
@@ -30,15 +30,21 @@ ARRIVALS = some.one_of(
 )
 PLACES = some.one_of(some.integers(0, 10), some.just(OWN), some.just(OWN + 7))
 HASHES = some.sampled_from([0, 5, -6])
+KINDS = [MESSAGE, MESSAGE, CANCEL, DROP, MOVE]
 FIXED = {"queue": 0, "level": 0, "flags": 0, "key": None, "tag": None, "size": 1, "record": b""}
 ROWS = some.fixed_dictionaries(
     {
-        "due": DUES, "arrival": ARRIVALS, "kind": some.sampled_from([MESSAGE, MESSAGE, CANCEL, DROP]),
+        "due": DUES, "arrival": ARRIVALS, "kind": some.sampled_from(KINDS),
         "topic": some.sampled_from(["a", "b"]), "unique_hash": HASHES, "key_hash": HASHES,
-        "tag_hash": some.integers(0, 4),
+        "tag_hash": some.integers(0, 4), "target": ARRIVALS,
     }
-).map(lambda row: FIXED | row)  # fmt: skip
+).map(lambda row: FIXED | aim_move(**row))  # fmt: skip
 TABLES = some.lists(ROWS, max_size=14)
+
+
+def aim_move(target: Any, **row: Any) -> Row:
+    """A move has, in the place of a hash, the arrival of the message that it takes away."""
+    return row | ({"unique_hash": target} if row["kind"] == MOVE else {})
 
 
 def numbered(rows: Iterable[Row]) -> pa.Table:
@@ -130,6 +136,12 @@ def test_a_drop_is_for_one_due_and_arrival() -> None:
     assert by_columns(numbered(rows), 0) == [3, 4]
 
 
+def test_a_move_is_for_one_due_and_arrival_however_it_came_itself() -> None:
+    rows = [row(9, MOVE, unique_hash=1), row(1), row(1, due=2), row(2), row(9), row(own_arrival(1))]
+    rows += [row(11, MOVE, unique_hash=own_arrival(1)), row(12, MOVE, unique_hash=9, due=2)]
+    assert by_columns(numbered(rows), 0) == [2, 3, 4]
+
+
 def test_equal_hashes_are_told_apart_where_keys_can_be_compared() -> None:
     table = numbered([row(7, CANCEL), row(8, CANCEL), row(1), row(2), row(9)])
     messages = table.filter(pc.equal(table["kind"], MESSAGE))
@@ -201,12 +213,15 @@ def made(due: int, now_ms: int) -> tuple[list[dict[str, Any]], set[str]]:
         reader_row("", due, late + 6, DROP),
         reader_row("dropped-of-a-job", due, own_arrival(9, 2, 3)),
         reader_row("", due, own_arrival(9, 2, 3), DROP),
+        reader_row("moved", due, late + 8),
+        reader_row("", due, late + 13, MOVE, unique_hash=late + 8),
+        reader_row("moved-to", due + 2, late + 12),
         reader_row("beside-a-drop", due, late + 7),
         reader_row("", due + 1, late + 7, DROP),
     ]
     waits = {
         "of-another-due", "of-another-topic", "of-no-key", "sent-later", "of-a-later-job", "has-its-key-for-an-id",
-        "beside-a-drop",
+        "beside-a-drop", "moved-to",
     }  # fmt: skip
     return rows, waits
 

@@ -15,9 +15,10 @@ from postdate.storage.record import decode, encode
 from verify.faults import troubles
 from verify.faults.__main__ import main
 from verify.faults.checker import Bounds
+from verify.faults.driver import Answer, Move, Moved, Wish
 from verify.faults.machine import part_of
 from verify.faults.process import ROOT
-from verify.faults.remoting import key_of
+from verify.faults.remoting import RemotingProducer, key_of
 from verify.faults.run import Episode, Plan, Result, history_of
 from verify.faults.troubles import TROUBLES, Scene, Trouble
 from verify.faults.workload import Load
@@ -44,6 +45,7 @@ def run(folder: Path, plan: Plan, seed: int = SEED) -> Result:
     return result
 
 
+@pytest.mark.full
 def test_a_short_run_with_spark_breaks_no_promise(tmp_path: Path) -> None:
     chosen = (CUT, Trouble(troubles.kill_part, 1), Trouble(troubles.jump_ahead, 1), Trouble(troubles.kill_broker, 1))
     result = run(tmp_path, replace(ALONE, seconds=15, with_pipeline=True, troubles=chosen))
@@ -75,6 +77,15 @@ def test_a_broker_whose_clock_is_ahead_is_caught(tmp_path: Path) -> None:
 
     result = run(tmp_path, replace(ALONE, seconds=4, troubles=(Trouble(hasten, 1),)))
     assert "I2" in {violation.invariant for violation in result.violations}
+
+
+def test_a_broker_that_forgets_its_moves_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pretend(_: RemotingProducer, wish: Wish, answer: Answer, due_at_ms: int, way: int) -> Move:  # noqa: ARG001
+        return Move(Moved.MOVED, due_at_ms or answer.due_at_ms)
+
+    monkeypatch.setattr(RemotingProducer, "move", pretend)
+    plan = replace(ALONE, seconds=4, troubles=(Trouble(troubles.drop_connections, 1),))
+    assert "I2" in {violation.invariant for violation in run(tmp_path, plan).violations}
 
 
 @pytest.mark.full

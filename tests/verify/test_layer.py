@@ -197,6 +197,35 @@ sync(".")
     assert watched.lose(mode=power.ALL) == {"file": b"in time "}
 
 
+def test_two_syncs_of_a_folder_at_once_keep_what_the_later_one_has_synced(watched: Watched) -> None:
+    """While the first one is in the kernel, another thread makes a file and syncs the folder, too."""
+    watched.run("""
+import threading
+
+def make_and_sync():
+    write("made", b"meanwhile")
+    sync("made")
+    sync(".")
+
+fsync = inside._real["fsync"]
+
+def slow(descriptor):
+    inside._real["fsync"] = fsync
+    other = threading.Thread(target=make_and_sync, daemon=True)
+    other.start()
+    other.join(0.5)  # it ends at once, unless it waits for us
+    fsync(descriptor)
+    after.append(other)
+
+after = []
+write("first", b"before")
+inside._real["fsync"] = slow
+sync(os.getcwd())
+after[0].join()
+""")
+    assert watched.lose(mode=power.ALL) == {"first": b"", "made": b"meanwhile"}
+
+
 def test_an_unsynced_folder_is_lost_with_its_files(watched: Watched) -> None:
     watched.run('os.mkdir("folder"); write("folder/file", b"1"); sync("folder/file"); sync("folder")')
     assert watched.lose(mode=power.ALL) == {}

@@ -15,9 +15,12 @@ import pytest
 
 from postdate.arrival import own_arrival
 from postdate.broker.broker import Broker
+from postdate.broker.cancelling import CancelCalls
 from postdate.broker.rescuing import Rescuer
 from postdate.errors import CorruptLog
 from postdate.message import Cancelled
+from postdate.state.moves import Moves
+from postdate.state.once import Once
 from verify import simulation
 from verify.simulation import Broken, Failure, Model, Op, VirtualDisk, World, random_history, run_history, run_seed
 from verify.simulation import __main__ as command
@@ -26,6 +29,7 @@ from verify.simulation import pipeline as pipelines
 from verify.simulation.digest import Digest
 from verify.simulation.history import digest_seed
 from verify.simulation.model import Asked, Sent
+from verify.simulation.oncers import Oncers
 from verify.simulation.pipeline import SimulatedPipeline, SimulatedTable, TableRow
 from verify.simulation.planted import PLANTED, Planted, digest_planted, run_planted
 
@@ -303,6 +307,67 @@ def test_a_table_with_another_count_than_the_broker_s_is_noticed(monkeypatch: py
     monkeypatch.setattr(SimulatedTable, "append", lossy)
     with pytest.raises(Broken, match="the table holds 2 rows that wait, the broker says 3"):
         run_history(SERVED)
+
+
+MOVED = [
+    Op("send", (3, 8_000, 0, 0, 1)), Op("flush"), Op("move", (0, 0, 20_000)), Op("flush"), Op("pass", (10_000,)),
+]  # fmt: skip
+
+
+def test_a_broker_that_leaves_both_copies_of_a_moved_message_alive_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_history(MOVED)
+    monkeypatch.setattr(Moves, "remember", lambda *_: None)
+    with pytest.raises(Broken, match=r"m1 (is due at|was due at|stands|is in)"):
+        run_history(MOVED)
+
+
+def test_a_broker_that_forgets_the_first_handle_of_a_moved_message_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = [*MOVED, Op("cancel", (0, 0)), Op("flush")]
+    run_history(history)
+    trace = CancelCalls.trace
+    monkeypatch.setattr(CancelCalls, "trace", lambda *of: trace(*of)._replace(may_be_moved=False))
+    with pytest.raises(Broken, match="answered 'unknown', but m1 waits"):
+        run_history(history)
+
+
+def test_an_index_that_lags_behind_the_table_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record of the move has left the log, so that only the table leads to the message."""
+    history = [*MOVED, Op("cancel", (0, 0)), Op("flush")]
+    run_history(history)
+    monkeypatch.setattr("verify.simulation.cancellers.find_waiting", lambda *_: {})
+    with pytest.raises(Broken, match="answered 'unknown', but m1 waits"):
+        run_history(history)
+
+
+ONCE, OTHER = (Op("send_once", (0, is_other, 3, 8_000, 0)) for is_other in (0, 1))
+
+
+@pytest.mark.parametrize("ending", ["close", "kill"])
+def test_a_broker_that_forgets_ids_with_a_restart_is_noticed(monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    history = [ONCE, Op("flush"), Op("snapshot", (0,)), Op(ending), ONCE]
+    run_history(history)
+    monkeypatch.setattr(Once, "index", lambda _: None)
+    with pytest.raises(Broken, match="m1 was stored under once0, as m1 is"):
+        run_history(history)
+
+
+def test_a_broker_that_takes_another_body_under_an_id_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = [ONCE, Op("flush"), OTHER]
+    run_history(history)
+    monkeypatch.setattr("postdate.broker.once.OnceCalls._compare", lambda *_: None)
+    with pytest.raises(Broken, match="answered as an earlier one, none has its body"):
+        run_history(history)
+
+
+def test_a_broker_that_gives_a_second_send_another_receipt_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = [ONCE, Op("flush"), ONCE]
+    run_history(history)
+    check = Oncers._check
+    monkeypatch.setattr(
+        Oncers, "_check", lambda self, taken, first: check(self, taken, first._replace(unique_key="U2"))
+    )
+    with pytest.raises(Broken, match=r"a second send of m1 was answered .*'U2'.*, the first .*'U1'"):
+        run_history(history)
 
 
 @pytest.mark.parametrize("how", range(4))

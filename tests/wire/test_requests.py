@@ -32,6 +32,7 @@ TOPIC = {"topic": "orders"}
 POPPED = {**GROUP_QUEUE, "extraInfo": "handle", "offset": "7"}
 POPPED_VALUES = {**GROUP_QUEUE_VALUES, "extraInfo": "handle", "offset": 7}
 
+USER, SUBJECT = {"username": "alice"}, {"subject": "User:alice"}
 LEAST: dict[int, tuple[str, dict[str, str], dict[str, Any]]] = {
     10: ("SEND_MESSAGE", SEND, SEND_VALUES),
     11: ("PULL_MESSAGE", PULL, PULL_VALUES),
@@ -134,6 +135,21 @@ LEAST: dict[int, tuple[str, dict[str, str], dict[str, Any]]] = {
         {"consumerGroup": "g", "queueId": 0, "offset": 5},
     ),
     9823: ("FINISH_DEAD_LETTERS", {}, {}),
+    9824: ("CANCEL_KEY", {"topic": "t", "key": "k"}, {"topic": "t", "key": "k", "only": False}),
+    9825: (
+        "MOVE_MESSAGE", TOPIC,
+        {**TOPIC, "key": "", "recallHandle": "", "due": None, "delay": None, "by": None, "only": False},
+    ),
+    3001: ("AUTH_CREATE_USER", USER, USER),
+    3002: ("AUTH_UPDATE_USER", USER, USER),
+    3003: ("AUTH_DELETE_USER", USER, USER),
+    3004: ("AUTH_GET_USER", USER, USER),
+    3005: ("AUTH_LIST_USERS", {}, {"filter": ""}),
+    3006: ("AUTH_CREATE_ACL", SUBJECT, SUBJECT),
+    3007: ("AUTH_UPDATE_ACL", SUBJECT, SUBJECT),
+    3008: ("AUTH_DELETE_ACL", SUBJECT, {**SUBJECT, "policyType": "", "resource": ""}),
+    3009: ("AUTH_GET_ACL", SUBJECT, SUBJECT),
+    3010: ("AUTH_LIST_ACL", {}, {"subjectFilter": "", "resourceFilter": ""}),
     200050: (
         "POP_MESSAGE", {**GROUP_QUEUE, "maxMsgNums": "32", "invisibleTime": "60000"},
         {**GROUP_QUEUE_VALUES, "maxMsgNums": 32, "invisibleTime": 60_000, "pollTime": 0, "bornTime": 0, "initMode": 0,

@@ -116,9 +116,13 @@ def _run_episode(seed: int, plan: Plan, turns: Turns, keep: str) -> tuple[Result
             episode.stop()
 
         signal.signal(signal.SIGINT, stop)
-        result = episode.run()
-        if result.violations and keep:
-            shutil.copytree(folder, Path(keep) / f"seed-{seed}", dirs_exist_ok=True)
+        is_worth_keeping = True  # also where the run itself ends with an error: a client that hangs may show a bug
+        try:
+            result = episode.run()
+            is_worth_keeping = bool(result.violations)
+        finally:
+            if keep and is_worth_keeping:
+                shutil.copytree(folder, Path(keep) / f"seed-{seed}", dirs_exist_ok=True)
         return result, bool(interrupted)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -12,7 +12,11 @@
 | I8 | a message has one entry in its queue, an entry never changes, an acknowledged one does not come again |
 | I9 | the broker's memory stays below a constant |
 
-What was answered binds. What is in doubt (the connection ended before the answer) may have happened or not.
+What was answered binds. What is in doubt (the connection ended before the answer) may have happened or not, also later
+than an answer to something else.
+
+A message that was moved has its last due time. Where the order of moves is not known, or one is in doubt, several due
+times are possible: it may come at the earliest of them, and is not judged to be late.
 """
 
 from collections import Counter, defaultdict
@@ -20,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from verify.faults.driver import Cancel, Form, Sent
+from verify.faults.driver import Cancel, Form, Moved, Sent
 from verify.faults.history import Event
 
 INVARIANTS = {
@@ -71,6 +75,25 @@ class CancelRequest(NamedTuple):
     outcome: Cancel
 
 
+class MoveRequest(NamedTuple):
+    """A move: when it was asked for and answered, what for (0 is now), and the answer with the new due time."""
+
+    began: float
+    ended: float
+    outcome: Moved
+    asked_due: int
+    due_at_ms: int
+
+    @property
+    def may_have_moved(self) -> bool:
+        return self.outcome in (Moved.MOVED, Moved.IN_DOUBT)
+
+    @property
+    def until(self) -> float:
+        """When it has certainly happened, if it has: one in doubt may lie in the broker's socket for minutes."""
+        return self.ended if self.outcome is Moved.MOVED else float("inf")
+
+
 @dataclass
 class Message:
     """What clients know of one message."""
@@ -86,7 +109,8 @@ class Message:
     answered: float = float("inf")
     due_at_ms: int = 0  # 0 if the broker did not say
     cancels: list[CancelRequest] = field(default_factory=list)
-    moved_ms: int | None = 0  # how far a job has postponed it; None if that is not known
+    postponed_ms: int | None = 0  # how far a job has postponed it; None if that is not known
+    moves: list[MoveRequest] = field(default_factory=list)
 
     @property
     def is_imported(self) -> bool:
@@ -95,14 +119,38 @@ class Message:
     @property
     def known_due(self) -> int:
         """When it is due, by the broker's clock; 0 if nobody knows."""
+        last, *others = self.setters()
+        if others or self.postponed_ms is None:
+            return 0
+        if last is not None:
+            return last.due_at_ms
         said = self.value if self.form is Form.INSTANT else self.due_at_ms
-        return said + self.moved_ms if said and self.moved_ms is not None else 0
+        return said + self.postponed_ms if said else 0
+
+    @property
+    def settled_at(self) -> float:
+        """When its send and its moves were all answered."""
+        return max([self.answered, *(each.until for each in self.moves if each.may_have_moved)])
 
     @property
     def must_come(self) -> bool:
+        is_stored = any(each.outcome is Moved.MOVED for each in self.moves)  # even if its send is in doubt
+        is_sure = self.outcome is Sent.ACKNOWLEDGED or is_stored
+        return is_sure and not self.group and not self.may_be_cancelled(float("inf"))
+
+    def may_be_cancelled(self, at: float) -> bool:
         doubtful = (Cancel.CANCELLED, Cancel.IN_DOUBT, Cancel.UNKNOWN)
-        is_stopped = any(each.outcome in doubtful for each in self.cancels)
-        return self.outcome is Sent.ACKNOWLEDGED and not is_stopped and not self.group
+        return any(each.outcome in doubtful and each.began <= at for each in self.cancels)
+
+    def setters(self, start: float = float("inf"), stop: float = float("inf")) -> list[MoveRequest | None]:
+        """What may have set its due time as it was between two instants; None is the send. A move that was certainly
+        followed by another one, answered before, is left out.
+        """
+        moves = [each for each in self.moves if each.may_have_moved and each.began <= stop]
+        sure = [each.began for each in moves if each.until <= start and each.outcome is Moved.MOVED]
+        last = max(sure, default=float("-inf"))
+        found: list[MoveRequest | None] = [each for each in moves if each.until >= last]
+        return found if sure else [None, *found]
 
     @property
     def is_cancelled(self) -> bool:
@@ -162,19 +210,26 @@ class Case:
         for event in self.by_kind["cancelled"]:
             asked = CancelRequest(event["began"], event["at"], Cancel(event["outcome"]))
             self.messages[event["key"]].cancels.append(asked)
-        self._note_moves()
+        for event in self.by_kind["moved"]:
+            moved = MoveRequest(event["began"], event["at"], Moved(event["outcome"]), event["to"], event["due"])
+            self.messages[event["key"]].moves.append(moved)
+        self._note_postponements()
         self.entries = _by_key(self.by_kind["entry"])
         self.seen = _by_key(self.by_kind["saw"])
         self.troubles = list(self._find_troubles())
 
-    def _note_moves(self) -> None:
-        """A job that says it has postponed all messages of its prefix has; of others nobody knows which ones."""
-        sure = {each["prefix"]: each["changed"] for each in self.by_kind["moved"]}
-        for event in self.by_kind["moving"]:
+    def _note_postponements(self) -> None:
+        """A job that says it has postponed all messages of its prefix has; of others nobody knows which ones. Nor does
+        anybody know what a job did to messages that were moved meanwhile.
+        """
+        ends = {each["prefix"]: each for each in self.by_kind["postponed"]}
+        for event in self.by_kind["postpone"]:
             found = [message for key, message in self.messages.items() if key.startswith(event["prefix"])]
-            is_sure = sure.get(event["prefix"]) == len(found)
+            end = ends.get(event["prefix"])
+            is_sure = end is not None and end["changed"] == len(found)
             for message in found:
-                message.moved_ms = event["by"] if is_sure else None
+                is_moved = end is not None and any(each.began < end["at"] for each in message.moves)
+                message.postponed_ms = event["by"] if is_sure and not is_moved else None
 
     def _find_troubles(self) -> Iterator[tuple[float, float]]:
         ends = {(each["name"], each["began"]): each["at"] for each in self.by_kind["over"]}
@@ -190,12 +245,26 @@ class Case:
 
     def due_min(self, message: Message) -> float:
         """The time before which a message may not be visible."""
+        return min(self.dues(message))
+
+    def dues(self, message: Message, start: float = float("inf"), stop: float = float("inf")) -> list[float]:
+        """The due times that a message may have had between two instants, each as early as possible."""
+        return [
+            self.first_due_min(message) if each is None else self._moved_due_min(each)
+            for each in message.setters(start, stop)
+        ]
+
+    def first_due_min(self, message: Message) -> float:
+        """The time before which a message that is not moved may not be visible."""
         if message.form is Form.NONE:
             return 0.0
         if message.form is Form.INSTANT:
-            return float(message.value + (message.moved_ms or 0))
+            return float(message.value + (message.postponed_ms or 0))
         asked = int(self.clock.lowest(message.began, message.answered)) + message.span_ms
         return max(asked, float(message.due_at_ms))
+
+    def _moved_due_min(self, move: MoveRequest) -> float:
+        return float(move.asked_due) if move.asked_due else float(int(self.clock.lowest(move.began, move.ended)))
 
 
 def _by_key(events: Sequence[Event]) -> dict[str, list[Event]]:
@@ -260,11 +329,15 @@ def _check_counts(case: Case) -> Iterator[Violation]:
 def check_not_early(case: Case) -> Iterator[Violation]:
     """I2."""
     for key, message in case.messages.items():
-        due = case.due_min(message)
-        if message.outcome is Sent.ACKNOWLEDGED and 0 < message.due_at_ms < due:
+        due, first = case.due_min(message), case.first_due_min(message)
+        if message.outcome is Sent.ACKNOWLEDGED and 0 < message.due_at_ms < first:
             yield Violation(
-                "I2", f"{key} was said to be due {due - message.due_at_ms:.0f} ms before it was asked for", key
+                "I2", f"{key} was said to be due {first - message.due_at_ms:.0f} ms before it was asked for", key
             )
+        for move in message.moves:
+            if move.outcome is Moved.MOVED and move.due_at_ms < move.asked_due:
+                early = move.asked_due - move.due_at_ms
+                yield Violation("I2", f"{key} was said to be moved to {early} ms before it was asked for", key)
         for event in (*case.entries.get(key, ()), *case.seen.get(key, ())):
             if 0 < event["visible"] < due and event.get("attempt", 0) == 0:
                 yield Violation("I2", f"{key} was visible {due - event['visible']:.0f} ms before its due time", key)
@@ -287,28 +360,44 @@ def check_cancelled(case: Case) -> Iterator[Violation]:
 def check_answers(case: Case, bounds: Bounds) -> Iterator[Violation]:
     """I4."""
     for key, message in case.messages.items():
-        outcomes = {each.outcome for each in message.cancels}
+        requests: list[CancelRequest | MoveRequest] = [*message.cancels, *message.moves]
+        outcomes = {str(each.outcome) for each in requests}
         if {Cancel.CANCELLED, Cancel.DELIVERED} <= outcomes:
-            yield Violation("I4", f"cancels of {key} were answered with cancelled and with delivered", key)
+            yield Violation("I4", f"requests for {key} were answered with cancelled and with delivered", key)
         if Cancel.DELIVERED in outcomes and key not in case.entries:
-            yield Violation("I4", f"a cancel of {key} was answered with delivered, and it is in no queue", key)
-        for asked in message.cancels:
+            yield Violation("I4", f"a request for {key} was answered with delivered, and it is in no queue", key)
+        for asked in requests:
             if _is_untrue(case, message, asked, bounds):
-                what = f"{key} waited, and its cancel was answered with {asked.outcome}"
-                yield Violation("I4", what, key)
+                what = "move" if isinstance(asked, MoveRequest) else "cancel"
+                yield Violation("I4", f"{key} waited, and its {what} was answered with {asked.outcome}", key)
+        for move in message.moves:
+            if move.outcome is Moved.MOVED and (reason := _why_it_did_not_wait(case, message, move)):
+                yield Violation("I4", f"a move of {key} was answered with moved, but {reason} before", key)
 
 
-def _is_untrue(case: Case, message: Message, asked: CancelRequest, bounds: Bounds) -> bool:
-    """Whether a cancel missed a message that certainly waited. During a fault "unknown" is a true answer: the table may
-    not be readable in time.
+def _is_untrue(case: Case, message: Message, asked: CancelRequest | MoveRequest, bounds: Bounds) -> bool:
+    """Whether a request missed a message that certainly waited. During a fault "unknown" is a true answer: the table
+    may not be readable in time. A cancel finds what another one has cancelled, a move does not.
     """
     if message.outcome is not Sent.ACKNOWLEDGED or asked.began < message.answered or message.group:
         return False
-    if case.clock.highest(asked.ended) >= case.due_min(message):
+    if case.clock.highest(asked.ended) >= min(case.dues(message, asked.began, asked.ended)):
         return False
-    if asked.outcome is Cancel.DELIVERED:
+    if asked.outcome == Moved.DELIVERED:
         return True
-    return asked.outcome is Cancel.UNKNOWN and not case.is_troubled(asked.began, asked.ended, bounds)
+    if isinstance(asked, MoveRequest) and message.may_be_cancelled(asked.ended):
+        return False
+    return asked.outcome == Moved.UNKNOWN and not case.is_troubled(asked.began, asked.ended, bounds)
+
+
+def _why_it_did_not_wait(case: Case, message: Message, move: MoveRequest) -> str:
+    """What clients knew, when a move began, of a message that did not wait any more; empty if it may have waited."""
+    requests: list[CancelRequest | MoveRequest] = [*message.cancels, *message.moves]
+    for each in requests:
+        if each.ended < move.began and each.outcome in (Cancel.CANCELLED, Cancel.DELIVERED):
+            return f"another request was answered with {each.outcome}"
+    groups = [event["group"] for event in case.seen.get(message.key, ()) if event["at"] < move.began]
+    return f"group {groups[0]} saw it" if groups else ""
 
 
 def check_on_time(case: Case, bounds: Bounds) -> Iterator[Violation]:
@@ -336,7 +425,7 @@ def lateness(case: Case, bounds: Bounds) -> Iterator[tuple[float, str]]:
         if message.outcome is not Sent.ACKNOWLEDGED or not due or key not in case.entries:
             continue
         for at in case.clock.instants(due):
-            is_stored = message.answered < at
+            is_stored = message.settled_at < at
             if is_stored and not case.is_troubled(at - bounds.excuse_before_ms, at + bounds.excuse_before_ms, bounds):
                 yield float(case.entries[key][0]["visible"] - due), key
 

@@ -28,6 +28,16 @@ class Cancel(StrEnum):
     IN_DOUBT = "in doubt"
 
 
+class Moved(StrEnum):
+    """The answer to a move, which gives a message that waits another due time."""
+
+    MOVED = "moved"
+    DELIVERED = "delivered"
+    UNKNOWN = "unknown"
+    REFUSED = "refused"  # nothing was done: the table cannot be asked, or the broker is busy
+    IN_DOUBT = "in doubt"
+
+
 class Form(StrEnum):
     """The ways to ask for a delay. A driver replaces a form that its system does not have by another one."""
 
@@ -62,6 +72,12 @@ class Answer(NamedTuple):
     due_at_ms: int = 0  # 0 if the broker does not say
 
 
+class Move(NamedTuple):
+    outcome: Moved
+    due_at_ms: int = 0  # the new due time; 0 if it was not moved
+    was_due_at_ms: int = 0
+
+
 class Delivery(NamedTuple):
     """A message in a consumer's hands."""
 
@@ -88,6 +104,10 @@ class Lost(Exception):
     """The connection ended, or no answer came in time."""
 
 
+class Hung(Exception):
+    """A client does not end: it waits for the broker, and nothing moves there."""
+
+
 class Producer(Protocol):
     """One connection. After IN_DOUBT it cannot be used any more."""
 
@@ -99,6 +119,16 @@ class Producer(Protocol):
 
     def cancel(self, wish: Wish, answer: Answer, way: int) -> Cancel:
         """Cancels in one of the ways that the system has; `way` is any number."""
+
+    def cancel_moved(self, wish: Wish, answer: Answer, way: int) -> Cancel:
+        """Cancels a message that may have been moved, in one of the ways that find it then: by the handle of its send,
+        and by its key alone. The answer to a send has no handle where the message was imported.
+        """
+
+    def move(self, wish: Wish, answer: Answer, due_at_ms: int, way: int) -> Move:
+        """Gives a message another due time; 0 delivers it now. `answer` is that to its send, and `way` any number: by
+        the handle, or by its key.
+        """
 
     def drop(self) -> None:
         """Cuts the connection, from any thread."""
@@ -157,3 +187,8 @@ class Driver(Protocol):
 
     def import_messages(self, wishes: Sequence[Wish]) -> bool:
         """Imports messages with instants from a file; True if that was confirmed. Raises NotImplementedError."""
+
+    def progress(self) -> str:
+        """What jobs and imports wait for, for people. While it changes, clients that wait for them may go on waiting.
+        Raises Lost.
+        """

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from verify.faults.driver import Answer, Cancel, Delivery, Entry, Wish, body_of
+from verify.faults.driver import Answer, Cancel, Delivery, Entry, Move, Wish, body_of
 
 Event = dict[str, Any]
 
@@ -65,6 +65,17 @@ class History:
     def note_cancelled(self, key: str, began: float, outcome: Cancel) -> None:
         self.note("cancelled", key=key, began=began, outcome=outcome)
 
+    def note_moving(self, key: str, due_at_ms: int, client: str) -> float:
+        """A client asks for another due time of a message; 0 is now."""
+        return float(self.note("move", key=key, to=due_at_ms, client=client)["at"])
+
+    def note_moved(self, key: str, began: float, due_at_ms: int, move: Move) -> None:
+        """`due_at_ms` was asked for; `move` is the answer."""
+        self.note(
+            "moved", key=key, began=began, to=due_at_ms, outcome=move.outcome, due=move.due_at_ms,
+            was=move.was_due_at_ms,
+        )  # fmt: skip
+
     def note_deliveries(self, group: str, deliveries: Sequence[Delivery], asked_at: float) -> None:
         for each in deliveries:
             self.note(
@@ -80,13 +91,13 @@ class History:
                 whole=each.body == body_of(each.key),
             )  # fmt: skip
 
-    def note_moving(self, prefix: str, by_ms: int) -> None:
+    def note_postponing(self, prefix: str, by_ms: int) -> None:
         """A job is asked to postpone the messages with this prefix of keys: each may be due then or later."""
-        self.note("moving", prefix=prefix, by=by_ms)
+        self.note("postpone", prefix=prefix, by=by_ms)
 
-    def note_moved(self, prefix: str, by_ms: int, changed: int) -> None:
+    def note_postponed(self, prefix: str, by_ms: int, changed: int) -> None:
         """A job has postponed this many of them."""
-        self.note("moved", prefix=prefix, by=by_ms, changed=changed)
+        self.note("postponed", prefix=prefix, by=by_ms, changed=changed)
 
     # -- the world ----------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ Spark's workers run this too, so it may need the standard library only.
 
 import builtins
 import errno
+import fcntl
 import io
 import os
 import signal
@@ -251,14 +252,20 @@ class Files:
         if path is None:
             sync(descriptor)
             return
-        # In this order: what another thread writes during the sync may be on disk or not.
-        began = self._journal.size()
         found = os.fstat(descriptor)
         if stat.S_ISDIR(found.st_mode):
-            names = self._names(path)
-            sync(descriptor)
-            self._journal.add(Listed, path, began, names)
+            # One process or thread at a time: the last listing in the journal must be the last that was made.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            try:
+                began = self._journal.size()
+                names = self._names(path)
+                sync(descriptor)
+                self._journal.add(Listed, path, began, names)
+            finally:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
             return
+        # In this order: what another thread writes during the sync may be on disk or not.
+        began = self._journal.size()
         self._pin(found.st_ino, f"/proc/self/fd/{descriptor}")
         if self._control.take_failing_sync():
             self._journal.add(Failed, found.st_ino, began)

@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from postdate.access.token import TOKEN_FILE
 from postdate.check import check_folder
 from postdate.errors import PostdateError
 from postdate.storage.disk import RealDisk
@@ -56,7 +57,8 @@ class Machine:
         bulk_port = free_port() if with_pipeline else -1
         parts = {"bulk_port": bulk_port, "pipeline": "embedded" if with_pipeline else "none"}
         self.broker = Broker(folder, self.layer.environment(), **SETTINGS, **parts, **(settings or {}))
-        self.driver = Remoting(self.broker.port, self.broker.route_address, folder)
+        environ = self.broker.environment_of_clients()
+        self.driver = Remoting(self.broker.port, self.broker.route_address, folder, environ)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -91,24 +93,26 @@ class Machine:
         self.broker.reap()
 
     def kill_all(self) -> None:
-        """Kills the broker and everything that it started."""
-        for pid in self.broker.processes():
-            signal_to(pid, signal.SIGKILL)
-        self.broker.reap()
-        self._await(lambda: not self.broker.processes(), GONE_S, "processes that were killed are still there")
+        """Kills the broker, everything that it started, and the commands of clients."""
+        self.end()
+        self._await(lambda: not self._all_processes(), GONE_S, "processes that were killed are still there")
 
     def cut_power(self, dice: Random) -> None:
         """Kills all processes, loses any part of what was not synced, and starts again."""
-        self.kill_all()
-        lost = self.layer.lose_power(dice)
+        with self.driver.starting:  # no command begins meanwhile: it would go on with the journal of before
+            self.kill_all()
+            lost = self.layer.lose_power(dice)
         self.history.note("power", lost=lost[:20], count=len(lost))
         self.start()
 
     def end(self) -> None:
-        """Kills what still runs, at the end of an episode that went wrong."""
-        for pid in self.broker.processes():
+        """Kills what still runs, also at the end of an episode that went wrong."""
+        for pid in self._all_processes():
             signal_to(pid, signal.SIGKILL)
         self.broker.reap()
+
+    def _all_processes(self) -> list[int]:
+        return [*self.broker.processes(), *self.broker.processes_of_clients()]
 
     def _await(self, is_so: Callable[[], bool], seconds: float, otherwise: str) -> None:
         end = time.monotonic() + seconds
@@ -179,7 +183,10 @@ class Machine:
     def second_pipeline(self, seconds: float) -> None:
         """Starts a second pipeline. It fences the first, which restarts and fences it; the older one stages nothing."""
         table = str(self.broker.data / "table")
-        process = self.broker.spawn("pipeline", "--addr", self.broker.route_address, "--table", table)
+        process = self.broker.spawn(
+            "pipeline", "--addr", self.broker.route_address, "--table", table,
+            "--token-file", str(self.broker.data / TOKEN_FILE),
+        )  # fmt: skip
         try:
             time.sleep(seconds)
         finally:

@@ -11,7 +11,9 @@ from verify.faults.control import BROKER, BULK, PIPELINE
 
 PACKAGE = Path(postdate.__file__).parent
 _IN_PIPELINE = {"spark", "table"}  # folders whose points the pipeline's processes reach
-_OF_COMMANDS = {"adoption.py"}  # reached by a command while nothing runs; tests/test_adoption.py ends it there
+# Reached by commands, and by requests that no story has: tests/test_adoption.py and tests/access/test_users.py end
+# them.
+_OF_COMMANDS = {"adoption.py", "users.py"}
 # Bulk reaches these points of the storage, which writes chunks and selections for it.
 WRITTEN_BY_BULK = {
     "chunk.write", "chunk.add", "chunk.synced", "chunk.written",

@@ -76,14 +76,24 @@ class Broker:
 
     def spawn(self, *arguments: str, module: str = "postdate") -> "subprocess.Popen[str]":
         """Starts one of our commands in its own process group, with this broker's environment and log."""
-        own = {name: value for name, value in os.environ.items() if not name.startswith("POSTDATE_")}
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", module, *arguments], stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=log, text=True, cwd=self._folder,
-                env={**own, "PYTHONPATH": str(ROOT), **self._environ, _MARK: str(self._folder)},
-                start_new_session=True,
+                env=self._environment(str(self._folder)), start_new_session=True,
             )  # fmt: skip
+
+    def environment_of_clients(self) -> dict[str, str]:
+        """The environment for commands of clients: they write to the same disk, and are none of its own processes."""
+        return self._environment(self._mark_of_clients)
+
+    def _environment(self, mark: str) -> dict[str, str]:
+        own = {name: value for name, value in os.environ.items() if not name.startswith("POSTDATE_")}
+        return {**own, "PYTHONPATH": str(ROOT), **self._environ, _MARK: mark}
+
+    @property
+    def _mark_of_clients(self) -> str:
+        return f"{self._folder}/clients"
 
     def kill(self) -> None:
         """Ends the process at once; its writes stay."""
@@ -138,7 +148,14 @@ class Broker:
         """Every process of this broker with its command: itself, what it or its parts started, and what is left when it
         is gone.
         """
-        mark = f"{_MARK}={self._folder}".encode()
+        return self._processes_with(str(self._folder))
+
+    def processes_of_clients(self) -> dict[int, str]:
+        """Every process that has the environment for commands of clients, or was started by one that has it."""
+        return self._processes_with(self._mark_of_clients)
+
+    def _processes_with(self, value: str) -> dict[int, str]:
+        mark = f"{_MARK}={value}".encode()
         found = {}
         for path in Path("/proc").glob("[0-9]*"):
             try:

@@ -4,9 +4,10 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -14,16 +15,30 @@ from typing import IO, Any
 
 import postdate
 from postdate.client import admin
-from postdate.contract import DONE, RUNNING, WAITING
+from postdate.contract import DONE, RUNNING, WAITING, JobStatus
 from postdate.errors import PostdateError, UsageError
 from postdate.message import PROPERTY_KEYS, PROPERTY_UNIQ_KEY
+from postdate.process import run_on_thread
 from postdate.storage.record import Record
 from postdate.wire import bodies, codes
 from postdate.wire.frame import Command
 from postdate.wire.ids import parse_recall_handle
 from postdate.wire.records import decode_records
 from postdate.wire.requests import Request
-from verify.faults.driver import Answer, Cancel, Consumer, Delivery, Entry, Form, Lost, Producer, Sent, Wish
+from verify.faults.driver import (
+    Answer,
+    Cancel,
+    Consumer,
+    Delivery,
+    Entry,
+    Form,
+    Lost,
+    Move,
+    Moved,
+    Producer,
+    Sent,
+    Wish,
+)
 from verify.faults.peer import (
     Closed,
     Peer,
@@ -45,7 +60,7 @@ READ_COUNT = 256
 IMPORT_S, IMPORT_TRIES = 60.0, 5
 ACCEPTED = (WAITING, RUNNING, DONE)  # states of an import that the log has
 # Selects nothing, and takes some milliseconds a row for that.
-LONG_PREDICATE = "aggregate(sequence(1, 100000), 0L, (sum, each) -> sum + each % (1 + length(key))) < 0"
+LONG_PREDICATE = f"concat(topic, '{'a' * 100}') like '%a%a%b'"
 _LOST = (Closed, OSError)
 _REFUSED = {codes.SYSTEM_BUSY, codes.MESSAGE_ILLEGAL, codes.SERVICE_NOT_AVAILABLE}
 _DOUBT = "is not known"  # part of the broker's answer to requests during which the log failed
@@ -127,10 +142,36 @@ class RemotingProducer(_Connected):
             found = (self._by_handle, self._by_key, self._by_marker)[way % ways](wish, answer)
         except _LOST:
             return Cancel.IN_DOUBT
-        if found.code in _REFUSED and _DOUBT not in (found.remark or ""):
-            return Cancel.REFUSED
-        outcome = found.fields.get("outcome")
-        return Cancel(str(outcome)) if outcome in list(Cancel) else Cancel.IN_DOUBT
+        return _cancel_outcome(found)
+
+    def cancel_moved(self, wish: Wish, answer: Answer, way: int) -> Cancel:
+        try:
+            if answer.handle and way % 2:
+                return _cancel_outcome(self._by_handle(wish, answer))
+            found = self.peer.ask(Request.CANCEL_KEY, topic=TOPIC, key=user_key(wish.key), only=True)
+        except _LOST:
+            return Cancel.IN_DOUBT
+        if found.code != codes.SUCCESS:
+            return Cancel.REFUSED if _is_refused(found) else Cancel.IN_DOUBT
+        outcomes = [each["outcome"] for each in bodies.load(found.body, "what became of a cancel")["messages"]]
+        return Cancel(outcomes[0]) if outcomes else Cancel.UNKNOWN
+
+    def move(self, wish: Wish, answer: Answer, due_at_ms: int, way: int) -> Move:
+        named: dict[str, Any] = (
+            {"recallHandle": answer.handle} if answer.handle and way % 3 else {"key": user_key(wish.key)}
+        )
+        target: dict[str, Any] = {"due": due_at_ms} if due_at_ms else {"delay": 0}
+        try:
+            found = self.peer.ask(Request.MOVE_MESSAGE, topic=TOPIC, **named, **target, only=True)
+        except _LOST:
+            return Move(Moved.IN_DOUBT)
+        if found.code != codes.SUCCESS:
+            return Move(Moved.REFUSED if _is_refused(found) else Moved.IN_DOUBT)
+        messages = bodies.load(found.body, "what became of a move")["messages"]
+        if not messages:
+            return Move(Moved.UNKNOWN)
+        outcome = Moved(messages[0]["outcome"])
+        return Move(outcome, messages[0]["due"] if outcome is Moved.MOVED else 0, messages[0].get("was", 0))
 
     def _by_handle(self, _: Wish, answer: Answer) -> Command:
         return self.peer.ask(Request.RECALL_MESSAGE, topic=TOPIC, recallHandle=answer.handle)
@@ -144,6 +185,18 @@ class RemotingProducer(_Connected):
         return self.peer.answer_to(marker.opaque)
 
 
+def _is_refused(answer: Command) -> bool:
+    """Whether nothing was done."""
+    return answer.code in _REFUSED and _DOUBT not in (answer.remark or "")
+
+
+def _cancel_outcome(answer: Command) -> Cancel:
+    if _is_refused(answer):
+        return Cancel.REFUSED
+    outcome = answer.fields.get("outcome")
+    return Cancel(str(outcome)) if outcome in list(Cancel) else Cancel.IN_DOUBT
+
+
 def _queue_of(key: str) -> int:
     return sum(key.encode()) % QUEUES
 
@@ -151,8 +204,7 @@ def _queue_of(key: str) -> int:
 def _answer(answer: Command) -> Answer:
     if answer.code == codes.SUCCESS:
         return _with_handle(Sent.ACKNOWLEDGED, str(answer.fields.get("recallHandle") or ""))
-    is_doubtful = answer.code not in _REFUSED or _DOUBT in (answer.remark or "")
-    return Answer(Sent.IN_DOUBT if is_doubtful else Sent.REFUSED)
+    return Answer(Sent.REFUSED if _is_refused(answer) else Sent.IN_DOUBT)
 
 
 def _with_handle(outcome: Sent, handle: str) -> Answer:
@@ -291,6 +343,12 @@ class ClientConsumer:
         self._client.close()
 
 
+def _describe_job(job: JobStatus) -> str:
+    step = f", {job.step} {job.done} of {job.total}" if job.step else ""
+    tries = f", {job.tries} tries" if job.tries else ""
+    return f"{job.op} {job.id} is {job.state}{step}{tries}" + (f" ({job.reason})" if job.reason else "")
+
+
 # -- the driver -------------------------------------------------------------------------------------------------------
 
 
@@ -300,8 +358,12 @@ class Remoting:
     consumer_kinds: Sequence[str] = (PULL, POP, CLIENT)
     levels_ms: Mapping[int, int] = {1: 1_000, 2: 5_000, 3: 10_000}
 
-    def __init__(self, broker_port: int, route_address: str, folder: Path) -> None:
+    def __init__(
+        self, broker_port: int, route_address: str, folder: Path, environ: Mapping[str, str] | None = None
+    ) -> None:
         self._port, self._route, self._folder = broker_port, route_address, folder
+        self._environ = environ  # of commands; None: ours
+        self.starting = threading.Lock()  # held while a command is started
 
     def prepare(self) -> None:
         connected = _Connected(self._port)
@@ -386,15 +448,15 @@ class Remoting:
     def postpone_where(self, prefix: str, by_ms: int) -> int:
         try:
             with postdate.connect(self._route, timeout=ANSWER_S) as client:
-                return client.postpone(
+                return client.postpone_where(
                     f"key like '{prefix}%'", by=timedelta(milliseconds=by_ms), id=f"postpone-{prefix}"
                 ).changed
         except PostdateError as error:
             raise Lost(str(error)) from error
 
     def run_long_job(self, name: str, withdraw_after_s: float | None) -> None:
-        with ThreadPoolExecutor(1) as pool, postdate.connect(self._route, timeout=ANSWER_S) as client:
-            asked = pool.submit(client.cancel_where, LONG_PREDICATE, id=name)
+        with postdate.connect(self._route, timeout=ANSWER_S) as client:
+            asked = run_on_thread(lambda: client.cancel_where(LONG_PREDICATE, id=name))
             wait([asked], withdraw_after_s)
             try:
                 if not asked.done():
@@ -422,7 +484,7 @@ class Remoting:
     def _is_accepted(self, name: str, command: Sequence[str], said: IO[bytes]) -> bool:
         """Runs the command until the log has accepted the import, which from then on needs nothing else."""
         end = time.monotonic() + IMPORT_S
-        with subprocess.Popen(command, stdout=said, stderr=said) as process:
+        with self.start_command(command, said) as process:
             try:
                 while time.monotonic() < end and process.poll() is None:
                     if self._job_state(name) in ACCEPTED:
@@ -431,6 +493,21 @@ class Remoting:
                 return process.poll() == 0
             finally:
                 process.kill()
+
+    def progress(self) -> str:
+        """Every job that is not over, and how far the table has come: it follows the jobs in their order."""
+        try:
+            _, jobs = admin.list_jobs(self._route)
+        except PostdateError as error:
+            raise Lost(str(error)) from error
+        taken = self.status()["far"]["taken"]
+        found = "; ".join(_describe_job(job) for job in jobs if not job.is_over) or "no job is open"
+        return f"the table has {taken} far rows; {found}"
+
+    def start_command(self, command: Sequence[str], said: IO[bytes]) -> "subprocess.Popen[bytes]":
+        """Starts a command of a client. It writes to the broker's disk, so it needs the layer, too."""
+        with self.starting:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=self._environ)
 
     def _job_state(self, name: str) -> str:
         """The state of a job; empty if it is not known."""

@@ -16,7 +16,7 @@ from typing import Any
 from verify.faults import checker
 from verify.faults.checker import Bounds, Violation
 from verify.faults.control import BROKER
-from verify.faults.driver import Lost
+from verify.faults.driver import Hung, Lost
 from verify.faults.history import Event, History
 from verify.faults.machine import Machine, Stuck
 from verify.faults.points import Turns
@@ -94,7 +94,7 @@ class Episode:
             self._machine.count_writes()
             self._machine.stop()
             self._machine.examine()
-        except (Stuck, Lost) as error:
+        except (Stuck, Lost, Hung) as error:
             self.history.note_finding("I1", f"it cannot go on: {error}")
         finally:
             self._stopping.set()
@@ -159,7 +159,7 @@ class Episode:
     def _come_due(self) -> None:
         """Steps the clock until everything is due: by minutes, and by hours where messages wait for days."""
         case = checker.Case(self.history.events)
-        for due_at_ms in sorted(int(case.due_min(message)) for message in case.messages.values()):
+        for due_at_ms in sorted({int(due) for message in case.messages.values() for due in case.dues(message)}):
             left_ms = due_at_ms + 1 - self.history.broker_ms()
             if left_ms > 0:
                 self._machine.step_clock(STEP_MS if left_ms <= STEP_MS else left_ms + DISTANT_STEP_MS)
@@ -206,6 +206,7 @@ class Episode:
         case = checker.Case(self.history.events)
         kinds = Counter(event["kind"] for event in self.history.events)
         outcomes = Counter(str(asked.outcome) for message in case.messages.values() for asked in message.cancels)
+        moves = Counter(str(asked.outcome) for message in case.messages.values() for asked in message.moves)
         sent = Counter(str(message.outcome) for message in case.messages.values())
         late = sorted(span for span, _ in checker.lateness(case, self._plan.bounds))
         resident = max((event["resident"] for event in case.by_kind["sample"]), default=0)
@@ -213,7 +214,8 @@ class Episode:
             f"{len(late)} away from faults, p50 {late[len(late) // 2]:.0f} ms, worst {late[-1]:.0f}" if late else "-"
         )
         return (
-            f"{dict(sent)}, {kinds['saw']:,} seen, cancels {dict(outcomes)}, {kinds['job']} jobs; "
+            f"{dict(sent)}, {kinds['saw']:,} seen, cancels {dict(outcomes)}, "
+            f"moves {dict(moves)}, {kinds['job']} jobs; "
             f"{self._counts.total()} faults {dict(self._counts)}; late: {late_text}; {resident >> 20} MiB"
         )
 

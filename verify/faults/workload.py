@@ -1,5 +1,6 @@
 """The clients that use the broker during the faults: producers with every form of delay, cancels that race the due
-instant, consumers of every kind that come and go and send some messages back, jobs and imports.
+instant, moves to other due times, consumers of every kind that come and go and send some messages back, jobs and
+imports.
 
 Each client is a thread that runs until it is stopped. It replaces a connection that ends; what was in flight on it
 stays in doubt. No client sends a message twice, so that the messages in the queues can be counted.
@@ -8,20 +9,45 @@ stays in doubt. No client sends a message twice, so that the messages in the que
 import heapq
 import random
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
-from verify.faults.driver import Answer, Cancel, Consumer, Delivery, Driver, Form, Lost, Producer, Sent, Wish
+from verify.faults.driver import (
+    Answer,
+    Cancel,
+    Consumer,
+    Delivery,
+    Driver,
+    Form,
+    Hung,
+    Lost,
+    Move,
+    Moved,
+    Producer,
+    Sent,
+    Wish,
+)
 from verify.faults.history import History, now_ms
 
 AGAIN_S = 0.1
-JOIN_S = 240.0  # a job waits for the pipeline
-RACES_MAX = 2_000  # cancels that wait for their instant
+LOOK_S = 1.0  # between two looks at what a client waits for
+# A client that is to end may wait for a job, which waits for other jobs and for the pipeline. Without any progress:
+# longer than Spark takes to start on a busy machine, than the pipeline pauses between two tries, than one step of a job
+# takes, and than an import is tried again. With progress: there are few jobs, and each takes minutes at most.
+IDLE_S, JOIN_S = 600.0, 3_600.0
+AGENDA_MAX = 2_000  # cancels, or moves, that wait for their instant
 RACERS = 2
 RACE_MS = 30  # around the due instant
+MOVES_MAX = 3  # of one message
+LEAD_MS = 60_000  # what is due later waits elsewhere
+IMPORTED_MOVES = 20  # messages of an import that are moved
 GROUP_SIZE = 30
 BROUGHT = 2_000
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,6 +60,7 @@ class Load:
     delay_ms_max: int = 240_000
     distant_ms: tuple[int, int] = (50 * 3_600_000, 80 * 3_600_000)  # of a few, in other files of the table
     distant_share: float = 0.02
+    moved_share: float = 0.1  # of the messages whose due time is known
     with_jobs: bool = True
     with_imports: bool = True
     with_table: bool = False  # imports one after the other, postponements, and jobs that take minutes
@@ -101,13 +128,16 @@ class Maker(Hand):
 
 
 class Sender(Maker):
-    """Sends several messages at a time, alone or as a batch; cancels some at once and some when they are due."""
+    """Sends several messages at a time, alone or as a batch; cancels some at once and some when they are due, and has
+    others moved.
+    """
 
     def __init__(
-        self, name: str, seed: int, driver: Driver, history: History, load: Load, races: "Sequence[Races]"
-    ) -> None:
+        self, name: str, seed: int, driver: Driver, history: History, load: Load, races: "Sequence[Agenda[Race]]",
+        tours: "Agenda[Tour]",
+    ) -> None:  # fmt: skip
         super().__init__(name, seed, driver, history, load)
-        self._races = races
+        self._races, self._tours = races, tours
 
     def visit(self) -> None:
         self.connection = connection = self.driver.producer()
@@ -130,46 +160,93 @@ class Sender(Maker):
             if dice < 0.1 and self._cancel(connection, wish, answer) is Cancel.IN_DOUBT:
                 return False
             for races in self._races if 0.1 < dice < 0.25 else ():
-                races.add(wish, answer)
+                races.add(answer.due_at_ms, Race(wish, answer))
+            if 0.25 < dice < 0.25 + self.load.moved_share:
+                tour = Tour(wish, answer, answer.due_at_ms, self.random.randrange(MOVES_MAX) + 1)
+                self._tours.add(tour.choose_instant(self.history.broker_ms(), self.random), tour)
         return all(answer.outcome is not Sent.IN_DOUBT for answer in answers)
 
     def _cancel(self, connection: Producer, wish: Wish, answer: Answer) -> Cancel:
         return cancel(self.history, connection, wish, answer, self.random.randrange(3), self.name)
 
 
-def cancel(history: History, connection: Producer, wish: Wish, answer: Answer, way: int, client: str) -> Cancel:
+def cancel(
+    history: History, connection: Producer, wish: Wish, answer: Answer, way: int, client: str,
+    may_be_moved: bool = False,
+) -> Cancel:  # fmt: skip
     began = history.note_cancelling(wish.key, client)
-    outcome = connection.cancel(wish, answer, way)
+    outcome = (connection.cancel_moved if may_be_moved else connection.cancel)(wish, answer, way)
     history.note_cancelled(wish.key, began, outcome)
     return outcome
 
 
-class Races:
-    """Messages that are to be cancelled around their due instant."""
+class Race(NamedTuple):
+    """A message that is to be cancelled around an instant, usually that at which it is due."""
+
+    wish: Wish
+    answer: Answer
+    may_be_moved: bool = False
+
+
+class Tour(NamedTuple):
+    """A message that is to be moved, once or several times."""
+
+    wish: Wish
+    answer: Answer
+    due_at_ms: int
+    left: int  # this many moves
+
+    def choose_instant(self, now_ms: int, dice: random.Random) -> int:
+        """When to move it: mostly soon, or around the instant at which it is due."""
+        if dice.random() < 0.2:
+            return self.due_at_ms
+        return now_ms + int(max(self.due_at_ms - now_ms, 2) ** dice.uniform(0, 1))
+
+    def choose_due(self, now_ms: int, load: Load, dice: random.Random) -> int:
+        """Where to move it: now (0), to about now, to a time before or after its lead, days ahead, nearer, farther, or
+        back to its first due time.
+        """
+        targets = (
+            0,
+            now_ms + dice.randrange(-RACE_MS, 3 * RACE_MS),
+            now_ms + dice.randrange(1_000, LEAD_MS),
+            now_ms + dice.randrange(LEAD_MS, max(load.delay_ms_max, LEAD_MS + 1_000)),
+            now_ms + dice.randrange(*load.distant_ms),
+            now_ms + max(self.due_at_ms - now_ms, 2) // 2,
+            self.due_at_ms + dice.randrange(1, 10_000),
+            self.wish.value if self.wish.form is Form.INSTANT else self.answer.due_at_ms,
+        )
+        return dice.choices(targets, (10, 15, 20, 20, 2, 10, 15, 8))[0]
+
+
+class Agenda(Generic[T]):
+    """What is to be done, each thing at its instant."""
 
     def __init__(self, history: History) -> None:
-        self._heap: list[tuple[int, str, Wish, Answer]] = []
+        self._heap: list[tuple[int, int, T]] = []
+        self._count = 0  # decides between equal instants
         self._lock = threading.Lock()
         self._history = history
 
-    def add(self, wish: Wish, answer: Answer) -> None:
+    def add(self, at_ms: int, task: T) -> None:
         with self._lock:
-            if len(self._heap) < RACES_MAX:
-                heapq.heappush(self._heap, (answer.due_at_ms, wish.key, wish, answer))
+            if len(self._heap) < AGENDA_MAX:
+                self._count += 1
+                heapq.heappush(self._heap, (at_ms, self._count, task))
 
-    def due(self) -> list[tuple[Wish, Answer]]:
-        """Takes out the messages that are due about now."""
+    def due(self) -> list[T]:
+        """Takes out what is to be done about now."""
         with self._lock:
             limit, found = self._history.broker_ms() + RACE_MS, []
             while self._heap and self._heap[0][0] <= limit:
-                found.append(heapq.heappop(self._heap)[2:])
+                found.append(heapq.heappop(self._heap)[2])
             return found
 
 
 class Racer(Hand):
     """Cancels messages around the instant at which they are due. Two of them race for the same ones."""
 
-    def __init__(self, name: str, seed: int, driver: Driver, history: History, races: Races) -> None:
+    def __init__(self, name: str, seed: int, driver: Driver, history: History, races: Agenda[Race]) -> None:
         super().__init__(name, seed, driver, history)
         self._races = races
 
@@ -177,13 +254,60 @@ class Racer(Hand):
         self.connection = connection = self.driver.producer()
         try:
             while not self.stopping.wait(0.005):
-                for wish, answer in self._races.due():
+                for wish, answer, may_be_moved in self._races.due():
                     self.stopping.wait(self.random.uniform(0, 2 * RACE_MS) / 1_000)
                     way = self.random.randrange(3)
-                    if cancel(self.history, connection, wish, answer, way, self.name) is Cancel.IN_DOUBT:
+                    outcome = cancel(self.history, connection, wish, answer, way, self.name, may_be_moved)
+                    if outcome is Cancel.IN_DOUBT:
                         return
         finally:
             connection.close()
+
+
+class Mover(Hand):
+    """Moves messages, some of them several times. Has some cancelled with the first handle, during the moves and after
+    them.
+    """
+
+    def __init__(
+        self, name: str, seed: int, driver: Driver, history: History, load: Load, races: Sequence[Agenda[Race]],
+        tours: Agenda[Tour],
+    ) -> None:  # fmt: skip
+        super().__init__(name, seed, driver, history)
+        self._load, self._races, self._tours = load, races, tours
+
+    def visit(self) -> None:
+        self.connection = connection = self.driver.producer()
+        try:
+            while not self.stopping.wait(0.005):
+                for tour in self._tours.due():
+                    if self._move(connection, tour).outcome is Moved.IN_DOUBT:
+                        return
+        finally:
+            connection.close()
+
+    def _move(self, connection: Producer, tour: Tour) -> Move:
+        """Moves a message once, and plans what becomes of it then. One whose last move is in doubt is moved no more:
+        the broker may still do that at any time.
+        """
+        wish, answer, dice = tour.wish, tour.answer, self.random
+        if dice.random() < 0.1:
+            self._plan_cancel(tour, self.history.broker_ms())
+        target = tour.choose_due(self.history.broker_ms(), self._load, dice)
+        began = self.history.note_moving(wish.key, target, self.name)
+        moved = connection.move(wish, answer, target, dice.randrange(3))
+        self.history.note_moved(wish.key, began, target, moved)
+        now_ms = self.history.broker_ms()
+        tour = tour._replace(due_at_ms=moved.due_at_ms or tour.due_at_ms, left=tour.left - 1)
+        if tour.left and moved.outcome in (Moved.MOVED, Moved.REFUSED):
+            self._tours.add(tour.choose_instant(now_ms, dice), tour)
+        elif dice.random() < 0.4:
+            self._plan_cancel(tour, dice.choice((now_ms, tour.due_at_ms)))
+        return moved
+
+    def _plan_cancel(self, tour: Tour, at_ms: int) -> None:
+        for races in self._races:
+            races.add(at_ms, Race(tour.wish, tour.answer, may_be_moved=True))
 
 
 class Reader(Hand):
@@ -245,7 +369,15 @@ class Cleaner(Maker):
 
 
 class Importer(Maker):
-    """Imports many messages from a file, some of them due at the same instant. Postpones some of the imports."""
+    """Imports many messages from a file, some of them due at the same instant. Postpones some of the imports, and has a
+    few messages moved by their keys, some of them while a job postpones them.
+    """
+
+    def __init__(
+        self, name: str, seed: int, driver: Driver, history: History, load: Load, tours: Agenda[Tour]
+    ) -> None:  # fmt: skip
+        super().__init__(name, seed, driver, history, load)
+        self._tours = tours
 
     def visit(self) -> None:
         self._count += 1
@@ -256,13 +388,23 @@ class Importer(Maker):
         self.history.note_sending(wishes, self.name)
         outcome = Sent.ACKNOWLEDGED if self.driver.import_messages(wishes) else Sent.IN_DOUBT
         self.history.note_sent(wishes, [Answer(outcome)] * len(wishes))
+        is_moved_first = dice.random() < 0.3
+        if is_moved_first:
+            self._plan_moves(wishes)
+        if self.load.with_table and dice.random() < 0.5:
+            by_ms = dice.randrange(self.load.delay_ms_max // 4, self.load.delay_ms_max)
+            self.history.note_postponing(f"{name}x", by_ms)
+            changed = self.driver.postpone_where(f"{name}x", by_ms)
+            self.history.note_postponed(f"{name}x", by_ms, changed)
+        if not is_moved_first:
+            self._plan_moves(wishes)
         if not self.load.with_table:
             self.stopping.wait(60)
-        elif dice.random() < 0.5:
-            by_ms = dice.randrange(self.load.delay_ms_max // 4, self.load.delay_ms_max)
-            self.history.note_moving(f"{name}x", by_ms)
-            changed = self.driver.postpone_where(f"{name}x", by_ms)
-            self.history.note_moved(f"{name}x", by_ms, changed)
+
+    def _plan_moves(self, wishes: Sequence[Wish]) -> None:
+        for wish in self.random.sample(wishes, IMPORTED_MOVES):
+            tour = Tour(wish, Answer(Sent.ACKNOWLEDGED), wish.value, self.random.randrange(MOVES_MAX) + 1)
+            self._tours.add(tour.choose_instant(self.history.broker_ms(), self.random), tour)
 
 
 class Asker(Maker):
@@ -282,14 +424,18 @@ class Crew:
     """All clients of an episode."""
 
     def __init__(self, driver: Driver, history: History, load: Load, seed: int) -> None:
-        races = [Races(history) for _ in range(RACERS)]
+        races, tours = [Agenda[Race](history) for _ in range(RACERS)], Agenda[Tour](history)
         common = (seed, driver, history)
-        self.makers: list[Hand] = [Sender(f"p{number}", *common, load, races) for number in range(load.producers)]
+        self._driver = driver
+        self.makers: list[Hand] = [
+            Sender(f"p{number}", *common, load, races, tours) for number in range(load.producers)
+        ]
+        self.makers.append(Mover("mover", *common, load, races, tours))
         self.makers += [Racer(f"racer{number}", *common, own) for number, own in enumerate(races)]
         if load.with_jobs:
             self.makers.append(Cleaner("job", *common, load))
         if load.with_imports:
-            self.makers.append(Importer("import", *common, load))
+            self.makers.append(Importer("import", *common, load, tours))
         if load.with_table:
             self.makers.append(Asker("long", *common, load))
         self.readers: list[Hand] = [
@@ -307,19 +453,43 @@ class Crew:
                 hand.drop()
 
     def stop_makers(self) -> None:
-        _stop(self.makers)
+        stop(self.makers, self._driver)
 
     def stop_readers(self) -> None:
-        _stop(self.readers)
+        stop(self.readers, self._driver)
 
 
-def _stop(hands: Sequence[Hand]) -> None:
-    """Stops clients. Raises the first exception of one of them: it is a mistake of the suite, not of the broker."""
+def stop(hands: Sequence[Hand], driver: Driver) -> None:
+    """Stops clients. Raises the first exception of one of them, which is a mistake of the suite, and Hung where one
+    waits for a broker that makes no progress.
+    """
     for hand in hands:
         hand.stopping.set()
     for hand in hands:
-        hand.join(JOIN_S)
+        _await_end(hand, driver)
         if hand.mistake is not None:
             raise hand.mistake
-        if hand.is_alive():
-            raise RuntimeError(f"{hand.name} does not end")
+
+
+def _await_end(hand: Hand, driver: Driver) -> None:
+    """Waits for a client as long as the broker makes progress. Raises Hung."""
+    began_s = moved_s = time.monotonic()
+    last = ""
+    while True:
+        hand.join(LOOK_S)
+        if not hand.is_alive():
+            return
+        seen, now_s = _progress(driver), time.monotonic()
+        if seen != last:
+            last, moved_s = seen, now_s
+        if now_s - moved_s > IDLE_S:
+            raise Hung(f"{hand.name} does not end, and nothing has moved for {IDLE_S:.0f} s: {seen}")
+        if now_s - began_s > JOIN_S:
+            raise Hung(f"{hand.name} does not end within {JOIN_S:.0f} s: {seen}")
+
+
+def _progress(driver: Driver) -> str:
+    try:
+        return driver.progress()
+    except Lost as error:
+        return f"the broker does not answer: {error}"

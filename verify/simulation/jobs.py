@@ -203,8 +203,11 @@ class Jobs:
         """Tells the model which messages a job has changed; yields their names."""
         fold, model = self._site.broker.fold, self._site.model
         known = {message.known_as: message for message in model.messages.values() if message.exists}
+        moved = {place for message in model.messages.values() for place in message.moved_from}
         for part in job.parts:
             for index, row in enumerate(fold.selections.rows(part.name)):
+                if index in part.late and (int(row["due"]), int(row["arrival"])) in moved:
+                    continue  # it waited there when the job selected it, and not when the job was decided
                 message = known.get(int(row["arrival"]))
                 if message is None or not self._is_selected_by(job, message) or message.due != int(row["due"]):
                     raise Broken(f"job {job.number} ({job.where}) has selected {row}, which is {message}")
@@ -224,7 +227,7 @@ class Jobs:
 
     def _is_selected_by(self, job: Job, message: Sent) -> bool:
         """Whether a job selects a message: it came before the job's command, and matches the predicate."""
-        arrival = self._commands.get(message.name, message.arrival)
+        arrival = message.arrival if message.moved else self._commands.get(message.name, message.arrival)
         return arrival < job.arrival and selects(job.where, message.topic, message.user_key)
 
     def messages_on_the_way(self) -> frozenset[str]:

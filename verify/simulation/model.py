@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from postdate.arrival import NEVER, OWN, came_before, job_of
 from postdate.broker.lookup import Found, State
-from postdate.message import Cancelled
+from postdate.message import Cancelled, MovedFrom
 
 
 class Broken(AssertionError):
@@ -33,16 +33,25 @@ class Sent:
     exists: bool = True  # False: it was never acknowledged, and a crash has lost it
     cancelled: bool = False  # a client was told so: it must never be seen
     recalled: bool = False  # a cancel by handle or key was answered so: a repeated one must be, too
+    maybe_deleted: bool = False  # with its topic: a cancel that was answered so was for others of its key
     maybe_cancelled: bool = False  # a cancel without a clear answer, or a deleted topic: it may be seen or not
     seen_at: "tuple[int, int] | None" = None  # (queue number, offset)
     other_key: str = ""  # the second user key
     own: int = -1  # the arrival that a job gave it
-    earlier: tuple[int, ...] = ()  # its dues before jobs postponed it
+    postponed: bool = False  # by a job, ever
+    earlier: tuple[int, ...] = ()  # its dues before jobs or moves gave it another one
+    moved: bool = False  # by a move: every handle of its unique key is its handle from then on
+    moved_from: tuple[tuple[int, int], ...] = ()  # due and arrival at each place from which a move has taken it
 
     @property
     def known_as(self) -> int:
         """Its present arrival."""
         return self.arrival if self.own < 0 else self.own
+
+    @property
+    def is_of_job(self) -> bool:
+        """Whether a job has brought it, now or earlier: a lookup may find it where it was before, or not at all."""
+        return self.own >= 0 or self.postponed
 
     @property
     def first_due(self) -> int:
@@ -95,7 +104,11 @@ class Model:
 
     def matching(self, asked: Asked) -> list[Sent]:
         """The messages that a cancel names: of its topic, key and due (now, or in its handle), arrived before it."""
-        return [m for m in self.messages.values() if m.exists and asked.due in _dues(asked, m) and _names(asked, m)]
+        return [
+            m
+            for m in self.messages.values()
+            if m.exists and _names(asked, m) and (asked.due in _dues(asked, m) or (m.moved and asked.by == "unique"))
+        ]
 
     # -- promise 6: the answer to a cancel is true ------------------------------------------------------------------
 
@@ -123,7 +136,7 @@ class Model:
             self._check_repeated(asked)
         for message in named:
             if message.seen_at is None:
-                message.recalled = message.recalled or answer is Cancelled.CANCELLED
+                message.recalled |= answer is Cancelled.CANCELLED and not message.maybe_deleted
                 message.cancelled = message.cancelled or answer is Cancelled.CANCELLED
                 message.maybe_cancelled = True
 
@@ -158,7 +171,7 @@ class Model:
             if not unseen and all(m.seen_at is not None for m in self._met(asked)):
                 raise Broken(f"a cancel of {asked.key} was answered 'cancelled', but nothing of it was left to cancel")
             for message in unseen:
-                message.cancelled = message.recalled = True
+                message.cancelled, message.recalled = True, not message.maybe_deleted
             return
         self._check_repeated(asked)
         known = [m for m in unseen if m.name in asked.waiting and m.known_as in in_table]
@@ -188,7 +201,7 @@ class Model:
     def note_topic_deleting(self, topic: str) -> None:
         for message in self.messages.values():
             if message.topic == topic:
-                message.maybe_cancelled, message.recalled = True, False
+                message.maybe_cancelled, message.maybe_deleted, message.recalled = True, True, False
 
     def note_topic_deleted(self, topic: str) -> None:
         for message in self.messages.values():
@@ -206,8 +219,19 @@ class Model:
             message.cancelled = message.maybe_cancelled = True
             return
         message.earlier, message.due = (*message.earlier, message.due), message.due + by_ms
-        message.own, message.is_near = own, False
+        message.own, message.is_near, message.postponed = own, False, True
         self._meet_cancels(message)
+
+    def note_moved(self, message: Sent, source: MovedFrom, due: int, arrival: int) -> None:
+        """A client was told that its message was moved; `due` is 0 where it comes at once."""
+        if (message.due, message.known_as) != source[:2]:
+            raise Broken(f"{message.name} was moved from {source}, it was at {message.due} and {message.known_as}")
+        if message.seen_at is not None or message.cancelled:
+            fate = f"is at {message.seen_at}" if message.seen_at is not None else "was cancelled"
+            raise Broken(f"{message.name} was moved, but it {fate}")
+        message.earlier, message.due = (*message.earlier, message.due), due
+        message.arrival, message.own, message.moved, message.is_near = arrival, -1, True, False
+        message.moved_from = (*message.moved_from, (source.due_at_ms, source.arrival))
 
     def note_adopted(self, message: Sent, is_adopted: bool) -> None:
         """The message's import is adopted, or has failed."""

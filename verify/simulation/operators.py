@@ -41,7 +41,7 @@ class Operators:
                 self._site.digest.note("find", found)
                 name = records.decode(found.record).body.decode()
                 message = self._site.model.messages.get(name)
-                if message is None or message.own < 0:  # a lookup finds each place where a job has put it
+                if message is None or not message.is_of_job:  # a lookup finds each place where a job has put it
                     names.append(name)
                     self._judge(topic, name, found, message)
         if len(set(names)) < len(names):
@@ -61,7 +61,7 @@ class Operators:
         """Whether its record is in the log, and retention has not removed its key."""
         broker = self._site.broker
         waits = message.seen_at is None and not message.maybe_cancelled and key != OTHER_KEY
-        if message.own >= 0:
+        if message.is_of_job:
             return False  # it may be in the table alone
         return bool(broker.log.read(message.arrival, 4)) and (message.arrival >= broker.fold.index.begin or waits)
 
@@ -70,6 +70,9 @@ class Operators:
         fold = self._site.broker.fold
         if found.state is not State.UNKNOWN or message is None:
             return False
+        has_moves = fold.moves.count > 0 and found.due_at_ms <= fold.fired_at_ms
+        if has_moves and (message.cancelled or not self._site.broker.log.read(message.arrival, 4)):
+            return True  # a record that is gone may have moved it
         number, offset = message.seen_at or (0, NEVER)
         lost_count = len(self._site.staged_chunks) - len(fold.chunks.bases())
         is_chunk_lost = found.due_at_ms <= fold.far.horizon_at_ms and lost_count > 0

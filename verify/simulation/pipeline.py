@@ -6,7 +6,7 @@ refuses the one with the older epoch; the table refuses a commit of one that has
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from postdate.state.jobs import IMPORT, RUNNING, WAITING, Job, JobAnswer, Part
 from postdate.state.topics import GONE
 from postdate.storage import chunk, selection
 from postdate.storage import record as records
-from postdate.storage.batch import CANCEL, JOB, MESSAGE
+from postdate.storage.batch import CANCEL, JOB, MESSAGE, MOVE
 from postdate.storage.disk import Disk
 from postdate.storage.layout import CHUNK_ROW, FAR, SELECTED
 from postdate.table.format import DROP
@@ -85,16 +85,22 @@ class SimulatedTable:
         position, mark = broker.view.log_mark or (self.marks.position, self.marks.mark)
         self.marks = TableMarks(broker.identity, self.read_until, position, mark)
 
-    def find(self, tombstone: Tombstone) -> list[int]:
-        """The arrivals of messages with a cancel's topic, key and due: what the server asks bulk."""
+    def find(self, tombstone: Tombstone, queues: Collection[int]) -> list[int]:
+        """The arrivals of messages with a cancel's queues, key and due: what the server asks bulk."""
         named = {"topic": tombstone.topic, "key": tombstone.key, "by": tombstone.by}
         return [
             row.arrival
             for row in without_drops([row for row in self.rows if row.due == tombstone.due])
             if row.row["kind"] == MESSAGE
+            and row.row["queue"] in queues
             and (row.arrival < tombstone.arrival or row.arrival >= OWN)
             and _is_named(row, named)
         ]
+
+    def find_key(self, topic: str, unique_key: str, queues: Collection[int]) -> list[TableRow]:
+        """The messages of a unique key that nothing in the table takes away: what the server asks bulk for a move."""
+        named = {"topic": topic, "key": unique_key, "by": "unique"}
+        return [row for row in living(self.rows) if row.row["queue"] in queues and _is_named(row, named)]
 
     def waiting(self, broker: Broker) -> list[TableRow]:
         """The rows that wait in the table by the broker's count: taken, and due after the horizon."""
@@ -168,7 +174,7 @@ class SimulatedPipeline:
 
     def _take(self, broker: Broker, start: int, rows: np.ndarray) -> None:
         taken = [
-            TableRow(start + index, row, data)
+            _dropped_by_move(start + index, row) if row["kind"] == MOVE else TableRow(start + index, row, data)
             for index, row in enumerate(rows)
             if row["kind"] != JOB and (data := broker.fold.read(int(row["arrival"]), int(row["size"])))
         ]
@@ -424,6 +430,13 @@ def _drop_row(job: Job, due: int, arrival: int) -> TableRow:
     dropped = np.zeros(1, FAR)[0]
     dropped["due"], dropped["arrival"], dropped["kind"] = due, arrival, DROP
     return TableRow(job.far, dropped, b"")
+
+
+def _dropped_by_move(number: int, move: np.void) -> TableRow:
+    """The row of a move, as the table has it: it takes one message away."""
+    dropped = np.zeros(1, FAR)[0]
+    dropped["due"], dropped["arrival"], dropped["kind"] = move["due"], move["unique_hash"], DROP
+    return TableRow(number, dropped, b"")
 
 
 def _cancels(cancel: TableRow, row: TableRow) -> bool:

@@ -178,8 +178,12 @@ class Pipelines:
     def _try_stage(self, stage: Stage) -> bool:
         """Calls the broker; returns whether it accepted the stage."""
         self._last = stage
+        staging, now_ms = self._site.broker.staging, self._site.now_ms()
         try:
-            self._site.broker.stage(stage, self._site.now_ms())
+            staging.check(stage)
+            staging.doubt(stage, now_ms)
+            staging.believe(stage, staging.verify(stage))
+            self._site.broker.stage(stage, now_ms)
         except Refused as error:
             self._site.digest.note_error(error)
             return False
@@ -236,6 +240,7 @@ class Pipelines:
         with self._site.digest.suppress(OSError):
             stage = self._plan(pipeline, ahead_ms)
             staging.check(stage)
+            staging.doubt(stage, self._site.now_ms())
             self._unfinished = stage, staging.verify(stage)
 
     def end_stage(self) -> None:
@@ -248,6 +253,7 @@ class Pipelines:
         self._note_chunks(stage)
         is_next = self._is_next(stage)
         try:
+            self._site.broker.staging.believe(stage, chunks)
             ticket = self._site.broker.staging.write(stage, chunks, self._site.now_ms())
         except DiskFull as error:
             self._site.digest.note_error(error)

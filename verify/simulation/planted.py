@@ -21,6 +21,7 @@ class Planted(NamedTuple):
 
 _NEAR = Op("send", (3, 1_000, 0, 0, 1))  # due in a second
 _FAR = Op("send", (3, 8_000, 0, 0, 1))  # due in eight: the lead is five
+_ONCE, _ONCE_OTHER = (Op("send_once", (0, is_other, 3, 8_000, 0)) for is_other in (0, 1))  # far, body or another
 _FLUSH = Op("flush")
 _CANCEL_FIRST = Op("cancel", (0, 0))
 _POSTPONE = Op("job", (0, 2, 5_000))  # messages with the key of the first one, by five seconds
@@ -31,6 +32,32 @@ _DECIDED = (_TAKE, Op("stage", (0,)), _SELECT)  # once the table has all that ca
 _FOLLOWED = (*_DECIDED, _TAKE)
 
 PLANTED = (
+    # -- ids: the second send is answered as the first, or a crash has lost the first
+    Planted(
+        "a second send after a crash",
+        (_ONCE, _FLUSH, Op("snapshot", (1,)), _ONCE, Op("kill"), _ONCE, _ONCE_OTHER, Op("close"), _ONCE,
+         Op("pass", (20_000,)), _ONCE),
+        seen=("m1",),
+    ),
+    Planted("a second send beside the first, and power is lost", (_ONCE, _ONCE, Op("power", (0,)), _ONCE, _FLUSH)),
+    Planted(
+        "an id that is used again after its window",
+        (_ONCE, _FLUSH, Op("pass", (45_000,)), _ONCE_OTHER, _FLUSH, Op("kill"), _ONCE, Op("pass", (20_000,))),
+        seen=("m1", "m2"),
+    ),
+    # It is longer than the log is kept: the segment stays, and so does the receipt.
+    Planted(
+        "a second send when the log without ids is gone",
+        (_ONCE, *[Op("send", (0, 0, 0, 0, 30)), _FLUSH] * 8, Op("snapshot", (1,)), Op("send", (0, 0, 0, 0, 30)), _FLUSH,
+         Op("snapshot", (2,)), Op("pass", (40_000,)), Op("retain"), _ONCE, Op("kill"), _ONCE),
+        seen=("m1",),
+    ),
+    Planted(
+        "a second send of what was moved",
+        (_ONCE, _FLUSH, Op("move", (0, 0, 3_000)), _FLUSH, _ONCE, Op("pass", (20_000,)), Op("kill"), _ONCE),
+        seen=("m1",),
+    ),
+    # -- cancels and fires
     # The cancel and the fire are written, and neither is on disk: at most one of them may survive as true.
     Planted(
         "an unflushed cancel before a fire",
@@ -368,6 +395,91 @@ PLANTED = (
         "an import that cannot be taken in",
         (Op("import", (0, 8_000, 0, 0, 1)), Op("adopt", (0,)), _FLUSH, Op("register"), Op("fail_tries", (3,)),
          *(_TAKE,) * 4, Op("stage", (20_000,)), Op("pass", (20_000,))),
+        unseen=("m1",),
+    ),
+    # The table keeps a promoted row for a while, and its queue went with its topic: nothing there says "delivered".
+    Planted(
+        "a cancel of what was delivered to a topic that is deleted since",
+        (_FAR, _FLUSH, Op("register"), _TAKE, Op("stage", (20_000,)), Op("pass", (10_000,)), Op("delete", (0,)),
+         _CANCEL_FIRST, _FLUSH, Op("ask_table")),
+        seen=("m1",),
+    ),
+    # Its messages may wait in the wheel and in the far queue until they would have been due.
+    Planted(
+        "cancels of what waited for a topic that is deleted since",
+        (*(_FAR,) * 3, _FLUSH, Op("delete", (0,)), _CANCEL_FIRST, _FLUSH, Op("register"), _TAKE, Op("stage", (20_000,)),
+         _CANCEL_FIRST, _FLUSH, _CANCEL_FIRST, _FLUSH, Op("ask_table")),
+        unseen=("m1", "m2", "m3"),
+    ),
+    # A key is cancelled that messages of the deleted topic had, too: nobody has recalled those.
+    Planted(
+        "a recall of what waited for a topic that is deleted since, after a cancel of its key in the new one",
+        (Op("send", (6, 100_000, 2, 1, 2)), _FLUSH, Op("delete", (1,)), Op("resend", (1,)), _FLUSH,
+         Op("cancel", (2, 1)), _FLUSH, _CANCEL_FIRST, _FLUSH),
+        unseen=("m1", "m2", "m3"),
+    ),
+    # Moves: later, to now + 2 s, over the lead and back; each comes once, at its last due.
+    Planted(
+        "a message that is moved back and forth over the lead",
+        (_FAR, _FLUSH, Op("move", (0, 2, 2_000)), Op("move", (0, 0, 20_000)), Op("move", (0, 2, 3_000)),
+         Op("pass", (10_000,)), Op("pass", (20_000,))),
+        seen=("m1",),
+    ),
+    Planted(
+        "a message that is moved after the table has taken it, before the table has the move",
+        (_FAR, _FLUSH, Op("register"), _TAKE, Op("stage", (0,)), Op("move", (0, 0, 20_000)), Op("stage", (20_000,)),
+         Op("pass", (10_000,)), _TAKE, Op("stage", (20_000,)), Op("pass", (40_000,))),
+        seen=("m1",),
+    ),
+    Planted(
+        "a move that is begun before its message is staged, and ended after it",
+        (_FAR, _FLUSH, Op("register"), _TAKE, Op("stage", (0,)), Op("begin_move", (0, 2, 2_000)),
+         Op("stage", (20_000,)), Op("end_move"), Op("pass", (10_000,))),
+        seen=("m1",),
+    ),
+    Planted(
+        "a move whose write no crash has seen the answer of",
+        (_NEAR, _FLUSH, Op("move", (0, 0, 9_000)), Op("power", (0,)), Op("pass", (20_000,))),
+        seen=("m1",),
+    ),
+    Planted(
+        "the first handle of a message that was moved twice",
+        (_FAR, _FLUSH, Op("move", (0, 0, 9_000)), Op("move", (0, 1, 5_000)), _CANCEL_FIRST, _FLUSH,
+         Op("pass", (40_000,))),
+        unseen=("m1",),
+    ),
+    # Both have one handle. That the first was cancelled before says nothing of the second.
+    Planted(
+        "a handle of two messages, of which one was cancelled and the other one moved",
+        (_FAR, _FLUSH, _CANCEL_FIRST, _FLUSH, Op("resend", (0,)), _FLUSH, Op("move", (0, 0, 5_000)), _FLUSH,
+         _CANCEL_FIRST, _FLUSH, Op("pass", (20_000,))),
+        unseen=("m1", "m2"),
+    ),
+    Planted(
+        "a job that has selected a message before it was moved, and is decided after it",
+        (Op("register"), _FAR, _FLUSH, _POSTPONE, _FLUSH, _TAKE, Op("stage", (0,)), Op("move", (0, 2, 20_000)), _SELECT,
+         _TAKE, Op("pass", (30_000,))),
+        seen=("m1",),
+    ),
+    # The job has taken it from there; the table, which has not followed, still says so.
+    Planted(
+        "a cancel by key of what a job has postponed, before the table follows",
+        (Op("register"), _FAR, _FLUSH, _POSTPONE, _FLUSH, *_DECIDED, Op("cancel", (0, 1)), _FLUSH, Op("ask_table"),
+         Op("pass", (20_000,))),
+        seen=("m1",),
+    ),
+    # What the move leaves behind is of an instant that is fired, because the clock went back.
+    Planted(
+        "a move of what is due at a passed instant, and a restart",
+        (Op("register"), _TAKE, Op("stage", (60_000,)), Op("advance"), Op("step", (-20_000,)), _NEAR, _FLUSH,
+         Op("move", (0, 0, 100)), _FLUSH, Op("close"), Op("step", (25_000,)), Op("advance"), _FLUSH,
+         Op("snapshot", (1,)), Op("kill")),
+        seen=("m1",),
+    ),
+    Planted(
+        "a moved message that a job postpones",
+        (_FAR, _FLUSH, Op("move", (0, 0, 20_000)), Op("register"), _TAKE, Op("stage", (0,)), _POSTPONE, *_FOLLOWED,
+         _CANCEL_FIRST, _FLUSH, Op("ask_table"), Op("stage", (20_000,)), Op("pass", (60_000,))),
         unseen=("m1",),
     ),
     Planted(

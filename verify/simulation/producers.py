@@ -5,8 +5,9 @@ The bodies of messages are m1, m2, ... in the order in which they are made, thei
 
 from postdate import message as messages
 from postdate.arrival import NEVER, OWN
+from postdate.broker.once import SentBefore
 from postdate.broker.writing import Ticket
-from postdate.errors import CorruptLog, DiskFull, FlowControl
+from postdate.errors import CorruptLog, DiskFull, FlowControl, IllegalMessage
 from postdate.message import Message, encode_properties
 from postdate.storage import record as records
 from postdate.storage.log import Log
@@ -47,7 +48,17 @@ class Producers:
         }
         self._send([Message(first.topic, self._next_body(), encode_properties(properties), 0)])
 
-    def _send(self, batch: list[Message]) -> None:
+    def send_one(self, message: Message) -> Sent | None:
+        """Sends one message; None where there is no room for it. Raises SentBefore, IllegalMessage."""
+        return next(iter(self._send([message])), None)
+
+    @property
+    def sending(self) -> list[Sent]:
+        """What a call sends that has not returned."""
+        return self._sending
+
+    def _send(self, batch: list[Message]) -> list[Sent]:
+        """Sends a batch; returns its messages, none where there is no room for them."""
         broker = self._site.broker
         self._sending = [self.describe(message) for message in batch]
         self._end_before = broker.log.end
@@ -56,13 +67,17 @@ class Producers:
         except (DiskFull, FlowControl) as error:
             self._site.digest.note_error(error)
             self._sending = []
-            return
+            return []
+        except (SentBefore, IllegalMessage):
+            self._sending = []
+            raise
         self._site.digest.note("send", ticket.offsets)
         for sent, offset in zip(self._sending, ticket.offsets, strict=True):
             sent.arrival = offset
             self._site.model.add(sent)
         self._waiting.append((ticket, self._sending))
-        self._sending = []
+        taken, self._sending = self._sending, []
+        return taken
 
     def make_message(self, form: int, amount: int, key: int, topic: str, queue_id: int) -> Message:
         """Makes a new message."""

@@ -20,9 +20,12 @@ SETTINGS = Settings(
     batch_bytes_max=16 * 1024,
     lead_ms=5_000,
     retention_ms=30_000,
+    once_window_ms=45_000,  # longer than the log is kept
+    once_ids_max=5,
     message_delay_level="1s 3s 10s 1m",
 )
 LIMITS = Limits(
+    stage_ahead_ms_max=1 << 60,  # horizons of a simulation are not tied to its lead
     unflushed_bytes_max=16 * 1024,
     rescue_step_ms=1_000,
     queue_file_rows=64,

@@ -56,7 +56,10 @@ class StandIn:
         self._site.staged_chunks.update(stage.chunks)  # before the call, which may kill the process
         try:
             reach("bulk.stage")
-            self._site.broker.stage(stage, self._site.now_ms())
+            staging, now_ms = self._site.broker.staging, self._site.now_ms()
+            staging.doubt(stage, now_ms)
+            staging.believe(stage, staging.verify(stage))
+            self._site.broker.stage(stage, now_ms)
             reach("bulk.staged")
         except Refused as error:
             raise Broken(f"a stage of bulk that comes next is refused: {error}") from None
@@ -112,6 +115,7 @@ class StandIn:
         with self._site.digest.suppress(OSError):
             stage = self._plan_job(jobs[which % len(jobs)]) if jobs and which else self._plan_table(ahead_ms)
             staging.check(stage)
+            staging.doubt(stage, self._site.now_ms())
             self._unfinished = stage, staging.verify(stage)
 
     def end(self) -> None:
@@ -125,6 +129,7 @@ class StandIn:
         self._site.staged_chunks.update(stage.chunks)
         is_next = self._is_next(stage)
         try:
+            self._site.broker.staging.believe(stage, chunks)
             ticket = self._site.broker.staging.write(stage, chunks, self._site.now_ms())
             self._watch.flush()
             is_accepted = ticket.answer.accepted

@@ -4,7 +4,8 @@ A history is a list of Ops: a verb and whole numbers. Every verb may stand anywh
 can be shortened by leaving ops out. Everything random inside an op is derived from its numbers.
 
 The world runs ops, lets the broker crash and start again, and reads the queues. The verbs are methods of those who use
-the broker: producers, cancellers, jobs, poppers, operators, pipelines, their stand-in, and the timekeeper.
+the broker: producers, oncers, cancellers, movers, jobs, poppers, operators, pipelines, their stand-in, and the
+timekeeper.
 """
 
 import random
@@ -23,6 +24,8 @@ from postdate.testing import Killed
 from verify.simulation.cancellers import Cancellers
 from verify.simulation.jobs import Jobs
 from verify.simulation.model import Broken
+from verify.simulation.movers import Movers
+from verify.simulation.oncers import Oncers
 from verify.simulation.operators import Operators
 from verify.simulation.pipelines import Pipelines
 from verify.simulation.poppers import DEAD_LETTERS, Poppers
@@ -50,8 +53,10 @@ class World:
         self.disk, self.clock, self.model = self.site.disk, self.site.clock, self.site.model
         self.points = self.site.points
         self._producers = Producers(self.site)
+        self._oncers = Oncers(self.site, self._producers)
         self._jobs = Jobs(self.site, self, self._producers)
         self._cancellers = Cancellers(self.site, self, self._producers, self._jobs)
+        self._movers = Movers(self.site, self)
         self._poppers = Poppers(self.site, self)
         self._operators = Operators(self.site, self, self._poppers)
         self._timekeeper = Timekeeper(self.site, self, self._jobs)
@@ -62,8 +67,12 @@ class World:
         self.verbs: dict[str, Callable[..., None]] = {
             "send": self._producers.send,
             "resend": self._producers.resend,
+            "send_once": self._oncers.send,
             "cancel": self._cancellers.cancel,
             "ask_table": self._cancellers.ask_table,
+            "move": self._movers.move,
+            "begin_move": self._movers.begin,
+            "end_move": self._movers.end,
             "find": self._operators.find,
             "commit": self._operators.commit,
             "resize": self._operators.resize,
@@ -162,6 +171,8 @@ class World:
         """Takes in what clients see: answers, and every queue as a consumer reads it."""
         broker = self.broker
         self._producers.collect()
+        self._oncers.collect()
+        self._movers.collect()
         self._poppers.collect()
         self._jobs.collect()
         self._check_table()
@@ -171,6 +182,8 @@ class World:
                 if queue_id < len(topic_numbers) and topic_numbers[queue_id] == number:
                     self._look_at(topic, queue_id, number, everything)
         self._jobs.judge()
+        if self._cancellers.has_heard_all:  # else one flush may have answered a cancel, and the move that it foiled
+            self._movers.judge()
         self._position_before = broker.fold.position
 
     def _look_at(self, topic: str, queue_id: int, number: int, everything: bool) -> None:
@@ -238,6 +251,8 @@ class World:
             then()
         self._start()
         self._producers.settle_doubts()
+        self._oncers.settle_doubts()
+        self._movers.settle_doubts()
         self._cancellers.settle_doubts()
         self.look(everything=True)
 

@@ -14,6 +14,7 @@ from postdate.clock import Clock
 from postdate.errors import DiskFull, FlowControl, GroupNotFound, LogFailed, NoPermission, ProtocolError, UsageError
 from postdate.message import DLQ_TOPIC_PREFIX, GROUP_TOPIC_CHARACTERS_MAX, RETRY_TOPIC_PREFIX, check_group
 from postdate.server.answers import refusal, when_settled
+from postdate.server.asker import Asker
 from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
 from postdate.server.requests.pop import Pops
@@ -35,6 +36,7 @@ from postdate.wire.bodies import QueueName
 from postdate.wire.frame import Command, encode, reply
 from postdate.wire.ids import message_id
 from postdate.wire.requests import ClientRequest
+from postdate.wire.rights import GET, SUB, ask_topic
 
 logger = logging.getLogger("postdate.server")
 
@@ -170,6 +172,7 @@ class Groups:
         what they have taken by now comes before the answer.
         """
         group, topic, queue_id = asked["consumerGroup"], asked["topic"], asked["queueId"]
+        asker = connection.asker
         if self._members.may_pull(group, topic, connection) and self._broker.view.has_topic(topic):
             pop = self._broker.leases.pop_in_flight(group, topic, queue_id)
             self._pullers.ask(group, (topic, queue_id), connection, self._clock.elapsed_ns())
@@ -180,16 +183,16 @@ class Groups:
                     if isinstance(ticket.error, LogFailed):
                         connection.write(refusal(asked_by, ticket.error))
                     else:
-                        connection.write(self._answer_offset(asked_by, asked))
+                        connection.write(self._answer_offset(asked_by, asked, asker))
 
                 self._pulse.expect(connection, pop, settle)
                 return None
-        return self._answer_offset(command, asked)
+        return self._answer_offset(command, asked, asker)
 
-    def _answer_offset(self, command: Command, asked: Mapping[str, Any]) -> bytes:
+    def _answer_offset(self, command: Command, asked: Mapping[str, Any], asker: Asker) -> bytes:
         group, topic, queue_id = asked["consumerGroup"], asked["topic"], asked["queueId"]
         offset = self._offsets.get(group, topic, queue_id)
-        if offset is None and topic == RETRY_TOPIC_PREFIX + group:
+        if offset is None and topic == RETRY_TOPIC_PREFIX + group and asker.may_group(group, SUB):  # not only look
             self._creation.use_retry_topic(group)
         if offset is None and asked["setZeroIfNotFound"] and self._is_fresh(topic, queue_id):
             offset = 0
@@ -308,6 +311,8 @@ class Groups:
         if not data:
             return reply(command, codes.SYSTEM_ERROR, remark=f"there is no message at offset {asked['offset']}")
         record, now_ms = records.decode(data), self._clock.now_ms()
+        # Its copy can be read by whoever reads for the group.
+        connection.asker.require(ask_topic(record.topic, SUB))
         due = self._broker.due_of(record)
         if due.at_ms > now_ms and not due.level:
             # Nobody has received it: the client has its offset from the producer. A message with a level is let
@@ -355,11 +360,11 @@ class Groups:
         self._pullers.forget_group(name)
         return reply(command, codes.SUCCESS)
 
-    def list_settings(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+    def list_settings(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
         defaults = {TIMES_SETTING: self._broker.settings.retry_times_max, "retryQueueNums": 1}
         table = {
             name: {"groupName": name, **defaults, **settings}
             for name, settings in self._broker.view.all_group_settings().items()
-            if name != DONE_GROUP
+            if name != DONE_GROUP and connection.asker.may_group(name, GET)
         }
         return reply(command, codes.SUCCESS, body=orjson.dumps({"subscriptionGroupTable": table}))

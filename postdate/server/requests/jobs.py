@@ -7,7 +7,8 @@ progress                            is shown to people, and kept in memory alone
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from postdate.broker.broker import Broker
@@ -29,7 +30,7 @@ from postdate.contract import (
     dump,
     load,
 )
-from postdate.errors import ProtocolError, Refused, UsageError
+from postdate.errors import FlowControl, ProtocolError, Refused, UsageError
 from postdate.server.connection import Connection
 from postdate.server.tasks import Tasks
 from postdate.wire import codes
@@ -67,6 +68,8 @@ class Jobs:
         self._settled = settled
         self._deciding = asyncio.Lock()
         self._progress: dict[str, _Noted] = {}
+        self._askers: dict[str, bytes] = {}  # by job that may not be over, the address that asked for it
+        self._asking: set[str] = set()  # jobs that are being written
         self._calls: dict[str, _Call] = {
             "begin": self._begin, "ask": self._ask, "adopt": self._adopt, "fail": self._fail, "decide": self._decide,
             **dict.fromkeys(ATTEMPTS, self._attempt),
@@ -86,6 +89,24 @@ class Jobs:
 
         self._tasks.answer(connection, request, answer())
 
+    @contextmanager
+    def _counted(self, connection: Connection, job_id: str) -> Iterator[None]:
+        """Counts a job for the address that asks for it, and raises FlowControl for one too many; one that is known may
+        be asked for again. A start forgets who has asked for what.
+        """
+        open_ids = {job.id for job in self._broker.view.jobs() if not job.is_over} | self._asking
+        self._askers = {known: address for known, address in self._askers.items() if known in open_ids}
+        address, limit = connection.host.address, self._broker.limits.jobs_per_address_max
+        if job_id not in open_ids:
+            if sum(asker == address for asker in self._askers.values()) >= limit:
+                raise FlowControl(f"jobs_per_address_max: {limit} jobs of your address are not over yet; try later")
+            self._askers[job_id] = address
+        self._asking.add(job_id)
+        try:
+            yield
+        finally:
+            self._asking.discard(job_id)
+
     # -- asking -------------------------------------------------------------------------------------------------
 
     async def _begin(self, connection: Connection, fields: Fields, _: Plain) -> Plain:
@@ -95,7 +116,8 @@ class Jobs:
             raise Refused("there is no table to import into: no pipeline has registered yet")
         known = self._broker.view.find_job(job_id)
         is_new = known is None or known.state == FAILED
-        job = await self._write(connection, self._broker.jobs.begin(job_id, name, self._clock.now_ms()))
+        with self._counted(connection, job_id):
+            job = await self._write(connection, self._broker.jobs.begin(job_id, name, self._clock.now_ms()))
         topic = self._broker.view.topic(job.topic)
         queues = tuple((queue_id, topic.numbers[queue_id]) for queue_id in range(topic.write_queue_count))
         now_ms, delay_ms_max = self._clock.now_ms(), self._broker.settings.delay_ms_max
@@ -105,8 +127,9 @@ class Jobs:
     async def _ask(self, connection: Connection, fields: Fields, _: Plain) -> Plain:
         op, by_ms = fields.text("op") or CANCEL, fields.number("by_ms", 0)
         job_id, where = fields.text("id"), fields.text("where")
-        ticket = self._broker.jobs.ask(job_id, op, where, by_ms, self._clock.now_ms())
-        return self._status(await self._write(connection, ticket))._asdict()
+        with self._counted(connection, job_id):
+            ticket = self._broker.jobs.ask(job_id, op, where, by_ms, self._clock.now_ms())
+            return self._status(await self._write(connection, ticket))._asdict()
 
     async def _adopt(self, connection: Connection, fields: Fields, _: Plain) -> Plain:
         job_id, files, bad = fields.text("id"), fields.files("files"), fields.number("bad")

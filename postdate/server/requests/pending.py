@@ -16,11 +16,13 @@ from postdate.broker.view import Waiting
 from postdate.clock import Clock
 from postdate.counts import NOTHING, UNITS_MS, Counts, Seconds
 from postdate.errors import ProtocolError
+from postdate.server.asker import Asker
 from postdate.server.connection import Connection
 from postdate.server.sessions.table import Table
 from postdate.server.tasks import Tasks
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
+from postdate.wire.rights import GET
 
 T = TypeVar("T")
 
@@ -55,14 +57,14 @@ class Pending:
 
     def count(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         self._check(asked)
-        self._tasks.answer(connection, command, self._count(command, asked))
+        self._tasks.answer(connection, command, self._count(command, asked, connection.asker))
 
     def forecast(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         self._check(asked)
         limit = _SECONDS_MAX * 1_000 // UNITS_MS[asked["unit"]]
         if not 1 <= asked["bars"] <= limit:
             raise ProtocolError(f"bars {asked['bars']}, expected 1 to {limit} of unit {asked['unit']}")
-        self._tasks.answer(connection, command, self._forecast(command, asked))
+        self._tasks.answer(connection, command, self._forecast(command, asked, connection.asker))
 
     def _check(self, asked: Mapping[str, Any]) -> None:
         if asked["unit"] not in UNITS_MS:
@@ -72,11 +74,11 @@ class Pending:
 
     # -- what waits ---------------------------------------------------------------------------------------------
 
-    async def _count(self, command: Command, asked: Mapping[str, Any]) -> bytes:
+    async def _count(self, command: Command, asked: Mapping[str, Any], asker: Asker) -> bytes:
         by = {"unit_ms": UNITS_MS[asked["unit"]], "limit": max(1, min(asked["limit"], _ROWS_MAX))}
 
         async def count_once() -> _Counted:
-            queues = self._queues(asked["topic"])
+            queues = self._queues(asked["topic"], asker)
             table, near, far = (Counts(**by) for _ in range(3))
             unread = await self._count_table(queues, by, lambda body: table.merge(Counts.of(orjson.loads(body), **by)))
             await _count_rows(self._broker.view.waiting_near(), queues, near)
@@ -88,13 +90,13 @@ class Pending:
 
     # -- what is ahead ------------------------------------------------------------------------------------------
 
-    async def _forecast(self, command: Command, asked: Mapping[str, Any]) -> bytes:
+    async def _forecast(self, command: Command, asked: Mapping[str, Any], asker: Asker) -> bytes:
         unit_ms = UNITS_MS[asked["unit"]]
         from_ms = self._clock.now_ms() // unit_ms * unit_ms
         by = {"from_ms": from_ms, "seconds": asked["bars"] * unit_ms // 1_000}
 
         async def count_once() -> tuple[Seconds, str]:
-            queues = self._queues(asked["topic"])
+            queues = self._queues(asked["topic"], asker)
             seconds = Seconds(by["from_ms"], by["seconds"])
             unread = await self._count_table(queues, by, seconds.merge)
             await _count_rows(self._broker.view.waiting_near(), queues, seconds)
@@ -117,9 +119,10 @@ class Pending:
                 break
         return counted
 
-    def _queues(self, topic: str) -> _Queues:
+    def _queues(self, topic: str, asker: Asker) -> _Queues:
+        """Returns a topic, or all that somebody may look at."""
         by_queue = self._broker.view.topics_by_queue()
-        names = [topic] if topic else sorted(set(by_queue))
+        names = [topic] if topic else sorted(name for name in set(by_queue) if asker.may_topic(name, GET))
         number_of = {name: number for number, name in enumerate(names)}
         codes_of = np.array([number_of.get(name, -1) for name in by_queue], np.int64)
         codes_of[self._broker.view.deleted_queues()] = -1
@@ -133,7 +136,7 @@ class Pending:
             return ""
         wish = {
             **by, "horizon": far.horizon_at_ms, "before": far.arrival_of_taken, "names": queues.names,
-            "codes": queues.codes.tolist(), "cancels": self._cancels(queues),
+            "codes": queues.codes.tolist(), "cancels": self._cancels(queues), "drops": self._drops(),
             "untaken_jobs": [job.number for job in self._broker.view.jobs() if job.far >= far.taken],
             "jobs": [(job.number, job.far) for job in unfollowed],
         }  # fmt: skip
@@ -155,11 +158,18 @@ class Pending:
         number_of = {name: number for number, name in enumerate(queues.names)}
         found: list[tuple[int, ...]] = []
         for tombstone in view.tombstones_after(view.far.horizon_at_ms):
+            if tombstone.only >= 0:
+                continue
             signed = int(np.uint64(tombstone.key_hash).view(np.int64))
             hashes = (signed, 0) if tombstone.by == "unique" else (0, signed)
             place = (tombstone.due, tombstone.arrival, number_of.get(tombstone.topic, -1))
             found.append((*place, *hashes, tombstone.jobs))
         return found
+
+    def _drops(self) -> list[tuple[int, int]]:
+        """Returns due and arrival of the messages that moves have taken away, and whose moves the table may lack."""
+        view = self._broker.view
+        return [(each.due, each.only) for each in view.tombstones_after(view.far.horizon_at_ms) if each.only >= 0]
 
 
 async def _count_rows(pieces: Iterable[Waiting], queues: _Queues, counts: Counts | Seconds) -> None:

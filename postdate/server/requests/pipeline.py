@@ -7,10 +7,13 @@ answer waits until the log is durable up to what it speaks of.
 import asyncio
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
 
+from postdate.access.permits import READER, make_permit
+from postdate.access.rules import Action
 from postdate.broker.broker import Broker
 from postdate.broker.staging import raise_if_refused
 from postdate.broker.writing import Ticket
@@ -33,9 +36,11 @@ from postdate.server.answers import refusal
 from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
 from postdate.server.sessions.table import Table
+from postdate.server.table_place import refuse_elsewhere
 from postdate.server.tasks import Tasks
 from postdate.wire import codes
 from postdate.wire.frame import Command, reply
+from postdate.wire.rights import ask_cluster
 
 REPORTS_KEPT = 100
 REPORT_BYTES_MAX = 16 * 1024  # figures of one batch; there are a hundred in RAM
@@ -54,14 +59,20 @@ class Heard(NamedTuple):
 class Pipelines:
     """Answers the requests of pipelines and of bulk. `table` knows where bulk listens."""
 
-    def __init__(self, broker: Broker, clock: Clock, pulse: Pulse, tasks: Tasks, table: Table) -> None:
+    def __init__(
+        self, broker: Broker, clock: Clock, pulse: Pulse, tasks: Tasks, table: Table, token: str = "",
+        folder: Path | None = None,
+    ) -> None:  # fmt: skip
         self._broker = broker
+        self._folder = folder  # by which settings say where the table is; None: a table may be anywhere
+        self._token = token  # of the data folder, with which permits for bulk are signed
         self._clock = clock
         self._pulse = pulse
         self._tasks = tasks
         self._table = table
         self._stage_lock = asyncio.Lock()
         self._heard = Heard(0, "")
+        self._said_ms = 0  # the latest instant that a pipeline was told, by which it plans
         self._reports: deque[Figures] = deque(maxlen=REPORTS_KEPT)
         self.stand_in: Figures | None = None  # a report about bulk, while that promotes in place of a pipeline
 
@@ -89,10 +100,11 @@ class Pipelines:
 
     def _state(self) -> State:
         view, settings = self._broker.view, self._broker.settings
-        far = view.far
+        far, now_ms = view.far, self._clock.now_ms()
+        self._said_ms = max(self._said_ms, now_ms)
         position, mark = view.log_mark or (None, None)
         return State(
-            now_ms=self._clock.now_ms(),
+            now_ms=now_ms,
             lead_ms=settings.lead_ms,
             delay_ms_max=settings.delay_ms_max,
             epoch=far.epoch,
@@ -116,6 +128,7 @@ class Pipelines:
             wanted=view.wanted_far(),
             select=view.next_to_select(),
             job_ms_max=settings.job_ms_max,
+            permit=make_permit(self._token, READER, now_ms) or None,
         )
 
     def _stop(self, size: BatchSize) -> int:
@@ -149,11 +162,12 @@ class Pipelines:
         self._answer(connection, command, reply(command, codes.SUCCESS, fields, body=body))
 
     def topic(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
-        """Answers how far each queue of a topic goes, as QueueSpan lists it; without a topic, which queue number is
-        which topic and queue.
+        """Answers how far each queue of a topic goes, as QueueSpan lists it, and where and with which permit bulk gives
+        what is in them; without a topic, which queue number is which topic and queue.
         """
         name, broker = asked["topic"], self._broker
         if name is None:
+            connection.asker.require(ask_cluster(Action.GET))
             body = dump(broker.view.named_queues()._asdict())
             self._answer(connection, command, reply(command, codes.SUCCESS, body=body))
             return
@@ -161,7 +175,9 @@ class Pipelines:
             (queue_id, number, *broker.offsets(name, queue_id), broker.search(name, queue_id, asked["at"]))
             for queue_id, number in enumerate(broker.view.topic(name).numbers)
         ]
-        self._answer(connection, command, reply(command, codes.SUCCESS, body=orjson.dumps({"queues": queues})))
+        permit = make_permit(self._token, READER, self._clock.now_ms(), name)
+        body = orjson.dumps({"queues": queues, "bulk": self._table.bulk_address, "permit": permit})
+        self._answer(connection, command, reply(command, codes.SUCCESS, body=body))
 
     def chunks(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> None:
         """Answers which staged chunks there are, to a reader of queues whose entries point into them."""
@@ -190,6 +206,8 @@ class Pipelines:
     def register(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> None:
         asked = Registration.read(load(command.body, "the registration of a pipeline"))
         self._hear()
+        if self._folder is not None:
+            refuse_elsewhere(asked.table, self._broker.settings.table, self._folder)
         ticket = self._broker.register_pipeline(
             self._clock.now_ms(), table=asked.table, master=asked.master, marks=asked.marks
         )
@@ -199,6 +217,7 @@ class Pipelines:
             if ticket.error is not None:
                 connection.write(refusal(request, ticket.error))
                 return
+            self._broker.view.trusts_table = True
             state = self._state()._replace(epoch=ticket.answer, staged=tuple(sorted(self._broker.view.chunk_names())))
             frame = reply(request, codes.SUCCESS, body=dump(state.plain()))
             self._answer(connection, request, frame, ticket.end)
@@ -218,7 +237,9 @@ class Pipelines:
         staging = self._broker.staging
         async with self._stage_lock:
             staging.check(stage)
+            staging.doubt(stage, max(self._clock.now_ms(), self._said_ms))
             verified = await asyncio.to_thread(staging.verify, stage)
+            staging.believe(stage, verified)
             ticket = staging.write(stage, verified, self._clock.now_ms())
             await self.settled(connection, ticket)
         raise_if_refused(ticket.answer)

@@ -20,12 +20,12 @@ from postdate.broker.leasing import FailedMessage, LeaseHandle, PoppedMessage, P
 from postdate.broker.view import Key
 from postdate.broker.writing import Changes, Ticket
 from postdate.clock import Clock
-from postdate.errors import DiskFull, FlowControl, LogFailed, PopsFull, PostdateError, UsageError
+from postdate.errors import DiskFull, FlowControl, LogFailed, NoPermission, PopsFull, PostdateError, UsageError
 from postdate.message import Message, check_group
 from postdate.server.answers import refusal, when_settled
 from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
-from postdate.server.requests.pull import Pulls, check_expression, discard, tag_hashes_of
+from postdate.server.requests.pull import Pulls, check_expression, discard, problem_finder, tag_hashes_of
 from postdate.server.requests.retries import clean_reason, one_delay, retry_message, retry_times_max
 from postdate.server.requests.topic import AutoCreation
 from postdate.server.sessions import Sessions
@@ -43,10 +43,11 @@ _IN_ORDER_QUEUE = 999  # RocketMQ's mark of handles that were given in order
 class _Held:
     """A pop that waits."""
 
-    __slots__ = ("ask", "command", "connection", "timer")
+    __slots__ = ("ask", "asker", "command", "connection", "timer")
 
     def __init__(self, connection: Connection, command: Command, ask: PopRequest) -> None:
         self.connection, self.command, self.ask = connection, command, ask
+        self.asker = connection.asker
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -233,6 +234,15 @@ class Pops:
         """Ends the pops of a member that leaves: it is given nothing that it would have to give back."""
         for held in [held for held in self._held_of.get(connection, ()) if held.ask.group == group]:
             self._give_up(held)
+
+    def end_forbidden(self) -> None:
+        """Ends the pops of users who may not read any more what they wait for."""
+        problem_of = problem_finder()
+        for held in [held for pops in self._held_of.values() for held in pops]:
+            problem = problem_of(held.asker, held.ask.group, held.ask.topic)
+            if problem:
+                self._release(held)
+                held.connection.write(refusal(held.command, NoPermission(problem)))
 
     def release_all(self) -> None:
         """Ends all pops, because the server stops."""

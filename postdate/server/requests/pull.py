@@ -5,7 +5,7 @@ its time is over. Messages that its filter leaves out do not wake the consumer: 
 """
 
 import asyncio
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
@@ -15,6 +15,7 @@ from postdate.clock import Clock
 from postdate.errors import FlowControl, NoPermission, PostdateError, ProtocolError, SubscriptionMissing, UsageError
 from postdate.message import INT64_MAX, RETRY_TOPIC_PREFIX, tag_hash
 from postdate.server.answers import refusal
+from postdate.server.asker import Asker
 from postdate.server.connection import Connection
 from postdate.server.requests.topic import AutoCreation
 from postdate.server.sessions import Sessions
@@ -23,6 +24,7 @@ from postdate.wire import codes
 from postdate.wire.bodies import parse_subscription
 from postdate.wire.frame import JSON, Command, encode_frame, plain_text, reply, show_value
 from postdate.wire.requests import REQUESTS
+from postdate.wire.rights import SUB, ask_group, ask_topic
 
 _CODES = {
     PullStatus.FOUND: codes.SUCCESS,
@@ -49,12 +51,13 @@ class _Ask(NamedTuple):
 class _Held:
     """A pull that waits."""
 
-    __slots__ = ("ask", "command", "connection", "number", "offset", "tag_hashes", "timer")
+    __slots__ = ("ask", "asker", "command", "connection", "number", "offset", "tag_hashes", "timer")
 
     def __init__(
         self, connection: Connection, command: Command, ask: _Ask, tag_hashes: frozenset[int] | None, number: int
     ) -> None:
         self.connection, self.command, self.ask = connection, command, ask
+        self.asker = connection.asker
         self.tag_hashes, self.number = tag_hashes, number
         self.offset = ask.offset
         self.timer: asyncio.TimerHandle | None = None
@@ -253,6 +256,14 @@ class Pulls:
         for held in [held for pulls in self._held.values() for held in pulls if held.ask.group == group]:
             self._try(held)
 
+    def end_forbidden(self) -> None:
+        """Ends the pulls of users who may not read any more what they wait for."""
+        problem_of = problem_finder()
+        for held in [held for pulls in self._held.values() for held in pulls]:
+            problem = problem_of(held.asker, held.ask.group, held.ask.topic)
+            if problem:
+                self._finish(held, refusal(held.command, NoPermission(problem)))
+
     def drop(self, connection: Connection) -> None:
         """Forgets the pulls of a connection that has ended."""
         for held in list(self._held_of.get(connection, ())):
@@ -267,6 +278,22 @@ class Pulls:
         """Ends all pulls, because the server stops."""
         for connection in list(self._held_of):
             self.release(connection)
+
+
+def problem_finder() -> Callable[[Asker, str, str], str]:
+    """Returns a function that says why somebody may not read a topic for a group; empty if they may. It decides once
+    about each, for the many pulls that wait.
+    """
+    known: dict[tuple[int, str, str, str], str] = {}
+
+    def find(asker: Asker, group: str, topic: str) -> str:
+        key = (id(asker.user), asker.address, group, topic)  # comparing users would compare all of their rules
+        if key not in known:
+            asked = (ask_group(group, SUB), ask_topic(topic, SUB))
+            known[key] = next((asker.explain(each) for each in asked if not asker.may(each)), "")
+        return known[key]
+
+    return find
 
 
 def check_filter(kind: object) -> None:

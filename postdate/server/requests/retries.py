@@ -11,6 +11,7 @@ from postdate.broker.broker import Broker
 from postdate.errors import UsageError
 from postdate.message import (
     DELAY_PROPERTIES,
+    ONCE_PROPERTIES,
     PROPERTIES_BYTES_MAX,
     PROPERTY_DELAY,
     PROPERTY_ORIGIN,
@@ -27,6 +28,7 @@ from postdate.storage.record import Record
 DELAYS_SETTING = "retryDelaysMs"  # of a group, ours: before the second try, the third, ...; the last holds for the rest
 TIMES_SETTING = "retryMaxTimes"  # of a group, RocketMQ's: how often a message is tried after the first time
 _DELAYS_MAX = 100
+_NOT_SENT_ON = DELAY_PROPERTIES | ONCE_PROPERTIES
 _FIRST_LEVEL = 3  # 10 s by default; each further retry is one level later
 
 
@@ -83,7 +85,7 @@ def retry_message(
     """Returns the message of a record for a retry or dead letter topic, tried `times` times, with more properties: why
     it failed, and the queue and offset that it came from at first, where they are known.
     """
-    properties = without_delay(record.properties)
+    properties = sent_on(record.properties)
     properties.setdefault(PROPERTY_RETRY_TOPIC, record.topic)
     properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, origin_id)
     if origin:
@@ -102,9 +104,11 @@ def clean_reason(text: str) -> str:
     return readable.encode(errors="replace").decode()
 
 
-def without_delay(properties: bytes) -> dict[str, str]:
-    """Returns properties without those that ask for a delay: a message that is sent on does not wait a second time."""
-    return {name: value for name, value in decode_properties(properties).items() if name not in DELAY_PROPERTIES}
+def sent_on(properties: bytes) -> dict[str, str]:
+    """Returns the properties of a message that is sent on: it does not wait a second time, and its id is not taken by
+    a copy.
+    """
+    return {name: value for name, value in decode_properties(properties).items() if name not in _NOT_SENT_ON}
 
 
 def one_delay(broker: Broker, group: str, asked_ms: int) -> Sequence[int]:

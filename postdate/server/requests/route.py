@@ -17,6 +17,7 @@ from postdate.server.connection import Connection
 from postdate.server.requests.topic import AutoCreation
 from postdate.wire import bodies, codes, reports
 from postdate.wire.frame import Command, reply
+from postdate.wire.rights import GET
 
 
 class Routes:
@@ -42,8 +43,9 @@ class Routes:
 
     # -- topics -------------------------------------------------------------------------------------------------
 
-    def list_topics(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
-        names = sorted(self._broker.view.topic_names())
+    def list_topics(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+        asker = connection.asker
+        names = sorted(name for name in self._broker.view.topic_names() if asker.may_topic(name, GET))
         return reply(command, codes.SUCCESS, body=orjson.dumps({"brokerAddr": None, "topicList": names}))
 
     def forget_topic(self, _: Connection, command: Command, asked: Mapping[str, Any]) -> bytes:

@@ -6,6 +6,8 @@ batch is refused, its sends are tried one by one, so that a bad message fails al
 A resend is a send that its client has sent before, without learning what became of it; it says so. The broker looks for
 the first one, in what is written and then in what is applied, and answers a resend as that; otherwise it stores it.
 Resends are looked up one after the other, beside everything else.
+
+A send with an id (POSTDATE_ONCE) that is stored before is answered as the first one, when that is durable.
 """
 
 import asyncio
@@ -18,6 +20,7 @@ import orjson
 
 from postdate.broker.broker import Broker
 from postdate.broker.lookup import Found
+from postdate.broker.once import SentBefore
 from postdate.broker.writing import Ticket
 from postdate.errors import (
     FlowControl,
@@ -28,6 +31,8 @@ from postdate.errors import (
     TopicNotFound,
 )
 from postdate.message import (
+    ONCE_PROPERTIES,
+    PROPERTY_ONCE,
     PROPERTY_UNIQ_KEY,
     RETRY_TOPIC_PREFIX,
     Message,
@@ -40,14 +45,14 @@ from postdate.server.connection import Connection
 from postdate.server.lines import Lines
 from postdate.server.pulse import Pulse
 from postdate.server.requests.recall import Recalls
-from postdate.server.requests.retries import retry_times_max, without_delay
+from postdate.server.requests.retries import retry_times_max, sent_on
 from postdate.server.requests.topic import AutoCreation
 from postdate.storage import record as records
 from postdate.storage.batch import Prepared
 from postdate.wire import bodies, codes
 from postdate.wire.frame import HEADER_AT, JSON, MARKS, Command, reply
 from postdate.wire.ids import encode_recall_handle, message_id
-from postdate.wire.requests import REQUESTS, Request, decode_send
+from postdate.wire.requests import REQUESTS, Request, SendHeader, decode_send
 
 # With msgId, queueId, queueOffset, transactionId, for a timed message its recall handle, and opaque.
 _SENT_TIMED = (
@@ -94,6 +99,7 @@ class Sends:
         # message.
         self._asks: list[int | Command] = []
         self._prepared: list[Prepared] = []
+        self._once: set[str] = set()  # of those of them that are stored once
         self._resends: deque[_Resend] = deque()
         self._resends_bytes, self._resends_bytes_max = 0, broker.limits.resends_bytes_max
         self._resent_keys: dict[str, None] = {}  # unique keys of the last resends, the oldest first
@@ -101,9 +107,13 @@ class Sends:
 
     # -- sending ------------------------------------------------------------------------------------------------
 
-    def collect_usual(self, connection: Connection, frame: bytes, now_ms: int) -> bool:
-        """Takes in a send as `collect` does, if it is like nearly all others; returns whether it was."""
-        found = decode_send(frame)
+    def collect_usual(
+        self, connection: Connection, frame: bytes, now_ms: int, found: tuple[SendHeader, bytes] | None = None
+    ) -> bool:
+        """Takes in a send as `collect` does, if it is like nearly all others; returns whether it was. `found` are its
+        header and body, where they were read already.
+        """
+        found = found or decode_send(frame)
         if found is None:
             return False
         header, body = found
@@ -130,6 +140,10 @@ class Sends:
             return False  # `collect` tries again, and answers the error
         if self._resent_keys and entry.unique_key in self._resent_keys:
             return False
+        if entry.once:
+            if entry.once in self._once:
+                return False
+            self._once.add(entry.once)
         self._prepared.append(entry)
         self._asks.append(header.opaque)
         return True
@@ -143,15 +157,32 @@ class Sends:
             return
         try:
             message = self._message(connection, command)
-            entry = self._broker.prepare(message, now_ms)
+            entry = self._prepare(connection, message, now_ms)
+        except SentBefore as before:
+            self._answer_as_first(connection, command, before)
+            return
         except PostdateError as error:
             self._try_again(connection, command, error, now_ms)
             return
         if self._hold_resend(connection, command, [message], now_ms):
             return
-        self._prepared.append(entry)
         is_usual = command.serialization == JSON and not command.flag
-        self._asks.append(command.opaque if is_usual else command.without_content())
+        self._keep(entry, command.opaque if is_usual else command.without_content())
+
+    def _prepare(self, connection: Connection, message: Message, now_ms: int) -> Prepared:
+        """Prepares a message; writes those collected before it where one of them has its id."""
+        entry = self._broker.prepare(message, now_ms)
+        if entry.once not in self._once:
+            return entry
+        self.write(connection, now_ms)
+        return self._broker.prepare(message, now_ms)
+
+    def _keep(self, entry: Prepared, ask: int | Command) -> None:
+        """Collects a send that is prepared."""
+        if entry.once:
+            self._once.add(entry.once)
+        self._prepared.append(entry)
+        self._asks.append(ask)
 
     def _try_again(self, connection: Connection, command: Command, error: PostdateError, now_ms: int) -> None:
         """Tries a send that could not be prepared once more: perhaps its topic must be created first, its queue was
@@ -168,9 +199,11 @@ class Sends:
             if isinstance(error, TopicNotFound) or fitting is not message:
                 entry = self._broker.prepare(fitting, now_ms)
                 if not self._hold_resend(connection, command, [fitting], now_ms):
-                    self._prepared.append(entry)
-                    self._asks.append(command.without_content())
+                    self._keep(entry, command.without_content())
                 return
+        except SentBefore as before:
+            self._answer_as_first(connection, command, before)
+            return
         except PostdateError as problem:
             error = problem
         self._refuse(connection, command, error)
@@ -213,11 +246,9 @@ class Sends:
         """
         group = message.topic.removeprefix(RETRY_TOPIC_PREFIX)
         if message.reconsume_times <= retry_times_max(self._broker, group, times_max):
-            return message
+            return _without_once(message)
         topic = self._creation.use_dead_letter_topic(group)
-        return message._replace(
-            topic=topic.name, queue_id=0, properties=encode_properties(without_delay(message.properties))
-        )
+        return message._replace(topic=topic.name, queue_id=0, properties=encode_properties(sent_on(message.properties)))
 
     def _write_batch(self, connection: Connection, command: Command, now_ms: int) -> None:
         """Writes a batch of a client as a batch of the log: all of it or nothing."""
@@ -244,6 +275,10 @@ class Sends:
             raise IllegalMessage("the batch holds no message")
         if len(inner) > limits.batch_messages_max:
             raise IllegalMessage(f"batch_messages_max: the batch holds more than {limits.batch_messages_max} messages")
+        if any(PROPERTY_ONCE.encode() in each.properties for each in inner) and any(
+            PROPERTY_ONCE in decode_properties(each.properties) for each in inner
+        ):
+            raise IllegalMessage(f"a message of the batch has {PROPERTY_ONCE}: send it by itself")
         return [outer._replace(body=each.body, properties=each.properties, flag=each.flag) for each in inner]
 
     def _send(self, command: Command, messages: list[Message], now_ms: int) -> Ticket:
@@ -259,7 +294,7 @@ class Sends:
         asks, prepared = self._asks, self._prepared
         if not asks:
             return
-        self._asks, self._prepared = [], []
+        self._asks, self._prepared, self._once = [], [], set()
         try:
             ticket = self._broker.write(prepared, now_ms)
             self._pulse.expect(connection, ticket, lambda ticket: self._answer(connection, asks, ticket), len(asks))
@@ -333,9 +368,29 @@ class Sends:
                 self._answer_stored(connection, command, stored, 0 if found.due_at_ms else found.queue_offset)
                 return
             await asyncio.sleep(0)
-        ticket = self._broker.send(resend.messages, self._pulse.clock.now_ms())
+        try:
+            ticket = self._broker.send(resend.messages, self._pulse.clock.now_ms())
+        except SentBefore as before:
+            self._answer_as_first(connection, command, before)
+            return
         self._pulse.expect(connection, ticket, partial(self._answer_resend, resend, 0))
         self._pulse.nudge()
+
+    def _answer_as_first(self, connection: Connection, command: Command, before: SentBefore) -> None:
+        """Answers a send whose id is taken as the first one of that id, when that is durable."""
+        asked = command.without_content()
+
+        def answer(ticket: Ticket | None) -> None:
+            if ticket is not None and ticket.error is not None:
+                self._refuse(connection, asked, ticket.error)
+            else:
+                first = before.first
+                self._answer_stored(connection, asked, [_Stored(*first[:-1])], first.queue_offset)
+
+        if before.ticket is None:
+            answer(None)
+        else:
+            self._pulse.expect(connection, before.ticket, answer)
 
     def _answer_resend(self, resend: _Resend, index: int, ticket: Ticket) -> None:
         """Answers a resend by the ticket that has its messages from an index on."""
@@ -454,6 +509,15 @@ class Sends:
         if len(stored) > 1:
             return fields | {"recallHandles": " ".join(handles)}
         return fields | ({"recallHandle": handles[0]} if handles[0] != "-" else {})
+
+
+def _without_once(message: Message) -> Message:
+    """Returns a copy that a consumer sends on without the id of the message: that is stored under it."""
+    properties = decode_properties(message.properties)
+    if ONCE_PROPERTIES.isdisjoint(properties):
+        return message
+    kept = {name: value for name, value in properties.items() if name not in ONCE_PROPERTIES}
+    return message._replace(properties=encode_properties(kept))
 
 
 def _stored(entries: list[Prepared], offsets: list[int]) -> list[_Stored]:

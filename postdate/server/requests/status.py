@@ -3,7 +3,6 @@
 The figures that RocketMQ's tools look for have its names. Ours follow, with names of our own.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from postdate.clock import Clock
 from postdate.config import DAY_MS, LIVE
 from postdate.errors import DiskFull, UsageError
 from postdate.server.connection import Connection
+from postdate.server.masking import mask, mask_settings
 from postdate.server.requests.pipeline import Pipelines
 from postdate.server.sessions.members import Conflict
 from postdate.server.sessions.meter import Came, Meter, Span, Went, Whole
@@ -92,9 +92,9 @@ class Status:
 
     # -- figures ------------------------------------------------------------------------------------------------
 
-    def get_figures(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+    def get_figures(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
         self.tick()
-        table = self._known_to_tools() | self._own_figures()
+        table = mask(self._known_to_tools() | self._own_figures(), connection.host)
         return reply(command, codes.SUCCESS, body=orjson.dumps({"table": table}))
 
     def _known_to_tools(self) -> dict[str, str]:
@@ -168,7 +168,7 @@ class Status:
 
     # -- the whole at a glance ----------------------------------------------------------------------------------
 
-    def get_overview(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+    def get_overview(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
         overview = {
             "late": [each._asdict() for each in self.list_late()],
             "warnings": [each._asdict() for each in self._conflicts()[:_WARNINGS_SHOWN]],
@@ -180,7 +180,7 @@ class Status:
             "stand_in": self._pipelines.stand_in,
             "parts": self._of_parts(),
         }
-        return reply(command, codes.SUCCESS, body=orjson.dumps(overview))
+        return reply(command, codes.SUCCESS, body=orjson.dumps(mask(overview, connection.host)))
 
     def _of_broker(self) -> dict[str, Any]:
         broker = self._broker
@@ -311,10 +311,9 @@ class Status:
 
     # -- settings -----------------------------------------------------------------------------------------------
 
-    def get_settings(self, _: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
-        """Answers all settings as text, and which of them may change while the broker runs."""
-        settings = self._broker.settings
-        values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    def get_settings(self, connection: Connection, command: Command, _asked: Mapping[str, Any]) -> bytes:
+        """Answers all settings as text, and which of them may change while the broker runs. Places are masked."""
+        values = mask_settings(self._broker.settings, connection.host)
         texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}
         body = reports.encode_properties_text(texts | {"live_settings": " ".join(sorted(LIVE))})
         return reply(command, codes.SUCCESS, {"version": f"postdate {__version__}"}, body=body)

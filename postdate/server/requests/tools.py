@@ -11,6 +11,7 @@ from postdate.clock import Clock
 from postdate.errors import GroupNotFound, UsageError
 from postdate.message import RETRY_TOPIC_PREFIX
 from postdate.server.answers import when_settled
+from postdate.server.asker import Asker
 from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
 from postdate.server.requests.find import delivered_record
@@ -21,10 +22,12 @@ from postdate.server.sessions.members import Member, Sender
 from postdate.server.sessions.meter import Span, Went
 from postdate.server.sessions.offsets import Place
 from postdate.server.tasks import Tasks, paced
+from postdate.storage import record as records
 from postdate.wire import bodies, codes, reports
 from postdate.wire.bodies import QueueName
 from postdate.wire.frame import Command, reply
 from postdate.wire.ids import host_text, parse_message_id
+from postdate.wire.rights import GET, SUB, ask_topic
 
 _TO_THE_END = -1  # as a timestamp
 # In one go, about a millisecond each:
@@ -95,15 +98,16 @@ class Tools:
 
     def list_readers(self, connection: Connection, command: Command, asked: Mapping[str, Any]) -> None:
         """Answers the groups that subscribe to a topic at this moment, or have committed an offset of it."""
-        self._tasks.answer(connection, command, self._list_readers(command, asked["topic"]))
+        self._tasks.answer(connection, command, self._list_readers(command, asked["topic"], connection.asker))
 
-    async def _list_readers(self, command: Command, topic: str) -> bytes:
+    async def _list_readers(self, command: Command, topic: str, asker: Asker) -> bytes:
         groups = self._broker.view.all_group_settings()
         names = sorted(groups.keys() | set(self._members.names()))
         found = [
             group
             async for group in paced(names, _NAMES_PER_STEP)
-            if self._members.subscribes(group, topic) or any(name == topic for name, _ in self._offsets.of(group))
+            if (self._members.subscribes(group, topic) or any(name == topic for name, _ in self._offsets.of(group)))
+            and asker.may_group(group, GET)
         ]
         return reply(command, codes.SUCCESS, body=orjson.dumps({"groupList": found}))
 
@@ -124,6 +128,7 @@ class Tools:
         body = delivered_record(self._broker, offset, client.broker_host)
         if not body:
             raise UsageError(f"there is no message {asked['msgId']}")
+        connection.asker.require(ask_topic(records.decode(body).topic, SUB))
         fields = {
             "consumerGroup": asked["consumerGroup"], "clientId": asked["clientId"], "msgId": asked["msgId"],
             "brokerName": self._broker.settings.broker_name,

@@ -2,6 +2,7 @@
 
     client --370---> broker --9809--> bulk, which reads the table
     client --9801--> broker --9811--> bulk
+    a lookup of a key               broker --9826--> bulk
 
 A cancel whose message the broker does not know, due after the horizon, may have its message in the table. Only the
 client that cancels waits for the answer; without one in time the outcome is "unknown", and the cancel stands.
@@ -11,7 +12,7 @@ Where no pipeline promotes in time, bulk stages what the table has, and says so 
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -39,6 +40,22 @@ class Truth(NamedTuple):
 
     outcome: Cancelled
     unread: str = ""
+
+
+class TableMessage(NamedTuple):
+    """A message in the table, or in a file of a job beside it."""
+
+    due_at_ms: int
+    arrival: int
+    queue: int  # number
+    record: bytes
+
+
+class TableFound(NamedTuple):
+    """The messages of a key, those that are due first; cut where there are, or may be, more."""
+
+    messages: list[TableMessage]
+    is_cut: bool
 
 
 Tell = Callable[[Truth], None]
@@ -123,33 +140,84 @@ class Table:
         if not result.may_be_in_table:
             tell(Truth(result.outcome))
             return
-        limit = self._broker.limits.table_reads_max
-        if self._reader is None:
-            tell(Truth(Cancelled.UNKNOWN, _NOBODY))
-            return
-        if self._count >= limit:
-            tell(Truth(Cancelled.UNKNOWN, f"table_reads_max: {limit} questions about the table wait, the limit"))
+        if self._reader is None or self._is_full:
+            tell(Truth(Cancelled.UNKNOWN, self._refusal()))
             return
         self._count += 1
         tombstone = result.tombstone
         fields = {
             "topic": tombstone.topic, "key": tombstone.key, "by": tombstone.by, "keyHash": tombstone.key_hash,
-            "due": tombstone.due, "before": tombstone.arrival,
+            "due": tombstone.due, "before": tombstone.arrival, "queues": ",".join(map(str, result.queues)),
         } | self._named_table()  # fmt: skip
         wait_s, on_answer = self._broker.limits.table_read_ms_max / 1_000, partial(self._take_answer, result, tell)
         self._questions.ask(self._reader, ClientRequest.FIND_IN_TABLE, fields, b"", wait_s, on_answer)
+
+    async def find_key(
+        self, topic: str, key: str, by: str, queues: Sequence[int], limit: int
+    ) -> TableFound | str:  # fmt: skip
+        """Returns the messages of a key that the table and the files of jobs beside it hold, due before the horizon or
+        after it, at most `limit`; or in a sentence why that is not known. `by` is "unique", "key" (any of KEYS) or
+        "any"; `queues` are the numbers of the topic's queues. Asks several times where one answer has no room.
+        """
+        fields = {"topic": topic, "key": key, "by": by, "queues": ",".join(map(str, queues))}
+        messages: list[TableMessage] = []
+        is_cut = False  # of an answer that is cut, the rest is not all there is
+        while True:
+            answer = await self._find_some(fields | {"limit": limit - len(messages)})
+            if isinstance(answer, str):
+                return answer
+            found, has_rest = answer
+            messages += found.messages
+            is_cut |= found.is_cut
+            if not has_rest or not found.messages or len(messages) >= limit:
+                return TableFound(messages, is_cut or has_rest)
+            fields["after"] = f"{messages[-1].due_at_ms},{messages[-1].arrival}"
+
+    async def _find_some(self, fields: Mapping[str, Any]) -> tuple[TableFound, bool] | str:
+        """Returns the messages of one answer and whether it had no room for more, or a sentence."""
+        if self._reader is None or self._is_full:
+            return self._refusal()
+        jobs = [(job.number, job.far) for job in self._broker.view.unfollowed_jobs()]
+        self._count += 1
+        try:
+            answer = await self._ask(
+                self._reader, ClientRequest.FIND_KEY_IN_TABLE, {**fields, **self._named_table()},
+                orjson.dumps({"jobs": jobs}), self._broker.limits.table_read_ms_max / 1_000,
+            )  # fmt: skip
+        finally:
+            self._count -= 1
+        if isinstance(answer, str):
+            return answer
+        found = _read_found(answer)
+        return found if isinstance(found, str) else (found, answer.fields.get("rest") == "true")
+
+    @property
+    def _is_full(self) -> bool:
+        return self._count >= self._broker.limits.table_reads_max
+
+    def _refusal(self) -> str:
+        """Says why nobody is asked."""
+        if self._reader is None:
+            return _NOBODY
+        return f"table_reads_max: {self._broker.limits.table_reads_max} questions about the table wait, the limit"
 
     async def count(self, wish: bytes) -> Command | str:
         """How much waits in the table, as JSON of `counts.Counts`, or in a sentence why that is not known."""
         if self._reader is None:
             return _NOBODY
+        return await self._ask(self._reader, ClientRequest.COUNT_TABLE, self._named_table(), wish, _COUNT_S)
+
+    async def _ask(
+        self, reader: Connection, code: int, fields: Mapping[str, Any], body: bytes, wait_s: float
+    ) -> Command | str:  # fmt: skip
+        """Asks bulk; returns its answer, or in a sentence why there is none."""
         done: asyncio.Future[Command | str] = asyncio.get_running_loop().create_future()
 
         def tell(answer: Command | str) -> None:
             if not done.done():  # the client may be gone
                 done.set_result(answer)
 
-        self._questions.ask(self._reader, ClientRequest.COUNT_TABLE, self._named_table(), wish, _COUNT_S, tell)
+        self._questions.ask(reader, code, fields, body, wait_s, tell)
         return await done
 
     def _named_table(self) -> dict[str, object]:
@@ -166,6 +234,35 @@ class Table:
         else:
             found = self._broker.cancels.is_cancelled_by(result, arrivals)
             tell(Truth(Cancelled.CANCELLED if found else Cancelled.UNKNOWN))
+
+
+def _read_found(answer: Command) -> TableFound | str:
+    """The messages in an answer, or what is wrong with it."""
+    if answer.code != codes.SUCCESS:
+        return f"the table cannot be read: {answer.remark or f'code {answer.code}'}"
+    text, _, data = answer.body.partition(b"\n")
+    messages: list[TableMessage] = []
+    at = 0
+    try:
+        for due_at_ms, arrival, queue, size in _read_list(text):
+            numbers = (due_at_ms, arrival, queue, size)
+            if any(type(number) is not int or number < 0 for number in numbers) or at + size > len(data):
+                raise ValueError
+            messages.append(TableMessage(due_at_ms, arrival, queue, data[at : at + size]))
+            at += size
+        if at < len(data):
+            raise ValueError
+    except (TypeError, ValueError):
+        return f"the answer about the table cannot be read: {answer.body[:64]!r}"
+    return TableFound(messages, answer.fields.get("cut") == "true")
+
+
+def _read_list(text: bytes) -> list[Any]:
+    """Raises ValueError for what is no list in JSON."""
+    found = orjson.loads(text)
+    if not isinstance(found, list):
+        raise ValueError
+    return found
 
 
 def _arrivals(answer: Command) -> list[int] | str:

@@ -11,13 +11,18 @@ written here as postdate/wire/frame.py draws them.
 import json
 import socket
 import time
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple
 
 from postdate import contract
+from postdate.access.permits import make_permit
+from postdate.access.token import TOKEN_USER
 from postdate.client.address import Address, attempts, parse_address, route_addresses
 from postdate.client.errors import Disconnected, TimedOut, Unavailable, Unreachable, no_broker_at, refusal_of
+from postdate.client.security import Login, find_login, signed_fields
 from postdate.contract import (
     NO_MARKS,
     BatchSize,
@@ -35,8 +40,9 @@ from postdate.contract import (
     dump,
     load,
 )
-from postdate.errors import FlowControl, ProtocolError
+from postdate.errors import FlowControl, ProtocolError, Refused, UsageError
 from postdate.wire import codes
+from postdate.wire.signature import Credentials
 
 AWAY = (Unreachable, TimedOut, Unavailable, FlowControl)  # a later try may pass
 
@@ -46,6 +52,11 @@ _WRITE_S = 30.0  # the broker syncs its disk
 _STAGE_S = 300.0  # the broker reads and sums up every byte of the chunks, or of what is selected
 _MARKS = Struct(">ii")  # length of the frame, and of its header
 _LENGTH_BYTES = 4
+_HOW_TO_GIVE_IT = (
+    "a pipeline needs the token of the broker's data folder: give it with --token-file FILE, POSTDATE_TOKEN_FILE or "
+    "POSTDATE_TOKEN"
+)
+_UNIX, _TLS = "unix:", "tls:"  # begin a place of bulk that is no plain host and port
 _ANYWHERE = ("0.0.0.0", "::")  # a process that listens there is reached where its machine is
 
 
@@ -58,14 +69,25 @@ class _Answer(NamedTuple):
 class BrokerClient:
     """Asks one broker, or the first of several addresses that answers."""
 
-    def __init__(self, address: str | None = None, bulk: str = "", ask_s: float = _ASK_S) -> None:
+    def __init__(
+        self, address: str | None = None, bulk: str = "", ask_s: float = _ASK_S, token: str | None = None,
+        login: Login | None = None,
+    ) -> None:  # fmt: skip
         """`address` is the route address, None for that of the environment. `bulk` is used in place of the address of
-        bulk that the broker tells. Requests that the broker answers from memory wait for `ask_s` seconds. Raises
-        UsageError for what is no address.
+        bulk that the broker tells. Requests that the broker answers from memory wait for `ask_s` seconds. `login` says
+        who asks, None what the environment says of that. A pipeline gives the token of the broker's data folder, empty
+        where it has none: with it, requests are signed and go to the broker's own port, as those of no other would be
+        taken. Raises UsageError for what is no address, and for a login that cannot be used.
         """
+        self._token = token
+        self._broker_of: dict[Address, Address] = {}  # by route address, the broker's own
         self._ask_s = ask_s
+        self._login = find_login() if login is None else login
+        if token:
+            self._login = self._login._replace(credentials=Credentials(TOKEN_USER, token))
+        self._login.open()
         self._addresses = route_addresses(address)
-        self._bulk = str(parse_address(bulk)) if bulk else ""
+        self._bulk = _check_place(bulk) if bulk else ""
         self._answered = self._addresses[0]  # the address that has answered last
 
     @property
@@ -79,17 +101,36 @@ class BrokerClient:
         return str(self._answered)
 
     def bulk_of(self, state: State) -> str:
-        """Where bulk listens, by the state of its broker. Raises Unreachable where none is attached."""
-        if self._bulk:
-            return self._bulk
-        if not state.bulk:
-            raise Unreachable(f"the broker at {self.address} has no bulk process at the moment; is bulk_port -1?")
-        host, port = parse_address(state.bulk)
-        return str(Address(self._answered.host if host in _ANYWHERE else host, port))
+        """Where bulk listens and the permit for everything that it has, as BulkClient takes them, by the state of its
+        broker. Raises Unreachable where none is attached.
+        """
+        permit = make_permit(self._token, TOKEN_USER, state.now_ms) if self._token else state.permit
+        return self._bulk_at(state.bulk, permit or "")
 
     def bulk(self) -> str:
-        """Asks where bulk listens. Raises Unreachable where none is attached."""
-        return self._bulk or self.bulk_of(self.state())
+        """Asks where bulk listens, and for a permit. Raises Unreachable where none is attached."""
+        return self.bulk_of(self.state())
+
+    def bulk_for(self, topic: str) -> str:
+        """The same with a permit for one topic, which is given to those who may read it. Raises TopicNotFound."""
+        answer = self._load(self._ask(contract.GET_BULK_TOPIC, {"topic": topic, "at": -1}))
+        fields = contract.Fields(answer, "the queues of a topic")
+        return self._bulk_at(fields.text("bulk"), fields.text("permit"))
+
+    def _bulk_at(self, told: str, permit: str) -> str:
+        address = self._bulk
+        if not address:
+            if not told:
+                raise Unreachable(f"the broker at {self.address} has no bulk process at the moment; is bulk_port -1?")
+            address = told
+            if not told.startswith(_UNIX):
+                mark = _TLS if told.startswith(_TLS) else ""
+                host, port = parse_address(told.removeprefix(_TLS))
+                if host in _ANYWHERE:
+                    host = "127.0.0.1" if self._answered.is_local else self._answered.host
+                address = mark + str(Address(host, port))
+        authorities = _read_authorities(self._login.ca_file) if address.startswith(_TLS) else ""
+        return f"{address} {permit} {authorities}".rstrip()
 
     # -- the pipeline -------------------------------------------------------------------------------------------
 
@@ -195,15 +236,12 @@ class BrokerClient:
         self, code: int, fields: Mapping[str, object] | None = None, body: bytes = b"", timeout: float | None = None
     ) -> _Answer:
         """Raises Unreachable, Disconnected, TimedOut, and what a refusal means."""
-        header = {
-            "code": code, "language": codes.LANGUAGE, "version": codes.PROTOCOL_VERSION, "opaque": 1, "flag": 0,
-            "extFields": {name: str(value) for name, value in (fields or {}).items()},
-        }  # fmt: skip
-        text = json.dumps(header).encode()
-        frame = _MARKS.pack(_LENGTH_BYTES + len(text) + len(body), len(text)) + text + body
+        frame = _frame(code, fields or {}, body, self._login.credentials)
         connection, address = self._connect()
         with connection:
             answer = _exchange(connection, address, frame, self._ask_s if timeout is None else timeout)
+        if answer.code == codes.NO_PERMISSION and self._token == "":
+            raise Refused(f"{answer.remark}; {_HOW_TO_GIVE_IT}")
         if answer.code != codes.SUCCESS:
             raise refusal_of(answer.code, answer.remark)
         return answer
@@ -212,14 +250,76 @@ class BrokerClient:
         for attempt in attempts(self._addresses):
             with attempt as address:
                 try:
-                    connection = socket.create_connection(address, _CONNECT_S)
-                except TimeoutError:
-                    raise TimedOut(f"no connection to {address} within {_CONNECT_S:.1f} s") from None
-                except (OSError, UnicodeError) as error:
-                    raise no_broker_at(address, error) from error
+                    connection = self._open(self._broker_at(address) if self._token else address)
+                except (Unreachable, TimedOut):
+                    self._broker_of.pop(address, None)  # it may be elsewhere by now
+                    raise
                 self._answered = address
                 return connection, address
         raise AssertionError("an attempt has succeeded, or the last one has raised")
+
+    def _broker_at(self, address: Address) -> Address:
+        """The broker's own port, by a route address or by itself: clusters are told to everybody."""
+        if address.is_local:
+            return address
+        if address not in self._broker_of:
+            with self._open(address) as connection:
+                frame = _frame(contract.GET_BROKER_CLUSTER_INFO, {}, b"", None)
+                brokers = self._load(_exchange(connection, address, frame, self._ask_s)).get("brokerAddrTable", {})
+            told = [parse_address(each["brokerAddrs"]["0"]) for each in brokers.values()]
+            # An address that leads to that port is good as it is: the one that clients are told may not lead here.
+            own = next((each for each in told if each.port != address.port), address)
+            self._broker_of[address] = address if any(each.port == address.port for each in told) else own
+        return self._broker_of[address]
+
+    def _open(self, address: Address) -> socket.socket:
+        """Connects. Raises Unreachable, TimedOut."""
+        # Read for each connection: other processes have a copy of this object, and files are renewed.
+        context = None if address.is_local else self._login.open().tls
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) if address.is_local else None
+        try:
+            if connection is None:
+                connection = socket.create_connection(address, _CONNECT_S)
+            else:
+                connection.settimeout(_CONNECT_S)
+                connection.connect(address.host)
+            return connection if context is None else context.wrap_socket(connection, server_hostname=address.host)
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if isinstance(error, TimeoutError):
+                raise TimedOut(f"no connection to {address} within {_CONNECT_S:.1f} s") from None
+            if isinstance(error, (OSError, UnicodeError)):
+                raise no_broker_at(address, error, is_tls=self._login.tls) from error
+            raise
+
+
+def _check_place(bulk: str) -> str:
+    if bulk.startswith(_UNIX):
+        return bulk
+    return (_TLS if bulk.startswith(_TLS) else "") + str(parse_address(bulk.removeprefix(_TLS)))
+
+
+def _read_authorities(file: str) -> str:
+    """Reads the certificates that bulk's own must come from, as one word: executors have neither our files nor our
+    environment. Empty for those of the system. Raises UsageError.
+    """
+    if not file:
+        return ""
+    try:
+        return b64encode(Path(file).read_bytes()).decode()
+    except OSError as error:
+        raise UsageError(f"the file {file} of authorities cannot be read: {error.strerror}") from error
+
+
+def _frame(code: int, fields: Mapping[str, object], body: bytes, credentials: Credentials | None) -> bytes:
+    texts = {name: str(value) for name, value in fields.items()}
+    header = {
+        "code": code, "language": codes.LANGUAGE, "version": codes.PROTOCOL_VERSION, "opaque": 1, "flag": 0,
+        "extFields": signed_fields(texts, body, credentials),
+    }  # fmt: skip
+    text = json.dumps(header).encode()
+    return _MARKS.pack(_LENGTH_BYTES + len(text) + len(body), len(text)) + text + body
 
 
 def _exchange(connection: socket.socket, address: Address, frame: bytes, timeout: float) -> _Answer:

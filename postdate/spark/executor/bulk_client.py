@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from base64 import b64decode
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -24,8 +25,16 @@ class Uploaded(NamedTuple):
 class BulkClient:
     """A connection to bulk. Raises pyarrow's FlightError where it is away."""
 
-    def __init__(self, address: str) -> None:
-        self._client = flight.connect(f"grpc://{address}")
+    def __init__(self, place: str) -> None:
+        """`place` is where bulk listens and, after spaces, the permit for it and the certificates of the authorities
+        that its own must come from, as BrokerClient tells.
+        """
+        address, permit, authorities, *_ = [*place.split(" "), "", ""]
+        self._headers = [(b"authorization", f"Bearer {permit}".encode())] if permit else []
+        kind, _, rest = address.partition(":")
+        location = {"unix": f"grpc+unix://{rest}", "tls": f"grpc+tls://{rest}"}.get(kind, f"grpc://{address}")
+        trusted = b64decode(authorities) if authorities else None
+        self._client = flight.connect(location, tls_root_certs=trusted)
 
     def close(self) -> None:
         self._client.close()
@@ -35,6 +44,9 @@ class BulkClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _options(self, timeout: float) -> flight.FlightCallOptions:
+        return flight.FlightCallOptions(timeout=timeout, headers=self._headers)
 
     def probe(self) -> None:
         """Asks for no row at all. Raises FlightError where bulk or its broker does not answer."""
@@ -58,7 +70,7 @@ class BulkClient:
 
     def _get(self, ticket: dict[str, Any], timeout: float = _MOVE_S) -> Iterator[pa.RecordBatch]:
         asked = flight.Ticket(json.dumps(ticket).encode())
-        for piece in self._client.do_get(asked, flight.FlightCallOptions(timeout=timeout)):
+        for piece in self._client.do_get(asked, self._options(timeout)):
             yield piece.data
 
     def selection(self, name: str) -> pa.Table:
@@ -68,7 +80,7 @@ class BulkClient:
     def select(self, name: str, rows: pa.Table) -> None:
         """Writes sorted rows that a job has selected; on disk when it returns."""
         descriptor = flight.FlightDescriptor.for_command(json.dumps({"selection": name}).encode())
-        writer, reader = self._client.do_put(descriptor, SELECTED, flight.FlightCallOptions(timeout=_MOVE_S))
+        writer, reader = self._client.do_put(descriptor, SELECTED, self._options(_MOVE_S))
         with writer:
             writer.write_table(rows, max_chunksize=65_536)
             writer.done_writing()
@@ -78,7 +90,7 @@ class BulkClient:
         """Writes sorted rows, this many, as a chunk; on disk when it returns. Raises what making a piece raises."""
         command = json.dumps({"name": name, "rows": row_count}).encode()
         writer, reader = self._client.do_put(
-            flight.FlightDescriptor.for_command(command), CHUNK_SCHEMA, flight.FlightCallOptions(timeout=_MOVE_S)
+            flight.FlightDescriptor.for_command(command), CHUNK_SCHEMA, self._options(_MOVE_S)
         )
         with contextlib.ExitStack() as closing:
             closing.enter_context(writer)

@@ -14,10 +14,12 @@ from pyspark import TaskContext
 
 from postdate.arrival import NEAR, OWN_ARRIVAL, own_arrival
 from postdate.faultpoint import reach
+from postdate.message import PROPERTIES_BYTES_MAX
 from postdate.process import keep_freed_memory
 from postdate.spark.executor.bulk_client import BulkClient
 from postdate.spark.executor.tasks import RESULT, Batches, Result, Task, in_tiers, pieces, plain, write_tiers
 from postdate.spark.executor.waiting import IS_NEAR
+from postdate.storage.record import with_due
 from postdate.table.files import TableFolder, constant_column, sort_rows, write_file
 from postdate.table.format import DROP, MESSAGE, SCHEMA, SELECTED
 
@@ -64,12 +66,19 @@ def _select_piece(task: Task, rows: pa.Table, own: int) -> Result:
 
 
 def _write_moved(task: Task, rows: pa.Table, own: int) -> list[list[object]]:
+    """Writes rows beside the table with their new due, which their records say, too: consumers see it."""
     place, count = TableFolder(task["table"]), rows.num_rows
+    due = pc.add(rows.column("due"), task["by_ms"])
+    pairs = zip(rows.column("record").to_pylist(), due.to_pylist(), strict=True)
+    record = pa.array([with_due(each, at_ms, PROPERTIES_BYTES_MAX) for each, at_ms in pairs], pa.binary())
     moved = {
-        "due": pc.add(rows.column("due"), task["by_ms"]),
+        "due": due,
         "arrival": pa.array(range(own, own + count), pa.int64()),
         "kind": constant_column(MESSAGE, pa.int8(), count),
+        "level": constant_column(0, pa.int8(), count),
         "flags": constant_column(OWN_ARRIVAL, pa.int32(), count),
+        "size": pc.binary_length(record),
+        "record": record,
     }
     columns = [moved[name] if name in moved else rows.column(name) for name in SCHEMA.names]
     table = pa.Table.from_arrays(columns, names=SCHEMA.names)

@@ -14,8 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyarrow import flight
 
 from postdate.arrival import NEVER
+from postdate.client.errors import Unreachable
 from postdate.errors import CorruptTable
 from postdate.faultpoint import reach
 from postdate.process import keep_freed_memory
@@ -41,7 +43,12 @@ Result = dict[str, Any]
 Batches = Iterator[pa.RecordBatch]
 
 RESULT = pa.schema([pa.field("result", pa.string())])
+_SAID_MAX = 300  # characters of a Flight error that the driver gets
 _PIECE_BYTES = 128 << 20  # of records that a task holds in memory before it writes a file
+
+
+class BulkAway(Unreachable):
+    """The operator's fault, mostly: bulk does not answer an executor, or the broker does not answer bulk."""
 
 
 def over_numbers(work: Callable[[Task], Result], common: Task, tasks: list[Task]) -> Callable[[Batches], Batches]:
@@ -63,21 +70,27 @@ def _answers(work: Callable[[Task], Result], tasks: Iterator[Task]) -> Batches:
 
 
 def _answer(work: Callable[[Task], Result], task: Task) -> Result:
-    """Runs a task. A damaged table becomes part of the answer: Spark would try again, which would not mend it."""
+    """Runs a task. What the driver must know by name becomes part of the answer: Spark would make a text of it. That is
+    a damaged table, which a second try would not mend, and a bulk that is away.
+    """
     try:
         return work(task)
     except CorruptTable as error:
         return {"damage": str(error), "damaged": error.path}
+    except (flight.FlightUnavailableError, flight.FlightTimedOutError) as error:
+        return {"away": str(error).partition("\n")[0][:_SAID_MAX]}
 
 
 def read_results(lines: Iterable[str]) -> list[Result]:
-    """Reads the answers of tasks. Raises CorruptTable where one of them met damage."""
+    """Reads the answers of tasks. Raises CorruptTable where one of them met damage, BulkAway where it had no bulk."""
     found: list[Result] = [json.loads(line) for line in lines]
     for result in found:
         if "damage" in result:
             error = CorruptTable(result["damage"])
             error.path = result["damaged"]
             raise error
+        if "away" in result:
+            raise BulkAway(f"bulk does not answer an executor: {result['away']}")
     return found
 
 

@@ -154,7 +154,7 @@ def rows(asked: Asked, wanted: Range, patience_s: float, pause_s: float = _PAUSE
             return
         except flight.FlightError as error:
             if not _is_away(error) or time.monotonic() > until:
-                raise _bulk_error(wanted.bulk, error) from None
+                raise _bulk_error(wanted.bulk.partition(" ")[0], error) from None
             time.sleep(pause_s)
 
 
@@ -189,7 +189,7 @@ class TopicReader(DataSourceReader):
         broker = BrokerClient(asked.address, asked.bulk)
         try:
             low, high = places(broker, asked.topic, asked.start, asked.stop)
-            return ranges(broker.bulk(), low, high) or [InputPartition(None)]
+            return ranges(broker.bulk_for(asked.topic), low, high) or [InputPartition(None)]
         except AWAY as error:
             raise PipelineFailed(str(error)) from None
 
@@ -232,7 +232,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Place, end: Place) -> Sequence[InputPartition]:
         while True:
             try:
-                return ranges(self._broker.bulk(), start, end)
+                return ranges(self._broker.bulk_for(self._asked.topic), start, end)
             except AWAY:
                 time.sleep(_PAUSE_S)
 

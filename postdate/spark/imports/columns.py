@@ -24,6 +24,7 @@ from postdate.message import (
     DELAY_PROPERTIES,
     INTERNAL_PROPERTIES,
     LOOPBACK,
+    ONCE_PROPERTIES,
     PROPERTIES_BYTES_MAX,
     PROPERTY_KEYS,
     PROPERTY_TAGS,
@@ -57,7 +58,7 @@ _SHOWN_CHARACTERS_MAX = 64
 
 # Properties that have an argument of their own, that the import sets itself, or that only a broker may set.
 RESERVED_PROPERTIES = (
-    INTERNAL_PROPERTIES | DELAY_PROPERTIES
+    INTERNAL_PROPERTIES | DELAY_PROPERTIES | ONCE_PROPERTIES
     | {PROPERTY_UNIQ_KEY, PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_TIMER_DEL_UNIQKEY, PROPERTY_TRANSACTION}
 )  # fmt: skip
 PROPERTIES = pa.map_(pa.string(), pa.string())

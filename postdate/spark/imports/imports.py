@@ -23,7 +23,7 @@ from postdate.errors import PipelineFailed, PostdateError, Refused
 from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.imports.columns import Job, Wanted
 from postdate.spark.imports.loading import Loaded, Plan
-from postdate.table.files import TableFolder
+from postdate.table.files import TableFolder, remove_file
 from postdate.table.format import MESSAGES, File
 from postdate.table.identity import open_table
 from postdate.table.merging import edge_ms
@@ -78,7 +78,7 @@ def files_of(plan: Plan) -> list[str]:
 def remove_files(plan: Plan, but: Iterable[str] = ()) -> None:
     place = TableFolder(plan.folder)
     for name in set(files_of(plan)) - set(but):
-        place.remove(name)
+        remove_file(place, name)
 
 
 def adopt(broker: BrokerClient, plan: Plan, files: Sequence[File], bad_count: int) -> JobStatus:

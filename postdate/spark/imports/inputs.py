@@ -7,7 +7,6 @@
 A row knows its file and its part of the file, so that a bad one can be named by its number.
 """
 
-import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,7 +26,19 @@ from postdate.errors import PipelineFailed, PostdateError, UsageError
 from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.imports import imports, parquet
 from postdate.spark.imports.columns import Wanted
-from postdate.spark.imports.loading import BLOCK, BROKEN, FILE, JSON_NAMES, LINE, Loaded, Plan, kinds_of, load
+from postdate.spark.imports.loading import (
+    BLOCK,
+    BROKEN,
+    FILE,
+    JSON_NAMES,
+    LINE,
+    Loaded,
+    Plan,
+    dump_loaded,
+    kinds_of,
+    load,
+    read_loaded,
+)
 from postdate.spark.imports.options import check_names, fitted, roles_of, with_body
 from postdate.spark.pending.query import embedded_spark, spark_errors
 from postdate.table.files import TableFolder
@@ -166,10 +177,10 @@ def load_frame(frame: DataFrame, plan: Plan) -> list[Loaded]:
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None, "Spark runs tasks in a context"
-        yield pa.RecordBatch.from_pydict({"loaded": [pickle.dumps(load(plan, context.partitionId(), batches))]})
+        yield pa.RecordBatch.from_pydict({"loaded": [dump_loaded(load(plan, context.partitionId(), batches))]})
 
     function: Any = work  # Spark's types expect another kind of function
-    return [pickle.loads(row.loaded) for row in frame.mapInArrow(function, "loaded binary").collect()]
+    return [read_loaded(row.loaded) for row in frame.mapInArrow(function, "loaded string").collect()]
 
 
 def load_groups(frame: DataFrame, plan: Plan, parts: list[parquet.Part]) -> list[Loaded]:
@@ -179,11 +190,11 @@ def load_groups(frame: DataFrame, plan: Plan, parts: list[parquet.Part]) -> list
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in (number for batch in batches for number in batch.column(0).to_pylist()):
             loaded = load(plan, number, parquet.batches_of(parts[number], schema))
-            yield pa.RecordBatch.from_pydict({"loaded": [pickle.dumps(loaded)]})
+            yield pa.RecordBatch.from_pydict({"loaded": [dump_loaded(loaded)]})
 
     function: Any = work
     numbers = frame.sparkSession.range(0, len(parts), 1, max(len(parts), 1))
-    return [pickle.loads(row.loaded) for row in numbers.mapInArrow(function, "loaded binary").collect()]
+    return [read_loaded(row.loaded) for row in numbers.mapInArrow(function, "loaded string").collect()]
 
 
 # -- files as a frame -------------------------------------------------------------------------------------------

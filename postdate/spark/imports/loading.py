@@ -4,14 +4,16 @@ The files' names begin with an underscore: no reader takes them for the table's 
 them. A part can be loaded again; an earlier attempt leaves at most a file that nothing names.
 """
 
+import json
 import uuid
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from postdate.errors import PipelineFailed
 from postdate.process import keep_freed_memory
 from postdate.spark.executor.tasks import in_tiers
 from postdate.spark.imports.columns import PROPERTIES, TIMESTAMP, Converter, Faults, Job, Wanted, properties_of
@@ -24,6 +26,9 @@ FILE, BLOCK, LINE, BROKEN = "_postdate_file", "_postdate_block", "_postdate_line
 
 _FILE_ROWS, _FILE_BYTES = 250_000, 128 << 20  # that a part holds in memory before it writes files
 BAD_KEPT = 10_000  # bad rows of a part that are named; the others are counted
+
+
+Row = TypeVar("Row", bound=NamedTuple)
 
 
 class Plan(NamedTuple):
@@ -52,6 +57,35 @@ class Loaded(NamedTuple):
     bad_count: int
     bad: list[Bad]
     blocks: list[tuple[str, int, int]]
+
+
+def dump_loaded(loaded: Loaded) -> str:
+    """What a task answers: JSON, which makes nothing but values when it is read."""
+    return json.dumps(loaded)
+
+
+def read_loaded(text: str) -> Loaded:
+    """Reads what a task has answered. Raises PipelineFailed for anything else."""
+    try:
+        files, bad_count, bad, blocks = json.loads(text)
+        if type(bad_count) is not int or not all(type(part) is list for part in (files, bad, blocks)):
+            raise ValueError("a part of it is of another type")
+        found = Loaded(
+            [_typed(File, row) for row in files], bad_count, [_typed(Bad, row) for row in bad],
+            [(str(file), int(block), int(count)) for file, block, count in blocks],
+        )  # fmt: skip
+    except (ValueError, TypeError, RecursionError) as error:
+        raise PipelineFailed(f"a task of the import has answered what no task of ours does: {error}") from error
+    return found
+
+
+def _typed(kind: type[Row], row: list[Any]) -> Row:
+    """A row with the types of its fields. Raises ValueError, TypeError."""
+    made = kind(*row)
+    for name, expected in kind.__annotations__.items():
+        if type(getattr(made, name)) is not expected:
+            raise ValueError(f"{kind.__name__}.{name} is {getattr(made, name)!r:.64}")
+    return made
 
 
 def load(plan: Plan, part: int, batches: Iterable[pa.RecordBatch]) -> Loaded:

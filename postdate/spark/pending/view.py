@@ -24,9 +24,9 @@ from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.executor.selecting import HIDDEN
 from postdate.spark.executor.waiting import COLUMNS, IS_NEAR, NAME, WaitingSource, body, properties
 from postdate.table.files import Window, touches
-from postdate.table.format import CANCEL, DROP, MESSAGE, File, list_files
+from postdate.table.format import CANCEL, MESSAGE, File, list_files
 from postdate.table.identity import open_table
-from postdate.table.living import CAME_BEFORE, HAS_ARRIVED, IS_CANCELLED, IS_DROPPED, IS_UNPROMOTED
+from postdate.table.living import CAME_BEFORE, DROPS, HAS_ARRIVED, IS_CANCELLED, IS_DROPPED, IS_UNPROMOTED
 
 VIEW = "pending"
 SHOWN = ("due", "topic", "tag", "key", "size", "properties", "body", "queue", "level", "arrival")
@@ -127,13 +127,13 @@ def _waiting(near: DataFrame, rest: DataFrame, state: State, hint: _Hint = _unch
 
 
 def living_rows(rest: DataFrame, near: DataFrame, hint: _Hint = _unchanged) -> DataFrame:
-    """The messages that no cancel and no drop takes away (table/living.py), and that are not in the wheel by now.
+    """The messages that no cancel, drop or move takes away (table/living.py), and that are not in the wheel by now.
     `hint` says how to join drops: where they are few, messages need not be sorted for them.
     """
     messages = rest.filter(f.col("kind") == MESSAGE).alias("m")
     cancels = f.broadcast(rest.filter(f.col("kind") == CANCEL)).alias("c")
     messages = messages.join(cancels, f.expr(IS_CANCELLED), "left_anti")
-    drops = hint(rest.filter(f.col("kind") == DROP)).alias("d")
+    drops = hint(rest.filter(f"kind in {DROPS}")).alias("d")
     messages = messages.join(drops, f.expr(IS_DROPPED), "left_anti")
     return messages.join(f.broadcast(near.select("arrival")), "arrival", "left_anti").select(*COLUMNS)
 

@@ -76,7 +76,7 @@ class Pipeline:
         self.epoch = 0
         self.batch_count = 0
         self._lock = threading.Lock()  # held while the table changes, and while it and the broker may not agree
-        self._jobs = Jobs(broker, table, self._run)
+        self._jobs = Jobs(spark, broker, table, self._run)
         self.beside = Beside(spark, broker, table, self._lock, limits)
         self._queues: tuple[int | None, tuple[int, ...]] = (None, ())  # how many the table names, and which are gone
         self._lost_rows = 0
@@ -240,8 +240,10 @@ class Pipeline:
         self._workers.clear()
         (planned,) = plan.collect()
         began = state = self._state()
-        if planned.horizon > state.horizon:
-            self._promote(state, state.taken, planned.horizon)
+        # The clock may have stepped back since the batch was planned: the broker believes no horizon beyond its reach.
+        planned_horizon = min(planned.horizon, horizon_of(state.now_ms, state.lead_ms))
+        if planned_horizon > state.horizon:
+            self._promote(state, state.taken, planned_horizon)
             state = self._state()
         self._name_queues(state)
         far_to = self._ingest(planned.far, state)
@@ -252,7 +254,7 @@ class Pipeline:
         # What the table took for this batch, also in an earlier try that died before its stage.
         rows_in = self.table.rows - began.rows_in
         files = [file for file in self.table.files.values() if file.is_untaken(began.taken)]
-        horizon = max(planned.horizon, state.horizon)
+        horizon = max(planned_horizon, state.horizon)
         promoted_ms = min(horizon, state.now_ms) - KEEP_MS
         forgotten = self._forget(promoted_ms)
         merged = self._merge(state.now_ms, promoted_ms)

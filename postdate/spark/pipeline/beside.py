@@ -28,14 +28,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 from postdate.arrival import NEVER
 from postdate.contract import ENDED, JobOrder, Selection, State, TableFile
-from postdate.errors import PostdateError, Refused
+from postdate.errors import PipelineFailed, PostdateError, Refused
 from postdate.faultpoint import reach
 from postdate.spark.executor import selecting
 from postdate.spark.executor.broker_client import AWAY, BrokerClient
 from postdate.spark.executor.tasks import Result, read_results
 from postdate.spark.pending import view
-from postdate.spark.pipeline.jobs import spark_sentence
-from postdate.spark.session.session import BESIDE, choose_pool
+from postdate.spark.pending.predicate import NotAllowed, check_predicate
+from postdate.spark.pipeline.jobs import JAVA_ENDED, why_failed
+from postdate.spark.session.session import BESIDE, TASK_END_S, choose_pool, has_java_ended
 from postdate.table import merging
 from postdate.table.delta import Table
 from postdate.table.files import RowGroup, Window, read_row_groups
@@ -47,7 +48,7 @@ logger = logging.getLogger("postdate.pipeline")
 # Errors of a predicate: another try would end in the same way.
 _OF_PREDICATE = (
     ParseException, AnalysisException, ArithmeticException, ArrayIndexOutOfBoundsException, DateTimeException,
-    IllegalArgumentException, NumberFormatException, SparkRuntimeException,
+    IllegalArgumentException, NumberFormatException, SparkRuntimeException, NotAllowed,
 )  # fmt: skip
 JOB_ROWS_MAX = 20_000_000  # rows that a job may select: 0.8 GB of selections, which the broker reads to decide
 _PAUSE_S = 0.5  # between two looks for work
@@ -89,6 +90,7 @@ class Beside:
         self._limits = limits
         self._tasks = max(1, limits.slots - 1)
         self.job_rows_max = JOB_ROWS_MAX
+        self.task_end_s = 2 * TASK_END_S  # on a cluster the executor is killed before
         self.epoch = 0
         self._tried: int | None = None  # the number of the job that it selects for
         self.failure: BaseException | None = None  # what ended the thread
@@ -107,6 +109,16 @@ class Beside:
                 self._broker.leave_job(self.epoch, tried)
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+
+    def blame(self) -> None:
+        """Notes that the try under way has failed, if Java has ended during it. The driver calls it before `stop` where
+        it fails: it may notice that first, and a try that nobody blames would be repeated for ever.
+        """
+        tried = self._tried
+        if tried is not None and has_java_ended(self._spark):
+            self._tried = None  # it counts: nobody leaves it
+            with suppress(PostdateError):
+                self._broker.stumble(self.epoch, tried, JAVA_ENDED)
 
     def _run(self) -> None:
         try:
@@ -148,9 +160,22 @@ class Beside:
             reach("job.decide")
             self._attempt(job, watch, lambda: self._broker.decide(selection))
             reach("job.decided")
+        if watch.ended is not None:
+            self._wait_for_tasks()
+
+    def _wait_for_tasks(self) -> None:
+        """Waits until no task of a cancelled selection runs. Raises PipelineFailed where one does not end: it looks at
+        nothing inside a `like`, and would hold a slot that promotion needs. A new process of Spark ends it.
+        """
+        until = time.monotonic() + self.task_end_s
+        while running_tasks(self._spark) and not self._stopping.wait(_WATCH_S):
+            if time.monotonic() > until:
+                raise PipelineFailed("a predicate does not stop, so Spark has to start anew")
 
     def _attempt(self, job: JobOrder, watch: "Watch", call: Callable[[], Item]) -> Item | None:
-        """Does a part of a try. Where that fails, notes it in the log and returns None."""
+        """Does a part of a try. Where that fails, notes it in the log and returns None. Raises PipelineFailed where
+        Java has ended: there are no more tries with it.
+        """
         try:
             return call()
         except (*AWAY, Refused):
@@ -158,24 +183,28 @@ class Beside:
             failure: BaseException = Ended()
         except Exception as error:
             failure = watch.ended or error  # Spark's complaint about a cancelled query says nothing
-        said = spark_sentence(failure)
+        said = why_failed(self._spark, failure)
         try:
-            if isinstance(failure, (*_OF_PREDICATE, Unfit)):
+            if isinstance(failure, (*_OF_PREDICATE, Unfit)) and said != JAVA_ENDED:
                 self._broker.fail_job(job.id, said)
             elif isinstance(failure, Ended):
                 if not self._stopping.is_set():  # else it is noted already
                     self._broker.leave_job(self.epoch, job.number)
             else:
                 logger.warning("a try to select for job %s has failed: %s", job.id, said)
+                self._tried = None  # it counts: nobody leaves it
                 self._broker.stumble(self.epoch, job.number, said)
         except PostdateError as error:
             logger.warning("the end of a try of job %s was not noted: %s", job.id, error)
+        if said == JAVA_ENDED:
+            raise PipelineFailed("Spark's Java process has ended")
         return None
 
     # -- selecting ----------------------------------------------------------------------------------------------
 
     def _upload(self, job: JobOrder, watch: "Watch") -> Selection:
         """Uploads what the predicate selects, step by step."""
+        check_predicate(self._spark, job.where)
         with self._lock:
             moment = Moment(self._broker.state(), list(self._table.files.values()))
         for name, value in _SESSION.items():
@@ -226,6 +255,14 @@ class Beside:
         if file.rows > rows:
             return read_row_groups(self._table.folder, file.path)
         return [RowGroup(file.rows, file.bytes, *file[3:7], has_cancels=True)]
+
+
+def running_tasks(spark: SparkSession) -> int:
+    """How many tasks of selections run."""
+    tracker = spark.sparkContext.statusTracker()
+    jobs = [tracker.getJobInfo(number) for number in tracker.getJobIdsForGroup(_GROUP)]
+    stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+    return sum(stage.numActiveTasks for stage in stages if stage is not None)
 
 
 class Watch:

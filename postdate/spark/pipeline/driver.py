@@ -18,12 +18,14 @@ from py4j.protocol import Py4JError
 from pyarrow import flight
 from pyspark.errors import PySparkException
 
+from postdate.access.token import ENVIRONMENT_TOKEN
 from postdate.contract import State
 from postdate.errors import PipelineFailed, PostdateError, UsageError
-from postdate.process import let_others_go_first, run_on_thread
+from postdate.process import keep_files_private, let_others_go_first, run_on_thread
 from postdate.spark.executor import broker_client
 from postdate.spark.executor.broker_client import BrokerClient
 from postdate.spark.executor.bulk_client import BulkClient
+from postdate.spark.executor.tasks import BulkAway
 from postdate.spark.pipeline.batch import Pipeline
 from postdate.spark.pipeline.history import History
 from postdate.spark.pipeline.source import NAME, PlanSource
@@ -40,6 +42,7 @@ logger = logging.getLogger("postdate.pipeline")
 _BATCH_S = 3.0  # a batch under way gets this long to end; then it is broken off, and the next start repeats it
 _WATCH_S = 0.2
 _CORES_S = 5.0  # between two looks at the executors of a cluster
+_EXECUTOR_S = 20.0  # an executor that a busy cluster has granted takes this long to start: until then cores may be free
 _NICENESS = 10  # beside a broker, which fires on the same cores
 _AWAY = (*broker_client.AWAY, flight.FlightUnavailableError, flight.FlightTimedOutError)
 _OF_SPARK = (PySparkException, Py4JError)
@@ -54,6 +57,7 @@ class Options:
     table: str = ""  # empty: where the last pipeline kept it, as the broker tells
     master: str = "local[*]"
     memory: str = "1g"
+    token: str = ""  # of the broker's data folder; empty: the broker will refuse us
     checkpoint: str = ""  # empty: beside the table, where that is a local folder
     parent_pid: int = 0  # the pipeline ends when this process is gone; 0: it does not look
     batch_rows: int = 2_000_000
@@ -61,6 +65,7 @@ class Options:
     task_rows: int = TASK_ROWS
     soon_rows: int = TASK_ROWS  # this many that wait are worth a batch before the minute turns
     pause_s: float = 0.5  # between two looks at the broker
+    cluster_secret: str = ""  # of a standalone cluster; empty: it has none
 
     @property
     def root(self) -> str:
@@ -97,6 +102,7 @@ class Driver:
         self._query: Any = None
         self._anew_at = -1  # how many batches had run when the checkpoint was begun anew
         self._is_waiting = False
+        self._away_at = -1  # how many batches had run when executors last had no bulk, and we had
         limits = Limits(options.task_rows, slots=spark.sparkContext.defaultParallelism)
         self.pipeline = Pipeline(spark, broker, Table(options.messages), History(options.history), limits)
 
@@ -167,8 +173,11 @@ class Driver:
         )
 
     def _is_away(self) -> bool:
-        """Whether the broker or bulk is away, or was until now: then the query starts again where it ended."""
-        has_said = isinstance(self._failure, _AWAY)
+        """Whether the broker or bulk is away, or was until now: then the query starts again where it ended. A bulk that
+        we reach and executors do not, twice without a batch in between, is not away: they have no way to it.
+        """
+        is_out_of_reach = isinstance(self._failure, BulkAway) and self.pipeline.batch_count == self._away_at
+        has_said = isinstance(self._failure, _AWAY) and not is_out_of_reach
         try:
             with BulkClient(self._broker.bulk()) as bulk:
                 bulk.probe()
@@ -179,6 +188,9 @@ class Driver:
             return True
         if not (has_said or self._is_waiting):
             return False
+        if isinstance(self._failure, BulkAway) and not self._is_waiting:
+            logger.warning("a batch is run again: %s", first_line(self._failure))
+            self._away_at = self.pipeline.batch_count
         logger.info("the broker is back")
         self._is_waiting, self._failure = False, None
         self._query = self._start_query()
@@ -197,13 +209,16 @@ class Driver:
 
 def run(options: Options) -> None:
     """Runs a pipeline until SIGINT or SIGTERM, or until the process that started it is gone."""
+    keep_files_private()  # Spark's processes inherit it
     ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ending.set())
     found = java.find(os.environ)
     if isinstance(found, java.Missing):
         raise PipelineFailed(f"{found.sentence}; {java.INSTALL}")
-    broker = BrokerClient(options.address, options.bulk)
+    if options.token:
+        os.environ[ENVIRONMENT_TOKEN] = options.token  # Spark plans batches in a process of its own
+    broker = BrokerClient(options.address, options.bulk, token=options.token)
     state = _wait_for_state(broker, options, ending)
     if state is None:
         return
@@ -216,7 +231,7 @@ def run(options: Options) -> None:
         let_others_go_first(_NICENESS)  # before Spark starts: its processes inherit it
     with (
         scratch_folder() as folder, divert_stderr() as lines,
-        Gateway(options.master, options.memory, found.home, Path(folder)) as gateway,
+        Gateway(options.master, options.memory, found.home, Path(folder), options.cluster_secret) as gateway,
     ):  # fmt: skip
         # On another thread, whatever it waits for: a signal and the broker's death are noticed here all the time.
         starting = run_on_thread(lambda: _start(options, gateway, broker, lines))
@@ -233,6 +248,9 @@ def run(options: Options) -> None:
                     while not ending.wait(_WATCH_S) and not _is_orphan(options):
                         driver.watch()
                         cores.look()
+            except Exception:
+                driver.pipeline.beside.blame()
+                raise
             finally:
                 driver.stop()
     logging.shutdown()
@@ -278,15 +296,19 @@ class _Cores:
     def __init__(self, options: Options, gateway: Gateway, broker: BrokerClient) -> None:
         self._master, self._gateway, self._broker = options.master, gateway, broker
         self._is_missing = False
+        self._missing_since: float | None = None
         self._looks_at = time.monotonic() + _CORES_S
 
     def look(self) -> None:
         """Looks now and then. Raises Py4JError where Java has ended."""
         spark = self._gateway.session
-        if self._master.startswith("local") or spark is None or time.monotonic() < self._looks_at:
+        now = time.monotonic()
+        if self._master.startswith("local") or spark is None or now < self._looks_at:
             return
-        self._looks_at = time.monotonic() + _CORES_S
-        is_missing = int(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) <= 1  # one is the driver itself
+        self._looks_at = now + _CORES_S
+        has_some = int(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) > 1  # one is the driver itself
+        self._missing_since = None if has_some else self._missing_since or now
+        is_missing = self._missing_since is not None and now - self._missing_since >= _EXECUTOR_S
         if is_missing:
             self._note(f"waits for cores of {self._master}: it has none free")
         if is_missing and not self._is_missing:

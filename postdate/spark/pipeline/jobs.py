@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from postdate.contract import ENDED, IMPORT, RUNNING, WAITING, JobOrder, Selection, State, TableFile
 from postdate.errors import Refused
@@ -20,32 +21,39 @@ from postdate.faultpoint import reach
 from postdate.spark.executor import selecting
 from postdate.spark.executor.broker_client import AWAY, BrokerClient
 from postdate.spark.executor.tasks import written_files
+from postdate.spark.session.session import has_java_ended
 from postdate.table import merging
 from postdate.table.delta import Table
-from postdate.table.files import WrittenFile, describe_file, find_beside
+from postdate.table.files import WrittenFile, describe_file, find_beside, remove_file, rename_file
 from postdate.table.format import BESIDE, name_taken_in
 
 logger = logging.getLogger("postdate.pipeline")
 
+JAVA_ENDED = "Spark's Java process ended during it"
 _AROUND_SENTENCE = re.compile(r"^\[[A-Z0-9_.]+\] |\s*SQLSTATE: \w+.*$")  # the name of the error, and its code
 
 Run = Callable[[Callable[[Any], Any], list[dict[str, Any]]], list[dict[str, Any]]]
 
 
 def spark_sentence(error: object) -> str:
-    """What Spark says of a query, without the name of the error and its page of Java. A Java that has ended says
-    nothing, and refuses connections.
-    """
-    if isinstance(error, ConnectionError | Py4JNetworkError):
-        return "Spark's Java process ended during it"
+    """What Spark says of a query, without the name of the error and its page of Java."""
     text = str(getattr(error, "desc", None) or error).strip() or repr(error)
     return _AROUND_SENTENCE.sub("", text.partition("\n")[0])[:500]
+
+
+def why_failed(spark: Any, error: BaseException) -> str:
+    """Why a try of a job has failed, in a sentence: JAVA_ENDED wherever Java has, whichever call has noticed it. Until
+    its process is gone Java answers with errors of its own; after that it refuses connections.
+    """
+    is_of_java = isinstance(error, ConnectionError | Py4JError | PySparkException)
+    return JAVA_ENDED if is_of_java and has_java_ended(spark) else spark_sentence(error)
 
 
 class Jobs:
     """Has the table of one broker take in imports and follow decisions. `run` runs tasks on the executors."""
 
-    def __init__(self, broker: BrokerClient, table: Table, run: Run) -> None:
+    def __init__(self, spark: Any, broker: BrokerClient, table: Table, run: Run) -> None:
+        self._spark = spark
         self._broker = broker
         self._table = table
         self._run = run
@@ -67,9 +75,10 @@ class Jobs:
         except (*AWAY, Refused):
             raise
         except Exception as error:  # whatever it is, it is this job's alone
-            logger.warning("the table cannot follow job %s: %s", job.id, spark_sentence(error))
+            said = why_failed(self._spark, error)
+            logger.warning("the table cannot follow job %s: %s", job.id, said)
             self._move_out(job, far)
-            job = self._broker.stumble(epoch, number, spark_sentence(error))
+            job = self._broker.stumble(epoch, number, said)
             return bool(job.aside) or job.state in ENDED
         if is_decided:
             reach("job.written")
@@ -109,7 +118,7 @@ class Jobs:
         stems = (*(f"_import-{job.id}-" for job in open_jobs), *(f"_job-{job.number:08d}-" for job in open_jobs))
         for name in names:
             if not name.startswith(stems):
-                place.remove(name)
+                remove_file(place, name)
 
     # -- files --------------------------------------------------------------------------------------------------
 
@@ -126,7 +135,7 @@ class Jobs:
         maker said of it.
         """
         target = name_taken_in(file.path, far)
-        self._table.folder.rename(find_beside(self._table.folder, file.path, far), target)
+        rename_file(self._table.folder, find_beside(self._table.folder, file.path, far), target)
         try:
             return describe_file(self._table.folder, target)
         except (OSError, ValueError) as error:
@@ -136,6 +145,6 @@ class Jobs:
         """Gives the files of a job their names back: what is not in the table and not beside it is removed one day."""
         for file in job.files:
             try:
-                self._table.folder.rename(find_beside(self._table.folder, file.path, far), file.path)
+                rename_file(self._table.folder, find_beside(self._table.folder, file.path, far), file.path)
             except OSError as error:
                 logger.warning("a file of job %s is not beside the table: %s", job.id, error)

@@ -8,12 +8,14 @@ earliest.
 Spark runs this in a process of its own, with the Python of its executors. While the broker is away it waits.
 """
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
+from postdate.access.token import find_token
 from postdate.contract import BatchSize, State, horizon_of
 from postdate.spark.executor.broker_client import AWAY, BrokerClient
 
@@ -44,7 +46,7 @@ class PlanReader(DataSourceStreamReader):
     """Plans the batches. Spark calls it on the driver's machine, one call after the other."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self._broker = BrokerClient(options["addr"])
+        self._broker = BrokerClient(options["addr"], token=find_token(os.environ))
         self._rows, self._bytes = int(options["rows"]), int(options["bytes"])
         self._soon = int(options["soon"])
         self._pause_s = float(options["pause"])
@@ -73,10 +75,13 @@ class PlanReader(DataSourceStreamReader):
         """Plans the next batch, or none. Where somebody waits for far rows that the last batch planned and did not
         take, the next one differs from it by `again`: after a clock has stepped back, no minute turns for hours.
         """
-        horizon = max(horizon_of(state.now_ms, state.lead_ms), start["horizon"])
+        reach = horizon_of(state.now_ms, state.lead_ms)
+        horizon = max(reach, start["horizon"])
         waiting = state.far_length - max(start["far"], state.taken)
         has_job = (state.wanted or 0) > state.taken
-        if horizon == start["horizon"] and not has_job and waiting < (1 if self._is_behind else self._soon):
+        # A batch that ran after a step back of the clock has reached less than it had planned.
+        has_turned = horizon > start["horizon"] or reach > state.horizon
+        if not has_turned and not has_job and waiting < (1 if self._is_behind else self._soon):
             return start
         stop = state.far_length if state.stop is None else state.stop
         self._is_behind = stop < state.far_length

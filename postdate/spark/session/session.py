@@ -30,6 +30,7 @@ from postdate.process import end_with_parent, run_on_thread
 logger = logging.getLogger("postdate.pipeline")
 
 STOP_S = 1.0
+TASK_END_S = 30.0  # how long a cancelled task may take to end
 _TRACEBACK, _OURS = "Traceback (most recent call last):\n", "postdate.errors."
 _LOOK_S = 0.05
 _LOG4J = """\
@@ -63,8 +64,10 @@ _SILENT = (
 class Gateway:
     """Spark's Java process, and the session in it. Java ends with the block, and with the thread that makes this."""
 
-    def __init__(self, master: str, memory: str, home: str, folder: Path) -> None:
-        """Starts the Java at `home`. `folder` is for its log settings, our modules and its scratch files."""
+    def __init__(self, master: str, memory: str, home: str, folder: Path, secret: str = "") -> None:
+        """Starts the Java at `home`. `folder` is for its log settings, our modules and its scratch files. `secret` is
+        that of a standalone cluster: empty where its processes do not prove to each other who they are.
+        """
         _set_environment(master, home)
         log_settings = folder / "log4j2.properties"
         silent = (
@@ -74,13 +77,16 @@ class Gateway:
         pools = folder / "pools.xml"
         pools.write_text(_POOLS, encoding="utf-8")
         self._conf = SparkConf()
-        for name, value in _settings(master, memory, log_settings, pools, folder).items():
+        settings = _settings(master, memory, log_settings, pools, folder) | _protection(master, secret)
+        for name, value in settings.items():
             self._conf.set(name, value)
         self._master = master
         self._place = folder / "gateway"  # where Java listens, and its secret; Java writes it
         self.session: Any = None
         flags = [text for name, value in self._conf.getAll() for text in ("--conf", f"{name}={value}")]
         words = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
+        if secret:
+            flags += ["--load-spark-defaults", "--properties-file", str(_write_secret(folder, secret))]
         # Not by PySpark, from which nobody learns the process before Java listens. It has a group of its own: Ctrl-C in
         # a terminal reaches us alone, and we stop Java in order. The pipe tells Java that we are gone.
         self.process = subprocess.Popen(
@@ -110,6 +116,8 @@ class Gateway:
             self.session = self._start_session()
         except Py4JJavaError as error:
             why = first_line(str(error.java_exception))
+            if self._master.startswith("spark://") and "stopped SparkContext" in why:  # Spark itself says no more
+                why = "the master does not answer, or wants another secret: see --cluster-secret"
             raise PipelineFailed(f"Spark does not start on {self._master}: {why}") from error
         except (PySparkException, Py4JError, OSError) as error:
             raise PipelineFailed(f"Spark does not start: {'; '.join(lines) or first_line(error)}") from error
@@ -144,6 +152,15 @@ def try_to_stop(what: Any, name: str) -> None:
     wait([run_on_thread(stop)], STOP_S)
 
 
+def has_java_ended(spark: Any) -> bool:
+    """Whether Java is gone or about to go. It stops Spark first, whose work fails then, and answers until its process
+    has ended. A Java that does not answer at all is still there.
+    """
+    asked = run_on_thread(lambda: bool(spark.sparkContext._jsc.sc().isStopped()))
+    wait([asked], STOP_S)
+    return asked.done() and (asked.exception() is not None or asked.result())
+
+
 def first_line(error: object) -> str:
     """The sentence of an exception: Spark's without its page of Java, a task's without its traceback."""
     text = str(getattr(error, "desc", None) or error).strip()
@@ -158,6 +175,7 @@ def _set_environment(master: str, home: str) -> None:
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", _own_address(master))
     if _is_local(master):
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # nobody else has to reach it
         # Workers on this machine know the package by the interpreter's own path alone.
         known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         root = str(Path(postdate.__file__).parent.parent)
@@ -173,7 +191,8 @@ def _settings(master: str, memory: str, log_settings: Path, pools: Path, folder:
     # Java only hands out work: its second compiler would cost more than it gains.
     java = f"-Xss64m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile=file:{log_settings}"
     # On this machine executors have the whole package; elsewhere it travels with the job.
-    carried = {} if _is_local(master) else {"spark.submit.pyFiles": str(pack_modules(folder))}
+    own = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    carried = own if _is_local(master) else {"spark.submit.pyFiles": str(pack_modules(folder))}
     return carried | {
         "spark.master": master,
         "spark.app.name": "postdate",
@@ -182,6 +201,7 @@ def _settings(master: str, memory: str, log_settings: Path, pools: Path, folder:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": str(folder),
+        "spark.hadoop.fs.permissions.umask-mode": "077",  # Hadoop sets the rights of files itself, beside our umask
         "spark.sql.warehouse.dir": str(folder),  # else Spark makes one in the current folder
         "spark.sql.streaming.numRecentProgressUpdates": "2",
         "spark.sql.streaming.minBatchesToRetain": "10",
@@ -192,7 +212,41 @@ def _settings(master: str, memory: str, log_settings: Path, pools: Path, folder:
         "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
         "spark.python.worker.reuse": "true",
         "spark.scheduler.listenerbus.eventqueue.capacity": "1000",
+        # Queries and predicates call no method of Java by its name, run no script and, unless somebody allows it for a
+        # query of his own, read no file: no predicate may learn what this process can read.
+        "spark.sql.restrictedMode.enabled": "true",
+        "spark.sql.runSQLOnFiles": "false",
+        "spark.driver.maxResultSize": "512m",
+        # A task that does not end when it is told to costs its executor.
+        "spark.task.reaper.enabled": "true",
+        "spark.task.reaper.killTimeout": f"{TASK_END_S:.0f}s",
     }
+
+
+def _protection(master: str, secret: str) -> dict[str, str]:
+    """Settings by which the processes of Spark prove to each other that they belong together, and encrypt what they
+    say and what they leave on disk. Whoever reaches a port of Spark without that runs code in it. On YARN, on
+    Kubernetes and on one machine Spark makes a secret for each session.
+    """
+    redacted = {"spark.redaction.regex": "(?i)secret|password|passwd|token|credential|access[.]?key"}
+    if master.startswith("spark://") and not secret:
+        return redacted
+    proved = {
+        "spark.authenticate": "true",
+        "spark.network.crypto.enabled": "true",
+        "spark.network.crypto.authEngineVersion": "2",
+        "spark.network.crypto.saslFallback": "false",
+    }
+    # On this machine the folder of scratch files is open to nobody else.
+    return redacted | proved | ({} if _is_local(master) else {"spark.io.encryption.enabled": "true"})
+
+
+def _write_secret(folder: Path, secret: str) -> Path:
+    """Writes a secret where Spark reads it: what stands in a command is read by every user of the machine."""
+    path = folder / "secret.conf"
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(f"spark.authenticate.secret {secret}\n")
+    return path
 
 
 def _is_local(master: str) -> bool:

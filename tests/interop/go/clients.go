@@ -24,11 +24,19 @@ func instance() string {
 	return fmt.Sprintf("%d-%d", os.Getpid(), clients)
 }
 
+// signing is what signs every request of a client; empty where nobody has said as whom.
+func signing() primitive.Credentials {
+	return primitive.Credentials{AccessKey: os.Getenv("INTEROP_ACCESS_KEY"), SecretKey: os.Getenv("INTEROP_SECRET_KEY")}
+}
+
 func newProducer(options ...producer.Option) rocketmq.Producer {
 	named := []producer.Option{
 		producer.WithNameServer([]string{route}),
 		producer.WithGroupName("go-producer"),
 		producer.WithInstanceName(instance()),
+	}
+	if credentials := signing(); credentials.AccessKey != "" {
+		named = append(named, producer.WithCredentials(credentials))
 	}
 	made, err := rocketmq.NewProducer(append(named, options...)...)
 	must(err, "a producer")
@@ -50,6 +58,9 @@ func newConsumer(group, topic, tags string, inbox *inbox, decide listener, optio
 		consumer.WithGroupName(group),
 		consumer.WithInstance(instance()),
 		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset),
+	}
+	if credentials := signing(); credentials.AccessKey != "" {
+		named = append(named, consumer.WithCredentials(credentials))
 	}
 	made, err := rocketmq.NewPushConsumer(append(named, options...)...)
 	must(err, "a consumer")

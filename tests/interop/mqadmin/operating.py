@@ -53,6 +53,7 @@ class Operator:
     def __init__(self, route: str, jvm: Sequence[str]) -> None:
         self._route = route
         self._jvm = [*jvm[:1], f"-Drocketmq.log.root={Path.cwd()}", f"-Duser.home={Path.cwd()}", *jvm[1:]]
+        self._jvm[1:1] = [f"-Drocketmq.home.dir={Path.cwd()}"]  # whose conf/tools.yml says as whom it signs
         self.broker = ""
 
     def types(self, *words: str) -> str:
@@ -143,14 +144,20 @@ def ok(sentence: str) -> None:
     print(f"ok: {sentence}", flush=True)
 
 
-def prepare(operator: Operator) -> None:
-    """Finds the broker, makes a topic and two groups."""
+def find_broker(operator: Operator) -> str:
+    """Returns the broker's address."""
     said = operator.expects(
         "the broker, its version and its load", ["clusterList"], rf"^{CLUSTER} +{BROKER} +0 +\S+:\d+"
     )
     found = re.search(rf"{BROKER} +0 +(\S+)", said)
     assert found is not None
-    operator.broker = broker = found[1]
+    operator.broker = found[1]
+    return found[1]
+
+
+def prepare(operator: Operator) -> None:
+    """Finds the broker, makes a topic and two groups."""
+    broker = find_broker(operator)
     operator.looks([
         Look("a topic is made", ("updateTopic", "-c", CLUSTER, "-t", "orders", "-r", "2", "-w", "2", "-a",
              "+message.type=DELAY"), (rf"create topic to {broker} success",)),

@@ -63,6 +63,8 @@ function options(own) {
     instanceName: `${process.pid}-${++clients}`,
     httpclient: { request() { throw new Error('the address of the broker is known'); } },
     logger: { debug() {}, info() {}, warn: log, error: log },
+    accessKey: process.env.INTEROP_ACCESS_KEY, // without one, nothing is signed
+    secretKey: process.env.INTEROP_SECRET_KEY,
     ...own,
   };
 }

@@ -106,6 +106,13 @@ class Inbox:
         return self.all
 
 
+def sign(client: Any) -> None:
+    """Has a client sign every request, where somebody has said as whom."""
+    user = os.environ.get("INTEROP_ACCESS_KEY")
+    if user:
+        client.set_session_credentials(user, os.environ["INTEROP_SECRET_KEY"], "postdate")
+
+
 class Clients:
     """A producer, and consumers as they are needed."""
 
@@ -114,6 +121,7 @@ class Clients:
         self._consumers: list[Any] = []  # kept: the library uses what they own
         self.producer = Producer("python-producer")
         self.producer.set_namesrv_addr(route)
+        sign(self.producer)
         self.producer.start()
 
     def send(self, message: Any) -> str:
@@ -148,6 +156,7 @@ class Clients:
         # Those of one process share a client by default, which looks for the work of a new one every 10 s.
         consumer.set_instance_name(f"{os.getpid()}-{len(self._consumers)}")
         consumer.set_namesrv_addr(self._route)
+        sign(consumer)
         dll.Subscribe(consumer._handle, topic.encode(), expression.encode())
         consumer._register_callback(on_message)
         consumer.start()
@@ -157,6 +166,7 @@ class Clients:
         """Reads what is there. Raises RocketMQException where the topic has no route."""
         consumer = PullConsumer(group)
         consumer.set_namesrv_addr(self._route)
+        sign(consumer)
         consumer.start()
         self._consumers.append(consumer)
         for got in consumer.pull(topic):

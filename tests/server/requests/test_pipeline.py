@@ -16,7 +16,7 @@ from postdate.storage.layout import ENTRY, FAR, TIME
 from postdate.wire import codes
 from postdate.wire.frame import Command
 from postdate.wire.requests import Request
-from tests.support.core import FAR_MS, HOUR_MS, MINUTE_MS, T0, FaultyDisk, message, write_chunk
+from tests.support.core import DAY_MS, FAR_MS, HOUR_MS, MINUTE_MS, T0, FaultyDisk, message, write_chunk
 from tests.support.peer import Gate, Peer, connected, make_topic, read_bodies, sent
 from tests.support.server import WAIT_S, Served, serving
 
@@ -167,7 +167,8 @@ def test_how_far_each_queue_goes_is_told(tmp_path: Path) -> None:
         sent(peer, "orders", "b", queue_id=1)
         numbers = served.call(lambda: served.broker.fold.topics.get("orders").numbers)
         answer = peer.ask(Request.GET_BULK_TOPIC, topic="orders", at=T0 + 1)
-        assert json.loads(answer.body) == {"queues": [[0, numbers[0], 0, 0, 0], [1, numbers[1], 0, 2, 1]]}
+        queues = [[0, numbers[0], 0, 0, 0], [1, numbers[1], 0, 2, 1]]
+        assert json.loads(answer.body) == {"queues": queues, "bulk": "", "permit": ""}
         assert peer.ask(Request.GET_BULK_TOPIC, topic="nowhere").code == codes.TOPIC_NOT_EXIST
 
 
@@ -263,11 +264,11 @@ def test_the_state_tells_how_far_a_batch_goes(tmp_path: Path) -> None:
 
 
 def test_a_pipeline_that_registers_learns_what_is_staged_and_fences_older_ones(tmp_path: Path) -> None:
-    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+    with serving(tmp_path, ManualClock(T0), stage_ahead_ms_max=DAY_MS) as served, connected(served) as peer:
         sent_far(peer, 2)
         assert register(peer)["staged"] == []
         upload(served, "000001-a", 2)
-        assert peer.ask(Request.STAGE, stage_body(1, (0, 2), (0, DUE + 1), "000001-a")).code == codes.SUCCESS
+        assert peer.ask(Request.STAGE, stage_body(1, (0, 2), (0, DUE + 1), "000001-a", rows_in=2)).code == codes.SUCCESS
         again = register(peer, table="s3://bucket/t2")
         assert (again["epoch"], again["staged"], again["table"], again["taken"]) == (
             2,
@@ -286,16 +287,19 @@ def test_a_pipeline_that_registers_learns_what_is_staged_and_fences_older_ones(t
 
 
 def test_staged_chunks_are_told_by_their_offsets(tmp_path: Path) -> None:
-    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+    with serving(tmp_path, ManualClock(T0), stage_ahead_ms_max=DAY_MS) as served, connected(served) as peer:
         sent_far(peer, 2)
         register(peer)
         assert told(peer.ask(Request.GET_CHUNKS)) == []
-        upload(served, "c1", 2)
-        upload(served, "c2", 1)
-        assert peer.ask(Request.STAGE, stage_body(1, (0, 2), (0, DUE + 1), "c1", "c2")).code == codes.SUCCESS
-        sizes = [(tmp_path / "chunks" / name).stat().st_size for name in ("c1", "c2")]
+        upload(served, "000001-1", 2)
+        upload(served, "000001-2", 1)
+        assert (
+            peer.ask(Request.STAGE, stage_body(1, (0, 2), (0, DUE + 1), "000001-1", "000001-2", rows_in=2)).code
+            == codes.SUCCESS
+        )
+        sizes = [(tmp_path / "chunks" / name).stat().st_size for name in ("000001-1", "000001-2")]
         assert told(peer.ask(Request.GET_CHUNKS)) == [
-            [1 << 62, "c1", sizes[0]], [(1 << 62) + (sizes[0] + 7) // 8 * 8, "c2", sizes[1]],
+            [1 << 62, "000001-1", sizes[0]], [(1 << 62) + (sizes[0] + 7) // 8 * 8, "000001-2", sizes[1]],
         ]  # fmt: skip
 
 
@@ -328,17 +332,183 @@ def test_a_stage_has_only_so_many_chunks(tmp_path: Path) -> None:
 
 
 def test_a_stage_whose_chunk_is_damaged_or_missing_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+    with serving(tmp_path, ManualClock(T0), stage_ahead_ms_max=DAY_MS) as served, connected(served) as peer:
         sent_far(peer, 1)
         register(peer)
-        upload(served, "bad", 1)
-        path = tmp_path / "chunks" / "bad"
+        upload(served, "000001-bad", 1)
+        path = tmp_path / "chunks" / "000001-bad"
         path.write_bytes(path.read_bytes()[:-1] + b"?")
         before = state(peer)
-        for name in ("bad", "missing"):
+        for name in ("000001-bad", "000001-missing"):
             answer = peer.ask(Request.STAGE, stage_body(1, (0, 1), (0, DUE), name))
             assert (answer.code, f"chunks/{name}" in (answer.remark or "")) == (codes.SYSTEM_ERROR, True)
         assert state(peer) == before
+
+
+# --------------------------------------------------------------------------------------------- where the table is
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["http://169.254.169.254/latest", "s3://attacker/t", "/etc", "file:///etc", "{data}/../beside", "{data}beside"],
+)
+def test_a_pipeline_points_nobody_to_another_place(tmp_path: Path, uri: str) -> None:
+    """Before, bulk, imports and queries read and wrote wherever the last one that registered said."""
+    data = tmp_path / "data"
+    uri = uri.format(data=data)
+    with serving(data, ManualClock(T0), has_access=True) as served, connected(served) as peer:
+        answer = peer.ask(Request.REGISTER_PIPELINE, orjson.dumps({"table": uri}))
+        assert answer.code == codes.ILLEGAL_OPERATION
+        assert answer.remark == (
+            f"the pipeline's table is {uri}, but by the broker's settings it is {data / 'table'}: start "
+            f"the broker with --table {uri}, or the pipeline with the broker's"
+        )
+        assert (state(peer)["epoch"], state(peer)["table"]) == (0, "")
+
+
+def test_a_pipeline_registers_with_the_table_of_the_settings_or_one_in_the_data_folder(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with serving(data, ManualClock(T0), has_access=True) as served, connected(served) as peer:
+        for uri in (str(data / "table"), f"file://{data}/table", f"{data}/other/../table/", str(data / "second"), ""):
+            assert register(peer, table=uri)["table"] == uri
+    with (
+        serving(data, ManualClock(T0), has_access=True, table="s3://bucket/t/") as served,
+        connected(served) as peer,
+    ):
+        assert register(peer, table="s3://bucket/t")["table"] == "s3://bucket/t"
+        assert peer.ask(Request.REGISTER_PIPELINE, orjson.dumps({"table": "s3://bucket/t2"})).code != codes.SUCCESS
+
+
+def test_a_table_that_an_earlier_version_was_told_and_the_settings_do_not_name_is_not_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = tmp_path / "data"
+    with serving(data, ManualClock(T0)) as served, connected(served) as peer:
+        register(peer, table="s3://attacker/table")
+    with serving(data, ManualClock(T0), has_access=True) as served, connected(served) as peer:
+        assert state(peer)["table"] == ""
+        assert "kept its table at s3://attacker/table, but by the settings it is" in caplog.text
+        register(peer, table=str(data / "table"))
+        assert state(peer)["table"] == str(data / "table")
+
+
+# ------------------------------------------------------------------------ stages that claim what they cannot know
+
+
+REACH = T0 // MINUTE_MS * MINUTE_MS + 2 * MINUTE_MS  # the lead from now, rounded up: what a pipeline promotes up to
+AHEAD = 5 * MINUTE_MS  # stage_ahead_ms_max
+
+
+def refused(peer: Peer, body: bytes) -> str:
+    """Why a stage is refused; it has changed nothing."""
+    before = state(peer)
+    answer = peer.ask(Request.STAGE, body)
+    assert (answer.code, state(peer)) == (codes.ILLEGAL_OPERATION, before), answer
+    return answer.remark or ""
+
+
+def test_two_requests_cannot_make_every_far_message_vanish(tmp_path: Path) -> None:
+    """Before, they took all far rows, with no chunk and a horizon of the year 2100, and no message ever came."""
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        for number, due in enumerate((T0 + 3 * MINUTE_MS, DUE, DUE + HOUR_MS)):
+            sent(peer, "orders", f"m{number}", TIMER_DELIVER_MS=due)
+        register(peer, table=str(tmp_path / "table"), master="nobody")
+        assert "no pipeline can be further" in refused(peer, stage_body(1, (0, 3), (0, 4_102_444_800_000)))
+        assert "in none of its chunks" in refused(
+            peer, stage_body(1, (0, 3), (0, REACH + AHEAD), rows_in=3, rows_out=3)
+        )
+        assert "only 0 came into the table" in refused(peer, stage_body(1, (0, 3), (0, REACH)))
+        served.pass_ms(FAR_MS + HOUR_MS)
+        served.settle()
+        assert read_bodies(peer, "orders") == ["m0", "m1", "m2"]
+
+
+def test_a_horizon_that_no_pipeline_can_reach_is_refused(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        register(peer)
+        said = refused(peer, stage_body(1, (0, 0), (0, REACH + AHEAD + 1)))
+        assert said.startswith("stage_ahead_ms_max: the stage claims that everything due up to ")
+        assert said.endswith(f"no pipeline can be further than {REACH + AHEAD}")
+        assert peer.ask(Request.STAGE, stage_body(1, (0, 0), (0, REACH + AHEAD))).code == codes.SUCCESS
+
+
+def test_a_horizon_that_was_planned_before_the_clock_stepped_back_is_believed(tmp_path: Path) -> None:
+    clock = ManualClock(T0)
+    with serving(tmp_path, clock) as served, connected(served) as peer:
+        register(peer)
+        served.call(lambda: clock.step_ms(DAY_MS))
+        state(peer)  # the pipeline plans by this
+        served.call(lambda: clock.step_ms(-DAY_MS))
+        assert peer.ask(Request.STAGE, stage_body(1, (0, 0), (0, REACH + DAY_MS))).code == codes.SUCCESS
+        horizon = (REACH + DAY_MS, REACH + DAY_MS)
+        assert peer.ask(Request.STAGE, stage_body(1, (0, 0), horizon)).code == codes.SUCCESS, "it may stay there"
+
+
+def test_a_stage_must_show_the_far_rows_that_it_takes(tmp_path: Path) -> None:
+    """In files and in memory: a tail has four rows."""
+    with (
+        serving(tmp_path, ManualClock(T0), queue_tail_rows=4, stage_ahead_ms_max=DAY_MS) as served,
+        connected(served) as peer,
+    ):
+        sent_far(peer, 6)
+        register(peer)
+        assert "takes 6 far rows, but by its rows_in only 5" in refused(
+            peer, stage_body(1, (0, 6), (0, REACH), rows_in=5)
+        )
+        upload(served, "000001-five", 5)
+        body = stage_body(1, (0, 6), (0, DUE + 5), "000001-five", rows_in=6, rows_out=6)
+        assert f"takes 1 messages that are due by its horizon, the first at {DUE + 5}" in refused(peer, body)
+        body = stage_body(1, (0, 6), (0, DUE + 4), "000001-five", rows_in=6, rows_out=5)
+        assert peer.ask(Request.STAGE, body).code == codes.SUCCESS
+
+
+def test_what_was_cancelled_or_rescued_need_not_be_shown(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0), stage_ahead_ms_max=DAY_MS) as served, connected(served) as peer:
+        sent_far(peer, 2)
+        register(peer)
+        served.call(lambda: served.broker.cancel("orders", "K0", DUE, T0))
+        served.settle()
+        upload(served, "000001-both", 2)
+        path = tmp_path / "chunks" / "000001-one"
+        index = served.call(lambda: served.broker.view.read_far(1, 1))
+        place = (int(index["due"][0]), int(index["arrival"][0]), int(index["queue"][0]))
+        write_chunk(served.disk, path.name, [(*place, message("m1", unique="K1", due=DUE + 1))])  # type: ignore[arg-type]
+        body = stage_body(1, (0, 3), (0, DUE + 1), path.name, rows_in=3, rows_out=3)
+        assert peer.ask(Request.STAGE, body).code == codes.SUCCESS
+        sent(peer, "orders", "m2", UNIQ_KEY="K2", TIMER_DELIVER_MS=DUE + HOUR_MS)
+        served.pass_ms(FAR_MS + HOUR_MS - MINUTE_MS // 2)
+        served.settle()
+        assert state(peer)["rescued"] == 1
+        body = stage_body(1, (3, 4), (DUE + 1, DUE + HOUR_MS), rows_in=3, rows_out=0)
+        assert peer.ask(Request.STAGE, body).code == codes.SUCCESS
+        served.pass_ms(MINUTE_MS)
+        served.settle()
+        assert read_bodies(peer, "orders") == ["m1", "m2"]
+
+
+def test_chunks_of_another_epoch_are_refused(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0), stage_ahead_ms_max=DAY_MS) as served, connected(served) as peer:
+        sent_far(peer, 1)
+        register(peer)
+        register(peer)
+        for name in ("000001-a", "a"):
+            upload(served, name, 1)
+            body = stage_body(2, (0, 1), (0, DUE), name, rows_in=1, rows_out=1)
+            assert f"chunk {name} is not of epoch 2" in refused(peer, body)
+
+
+def test_no_more_rows_leave_the_table_than_ever_came_in(tmp_path: Path) -> None:
+    """Else bulk takes the table for empty, and promotes nothing of it while the pipeline is away."""
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        sent_far(peer, 3)
+        register(peer)
+        assert peer.ask(Request.STAGE, stage_body(1, (0, 3), (0, REACH), rows_in=3)).code == codes.SUCCESS
+        said = refused(peer, stage_body(1, (3, 3), (REACH, REACH + 1), rows_in=3, rows_out=4))
+        assert "takes 4 rows out of the table, but of 3 that ever came in 0 are out" in said
+
+
+# ------------------------------------------------------------------------------------------------ chunks that are slow
 
 
 class SlowChunks(FaultyDisk):
@@ -357,14 +527,14 @@ class SlowChunks(FaultyDisk):
 
 def test_reading_the_chunks_of_a_stage_keeps_nobody_waiting(tmp_path: Path) -> None:
     disk = SlowChunks(tmp_path)
-    with serving(tmp_path, ManualClock(T0), disk=disk) as served, connected(served) as peer:
+    with serving(tmp_path, ManualClock(T0), disk=disk, stage_ahead_ms_max=DAY_MS) as served, connected(served) as peer:
         sent_far(peer, 1)
         sent(peer, "orders", "near", TIMER_DELAY_MS=1_000)
         register(peer)
-        upload(served, "c1", 1)
-        first = peer.say(Request.STAGE, stage_body(1, (0, 1), (0, DUE), "c1"))
+        upload(served, "000001-1", 1)
+        first = peer.say(Request.STAGE, stage_body(1, (0, 1), (0, DUE), "000001-1", rows_in=1))
         assert disk.reached.wait(WAIT_S)
-        second = peer.say(Request.STAGE, stage_body(1, (0, 1), (0, DUE), "c1"))
+        second = peer.say(Request.STAGE, stage_body(1, (0, 1), (0, DUE), "000001-1", rows_in=1))
         served.pass_ms(1_000)
         served.settle()
         assert read_bodies(peer, "orders") == ["near"], "what is due is fired meanwhile"
@@ -373,16 +543,16 @@ def test_reading_the_chunks_of_a_stage_keeps_nobody_waiting(tmp_path: Path) -> N
         assert peer.answer_to(first).code == codes.SUCCESS
         answer = peer.answer_to(second)
         assert answer.code == codes.ILLEGAL_OPERATION, "one at a time, so that no chunk is staged twice"
-        assert "chunk c1 is staged already" in (answer.remark or "")
+        assert "chunk 000001-1 is staged already" in (answer.remark or "")
 
 
 def test_a_stage_that_is_overtaken_while_its_chunks_are_read_is_refused(tmp_path: Path) -> None:
     disk = SlowChunks(tmp_path)
-    with serving(tmp_path, ManualClock(T0), disk=disk) as served, connected(served) as peer:
+    with serving(tmp_path, ManualClock(T0), disk=disk, stage_ahead_ms_max=DAY_MS) as served, connected(served) as peer:
         sent_far(peer, 1)
         register(peer)
-        upload(served, "c1", 1)
-        opaque = peer.say(Request.STAGE, stage_body(1, (0, 1), (0, DUE), "c1"))
+        upload(served, "000001-1", 1)
+        opaque = peer.say(Request.STAGE, stage_body(1, (0, 1), (0, DUE), "000001-1", rows_in=1))
         assert disk.reached.wait(WAIT_S)
         register(peer)
         disk.go_on.set()
@@ -472,13 +642,13 @@ def test_the_status_shows_all_at_a_glance(tmp_path: Path) -> None:
 
 
 def test_the_figures_tell_of_the_pipeline(tmp_path: Path) -> None:
-    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+    with serving(tmp_path, ManualClock(T0), stage_ahead_ms_max=DAY_MS) as served, connected(served) as peer:
         sent_far(peer, 3)
         register(peer)
-        assert peer.ask(Request.STAGE, stage_body(1, (0, 2), (0, T0 + HOUR_MS), rows_in=2)).code == codes.SUCCESS
+        assert peer.ask(Request.STAGE, stage_body(1, (0, 2), (0, T0 + 2 * MINUTE_MS), rows_in=2)).code == codes.SUCCESS
         table = told(peer.ask(Request.GET_BROKER_RUNTIME_INFO))["table"]
         shown = {name.removeprefix("postdate_pipeline_"): value for name, value in table.items() if "pipeline" in name}
         assert shown == {
-            "taken": "2", "backlog": "1", "horizon": str(T0 + HOUR_MS), "epoch": "1", "rescued": "0",
+            "taken": "2", "backlog": "1", "horizon": str(T0 + 2 * MINUTE_MS), "epoch": "1", "rescued": "0",
             "bulk_promoted": "0", "serving": "true",
         }  # fmt: skip

@@ -1,5 +1,6 @@
 """Sending over the wire: what a producer is told, what it may ask for, what is refused."""
 
+import errno
 import re
 from pathlib import Path
 from typing import Any
@@ -598,3 +599,137 @@ def test_a_resend_finds_what_was_sent_some_time_ago_and_no_more(tmp_path: Path) 
         served.pass_ms(2 * MINUTE_MS)
         sent(peer, "orders", "x", UNIQ_KEY="K1", fields=RESEND)
         assert served.call(lambda: served.broker.accepted_count) == 32
+
+
+# ------------------------------------------------------------------------------------------------------- sent once
+
+
+@pytest.mark.parametrize("properties", [{}, {"TIMER_DELAY_MS": 60_000}, {"TIMER_DELAY_SEC": 86_400}, {"DELAY": 3}])
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_second_send_of_an_id_is_answered_as_the_first(
+    tmp_path: Path, properties: dict[str, Any], killed: bool
+) -> None:
+    def send_one(unique_key: str, queue_id: int, **more: Any) -> dict[str, str]:
+        return wire_fields(sent(peer, "orders", "x", queue_id=queue_id, UNIQ_KEY=unique_key, POSTDATE_ONCE="a", **more))
+
+    clock = ManualClock(T0)
+    with serving(tmp_path, clock) as served, connected(served) as peer:
+        make_topic(peer, "orders", 2)
+        sent(peer, "orders", "other", queue_id=1)
+        first = send_one("K1", 1, **properties)
+        served.pass_ms(DAY_MS)
+        served.settle()
+        assert send_one("K2", 0) == first, "its own delay and queue do not count"
+        assert served.call(lambda: served.broker.accepted_count) == 2
+        if killed:
+            served.kill()
+    if killed:
+        with serving(tmp_path, clock) as served, connected(served) as peer:
+            again = send_one("K3", 0, **properties)
+            assert again.pop("msgId")[16:] == first.pop("msgId")[16:], "the port is another one"
+            assert again == first
+
+
+def test_sends_of_one_read_with_one_id_are_one(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        bodies = ("x", "other", "x", "y", "x")
+        ids: list[dict[str, Any]] = [{"POSTDATE_ONCE": id} if id else {} for id in ("a", "", "a", "a", "b")]
+        commands = [
+            send_command(peer, "orders", body, UNIQ_KEY=f"K{n}", **named)
+            for n, (body, named) in enumerate(zip(bodies, ids, strict=True))
+        ]
+        peer.write(*commands)
+        first, _, second, refused, _ = [peer.answer_to(command.opaque) for command in commands]
+        assert wire_fields(second) == wire_fields(first)
+        assert refused.code == codes.MESSAGE_ILLEGAL
+        assert "has another body under this id since" in (refused.remark or "")
+        assert read_bodies(peer, "orders") == ["x", "other", "x"]
+
+
+def test_a_second_send_waits_for_the_first_that_is_not_durable_yet(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    with serving(tmp_path, disk=gate.disk) as served, connected(served) as first, connected(served) as second:
+        make_topic(first, "orders")
+        gate.hold()
+        try:
+            original, again = (
+                send_command(peer, "orders", "x", UNIQ_KEY=key, POSTDATE_ONCE="a")
+                for peer, key in ((first, "K1"), (second, "K2"))
+            )
+            first.write(original)
+            gate.wait_for_flush()
+            second.write(again)
+            second.expect_no_more()
+        finally:
+            gate.open()
+        assert wire_fields(second.answer_to(again.opaque)) == wire_fields(first.answer_to(original.opaque))
+        assert read_bodies(first, "orders") == ["x"]
+
+
+def test_neither_send_of_an_id_is_stored_for_sure_where_the_disk_fails(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    with serving(tmp_path, disk=gate.disk) as served, connected(served) as first, connected(served) as second:
+        make_topic(first, "orders")
+        gate.hold()
+        gate.error = OSError(errno.EIO, "Input/output error")
+        original, again = (send_command(peer, "orders", "x", POSTDATE_ONCE="a") for peer in (first, second))
+        first.write(original)
+        gate.wait_for_flush()
+        second.write(again)
+        second.expect_no_more()
+        gate.open()
+        answers = [first.answer_to(original.opaque), second.answer_to(again.opaque)]
+        assert {answer.code for answer in answers} == {codes.SERVICE_NOT_AVAILABLE}
+
+
+def test_a_resend_of_a_send_with_an_id_is_one_with_it(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        once: dict[str, Any] = {"UNIQ_KEY": "K1", "POSTDATE_ONCE": "a"}
+        resend, again = (send_command(peer, "orders", "x", fields=RESEND, **once) for _ in range(2))
+        late = send_command(peer, "orders", "x", **once)
+        other = send_command(peer, "orders", "x", fields=RESEND, UNIQ_KEY="K2", POSTDATE_ONCE="a")
+        commands = (resend, again, late, other)
+        peer.write(*commands)
+        answers = [wire_fields(peer.answer_to(command.opaque)) for command in commands]
+        assert answers == [answers[0]] * 4
+        assert read_bodies(peer, "orders") == ["x"]
+
+
+def test_a_send_with_an_id_creates_its_topic_and_finds_a_queue_that_was_promised(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        first = wire_fields(sent(peer, "new", "x", queue_id=1, UNIQ_KEY="K1", POSTDATE_ONCE="a", fields={"d": 2}))
+        assert wire_fields(sent(peer, "new", "x", queue_id=3, UNIQ_KEY="K2", POSTDATE_ONCE="a")) == first
+
+
+def test_a_batch_with_an_id_is_refused(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        answer = send_batch(peer, "orders", [("x", {}), ("y", {"POSTDATE_ONCE": "a"})])
+        assert (answer.code, answer.remark) == (
+            codes.MESSAGE_ILLEGAL, "a message of the batch has POSTDATE_ONCE: send it by itself",
+        )  # fmt: skip
+        assert read_bodies(peer, "orders") == []
+
+
+def test_a_copy_that_a_consumer_sends_to_a_retry_topic_takes_no_id(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        make_topic(peer, "%RETRY%billing")
+        sent(peer, "orders", "x", UNIQ_KEY="K1", POSTDATE_ONCE="a")
+        (record,) = read_all(peer, "orders")
+        properties = properties_of(record)
+        assert properties["POSTDATE_ONCE_MS"] == str(3 * DAY_MS)
+        for times in (1, 2, 17):
+            sent(peer, "%RETRY%billing", "x", fields={"j": times}, **properties)
+        copies = [*read_all(peer, "%RETRY%billing"), *read_all(peer, "%DLQ%billing")]
+        assert [properties_of(copy) for copy in copies] == [{"UNIQ_KEY": "K1"}] * 3
+
+
+def test_a_send_that_is_oneway_takes_an_id(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, connected(served) as peer:
+        make_topic(peer, "orders")
+        for _ in range(2):
+            peer.write(send_command(peer, "orders", "x", POSTDATE_ONCE="a")._replace(flag=codes.FLAG_ONEWAY))
+        assert sent(peer, "orders", "x", POSTDATE_ONCE="a").fields["queueOffset"] == "0"

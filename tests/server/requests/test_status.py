@@ -16,6 +16,7 @@ from postdate.arrival import OWN
 from postdate.clock import ManualClock
 from postdate.config import FIELDS, LIVE
 from postdate.errors import DiskFull
+from postdate.message import Host
 from postdate.wire import codes
 from postdate.wire.reports import decode_properties_text, encode_properties_text
 from postdate.wire.requests import Request
@@ -237,7 +238,10 @@ def test_a_problem_of_bulk_is_told_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_wheel_without_room_is_told_when_it_makes_messages_late(tmp_path: Path) -> None:
-    with serving(tmp_path, ManualClock(T0), wheel_entries_max=2) as served, connected(served) as peer:
+    with (
+        serving(tmp_path, ManualClock(T0), wheel_entries_max=2, stage_ahead_ms_max=DAY_MS) as served,
+        connected(served) as peer,
+    ):
         sent(peer, "orders", TIMER_DELAY_MS=5 * MINUTE_MS)
         register(peer)
         stage(peer, (0, 0), (0, T0 + 10 * MINUTE_MS), 0)
@@ -400,3 +404,35 @@ def test_the_limit_of_connections_may_change(tmp_path: Path) -> None:
         assert change(peer, connections_max="2") == (codes.SUCCESS, None)
         with connected(served) as welcome:
             welcome.round_trip()
+
+
+def test_places_are_shown_to_this_machine_and_masked_over_the_network(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with (
+        serving(data, ManualClock(T0), data=str(data), table="s3://key:secret@bucket/t") as served,
+        connected(served) as peer,
+    ):
+        said = orjson.dumps({"table": "s3://key:secret@bucket/t", "master": "local"})
+        assert peer.ask(Request.REGISTER_PIPELINE, said).code == codes.SUCCESS
+        served.call(lambda: served.server.show_parts({"pipeline": f"cannot read {data}/table"}))
+
+        def shown() -> list[str]:
+            overview = status(peer)
+            settings = decode_properties_text(peer.ask(Request.GET_BROKER_CONFIG).body)
+            return [
+                overview["broker"]["data"],
+                overview["table"],
+                overview["parts"]["pipeline"],
+                settings["data"],
+                settings["table"],
+            ]
+
+        assert shown() == [str(data), "s3://...@bucket/t", f"cannot read {data}/table", str(data), "s3://...@bucket/t"]
+        far = Host(bytes([10, 0, 0, 7]), 1)
+
+        def move_away() -> None:
+            for each in served.dispatcher.connections:
+                each.host = far
+
+        served.call(move_away)
+        assert shown() == [".../data", "s3://.../t", "cannot read .../table", ".../data", "s3://.../t"]

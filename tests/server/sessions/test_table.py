@@ -1,5 +1,6 @@
 """A cancel of what only the pipeline's table knows: the table is asked, and only who cancels waits for it."""
 
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,13 @@ import pytest
 
 from postdate.clock import ManualClock
 from postdate.keys import key_hash
+from postdate.server.sessions.table import TableFound, TableMessage
 from postdate.wire import codes
 from postdate.wire.frame import Command
 from postdate.wire.requests import ClientRequest, Request
 from tests.server.requests.test_pipeline import DUE, register, sent_far, stage_body
 from tests.server.test_limits import IDLE_MS, sweep
-from tests.support.core import FAR_MS, HOUR_MS, MINUTE_MS, SECOND_MS, T0, message, write_chunk
+from tests.support.core import DAY_MS, FAR_MS, HOUR_MS, MINUTE_MS, SECOND_MS, T0, message, write_chunk
 from tests.support.handles import recall_handle
 from tests.support.peer import Peer, connected, read_bodies, send_command, sent
 from tests.support.server import Served, serving
@@ -65,9 +67,10 @@ def test_a_message_in_the_table_is_cancelled(tmp_path: Path, way: str) -> None:
         question = reader.next_notice()
         assert question.code == ClientRequest.FIND_IN_TABLE
         before = int(question.fields.pop("before"))
+        numbers = served.call(lambda: served.broker.view.topic("orders").numbers)
         assert question.fields == {
             "topic": "orders", "key": "K0", "by": "unique", "keyHash": str(key_hash("K0")), "due": str(DUE),
-            "table": "", "identity": served.broker.identity,
+            "queues": ",".join(map(str, numbers)), "table": "", "identity": served.broker.identity,
         }  # fmt: skip
         assert before > arrivals[0]
         answer(reader, question, arrivals)
@@ -100,7 +103,7 @@ def test_what_the_table_does_not_have_is_unknown(tmp_path: Path) -> None:
 
 
 def test_without_a_reader_of_the_table_the_answer_is_unknown_and_the_cancel_stands(tmp_path: Path) -> None:
-    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+    with serving(tmp_path, ManualClock(T0), stage_ahead_ms_max=DAY_MS) as served, connected(served) as peer:
         arrivals = taken(served, peer, 2)
         reply = peer.answer_to(say_cancel(peer))
         assert outcome(reply) == UNKNOWN
@@ -120,14 +123,18 @@ def stage_both(served: Served, peer: Peer, arrivals: list[int]) -> None:
     rows = [
         (DUE + n, arrival, number, message(f"m{n}", unique=f"K{n}", due=DUE + n)) for n, arrival in enumerate(arrivals)
     ]
-    write_chunk(served.disk, "c1", rows)  # type: ignore[arg-type]
+    write_chunk(served.disk, "000001-1", rows)  # type: ignore[arg-type]
     taken = served.call(lambda: served.broker.fold.far.taken)
-    body = stage_body(1, (taken, taken), (T0, DUE + HOUR_MS), "c1", rows_in=len(arrivals), rows_out=len(arrivals))
+    body = stage_body(1, (taken, taken), (T0, DUE + HOUR_MS), "000001-1", rows_in=len(arrivals), rows_out=len(arrivals))
     assert peer.ask(Request.STAGE, body).code == codes.SUCCESS
 
 
 def test_what_came_into_the_wheel_while_the_table_was_asked_is_cancelled(tmp_path: Path) -> None:
-    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer, connected(served) as reader:
+    with (
+        serving(tmp_path, ManualClock(T0), stage_ahead_ms_max=DAY_MS) as served,
+        connected(served) as peer,
+        connected(served) as reader,
+    ):
         arrivals = taken(served, peer, 2)
         attach(reader)
         opaque = say_cancel(peer)
@@ -262,7 +269,11 @@ def test_the_reader_that_attached_last_is_asked_until_it_goes(tmp_path: Path) ->
 
 
 def test_the_table_is_not_asked_where_it_cannot_have_the_message(tmp_path: Path) -> None:
-    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer, connected(served) as reader:
+    with (
+        serving(tmp_path, ManualClock(T0), stage_ahead_ms_max=DAY_MS) as served,
+        connected(served) as peer,
+        connected(served) as reader,
+    ):
         attach(reader)
         sent_far(peer, 1)
         assert outcome(peer.answer_to(say_cancel(peer, "K9"))) == UNKNOWN, "nothing was ever taken"
@@ -277,7 +288,11 @@ def test_the_table_is_not_asked_where_it_cannot_have_the_message(tmp_path: Path)
 @pytest.mark.parametrize("after_ms", [-FAR_MS + 1, -1, 0, MINUTE_MS - 1], ids=["staged", "before", "due", "after"])
 def test_a_message_that_the_table_keeps_after_its_minute_is_cancelled(tmp_path: Path, after_ms: int) -> None:
     """The broker has no record of it: a job has brought it. The pipeline has left it out of what it promoted."""
-    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer, connected(served) as reader:
+    with (
+        serving(tmp_path, ManualClock(T0), stage_ahead_ms_max=DAY_MS) as served,
+        connected(served) as peer,
+        connected(served) as reader,
+    ):
         taken(served, peer)
         attach(reader)
         body = stage_body(1, (1, 1), (T0, DUE + FAR_MS), rows_in=1)
@@ -287,6 +302,72 @@ def test_a_message_that_the_table_keeps_after_its_minute_is_cancelled(tmp_path: 
         opaque = say_cancel(peer, "imported")
         answer(reader, reader.next_notice(), served.call(lambda: served.broker.view.read_far(0, 1)["arrival"].tolist()))
         assert outcome(peer.answer_to(opaque)) == CANCELLED
+
+
+# -- lookups of a key -------------------------------------------------------------------------------------------
+
+Asking = tuple[Future[TableFound | str], Command]
+
+
+def ask_key(served: Served, reader: Peer) -> Asking:
+    """Has the broker ask for a key, and gives the question."""
+    asked = served.begin(served.dispatcher.sessions.table.find_key("orders", "K0", "any", (3, 4), 5))
+    return asked, reader.next_notice()
+
+
+def say_found(reader: Peer, question: Command, body: bytes, **fields: str) -> None:
+    reader.write(Command(codes.SUCCESS, fields, body, question.opaque, codes.FLAG_RESPONSE))
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_the_messages_of_a_key_are_asked_for(tmp_path: Path, is_cut: bool) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as reader:
+        attach(reader)
+        asked, question = ask_key(served, reader)
+        assert (question.code, orjson.loads(question.body)) == (ClientRequest.FIND_KEY_IN_TABLE, {"jobs": []})
+        assert question.fields == {
+            "topic": "orders", "key": "K0", "by": "any", "queues": "3,4", "limit": "5", "table": "",
+            "identity": served.broker.identity,
+        }  # fmt: skip
+        say_found(reader, question, b"[[7,1,3,2],[8,2,4,3]]\nab\n12", cut=str(is_cut).lower())
+        assert asked.result(10) == TableFound([TableMessage(7, 1, 3, b"ab"), TableMessage(8, 2, 4, b"\n12")], is_cut)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"[]\nx", b"{}\n", b"[[7,1,3]]\n", b"[[7,1,3,2]]\na", b"[[7,1,3,1]]\nab", b"[[7,1,3,-1]]\n",
+        b'[[7,1,"3",1]]\na', b"[[7,true,3,1]]\na", b"[7]\n", b"7\n", b"[[7,1,3,1]", b"null\n",
+    ],
+)  # fmt: skip
+def test_an_answer_about_a_key_that_makes_no_sense_is_said_to_be_so(tmp_path: Path, body: bytes) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as reader:
+        attach(reader)
+        asked, question = ask_key(served, reader)
+        say_found(reader, question, body)
+        said = asked.result(10)
+        assert isinstance(said, str)
+        assert said.startswith("the answer about the table cannot be read")
+
+
+def test_a_lookup_of_a_key_says_why_the_table_is_not_known(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, ManualClock(T0), table_reads_max=1, table_read_ms_max=200) as served,
+        connected(served) as reader,
+    ):
+
+        def ask() -> TableFound | str:
+            asked = served.begin(served.dispatcher.sessions.table.find_key("orders", "K0", "any", (3,), 5))
+            return asked.result(10)
+
+        assert ask() == "no process is attached that can read the table"
+        attach(reader)
+        first, question = ask_key(served, reader)
+        assert ask() == "table_reads_max: 1 questions about the table wait, the limit"
+        assert "has not answered within 0.2 s" in str(first.result(10))
+        first, question = ask_key(served, reader)
+        answer(reader, question, b"", codes.SYSTEM_ERROR, "it is damaged")
+        assert first.result(10) == "the table cannot be read: it is damaged"
 
 
 def test_a_oneway_cancel_asks_nobody(tmp_path: Path) -> None:

@@ -4,12 +4,15 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.Callable;
 import java.util.concurrent.ThreadLocalRandom;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.exception.MQBrokerException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.remoting.RPCHook;
 import org.apache.rocketmq.remoting.protocol.RemotingCommand;
 
 /**
@@ -100,8 +103,14 @@ final class Interop {
 
     // -- clients ----------------------------------------------------------------------------------------------------
 
+    /** What signs every request of a client; null where nobody has said as whom. */
+    static RPCHook signing() {
+        String user = System.getenv("INTEROP_ACCESS_KEY");
+        return user == null ? null : new AclClientRPCHook(new SessionCredentials(user, System.getenv("INTEROP_SECRET_KEY")));
+    }
+
     static DefaultMQProducer producer(String group) throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer(group);
+        DefaultMQProducer producer = new DefaultMQProducer(group, signing());
         producer.setNamesrvAddr(route);
         producer.setSendMsgTimeout(10_000);
         producer.start();
@@ -110,7 +119,7 @@ final class Interop {
 
     /** Not started yet. Each is a client of its own: by default, those of one process share an id. */
     static DefaultMQPushConsumer consumer(String group, String topic, String tags) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group, signing());
         consumer.setNamesrvAddr(route);
         consumer.setInstanceName("consumer-" + ++clients + "-" + ProcessHandle.current().pid());
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);

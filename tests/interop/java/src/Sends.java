@@ -185,7 +185,7 @@ final class Sends {
 
     private static void refuseTransactions() throws Exception {
         AtomicInteger executed = new AtomicInteger();
-        TransactionMQProducer transactions = new TransactionMQProducer(topic + "-transactions");
+        TransactionMQProducer transactions = new TransactionMQProducer(topic + "-transactions", Interop.signing());
         transactions.setNamesrvAddr(Interop.route);
         transactions.setTransactionListener(new TransactionListener() {
             @Override

@@ -1,0 +1,1 @@
+"""Who may do what: the broker's own token, users, and their rules."""
