@@ -133,7 +133,7 @@ class Part:
             os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
             ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-            self._state = f"starts again: it {ending}"
+            self._state = f"it {ending}"
             self._process = None
             self._ended.set()
             await asyncio.wait(readers, timeout=_LEFT_S)
