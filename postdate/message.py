@@ -82,6 +82,8 @@ BODY_BYTES_MAX_DEFAULT = 4 * 1024 * 1024
 # The record holds the length of the properties in a signed 16-bit field.
 PROPERTIES_BYTES_MAX = 32767
 PORT_MAX = 65535
+# How often a message may have been tried: counting on from here must never leave the 32 bits of a record's field.
+TRIES_MAX = 1_000_000
 
 DEFAULT_LEVELS_TEXT = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 # 10 years of 365.25 days.
@@ -290,6 +292,8 @@ def check_message(
         _NUMBERS.pack(queue_id, flag, sys_flag, born_at_ms, reconsume_times, prepared_offset)
     except struct.error as cause:
         raise IllegalMessage(f"a number does not fit its field: {_numbers_out_of_range(message)}") from cause
+    if not 0 <= reconsume_times <= TRIES_MAX:
+        raise IllegalMessage(f"reconsume_times is {reconsume_times}, expected 0 to {TRIES_MAX}")
     address, port = born_host
     if len(address) not in (4, 16):
         raise IllegalMessage(f"born_host has an address of {len(address)} bytes, expected 4 or 16")

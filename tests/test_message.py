@@ -13,6 +13,7 @@ from postdate.message import (
     DELAY_PROPERTIES,
     INTERNAL_PROPERTIES,
     PROPERTIES_BYTES_MAX,
+    TRIES_MAX,
     DelayLevels,
     Due,
     Host,
@@ -152,7 +153,8 @@ def test_a_group_has_at_most_120_characters() -> None:
 def test_messages_at_every_limit_pass() -> None:
     low, high = -(2**31), 2**31 - 1
     check_message(MESSAGE._replace(body=bytes(BODY_BYTES_MAX_DEFAULT), properties=bytes(PROPERTIES_BYTES_MAX)))
-    check_message(MESSAGE._replace(queue_id=high, flag=low, sys_flag=low, born_at_ms=-(2**63), reconsume_times=high))
+    check_message(MESSAGE._replace(queue_id=high, flag=low, sys_flag=low, born_at_ms=-(2**63), reconsume_times=0))
+    check_message(MESSAGE._replace(reconsume_times=TRIES_MAX))
     check_message(MESSAGE._replace(prepared_offset=2**63 - 1, born_host=Host(bytes(16), 65535)))
 
 
@@ -166,6 +168,8 @@ def test_messages_at_every_limit_pass() -> None:
         (MESSAGE._replace(flag=2**31), "flag is 2147483648, expected 32 bits"),
         (MESSAGE._replace(sys_flag=-(2**31) - 1), "sys_flag is -2147483649, expected 32 bits"),
         (MESSAGE._replace(reconsume_times=2**40), "reconsume_times is 1099511627776, expected 32 bits"),
+        (MESSAGE._replace(reconsume_times=TRIES_MAX + 1), "reconsume_times is 1000001, expected 0 to 1000000"),
+        (MESSAGE._replace(reconsume_times=-1), "reconsume_times is -1, expected 0 to 1000000"),
         (MESSAGE._replace(born_at_ms=2**63), "born_at_ms is 9223372036854775808, expected 64 bits"),
         (MESSAGE._replace(prepared_offset=2**63), "prepared_offset is 9223372036854775808, expected 64 bits"),
         (MESSAGE._replace(born_host=Host(b"abc", 1)), "address of 3 bytes, expected 4 or 16"),

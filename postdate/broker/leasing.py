@@ -31,7 +31,7 @@ from postdate.broker.view import View
 from postdate.broker.writing import Ticket, Writer
 from postdate.config import Settings
 from postdate.errors import NoPermission, PopsFull, PostdateError, UsageError
-from postdate.message import REASON_CHARACTERS_MAX, Host, Message, check_group
+from postdate.message import REASON_CHARACTERS_MAX, TRIES_MAX, Host, Message, check_group
 from postdate.state.fold import Fold
 from postdate.state.leases import NOT_GIVEN, OVER, Key
 from postdate.storage import record as records
@@ -292,7 +292,7 @@ class LeaseCalls:
             raise PopsFull(f"group_popped_max: group {group!r} has {limit} messages that wait for another try")
         self._topics.admit_popper(group, 0)
         tried = records.reconsume_times_of(record)
-        times = max(failed.times, tried)
+        times = min(max(failed.times, tried), TRIES_MAX)
         is_last = times >= times_max
         delay_ms = 0 if is_last else _delay_ms(delays_ms, times)
         self._check_invisible(delay_ms, least_ms=0)

@@ -21,6 +21,7 @@ from postdate.message import (
     PROPERTY_TIMER_DEL_UNIQKEY,
     PROPERTY_TRANSACTION,
     PROPERTY_UNIQ_KEY,
+    TRIES_MAX,
     DelayLevels,
     Host,
     Message,
@@ -75,7 +76,7 @@ class SendCalls:
         one that is stored once, and is stored.
         """
         # Unpacked once: this runs for every send, and reading attributes costs more than the checks.
-        name, body, encoded_properties, queue_id, _, _, _, born_host, _, _ = message
+        name, body, encoded_properties, queue_id, _, _, _, born_host, tries, _ = message
         known = self._known.get(name)
         topic, shapes = known if known is not None else self._look_up(name)
         shape = shapes.get(len(born_host.address))
@@ -85,6 +86,7 @@ class SendCalls:
             or len(encoded_properties) > self._properties_bytes_max
             or not 0 <= queue_id < topic.write_queue_count
             or shape is None
+            or not 0 <= tries <= TRIES_MAX
         ):
             self._refuse_fields(message, topic)
         properties, once, once_hash = decode_properties(encoded_properties), "", 0

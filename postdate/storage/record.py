@@ -39,6 +39,7 @@ from postdate.message import (
     PROPERTY_KEYS,
     PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_UNIQ_KEY,
+    TRIES_MAX,
     Host,
     Message,
     decode_properties,
@@ -306,13 +307,18 @@ def moved(record: bytes, queue_id: int) -> bytes:
 def reconsume_times_of(record: bytes) -> int:
     """Return how often a message was tried before it was stored, as a record says."""
     at = _BY_HOST_BITS[record[HOST_BITS_POSITION] & HOSTS_V6].reconsume_times_position
-    return int(_INT32.unpack_from(record, at)[0])
+    return _sane_tries(_INT32.unpack_from(record, at)[0])
+
+
+def _sane_tries(times: int) -> int:
+    """Return a number of tries as a record may hold it: earlier versions stored any that a client sent."""
+    return times if 0 <= times <= TRIES_MAX else min(max(times, 0), TRIES_MAX)
 
 
 def given_again(body: bytearray, position: int, times: int) -> None:
     """Add the number of earlier deliveries to the one that the record has."""
     at = position + _BY_HOST_BITS[body[position + HOST_BITS_POSITION] & HOSTS_V6].reconsume_times_position
-    _INT32.pack_into(body, at, _INT32.unpack_from(body, at)[0] + times)
+    _INT32.pack_into(body, at, _sane_tries(_sane_tries(_INT32.unpack_from(body, at)[0]) + times))
 
 
 def extended(record: bytes, properties: bytes, bytes_max: int) -> bytes:

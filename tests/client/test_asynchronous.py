@@ -85,19 +85,16 @@ def test_breaking_off_leaves_the_current_message_and_commits_the_others(served: 
         for body in ("a", "b", "c"):
             await client.send(TOPIC, body, queue=0)
         assert await receive(client, 2) == [b"a", b"b"]
-        # asyncio closes a loop that was left on its own, so the next member may join a moment before it is gone.
-        assert (await receive_all_until(client, b"c"))[-2:] == [b"b", b"c"]
+        # asyncio closes a loop that was left on its own: the next member may join before that, and get "c" before "b"
+        # is given back, or "b" twice.
+        found: list[bytes] = []
+        async for message in client.consume(TOPIC, GROUP):
+            found.append(message.body)
+            if {b"b", b"c"} <= set(found):
+                break
+        assert b"a" not in found
 
     within_limit(story, served)
-
-
-async def receive_all_until(client: AsyncClient, last: bytes) -> list[bytes]:
-    found: list[bytes] = []
-    async for message in client.consume(TOPIC, GROUP):
-        found.append(message.body)
-        if message.body == last:
-            break
-    return found
 
 
 def test_a_message_is_retried(served: Served) -> None:

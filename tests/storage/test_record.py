@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postdate.errors import CorruptLog, IllegalMessage, UsageError
-from postdate.message import LOOPBACK, Host, Message, decode_properties, encode_properties
+from postdate.message import LOOPBACK, TRIES_MAX, Host, Message, decode_properties, encode_properties
 from postdate.storage import delivery
 from postdate.storage.record import (
     MAGIC_V1,
@@ -213,7 +213,7 @@ messages = st.builds(
     sys_flag=int32s,
     born_at_ms=int64s,
     born_host=hosts,
-    reconsume_times=int32s,
+    reconsume_times=st.integers(0, TRIES_MAX),
     prepared_offset=int64s,
 )
 encoded_records = st.builds(

@@ -12,7 +12,13 @@ from postdate.broker.dead_letters import DONE_GROUP
 from postdate.broker.writing import Ticket
 from postdate.clock import Clock
 from postdate.errors import DiskFull, FlowControl, GroupNotFound, LogFailed, NoPermission, ProtocolError, UsageError
-from postdate.message import DLQ_TOPIC_PREFIX, GROUP_TOPIC_CHARACTERS_MAX, RETRY_TOPIC_PREFIX, check_group
+from postdate.message import (
+    DLQ_TOPIC_PREFIX,
+    GROUP_TOPIC_CHARACTERS_MAX,
+    RETRY_TOPIC_PREFIX,
+    TRIES_MAX,
+    check_group,
+)
 from postdate.server.answers import refusal, when_settled
 from postdate.server.asker import Asker
 from postdate.server.connection import Connection
@@ -318,7 +324,8 @@ class Groups:
             # Nobody has received it: the client has its offset from the producer. A message with a level is let
             # through, because the level may have meant a shorter delay when the message was sent.
             return reply(command, codes.SYSTEM_ERROR, remark=f"the message at offset {asked['offset']} is not due yet")
-        group, level, times = asked["group"], asked["delayLevel"], record.reconsume_times
+        group, level = asked["group"], asked["delayLevel"]
+        times = min(record.reconsume_times, TRIES_MAX - 1)
         origin = asked["originMsgId"] or message_id(connection.broker_host, asked["offset"])
         if level < 0 or times >= retry_times_max(self._broker, group, asked["maxReconsumeTimes"]):
             message = retry_message(record, self._creation.use_dead_letter_topic(group).name, origin, times + 1, {})

@@ -21,7 +21,7 @@ from postdate.broker.view import Key
 from postdate.broker.writing import Changes, Ticket
 from postdate.clock import Clock
 from postdate.errors import DiskFull, FlowControl, LogFailed, NoPermission, PopsFull, PostdateError, UsageError
-from postdate.message import Message, check_group
+from postdate.message import TRIES_MAX, Message, check_group
 from postdate.server.answers import refusal, when_settled
 from postdate.server.connection import Connection
 from postdate.server.pulse import Pulse
@@ -367,7 +367,7 @@ class Pops:
         record, lease = records.decode(data), self._broker.view.lease(key)
         origin_id = message_id(record.store_host, lease.place)
         source, queue_id = self._broker.view.place_of_queue(key[1])
-        times = record.reconsume_times + lease.times + 1
+        times = min(record.reconsume_times + lease.times + 1, TRIES_MAX)
         return retry_message(
             record, topic, origin_id, times, {}, reason=lease.reason, origin=f"{source}/{queue_id}/{key[2]}"
         )

@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from postdate.clock import ManualClock
+from postdate.message import TRIES_MAX
 from postdate.storage.record import Record
 from postdate.wire import codes
 from postdate.wire.frame import Command
@@ -504,7 +505,32 @@ def test_tries_before_a_message_was_stored_count(tmp_path: Path) -> None:
         assert [letter.reconsume_times for letter in read_all(peer, DEAD)] == [4]
 
 
+def test_no_number_of_tries_that_a_client_names_keeps_a_message_from_its_readers(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        for times in (2**31 - 1, -1):
+            assert send(peer, "orders", "no", fields={"j": times}).code == codes.MESSAGE_ILLEGAL
+        sent(peer, "orders", "work", fields={"j": TRIES_MAX})
+        for _ in range(2):
+            assert [record.reconsume_times for record in pop(peer, maxReconsumeTimes=2**30).records] == [TRIES_MAX]
+            served.pass_ms(MINUTE_MS)
+            served.settle()
+        assert pop(peer, consumerGroup="strict", maxReconsumeTimes=1).bodies == ["work"]
+        served.pass_ms(MINUTE_MS)
+        served.settle()
+        assert [letter.reconsume_times for letter in read_all(peer, "%DLQ%strict")] == [TRIES_MAX]
+
+
 # -------------------------------------------------------------------------------------- pulled messages that fail
+
+
+def test_a_pulled_message_may_have_been_tried_as_often_as_a_client_says(tmp_path: Path) -> None:
+    with serving(tmp_path, ManualClock(T0)) as served, connected(served) as peer:
+        sent(peer, "orders", "work")
+        (record,) = pull(peer, "orders").records
+        assert outcome(retry(peer, record, reconsumeTimes=2**40, maxReconsumeTimes=2**60)) == ("again", "7200000")
+        served.pass_ms(7_200_000)
+        served.settle()
+        assert [again.reconsume_times for again in pop(peer, readyOnly=True).records] == [TRIES_MAX]
 
 
 def retry(peer: Peer, record: Record, **fields: Any) -> Command:
