@@ -38,7 +38,7 @@ def print_moved(arguments: argparse.Namespace, answer: MovedMessage | list[Moved
     """Prints what became of messages that were to be moved; returns the exit code."""
     messages: Iterable[MovedMessage] = [answer] if isinstance(answer, MovedMessage) else answer
     if not messages:
-        return say_none(arguments)
+        return say_no(f"no message of topic {arguments.topic!r} with the key {arguments.key!r} waits or was delivered")
     for message in messages:
         if arguments.json:
             print_json(message._asdict() | {"outcome": message.outcome.value})

@@ -413,7 +413,11 @@ def test_messages_of_a_key_are_postponed_and_delivered(capsys: Capsys) -> None:
     was = f"2023-11-15T00:13:20.000Z ({T0 + 2 * HOUR_MS})"
     assert {line.partition("  ")[2] for line in out} == {f"moved: it is out now, and was due {was}"}
     assert {each["outcome"] for each in run_json(capsys, "deliver", *words, code=1)} == {"delivered"}
-    assert_refused(capsys, 1, "has the key 'n'", "deliver", "--topic", "orders", "--key", "n")
+    nothing = "no message of topic 'orders' with the key 'n' waits or was delivered"
+    assert_refused(capsys, 1, nothing, "deliver", "--topic", "orders", "--key", "n")
+    cancelled = run_json(capsys, "send", "orders", "hello", "--delay", "1h", "--key", "n")
+    run(capsys, "cancel", cancelled["handle"])
+    assert_refused(capsys, 1, nothing, "postpone", "--topic", "orders", "--key", "n", "--delay", "1h")
 
 
 # -- find -------------------------------------------------------------------------------------------------------
