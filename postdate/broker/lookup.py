@@ -512,11 +512,13 @@ def _as_undelivered(seen: Found, store_host: Host | None) -> Found:
     return seen._replace(record=bytes(body))
 
 
-def found_in_table(data: bytes, due_at_ms: int, arrival: int, store_host: Host | None, *, is_near: bool) -> Found:
-    """Describes a message that waits and was found in the table alone; it may have come into the wheel."""
+def found_in_table(
+    data: bytes, due_at_ms: int, arrival: int, store_host: Host | None, state: State, *, is_near: bool
+) -> Found:
+    """Describes a message that was found in the table alone; if it waits, it may have come into the wheel."""
     record = records.decode(data)
     found = Found(
-        data, State.WAITING, arrival, arrival, record.stored_at_ms, due_at_ms, record.queue_id, is_near=is_near,
+        data, state, arrival, arrival, record.stored_at_ms, due_at_ms, record.queue_id, is_near=is_near,
         is_in_table_alone=not is_near,
     )  # fmt: skip
     return _as_undelivered(found, store_host)

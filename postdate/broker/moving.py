@@ -84,13 +84,28 @@ class MoveCalls:
 
     def is_waiting(self, data: bytes, found: MovedFrom) -> bool:
         """Whether the message of a record still waits where it was found, or has come into the wheel since."""
+        row = self._row_of(data, found)
+        return row is not None and self._fold.moves.waits(found, *row)
+
+    def is_cancelled(self, data: bytes, found: MovedFrom, *, in_table: bool) -> bool:
+        """Whether a cancel has taken the message of a record from the table before it was due. `in_table`: the table
+        says so; else it may not have read the cancel yet. Of what is due nobody says it: it may have been delivered
+        before the cancel came.
+        """
+        if found.due_at_ms <= self._fold.fired_at_ms:
+            return False
+        row = self._row_of(data, found)
+        return row is not None and self._fold.moves.is_cancelled(found, *row, in_table=in_table)
+
+    def _row_of(self, data: bytes, found: MovedFrom) -> tuple[int, int, int] | None:
+        """Returns queue number and hashes of a record's message; None where its topic was deleted since."""
         record = records.decode(data)
         topic = self._fold.topics.by_name.get(record.topic)
         if topic is None or found.arrival < topic.born:
-            return False
+            return None
         properties = decode_properties(record.properties)
         hashes = key_hash(properties.get(PROPERTY_UNIQ_KEY, "")), key_hash(first_key(properties.get(PROPERTY_KEYS, "")))
-        return self._fold.moves.waits(found, topic.numbers[record.queue_id % len(topic.numbers)], *hashes)
+        return topic.numbers[record.queue_id % len(topic.numbers)], *hashes
 
     def is_in_wheel(self, data: bytes, found: MovedFrom) -> bool:
         """Whether the message of a record waits in the wheel."""

@@ -177,8 +177,9 @@ def _key_question(command: Command) -> KeyQuestion:
 
 
 def _pack_found(found: KeyFound) -> Answered:
-    """Packs messages into an answer, as many as it has room for, and one in any case: where each waits and its size as
-    JSON, a line feed, then the records. `rest` says that another question gets those that it has no room for.
+    """Packs messages into an answer, as many as it has room for, and one in any case: where each is, its size and
+    whether it is cancelled as JSON, a line feed, then the records. `rest` says that another question gets those that it
+    has no room for.
     """
     kept: list[TableMessage] = []
     size = 0
@@ -187,7 +188,7 @@ def _pack_found(found: KeyFound) -> Answered:
         if kept and size > _FOUND_BYTES_MAX:
             break
         kept.append(message)
-    rows = [(each.due, each.arrival, each.queue, len(each.record)) for each in kept]
+    rows = [(each.due, each.arrival, each.queue, len(each.record), int(each.is_cancelled)) for each in kept]
     body = b"".join([orjson.dumps(rows), b"\n", *(each.record for each in kept)])
     has_rest = len(kept) < len(found.messages)
     return Answered(body, {"cut": str(found.is_cut).lower(), "rest": str(has_rest).lower()})

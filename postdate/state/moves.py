@@ -55,6 +55,15 @@ class Moves:
             return True
         return not source.is_near and self._waits_elsewhere(source, queue, unique_hash, first_hash)
 
+    def is_cancelled(self, source: MovedFrom, queue: int, unique_hash: int, first_hash: int, *, in_table: bool) -> bool:
+        """Whether a message that is not due, and was found in the table, was cancelled there. `in_table`: the table has
+        the cancel.
+        """
+        row = _row_of(source, queue, unique_hash, first_hash)
+        is_cancelled = in_table | self._cancels.find_selected(row) | self._cancels.find_carried(row)
+        is_elsewhere = self._jobs.find_taken(row)[0] or self._cancels.has_moved(source.due_at_ms, source.arrival)
+        return bool(is_cancelled[0]) and not is_elsewhere
+
     def is_in_wheel(self, source: MovedFrom, unique_hash: int) -> bool:
         return self._find_in_wheel(source, unique_hash) is not None
 
@@ -64,8 +73,13 @@ class Moves:
 
     def _waits_elsewhere(self, source: MovedFrom, queue: int, unique_hash: int, first_hash: int) -> bool:
         """Whether a message that was in the far queue or in the table is still there."""
-        row = np.zeros(1, SELECTED)
-        row["due"], row["arrival"], row["queue"] = source.due_at_ms, source.arrival, queue
-        row["unique_hash"], row["key_hash"] = unique_hash, first_hash
+        row = _row_of(source, queue, unique_hash, first_hash)
         is_gone = self._cancels.find_selected(row) | self._cancels.find_carried(row) | self._jobs.find_taken(row)
         return bool((self._jobs.waits_in_table(row) & ~is_gone)[0])
+
+
+def _row_of(source: MovedFrom, queue: int, unique_hash: int, first_hash: int) -> np.ndarray:
+    row = np.zeros(1, SELECTED)
+    row["due"], row["arrival"], row["queue"] = source.due_at_ms, source.arrival, queue
+    row["unique_hash"], row["key_hash"] = unique_hash, first_hash
+    return row

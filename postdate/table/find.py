@@ -93,10 +93,13 @@ class TableMessage(NamedTuple):
     arrival: int
     queue: int  # number
     record: bytes
+    is_cancelled: bool = False
 
 
 class KeyFound(NamedTuple):
-    """The messages of a key, those that are due first; cut where there are, or may be, more than were asked for."""
+    """The messages of a key, those that are due first; cut where there are, or may be, more than were asked for.
+    Cancelled ones do not count.
+    """
 
     messages: list[TableMessage]
     is_cut: bool
@@ -155,8 +158,7 @@ class TableReader:
 
             arrivals: set[int] = set()
             for found in search.messages({upper(question.key_hash)}, {question.due}, is_meant, has_key):
-                living = search.living(found, _DROPS.empty_table(), with_cancels=False)
-                arrivals.update(living["arrival"].to_pylist())
+                arrivals.update(search.undropped(found, _DROPS.empty_table())["arrival"].to_pylist())
             return sorted(arrivals)
 
         return self._read(uri, read)
@@ -164,8 +166,9 @@ class TableReader:
     def find_key(
         self, uri: str, question: KeyQuestion, identity: str = "", jobs: Collection[UnfollowedJob] = ()
     ) -> KeyFound:
-        """Finds the messages of a key that the table and the files of jobs beside it hold and that nothing there takes
-        away, whatever their due: also those that were brought into the wheel. Raises TableUnreadable, ForeignTable.
+        """Finds the messages of a key that the table and the files of jobs beside it hold and that no drop or move
+        there takes away, whatever their due: also those that were brought into the wheel, and some of those that were
+        cancelled. Raises TableUnreadable, ForeignTable.
         """
 
         def read() -> KeyFound:
@@ -179,16 +182,17 @@ class TableReader:
             drops = pa.concat_tables([_DROPS.empty_table(), *(job.drops for job in jobs)])
             queues = pa.array(question.queues, pa.int32())
             messages: list[TableMessage] = []
+            cancelled: list[TableMessage] = []
             pieces = search.messages(
                 question.hashes, None, lambda rows: pc.is_in(rows["queue"], queues), question.is_for
             )
             for number, found in enumerate(pieces, 1):
-                living = search.living(found, drops, with_cancels=True).select(TableMessage._fields)
-                new = [TableMessage(**row) for row in living.to_pylist()]
-                messages += [each for each in new if each[:2] > question.after]
+                living, gone = search.living(found, drops)
+                messages += _messages_of(living, question.after, is_cancelled=False)
+                cancelled = sorted(cancelled + _messages_of(gone, question.after, is_cancelled=True))[: question.limit]
                 if len(messages) > question.limit or number == _ROW_GROUPS_MAX:
                     return KeyFound(sorted(messages)[: question.limit], True)
-            return KeyFound(sorted(messages), False)
+            return KeyFound(sorted(messages + cancelled), False)
 
         return self._read(uri, read)
 
@@ -288,6 +292,12 @@ def _folder(uri: str) -> TableFolder:
 
 def _paths_of(files: pa.Table) -> list[str]:
     return list(files["path"].to_pylist()) if files.num_rows else []
+
+
+def _messages_of(rows: pa.Table, after: tuple[int, int], *, is_cancelled: bool) -> list[TableMessage]:
+    """Returns the messages of some rows that come after a due and arrival."""
+    found = rows.select(TableMessage._fields[:-1]).to_pylist()
+    return [TableMessage(**row, is_cancelled=is_cancelled) for row in found if (row["due"], row["arrival"]) > after]
 
 
 def _places_of(files: pa.Table) -> list[Place]:

@@ -1,7 +1,8 @@
 """Searching rows of the table by their keys: with the index beside each file (keys.py), or without, by its columns.
 
 messages    those that stand under some hashes, as far as their records have the key
-living      those of them that no cancel, drop or move takes away; these are found by the message's own hashes
+undropped   those of them that no drop or move takes away; these are found by the message's own hashes
+living      those of them that no cancel takes away either, and those that one does
 """
 
 import threading
@@ -87,24 +88,30 @@ class Search:
                 alike = _with_records(file, group, rows.filter(pc.and_(is_message, is_meant(rows))))
                 yield alike.filter(pa.array(map(has_key, alike["record"].to_pylist()), pa.bool_()))
 
-    def living(self, messages: pa.Table, drops: pa.Table, *, with_cancels: bool) -> pa.Table:
-        """Returns those of some messages that nothing takes away: no row of the table, and none of these drops. Without
-        cancels, a cancelled message counts as living.
+    def undropped(self, messages: pa.Table, drops: pa.Table) -> pa.Table:
+        """Returns those of some messages that no drop or move takes away: no row of the table, and none of these drops.
+        Cancelled ones are among them.
         """
+        return messages.filter(_drop(drops_of(self._removing(messages, ("arrival",))), drops).living(messages))
+
+    def living(self, messages: pa.Table, drops: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Returns those of some messages that nothing takes away, and those that nothing but a cancel does."""
+        rows = self._removing(messages, ("arrival", "unique_hash", "key_hash"))
+        messages = messages.filter(_drop(drops_of(rows), drops).living(messages))
+        cancels = rows.filter(pc.equal(rows["kind"], CANCEL))
+        record, cancel = messages["record"], cancels["record"]
+        is_living = Removals(cancels).living(messages, lambda at, by: names_key(cancel[by].as_py(), record[at].as_py()))
+        return messages.filter(is_living), messages.filter(pc.invert(is_living))
+
+    def _removing(self, messages: pa.Table, columns: Sequence[str]) -> pa.Table:
+        """Returns the cancels, drops and moves that these columns of some messages lead to."""
         dues = set(messages["due"].to_pylist())
-        columns = ("arrival", "unique_hash", "key_hash") if with_cancels else ("arrival",)
         hashes = {mix(value) for name in columns for value in messages[name].to_pylist()}
         found = [_ROWS.empty_table()]
         for place in self._places:
             for file, group, rows in self._rows(place, hashes, dues):
                 found.append(_with_records(file, group, rows.filter(pc.not_equal(rows["kind"], MESSAGE))))
-        rows = pa.concat_tables(found)
-        cancels = rows.filter(pc.and_(pc.equal(rows["kind"], CANCEL), with_cancels))
-        gone = drops_of(rows)
-        removals = Removals(cancels, pa.concat_tables([gone, drops.select(gone.column_names).cast(gone.schema)]))
-        record, cancel = messages["record"], cancels["record"]
-        is_living = removals.living(messages, lambda at, by: names_key(cancel[by].as_py(), record[at].as_py()))
-        return messages.filter(is_living)
+        return pa.concat_tables(found)
 
     def _rows(self, place: Place, hashes: Collection[int], dues: Dues) -> Iterator[tuple[Any, int, pa.Table]]:
         """Yields the rows of a file that stand under one of these hashes and have one of these dues, row group by row
@@ -127,6 +134,10 @@ class Search:
                         rows = rows.filter(pc.is_in(rows["due"], pa.array(dues, pa.int64())))
                     if rows.num_rows:
                         yield file, group, rows
+
+
+def _drop(gone: pa.Table, drops: pa.Table) -> Removals:
+    return Removals(drops=pa.concat_tables([gone, drops.select(gone.column_names).cast(gone.schema)]))
 
 
 def _split(file: Any, numbers: Sequence[int]) -> dict[int, list[int]] | None:

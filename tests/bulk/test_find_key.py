@@ -29,7 +29,7 @@ def asked(world: World, key: str, by: str = "any", limit: int = 10) -> TableFoun
 
 
 def dues(found: TableFound) -> list[int]:
-    return [(row.due_at_ms - BEGIN) // HOUR_MS for row in found.messages]
+    return [(row.due_at_ms - BEGIN) // HOUR_MS for row in found.messages if not row.is_cancelled]
 
 
 def test_a_key_is_found_in_the_table(world: World) -> None:
@@ -44,6 +44,7 @@ def test_a_key_is_found_in_the_table(world: World) -> None:
         assert dues(asked(world, "all")) == [1, 2, 2], "the table does not know it yet: the broker does"
         world.batch()
         assert dues(asked(world, "all")) == [1, 5]
+        assert [row.due_at_ms for row in asked(world, "all").messages if row.is_cancelled] == [HOUR + HOUR_MS]
     finally:
         world.close()
 
@@ -69,7 +70,7 @@ def test_an_answer_leaves_out_what_it_has_no_room_for(monkeypatch: pytest.Monkey
     messages = [TableMessage(1, n, 3, b"x" * 400) for n in range(3)]
     whole = process._pack_found(KeyFound(messages[:2], False))
     assert (len(whole.body), whole.fields) == (
-        len(b"[[1,0,3,400],[1,1,3,400]]\n") + 800,
+        len(b"[[1,0,3,400,0],[1,1,3,400,0]]\n") + 800,
         {"cut": "false", "rest": "false"},
     )
     assert process._pack_found(KeyFound(messages, False)) == (whole.body, {"cut": "false", "rest": "true"})
@@ -105,7 +106,9 @@ def test_a_key_of_very_many_messages_in_the_table_is_moved_and_cancelled(
     assert len({each.id for each in cancelled}) == 150
     assert {each.outcome for each in cancelled} == {postdate.Cancelled.CANCELLED}
     world.batch()
-    assert asked(world, "all").messages == []
+    assert dues(asked(world, "all")) == []
+    again = client.cancel(topic=TOPIC, key="all")
+    assert {each.id: each.outcome for each in again} == {each.id: each.outcome for each in cancelled}
 
 
 def test_a_key_of_more_messages_in_the_table_than_may_be_changed_is_refused(
@@ -150,3 +153,54 @@ def test_each_key_leads_to_what_has_come_from_the_table_into_the_wheel(
     assert cancelled == ("n-u0", postdate.Cancelled.CANCELLED, HOUR)
     world.pass_minutes(2)
     assert world.shown() == {}
+
+
+@pytest.mark.parametrize("key", ["one", "two", "n-u0"])
+def test_a_cancelled_message_that_only_the_table_has_stays_cancelled(
+    world: World, client: postdate.Client, key: str
+) -> None:
+    """A client whose answer was lost asks again, and must not be told that there is no such message."""
+    world.import_messages("n", [HOUR], "one two")
+    world.batch()
+    first = client.cancel(topic=TOPIC, key=key)
+    assert first == [("n-u0", postdate.Cancelled.CANCELLED, HOUR)]
+    for _ in range(2):  # before the table has read the cancel, and after it
+        assert client.cancel(topic=TOPIC, key=key) == first
+        (found,) = client.find(TOPIC, key)
+        assert (found.id, found.state, found.place, found.due_at_ms) == ("n-u0", "cancelled", "", HOUR)
+        assert client.postpone(topic=TOPIC, key=key, by="1h") == []
+        world.batch()
+    world.pass_minutes(59)
+    assert client.cancel(topic=TOPIC, key=key) == first, "its minute is staged without it"
+    world.pass_minutes(2)
+    assert world.shown() == {}
+
+
+def test_a_moved_message_of_the_table_is_not_told_as_cancelled_where_it_was(
+    world: World, client: postdate.Client
+) -> None:
+    """Its first handle cancels it where it waits now, and leaves a cancel of its first due."""
+    world.import_messages("n", [HOUR], "one")
+    world.batch()
+    (moved,) = client.postpone(topic=TOPIC, key="one", by="1h")
+    world.batch()
+    assert client.cancel(topic=TOPIC, key="one") == [("n-u0", postdate.Cancelled.CANCELLED, HOUR + HOUR_MS)]
+    for _ in range(2):
+        (found,) = client.find(TOPIC, "one")
+        assert (found.state, found.due_at_ms) == ("cancelled", moved.due_at_ms)
+        world.batch()
+
+
+def test_cancelled_messages_of_a_key_do_not_keep_the_others_from_being_changed(
+    world: World, client: postdate.Client
+) -> None:
+    world.import_messages("n", [HOUR] * 1_001, "all")
+    world.batch()
+    for number in range(1_001):
+        world.cancel(f"n-u{number}", HOUR, "unique")
+    world.batch()
+    world.import_messages("m", [HOUR + HOUR_MS], "all")
+    world.batch()
+    assert ("m-u0", postdate.Cancelled.CANCELLED, HOUR + HOUR_MS) in client.cancel(topic=TOPIC, key="all")
+    world.batch()
+    assert dues(asked(world, "all")) == []

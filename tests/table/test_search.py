@@ -18,7 +18,7 @@ from postdate.table.files import remove_file, write_file
 from postdate.table.find import KeyQuestion, TableReader, UnfollowedJob
 from postdate.table.format import CANCEL, DROP, MESSAGE, MOVE, SCHEMA
 from postdate.table.keys import name_index, upper
-from postdate.table.living import Removals, names_key
+from postdate.table.living import Removals, drops_of, names_key
 from tests.support.core import TOPIC
 from tests.support.table_rows import Row, append, cancel_record, keyed_row, row, signed, table_of
 
@@ -28,7 +28,8 @@ def question(key: str, by: str = "any", limit: int = 1_000, topic: str = TOPIC) 
 
 
 def found(folder: Path, asked: KeyQuestion, jobs: tuple[UnfollowedJob, ...] = ()) -> list[int]:
-    return [each.arrival for each in TableReader().find_key(str(folder), asked, jobs=jobs).messages]
+    answer = TableReader().find_key(str(folder), asked, jobs=jobs)
+    return [each.arrival for each in answer.messages if not each.is_cancelled]
 
 
 def cancel(due: int, arrival: int, key: str, by: str, topic: str = TOPIC) -> Row:
@@ -72,14 +73,15 @@ def test_a_search_finds_what_the_rule_lets_wait(tmp_path: Path, indexed: str) ->
         return names_key(cancels["record"][by].as_py(), messages["record"][message].as_py())
 
     living = messages.filter(Removals.of(whole).living(messages, has_key)).to_pylist()
-    assert 0 < len(living) < messages.num_rows
+    undropped = messages.filter(Removals(drops=drops_of(whole)).living(messages)).to_pylist()
+    assert 0 < len(living) < len(undropped) < messages.num_rows
     reader = TableReader()
     for by in ("any", "unique", "key"):
         for key in ("K0", "K1", "other", "none"):
-            wanted = [each for each in living if records.has_key(records.properties_of(each["record"]), key, by)]
-            expected = sorted((each["due"], each["arrival"]) for each in wanted)
+            wanted = [each for each in undropped if records.has_key(records.properties_of(each["record"]), key, by)]
+            expected = sorted((each["due"], each["arrival"], each not in living) for each in wanted)
             answer = reader.find_key(str(tmp_path), question(key, by))
-            assert [each[:2] for each in answer.messages] == expected, (key, by)
+            assert [(each.due, each.arrival, each.is_cancelled) for each in answer.messages] == expected, (key, by)
             assert not answer.is_cut
 
 
@@ -87,7 +89,7 @@ def test_what_was_found_has_its_place_and_record(tmp_path: Path) -> None:
     wanted = keyed_row(1_000, 7, unique="U", keys="K other")
     add(tmp_path, 1, [wanted, keyed_row(1_000, 8, unique="U2")])
     (message,) = TableReader().find_key(str(tmp_path), question("other")).messages
-    assert message == (1_000, 7, 1, wanted["record"])
+    assert message == (1_000, 7, 1, wanted["record"], False)
 
 
 def test_topic_and_queue_and_key_are_compared(tmp_path: Path) -> None:

@@ -66,15 +66,22 @@ class Keys:
                     return Located(messages, is_cut=True, unread=unread)
             known = {found.arrival for found in messages}
             rows = [row for row in in_table.messages if row.arrival not in known]
-            waiting = [row for row in rows if self._broker.moves.is_waiting(row.record, _place_of(row))]
-            if len(waiting) == len(rows) or self._broker.moves.count == moved_count:
+            uncancelled = [row for row in rows if not row.is_cancelled]
+            waiting = [row for row in uncancelled if self._broker.moves.is_waiting(row.record, _place_of(row))]
+            if len(waiting) == len(uncancelled) or self._broker.moves.count == moved_count:
                 break  # else the log may have one of them by now, as it was moved meanwhile
-        for row in waiting:
-            is_near = self._broker.moves.is_in_wheel(row.record, _place_of(row))
-            found = found_in_table(row.record, row.due_at_ms, row.arrival, store_host, is_near=is_near)
+
+        def describe(row: TableMessage, state: State, *, is_near: bool = False) -> None:
+            found = found_in_table(row.record, row.due_at_ms, row.arrival, store_host, state, is_near=is_near)
             if found.stored_at_ms <= end_ms and found.until_ms >= begin_ms:
                 messages.append(found)
+
+        for row in waiting:
+            describe(row, State.WAITING, is_near=self._broker.moves.is_in_wheel(row.record, _place_of(row)))
         is_cut = in_table.is_cut or len(messages) > count_max
+        for row in rows:
+            if self._broker.moves.is_cancelled(row.record, _place_of(row), in_table=row.is_cancelled):
+                describe(row, State.CANCELLED)
         return Located(messages[:count_max], is_cut, unread)
 
     async def find_named(self, named: Named) -> Located:
@@ -101,8 +108,9 @@ class Keys:
         view = self._broker.view
         far = view.far
         # What the table has brought into the wheel is found there by its id and its first key. The table has all keys,
-        # and keeps the row until the message is due.
-        if not far.in_table and not far.has_staged and not view.unfollowed_jobs():
+        # and keeps the row until the message is due; also that of one that it has left out because it is cancelled.
+        has_left_out = far.taken > 0 and far.horizon_at_ms > view.applied_at_ms
+        if not far.in_table and not far.has_staged and not has_left_out and not view.unfollowed_jobs():
             return _NOTHING
         return await self._table.find_key(topic, key, by, view.topic(topic).numbers, count_max)
 

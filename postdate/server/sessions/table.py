@@ -49,10 +49,13 @@ class TableMessage(NamedTuple):
     arrival: int
     queue: int  # number
     record: bytes
+    is_cancelled: bool = False
 
 
 class TableFound(NamedTuple):
-    """The messages of a key, those that are due first; cut where there are, or may be, more."""
+    """The messages of a key, those that are due first; cut where there are, or may be, more than were asked for.
+    Cancelled ones do not count.
+    """
 
     messages: list[TableMessage]
     is_cut: bool
@@ -156,20 +159,23 @@ class Table:
         self, topic: str, key: str, by: str, queues: Sequence[int], limit: int
     ) -> TableFound | str:  # fmt: skip
         """Returns the messages of a key that the table and the files of jobs beside it hold, due before the horizon or
-        after it, at most `limit`; or in a sentence why that is not known. `by` is "unique", "key" (any of KEYS) or
-        "any"; `queues` are the numbers of the topic's queues. Asks several times where one answer has no room.
+        after it, at most `limit` and some cancelled ones; or in a sentence why that is not known. `by` is "unique",
+        "key" (any of KEYS) or "any"; `queues` are the numbers of the topic's queues. Asks several times where one
+        answer has no room.
         """
         fields = {"topic": topic, "key": key, "by": by, "queues": ",".join(map(str, queues))}
         messages: list[TableMessage] = []
+        left = limit
         is_cut = False  # of an answer that is cut, the rest is not all there is
         while True:
-            answer = await self._find_some(fields | {"limit": limit - len(messages)})
+            answer = await self._find_some(fields | {"limit": left})
             if isinstance(answer, str):
                 return answer
             found, has_rest = answer
             messages += found.messages
+            left -= sum(not each.is_cancelled for each in found.messages)
             is_cut |= found.is_cut
-            if not has_rest or not found.messages or len(messages) >= limit:
+            if not has_rest or not found.messages or left <= 0:
                 return TableFound(messages, is_cut or has_rest)
             fields["after"] = f"{messages[-1].due_at_ms},{messages[-1].arrival}"
 
@@ -244,11 +250,11 @@ def _read_found(answer: Command) -> TableFound | str:
     messages: list[TableMessage] = []
     at = 0
     try:
-        for due_at_ms, arrival, queue, size in _read_list(text):
-            numbers = (due_at_ms, arrival, queue, size)
+        for due_at_ms, arrival, queue, size, is_cancelled in _read_list(text):
+            numbers = (due_at_ms, arrival, queue, size, is_cancelled)
             if any(type(number) is not int or number < 0 for number in numbers) or at + size > len(data):
                 raise ValueError
-            messages.append(TableMessage(due_at_ms, arrival, queue, data[at : at + size]))
+            messages.append(TableMessage(due_at_ms, arrival, queue, data[at : at + size], bool(is_cancelled)))
             at += size
         if at < len(data):
             raise ValueError

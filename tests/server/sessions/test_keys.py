@@ -41,7 +41,7 @@ def tell(served: Served, reader: Peer, due: int = DUE, arrival: int = ARRIVAL, b
     assert question.code == ClientRequest.FIND_KEY_IN_TABLE
     queue = served.call(lambda: served.broker.view.topic("orders").numbers[0])
     record = records.encode(message(body, unique="U1", keys="order-1", due=due), b"orders", 0, T0, LOOPBACK)
-    say_found(reader, question, orjson.dumps([[due, arrival, queue, len(record)]]) + b"\n" + record)
+    say_found(reader, question, orjson.dumps([[due, arrival, queue, len(record), 0]]) + b"\n" + record)
 
 
 def outcomes(answered: Command) -> dict[str, str]:
@@ -179,7 +179,7 @@ def test_a_recall_finds_a_moved_message_that_only_the_table_has(tmp_path: Path) 
         queue = served.call(lambda: served.broker.view.topic("orders").numbers[0])
         moved = message("moved", unique="U1", due=DUE, POSTDATE_MOVED=f"{T0 + HOUR_MS} 8 0")
         record = records.encode(moved, b"orders", 0, T0, LOOPBACK)
-        say_found(reader, question, orjson.dumps([[DUE, ARRIVAL, queue, len(record)]]) + b"\n" + record)
+        say_found(reader, question, orjson.dumps([[DUE, ARRIVAL, queue, len(record), 0]]) + b"\n" + record)
         answered = peer.answer_to(opaque)
         assert (answered.code, answered.fields["outcome"]) == (codes.SUCCESS, "cancelled")
 

@@ -329,15 +329,17 @@ def test_the_messages_of_a_key_are_asked_for(tmp_path: Path, is_cut: bool) -> No
             "topic": "orders", "key": "K0", "by": "any", "queues": "3,4", "limit": "5", "table": "",
             "identity": served.broker.identity,
         }  # fmt: skip
-        say_found(reader, question, b"[[7,1,3,2],[8,2,4,3]]\nab\n12", cut=str(is_cut).lower())
-        assert asked.result(10) == TableFound([TableMessage(7, 1, 3, b"ab"), TableMessage(8, 2, 4, b"\n12")], is_cut)
+        say_found(reader, question, b"[[7,1,3,2,0],[8,2,4,3,1]]\nab\n12", cut=str(is_cut).lower())
+        wanted = [TableMessage(7, 1, 3, b"ab"), TableMessage(8, 2, 4, b"\n12", is_cancelled=True)]
+        assert asked.result(10) == TableFound(wanted, is_cut)
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"[]\nx", b"{}\n", b"[[7,1,3]]\n", b"[[7,1,3,2]]\na", b"[[7,1,3,1]]\nab", b"[[7,1,3,-1]]\n",
-        b'[[7,1,"3",1]]\na', b"[[7,true,3,1]]\na", b"[7]\n", b"7\n", b"[[7,1,3,1]", b"null\n",
+        b"", b"[]\nx", b"{}\n", b"[[7,1,3,0]]\n", b"[[7,1,3,2,0]]\na", b"[[7,1,3,1,0]]\nab", b"[[7,1,3,-1,0]]\n",
+        b'[[7,1,"3",1,0]]\na', b"[[7,true,3,1,0]]\na", b"[[7,1,3,1,true]]\na", b"[7]\n", b"7\n", b"[[7,1,3,1,0]",
+        b"null\n",
     ],
 )  # fmt: skip
 def test_an_answer_about_a_key_that_makes_no_sense_is_said_to_be_so(tmp_path: Path, body: bytes) -> None:
