@@ -12,6 +12,7 @@ from postdate.cli.command import OK, Verbs, is_meant, print_json, say_no
 from postdate.cli.render import print_facts, print_table
 from postdate.client import users as requests
 from postdate.errors import UsageError
+from postdate.tls import CERTIFICATE_FILE
 
 HELP = """\
 Makes, changes and lists users. A broker that has users lets nobody else in.
@@ -84,7 +85,7 @@ def _init(arguments: argparse.Namespace) -> int:
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     users = Users(data)
     if user.name in users.all:
-        return say_no(f"there is a user {user.name} already: give it a new secret with user update, or name another")
+        return _add_certificate(arguments)
     certificate = _make_certificate(arguments.self_signed, data) if arguments.self_signed is not None else None
     if arguments.credentials is not None:
         _write_credentials(arguments.credentials, user.name, secret, certificate)
@@ -101,6 +102,22 @@ def _init(arguments: argparse.Namespace) -> int:
     else:
         print(f"its secret is in {arguments.credentials}: export POSTDATE_CREDENTIALS={arguments.credentials}")
     if certificate is not None:
+        print(f"a certificate for TLS is in {certificate}; clients need it as their CA file")
+    return OK
+
+
+def _add_certificate(arguments: argparse.Namespace) -> int:
+    """Makes the certificate alone, where the folder has the user and lacks that."""
+    lacks_it = not (arguments.data / CERTIFICATE_FILE).exists()
+    if arguments.self_signed is None or arguments.credentials is not None or not lacks_it:
+        return say_no(
+            f"there is a user {arguments.name} already: give it a new secret with user update, or name another"
+        )
+    certificate = _make_certificate(arguments.self_signed, arguments.data)
+    if arguments.json:
+        print_json({"name": arguments.name, "secret": None, "credentials": None, "certificate": str(certificate)})
+    else:
+        print(f"user {arguments.name} stays as it is")
         print(f"a certificate for TLS is in {certificate}; clients need it as their CA file")
     return OK
 

@@ -289,11 +289,13 @@ def refuse_open_network(settings: Settings) -> None:
     if has_tls and has_users:
         return
     missing = "no users" if has_tls else "no TLS" if has_users else "neither users nor TLS"
-    words = "" if settings.tls_cert or (Path(settings.data) / CERTIFICATE_FILE).exists() else "--self-signed "
+    has_certificate = bool(settings.tls_cert) or (Path(settings.data) / CERTIFICATE_FILE).exists()
+    words = "" if has_certificate else "--self-signed "
+    first = "" if has_users and has_certificate else f"postdate user init {words}--data {settings.data} and then "
     raise UsageError(
-        f"other machines reach {settings.host}, and this broker has {missing}: run postdate user init {words}--data "
-        f"{settings.data} and then postdate up --host {settings.host} --tls enforcing --data {settings.data}, or give "
-        "--insecure true if nobody else reaches that network"
+        f"other machines reach {settings.host}, and this broker has {missing}: run {first}postdate up --host "
+        f"{settings.host} --tls enforcing --data {settings.data}, or give --insecure true if nobody else reaches that "
+        "network"
     )
 
 

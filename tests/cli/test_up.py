@@ -206,7 +206,12 @@ def test_users_or_tls_alone_are_not_enough(start: Start, tmp_path: Path) -> None
     add_certificate(data, "server")
     assert_refused(start(*FREE_PORTS, *OPEN, "--tls", "enforcing"), "has no users: run postdate user init --data")
     add_users(data)
-    assert_refused(start(*FREE_PORTS, *OPEN), "this broker has no TLS")
+    data.joinpath("tls.crt").rename(tmp_path / "kept.crt")
+    assert_refused(
+        start(*FREE_PORTS, *OPEN), "this broker has no TLS: run postdate user init --self-signed --data postdate-data"
+    )
+    (tmp_path / "kept.crt").rename(data / "tls.crt")
+    assert_refused(start(*FREE_PORTS, *OPEN), "this broker has no TLS: run postdate up --host 0.0.0.0 --tls enforcing")
 
 
 def test_an_operator_may_know_better(start: Start) -> None:

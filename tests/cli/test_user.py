@@ -64,6 +64,19 @@ def test_init_makes_a_super_user_whose_secret_is_printed_once(tmp_path: Path, sa
     assert "there is a user admin already" in complaint
 
 
+def test_init_makes_the_certificate_that_a_folder_with_users_lacks(tmp_path: Path, say: Say) -> None:
+    data = tmp_path / "data"
+    say("user", "init", "--data", data)
+    (user,) = Users(data).all.values()
+    code, out, _ = say("user", "init", "--data", data, "--self-signed", "broker.internal")
+    assert (code, f"a certificate for TLS is in {data / 'tls.crt'}" in out) == (0, True)
+    assert list(Users(data).all.values()) == [user], "its secret is the same"
+    certificate = (data / "tls.crt").read_bytes()
+    code, _, complaint = say("user", "init", "--data", data, "--self-signed")
+    assert (code, "there is a user admin already" in complaint) == (1, True)
+    assert (data / "tls.crt").read_bytes() == certificate
+
+
 def test_a_broker_starts_on_a_folder_that_has_users_alone(tmp_path: Path, say: Say) -> None:
     credentials = tmp_path / "admin.toml"
     assert say("user", "init", "--data", tmp_path / "data", "--credentials", credentials, "--self-signed")[0] == 0
